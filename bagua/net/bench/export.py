@@ -1,0 +1,59 @@
+"""--json and --csv: every figure of a run with the facts of the machine that gave it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from bagua.net.bench.machine import MachineFacts
+from bagua.net.bench.measurement import Measurement
+
+# Raised when a field changes its meaning; new fields do not raise it.
+SCHEMA_VERSION = 1
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Raise before the run, so that minutes of measuring are not lost to a misspelt folder."""
+    if path.is_dir():
+        raise ValueError(f"{option} {str(path)!r} is a directory; name a file in it")
+    if not path.parent.is_dir():
+        raise ValueError(f"{option} {str(path)!r}: folder {str(path.parent)!r} does not exist; create it first")
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{option} {str(path)!r} cannot be written ({error.strerror}); choose a path that you may write"
+        ) from error
+
+
+def write_json(
+    path: Path,
+    measurements: Sequence[Measurement],
+    machine: MachineFacts,
+    *,
+    parameters: Mapping[str, object] | None = None,
+    summary: Mapping[str, object] | None = None,
+) -> None:
+    document = {
+        "schema": SCHEMA_VERSION,
+        "machine": machine.as_dict(),
+        "parameters": dict(parameters or {}),
+        "summary": dict(summary or {}),
+        "measurements": [measurement.as_dict() for measurement in measurements],
+    }
+    path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def write_csv(path: Path, measurements: Sequence[Measurement], machine: MachineFacts) -> None:
+    """The machine's facts as leading `# name: value` lines, then a head line and one row a measurement."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        for name, value in machine.as_dict().items():
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            file.write(f"# {name}: {' '.join(text.splitlines())}\n")
+        writer = csv.DictWriter(file, [field.name for field in fields(Measurement)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(measurement.as_dict() for measurement in measurements)

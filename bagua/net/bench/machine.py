@@ -1,0 +1,83 @@
+"""Facts about this machine that a figure means nothing without."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import re
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """Written into every export and under every plot."""
+
+    host: str
+    cpu_model: str
+    cpus_usable: int
+    cpus_online: int
+    kernel: str
+    tcp_congestion_control: str
+    package_version: str
+    python_version: str
+    command_line: str
+    date: str
+    environment: dict[str, str]
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+    def caption(self) -> str:
+        """One line for the foot of a plot and the head of a table."""
+        return (
+            f"{self.cpu_model}, {self.cpus_usable} CPUs, Linux {self.kernel}, TCP {self.tcp_congestion_control},"
+            f" bagua {self.package_version}, {self.date[:10]}"
+        )
+
+
+def _first_line(path: str, default: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()[0].strip()
+    except (OSError, IndexError):
+        return default
+
+
+def cpu_model(cpuinfo: str) -> str:
+    """The model of the first CPU in the text of /proc/cpuinfo, or the architecture where it names none (Arm)."""
+    match = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    return re.sub(r"\s+", " ", match.group(1)).strip() if match else platform.machine()
+
+
+def package_version() -> str:
+    try:
+        return metadata.version("bagua")
+    except metadata.PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+def describe_machine(command_line: Sequence[str] | None = None) -> MachineFacts:
+    try:
+        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        cpuinfo = ""
+    shown = ("BAGUA_NET_", "NCCL_", "ENABLE_BAGUA_NET")
+    return MachineFacts(
+        host=socket.gethostname(),
+        cpu_model=cpu_model(cpuinfo),
+        cpus_usable=len(os.sched_getaffinity(0)),
+        cpus_online=os.cpu_count() or 1,
+        kernel=platform.release(),
+        tcp_congestion_control=_first_line("/proc/sys/net/ipv4/tcp_congestion_control", "unknown"),
+        package_version=package_version(),
+        python_version=platform.python_version(),
+        command_line=shlex.join(sys.argv if command_line is None else command_line),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        environment={name: value for name, value in sorted(os.environ.items()) if name.startswith(shown)},
+    )

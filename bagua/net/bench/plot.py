@@ -1,0 +1,157 @@
+"""--plot: bus bandwidth over size and time of small sizes, side by side, readable in grey and in print.
+
+matplotlib is imported when a plot is drawn: measuring needs no third-party package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES, Measurement
+from bagua.net.bench.sizes import format_size
+
+SUFFIXES = (".png", ".svg", ".pdf")
+
+# Okabe and Ito's colours differ in hue for people with colour-blindness; marker and dash tell them apart in grey.
+_STYLES: tuple[tuple[str, str, str], ...] = (
+    ("#0072B2", "o", "-"),
+    ("#D55E00", "s", "--"),
+    ("#000000", "^", "-."),
+    ("#009E73", "D", ":"),
+    ("#CC79A7", "v", (0, (5, 1, 1, 1, 1, 1))),  # type: ignore[assignment]
+    ("#E69F00", "P", (0, (3, 2))),  # type: ignore[assignment]
+    ("#56B4E9", "X", (0, (1, 2))),  # type: ignore[assignment]
+)
+
+
+class PlotUnavailableError(RuntimeError):
+    """matplotlib is missing."""
+
+
+def check_plot_path(path: Path) -> None:
+    """Raise before the run when the plot could not be drawn after it."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"--plot {str(path)!r} has suffix {path.suffix!r}; use one of {', '.join(SUFFIXES)}")
+    _pyplot()
+
+
+def _pyplot() -> Any:
+    try:
+        matplotlib = importlib.import_module("matplotlib")
+    except ImportError as error:
+        raise PlotUnavailableError(
+            "--plot needs matplotlib, which is not installed; run: pip install bagua[plot]"
+        ) from error
+    # Agg draws to files without a display.
+    matplotlib.use("Agg")
+    return importlib.import_module("matplotlib.pyplot")
+
+
+def contenders_in_order(measurements: Sequence[Measurement]) -> list[str]:
+    return list(dict.fromkeys(measurement.contender for measurement in measurements))
+
+
+def write_plot(
+    path: Path,
+    measurements: Sequence[Measurement],
+    *,
+    title: str,
+    caption: str,
+    reference_gb_s: float | None = None,
+    reference_label: str = "raw TCP limit",
+) -> None:
+    """Bands are the slowest and the fastest repetition. `reference_gb_s` draws the limit as a horizontal line."""
+    if not measurements:
+        raise ValueError(f"nothing was measured, so there is nothing to draw in {str(path)!r}")
+    check_plot_path(path)
+    plt = _pyplot()
+    settings = {
+        "font.size": 9,
+        "axes.titlesize": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "legend.frameon": False,
+        "svg.fonttype": "none",
+        "pdf.fonttype": 42,
+    }
+    with plt.rc_context(settings):
+        small = [m for m in measurements if m.bytes <= LATENCY_LIMIT_BYTES]
+        panels = 2 if small else 1
+        figure, axes = plt.subplots(1, panels, figsize=(4.6 * panels + 0.4, 3.9), squeeze=False, layout="constrained")
+        bandwidth = axes[0][0]
+        for index, contender in enumerate(contenders_in_order(measurements)):
+            _draw_bandwidth(bandwidth, [m for m in measurements if m.contender == contender], index)
+            if small:
+                _draw_latency(axes[0][1], [m for m in small if m.contender == contender], index)
+        if reference_gb_s is not None:
+            bandwidth.axhline(reference_gb_s, color="0.35", linewidth=1, linestyle=(0, (6, 3)), label=reference_label)
+        bandwidth.set_ylabel("bus bandwidth (GB/s, 10$^9$ bytes per second)")
+        bandwidth.set_title("Bus bandwidth (higher is better)", loc="left")
+        _finish_axes(bandwidth, measurements)
+        if small:
+            axes[0][1].set_ylabel("time (µs, median over repetitions)")
+            axes[0][1].set_title("Time of small sizes (lower is better)", loc="left")
+            _finish_axes(axes[0][1], small)
+        handles, labels = bandwidth.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))
+        figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+        foot = "\n".join(textwrap.wrap(caption + "; bands: slowest and fastest repetition", 58 * panels))
+        figure.supxlabel(foot, fontsize=7, color="0.35", x=0.01, ha="left")
+        figure.savefig(path, dpi=200)
+        plt.close(figure)
+
+
+def _draw_bandwidth(axes: Any, rows: Sequence[Measurement], index: int) -> None:
+    if not rows:
+        return
+    colour, marker, dash = _STYLES[index % len(_STYLES)]
+    sizes = [row.bytes for row in rows]
+    bands = [row.busbw_range_gb_s for row in rows]
+    axes.fill_between(sizes, [low for low, _ in bands], [high for _, high in bands], color=colour, alpha=0.15, lw=0)
+    axes.plot(
+        sizes,
+        [row.busbw_gb_s for row in rows],
+        color=colour,
+        marker=marker,
+        linestyle=dash,
+        linewidth=1.4,
+        markersize=4,
+        label=rows[0].contender,
+    )
+
+
+def _draw_latency(axes: Any, rows: Sequence[Measurement], index: int) -> None:
+    if not rows:
+        return
+    colour, marker, dash = _STYLES[index % len(_STYLES)]
+    sizes = [row.bytes for row in rows]
+    axes.fill_between(
+        sizes, [row.time_min_us for row in rows], [row.time_max_us for row in rows], color=colour, alpha=0.15, lw=0
+    )
+    axes.plot(
+        sizes,
+        [row.time_us for row in rows],
+        color=colour,
+        marker=marker,
+        linestyle=dash,
+        linewidth=1.4,
+        markersize=4,
+    )
+
+
+def _finish_axes(axes: Any, rows: Sequence[Measurement]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    sizes = sorted({row.bytes for row in rows})
+    step = max(1, -(-len(sizes) // 7))
+    ticks = sizes[::step]
+    axes.set_xticks(ticks, [format_size(size) for size in ticks], rotation=30, ha="right")
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("message size")
+    axes.grid(True, which="major", color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)

@@ -1,0 +1,97 @@
+"""The result table: aligned plain text, with bold and colour only where a terminal shows them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from bagua.net.bench.measurement import Measurement
+from bagua.net.bench.sizes import format_size
+
+BOLD = "\x1b[1m"
+DIM = "\x1b[2m"
+LOUD = "\x1b[1;97;41m"
+RESET = "\x1b[0m"
+
+MISSING = "-"
+
+
+def shows_colour(stream: TextIO) -> bool:
+    """A terminal that did not ask for plain text (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def format_time_us(value: float) -> str:
+    """Three to four significant digits: 9.38, 93.8, 938, 9380."""
+    if value < 10:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def format_bandwidth(value: float) -> str:
+    """GB/s; more decimals where there is less of it, so that an 8-byte row is not 0.00."""
+    if value >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
+
+
+def format_verified(verified: bool | None) -> str:
+    return MISSING if verified is None else "yes" if verified else "NO"
+
+
+def _optional(value: float | None, style: Callable[[float], str]) -> str:
+    return MISSING if value is None else style(value)
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    unit: str
+    cell: Callable[[Measurement], str]
+    left: bool = False
+    optional: bool = False  # left out when no row has a value
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("size", "", lambda m: format_size(m.bytes)),
+    Column("contender", "", lambda m: m.contender, left=True),
+    Column("time", "us", lambda m: format_time_us(m.time_us)),
+    Column("min..max", "us", lambda m: f"{format_time_us(m.time_min_us)}..{format_time_us(m.time_max_us)}"),
+    Column("algbw", "GB/s", lambda m: format_bandwidth(m.algbw_gb_s)),
+    Column("busbw", "GB/s", lambda m: format_bandwidth(m.busbw_gb_s)),
+    Column("p50", "us", lambda m: _optional(m.latency_p50_us, format_time_us), optional=True),
+    Column("p99", "us", lambda m: _optional(m.latency_p99_us, format_time_us), optional=True),
+    Column("CPU", "s/GB", lambda m: _optional(m.cpu_s_per_gb, lambda v: f"{v:.3g}"), optional=True),
+    Column("of raw", "%", lambda m: _optional(m.share_of_raw, lambda v: f"{v * 100:.3g}"), optional=True),
+    Column("verified", "", lambda m: format_verified(m.verified)),
+    Column("note", "", lambda m: m.note, left=True, optional=True),
+)
+
+
+def render_table(
+    measurements: Iterable[Measurement], *, colour: bool = False, columns: Sequence[Column] = COLUMNS
+) -> str:
+    """Two head lines (title, unit), then one line a measurement; a blank line where the size or collective changes."""
+    rows = list(measurements)
+    cells = {id(column): [column.cell(row) for row in rows] for column in columns}
+    shown = [c for c in columns if not c.optional or any(text not in ("", MISSING) for text in cells[id(c)])]
+    widths = [max(len(text) for text in (c.title, c.unit, *cells[id(c)])) for c in shown]
+
+    def line(texts: Sequence[str]) -> str:
+        parts = [
+            text.ljust(width) if column.left else text.rjust(width)
+            for text, width, column in zip(texts, widths, shown, strict=True)
+        ]
+        return "  ".join(parts).rstrip()
+
+    head = [line([c.title for c in shown]), line([c.unit for c in shown])]
+    lines = [f"{BOLD}{head[0]}{RESET}", f"{DIM}{head[1]}{RESET}"] if colour else head
+    for index, row in enumerate(rows):
+        before = rows[index - 1] if index else None
+        if before is not None and (before.bytes, before.collective) != (row.bytes, row.collective):
+            lines.append("")
+        text = line([cells[id(c)][index] for c in shown])
+        lines.append(f"{LOUD}{text}{RESET}" if colour and row.verified is False else text)
+    return "\n".join(lines) + "\n"

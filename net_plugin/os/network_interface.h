@@ -1,0 +1,34 @@
+// Network interfaces of this host, chosen by NCCL's own rules (NCCL_SOCKET_IFNAME, NCCL_SOCKET_FAMILY,
+// NCCL_COMM_ID), with what NCCL wants to know of each: speed, PCI path, NUMA node.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "config/plugin_config.h"
+#include "os/socket_address.h"
+
+namespace bagua_net {
+
+struct NetworkInterface {
+  std::string name;           // "eth0"
+  SocketAddress address;      // first address of the family wanted; port 0
+  int speed_mbps = 0;         // sysfs; 0 = unknown (virtual devices)
+  int numa_node = -1;         // -1 = unknown
+  std::string pci_path;       // real path in sysfs, "" for virtual devices
+  bool is_loopback = false;
+};
+
+// Why an interface is used or not, for `bagua-net doctor` and the start-up log.
+struct InterfaceChoice {
+  NetworkInterface interface;
+  bool used = false;
+  std::string reason;  // "matches NCCL_SOCKET_IFNAME=eth", "skipped: loopback, and eth0 is usable", "no address", ...
+};
+
+// Every interface with a verdict, the used ones first, in the order in which they become devices. An error when
+// nothing can be used: it names the filter's value and the interfaces that exist.
+Status choose_network_interfaces(const EnvironmentReader& environment, std::vector<InterfaceChoice>* choices);
+
+}  // namespace bagua_net

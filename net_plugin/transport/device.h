@@ -1,0 +1,26 @@
+// Device: one network device as NCCL sees it. A NIC is shown as one or more devices ("rails") with names and guids of
+// their own, because NCCL opens two channels per device whatever the speed (docs/design/channels.md).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "config/plugin_config.h"
+#include "os/network_interface.h"
+
+namespace bagua_net {
+
+struct Device {
+  std::string name;           // unique: "eth0", or "eth0#1" for the second rail
+  std::string pci_path;       // "" if the NIC is virtual
+  std::uint64_t guid = 0;     // unique per device
+  int speed_mbps = 10000;     // this device's share of the NIC's speed; 10000 in all if the NIC does not tell
+  int port = 0;
+  NetworkInterface interface;
+};
+
+// The used interfaces, each as `rails` devices; rail r of every interface before rail r + 1 of any.
+std::vector<Device> make_devices(const std::vector<NetworkInterface>& interfaces, int rails);
+
+}  // namespace bagua_net

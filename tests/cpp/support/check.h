@@ -1,0 +1,82 @@
+// Named test cases and checks for the C++ tests: no C++ test framework comes from a Python package registry, and the
+// build may need nothing else. `program --list` prints the cases, `program NAME` runs one, `program` runs all.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace check {
+
+struct Case {
+  const char* name;
+  std::function<void()> body;
+};
+
+inline std::vector<Case>& cases() {
+  static std::vector<Case> all;
+  return all;
+}
+
+struct Registrar {
+  Registrar(const char* name, std::function<void()> body) { cases().push_back({name, std::move(body)}); }
+};
+
+[[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
+  throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + what);
+}
+
+template <typename Left, typename Right>
+void equal(const Left& left, const Right& right, const char* text, const char* file, int line) {
+  if (left == right) return;
+  std::ostringstream message;
+  message << text << ": " << left << " is not " << right;
+  fail(file, line, message.str());
+}
+
+inline int run_main(int argc, char** argv) {
+  if (argc > 1 && std::string(argv[1]) == "--list") {
+    for (const Case& one : cases()) std::printf("%s\n", one.name);
+    return 0;
+  }
+  int ran = 0;
+  int failed = 0;
+  for (const Case& one : cases()) {
+    if (argc > 1 && std::string(argv[1]) != one.name) continue;
+    ++ran;
+    try {
+      one.body();
+      std::printf("ok      %s\n", one.name);
+    } catch (const std::exception& error) {
+      ++failed;
+      std::printf("FAILED  %s\n        %s\n", one.name, error.what());
+    }
+    std::fflush(stdout);
+  }
+  if (ran == 0) std::printf("no such case: %s\n", argc > 1 ? argv[1] : "(none registered)");
+  return failed == 0 && ran > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+}  // namespace check
+
+#define TEST_CASE(name)                                         \
+  static void name();                                           \
+  static const check::Registrar name##_registrar(#name, &name); \
+  static void name()
+
+#define CHECK(condition) \
+  do {                   \
+    if (!(condition)) check::fail(__FILE__, __LINE__, "not true: " #condition); \
+  } while (false)
+#define CHECK_EQ(left, right) check::equal((left), (right), #left " == " #right, __FILE__, __LINE__)
+#define CHECK_OK(status)                                                                       \
+  do {                                                                                         \
+    const auto& check_status_ = (status);                                                      \
+    if (!check_status_.is_ok()) check::fail(__FILE__, __LINE__, #status ": " + check_status_.message()); \
+  } while (false)
+#define CHECK_MAIN \
+  int main(int argc, char** argv) { return check::run_main(argc, argv); }
