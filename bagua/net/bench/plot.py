@@ -17,14 +17,14 @@ from bagua.net.bench.sizes import format_size
 SUFFIXES = (".png", ".svg", ".pdf")
 
 # Okabe and Ito's colours differ in hue for people with colour-blindness; marker and dash tell them apart in grey.
-_STYLES: tuple[tuple[str, str, str], ...] = (
+_STYLES: tuple[tuple[str, str, Any], ...] = (
     ("#0072B2", "o", "-"),
     ("#D55E00", "s", "--"),
     ("#000000", "^", "-."),
     ("#009E73", "D", ":"),
-    ("#CC79A7", "v", (0, (5, 1, 1, 1, 1, 1))),  # type: ignore[assignment]
-    ("#E69F00", "P", (0, (3, 2))),  # type: ignore[assignment]
-    ("#56B4E9", "X", (0, (1, 2))),  # type: ignore[assignment]
+    ("#CC79A7", "v", (0, (5, 1, 1, 1, 1, 1))),
+    ("#E69F00", "P", (0, (3, 2))),
+    ("#56B4E9", "X", (0, (1, 2))),
 )
 
 

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from types import TracebackType
-from typing import TextIO
+from typing import Self, TextIO
 
 _REDRAW_S = 0.1
 _PLAIN_LINE_S = 10.0
@@ -26,7 +26,7 @@ class Progress:
         self._began = time.monotonic()
         self._last_drawn = float("-inf")
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
