@@ -1,0 +1,53 @@
+// What all versions of NCCL's network plugin interface share: result codes, log levels, constants, the logger. Our own
+// definitions, so that no NCCL header is needed to build. Field and slot names are NCCL's, types are ours.
+// Linux, LP64 only: NCCL exists nowhere else.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace bagua_net::nccl {
+
+enum class Result : int {
+  kSuccess = 0,
+  kUnhandledCudaError = 1,
+  kSystemError = 2,
+  kInternalError = 3,
+  kInvalidArgument = 4,
+  kInvalidUsage = 5,
+  kRemoteError = 6,
+  kInProgress = 7,
+  kTimeout = 8,
+};
+
+enum class LogLevel : int { kNone = 0, kVersion = 1, kWarn = 2, kInfo = 3, kAbort = 4, kTrace = 5 };
+
+// Which of NCCL_DEBUG_SUBSYS lets a message through; several may be given.
+constexpr unsigned long kLogInit = 0x1;
+constexpr unsigned long kLogNet = 0x10;
+
+using Logger = void(LogLevel level, unsigned long flags, const char* file, int line, const char* format, ...);
+
+// v10+: reports events of ours to a profiler; `type` is START 0, STOP 1, UPDATE 2 or UPDATE_AND_STOP 3.
+using ProfilerCallback = Result(void** eventHandle, int type, void* parentHandle, std::int64_t pluginId, void* extData);
+
+constexpr std::size_t kNetHandleMaxBytes = 128;  // NCCL_NET_HANDLE_MAXSIZE, 2.12 and later
+constexpr int kNetMaxRequests = 32;              // NCCL_NET_MAX_REQUESTS, 2.19 and later; 8 before
+constexpr int kUndefined = -1;                   // traffic class, rail, plane, attributes
+
+// A bit mask in the properties, one bit at a time in regMr.
+constexpr int kPointerHost = 1;
+constexpr int kPointerCuda = 2;
+constexpr int kPointerDmaBuf = 4;
+
+enum class NetDeviceType : int { kHost = 0, kUnpack = 1 };
+constexpr int kNetDeviceInvalidVersion = 0;  // "no device version"
+
+static_assert(sizeof(void*) == 8 && sizeof(int) == 4 && sizeof(long) == 8, "NCCL's ABI is described for LP64 only");
+static_assert(sizeof(Result) == sizeof(int) && sizeof(LogLevel) == sizeof(int), "C enums are ints");
+
+}  // namespace bagua_net::nccl
+
+// Checks one slot of a table: NCCL reads the tables by position.
+#define BAGUA_NET_ASSERT_SLOT(table, slot, index) \
+  static_assert(offsetof(table, slot) == (index) * sizeof(void*), #table "::" #slot " is slot " #index)
