@@ -1,0 +1,158 @@
+# The habits of this repository. Everything happens in .venv and build/: nothing is installed on the machine.
+# Needs Python 3.11+, a C++17 compiler and make; CMake, Ninja and the linters come from PyPI (constraints.txt).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+# Workers of pytest. The tests start processes and threads of their own: more workers than this only make them wait.
+TEST_WORKERS ?= 2
+# Passed on, e.g.: make test PYTEST_ARGS="-k doctor -x"   make bench BENCH_ARGS="-b 1M -e 64M"
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# `python -m` and `python -c` would put the source tree, which has no compiled library, before the installed package.
+export PYTHONSAFEPATH := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+
+# Directories are listed with their files: one that loses or gains a file has changed.
+PACKAGE_SOURCES := $(shell find bagua net_plugin tools/bench -name __pycache__ -prune -o -print 2>/dev/null)
+CPP_SOURCES := $(shell find net_plugin tests/cpp tools -name '*.cc' 2>/dev/null | sort)
+CPP_HEADERS := $(shell find net_plugin tests/cpp tools -name '*.h' 2>/dev/null | sort)
+C_SOURCES := $(shell find tests/cpp -name '*.c' 2>/dev/null | sort)
+PYTHON_SOURCES := bagua tests tools examples
+
+CMAKE_CONFIGURE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja --log-level=WARNING
+CMAKE_CPP_TESTS := -DBAGUA_BUILD_TESTS=ON -DBAGUA_BUILD_PYTHON=OFF -DCMAKE_COMPILE_WARNING_AS_ERROR=ON
+
+.PHONY: help
+help: ## Show this list
+	@echo "usage: make TARGET"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# --- set-up ----------------------------------------------------------------------------------------------------------
+
+$(VENV)/.python:
+	@command -v "$(PYTHON)" >/dev/null || { \
+	  echo "make: no '$(PYTHON)' on the PATH; install Python 3.11 or newer, or name it: make PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: $$($(PYTHON) --version 2>&1) is too old, 3.11 or newer is needed; name it: make PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "make: $(PYTHON) lacks venv or ensurepip; install them (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || { \
+	  echo "make: $(PYTHON) lacks its C headers; install them (Debian: apt-get install python3-dev)" >&2; exit 1; }
+	@command -v "$${CXX:-c++}" >/dev/null || { \
+	  echo "make: no C++ compiler '$${CXX:-c++}' on the PATH; install one (Debian: apt-get install g++) or set CXX" >&2; exit 1; }
+	@echo "== virtual environment in $(VENV)"
+	@"$(PYTHON)" -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.packages: constraints.txt $(VENV)/.python
+	@echo "== packages of constraints.txt (minutes when first loaded)"
+	@$(BIN)/python -m pip install -qq --requirement constraints.txt
+	@touch $@
+
+# A regular install, not an editable one: the tests and the benchmark see what a user's `pip install` gives. The object
+# files stay in build/, so that a changed line costs seconds.
+$(VENV)/.bagua: CMakeLists.txt pyproject.toml README.md LICENSE $(PACKAGE_SOURCES) $(VENV)/.packages
+	@echo "== build and install bagua into $(VENV)"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --force-reinstall .
+	@touch $@
+
+.PHONY: install
+install: $(VENV)/.bagua ## Set .venv up with pinned packages and install bagua into it
+
+build/%/build.ninja: $(VENV)/.packages
+	@echo "== configure build/$*"
+	@mkdir -p build
+	@$(CMAKE_CONFIGURE) -B build/$* $(CMAKE_CPP_TESTS) $(CMAKE_FLAGS_$*) >build/$*.configure.log 2>&1 || { \
+	  cat build/$*.configure.log >&2; exit 1; }
+
+CMAKE_FLAGS_tests :=
+CMAKE_FLAGS_asan := -DBAGUA_SANITIZE=address,undefined
+CMAKE_FLAGS_tsan := -DBAGUA_SANITIZE=thread
+# Never built: it gives clang-tidy the flags of every file, the Python extension's too.
+CMAKE_FLAGS_lint = -DBAGUA_BUILD_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+  -Dpybind11_DIR=$$($(BIN)/pybind11-config --cmakedir)
+
+.PHONY: cpp-tests
+cpp-tests: build/tests/build.ninja
+	@echo "== build the C++ tests (warnings are errors)"
+	@$(BIN)/ninja -C build/tests -j $(JOBS) --quiet
+
+# --- the two commands ------------------------------------------------------------------------------------------------
+
+.PHONY: bench
+bench: $(VENV)/.bagua ## Measure the plugin on this machine: table, build/bench/results.{json,csv}, plot.png
+	@mkdir -p build/bench
+	@echo "== bagua-net-bench $(BENCH_ARGS)"
+	@$(BIN)/bagua-net-bench $(BENCH_ARGS) \
+	  --json build/bench/results.json --csv build/bench/results.csv --plot build/bench/plot.png
+
+.PHONY: test
+test: $(VENV)/.bagua cpp-tests ## Run every test, C++ and Python
+	@echo "== pytest"
+	@BAGUA_TEST_INSTALLED=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+# --- quality ---------------------------------------------------------------------------------------------------------
+
+.PHONY: lint
+lint: $(VENV)/.packages build/lint/build.ninja ## ruff, mypy, clang-format, clang-tidy: every finding is an error
+	@echo "== ruff"
+	@$(BIN)/ruff check --quiet $(wildcard $(PYTHON_SOURCES))
+	@$(BIN)/ruff format --check --quiet $(wildcard $(PYTHON_SOURCES))
+	@echo "== mypy"
+	@$(BIN)/mypy
+	@echo "== clang-format"
+	@$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES) $(CPP_HEADERS) $(C_SOURCES)
+	@echo "== clang-tidy (files that changed since their last clean run)"
+	@$(MAKE) --no-print-directory -j $(JOBS) -O tidy
+
+# One stamp per file, so that a second run only looks at what changed.
+TIDY_STAMPS := $(CPP_SOURCES:%.cc=build/lint/tidy/%.ok)
+.PHONY: tidy
+tidy: $(TIDY_STAMPS)
+build/lint/tidy/%.ok: %.cc $(CPP_HEADERS) .clang-tidy build/lint/build.ninja
+	@$(BIN)/clang-tidy --quiet -p build/lint $< 2>build/lint/$(subst /,_,$*).err || { \
+	  cat build/lint/$(subst /,_,$*).err >&2; exit 1; }
+	@mkdir -p $(@D) && touch $@
+
+.PHONY: format
+format: $(VENV)/.packages ## Rewrite Python and C++ sources in the house format
+	@$(BIN)/ruff check --quiet --fix-only $(wildcard $(PYTHON_SOURCES))
+	@$(BIN)/ruff format $(wildcard $(PYTHON_SOURCES))
+	@$(BIN)/clang-format -i $(CPP_SOURCES) $(CPP_HEADERS) $(C_SOURCES)
+
+# A sanitizer's report ends the case with a failure. ThreadSanitizer of older compilers cannot live with more than 28
+# random bits in addresses, which newer kernels use: setarch -R takes them away.
+export ASAN_OPTIONS := detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1
+export UBSAN_OPTIONS := halt_on_error=1:print_stacktrace=1
+export TSAN_OPTIONS := halt_on_error=1:second_deadlock_stack=1:die_after_fork=0
+TSAN_RUN := $(shell [ "$$(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 28)" -gt 28 ] && echo setarch "$$(uname -m)" -R)
+
+.PHONY: sanitize
+sanitize: build/asan/build.ninja build/tsan/build.ninja ## Run the C++ tests under ASan + UBSan and under TSan
+	@echo "== build and run under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@$(BIN)/ninja -C build/asan -j $(JOBS) --quiet
+	@BAGUA_CPP_BUILD=build/asan BAGUA_CPP_SLOWDOWN=4 $(BIN)/pytest -n $(TEST_WORKERS) tests/cpp $(PYTEST_ARGS)
+	@echo "== build and run under ThreadSanitizer"
+	@$(BIN)/ninja -C build/tsan -j $(JOBS) --quiet
+	@BAGUA_CPP_BUILD=build/tsan BAGUA_CPP_SLOWDOWN=8 $(TSAN_RUN) $(BIN)/pytest -n $(TEST_WORKERS) tests/cpp $(PYTEST_ARGS)
+
+.PHONY: docs
+docs: $(VENV)/.bagua ## Write docs/knobs.md from the library's knob table
+	@$(BIN)/python tools/docs/generate_knobs.py
+
+.PHONY: clean
+clean: ## Remove what was built; .venv stays
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)/.bagua
+
+.PHONY: distclean
+distclean: clean ## Remove what was built and .venv
+	rm -rf $(VENV)

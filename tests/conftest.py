@@ -1,0 +1,62 @@
+"""What holds for every test: which `bagua` is under test, and which tests this machine cannot run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Interpreters that tests start must not find the source tree, which has no compiled library, before the package.
+os.environ["PYTHONSAFEPATH"] = "1"
+
+
+def _package_origin() -> Path | None:
+    spec = importlib.util.find_spec("bagua")
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+def _cuda_devices() -> list[Path]:
+    # The driver's device files, not torch: every worker asks, and importing torch takes seconds.
+    return sorted(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """`make test` promises that the installed package is tested; a stray copy on sys.path would break the promise."""
+    if os.environ.get("BAGUA_TEST_INSTALLED") != "1":
+        return
+    origin = _package_origin()
+    if origin is None:
+        raise pytest.UsageError("the package bagua is not installed in this environment; run: make test")
+    if origin.is_relative_to(REPOSITORY / "bagua"):
+        raise pytest.UsageError(
+            f"bagua would be imported from the source tree ({origin}), not as installed; unset PYTHONPATH"
+        )
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    lines = [f"bagua: {_package_origin() or 'not installed'}"]
+    devices = _cuda_devices()
+    if devices:
+        lines.append(f"gpu tests: run, {len(devices)} CUDA device(s) here")
+    else:
+        lines.append("gpu tests: deselected, this machine has no CUDA device (/dev/nvidia*)")
+    return lines
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _cuda_devices():
+        return
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu:
+        config.hook.pytest_deselected(items=gpu)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the source tree, for tests about the tree itself. Tests of the package must not need it."""
+    return REPOSITORY

@@ -1,0 +1,120 @@
+"""Runs the C++ tests: each case of each executable is one pytest test, in a process and with a deadline of its own.
+
+`make test` builds the executables in build/tests. BAGUA_CPP_BUILD names another build folder (`make sanitize`), and
+BAGUA_CPP_SLOWDOWN the factor by which its deadlines are longer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).resolve().parent
+REPOSITORY = SOURCES.parents[1]
+BUILD = REPOSITORY / os.environ.get("BAGUA_CPP_BUILD", "build/tests")
+SLOWDOWN = float(os.environ.get("BAGUA_CPP_SLOWDOWN", "1"))
+CASE_DEADLINE_S = 120.0 * SLOWDOWN
+LIST_DEADLINE_S = 20.0 * SLOWDOWN
+
+# pytest's own limit only catches what the deadlines below do not.
+pytestmark = pytest.mark.timeout(CASE_DEADLINE_S + 60)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    return_code: int
+    output: str
+    timed_out: bool
+
+
+def run_with_deadline(command: list[str], deadline_s: float) -> Outcome:
+    """Runs in a session of its own, so that whatever the command forked ends with it."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        cwd=REPOSITORY,
+    )
+    try:
+        output, _ = process.communicate(timeout=deadline_s)
+        return Outcome(process.returncode, output, timed_out=False)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate(timeout=30)
+        return Outcome(process.returncode, output, timed_out=True)
+
+
+def executable_of(source: Path) -> Path:
+    return BUILD / "tests" / "cpp" / source.stem
+
+
+def list_cases(executable: Path) -> list[str]:
+    """The executable's cases. Empty if it was not built or cannot say: test_every_executable_lists_cases fails then."""
+    if not executable.is_file():
+        return []
+    listing = run_with_deadline([str(executable), "--list"], LIST_DEADLINE_S)
+    return listing.output.split() if listing.return_code == 0 and not listing.timed_out else []
+
+
+TEST_SOURCES = sorted(SOURCES.glob("*_test.cc"))
+
+
+def all_cases() -> list[tuple[Path, str]]:
+    return [(source, case) for source in TEST_SOURCES for case in list_cases(executable_of(source))]
+
+
+@pytest.mark.parametrize("source", TEST_SOURCES, ids=lambda source: source.stem)
+def test_every_executable_lists_cases(source: Path) -> None:
+    executable = executable_of(source)
+    assert executable.is_file(), f"{executable} is not built; run: make test (or: make cpp-tests)"
+    listing = run_with_deadline([str(executable), "--list"], LIST_DEADLINE_S)
+    assert not listing.timed_out, f"--list took more than {LIST_DEADLINE_S:g} s:\n{listing.output}"
+    assert listing.return_code == 0, f"--list exited with {listing.return_code}:\n{listing.output}"
+    cases = listing.output.split()
+    assert cases, f"{executable} has no test case"
+    assert len(set(cases)) == len(cases), f"two cases of one name: {sorted(cases)}"
+
+
+@pytest.mark.parametrize(("source", "case"), [pytest.param(s, c, id=f"{s.stem}.{c}") for s, c in all_cases()])
+def test_case(source: Path, case: str) -> None:
+    outcome = run_with_deadline([str(executable_of(source)), case], CASE_DEADLINE_S)
+    if outcome.timed_out:
+        pytest.fail(f"{case} was still running after {CASE_DEADLINE_S:g} s:\n{outcome.output}", pytrace=False)
+    if outcome.return_code < 0:
+        name = signal.Signals(-outcome.return_code).name
+        pytest.fail(f"{case} was ended by {name}:\n{outcome.output}", pytrace=False)
+    if outcome.return_code != 0:
+        pytest.fail(f"{case} exited with {outcome.return_code}:\n{outcome.output}", pytrace=False)
+    # A case that silently ran nothing must not pass.
+    assert f"ok      {case}" in outcome.output, f"{case} did not say that it passed:\n{outcome.output}"
+
+
+def test_there_are_cpp_tests() -> None:
+    assert TEST_SOURCES, f"no *_test.cc in {SOURCES}"
+
+
+class TestRunner:
+    """The runner's own promises: a hung or crashed case is a failure, and leaves no process behind."""
+
+    def test_ends_a_command_and_its_children_at_the_deadline(self, tmp_path: Path) -> None:
+        pid_file = tmp_path / "child"
+        outcome = run_with_deadline(["sh", "-c", f"sleep 600 & echo $! > {pid_file}; wait"], 1.0)
+        assert outcome.timed_out
+        child = int(pid_file.read_text())
+        state = Path(f"/proc/{child}/stat")
+        # Gone, or a zombie that init has not collected yet.
+        assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+    def test_reports_the_signal_that_ended_a_command(self) -> None:
+        outcome = run_with_deadline(["sh", "-c", "kill -ABRT $$"], 5.0)
+        assert outcome.return_code == -signal.SIGABRT
+        assert not outcome.timed_out
