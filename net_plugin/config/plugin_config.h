@@ -44,14 +44,26 @@ struct KnobDescription {
 
 const std::vector<KnobDescription>& knob_descriptions();
 
-// Reads one variable; empty = not set. Tests pass their own.
+// Reads one variable; nullopt = not set. Tests pass their own.
 using EnvironmentReader = std::function<std::optional<std::string>(const std::string& name)>;
 EnvironmentReader process_environment();
 
-// Fills *config. The error names variable, value and range; if several are wrong, all of them.
+// Fills *config. The error names variable, value and range; if several are wrong, all of them. A variable that is set
+// to nothing ("X= command") counts as not set.
 Status parse_plugin_config(const EnvironmentReader& environment, PluginConfig* config);
 
-// BAGUA_NET_* names that are set in this process but not in the table, each with the nearest known name if any.
+// A knob of the original bagua-net that has no effect any more.
+struct RetiredKnob {
+  std::string name;
+  std::string replacement;  // what to do instead, as the rest of a sentence
+};
+
+const std::vector<RetiredKnob>& retired_knobs();
+
+// One warning for each of these names that is a BAGUA_NET_* variable but not in the table: with the nearest known name
+// if there is one, or with what replaces a retired knob. Other names are ignored.
+std::vector<std::string> unknown_knob_warnings(const std::vector<std::string>& variable_names);
+// The same for the variables of this process.
 std::vector<std::string> unknown_knob_warnings();
 
 }  // namespace bagua_net

@@ -7,13 +7,14 @@
 
 #include "base/status.h"
 #include "config/plugin_config.h"
+#include "os/interface_selection.h"
 #include "os/socket_address.h"
 
 namespace bagua_net {
 
 struct NetworkInterface {
   std::string name;           // "eth0"
-  SocketAddress address;      // first address of the family wanted; port 0
+  SocketAddress address;      // first address of the family wanted; port 0; an IPv6 link-local one with its scope
   int speed_mbps = 0;         // sysfs; 0 = unknown (virtual devices)
   int numa_node = -1;         // -1 = unknown
   std::string pci_path;       // real path in sysfs, "" for virtual devices
@@ -24,11 +25,18 @@ struct NetworkInterface {
 struct InterfaceChoice {
   NetworkInterface interface;
   bool used = false;
-  std::string reason;  // "matches NCCL_SOCKET_IFNAME=eth", "skipped: loopback, and eth0 is usable", "no address", ...
+  std::string reason;  // "matches NCCL_SOCKET_IFNAME=eth", "skipped: NCCL prefers eth0", ...
 };
 
 // Every interface with a verdict, the used ones first, in the order in which they become devices. An error when
-// nothing can be used: it names the filter's value and the interfaces that exist.
-Status choose_network_interfaces(const EnvironmentReader& environment, std::vector<InterfaceChoice>* choices);
+// nothing can be used: it names the filter's value and the interfaces that exist, and *choices is filled all the same.
+Status choose_network_interfaces(const EnvironmentReader& environment, std::vector<InterfaceChoice>* choices,
+                                 const std::string& sysfs_root = "/sys");
+
+// What the kernel has, in its order.
+Status list_interface_addresses(std::vector<InterfaceAddress>* rows);
+
+// 0 = unknown: virtual, down, or hidden by a container's sysfs.
+int interface_speed_mbps(const std::string& sysfs_root, const std::string& interface);
 
 }  // namespace bagua_net

@@ -14,13 +14,14 @@ namespace bagua_net {
 struct Device {
   std::string name;           // unique: "eth0", or "eth0#1" for the second rail
   std::string pci_path;       // "" if the NIC is virtual
-  std::uint64_t guid = 0;     // unique per device
+  std::uint64_t guid = 0;     // unique per device, the same in every process of a host
   int speed_mbps = 10000;     // this device's share of the NIC's speed; 10000 in all if the NIC does not tell
   int port = 0;
   NetworkInterface interface;
 };
 
-// The used interfaces, each as `rails` devices; rail r of every interface before rail r + 1 of any.
+// The used interfaces, each as `rails` devices; rail r of every interface before rail r + 1 of any. Fewer rails where
+// there would be more devices than NCCL has channels for (64), and at least one.
 std::vector<Device> make_devices(const std::vector<NetworkInterface>& interfaces, int rails);
 
 }  // namespace bagua_net

@@ -1,0 +1,369 @@
+#include "config/plugin_config.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cstdlib>
+#include <utility>
+
+extern char** environ;
+
+namespace bagua_net {
+namespace {
+
+constexpr std::int64_t kKibibyte = 1024;
+constexpr std::int64_t kMebibyte = 1024 * kKibibyte;
+constexpr std::int64_t kGibibyte = 1024 * kMebibyte;
+
+constexpr char kPrefix[] = "BAGUA_NET_";
+constexpr char kMinChunkName[] = "BAGUA_NET_MIN_CHUNKSIZE";
+constexpr char kMaxChunkName[] = "BAGUA_NET_MAX_CHUNKSIZE";
+
+// Returns what the value must be ("an integer from 1 to 64"), or "" after it stored the value.
+using KnobParser = std::function<std::string(const std::string& text, PluginConfig* config)>;
+
+struct Knob {
+  KnobDescription description;
+  KnobParser parse;
+};
+
+std::string trimmed(const std::string& text) {
+  const auto begin = text.find_first_not_of(" \t\r\n");
+  if (begin == std::string::npos) return "";
+  return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
+}
+
+std::string lowered(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
+  return text;
+}
+
+// A decimal number and nothing else; nullopt for anything more, less or too large.
+std::optional<std::int64_t> parse_decimal(const std::string& text) {
+  std::int64_t number = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || rest != end) return std::nullopt;
+  return number;
+}
+
+// "65536", "64K", "2m": K, M and G are powers of 1024.
+std::optional<std::int64_t> parse_size(std::string text) {
+  std::int64_t factor = 1;
+  if (!text.empty()) {
+    switch (text.back()) {
+      case 'k':
+      case 'K': factor = kKibibyte; break;
+      case 'm':
+      case 'M': factor = kMebibyte; break;
+      case 'g':
+      case 'G': factor = kGibibyte; break;
+      default: break;
+    }
+  }
+  if (factor != 1) text.pop_back();
+  const auto number = parse_decimal(text);
+  std::int64_t bytes = 0;
+  if (!number || __builtin_mul_overflow(*number, factor, &bytes)) return std::nullopt;
+  return bytes;
+}
+
+// The shortest exact spelling that parse_size reads back: 65536 is "64K", 65537 is "65537".
+std::string size_text(std::int64_t bytes) {
+  if (bytes != 0 && bytes % kGibibyte == 0) return std::to_string(bytes / kGibibyte) + "G";
+  if (bytes != 0 && bytes % kMebibyte == 0) return std::to_string(bytes / kMebibyte) + "M";
+  if (bytes != 0 && bytes % kKibibyte == 0) return std::to_string(bytes / kKibibyte) + "K";
+  return std::to_string(bytes);
+}
+
+// The rows' defaults are read from a default PluginConfig, so that the documentation cannot name another one.
+const PluginConfig& defaults() {
+  static const PluginConfig config;
+  return config;
+}
+
+Knob boolean_knob(std::string name, bool PluginConfig::* member, std::string meaning) {
+  auto parse = [member](const std::string& text, PluginConfig* config) -> std::string {
+    const std::string word = lowered(text);
+    const bool yes = word == "1" || word == "true" || word == "yes" || word == "on";
+    const bool no = word == "0" || word == "false" || word == "no" || word == "off";
+    if (!yes && !no) return "1, true, yes or on, or else 0, false, no or off";
+    config->*member = yes;
+    return "";
+  };
+  return {{std::move(name), "boolean", defaults().*member ? "1" : "0", "0 or 1 (also false/true, no/yes, off/on)", "",
+           std::move(meaning)},
+          std::move(parse)};
+}
+
+Knob integer_knob(std::string name, int PluginConfig::* member, int minimum, int maximum, std::string unit,
+                  std::string meaning) {
+  const std::string range = std::to_string(minimum) + " to " + std::to_string(maximum);
+  const std::string requirement =
+      "an integer from " + range + (unit.empty() ? std::string() : " (" + unit + ")");
+  auto parse = [member, minimum, maximum, requirement](const std::string& text, PluginConfig* config) -> std::string {
+    const auto number = parse_decimal(text);
+    if (!number || *number < minimum || *number > maximum) return requirement;
+    config->*member = static_cast<int>(*number);
+    return "";
+  };
+  return {{std::move(name), "integer", std::to_string(defaults().*member), range, std::move(unit), std::move(meaning)},
+          std::move(parse)};
+}
+
+Knob integer_or_auto_knob(std::string name, std::optional<int> PluginConfig::* member, int minimum, int maximum,
+                          std::string unit, std::string meaning) {
+  const std::string range = std::to_string(minimum) + " to " + std::to_string(maximum);
+  auto parse = [member, minimum, maximum, range](const std::string& text, PluginConfig* config) -> std::string {
+    if (lowered(text) == "auto") {
+      (config->*member).reset();
+      return "";
+    }
+    const auto number = parse_decimal(text);
+    if (!number || *number < minimum || *number > maximum) return "an integer from " + range + ", or \"auto\"";
+    config->*member = static_cast<int>(*number);
+    return "";
+  };
+  const std::optional<int>& initial = defaults().*member;
+  return {{std::move(name), "integer", initial ? std::to_string(*initial) : "auto", range + ", or auto",
+           std::move(unit), std::move(meaning)},
+          std::move(parse)};
+}
+
+Knob size_knob(std::string name, std::int64_t PluginConfig::* member, std::int64_t minimum, std::int64_t maximum,
+               std::string meaning) {
+  const std::string range = size_text(minimum) + " to " + size_text(maximum);
+  auto parse = [member, minimum, maximum, range](const std::string& text, PluginConfig* config) -> std::string {
+    const auto bytes = parse_size(text);
+    if (!bytes || *bytes < minimum || *bytes > maximum) {
+      return "a size in bytes from " + range + " (K, M and G are powers of 1024)";
+    }
+    config->*member = *bytes;
+    return "";
+  };
+  return {{std::move(name), "size", size_text(defaults().*member), range, "bytes", std::move(meaning)},
+          std::move(parse)};
+}
+
+template <typename Value>
+Knob choice_knob(std::string name, Value PluginConfig::* member, std::vector<std::pair<std::string, Value>> choices,
+                 std::string meaning) {
+  std::string range;
+  std::string initial;
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    if (i > 0) range += i + 1 == choices.size() ? " or " : ", ";
+    range += choices[i].first;
+    if (choices[i].second == defaults().*member) initial = choices[i].first;
+  }
+  auto parse = [member, range, choices = std::move(choices)](const std::string& text,
+                                                             PluginConfig* config) -> std::string {
+    for (const auto& [word, value] : choices) {
+      if (lowered(text) != word) continue;
+      config->*member = value;
+      return "";
+    }
+    return range;
+  };
+  return {{std::move(name), "choice", std::move(initial), range, "", std::move(meaning)}, std::move(parse)};
+}
+
+// The table: every knob once. Parsing, the doctor and docs/knobs.md all read these rows.
+const std::vector<Knob>& knob_table() {
+  using Config = PluginConfig;
+  static const std::vector<Knob> table = {
+      boolean_knob("ENABLE_BAGUA_NET", &Config::enabled,
+                   "Switches Bagua-Net on for jobs that start through Python. 0 makes the library decline, so that "
+                   "NCCL uses its own transport."),
+      boolean_knob("BAGUA_NET_REQUIRED", &Config::required,
+                   "If Bagua-Net cannot start, the job fails with the reason instead of running on NCCL's own "
+                   "transport."),
+      integer_or_auto_knob("BAGUA_NET_NSTREAMS", &Config::streams, 1, 64, "connections",
+                           "TCP connections that one comm (one direction of one channel between two ranks) may spread "
+                           "a message over. The two ends agree on the smaller number."),
+      integer_or_auto_knob("BAGUA_NET_NWORKERS", &Config::workers, 0, 64, "threads",
+                           "I/O threads of this process, shared by all its comms. 0: NCCL's own thread does all the "
+                           "I/O. auto: from the CPUs that this process may use and the ranks on this host."),
+      integer_or_auto_knob("BAGUA_NET_RAILS", &Config::rails, 1, 16, "devices",
+                           "Devices that each network interface is shown to NCCL as. NCCL opens two channels per "
+                           "device, so this sets how many channels move data at once."),
+      size_knob("BAGUA_NET_INLINE_BYTES", &Config::inline_bytes, 0, kGibibyte,
+                "Messages up to this size are written and read by NCCL's own thread, without waking an I/O thread."),
+      size_knob(kMinChunkName, &Config::min_chunk_bytes, kKibibyte, kGibibyte,
+                "The least that one connection takes of a message at a time. Must not be larger than "
+                "BAGUA_NET_MAX_CHUNKSIZE."),
+      size_knob(kMaxChunkName, &Config::max_chunk_bytes, kKibibyte, kGibibyte,
+                "The most that one connection takes of a message at a time."),
+      integer_knob("BAGUA_NET_SPIN_US", &Config::spin_us, 0, 1000000, "microseconds",
+                   "How long an I/O thread that ran out of work keeps looking for more before it sleeps."),
+      integer_knob("BAGUA_NET_CONNECT_TIMEOUT_MS", &Config::connect_timeout_ms, 100, 3600000, "milliseconds",
+                   "Deadline for connecting to a peer, with all retries. After it the job gets an error that names "
+                   "the peer."),
+      integer_knob("BAGUA_NET_HANDSHAKE_TIMEOUT_MS", &Config::handshake_timeout_ms, 10, 3600000, "milliseconds",
+                   "How long an accepted connection may take to prove that it belongs to this job before it is "
+                   "closed."),
+      integer_knob("BAGUA_NET_KEEPALIVE_S", &Config::keepalive_s, 0, 3600, "seconds",
+                   "Silence after which a host that went away is reported as an error. 0: never."),
+      size_knob("BAGUA_NET_SOCKET_BUFFER", &Config::socket_buffer_bytes, 0, kGibibyte,
+                "Send and receive buffer of each connection. 0 leaves both to the kernel's autotuning, which is "
+                "nearly always better."),
+      choice_knob<CongestionControl>("BAGUA_NET_CONGESTION_CONTROL", &Config::congestion_control,
+                                     {{"auto", CongestionControl::kAuto},
+                                      {"system", CongestionControl::kSystem},
+                                      {"cubic", CongestionControl::kCubic},
+                                      {"reno", CongestionControl::kReno},
+                                      {"bbr", CongestionControl::kBbr}},
+                                     "TCP congestion control of our connections. system: the kernel's setting. auto: "
+                                     "cubic between processes of one host, the kernel's setting between hosts."),
+  };
+  return table;
+}
+
+std::optional<std::string> set_value(const EnvironmentReader& environment, const std::string& name) {
+  const auto value = environment(name);
+  if (!value) return std::nullopt;
+  std::string text = trimmed(*value);
+  if (text.empty()) return std::nullopt;
+  return text;
+}
+
+bool is_knob_variable(const std::string& name) { return name.compare(0, sizeof kPrefix - 1, kPrefix) == 0; }
+
+// Levenshtein distance, one row at a time.
+std::size_t edit_distance(const std::string& left, const std::string& right) {
+  std::vector<std::size_t> row(right.size() + 1);
+  for (std::size_t j = 0; j <= right.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= left.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= right.size(); ++j) {
+      const std::size_t substituted = diagonal + (left[i - 1] == right[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row.back();
+}
+
+std::vector<std::string> sorted_words(const std::string& name) {
+  std::vector<std::string> words(1);
+  for (const char letter : name) {
+    if (letter == '_') {
+      words.emplace_back();
+    } else {
+      words.back() += letter;
+    }
+  }
+  std::sort(words.begin(), words.end());
+  return words;
+}
+
+// The known name that was probably meant, or "".
+std::string nearest_knob(const std::string& name) {
+  std::string nearest;
+  // A third of what follows the prefix may differ: enough for typing errors, too little for unrelated words.
+  std::size_t least = std::max<std::size_t>(2, (name.size() - (sizeof kPrefix - 1)) / 3) + 1;
+  for (const Knob& knob : knob_table()) {
+    const std::string& known = knob.description.name;
+    // The same words in another order: BAGUA_NET_ENABLE for ENABLE_BAGUA_NET.
+    if (sorted_words(known) == sorted_words(name)) return known;
+    const std::size_t distance = edit_distance(name, known);
+    if (distance >= least) continue;
+    least = distance;
+    nearest = known;
+  }
+  return nearest;
+}
+
+}  // namespace
+
+const std::vector<KnobDescription>& knob_descriptions() {
+  static const std::vector<KnobDescription> descriptions = [] {
+    std::vector<KnobDescription> rows;
+    for (const Knob& knob : knob_table()) rows.push_back(knob.description);
+    return rows;
+  }();
+  return descriptions;
+}
+
+const std::vector<RetiredKnob>& retired_knobs() {
+  static const std::vector<RetiredKnob> retired = {
+      {"BAGUA_NET_IMPLEMENT", "there is one engine now, and nothing to choose"},
+      {"BAGUA_NET_TOKIO_WORKER_THREADS", "set BAGUA_NET_NWORKERS instead"},
+      {"BAGUA_NET_JAEGER_ADDRESS", "nothing is sent to a tracing server any more; NCCL_DEBUG=INFO logs what happens"},
+      {"BAGUA_NET_PROMETHEUS_ADDRESS",
+       "nothing is sent to a metrics server any more; NCCL_DEBUG=INFO logs what happens"},
+  };
+  return retired;
+}
+
+EnvironmentReader process_environment() {
+  return [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    if (value == nullptr) return std::nullopt;
+    return std::string(value);
+  };
+}
+
+Status parse_plugin_config(const EnvironmentReader& environment, PluginConfig* config) {
+  PluginConfig parsed;
+  std::string errors;
+  const auto add_error = [&errors](const std::string& error) { errors += (errors.empty() ? "" : "; ") + error; };
+  bool chunk_sizes_are_read = true;
+
+  for (const Knob& knob : knob_table()) {
+    const std::string& name = knob.description.name;
+    const auto text = set_value(environment, name);
+    if (!text) continue;
+    const std::string requirement = knob.parse(*text, &parsed);
+    if (requirement.empty()) continue;
+    add_error(name + "=" + *text + ": must be " + requirement);
+    if (name == kMinChunkName || name == kMaxChunkName) chunk_sizes_are_read = false;
+  }
+
+  if (chunk_sizes_are_read && parsed.min_chunk_bytes > parsed.max_chunk_bytes) {
+    const auto shown = [&environment](const std::string& name, std::int64_t bytes) {
+      return name + "=" + size_text(bytes) + (set_value(environment, name) ? "" : " (the default)");
+    };
+    add_error(shown(kMinChunkName, parsed.min_chunk_bytes) + ": must not be larger than " +
+              shown(kMaxChunkName, parsed.max_chunk_bytes) + ", lower the one or raise the other");
+  }
+
+  if (!errors.empty()) return Status::invalid_usage(errors);
+  *config = parsed;
+  return Status::ok();
+}
+
+std::vector<std::string> unknown_knob_warnings(const std::vector<std::string>& variable_names) {
+  std::vector<std::string> warnings;
+  for (const std::string& name : variable_names) {
+    if (!is_knob_variable(name)) continue;
+    const auto& known = knob_descriptions();
+    if (std::any_of(known.begin(), known.end(), [&](const KnobDescription& knob) { return knob.name == name; })) {
+      continue;
+    }
+    const auto& retired = retired_knobs();
+    const auto old = std::find_if(retired.begin(), retired.end(),
+                                  [&](const RetiredKnob& knob) { return knob.name == name; });
+    if (old != retired.end()) {
+      warnings.push_back(name + " is accepted but has no effect now: " + old->replacement);
+      continue;
+    }
+    const std::string nearest = nearest_knob(name);
+    warnings.push_back(name + " is not a Bagua-Net variable and has no effect" +
+                       (nearest.empty() ? "" : "; did you mean " + nearest + "?"));
+  }
+  return warnings;
+}
+
+std::vector<std::string> unknown_knob_warnings() {
+  std::vector<std::string> names;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string assignment = *entry;
+    names.push_back(assignment.substr(0, assignment.find('=')));
+  }
+  std::sort(names.begin(), names.end());
+  return unknown_knob_warnings(names);
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,67 @@
+#include "os/network_interface.h"
+
+#include <ifaddrs.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <memory>
+#include <utility>
+
+#include "os/pci_path.h"
+#include "os/sysfs_file.h"
+
+namespace bagua_net {
+namespace {
+
+SocketAddress ip_address(const sockaddr* address) {
+  if (address == nullptr) return {};
+  if (address->sa_family == AF_INET) return {address, sizeof(sockaddr_in)};
+  if (address->sa_family == AF_INET6) return {address, sizeof(sockaddr_in6)};
+  return {};
+}
+
+}  // namespace
+
+Status list_interface_addresses(std::vector<InterfaceAddress>* rows) {
+  rows->clear();
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) return Status::system_error("getifaddrs (listing the network interfaces)", errno);
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(first, ::freeifaddrs);
+  for (const ifaddrs* row = first; row != nullptr; row = row->ifa_next) {
+    rows->push_back({row->ifa_name, row->ifa_flags, ip_address(row->ifa_addr), ip_address(row->ifa_netmask)});
+  }
+  return Status::ok();
+}
+
+int interface_speed_mbps(const std::string& sysfs_root, const std::string& interface) {
+  const auto line = read_first_line(sysfs_root + "/class/net/" + interface + "/speed");
+  if (!line) return 0;
+  errno = 0;
+  const long long speed = std::strtoll(line->c_str(), nullptr, 10);
+  // Unknown is -1, or 4294967295 in old kernels.
+  return errno == 0 && speed > 0 && speed <= INT_MAX ? static_cast<int>(speed) : 0;
+}
+
+Status choose_network_interfaces(const EnvironmentReader& environment, std::vector<InterfaceChoice>* choices,
+                                 const std::string& sysfs_root) {
+  choices->clear();
+  std::vector<InterfaceAddress> rows;
+  BAGUA_NET_RETURN_IF_ERROR(list_interface_addresses(&rows));
+  std::vector<InterfaceVerdict> verdicts;
+  const Status selected = select_interfaces(rows, environment, &verdicts);
+  for (InterfaceVerdict& verdict : verdicts) {
+    NetworkInterface interface;
+    interface.name = verdict.name;
+    interface.address = verdict.address;
+    interface.address.set_port(0);
+    interface.speed_mbps = interface_speed_mbps(sysfs_root, verdict.name);
+    interface.numa_node = interface_numa_node(sysfs_root, verdict.name);
+    interface.pci_path = interface_pci_path(sysfs_root, verdict.name);
+    interface.is_loopback = verdict.address.is_loopback();
+    choices->push_back({std::move(interface), verdict.used, std::move(verdict.reason)});
+  }
+  return selected;
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,13 @@
+// Reading the small text files of sysfs, procfs and cgroupfs.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace bagua_net {
+
+// The first line without its newline; nullopt if the file is missing or unreadable. The speed of an interface that is
+// down, for one, exists but answers EINVAL.
+std::optional<std::string> read_first_line(const std::string& path);
+
+}  // namespace bagua_net

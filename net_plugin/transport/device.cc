@@ -1,0 +1,47 @@
+#include "transport/device.h"
+
+#include <algorithm>
+
+namespace bagua_net {
+namespace {
+
+constexpr int kUnknownNicMbps = 10000;  // what NCCL's own transport reports when sysfs does not tell
+
+// NCCL's slowest channel is 0.12 GB/s = 960 Mb/s. A device that reports less has room for no channel at all, and NCCL
+// gives up its topology search for a slow fallback. Only a rail of a NIC that is slower than this per rail is affected.
+constexpr int kLeastRailMbps = 1000;
+
+// NCCL's topology holds 256 network devices per host at most, and its channels end at 64 (32 up to 2.24): devices
+// beyond one per channel would never carry anything.
+constexpr std::size_t kMaxDevices = 64;
+
+constexpr unsigned kRailBits = 8;  // of the guid; the rest is the interface
+
+}  // namespace
+
+std::vector<Device> make_devices(const std::vector<NetworkInterface>& interfaces, int rails) {
+  std::vector<Device> devices;
+  if (interfaces.empty()) return devices;
+  const int most = std::max<int>(1, static_cast<int>(kMaxDevices / interfaces.size()));
+  const int count = std::clamp(rails, 1, most);
+  for (int rail = 0; rail < count; ++rail) {
+    for (std::size_t i = 0; i < interfaces.size(); ++i) {
+      const NetworkInterface& interface = interfaces[i];
+      const int nic_mbps = interface.speed_mbps > 0 ? interface.speed_mbps : kUnknownNicMbps;
+      Device device;
+      device.name = rail == 0 ? interface.name : interface.name + "#" + std::to_string(rail);
+      device.pci_path = interface.pci_path;
+      // By position, as NCCL's own transport does: every process of a host sees the same list, so the same rail has
+      // the same guid in all of them, which NCCL needs to merge their views of the host. The rail is part of it
+      // because devices with one guid share one bandwidth budget and one set of channels.
+      device.guid = (static_cast<std::uint64_t>(i) << kRailBits) | static_cast<std::uint64_t>(rail);
+      // The rails together are as fast as the NIC: NCCL's choice of algorithm and protocol rests on this sum.
+      device.speed_mbps = std::max(nic_mbps / count, kLeastRailMbps);
+      device.interface = interface;
+      devices.push_back(std::move(device));
+    }
+  }
+  return devices;
+}
+
+}  // namespace bagua_net
