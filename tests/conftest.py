@@ -24,7 +24,7 @@ def _cuda_devices() -> list[Path]:
     return sorted(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     """`make test` promises that the installed package is tested; a stray copy on sys.path would break the promise."""
     if os.environ.get("BAGUA_TEST_INSTALLED") != "1":
         return
@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
         )
 
 
-def pytest_report_header(config: pytest.Config) -> list[str]:
+def pytest_report_header() -> list[str]:
     lines = [f"bagua: {_package_origin() or 'not installed'}"]
     devices = _cuda_devices()
     if devices:

@@ -19,6 +19,7 @@ REPOSITORY = SOURCES.parents[1]
 BUILD = REPOSITORY / os.environ.get("BAGUA_CPP_BUILD", "build/tests")
 SLOWDOWN = float(os.environ.get("BAGUA_CPP_SLOWDOWN", "1"))
 CASE_DEADLINE_S = 120.0 * SLOWDOWN
+NOT_LISTED = "cases_not_listed"
 LIST_DEADLINE_S = 20.0 * SLOWDOWN
 
 # pytest's own limit only catches what the deadlines below do not.
@@ -58,11 +59,11 @@ def executable_of(source: Path) -> Path:
 
 
 def list_cases(executable: Path) -> list[str]:
-    """The executable's cases. Empty if it was not built or cannot say: test_every_executable_lists_cases fails then."""
+    """The executable's cases; one that fails, and says why, if it was not built or cannot list them."""
     if not executable.is_file():
-        return []
+        return [NOT_LISTED]
     listing = run_with_deadline([str(executable), "--list"], LIST_DEADLINE_S)
-    return listing.output.split() if listing.return_code == 0 and not listing.timed_out else []
+    return listing.output.split() if listing.return_code == 0 and not listing.timed_out else [NOT_LISTED]
 
 
 TEST_SOURCES = sorted(SOURCES.glob("*_test.cc"))
@@ -86,6 +87,7 @@ def test_every_executable_lists_cases(source: Path) -> None:
 
 @pytest.mark.parametrize(("source", "case"), [pytest.param(s, c, id=f"{s.stem}.{c}") for s, c in all_cases()])
 def test_case(source: Path, case: str) -> None:
+    assert case != NOT_LISTED, f"{executable_of(source)} is not built or cannot list its cases; run: make test"
     outcome = run_with_deadline([str(executable_of(source)), case], CASE_DEADLINE_S)
     if outcome.timed_out:
         pytest.fail(f"{case} was still running after {CASE_DEADLINE_S:g} s:\n{outcome.output}", pytrace=False)

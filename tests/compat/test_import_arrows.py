@@ -1,0 +1,287 @@
+"""Who may import whom: the layers of the Python package and of the C++ tree, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = REPOSITORY / "bagua"
+PLUGIN = REPOSITORY / "net_plugin"
+
+
+DYNAMIC_IMPORTS = {"importlib.import_module", "import_module", "__import__"}
+
+
+@dataclass(frozen=True)
+class Import:
+    module: str
+    line: int
+    lazy: bool  # inside a function: the cost and the need arise only when it is called
+
+    def is_of(self, package: str) -> bool:
+        return self.module == package or self.module.startswith(package + ".")
+
+
+def module_name(path: Path) -> str:
+    parts = list(path.relative_to(REPOSITORY).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
+        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
+    )
+
+
+def imports_of(source: str, module: str, *, is_package: bool) -> Iterator[Import]:
+    """Every import but those for type checkers. Names imported from a package count as the modules they may be."""
+
+    def walk(node: ast.AST, lazy: bool) -> Iterator[Import]:
+        if isinstance(node, ast.If) and is_type_checking(node.test):
+            for child in node.orelse:
+                yield from walk(child, lazy)
+            return
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, lazy)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = module.split(".")
+                keep = len(parents) - node.level + (1 if is_package else 0)
+                base = ".".join([*parents[:keep], *([base] if base else [])])
+            for alias in node.names:
+                yield Import(f"{base}.{alias.name}", node.lineno, lazy)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in DYNAMIC_IMPORTS and node.args:
+            argument = node.args[0]
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield Import(argument.value, node.lineno, lazy)
+        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, inside)
+
+    yield from walk(ast.parse(source), False)
+
+
+def imports_of_file(path: Path) -> list[Import]:
+    return list(imports_of(path.read_text(), module_name(path), is_package=path.name == "__init__.py"))
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (PACKAGE / folder).rglob("*.py"))
+
+
+# Third-party packages that the torch-free part may use where a function needs them; their absence is an error of that
+# function alone, which names the remedy.
+LAZY_THIRD_PARTY = {"torch", "matplotlib", "rich"}
+# Modules of worker processes, which are about torch from end to end: they may import it at the top, and everything else
+# may import them only lazily.
+TORCH_MODULES = {"bagua.net.bench.gpu_collectives"}
+# Root files that load neither torch nor the compiled extension.
+ROOT_FILES = {"bagua", "bagua.version", "bagua.env", "bagua.bagua_define"}
+
+# For every folder: what of bagua it may import, beside itself and the root files. Lowest first.
+ALLOWED: dict[str, set[str]] = {
+    "net": set(),
+    "service": set(),
+    "kernels": set(),
+    "collectives": {"kernels"},
+    "engine": {"collectives", "kernels"},
+    "comm_ops": {"engine", "collectives", "kernels"},
+    "torch_api": {"comm_ops", "engine", "collectives", "kernels", "service", "net"},
+    "distributed": {"net", "service"},
+    "script": {"distributed", "net", "service"},
+    "lightning": {"torch_api"},
+    "cli": {"net", "service", "torch_api", "distributed"},
+}
+
+
+def violations_of_layers(path: Path) -> list[str]:
+    folder = path.relative_to(PACKAGE).parts[0]
+    allowed = {f"bagua.{name}" for name in ALLOWED[folder] | {folder}}
+    found = []
+    for one in imports_of_file(path):
+        if (
+            not one.is_of("bagua")
+            or one.module in ROOT_FILES
+            or one.module.rpartition(".")[0] in ROOT_FILES - {"bagua"}
+        ):
+            continue
+        if one.module.count(".") == 1 and not (PACKAGE / one.module.split(".")[1]).is_dir():
+            continue  # a name that bagua/__init__.py defines
+        if not any(one.is_of(package) for package in allowed):
+            found.append(f"{path.relative_to(REPOSITORY)}:{one.line} imports {one.module}")
+    return found
+
+
+def test_every_folder_of_the_package_has_a_layer() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    assert folders <= set(ALLOWED), f"name the layers of {sorted(folders - set(ALLOWED))} in ALLOWED"
+
+
+def test_python_imports_point_down() -> None:
+    files = [path for path in python_files(".") if path.parent != PACKAGE]
+    assert files
+    assert [violation for path in files for violation in violations_of_layers(path)] == []
+
+
+def test_root_files_import_only_the_standard_library_at_import_time() -> None:
+    for path in sorted(PACKAGE.glob("*.py")):
+        for one in imports_of_file(path):
+            top = one.module.split(".")[0]
+            assert top in sys.stdlib_module_names or (
+                top == "bagua" and (one.lazy or one.module.startswith(tuple(ROOT_FILES)))
+            ), f"{path.name}:{one.line} imports {one.module}"
+
+
+@pytest.mark.parametrize("path", python_files("net", "cli"), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_net_and_cli_load_only_the_standard_library(path: Path) -> None:
+    about_torch = module_name(path) in TORCH_MODULES
+    for one in imports_of_file(path):
+        top = one.module.split(".")[0]
+        where = f"{path.relative_to(REPOSITORY)}:{one.line} imports {one.module}"
+        if any(one.is_of(module) for module in TORCH_MODULES):
+            assert one.lazy or about_torch, f"{where} at import time, and with it torch; import it inside a function"
+        if top in sys.stdlib_module_names or top == "bagua" or (about_torch and top == "torch"):
+            continue
+        assert top in LAZY_THIRD_PARTY, (
+            f"{where}, which is neither of the standard library nor of {sorted(LAZY_THIRD_PARTY)}"
+        )
+        assert one.lazy, f"{where} at import time; import it inside the function that needs it"
+
+
+BLOCKED_IMPORT = """
+import importlib.abc, sys
+
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"torch", "numpy", "matplotlib", "rich"}:
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocked())
+for module in sys.argv[1:]:
+    __import__(module)
+third_party = {"torch", "numpy", "matplotlib", "rich"} & set(sys.modules)
+assert not third_party, third_party
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["bagua", "bagua.env", "bagua.net", "bagua.net.autoload", "bagua.cli.net", "bagua.cli.net_bench"]
+)
+def test_imports_with_torch_blocked(module: str) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", BLOCKED_IMPORT, module], check=True, timeout=60)
+
+
+class TestImportReader:
+    """The reader above finds what it must find: a rule that sees no import proves nothing."""
+
+    def test_sees_relative_lazy_and_dynamic_imports(self) -> None:
+        source = (
+            "from __future__ import annotations\n"
+            "from . import sizes\n"
+            "from ..library import find\n"
+            "def draw():\n"
+            "    import matplotlib.pyplot as plt\n"
+            "    importlib.import_module('torch.cuda')\n"
+            "if TYPE_CHECKING:\n"
+            "    import torch\n"
+        )
+        found = {(one.module, one.lazy) for one in imports_of(source, "bagua.net.bench.plot", is_package=False)}
+        assert found == {
+            ("__future__.annotations", False),
+            ("bagua.net.bench.sizes", False),
+            ("bagua.net.library.find", False),
+            ("matplotlib.pyplot", True),
+            ("torch.cuda", True),
+        }
+
+    def test_resolves_relative_imports_of_a_package(self) -> None:
+        found = [one.module for one in imports_of("from .sizes import x", "bagua.net.bench", is_package=True)]
+        assert found == ["bagua.net.bench.sizes.x"]
+
+
+# --- C++ -------------------------------------------------------------------------------------------------------------
+
+# For every folder of net_plugin/: the folders that it may include, beside itself.
+CPP_ALLOWED: dict[str, set[str]] = {
+    "base": set(),
+    "config": {"base"},
+    "wire": {"base"},
+    "stats": {"base"},
+    "os": {"base", "config"},
+    "transport": {"base", "config", "wire", "os", "stats"},
+    "abi": {"base", "config", "wire", "os", "stats", "transport"},
+    "python": {"base", "config", "wire", "os", "stats", "transport"},
+}
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+# What may only be known in abi/: NCCL's names. The word NCCL itself is free, in comments and messages.
+NCCL_NAME = re.compile(r"\b(ncclNet\w*|ncclResult_t|ncclSuccess|NCCL_NET_HANDLE_MAXSIZE|NCCL_PTR_\w+)\b")
+
+
+def cpp_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in {".cc", ".h", ".c"})
+
+
+def without_comments(source: str) -> str:
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.DOTALL)
+
+
+def test_every_folder_of_the_plugin_has_a_layer() -> None:
+    folders = {path.name for path in PLUGIN.iterdir() if path.is_dir() and cpp_files(path)}
+    assert folders
+    assert folders <= set(CPP_ALLOWED), f"name the layers of {sorted(folders - set(CPP_ALLOWED))} in CPP_ALLOWED"
+
+
+@pytest.mark.parametrize("folder", sorted(CPP_ALLOWED))
+def test_cpp_includes_point_down(folder: str) -> None:
+    wrong = []
+    for path in cpp_files(PLUGIN / folder):
+        for include in INCLUDE.findall(path.read_text()):
+            where = f"{path.relative_to(REPOSITORY)} includes {include}"
+            assert (PLUGIN / include).is_file(), f"{where}: no such file, includes are relative to net_plugin/"
+            if include.split("/")[0] not in CPP_ALLOWED[folder] | {folder}:
+                wrong.append(where)
+    assert wrong == []
+
+
+def test_only_abi_knows_nccl_types() -> None:
+    wrong = []
+    for folder in sorted(set(CPP_ALLOWED) - {"abi"}):
+        for path in cpp_files(PLUGIN / folder):
+            wrong += [
+                f"{path.relative_to(REPOSITORY)}: {name}"
+                for name in NCCL_NAME.findall(without_comments(path.read_text()))
+            ]
+    assert wrong == []
+
+
+def test_the_bench_sees_of_the_plugin_only_its_interface() -> None:
+    """The driver measures the library as NCCL uses it: through the table that dlopen gives. Of the plugin's own code it
+    shares the definitions of that table and the vocabulary of base/, and nothing that moves bytes."""
+    bench = REPOSITORY / "tools" / "bench"
+    files = cpp_files(bench)
+    assert files
+    wrong = []
+    for path in files:
+        for include in INCLUDE.findall(path.read_text()):
+            own = (bench / include).is_file() or (path.parent / include).is_file()
+            if not own and not re.fullmatch(r"abi/net_types\w*\.h", include):
+                wrong.append(f"{path.relative_to(REPOSITORY)} includes {include}")
+    assert wrong == []
+
+
+def test_headers_are_guarded() -> None:
+    headers = [
+        path for root in (PLUGIN, REPOSITORY / "tools", REPOSITORY / "tests" / "cpp") for path in root.rglob("*.h")
+    ]
+    assert headers
+    assert [str(path.relative_to(REPOSITORY)) for path in headers if "#pragma once" not in path.read_text()] == []
