@@ -46,8 +46,8 @@ def imports_of(source: str, module: str, *, is_package: bool) -> Iterator[Import
 
     def walk(node: ast.AST, lazy: bool) -> Iterator[Import]:
         if isinstance(node, ast.If) and is_type_checking(node.test):
-            for child in node.orelse:
-                yield from walk(child, lazy)
+            for statement in node.orelse:
+                yield from walk(statement, lazy)
             return
         if isinstance(node, ast.Import):
             for alias in node.names:

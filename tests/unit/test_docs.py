@@ -1,0 +1,193 @@
+"""The documentation keeps its promises: links lead somewhere, commands exist, code blocks are code."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "examples").rglob("*.md")]
+)
+IDS = [str(page.relative_to(REPOSITORY)) for page in PAGES]
+
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```\s*$", re.MULTILINE | re.DOTALL
+)
+LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
+HTML_LINK = re.compile(r"<(?:img|a)\b[^>]*\b(?:src|href)=\"([^\"]+)\"")
+HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
+# What tells a person that a page is not finished.
+PLACEHOLDER = re.compile(
+    r"\b(TODO|TBD|FIXME|XXX|lorem ipsum|coming soon|to be (?:written|filled|measured))\b", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class CodeBlock:
+    page: Path
+    line: int
+    language: str
+    body: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(REPOSITORY)}:{self.line}"
+
+
+def code_blocks(page: Path) -> list[CodeBlock]:
+    text = page.read_text()
+    return [
+        CodeBlock(page, text.count("\n", 0, match.start()) + 1, match["language"], match["body"])
+        for match in FENCE.finditer(text)
+    ]
+
+
+def prose(page: Path) -> str:
+    """The page without code: a bracket in a program is no link."""
+    return re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text()))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to headings."""
+    found: set[str] = set()
+    for heading in HEADING.findall(FENCE.sub("", page.read_text())):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        anchor = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        number = 0
+        while (candidate := anchor + (f"-{number}" if number else "")) in found:
+            number += 1
+        found.add(candidate)
+    return found
+
+
+ALL_BLOCKS = [block for page in PAGES for block in code_blocks(page)]
+SHELL_BLOCKS = [block for block in ALL_BLOCKS if block.language in {"sh", "bash", "shell", "console"}]
+PYTHON_BLOCKS = [block for block in ALL_BLOCKS if block.language in {"python", "py"}]
+
+
+def shell_commands(block: CodeBlock) -> list[list[str]]:
+    """The words of each command of a block. In a console block only the lines behind a prompt are commands."""
+    text = re.sub(r"\\\n\s*", " ", block.body)
+    lines = [line.strip() for line in text.splitlines()]
+    if block.language == "console":
+        lines = [line[2:] for line in lines if line.startswith("$ ")]
+    commands = []
+    for line in lines:
+        for part in re.split(r"&&|\|\||;|\|", line):
+            words = shlex.split(part, comments=True)
+            while words and re.fullmatch(r"\w+=.*", words[0]):  # VARIABLE=value in front of a command
+                words.pop(0)
+            if words:
+                commands.append(words)
+    return commands
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z][\w-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_the_pages_that_a_reader_expects_exist() -> None:
+    expected = {
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "docs/index.md",
+        "docs/quickstart.md",
+        "docs/how-it-works.md",
+    }
+    expected |= {"docs/knobs.md", "docs/troubleshooting.md", "docs/benchmarks.md"}
+    assert expected - set(IDS) == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = prose(page)
+    broken = []
+    for target in LINK.findall(text) + HTML_LINK.findall(text):
+        if re.match(r"(https?|mailto):", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or not file.is_relative_to(REPOSITORY):
+            broken.append(target)
+        elif anchor and file.suffix == ".md" and anchor not in anchors(file):
+            broken.append(target)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_no_page_is_unfinished(page: Path) -> None:
+    assert PLACEHOLDER.findall(page.read_text()) == []
+
+
+def test_every_page_in_docs_is_reachable_from_the_index() -> None:
+    index = REPOSITORY / "docs" / "index.md"
+    seen: set[Path] = set()
+    queue = [index]
+    while queue:
+        page = queue.pop()
+        if page in seen or page.suffix != ".md" or not page.is_file():
+            continue
+        seen.add(page)
+        queue += [(page.parent / target.partition("#")[0]).resolve() for target in LINK.findall(prose(page))]
+    docs = {page for page in PAGES if page.is_relative_to(REPOSITORY / "docs")}
+    assert sorted(str(page.relative_to(REPOSITORY)) for page in docs - seen) == []
+
+
+@pytest.mark.parametrize("block", SHELL_BLOCKS, ids=str)
+def test_shell_commands_exist(block: CodeBlock) -> None:
+    scripts = set(tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"])
+    targets = make_targets()
+    for words in shell_commands(block):
+        name = words[0].removeprefix("$(").strip('"')
+        if name == "make":
+            asked = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+            assert set(asked) <= targets, f"{block}: make has no target {sorted(set(asked) - targets)}"
+        if name.startswith("bagua"):
+            assert name in scripts, f"{block}: no command {name} is installed; there are {sorted(scripts)}"
+        for word in words:
+            if re.fullmatch(r"(?:\./)?(?:tools|examples|tests|docs|\.ci)/[\w./-]+", word):
+                assert (REPOSITORY / word).exists(), f"{block}: no file {word}"
+
+
+@pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=str)
+def test_python_blocks_compile(block: CodeBlock) -> None:
+    compile(block.body, str(block), "exec")
+
+
+def test_readme_shows_the_two_commands_on_its_first_screen() -> None:
+    first_screen = "\n".join((REPOSITORY / "README.md").read_text().splitlines()[:40])
+    for promised in ("make bench", "make test", "ENABLE_BAGUA_NET=1"):
+        assert promised in first_screen
+
+
+@pytest.mark.parametrize("drawing", sorted((REPOSITORY / "docs" / "images").glob("*.svg")), ids=lambda path: path.name)
+def test_drawings_are_well_formed_and_described(drawing: Path) -> None:
+    root = ElementTree.parse(drawing).getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert root.find("{http://www.w3.org/2000/svg}title") is not None, "a title is what a screen reader says"
+
+
+class TestReader:
+    """The reader above finds what it must find: a check that sees no command proves nothing."""
+
+    def test_finds_commands_behind_variables_and_prompts(self) -> None:
+        block = CodeBlock(
+            REPOSITORY / "x.md", 1, "console", "$ A=1 B=2 make test && bagua-net doctor  # why\nmake nothing\n"
+        )
+        assert shell_commands(block) == [["make", "test"], ["bagua-net", "doctor"]]
+
+    def test_joins_continued_lines(self) -> None:
+        block = CodeBlock(REPOSITORY / "x.md", 1, "sh", "bagua-net-bench -b 8 \\\n  -e 1M\n")
+        assert shell_commands(block) == [["bagua-net-bench", "-b", "8", "-e", "1M"]]
+
+    def test_anchors_are_those_of_github(self, tmp_path: Path) -> None:
+        page = tmp_path / "page.md"
+        page.write_text("# One, two: `three`\n## One\n## One\n```sh\n# no heading\n```\n")
+        assert anchors(page) == {"one-two-three", "one", "one-1"}
