@@ -13,8 +13,7 @@ struct NetCommConfig {
 static_assert(sizeof(NetCommConfig) == 4);
 
 using InitV10 = Result(Logger* logFunction, ProfilerCallback* profFunction);
-using ConnectV10 = Result(int dev, NetCommConfig* config, void* handle, void** sendComm,
-                          NetDeviceHandle** sendDevComm);
+using ConnectV10 = Result(int dev, NetCommConfig* config, void* handle, void** sendComm, NetDeviceHandle** sendDevComm);
 using IsendV10 = Result(void* sendComm, void* data, std::size_t size, int tag, void* mhandle, void* phandle,
                         void** request);
 using IrecvV10 = Result(void* recvComm, int n, void** data, std::size_t* sizes, int* tags, void** mhandles,

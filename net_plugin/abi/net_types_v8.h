@@ -11,7 +11,7 @@ struct NetPropertiesV8 {
   std::uint64_t guid;
   int ptrSupport;
   int regIsGlobal;  // a registration holds for all comms of the device
-  int speed;  // Mb/s
+  int speed;        // Mb/s
   int port;
   float latency;  // microseconds
   int maxComms;

@@ -1,0 +1,26 @@
+// Table v6, for NCCL 2.13 to 2.30 (the newest one that both sides know is taken).
+#include "abi/net_types_v6.h"
+
+#include "abi/slots.h"
+
+namespace bagua_net::abi {
+namespace {
+
+constexpr nccl::NetTableV6 make_table() {
+  nccl::NetTableV6 table{};
+  slots::set_common_slots(&table);
+  table.init = &slots::init_v5<6>;
+  table.getProperties = &slots::get_properties<nccl::NetPropertiesV6, fill_properties_v5>;
+  table.listen = &slots::listen_v5;
+  table.connect = &slots::connect_v5;
+  table.accept = &slots::accept_v5;
+  table.regMr = &slots::reg_mr_v5;
+  table.isend = &slots::isend_v5;
+  table.irecv = &slots::irecv_v5;
+  return table;
+}
+
+}  // namespace
+}  // namespace bagua_net::abi
+
+BAGUA_NET_EXPORT_TABLE(NetTableV6, ncclNetPlugin_v6, make_table);

@@ -1,0 +1,26 @@
+// Table v7, for NCCL 2.19 to 2.30 (the newest one that both sides know is taken).
+#include "abi/net_types_v7.h"
+
+#include "abi/slots.h"
+
+namespace bagua_net::abi {
+namespace {
+
+constexpr nccl::NetTableV7 make_table() {
+  nccl::NetTableV7 table{};
+  slots::set_common_slots(&table);
+  table.init = &slots::init_v5<7>;
+  table.getProperties = &slots::get_properties<nccl::NetPropertiesV7, fill_properties_v7>;
+  table.listen = &slots::listen_v5;
+  table.connect = &slots::connect_v7;
+  table.accept = &slots::accept_v7;
+  table.regMr = &slots::reg_mr_v5;
+  table.isend = &slots::isend_v5;
+  table.irecv = &slots::irecv_v5;
+  return table;
+}
+
+}  // namespace
+}  // namespace bagua_net::abi
+
+BAGUA_NET_EXPORT_TABLE(NetTableV7, ncclNetPlugin_v7, make_table);

@@ -1,0 +1,175 @@
+#include "abi/process_instance.h"
+
+#include <pthread.h>
+
+#include <utility>
+
+#include "abi/plugin_name.h"
+#include "abi/startup.h"
+#include "base/log_sink.h"
+#include "os/rdma_probe.h"
+
+namespace bagua_net::abi {
+
+std::atomic<std::uint64_t> current_epoch{0};
+
+namespace {
+
+std::atomic<ProcessInstance*> instance{nullptr};
+std::atomic<std::uint64_t> last_epoch{0};  // never reused, so that a child's comms differ from its parent's
+
+// In the child, before fork returns there. Only stores: other threads' locks may be held for ever in this copy.
+void abandon_parents_instance() {
+  current_epoch.store(0, std::memory_order_release);
+  instance.store(nullptr, std::memory_order_release);
+}
+
+void log_active(int table_version, const std::string& summary) {
+  BAGUA_NET_INFO("Bagua-Net " BAGUA_NET_VERSION " active: table v" + std::to_string(table_version) + ", " + summary);
+  for (const std::string& warning : unknown_knob_warnings()) BAGUA_NET_WARN(warning);
+  const std::string rdma = rdma_replaced_warning(process_environment(), "/sys");
+  if (!rdma.empty()) BAGUA_NET_WARN(rdma);
+}
+
+// What a plugin that refuses to work shows, so that NCCL takes it (see [Note: BAGUA_NET_REQUIRED]).
+Device placeholder_device() {
+  Device device;
+  device.name = "bagua-net-cannot-start";
+  return device;
+}
+
+}  // namespace
+
+ProcessInstance& ProcessInstance::get() {
+  static std::once_flag registered;
+  std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, &abandon_parents_instance); });
+  ProcessInstance* present = instance.load(std::memory_order_acquire);
+  if (present != nullptr) return *present;
+  auto created = std::unique_ptr<ProcessInstance>(new ProcessInstance);
+  if (!instance.compare_exchange_strong(present, created.get(), std::memory_order_acq_rel)) return *present;
+  return *created.release();
+}
+
+Status ProcessInstance::init(int table_version, std::uint64_t communicator_id, Communicator** communicator,
+                             bool* declined) {
+  *declined = false;
+  if (communicator != nullptr) *communicator = nullptr;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (transport_ == nullptr && refusal_.is_ok()) {
+    Startup startup = start_transport(process_environment());
+    switch (startup.outcome) {
+      case Startup::Outcome::kStarted:
+        transport_ = std::move(startup.transport);
+        current_epoch.store(last_epoch.fetch_add(1) + 1, std::memory_order_release);
+        if (!std::exchange(announced_, true)) log_active(table_version, startup.summary);
+        break;
+      case Startup::Outcome::kRefusing:
+        refusal_ = startup.failure;
+        placeholder_devices_ = {placeholder_device()};
+        BAGUA_NET_WARN(refusal_.message());
+        break;
+      case Startup::Outcome::kDeclined: *declined = true; return Status::ok();
+      case Startup::Outcome::kFailed: return startup.failure;
+    }
+  }
+  if (communicator == nullptr) {
+    has_user_without_finalize_ = true;
+    return Status::ok();
+  }
+  auto created = std::make_unique<Communicator>(Communicator{communicator_id});
+  communicators_.insert(created.get());
+  *communicator = created.release();
+  return Status::ok();
+}
+
+void ProcessInstance::finalize(Communicator* communicator) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (communicators_.erase(communicator) == 0) return;
+  const std::unique_ptr<Communicator> owned(communicator);
+
+  // NCCL leaves listen comms and comms of an aborted communicator behind.
+  std::vector<std::unique_ptr<OpenComm>> left_open;
+  {
+    const std::lock_guard<std::mutex> comms_lock(comms_mutex_);
+    for (auto entry = comms_.begin(); entry != comms_.end();) {
+      if ((*entry)->owner != communicator) {
+        ++entry;
+        continue;
+      }
+      left_open.emplace_back(*entry);
+      entry = comms_.erase(entry);
+    }
+  }
+  for (const auto& open : left_open) close_in_transport(*open);
+
+  if (!communicators_.empty() || has_user_without_finalize_) return;
+  current_epoch.store(0, std::memory_order_release);
+  transport_.reset();
+  refusal_ = Status::ok();
+}
+
+Status ProcessInstance::startup_failure() const {
+  if (!refusal_.is_ok()) return refusal_;
+  return Status::internal_error(std::string(kPluginName) +
+                                " is not initialised in this process: init failed, every communicator was finalized, "
+                                "or this is a forked child using its parent's communicator");
+}
+
+Status ProcessInstance::transport(TransportContext** transport) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (transport_ == nullptr) return startup_failure();
+  *transport = transport_.get();
+  return Status::ok();
+}
+
+Status ProcessInstance::devices(const std::vector<Device>** devices) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (transport_ == nullptr && refusal_.is_ok()) return startup_failure();
+  *devices = transport_ != nullptr ? &transport_->devices() : &placeholder_devices_;
+  return Status::ok();
+}
+
+OpenComm* ProcessInstance::add_comm(TransportContext* transport, AnyComm comm, const Communicator* owner) {
+  auto open =
+      std::make_unique<OpenComm>(OpenComm{current_epoch.load(std::memory_order_acquire), transport, comm, owner});
+  const std::lock_guard<std::mutex> lock(comms_mutex_);
+  comms_.insert(open.get());
+  return open.release();
+}
+
+Status ProcessInstance::find_comm(void* comm, OpenComm** open) {
+  const std::lock_guard<std::mutex> lock(comms_mutex_);
+  const auto entry = comms_.find(static_cast<OpenComm*>(comm));
+  if (entry == comms_.end()) {
+    return Status::invalid_argument(
+        "this process has no such comm: it was closed, or opened before a fork or by a communicator that was "
+        "finalized");
+  }
+  *open = *entry;
+  return Status::ok();
+}
+
+void ProcessInstance::close(void* comm) {
+  std::unique_ptr<OpenComm> open;
+  {
+    const std::lock_guard<std::mutex> lock(comms_mutex_);
+    const auto entry = comms_.find(static_cast<OpenComm*>(comm));
+    if (entry == comms_.end()) return;
+    open.reset(*entry);
+    comms_.erase(entry);
+  }
+  close_in_transport(*open);
+}
+
+void ProcessInstance::close_in_transport(const OpenComm& open) {
+  if (open.epoch != current_epoch.load(std::memory_order_acquire)) return;  // went with its transport
+  std::visit([&open](auto* comm) { open.transport->close(comm); }, open.comm);
+}
+
+char* ProcessInstance::interned(const std::string& text) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  // NCCL's structure says char*, and nobody writes.
+  return const_cast<char*>(interned_.insert(text).first->c_str());
+}
+
+}  // namespace bagua_net::abi

@@ -1,0 +1,91 @@
+// ProcessInstance: the one mutable global of the plugin. It owns the transport between the first init and the last
+// finalize, and every object that NCCL holds a pointer to, so that a stale pointer is an error and not a crash.
+//
+// Threads: init and finalize come under an NCCL mutex, but several copies of NCCL may live in a process, so one mutex
+// serialises them here. All else comes from any thread, several at once.
+//
+// Life time: created on first use, never destroyed. Destroying it at exit would race with NCCL's threads, which nobody
+// joins then, and would join threads that a forked child does not have.
+//
+// Fork: a child has none of the parent's threads, and its sockets are the parent's. The child's first call finds no
+// instance: the parent's is abandoned in memory, untouched, and init starts afresh.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <variant>
+#include <vector>
+
+#include "base/status.h"
+#include "transport/transport_context.h"
+
+namespace bagua_net::abi {
+
+// One communicator of NCCL's (v11+): what init hands out and finalize takes back.
+struct Communicator {
+  std::uint64_t id;  // NCCL's commId
+};
+
+using AnyComm = std::variant<ListenComm*, SendComm*, RecvComm*>;
+
+// What NCCL holds as a listenComm, sendComm or recvComm.
+struct OpenComm {
+  std::uint64_t epoch;  // the transport that it belongs to; stale after the last finalize and in a forked child
+  TransportContext* transport;
+  AnyComm comm;
+  const Communicator* owner;  // nullptr before v11
+};
+
+class ProcessInstance {
+ public:
+  static ProcessInstance& get();
+
+  // Idempotent. `communicator` is nullptr for tables without finalize (before v11): then the transport stays up for
+  // good, because nothing says when its last user is gone.
+  Status init(int table_version, std::uint64_t communicator_id, Communicator** communicator, bool* declined);
+  // Closes whatever the communicator left open and, after the last one, the transport. Harmless for nullptr, for a
+  // communicator whose init failed, and for one that was finalized before or by a parent process.
+  void finalize(Communicator* communicator);
+
+  // The transport, or why there is none.
+  Status transport(TransportContext** transport);
+  // The devices shown to NCCL: the transport's, or the placeholder of a plugin that refuses to work.
+  Status devices(const std::vector<Device>** devices);
+
+  OpenComm* add_comm(TransportContext* transport, AnyComm comm, const Communicator* owner);
+  // For calls off the hot path: an error for a pointer that was closed or belongs to the parent process.
+  Status find_comm(void* comm, OpenComm** open);
+  // Harmless for nullptr and for what was closed before.
+  void close(void* comm);
+
+  // The same text for ever: NCCL keeps names and paths beyond every finalize.
+  char* interned(const std::string& text);
+
+ private:
+  ProcessInstance() = default;
+  Status startup_failure() const;  // the caller holds mutex_
+  static void close_in_transport(const OpenComm& open);
+
+  // Guards the members down to interned_. Held while threads are started and joined.
+  std::mutex mutex_;
+  std::unordered_set<Communicator*> communicators_;
+  bool has_user_without_finalize_ = false;
+  bool announced_ = false;
+  std::unique_ptr<TransportContext> transport_;
+  Status refusal_;                            // not ok: connections fail with it, see [Note: BAGUA_NET_REQUIRED]
+  std::vector<Device> placeholder_devices_;   // one while refusal_ is set
+  std::unordered_set<std::string> interned_;  // node based: text stays where it is
+
+  std::mutex comms_mutex_;  // guards comms_
+  std::unordered_set<OpenComm*> comms_;
+};
+
+// The transport that is up now; 0 = none. An isend compares its comm's with it, so that it never touches a transport of
+// the parent process or one that was finalized. Acquire/release: whoever sees the number sees that transport.
+extern std::atomic<std::uint64_t> current_epoch;
+
+}  // namespace bagua_net::abi

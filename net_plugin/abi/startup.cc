@@ -1,0 +1,86 @@
+#include "abi/startup.h"
+
+#include <strings.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "abi/plugin_name.h"
+#include "os/network_interface.h"
+#include "transport/device.h"
+
+namespace bagua_net::abi {
+namespace {
+
+// Reads one switch on its own, so that it counts even where another knob is wrong.
+bool read_switch(const EnvironmentReader& environment, const char* wanted, bool PluginConfig::* member,
+                 bool if_unreadable) {
+  const auto only = [&](const std::string& name) {
+    return name == wanted ? environment(name) : std::optional<std::string>();
+  };
+  PluginConfig config;
+  return parse_plugin_config(only, &config).is_ok() ? config.*member : if_unreadable;
+}
+
+// More devices mean more channels: up to 3x the bandwidth at large sizes, but half the speed in the middle ones,
+// because NCCL's cost model then picks other protocols. One is right as long as nothing chooses channels by size.
+constexpr int kDefaultRails = 1;
+
+bool nccl_accepts_only_us(const EnvironmentReader& environment) {
+  const std::optional<std::string> chosen = environment("NCCL_NET");
+  return chosen && strcasecmp(chosen->c_str(), kPluginName) == 0;
+}
+
+std::string speed_text(int mbps) {
+  if (mbps <= 0) return "speed unknown";
+  if (mbps % 1000 == 0) return std::to_string(mbps / 1000) + " Gb/s";
+  return std::to_string(mbps) + " Mb/s";
+}
+
+std::string auto_or(const std::optional<int>& knob) { return knob ? std::to_string(*knob) : "auto"; }
+
+Status start(const EnvironmentReader& environment, Startup* startup) {
+  PluginConfig config;
+  BAGUA_NET_RETURN_IF_ERROR(parse_plugin_config(environment, &config));
+  std::vector<InterfaceChoice> choices;
+  BAGUA_NET_RETURN_IF_ERROR(choose_network_interfaces(environment, &choices));
+  std::vector<NetworkInterface> interfaces;
+  std::string names;
+  for (const InterfaceChoice& choice : choices) {
+    if (!choice.used) continue;
+    const NetworkInterface& used = choice.interface;
+    names +=
+        (names.empty() ? "" : ", ") + used.name + " (" + used.address.host() + ", " + speed_text(used.speed_mbps) + ")";
+    interfaces.push_back(used);
+  }
+  std::vector<Device> devices = make_devices(interfaces, config.rails.value_or(kDefaultRails));
+  if (devices.empty()) return Status::internal_error("no network device was made of the interfaces " + names);
+  startup->summary = "interfaces " + names + ", streams " + auto_or(config.streams) + ", workers " +
+                     auto_or(config.workers) + ", devices " + std::to_string(devices.size());
+  return TransportContext::create(config, std::move(devices), &startup->transport);
+}
+
+}  // namespace
+
+Startup start_transport(const EnvironmentReader& environment) {
+  Startup startup;
+  if (!read_switch(environment, "ENABLE_BAGUA_NET", &PluginConfig::enabled, true)) {
+    startup.outcome = Startup::Outcome::kDeclined;
+    return startup;
+  }
+  // An unreadable wish to be strict is taken as one: the error then reaches the user instead of the fallback.
+  const bool required = read_switch(environment, "BAGUA_NET_REQUIRED", &PluginConfig::required, true);
+  startup.failure = start(environment, &startup);
+  if (startup.failure.is_ok()) {
+    startup.outcome = Startup::Outcome::kStarted;
+  } else if (required && !nccl_accepts_only_us(environment)) {
+    startup.outcome = Startup::Outcome::kRefusing;
+    startup.failure = startup.failure.with_context("BAGUA_NET_REQUIRED is set and Bagua-Net cannot start");
+  } else {
+    startup.failure = startup.failure.with_context("Bagua-Net cannot start");
+  }
+  return startup;
+}
+
+}  // namespace bagua_net::abi
