@@ -1,0 +1,25 @@
+"""Real, limited networks on one machine: network namespaces joined by veth links with rates, per-flow caps and an MTU.
+
+Loopback has no MTU to speak of, no rate and no second interface, so a result measured there says little about a
+network. A `Lab` gives each "host" a network namespace of its own (own interfaces, addresses, routes, ports, TCP
+settings) and limits the links between them. See docs/netlab.md.
+"""
+
+from __future__ import annotations
+
+from .errors import NetlabError
+from .lab import Host, Lab
+from .link_plan import LinkPlan, parse_rate_mbit
+from .namespace import NetworkNamespace, sweep
+from .requirements import missing_requirement
+
+__all__ = [
+    "Host",
+    "Lab",
+    "LinkPlan",
+    "NetlabError",
+    "NetworkNamespace",
+    "missing_requirement",
+    "parse_rate_mbit",
+    "sweep",
+]

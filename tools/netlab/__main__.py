@@ -1,0 +1,9 @@
+"""`python -m tools.netlab`, from the root of the repository."""
+
+from __future__ import annotations
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

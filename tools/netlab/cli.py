@@ -1,0 +1,173 @@
+"""The command line: `python -m tools.netlab run|sweep|check`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from .errors import NetlabError
+from .lab import Lab
+from .link_plan import parse_rate_mbit
+from .namespace import sweep
+from .rank_runner import RankRunner
+from .requirements import missing_requirement
+
+EXIT_CANNOT_RUN = 125
+
+_EXAMPLES = """examples:
+  netlab run --rate 10G --mtu 9000 -- bagua-net-bench
+  netlab run --hosts 4 --nics 2 --rate 25G -- python examples/ddp.py
+  netlab run --rate 1600M --per-flow 400M -- bagua-net-bench
+  netlab run --hosts 3 --rate 10G --uneven 2:0=1G -- ./my_job.sh
+"""
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        return [parse_rate_mbit(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _one_rate(text: str) -> float:
+    rates = _rates(text)
+    if len(rates) != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} has {len(rates)} rates; give one")
+    return rates[0]
+
+
+def _mtus(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"MTU {text!r} is not a number of bytes, or several joined by ','") from error
+
+
+def _uneven(text: str) -> tuple[tuple[int, int], float]:
+    place, _, rate = text.partition("=")
+    host, _, nic = place.partition(":")
+    if not (host.isdecimal() and nic.isdecimal() and rate):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:NIC=RATE; write 1:0=2.5G for host 1's first NIC")
+    return (int(host), int(nic)), _one_rate(rate)
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from error
+    if not 0 <= seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range; give 0 or more seconds")
+    return seconds
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="netlab", description="Real, limited networks on one machine, made of network namespaces."
+    )
+    commands = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        help="run a command once on every host of a new network",
+        description="Runs CMD once on every host, as rank 0, 1, ... of one job (RANK, WORLD_SIZE, MASTER_ADDR, "
+        "NCCL_HOSTID, NCCL_SOCKET_IFNAME and so on are set), marks its output by host, removes the network, and exits "
+        "with the worst exit code.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument("--hosts", type=int, default=2, help="number of hosts (default 2)")
+    run.add_argument("--nics", type=int, default=1, help="NICs of each host, eth0 to eth<N-1> (default 1)")
+    run.add_argument(
+        "--rate", type=_rates, metavar="RATE[,RATE..]", help="link rate, as 10G; one for each NIC if several"
+    )
+    run.add_argument("--per-flow", type=_one_rate, metavar="RATE", help="cap of each TCP connection, as 400M")
+    run.add_argument(
+        "--uneven", type=_uneven, metavar="HOST:NIC=RATE", action="append", default=[], help="one link's rate"
+    )
+    run.add_argument(
+        "--mtu", type=_mtus, default=[1500], metavar="BYTES[,BYTES..]", help="default 1500; one for each NIC if several"
+    )
+    run.add_argument("--ip", choices=("4", "6", "both"), default="both", help="IP versions (default both)")
+    run.add_argument(
+        "--no-offload", action="store_true", help="no segmentation offload: every packet has the MTU's size"
+    )
+    run.add_argument("--congestion", metavar="NAME", help="TCP congestion control, as cubic (default the machine's)")
+    run.add_argument("--gpu-each", action="store_true", help="host k sees GPU k only (CUDA_VISIBLE_DEVICES)")
+    run.add_argument(
+        "--env", type=_assignment, metavar="NAME=VALUE", action="append", default=[], help="set for every rank"
+    )
+    run.add_argument(
+        "--timeout", type=_seconds, default=3600.0, metavar="SECONDS", help="end the job after; 0: never (default 3600)"
+    )
+    run.add_argument(
+        "--grace", type=_seconds, default=10.0, metavar="SECONDS", help="of the others after a failure (default 10)"
+    )
+    run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="the command and its arguments")
+    commands.add_parser("sweep", help="remove what killed netlab processes left")
+    commands.add_parser("check", help="say whether this process can build networks, and what it lacks")
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if not command:
+        raise ValueError("no command; write it after --, as in: netlab run --rate 10G -- bagua-net-bench")
+    rate, mtu = arguments.rate, arguments.mtu
+    with Lab(
+        arguments.hosts,
+        arguments.nics,
+        rate_mbit=rate[0] if rate and len(rate) == 1 else rate,
+        per_flow_mbit=arguments.per_flow,
+        mtu=mtu[0] if len(mtu) == 1 else mtu,
+        uneven_mbit=dict(arguments.uneven),
+        ip_versions=(4, 6) if arguments.ip == "both" else (int(arguments.ip),),
+        segmentation_offload=not arguments.no_offload,
+        congestion_control=arguments.congestion,
+    ) as lab:
+        runner = RankRunner(
+            lab,
+            timeout_seconds=arguments.timeout or None,
+            grace_seconds=arguments.grace,
+            one_gpu_each=arguments.gpu_each,
+        )
+        return runner.run(command, dict(arguments.env))
+
+
+def _sweep() -> int:
+    lacking = missing_requirement()
+    if lacking is not None:
+        raise NetlabError(lacking)
+    removed = sweep()
+    print(f"removed {len(removed)} network namespaces" + "".join(f"\n  {name}" for name in removed))
+    return 0
+
+
+def _check() -> int:
+    """Builds and removes the smallest lab that uses every kernel feature."""
+    lab = Lab(hosts=2, uneven_mbit={(0, 0): 1000.0, (1, 0): 500.0}, per_flow_mbit=100.0, segmentation_offload=False)
+    with lab:
+        pass
+    print("netlab can build networks here: namespaces, veth, bridge, HTB, flow classes")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parsed = _parser().parse_args(arguments)
+    try:
+        if parsed.action == "run":
+            return _run(parsed)
+        return _sweep() if parsed.action == "sweep" else _check()
+    except (NetlabError, ValueError) as error:
+        text = str(error)
+        print(text if text.startswith("netlab") else f"netlab: {text}", file=sys.stderr)
+        return EXIT_CANNOT_RUN
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,293 @@
+"""A lab: hosts (network namespaces) with NICs, joined by limited links, as a context manager.
+
+Two hosts with equal NICs are joined wire to wire. More hosts, or NICs of different rates, meet at a switch (a bridge
+in a namespace of its own, one for each NIC number), whose ports are limited as the NIC at their other end is.
+NIC n of host h is `eth<n>` with the addresses 10.77.<n>.<h+1>/24 and fd77:0:0:<n>::<h+1>/64.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .errors import NetlabError, translated
+from .link_plan import LinkPlan, check_rate
+from .namespace import NetworkNamespace, sweep, unique_name
+from .netlink import Netlink
+from .offload import disable_segmentation_offload
+from .requirements import missing_requirement
+from .termination import TerminationGuard, signals_deferred
+
+MAX_HOSTS = 64
+MAX_NICS = 16
+MASTER_PORT = 29500  # a port of the lab's own: nothing else can have taken it
+
+_ENTER = Path(__file__).with_name("enter.py")
+_PREFIX_LENGTH = {4: 24, 6: 64}
+_sequence = itertools.count()
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of a lab. Made by Lab."""
+
+    index: int
+    nics: int
+    namespace: NetworkNamespace
+
+    @property
+    def interfaces(self) -> list[str]:
+        return [f"eth{nic}" for nic in range(self.nics)]
+
+    def address(self, nic: int = 0, ip_version: int = 4) -> str:
+        return nic_address(self.index, nic, ip_version)
+
+
+def nic_address(host: int, nic: int, ip_version: int) -> str:
+    return f"10.77.{nic}.{host + 1}" if ip_version == 4 else f"fd77:0:0:{nic:x}::{host + 1:x}"
+
+
+def _per_nic(name: str, value: Any, nics: int) -> list[Any]:
+    values = list(value) if isinstance(value, Sequence) else [value] * nics
+    if len(values) != nics:
+        raise ValueError(f"{name} has {len(values)} values for {nics} NICs; give one value, or one for each NIC")
+    return values
+
+
+class Lab:
+    """`with Lab(hosts=2, rate_mbit=10_000, mtu=9000) as lab: lab.run(0, ["ip", "addr"])`.
+
+    rate_mbit:            rate of every link, or one for each NIC number; None: no limit
+    per_flow_mbit:        cap of each TCP connection and direction, at the sending host (docs/netlab.md: how exact)
+    mtu:                  of every link, or one for each NIC number
+    uneven_mbit:          rate of single links, by (host, NIC number); the others keep rate_mbit
+    ip_versions:          (4, 6), (4,) or (6,)
+    segmentation_offload: False lets the MTU cost what it costs without a NIC's help
+    congestion_control:   of every host's TCP; None: the machine's default
+    """
+
+    def __init__(
+        self,
+        hosts: int = 2,
+        nics: int = 1,
+        *,
+        rate_mbit: float | Sequence[float] | None = None,
+        per_flow_mbit: float | None = None,
+        mtu: int | Sequence[int] = 1500,
+        uneven_mbit: Mapping[tuple[int, int], float] | None = None,
+        ip_versions: Sequence[int] = (4, 6),
+        segmentation_offload: bool = True,
+        congestion_control: str | None = None,
+    ) -> None:
+        if not 2 <= hosts <= MAX_HOSTS:
+            raise ValueError(f"hosts is {hosts}; it must be 2 to {MAX_HOSTS}")
+        if not 1 <= nics <= MAX_NICS:
+            raise ValueError(f"nics is {nics}; it must be 1 to {MAX_NICS}")
+        if not ip_versions or not set(ip_versions) <= {4, 6}:
+            raise ValueError(f"ip_versions is {tuple(ip_versions)}; it must be (4, 6), (4,) or (6,)")
+        rates = _per_nic("rate_mbit", rate_mbit, nics)
+        mtus = _per_nic("mtu", mtu, nics)
+        self._plans: dict[tuple[int, int], LinkPlan] = {
+            (host, nic): LinkPlan(rates[nic], per_flow_mbit, mtus[nic]) for host in range(hosts) for nic in range(nics)
+        }
+        for key, rate in (uneven_mbit or {}).items():
+            if key not in self._plans:
+                raise ValueError(f"uneven_mbit names host {key[0]} NIC {key[1]}; there are {hosts} hosts, {nics} NICs")
+            check_rate("uneven_mbit", rate)
+            self._plans[key] = LinkPlan(rate, per_flow_mbit, mtus[key[1]])
+        self._host_count, self._nic_count = hosts, nics
+        self._ip_versions = tuple(sorted(set(ip_versions)))
+        self._segmentation_offload = segmentation_offload
+        self._congestion_control = congestion_control
+        self._namespaces: list[NetworkNamespace] = []
+        self._guard = TerminationGuard()
+        self._number = -1
+        self.hosts: tuple[Host, ...] = ()
+
+    def __enter__(self) -> Lab:
+        lacking = missing_requirement()
+        if lacking is not None:
+            raise NetlabError(lacking)
+        if self._namespaces:
+            raise NetlabError("netlab: this lab is already running; make a second Lab for a second network")
+        self._number = next(_sequence)
+        self._guard.install()
+        try:
+            sweep()
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends what still runs in the lab and removes it. Called by the `with` block; a second call does nothing."""
+        with signals_deferred(), ExitStack() as removals:
+            self.hosts = ()
+            removals.callback(self._guard.uninstall)
+            while self._namespaces:
+                # All are tried; the first failure is raised after the last.
+                removals.callback(self._namespaces.pop().remove)
+
+    def start(
+        self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None, **popen: Any
+    ) -> subprocess.Popen[Any]:
+        """Starts `command` on a host. `env` is added to this process's environment; `popen` goes to subprocess.Popen.
+        The command dies with the thread that called this, and at the latest when the lab is closed."""
+        if not command:
+            raise ValueError("command is empty; give the program and its arguments")
+        path = self._host(host).namespace.path
+        entered = [sys.executable, "-I", "-S", str(_ENTER), str(path), str(os.getpid()), *map(str, command)]
+        return subprocess.Popen(entered, env={**os.environ, **(env or {})}, **popen)
+
+    def run(
+        self,
+        host: int,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        *,
+        timeout: float = 60.0,
+        check: bool = False,
+        stdin_text: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs `command` on a host to its end and returns what it wrote. After `timeout` seconds it is killed and
+        subprocess.TimeoutExpired raised; with `check` a non-zero exit is subprocess.CalledProcessError."""
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        pipes["stdin"] = subprocess.DEVNULL if stdin_text is None else subprocess.PIPE
+        with self.start(host, command, env, **pipes) as process:
+            try:
+                output, errors = process.communicate(stdin_text, timeout=timeout)
+            except BaseException:
+                process.kill()
+                raise
+        result = subprocess.CompletedProcess(list(command), process.returncode, output, errors)
+        if check:
+            result.check_returncode()
+        return result
+
+    @contextmanager
+    def inside(self, host: int) -> Iterator[None]:
+        """The calling thread is on that host: sockets that it opens meanwhile belong to it, also afterwards."""
+        with self._host(host).namespace.inside():
+            yield
+
+    def rank_environment(self, host: int) -> dict[str, str]:
+        """What torchrun, or a launcher across real hosts, would set for the one rank of this host."""
+        interfaces = self._host(host).interfaces
+        preferred = self._ip_versions[0]
+        environment = {
+            "RANK": str(host),
+            "WORLD_SIZE": str(self._host_count),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "GROUP_RANK": str(host),
+            "MASTER_ADDR": nic_address(0, 0, preferred),
+            "MASTER_PORT": str(MASTER_PORT),
+            # The hosts share one kernel and one boot id; without this NCCL would use shared memory between them.
+            "NCCL_HOSTID": f"netlab-{os.getpid()}-{self._number}-{host}",
+            "NCCL_SOCKET_IFNAME": "=" + ",".join(interfaces),
+            # gloo would look up the machine's host name, whose address does not exist here.
+            "GLOO_SOCKET_IFNAME": interfaces[0],
+        }
+        if self._ip_versions == (6,):
+            environment["NCCL_SOCKET_FAMILY"] = "AF_INET6"
+        return environment
+
+    def _host(self, host: int) -> Host:
+        if not self.hosts:
+            raise NetlabError("netlab: this lab is not running; use it in a `with` block")
+        if not 0 <= host < len(self.hosts):
+            raise ValueError(f"host is {host}; this lab has hosts 0 to {len(self.hosts) - 1}")
+        return self.hosts[host]
+
+    def _build(self) -> None:
+        self.hosts = tuple(
+            Host(host, self._nic_count, self._add_namespace(f"h{host}")) for host in range(self._host_count)
+        )
+        for host in self.hosts:
+            with host.namespace.inside(), Netlink() as netlink:
+                self._set_protocols(self._ip_versions)
+                netlink.set_up("lo")
+        for nic in range(self._nic_count):
+            if self._needs_switch(nic):
+                self._join_by_switch(nic)
+            else:
+                self._join_by_wire(nic)
+            for host in self.hosts:
+                self._start_nic(host, nic)
+        for host in self.hosts:
+            with host.namespace.inside(), Netlink() as netlink:
+                for interface in host.interfaces:
+                    netlink.wait_until_up(interface)
+
+    def _add_namespace(self, role: str) -> NetworkNamespace:
+        namespace = NetworkNamespace(unique_name(self._number, role))
+        self._namespaces.append(namespace)
+        return namespace
+
+    def _needs_switch(self, nic: int) -> bool:
+        return self._host_count > 2 or self._plans[0, nic] != self._plans[1, nic]
+
+    def _join_by_wire(self, nic: int) -> None:
+        first, second = self.hosts
+        with first.namespace.inside(), Netlink() as netlink:
+            netlink.add_veth(f"eth{nic}", self._plans[0, nic].mtu, f"eth{nic}", second.namespace.fileno())
+
+    def _join_by_switch(self, nic: int) -> None:
+        switch = self._add_namespace(f"sw{nic}")
+        with switch.inside(), Netlink() as netlink:
+            self._set_protocols(())
+            netlink.add_bridge("switch", self._plans[0, nic].mtu)
+            for host in self.hosts:
+                plan, port = self._plans[host.index, nic], f"port{host.index}"
+                netlink.add_veth(port, plan.mtu, f"eth{nic}", host.namespace.fileno())
+                netlink.join_bridge(port, "switch")
+                netlink.limit_port_side(port, plan)
+                if not self._segmentation_offload:
+                    disable_segmentation_offload(port)
+
+    def _start_nic(self, host: Host, nic: int) -> None:
+        name = f"eth{nic}"
+        with host.namespace.inside(), Netlink() as netlink:
+            for ip_version in self._ip_versions:
+                netlink.add_address(name, host.address(nic, ip_version), _PREFIX_LENGTH[ip_version])
+            netlink.limit_host_side(name, self._plans[host.index, nic])
+            if not self._segmentation_offload:
+                disable_segmentation_offload(name)
+            netlink.set_up(name)
+
+    def _set_protocols(self, ip_versions: Sequence[int]) -> None:
+        """TCP and IPv6 settings of the namespace in which the calling thread is; before its interfaces exist, so that
+        they are born with them."""
+        ipv6 = Path("/proc/sys/net/ipv6/conf/all")
+        if 6 in ip_versions and not ipv6.exists():
+            raise NetlabError("netlab: this kernel has no IPv6 (CONFIG_IPV6, ipv6.disable=1); use ip_versions=(4,)")
+        for scope in ("all", "default") if ipv6.exists() else ():
+            _write_setting(ipv6.with_name(scope) / "disable_ipv6", "0" if 6 in ip_versions else "1")
+            _write_setting(ipv6.with_name(scope) / "accept_dad", "0")
+        if ip_versions and self._congestion_control is not None:
+            available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+            if self._congestion_control not in available:
+                raise NetlabError(
+                    f"netlab: congestion control {self._congestion_control!r} is not available; this kernel has "
+                    f"{', '.join(available)} (others may need modprobe tcp_{self._congestion_control})"
+                )
+            _write_setting(Path("/proc/sys/net/ipv4/tcp_congestion_control"), self._congestion_control)
+
+
+def _write_setting(path: Path, value: str) -> None:
+    with translated(f"writing {value} to {path}"):
+        path.write_text(value)

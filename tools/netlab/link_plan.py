@@ -1,0 +1,49 @@
+"""What one NIC of one host may do: its rate, the cap of each flow, its MTU; and the spelling of rates."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# From Linux: an IPv6 link must carry 1280 bytes; veth takes 65535 at most.
+MIN_MTU = 1280
+MAX_MTU = 65535
+MIN_RATE_MBIT = 1.0
+MAX_RATE_MBIT = 400_000.0
+
+_RATE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[KMGkmg])(bit)?(/s)?")
+_UNIT_MBIT = {"k": 1e-3, "m": 1.0, "g": 1e3}
+
+
+def parse_rate_mbit(text: str) -> float:
+    """`10G`, `2.5G`, `400M` (bits a second, powers of ten) as Mbit/s."""
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"rate {text!r} is not a number with a unit: write 400M, 2.5G or 10G (bits a second)")
+    rate = float(match["number"]) * _UNIT_MBIT[match["unit"].lower()]
+    check_rate("rate", rate)
+    return rate
+
+
+def check_rate(name: str, rate_mbit: float) -> None:
+    if not MIN_RATE_MBIT <= rate_mbit <= MAX_RATE_MBIT:
+        raise ValueError(
+            f"{name} is {rate_mbit:g} Mbit/s; it must be {MIN_RATE_MBIT:g} to {MAX_RATE_MBIT:g} Mbit/s, or None"
+        )
+
+
+@dataclass(frozen=True)
+class LinkPlan:
+    """Limits of one NIC, the same in both directions. None is "no limit"."""
+
+    rate_mbit: float | None = None
+    per_flow_mbit: float | None = None
+    mtu: int = 1500
+
+    def __post_init__(self) -> None:
+        if self.rate_mbit is not None:
+            check_rate("rate_mbit", self.rate_mbit)
+        if self.per_flow_mbit is not None:
+            check_rate("per_flow_mbit", self.per_flow_mbit)
+        if not MIN_MTU <= self.mtu <= MAX_MTU:
+            raise ValueError(f"mtu is {self.mtu}; it must be {MIN_MTU} to {MAX_MTU} bytes (1500 and 9000 are usual)")

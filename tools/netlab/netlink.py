@@ -1,0 +1,185 @@
+"""The rtnetlink requests that netlab makes, through pyroute2, each with an error that names the lacking feature.
+
+A `Netlink` works in the network namespace in which the calling thread was when it was opened.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from types import TracebackType
+from typing import Any
+
+from .errors import NetlabError, translated
+from .flow_filter import FLOW_CLASSES, flow_filter
+from .link_plan import MAX_RATE_MBIT, LinkPlan
+from .tc_request import attribute, send_tc_request
+
+_IFA_F_NODAD = 0x02
+_ETH_P_ALL = 0x0003
+_RTM_NEWQDISC = 36
+_RTM_NEWTFILTER = 44
+_TCA_BPF_OPS_LEN = 4
+_TCA_BPF_OPS = 5
+
+_MAJOR = 1
+_ROOT_QDISC = _MAJOR << 16
+_LINK_MINOR = 1
+_OTHER_MINOR = 2
+_FIRST_FLOW_MINOR = 16
+
+# A segmentation-offload packet has up to 64 KiB; a smaller bucket would let one go only after waiting for tokens.
+_LEAST_BURST_BYTES = 128 * 1024
+# Tokens of this time may be saved up: a virtual machine's timer can be late by most of it, and what is not saved up
+# then is lost to the rate.
+_BURST_SECONDS = 1e-3
+# What one class sends in its turn; above one offload packet, below the 200000 at which HTB warns.
+_QUANTUM_BYTES = 96 * 1024
+# Buffer of a switch port. Some 2.5 ms is what data-centre switches have for a port; several offload packets at least.
+_PORT_BUFFER_SECONDS = 2.5e-3
+_LEAST_PORT_BUFFER_BYTES = 512 * 1024
+_LINK_UP_SECONDS = 10.0
+
+
+def _bytes_per_second(rate_mbit: float) -> int:
+    return round(rate_mbit * 1e6 / 8)
+
+
+class Netlink:
+    def __init__(self) -> None:
+        try:
+            from pyroute2 import IPRoute
+        except ImportError as error:
+            raise NetlabError("netlab needs the Python package pyroute2: pip install pyroute2") from error
+        with translated("opening rtnetlink"):
+            self._route: Any = IPRoute()
+
+    def __enter__(self) -> Netlink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._route.close()
+
+    def interface_index(self, name: str) -> int:
+        found = self._route.link_lookup(ifname=name)
+        if not found:
+            raise NetlabError(f"netlab: there is no interface {name!r} in this network namespace")
+        return int(found[0])
+
+    def set_up(self, name: str) -> None:
+        with translated(f"setting interface {name} up"):
+            self._route.link("set", index=self.interface_index(name), state="up")
+
+    def wait_until_up(self, name: str) -> None:
+        """Setting an interface up is answered before it carries traffic: the kernel batches carrier changes, up to a
+        second, and until then there is no IPv6 route and programs see an interface that is not running."""
+        deadline = time.monotonic() + _LINK_UP_SECONDS
+        index = self.interface_index(name)
+        while (state := self._route.get_links(index)[0].get_attr("IFLA_OPERSTATE")) != "UP":
+            if time.monotonic() > deadline:
+                raise NetlabError(
+                    f"netlab: interface {name} is {state}, not UP, {_LINK_UP_SECONDS:g} s after its start"
+                )
+            time.sleep(0.01)
+
+    def add_veth(self, name: str, mtu: int, peer_name: str, peer_namespace_fd: int) -> None:
+        """A pair of interfaces; the peer is born in the other namespace, so no name is ever taken outside the lab."""
+        peer = {"ifname": peer_name, "mtu": mtu, "net_ns_fd": peer_namespace_fd}
+        with translated(f"making veth pair {name}/{peer_name}", "CONFIG_VETH"):
+            self._route.link("add", ifname=name, kind="veth", mtu=mtu, peer=peer)
+
+    def add_bridge(self, name: str, mtu: int) -> None:
+        with translated(f"making bridge {name}", "CONFIG_BRIDGE"):
+            # Without a querier, multicast snooping would only add a way for neighbour discovery to be lost.
+            self._route.link("add", ifname=name, kind="bridge", mtu=mtu, br_mcast_snooping=0)
+        self.set_up(name)
+
+    def join_bridge(self, port: str, bridge: str) -> None:
+        with translated(f"joining {port} to bridge {bridge}", "CONFIG_BRIDGE"):
+            self._route.link("set", index=self.interface_index(port), master=self.interface_index(bridge))
+        self.set_up(port)
+
+    def add_address(self, name: str, address: str, prefix_length: int) -> None:
+        # Duplicate address detection would keep an IPv6 address unusable for a second; here nobody can duplicate it.
+        extra = {"flags": _IFA_F_NODAD} if ":" in address else {}
+        with translated(f"giving {name} the address {address}/{prefix_length}"):
+            index = self.interface_index(name)
+            self._route.addr("add", index=index, address=address, prefixlen=prefix_length, **extra)
+
+    def limit_host_side(self, name: str, plan: LinkPlan) -> None:
+        """Limits what a host sends through its NIC: the link's rate, and within it each flow's."""
+        if plan.rate_mbit is None and plan.per_flow_mbit is None:
+            return
+        index = self.interface_index(name)
+        link_mbit = plan.rate_mbit if plan.rate_mbit is not None else MAX_RATE_MBIT
+        self._add_htb(index, link_mbit)
+        if plan.per_flow_mbit is None:
+            return
+        # HTB grants a class its own rate even where the sum exceeds the link's, and lends up to its ceiling only what
+        # the link has left: so the classes share the link's rate, and the ceiling is the cap.
+        cap = min(plan.per_flow_mbit, link_mbit)
+        share = min(cap, link_mbit / (FLOW_CLASSES + 1))
+        for minor in range(_FIRST_FLOW_MINOR, _FIRST_FLOW_MINOR + FLOW_CLASSES):
+            self._add_class(index, minor, share, cap)
+        self._add_flow_filter(index)
+
+    def limit_port_side(self, name: str, plan: LinkPlan) -> None:
+        """Limits what a switch port sends to its host: when several hosts send to one, it is here that they queue,
+        and that what exceeds the buffer is dropped."""
+        if plan.rate_mbit is None:
+            return
+        index = self.interface_index(name)
+        self._add_htb(index, plan.rate_mbit)
+        buffer = max(_LEAST_PORT_BUFFER_BYTES, int(_bytes_per_second(plan.rate_mbit) * _PORT_BUFFER_SECONDS))
+        with translated(f"giving {name} a buffer of {buffer} bytes", "CONFIG_NET_SCH_FIFO"):
+            send_tc_request(
+                _RTM_NEWQDISC,
+                index=index,
+                handle=0x20000,
+                parent=_ROOT_QDISC | _OTHER_MINOR,
+                kind="bfifo",
+                options=struct.pack("=I", buffer),
+            )
+
+    def _add_htb(self, index: int, link_mbit: float) -> None:
+        with translated("limiting a link's rate", "CONFIG_NET_SCH_HTB"):
+            self._route.tc("add", "htb", index, handle=_ROOT_QDISC, default=_OTHER_MINOR)
+        self._add_class(index, _LINK_MINOR, link_mbit, link_mbit, parent=_ROOT_QDISC)
+        # Whatever is in no other class: all traffic where flows are not capped, else ARP and the like.
+        share = link_mbit / (FLOW_CLASSES + 1)
+        self._add_class(index, _OTHER_MINOR, share, link_mbit)
+
+    def _add_class(
+        self, index: int, minor: int, rate_mbit: float, ceiling_mbit: float, parent: int = _ROOT_QDISC | _LINK_MINOR
+    ) -> None:
+        rate, ceiling = _bytes_per_second(rate_mbit), _bytes_per_second(ceiling_mbit)
+        with translated("adding a traffic class", "CONFIG_NET_SCH_HTB"):
+            self._route.tc(
+                "add-class",
+                "htb",
+                index,
+                handle=_ROOT_QDISC | minor,
+                parent=parent,
+                rate=rate,
+                ceil=ceiling,
+                burst=max(_LEAST_BURST_BYTES, int(rate * _BURST_SECONDS)),
+                cburst=max(_LEAST_BURST_BYTES, int(ceiling * _BURST_SECONDS)),
+                quantum=_QUANTUM_BYTES,
+            )
+
+    def _add_flow_filter(self, index: int) -> None:
+        count, instructions = flow_filter(_MAJOR, _FIRST_FLOW_MINOR, _OTHER_MINOR)
+        options = attribute(_TCA_BPF_OPS_LEN, struct.pack("=H", count)) + attribute(_TCA_BPF_OPS, instructions)
+        with translated("sorting flows into classes", "CONFIG_NET_CLS_BPF"):
+            send_tc_request(
+                _RTM_NEWTFILTER,
+                index=index,
+                handle=1,
+                parent=_ROOT_QDISC,
+                info=1 << 16 | socket.htons(_ETH_P_ALL),
+                kind="bpf",
+                options=options,
+            )
