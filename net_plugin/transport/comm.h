@@ -1,11 +1,25 @@
-// What a send comm and a receive comm share, as far as their user sees it: the peer's name, registered memory and the
-// promise that no thread of ours touches a buffer once its deregistration returned.
+// Comm: what a send comm and a receive comm share: the data streams and who drives them, the ring of requests, the
+// sticky first error, registered memory, and the promise that no thread of ours touches a buffer once its
+// deregistration returned.
+//
+// Stream 0 is always driven by the thread that calls the comm: small messages go there, with no other thread involved.
+// The other streams are driven by workers, or, where the process has none, by the calling thread as well.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstddef>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
+#include "transport/chunk_scheduler.h"
+#include "transport/data_stream.h"
+#include "transport/event_loop_worker.h"
+#include "transport/request.h"
+#include "transport/worker_pool.h"
 
 namespace bagua_net {
 
@@ -14,16 +28,65 @@ struct MemoryRegistration {
   std::size_t bytes;
 };
 
-class Comm {
+class Comm : public FailureSink {
  public:
-  virtual ~Comm() = default;
+  ~Comm() override;
 
   Status register_memory(void* data, std::size_t bytes, MemoryRegistration** registration);
   // If requests on that memory are unfinished, the comm is aborted: its I/O has stopped for good when this returns,
   // its requests fail, the peer sees a closed connection. Never waits for the peer.
   Status deregister_memory(MemoryRegistration* registration);
 
-  const std::string& peer() const;  // "10.0.0.2:4711 (host node2, process 4242)"
+  const std::string& peer() const { return peer_; }  // "10.0.0.2:4711 (host node2, process 4242)"
+
+  // Any thread. The first failure sticks, and every stream is shut down so that the peer learns of it.
+  void fail(Status status) override;
+
+ protected:
+  friend class Request;
+
+  explicit Comm(std::string peer) : peer_(std::move(peer)) {}
+
+  // Which streams workers drive; called once by the constructor's owner, after all streams exist.
+  Status start_streams(std::vector<std::unique_ptr<DataStream>> streams, WorkerPool* pool);
+  // Takes every stream away from its driver, for good. Derived destructors call it before their members go.
+  void stop_streams();
+
+  // The next free request of the ring; nullptr when the oldest is not finished: "later".
+  Request* free_request();
+  // Hands the calling thread's streams some time. With mutex_ held.
+  void drive_own_streams();
+  void kick(int stream_index);
+  Status failure();
+  bool has_failed() const { return failed_.load(std::memory_order_acquire); }
+  // Anything that makes an unfinished request hopeless, beyond a failure. With mutex_ held.
+  virtual Status check_progress_possible() { return Status::ok(); }
+  virtual bool has_own_work(const Request& request) const = 0;
+  virtual std::size_t message_bytes(const Request& request) const = 0;
+
+  struct DrivenStream {
+    std::unique_ptr<DataStream> stream;
+    EventLoopWorker* worker = nullptr;  // nullptr: the calling thread
+    std::uint64_t worker_stream_id = 0;
+  };
+
+  // Guards the calling thread's streams, the ring and the registrations. NCCL calls a comm from one thread at a time,
+  // but tears it down from another than the one that moved its data.
+  std::mutex mutex_;
+  std::vector<DrivenStream> streams_;  // fixed after start_streams
+  std::vector<DataStream*> own_streams_;
+  std::array<Request, kMaxRequestsPerComm> requests_;
+  std::uint64_t next_number_ = 0;
+
+ private:
+  Status test(Request* request, bool* done, std::size_t* bytes);
+
+  const std::string peer_;
+  bool stopped_ = false;  // guarded by mutex_: no stream is driven any more
+  std::vector<std::unique_ptr<MemoryRegistration>> registrations_;
+  std::mutex failure_mutex_;
+  Status failure_;                   // guarded by failure_mutex_
+  std::atomic<bool> failed_{false};  // release after failure_ was written
 };
 
 }  // namespace bagua_net

@@ -1,28 +1,35 @@
 // TransportContext: owns everything that lives while a process uses the plugin: listening sockets, handshakes, worker
 // pool, comms. The functions below are all that `abi` calls; they know no NCCL type. Every one may be called from any
 // thread; calls on one comm come from one thread at a time. None blocks on the peer.
+//
+// Threads run only while something is open: they start with the first listen or connect and are joined when the last
+// comm is closed, so NCCL versions whose tables have no finalize leave no thread behind either.
 #pragma once
+
+#include <sched.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "base/status.h"
 #include "config/plugin_config.h"
 #include "transport/comm.h"
+#include "transport/connection_service.h"
 #include "transport/device.h"
+#include "transport/listen_comm.h"
+#include "transport/recv_comm.h"
 #include "transport/request.h"
+#include "transport/send_comm.h"
+#include "transport/worker_pool.h"
 
 namespace bagua_net {
 
-constexpr std::size_t kHandleBytes = 128;           // NCCL_NET_HANDLE_MAXSIZE from 2.12 on
-constexpr std::size_t kMaxRequestsPerComm = 64;     // NCCL wants 32; more are answered with "later"
-constexpr std::size_t kMaxMessageBytes = 1u << 30;  // what every NCCL version can ask for
-
-class ListenComm;
-class SendComm;
-class RecvComm;
+constexpr std::size_t kHandleBytes = kConnectHandleBytes;  // NCCL_NET_HANDLE_MAXSIZE from 2.12 on
+constexpr std::size_t kMaxMessageBytes = 1u << 30;         // what every NCCL version can ask for
 
 class TransportContext {
  public:
@@ -30,7 +37,8 @@ class TransportContext {
                        std::unique_ptr<TransportContext>* context);
   ~TransportContext();  // closes what was never closed, reaps half-open connects, joins all threads
 
-  const std::vector<Device>& devices() const;
+  const std::vector<Device>& devices() const { return devices_; }
+  int worker_count() const { return pool_.size(); }
 
   // Fills handle[kHandleBytes]. The listen comm yields one connection.
   Status listen(int device, std::uint8_t* handle, ListenComm** listen_comm);
@@ -39,13 +47,32 @@ class TransportContext {
   Status accept(ListenComm* listen_comm, RecvComm** comm);
 
   // *request == nullptr: no room now, call again. Sizes above kMaxMessageBytes are kInvalidArgument.
-  Status isend(SendComm* comm, const void* data, std::size_t bytes, MemoryRegistration* registration,
-               Request** request);
-  Status irecv(RecvComm* comm, void* data, std::size_t bytes, MemoryRegistration* registration, Request** request);
+  static Status isend(SendComm* comm, const void* data, std::size_t bytes, MemoryRegistration* registration,
+                      Request** request);
+  static Status irecv(RecvComm* comm, void* data, std::size_t bytes, MemoryRegistration* registration,
+                      Request** request);
 
   void close(ListenComm* listen_comm);
   void close(SendComm* comm);
   void close(RecvComm* comm);
+
+ private:
+  TransportContext(const PluginConfig& config, std::vector<Device> devices, int workers, const cpu_set_t& affinity);
+
+  // The running connection service, started if need be. With mutex_ held.
+  Status service(ConnectionService** service);
+  Status check_device(int device) const;
+  // Joins the threads if nothing is open any more. With mutex_ held.
+  void rest_if_idle();
+
+  const PluginConfig config_;
+  const std::vector<Device> devices_;
+  HandshakeSettings settings_;
+  WorkerPool pool_;
+  std::mutex mutex_;  // guards everything below
+  std::unique_ptr<ConnectionService> service_;
+  std::map<ListenComm*, std::unique_ptr<ListenComm>> listen_comms_;
+  std::map<Comm*, std::unique_ptr<Comm>> comms_;
 };
 
 }  // namespace bagua_net

@@ -1,0 +1,19 @@
+// Starting a thread of ours inside somebody else's process: no signal of theirs is delivered to it, it has a name that
+// top and gdb show, and it runs on the CPUs that we say, not on those its creator happens to be bound to.
+#pragma once
+
+#include <sched.h>
+
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "base/status.h"
+
+namespace bagua_net {
+
+// affinity == nullptr: the creator's CPUs. name: at most 15 characters.
+Status start_background_thread(const std::string& name, const cpu_set_t* affinity, std::function<void()> body,
+                               std::thread* thread);
+
+}  // namespace bagua_net

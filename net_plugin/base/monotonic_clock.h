@@ -1,0 +1,18 @@
+// Monotonic time, for deadlines and spinning.
+#pragma once
+
+#include <ctime>
+
+#include <cstdint>
+
+namespace bagua_net {
+
+inline std::int64_t monotonic_us() {
+  timespec now;
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::int64_t>(now.tv_sec) * 1000000 + now.tv_nsec / 1000;
+}
+
+inline std::int64_t monotonic_ms() { return monotonic_us() / 1000; }
+
+}  // namespace bagua_net

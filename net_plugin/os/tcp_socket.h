@@ -1,0 +1,36 @@
+// TCP sockets: opening, listening, accepting and the options that every connection of ours has. All non-blocking and
+// closed on exec.
+#pragma once
+
+#include <cstdint>
+
+#include "base/owned_fd.h"
+#include "base/status.h"
+#include "config/plugin_config.h"
+#include "os/socket_address.h"
+
+namespace bagua_net {
+
+struct TcpOptions {
+  std::int64_t buffer_bytes = 0;  // 0: the kernel's autotuning
+  int keepalive_s = 30;           // silence after which a dead host is noticed; 0: off
+  CongestionControl congestion_control = CongestionControl::kAuto;
+};
+
+// Port 0 in `address`: the kernel picks one, and *address is filled with it.
+Status tcp_listen(SocketAddress* address, OwnedFd* socket);
+
+// One connection from the queue; *socket stays closed when there is none. Failures of a single connection
+// (ECONNABORTED and the like) count as none.
+Status tcp_accept(int listening_socket, OwnedFd* socket, SocketAddress* peer);
+
+// Starts connecting; finished when the socket becomes writable, then ask tcp_connect_result.
+Status tcp_connect(const SocketAddress& address, const TcpOptions& options, OwnedFd* socket);
+int tcp_connect_result(int socket);  // 0 or errno
+
+// No delay, keepalive, buffers and congestion control. `same_host`: both ends are on this host.
+Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host);
+
+SocketAddress local_address(int socket);
+
+}  // namespace bagua_net

@@ -1,0 +1,42 @@
+#include "transport/byte_stream.h"
+
+#include <sys/socket.h>
+
+#include <utility>
+
+namespace bagua_net {
+namespace {
+
+class TcpByteStream final : public ByteStream {
+ public:
+  explicit TcpByteStream(OwnedFd socket) : socket_(std::move(socket)) {}
+  ~TcpByteStream() override { TcpByteStream::shutdown(); }  // a forked child may hold a duplicate: close is not enough
+
+  ssize_t read(const iovec* pieces, std::size_t count) override {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(pieces);
+    message.msg_iovlen = count;
+    return ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+  }
+
+  ssize_t write(const iovec* pieces, std::size_t count) override {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(pieces);
+    message.msg_iovlen = count;
+    return ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  }
+
+  int fd() const override { return socket_.get(); }
+  void shutdown() override { ::shutdown(socket_.get(), SHUT_RDWR); }
+
+ private:
+  OwnedFd socket_;
+};
+
+}  // namespace
+
+std::unique_ptr<ByteStream> make_tcp_byte_stream(OwnedFd socket) {
+  return std::make_unique<TcpByteStream>(std::move(socket));
+}
+
+}  // namespace bagua_net

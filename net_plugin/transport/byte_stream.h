@@ -1,0 +1,31 @@
+// ByteStream: the one interface around the byte path. Everything above it (framing, scheduling, workers) works on any
+// ordered, reliable, non-blocking stream: TCP today, TLS over TCP tomorrow, a byte-wise fake in the tests.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "base/owned_fd.h"
+
+namespace bagua_net {
+
+class ByteStream {
+ public:
+  virtual ~ByteStream() = default;
+
+  // Like readv and writev on a non-blocking socket: bytes moved, 0 at the end of input, or -1 with errno set
+  // (EAGAIN: the poller tells when to go on). Never raises SIGPIPE.
+  virtual ssize_t read(const iovec* pieces, std::size_t count) = 0;
+  virtual ssize_t write(const iovec* pieces, std::size_t count) = 0;
+
+  // What the poller watches.
+  virtual int fd() const = 0;
+  // Ends both directions: the peer sees the end of input, bytes that the kernel took are still delivered. Any thread.
+  virtual void shutdown() = 0;
+};
+
+std::unique_ptr<ByteStream> make_tcp_byte_stream(OwnedFd socket);
+
+}  // namespace bagua_net

@@ -1,0 +1,45 @@
+// ConnectionService: the one thread of this process that opens connections in both directions, so that no call from
+// NCCL ever waits for a peer, and strangers never disturb a comm. It sleeps in epoll; without handshakes under way it
+// never wakes. Any thread may call the public functions.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <thread>
+
+#include "base/status.h"
+#include "os/epoll_poller.h"
+#include "transport/inbound_handshakes.h"
+#include "transport/outbound_handshakes.h"
+
+namespace bagua_net {
+
+class ConnectionService {
+ public:
+  explicit ConnectionService(HandshakeSettings settings);
+  ~ConnectionService();  // closes everything unfinished, joins the thread
+
+  Status start();
+
+  Status listen(const NetworkInterface& interface, std::uint8_t* handle, Token* token);
+  Status accept(const Token& token, bool* ready, EstablishedConnection* connection);
+  void stop_listening(const Token& token);
+  Status connect(std::uint8_t* handle, bool* ready, EstablishedConnection* connection);
+
+  // Nobody listens, and no connect is under way or waits to be fetched.
+  bool is_idle();
+
+ private:
+  void run();
+
+  const HandshakeSettings settings_;
+  EpollPoller poller_;
+  std::thread thread_;
+  std::mutex mutex_;  // guards everything below; never held while the thread waits
+  std::uint64_t next_id_ = 0;
+  InboundHandshakes inbound_;
+  OutboundHandshakes outbound_;
+  bool stopping_ = false;
+};
+
+}  // namespace bagua_net

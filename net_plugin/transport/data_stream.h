@@ -1,0 +1,63 @@
+// DataStream: one TCP connection of a comm, seen by whoever drives it: a worker, or the thread that calls the comm.
+// It has exactly one driver at a time; the comm decides which.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "base/status.h"
+#include "transport/byte_stream.h"
+
+namespace bagua_net {
+
+enum class StreamProgress {
+  kMore,     // the budget ended, there is more to do at once
+  kBlocked,  // the socket has no room or no bytes: its poller event continues
+  kIdle,     // nothing to send, or the receive is not posted yet: a kick continues
+  kEnded,    // end of input or failure: never again
+};
+
+// Told of the first failure; implemented by the comm. Any thread.
+class FailureSink {
+ public:
+  virtual ~FailureSink() = default;
+  virtual void fail(Status status) = 0;
+};
+
+class DataStream {
+ public:
+  DataStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index)
+      : bytes_(std::move(bytes)), failures_(failures), index_(index) {}
+  virtual ~DataStream() = default;
+
+  // Moves up to about `budget` bytes without blocking.
+  virtual StreamProgress progress(std::size_t budget) = 0;
+  // What the poller waits for when progress() was blocked: EPOLLIN or EPOLLOUT.
+  virtual std::uint32_t poll_flags() const = 0;
+
+  int fd() const { return bytes_->fd(); }
+  int index() const { return index_; }
+  void shutdown() { bytes_->shutdown(); }
+
+  // True while a kick could achieve nothing because the poller's event comes anyway. Written by the driver before it
+  // looks for work under the scheduler's or table's mutex, read by the kicker after it added work under that mutex.
+  bool is_blocked() const { return blocked_.load(std::memory_order_relaxed); }
+
+ protected:
+  StreamProgress fail(const Status& status) {
+    failures_->fail(status);
+    return StreamProgress::kEnded;
+  }
+  ByteStream& bytes() { return *bytes_; }
+  void set_blocked(bool blocked) { blocked_.store(blocked, std::memory_order_relaxed); }
+
+ private:
+  const std::unique_ptr<ByteStream> bytes_;
+  FailureSink* const failures_;  // the comm: outlives its streams
+  const int index_;
+  std::atomic<bool> blocked_{false};
+};
+
+}  // namespace bagua_net

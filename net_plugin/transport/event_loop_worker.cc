@@ -1,0 +1,132 @@
+#include "transport/event_loop_worker.h"
+
+#include "base/background_thread.h"
+#include "base/monotonic_clock.h"
+
+namespace bagua_net {
+
+EventLoopWorker::~EventLoopWorker() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard<std::mutex> lock(kick_mutex_);
+    stopping_ = true;
+  }
+  poller_.wake();
+  thread_.join();
+}
+
+Status EventLoopWorker::start(int number) {
+  BAGUA_NET_RETURN_IF_ERROR(poller_.open());
+  return start_background_thread("bagua-net-io" + std::to_string(number), &affinity_, [this] { run(); }, &thread_);
+}
+
+Status EventLoopWorker::attach(DataStream* stream, std::uint64_t* stream_id) {
+  {
+    const std::lock_guard<std::mutex> lock(streams_mutex_);
+    *stream_id = next_id_++;
+    streams_.emplace(*stream_id, Attached{stream});
+  }
+  // Edge-triggered: one event per change, none while a parked stream has unread bytes.
+  const Status status = poller_.add(stream->fd(), *stream_id, stream->poll_flags() | EPOLLET);
+  if (!status.is_ok()) {
+    const std::lock_guard<std::mutex> lock(streams_mutex_);
+    streams_.erase(*stream_id);
+  }
+  return status;
+}
+
+void EventLoopWorker::detach(DataStream* stream, std::uint64_t stream_id) {
+  poller_.remove(stream->fd());
+  detaching_.fetch_add(1);
+  {
+    const std::lock_guard<std::mutex> lock(streams_mutex_);
+    streams_.erase(stream_id);  // ids in runnable_, kicked_ and collected events become stale and are skipped
+  }
+  detaching_.fetch_sub(1);
+}
+
+void EventLoopWorker::kick(std::uint64_t stream_id) {
+  bool wake = false;
+  {
+    const std::lock_guard<std::mutex> lock(kick_mutex_);
+    kicked_.push_back(stream_id);
+    has_kicks_.store(true, std::memory_order_relaxed);
+    wake = sleeping_;
+    sleeping_ = false;
+  }
+  if (wake) poller_.wake();
+}
+
+void EventLoopWorker::make_runnable(std::uint64_t stream_id) {
+  const auto found = streams_.find(stream_id);
+  if (found == streams_.end() || found->second.runnable) return;
+  found->second.runnable = true;
+  runnable_.push_back(stream_id);
+}
+
+void EventLoopWorker::collect_kicks() {
+  if (!has_kicks_.load(std::memory_order_relaxed)) return;
+  const std::lock_guard<std::mutex> lock(kick_mutex_);
+  for (const std::uint64_t id : kicked_) make_runnable(id);
+  kicked_.clear();
+  has_kicks_.store(false, std::memory_order_relaxed);
+}
+
+bool EventLoopWorker::run_streams() {
+  next_runnable_.clear();
+  for (const std::uint64_t id : runnable_) {
+    const auto found = streams_.find(id);
+    if (found == streams_.end()) continue;
+    if (found->second.stream->progress(kTurnBytes) == StreamProgress::kMore) {
+      next_runnable_.push_back(id);
+    } else {
+      found->second.runnable = false;
+    }
+  }
+  runnable_.swap(next_runnable_);
+  return !runnable_.empty();
+}
+
+// True: asleep as far as kicks are concerned; the next one wakes the poller.
+bool EventLoopWorker::prepare_to_sleep() {
+  const std::lock_guard<std::mutex> lock(kick_mutex_);
+  if (!kicked_.empty() || stopping_) return false;
+  sleeping_ = true;
+  return true;
+}
+
+void EventLoopWorker::run() {
+  std::vector<EpollPoller::Event> events;
+  std::int64_t last_work_us = monotonic_us();
+  for (;;) {
+    bool busy = false;
+    bool worked = false;
+    {
+      const std::lock_guard<std::mutex> lock(streams_mutex_);
+      for (const EpollPoller::Event& event : events) make_runnable(event.id);
+      collect_kicks();
+      worked = !runnable_.empty();
+      busy = run_streams();
+    }
+    while (detaching_.load() > 0) sched_yield();
+
+    int timeout_ms = 0;
+    if (!busy) {
+      const std::int64_t now_us = monotonic_us();
+      if (worked) last_work_us = now_us;
+      if (now_us - last_work_us >= spin_us_) {
+        if (prepare_to_sleep()) timeout_ms = -1;
+        const std::lock_guard<std::mutex> lock(kick_mutex_);
+        if (stopping_) return;
+      }
+    }
+    poller_.wait(timeout_ms, &events);
+    if (timeout_ms != 0) {
+      const std::lock_guard<std::mutex> lock(kick_mutex_);
+      sleeping_ = false;
+      last_work_us = monotonic_us();
+    }
+  }
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,71 @@
+// EventLoopWorker: one I/O thread of the pool. It drives the data streams attached to it: spins while traffic flows,
+// then sleeps in epoll until a socket is ready or somebody kicks a stream. An idle worker never wakes.
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "os/epoll_poller.h"
+#include "transport/data_stream.h"
+
+namespace bagua_net {
+
+class EventLoopWorker {
+ public:
+  // affinity: the CPUs to run on. The caller's own mask would be that of NCCL's proxy thread: the CPUs near one GPU.
+  EventLoopWorker(int spin_us, const cpu_set_t& affinity) : spin_us_(spin_us), affinity_(affinity) {}
+  ~EventLoopWorker();  // joins; every stream must be detached
+
+  Status start(int number);
+
+  // The stream is driven by this worker until detach() returned.
+  Status attach(DataStream* stream, std::uint64_t* stream_id);
+  // Waits until the worker is outside the stream; it never enters it again. Bounded: a worker never blocks in I/O.
+  void detach(DataStream* stream, std::uint64_t stream_id);
+  // Work was added for the stream. Any thread.
+  void kick(std::uint64_t stream_id);
+
+ private:
+  struct Attached {
+    DataStream* stream;
+    bool runnable = false;  // in runnable_
+  };
+
+  void run();
+  void make_runnable(std::uint64_t stream_id);
+  bool run_streams();  // true: some stream wants to go on at once
+  void collect_kicks();
+  bool prepare_to_sleep();
+
+  // What one stream moves before the next has its turn.
+  static constexpr std::size_t kTurnBytes = 1u << 20;
+
+  const int spin_us_;
+  const cpu_set_t affinity_;
+  EpollPoller poller_;
+  std::thread thread_;
+
+  // Held by the thread while it drives streams, so that detach() is just taking it. `detaching_` makes the thread step
+  // aside: a mutex alone would let the loop retake it before the waiter wakes.
+  std::mutex streams_mutex_;
+  std::atomic<int> detaching_{0};
+  std::unordered_map<std::uint64_t, Attached> streams_;  // guarded by streams_mutex_
+  std::vector<std::uint64_t> runnable_;                  // guarded by streams_mutex_
+  std::vector<std::uint64_t> next_runnable_;             // guarded by streams_mutex_
+  std::uint64_t next_id_ = 0;                            // guarded by streams_mutex_
+
+  std::mutex kick_mutex_;
+  std::vector<std::uint64_t> kicked_;   // guarded by kick_mutex_
+  bool sleeping_ = false;               // guarded by kick_mutex_: a kick must wake the thread
+  bool stopping_ = false;               // guarded by kick_mutex_
+  std::atomic<bool> has_kicks_{false};  // hint that kicked_ is not empty, saves the lock while spinning
+};
+
+}  // namespace bagua_net

@@ -1,0 +1,26 @@
+// HandshakeSettings: what both sides of a handshake need to know of this process.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "os/tcp_socket.h"
+
+namespace bagua_net {
+
+// Parked streams are a 64-bit mask, and no path is known to need more.
+constexpr int kMaxStreams = 64;
+
+struct HandshakeSettings {
+  TcpOptions tcp;
+  std::optional<int> streams;  // empty: auto
+  bool has_workers = false;    // auto asks for more streams where workers can drive them
+  std::uint32_t max_chunk_bytes = 524288;
+  int connect_timeout_ms = 60000;
+  int handshake_timeout_ms = 10000;
+  std::string host_name;
+  std::uint64_t process_id = 0;
+};
+
+}  // namespace bagua_net

@@ -1,0 +1,219 @@
+#include "transport/inbound_handshakes.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+
+#include "base/log_sink.h"
+#include "base/monotonic_clock.h"
+#include "os/random_bytes.h"
+
+namespace bagua_net {
+namespace {
+
+void fill_handle_address(const SocketAddress& address, ConnectHandle* handle) {
+  handle->port = address.port();
+  if (address.is_ipv6()) {
+    const auto* ipv6 = reinterpret_cast<const sockaddr_in6*>(address.data());
+    handle->address_family = 6;
+    std::memcpy(handle->address.data(), &ipv6->sin6_addr, sizeof ipv6->sin6_addr);
+    handle->scope_id = ipv6->sin6_scope_id;
+  } else {
+    const auto* ipv4 = reinterpret_cast<const sockaddr_in*>(address.data());
+    handle->address_family = 4;
+    std::memcpy(handle->address.data(), &ipv4->sin_addr, sizeof ipv4->sin_addr);
+  }
+}
+
+}  // namespace
+
+Status InboundHandshakes::open_listening_socket(const NetworkInterface& interface, ListeningSocket** listening) {
+  const auto found = listening_.find(interface.name);
+  if (found != listening_.end()) {
+    *listening = &found->second;
+    return Status::ok();
+  }
+  ListeningSocket opened;
+  opened.address = interface.address;
+  opened.address.set_port(0);
+  BAGUA_NET_RETURN_IF_ERROR(
+      tcp_listen(&opened.address, &opened.socket).with_context("listening on interface " + interface.name));
+  opened.id = (*next_id_)++;
+  BAGUA_NET_RETURN_IF_ERROR(poller_->add(opened.socket.get(), opened.id, EPOLLIN));
+  *listening = &listening_.emplace(interface.name, std::move(opened)).first->second;
+  listening_ids_[(*listening)->id] = *listening;
+  return Status::ok();
+}
+
+Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t* handle, Token* token) {
+  ListeningSocket* listening = nullptr;
+  BAGUA_NET_RETURN_IF_ERROR(open_listening_socket(interface, &listening));
+  BAGUA_NET_RETURN_IF_ERROR(fill_random(token->data(), token->size()));
+  listens_[*token];
+  ConnectHandle encoded;
+  fill_handle_address(listening->address, &encoded);
+  encoded.max_streams = static_cast<std::uint16_t>(settings_.streams.value_or(kMaxStreams));
+  encoded.token = *token;
+  encode_connect_handle(encoded, handle);
+  return Status::ok();
+}
+
+Status InboundHandshakes::accept(const Token& token, bool* ready, EstablishedConnection* connection) {
+  *ready = false;
+  const auto found = listens_.find(token);
+  if (found == listens_.end()) {
+    return Status::internal_error("accept on a listen comm that already gave its one connection");
+  }
+  Listen& listen = found->second;
+  if (listen.state == ListenState::kReady) {
+    *connection = std::move(listen.connection);
+    listens_.erase(found);
+    *ready = true;
+    return Status::ok();
+  }
+  const std::int64_t now_ms = monotonic_ms();
+  if (listen.accept_deadline_ms == 0) listen.accept_deadline_ms = now_ms + settings_.connect_timeout_ms;
+  if (now_ms < listen.accept_deadline_ms) return Status::ok();
+  return Status::remote_error(
+      "no peer connected within " + std::to_string(settings_.connect_timeout_ms) +
+      " ms: that rank has failed (see its log), does not use Bagua-Net, or a firewall blocks the way to this host. "
+      "BAGUA_NET_CONNECT_TIMEOUT_MS sets the deadline");
+}
+
+void InboundHandshakes::stop_listening(const Token& token) { listens_.erase(token); }
+
+void InboundHandshakes::handle_event(std::uint64_t id) {
+  const auto listening = listening_ids_.find(id);
+  if (listening != listening_ids_.end()) {
+    accept_strangers(*listening->second);
+  } else if (strangers_.count(id) != 0) {
+    read_hello(id);
+  }
+}
+
+void InboundHandshakes::accept_strangers(ListeningSocket& listening) {
+  for (;;) {
+    Stranger stranger;
+    const Status status = tcp_accept(listening.socket.get(), &stranger.socket, &stranger.peer);
+    if (!status.is_ok()) {
+      // Out of descriptors or memory: a level-triggered listener would spin. Pause it, and say so.
+      BAGUA_NET_WARN("Bagua-Net: " + status.message() + " on " + listening.address.to_string() +
+                     ": trying again; raise the limit of open files (ulimit -n) if this persists");
+      poller_->remove(listening.socket.get());
+      listening.paused_until_ms = monotonic_ms() + kAcceptRetryMs;
+      return;
+    }
+    if (!stranger.socket.is_open()) return;
+    if (strangers_.size() >= kMaxStrangers) drop_stranger(strangers_.begin()->first);
+    stranger.deadline_ms = monotonic_ms() + settings_.handshake_timeout_ms;
+    const std::uint64_t id = (*next_id_)++;
+    if (!poller_->add(stranger.socket.get(), id, EPOLLIN).is_ok()) continue;
+    strangers_.emplace(id, std::move(stranger));
+    read_hello(id);  // often there already
+  }
+}
+
+void InboundHandshakes::read_hello(std::uint64_t id) {
+  Stranger& stranger = strangers_.at(id);
+  while (stranger.received < stranger.bytes.size()) {
+    const ssize_t got = ::recv(stranger.socket.get(), stranger.bytes.data() + stranger.received,
+                               stranger.bytes.size() - stranger.received, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got <= 0) {
+      drop_stranger(id);
+      return;
+    }
+    stranger.received += static_cast<std::size_t>(got);
+    if (!is_hello_prefix(stranger.bytes.data(), stranger.received)) {
+      BAGUA_NET_INFO("Bagua-Net: closed a connection from " + stranger.peer.to_string() +
+                     " that does not speak its protocol");
+      drop_stranger(id);
+      return;
+    }
+  }
+
+  Hello hello;
+  decode_hello(stranger.bytes.data(), &hello);
+  Reply reply;
+  reply.process_id = settings_.process_id;
+  const int fd = stranger.socket.get();  // stays valid when admit() moves it into a comm's connection
+  reply.verdict = admit(stranger, hello, &reply.streams, &reply.max_chunk_bytes);
+  std::array<std::uint8_t, kReplyBytes> bytes;
+  encode_reply(reply, bytes.data());
+  // An empty socket buffer always has room for 32 bytes; if the peer is gone already, its streams tell the comm.
+  [[maybe_unused]] const auto ignored = ::send(fd, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (reply.verdict != HandshakeVerdict::kAccepted) {
+    BAGUA_NET_WARN("Bagua-Net: refused a connection from " + stranger.peer.to_string() + " (host " + hello.host_name +
+                   ", process " + std::to_string(hello.process_id) + ", protocol version " +
+                   std::to_string(hello.protocol_version) + ", ours " + std::to_string(kProtocolVersion) +
+                   "): " + handshake_verdict_name(reply.verdict));
+  }
+  drop_stranger(id);
+}
+
+HandshakeVerdict InboundHandshakes::admit(Stranger& stranger, const Hello& hello, std::uint16_t* streams,
+                                          std::uint32_t* chunk_bytes) {
+  if (hello.protocol_version != kProtocolVersion) return HandshakeVerdict::kWrongVersion;
+  const auto found = listens_.find(hello.token);
+  if (found == listens_.end()) return HandshakeVerdict::kUnknownToken;
+  Listen& listen = found->second;
+  EstablishedConnection& connection = listen.connection;
+
+  if (hello.stream_index == 0 && listen.state == ListenState::kWaiting) {
+    const int most = settings_.streams.value_or(kMaxStreams);
+    connection.sockets.resize(static_cast<std::size_t>(std::clamp<int>(hello.streams_wanted, 1, most)));
+    connection.max_chunk_bytes = std::max(1u, std::min(hello.max_chunk_bytes, settings_.max_chunk_bytes));
+    connection.peer = stranger.peer.to_string() + " (host " + hello.host_name + ", process " +
+                      std::to_string(hello.process_id) + ")";
+    listen.comm_id = hello.comm_id;
+    listen.state = ListenState::kAssembling;
+  } else if (listen.state != ListenState::kAssembling || hello.comm_id != listen.comm_id ||
+             hello.stream_index >= connection.sockets.size() || connection.sockets[hello.stream_index].is_open()) {
+    return HandshakeVerdict::kUnknownStream;
+  }
+  const SocketAddress local = local_address(stranger.socket.get());
+  const Status options = apply_tcp_options(stranger.socket.get(), settings_.tcp, local.same_host(stranger.peer));
+  if (!options.is_ok()) BAGUA_NET_WARN("Bagua-Net: " + options.message());
+
+  poller_->remove(stranger.socket.get());
+  connection.sockets[hello.stream_index] = std::move(stranger.socket);
+  *streams = static_cast<std::uint16_t>(connection.sockets.size());
+  *chunk_bytes = connection.max_chunk_bytes;
+  if (++listen.joined == connection.sockets.size()) listen.state = ListenState::kReady;
+  return HandshakeVerdict::kAccepted;
+}
+
+void InboundHandshakes::drop_stranger(std::uint64_t id) {
+  const auto found = strangers_.find(id);
+  if (found->second.socket.is_open()) poller_->remove(found->second.socket.get());
+  strangers_.erase(found);
+}
+
+void InboundHandshakes::expire(std::int64_t now_ms) {
+  for (auto stranger = strangers_.begin(); stranger != strangers_.end();) {
+    const auto current = stranger++;
+    if (now_ms >= current->second.deadline_ms) drop_stranger(current->first);
+  }
+  for (auto& [name, listening] : listening_) {
+    if (listening.paused_until_ms == 0 || now_ms < listening.paused_until_ms) continue;
+    listening.paused_until_ms = 0;
+    const Status status = poller_->add(listening.socket.get(), listening.id, EPOLLIN);
+    if (!status.is_ok()) listening.paused_until_ms = now_ms + kAcceptRetryMs;
+  }
+}
+
+std::int64_t InboundHandshakes::next_deadline_ms() const {
+  std::int64_t deadline = std::numeric_limits<std::int64_t>::max();
+  // All strangers have the same time: the oldest is due first.
+  if (!strangers_.empty()) deadline = strangers_.begin()->second.deadline_ms;
+  for (const auto& [name, listening] : listening_) {
+    if (listening.paused_until_ms != 0) deadline = std::min(deadline, listening.paused_until_ms);
+  }
+  return deadline;
+}
+
+}  // namespace bagua_net

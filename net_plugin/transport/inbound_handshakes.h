@@ -1,0 +1,91 @@
+// InboundHandshakes: the listening side. Owns the listening sockets (one per interface), what is listened for (one
+// token per listen comm), and the accepted sockets that have not proved yet that they belong to one.
+//
+//   accepted socket --hello--> token known, stream 0   : the listen's comm is being assembled --all joined--> ready
+//                              comm id known, stream i : joins it
+//                              anything else           : a verdict if it speaks our protocol, closed in any case
+//
+// Strangers cost one socket and 112 bytes each, until the handshake deadline, and at most kMaxStrangers of them.
+// Not thread-safe: the connection service's mutex guards every call.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "os/epoll_poller.h"
+#include "os/network_interface.h"
+#include "os/tcp_socket.h"
+#include "transport/established_connection.h"
+#include "transport/handshake_settings.h"
+#include "wire/handshake_message.h"
+
+namespace bagua_net {
+
+class InboundHandshakes {
+ public:
+  // next_id: poller ids are handed out for both directions from one counter.
+  InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id)
+      : settings_(settings), poller_(poller), next_id_(next_id) {}
+
+  // Opens the interface's listening socket if this is its first listen; fills handle[kConnectHandleBytes].
+  Status listen(const NetworkInterface& interface, std::uint8_t* handle, Token* token);
+  // *ready = true: *connection holds the comm's sockets. An error once the deadline, counted from the first call, is
+  // over.
+  Status accept(const Token& token, bool* ready, EstablishedConnection* connection);
+  void stop_listening(const Token& token);
+
+  bool owns(std::uint64_t id) const { return listening_ids_.count(id) != 0 || strangers_.count(id) != 0; }
+  void handle_event(std::uint64_t id);
+  void expire(std::int64_t now_ms);
+  std::int64_t next_deadline_ms() const;  // INT64_MAX: none
+  std::size_t listen_count() const { return listens_.size(); }
+
+ private:
+  static constexpr std::size_t kMaxStrangers = 1024;
+  static constexpr std::int64_t kAcceptRetryMs = 100;
+
+  struct ListeningSocket {
+    OwnedFd socket;
+    SocketAddress address;
+    std::uint64_t id = 0;
+    std::int64_t paused_until_ms = 0;  // out of descriptors: look again then; 0: not paused
+  };
+  enum class ListenState {
+    kWaiting,     // for a hello with its token
+    kAssembling,  // stream 0 was accepted, others are still to join
+    kReady,       // every stream is here
+  };
+  struct Listen {
+    ListenState state = ListenState::kWaiting;
+    Token comm_id{};
+    std::size_t joined = 0;
+    EstablishedConnection connection;
+    std::int64_t accept_deadline_ms = 0;  // 0: accept was not called yet
+  };
+  struct Stranger {
+    OwnedFd socket;
+    SocketAddress peer;
+    std::array<std::uint8_t, kHelloBytes> bytes;
+    std::size_t received = 0;
+    std::int64_t deadline_ms = 0;
+  };
+
+  Status open_listening_socket(const NetworkInterface& interface, ListeningSocket** listening);
+  void accept_strangers(ListeningSocket& listening);
+  void read_hello(std::uint64_t id);
+  HandshakeVerdict admit(Stranger& stranger, const Hello& hello, std::uint16_t* streams, std::uint32_t* chunk_bytes);
+  void drop_stranger(std::uint64_t id);
+
+  const HandshakeSettings& settings_;
+  EpollPoller* const poller_;
+  std::uint64_t* const next_id_;
+  std::map<std::string, ListeningSocket> listening_;          // by interface name
+  std::map<std::uint64_t, ListeningSocket*> listening_ids_;   // by poller id; map nodes do not move
+  std::map<Token, Listen> listens_;
+  std::map<std::uint64_t, Stranger> strangers_;               // by poller id: the oldest first
+};
+
+}  // namespace bagua_net

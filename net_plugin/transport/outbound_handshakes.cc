@@ -1,0 +1,287 @@
+#include "transport/outbound_handshakes.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+
+#include "base/monotonic_clock.h"
+#include "os/random_bytes.h"
+
+namespace bagua_net {
+namespace {
+
+// Streams that auto asks for: one for small messages and four for workers to fill; without workers one thread does
+// all I/O, and more than one stream only helps where the network caps each flow.
+constexpr int kAutoStreamsWithWorkers = 5;
+constexpr int kAutoStreamsOneThread = 4;
+constexpr int kAutoStreamsSameHost = 1;
+
+SocketAddress handle_address(const ConnectHandle& handle) {
+  if (handle.address_family == 6) {
+    sockaddr_in6 address{};
+    address.sin6_family = AF_INET6;
+    std::memcpy(&address.sin6_addr, handle.address.data(), sizeof address.sin6_addr);
+    address.sin6_port = htons(handle.port);
+    address.sin6_scope_id = handle.scope_id;
+    return {reinterpret_cast<const sockaddr*>(&address), sizeof address};
+  }
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  std::memcpy(&address.sin_addr, handle.address.data(), sizeof address.sin_addr);
+  address.sin_port = htons(handle.port);
+  return {reinterpret_cast<const sockaddr*>(&address), sizeof address};
+}
+
+bool is_worth_a_retry(int error_number) {
+  switch (error_number) {
+    case ECONNREFUSED:
+    case ECONNRESET:
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+    case EADDRNOTAVAIL: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+Status OutboundHandshakes::connect(std::uint8_t* handle, bool* ready, EstablishedConnection* connection) {
+  *ready = false;
+  const std::uint64_t number = load_connect_state(handle);
+  if (number == 0) {
+    ConnectHandle decoded;
+    BAGUA_NET_RETURN_IF_ERROR(decode_connect_handle(handle, &decoded));
+    Attempt attempt;
+    attempt.address = handle_address(decoded);
+    attempt.deadline_ms = monotonic_ms() + settings_.connect_timeout_ms;
+    const int wanted = settings_.has_workers               ? kAutoStreamsWithWorkers
+                       : attempt.address.is_loopback() ? kAutoStreamsSameHost
+                                                           : kAutoStreamsOneThread;
+    attempt.hello.streams_wanted = static_cast<std::uint16_t>(
+        std::clamp<int>(settings_.streams.value_or(wanted), 1, std::max<int>(decoded.max_streams, 1)));
+    attempt.hello.token = decoded.token;
+    BAGUA_NET_RETURN_IF_ERROR(fill_random(attempt.hello.comm_id.data(), attempt.hello.comm_id.size()));
+    attempt.hello.process_id = settings_.process_id;
+    attempt.hello.host_name = settings_.host_name;
+    attempt.hello.max_chunk_bytes = settings_.max_chunk_bytes;
+    attempt.streams.resize(1);
+    const std::uint64_t started = next_attempt_++;
+    store_connect_state(handle, started);
+    start(attempts_.emplace(started, std::move(attempt)).first->second, started, 0);
+    return Status::ok();
+  }
+  const auto found = attempts_.find(number);
+  if (found == attempts_.end()) {
+    return Status::internal_error("connect with a handle whose attempt is over: listen again for a new connection");
+  }
+  if (!found->second.over) return Status::ok();
+  const Status failure = found->second.failure;
+  *connection = std::move(found->second.connection);
+  attempts_.erase(found);
+  *ready = failure.is_ok();
+  return failure;
+}
+
+void OutboundHandshakes::start(Attempt& attempt, std::uint64_t number, std::size_t index) {
+  Stream& stream = attempt.streams[index];
+  const Status status = tcp_connect(attempt.address, settings_.tcp, &stream.socket);
+  if (!status.is_ok()) {
+    if (is_worth_a_retry(status.error_number())) {
+      retry_or_fail(attempt, index, status.error_number());
+    } else {
+      give_up(attempt, status);
+    }
+    return;
+  }
+  stream.state = StreamState::kConnecting;
+  stream.received = 0;
+  stream.id = (*next_id_)++;
+  const Status added = poller_->add(stream.socket.get(), stream.id, EPOLLOUT);
+  if (!added.is_ok()) {
+    give_up(attempt, added);
+    return;
+  }
+  stream_ids_[stream.id] = {number, index};
+}
+
+void OutboundHandshakes::handle_event(std::uint64_t id) {
+  const StreamOf owner = stream_ids_.at(id);
+  Attempt& attempt = attempts_.at(owner.attempt);
+  switch (attempt.streams[owner.index].state) {
+    case StreamState::kConnecting: finish_connect(attempt, owner.index); break;
+    case StreamState::kReplying: read_reply(attempt, owner.attempt, owner.index); break;
+    case StreamState::kJoined:
+    case StreamState::kBackingOff: break;
+  }
+}
+
+void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
+  Stream& stream = attempt.streams[index];
+  const int error_number = tcp_connect_result(stream.socket.get());
+  if (error_number != 0) {
+    if (is_worth_a_retry(error_number)) {
+      retry_or_fail(attempt, index, error_number);
+    } else {
+      give_up(attempt, Status::system_error("connect to " + attempt.address.to_string(), error_number));
+    }
+    return;
+  }
+  if (local_address(stream.socket.get()).same_host(attempt.address)) {
+    // Now it is known to be the same host, whatever its address.
+    const Status options = apply_tcp_options(stream.socket.get(), settings_.tcp, true);
+    if (!options.is_ok()) {
+      give_up(attempt, options);
+      return;
+    }
+  }
+  Hello hello = attempt.hello;
+  hello.stream_index = static_cast<std::uint16_t>(index);
+  std::array<std::uint8_t, kHelloBytes> bytes;
+  encode_hello(hello, bytes.data());
+  // A fresh socket buffer always has room for 112 bytes.
+  const ssize_t sent = ::send(stream.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent != static_cast<ssize_t>(bytes.size())) {
+    retry_or_fail(attempt, index, sent < 0 ? errno : ECONNRESET);
+    return;
+  }
+  stream.state = StreamState::kReplying;
+  const Status status = poller_->modify(stream.socket.get(), stream.id, EPOLLIN);
+  if (!status.is_ok()) give_up(attempt, status);
+}
+
+void OutboundHandshakes::read_reply(Attempt& attempt, std::uint64_t number, std::size_t index) {
+  Stream& stream = attempt.streams[index];
+  while (stream.received < stream.reply.size()) {
+    const ssize_t got = ::recv(stream.socket.get(), stream.reply.data() + stream.received,
+                               stream.reply.size() - stream.received, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got <= 0) {
+      give_up(attempt, Status::remote_error("the listener at " + attempt.address.to_string() +
+                                            " closed the connection during the handshake: that rank has failed (see "
+                                            "its log), or another program owns its port"));
+      return;
+    }
+    stream.received += static_cast<std::size_t>(got);
+  }
+  Reply reply;
+  const Status status = decode_reply(stream.reply.data(), &reply);
+  if (!status.is_ok()) {
+    give_up(attempt, status.with_context("connect to " + attempt.address.to_string()));
+    return;
+  }
+  take_reply(attempt, number, index, reply);
+}
+
+void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply) {
+  if (reply.verdict != HandshakeVerdict::kAccepted) {
+    std::string text = "the listener at " + attempt.address.to_string() + " refused the connection: ";
+    text += handshake_verdict_name(reply.verdict);
+    if (reply.verdict == HandshakeVerdict::kWrongVersion) {
+      text += " (it speaks version " + std::to_string(reply.protocol_version) + ", this rank speaks version " +
+              std::to_string(kProtocolVersion) + "). Install the same version of bagua on every rank";
+    }
+    give_up(attempt, Status::remote_error(text));
+    return;
+  }
+  if (reply.streams < 1 || reply.streams > attempt.hello.streams_wanted || reply.max_chunk_bytes < 1 ||
+      reply.max_chunk_bytes > attempt.hello.max_chunk_bytes) {
+    give_up(attempt, Status::remote_error("the listener at " + attempt.address.to_string() + " granted " +
+                                          std::to_string(reply.streams) + " streams and chunks of " +
+                                          std::to_string(reply.max_chunk_bytes) + " bytes, more than asked for"));
+    return;
+  }
+  Stream& stream = attempt.streams[index];
+  poller_->remove(stream.socket.get());
+  stream_ids_.erase(stream.id);
+  stream.state = StreamState::kJoined;
+  if (index == 0) {
+    attempt.connection.max_chunk_bytes = reply.max_chunk_bytes;
+    attempt.connection.peer =
+        attempt.address.to_string() + " (process " + std::to_string(reply.process_id) + ")";
+    attempt.streams.resize(reply.streams);
+    for (std::size_t other = 1; other < attempt.streams.size() && !attempt.over; ++other) {
+      start(attempt, number, other);
+    }
+  }
+  if (!attempt.over) complete_if_joined(attempt);
+}
+
+void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
+  for (const Stream& stream : attempt.streams) {
+    if (stream.state != StreamState::kJoined) return;
+  }
+  for (Stream& stream : attempt.streams) attempt.connection.sockets.push_back(std::move(stream.socket));
+  attempt.streams.clear();
+  attempt.over = true;
+}
+
+void OutboundHandshakes::retry_or_fail(Attempt& attempt, std::size_t index, int error_number) {
+  Stream& stream = attempt.streams[index];
+  release(stream);
+  stream.state = StreamState::kBackingOff;
+  stream.last_error = error_number;
+  stream.retry_at_ms = monotonic_ms() + kRetryMs;
+}
+
+void OutboundHandshakes::release(Stream& stream) {
+  if (!stream.socket.is_open()) return;
+  if (stream_ids_.erase(stream.id) != 0) poller_->remove(stream.socket.get());
+  stream.socket.reset();
+}
+
+void OutboundHandshakes::give_up(Attempt& attempt, Status failure) {
+  for (Stream& stream : attempt.streams) release(stream);
+  attempt.streams.clear();
+  attempt.failure = std::move(failure);
+  attempt.over = true;
+}
+
+void OutboundHandshakes::expire(std::int64_t now_ms) {
+  for (auto entry = attempts_.begin(); entry != attempts_.end();) {
+    const auto current = entry++;
+    const std::uint64_t number = current->first;
+    Attempt& attempt = current->second;
+    if (attempt.over) {
+      if (now_ms >= attempt.deadline_ms + settings_.connect_timeout_ms) attempts_.erase(current);
+      continue;
+    }
+    if (now_ms >= attempt.deadline_ms) {
+      int last_error = 0;
+      for (const Stream& stream : attempt.streams) last_error = std::max(last_error, stream.last_error);
+      const std::string why = last_error != 0 ? Status::system_error("last error", last_error).message()
+                                              : std::string("no answer");
+      give_up(attempt, Status::remote_error(
+                           "could not connect to " + attempt.address.to_string() + " within " +
+                           std::to_string(settings_.connect_timeout_ms) + " ms (" + why +
+                           "): that rank has failed (see its log), or a firewall blocks the way. "
+                           "BAGUA_NET_CONNECT_TIMEOUT_MS sets the deadline"));
+      continue;
+    }
+    for (std::size_t index = 0; index < attempt.streams.size() && !attempt.over; ++index) {
+      const Stream& stream = attempt.streams[index];
+      if (stream.state == StreamState::kBackingOff && now_ms >= stream.retry_at_ms) start(attempt, number, index);
+    }
+  }
+}
+
+std::int64_t OutboundHandshakes::next_deadline_ms() const {
+  std::int64_t deadline = std::numeric_limits<std::int64_t>::max();
+  for (const auto& [number, attempt] : attempts_) {
+    if (attempt.over) {
+      deadline = std::min(deadline, attempt.deadline_ms + settings_.connect_timeout_ms);
+      continue;
+    }
+    deadline = std::min(deadline, attempt.deadline_ms);
+    for (const Stream& stream : attempt.streams) {
+      if (stream.state == StreamState::kBackingOff) deadline = std::min(deadline, stream.retry_at_ms);
+    }
+  }
+  return deadline;
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,85 @@
+// OutboundHandshakes: the connecting side. One attempt per connect(): stream 0 first, its reply settles how many
+// streams there are, then the others side by side.
+//
+// Each stream:  kConnecting --writable--> kReplying (hello sent, waiting for the reply) --accepted--> kJoined
+//               kConnecting --refused, unreachable--> kBackingOff --100 ms--> kConnecting
+//               anything else, or the attempt's deadline: the whole attempt has failed
+//
+// Not thread-safe: the connection service's mutex guards every call.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "os/epoll_poller.h"
+#include "os/tcp_socket.h"
+#include "transport/established_connection.h"
+#include "transport/handshake_settings.h"
+#include "wire/handshake_message.h"
+
+namespace bagua_net {
+
+class OutboundHandshakes {
+ public:
+  OutboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id)
+      : settings_(settings), poller_(poller), next_id_(next_id) {}
+
+  // Starts or looks after the attempt whose number is kept in handle[kConnectHandleBytes]. *ready = true, or an
+  // error: the attempt is over.
+  Status connect(std::uint8_t* handle, bool* ready, EstablishedConnection* connection);
+
+  bool owns(std::uint64_t id) const { return stream_ids_.count(id) != 0; }
+  void handle_event(std::uint64_t id);
+  void expire(std::int64_t now_ms);
+  std::int64_t next_deadline_ms() const;  // INT64_MAX: none
+  // Attempts under way or waiting to be fetched. NCCL drops an attempt without a word when it aborts, so one that
+  // nobody fetches is forgotten a second deadline later.
+  std::size_t attempt_count() const { return attempts_.size(); }
+
+ private:
+  static constexpr std::int64_t kRetryMs = 100;
+
+  enum class StreamState { kConnecting, kReplying, kJoined, kBackingOff };
+  struct Stream {
+    StreamState state = StreamState::kConnecting;
+    OwnedFd socket;
+    std::uint64_t id = 0;
+    std::array<std::uint8_t, kReplyBytes> reply;
+    std::size_t received = 0;
+    std::int64_t retry_at_ms = 0;
+    int last_error = 0;
+  };
+  struct Attempt {
+    SocketAddress address;
+    Hello hello;
+    std::vector<Stream> streams;
+    std::int64_t deadline_ms = 0;
+    bool over = false;
+    Status failure;
+    EstablishedConnection connection;
+  };
+
+  void start(Attempt& attempt, std::uint64_t number, std::size_t index);
+  void finish_connect(Attempt& attempt, std::size_t index);
+  void read_reply(Attempt& attempt, std::uint64_t number, std::size_t index);
+  void take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply);
+  void retry_or_fail(Attempt& attempt, std::size_t index, int error_number);
+  void release(Stream& stream);
+  void give_up(Attempt& attempt, Status failure);
+  void complete_if_joined(Attempt& attempt);
+
+  const HandshakeSettings& settings_;
+  EpollPoller* const poller_;
+  std::uint64_t* const next_id_;
+  std::map<std::uint64_t, Attempt> attempts_;
+  struct StreamOf {
+    std::uint64_t attempt;
+    std::size_t index;
+  };
+  std::map<std::uint64_t, StreamOf> stream_ids_;  // by poller id
+  std::uint64_t next_attempt_ = 1;                // 0 in a handle: no attempt yet
+};
+
+}  // namespace bagua_net

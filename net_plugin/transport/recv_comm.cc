@@ -1,0 +1,59 @@
+#include "transport/recv_comm.h"
+
+#include "transport/recv_stream.h"
+
+namespace bagua_net {
+
+Status RecvComm::create(EstablishedConnection connection, WorkerPool* pool, std::unique_ptr<RecvComm>* comm) {
+  std::vector<std::unique_ptr<ByteStream>> streams;
+  for (OwnedFd& socket : connection.sockets) streams.push_back(make_tcp_byte_stream(std::move(socket)));
+  return create(std::move(streams), std::move(connection.peer), pool, comm);
+}
+
+Status RecvComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer, WorkerPool* pool,
+                        std::unique_ptr<RecvComm>* comm) {
+  std::unique_ptr<RecvComm> created(new RecvComm(std::move(peer)));
+  RecvComm* self = created.get();
+  std::vector<std::unique_ptr<DataStream>> data_streams;
+  for (std::size_t index = 0; index < streams.size(); ++index) {
+    data_streams.push_back(std::make_unique<RecvStream>(
+        std::move(streams[index]), self, static_cast<int>(index), &self->table_,
+        [self] { self->ended_streams_.fetch_add(1, std::memory_order_release); }));
+  }
+  BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(data_streams), pool));
+  *comm = std::move(created);
+  return Status::ok();
+}
+
+Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* registration, Request** request) {
+  *request = nullptr;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (has_failed()) return failure();
+  Request* posted = free_request();
+  if (posted == nullptr) return Status::ok();
+  std::uint64_t parked = table_.post(posted, this, next_number_++, data, bytes, registration);
+  for (int index = 0; parked != 0; ++index, parked >>= 1) {
+    if ((parked & 1) != 0) kick(index);
+  }
+  // The calling thread's own streams are looked at by the next test: posting stays cheap.
+  *request = posted;
+  return Status::ok();
+}
+
+Status RecvComm::check_progress_possible() {
+  if (ended_streams_.load(std::memory_order_acquire) < streams_.size()) return Status::ok();
+  // The oldest request decides: one that is done was merely not tested yet.
+  for (const Request& request : requests_) {
+    if (request.in_use_ && !request.is_done()) {
+      fail(Status::remote_error("the peer closed the connection while this rank waits for message " +
+                                std::to_string(request.number_) +
+                                ": its process ended or aborted; see that rank's log"));
+      return failure();
+    }
+  }
+  return Status::ok();
+}
+
+std::size_t RecvComm::message_bytes(const Request& request) const { return request.message_bytes_; }
+
+}  // namespace bagua_net

@@ -1,0 +1,35 @@
+// RecvComm: the receiving end of a connection. Whatever stream a chunk comes on, it is read straight into the receive
+// that it belongs to.
+#pragma once
+
+#include "transport/comm.h"
+#include "transport/established_connection.h"
+#include "transport/receive_table.h"
+
+namespace bagua_net {
+
+class RecvComm final : public Comm {
+ public:
+  static Status create(EstablishedConnection connection, WorkerPool* pool, std::unique_ptr<RecvComm>* comm);
+  // The same over any byte streams: what create() does with sockets, and the tests with fakes.
+  static Status create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer, WorkerPool* pool,
+                       std::unique_ptr<RecvComm>* comm);
+  ~RecvComm() override { stop_streams(); }
+
+  // *request == nullptr: no room now, call again.
+  Status irecv(void* data, std::size_t bytes, MemoryRegistration* registration, Request** request);
+
+ private:
+  explicit RecvComm(std::string peer) : Comm(std::move(peer)) {}
+
+  Status check_progress_possible() override;
+  bool has_own_work(const Request&) const override { return true; }  // any message may come on stream 0
+  std::size_t message_bytes(const Request& request) const override;
+
+  ReceiveTable table_;
+  // Streams that the peer ended between two frames. When all have, nothing more can come. Release by the driver,
+  // acquire by test: a message completed before the end is seen as complete.
+  std::atomic<std::size_t> ended_streams_{0};
+};
+
+}  // namespace bagua_net

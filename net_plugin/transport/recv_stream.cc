@@ -1,0 +1,101 @@
+#include "transport/recv_stream.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace bagua_net {
+
+std::uint32_t RecvStream::poll_flags() const { return EPOLLIN | EPOLLRDHUP; }
+
+Status RecvStream::open_chunk() {
+  BAGUA_NET_RETURN_IF_ERROR(decode_frame_header(staging_.data() + staging_begin_, &header_));
+  BAGUA_NET_RETURN_IF_ERROR(table_->find(header_, index(), &request_));
+  if (request_ == nullptr) return Status::ok();
+  staging_begin_ += kFrameHeaderBytes;
+  destination_ = request_->data_ + header_.offset;
+  remaining_ = header_.payload_bytes;
+  return Status::ok();
+}
+
+void RecvStream::take_staged_payload() {
+  const std::size_t bytes = std::min(staged(), remaining_);
+  if (bytes > 0) std::memcpy(destination_, staging_.data() + staging_begin_, bytes);
+  staging_begin_ += bytes;
+  destination_ += bytes;
+  remaining_ -= bytes;
+}
+
+void RecvStream::finish_chunk() {
+  request_->chunk_moved(header_.payload_bytes, header_.message_bytes);
+  request_ = nullptr;
+}
+
+StreamProgress RecvStream::end_of_input() {
+  if (in_payload() || staged() > 0) {
+    return fail(Status::remote_error("the peer closed the connection in the middle of message " +
+                                     std::to_string(header_.message_number) +
+                                     ": its process ended or aborted; see that rank's log"));
+  }
+  on_end_();
+  return StreamProgress::kEnded;
+}
+
+StreamProgress RecvStream::progress(std::size_t budget) {
+  std::size_t moved = 0;
+  bool drained = false;
+  set_blocked(false);
+  for (;;) {
+    while (!in_payload() && staged() >= kFrameHeaderBytes) {
+      const Status status = open_chunk();
+      if (!status.is_ok()) return fail(status);
+      if (!in_payload()) return StreamProgress::kIdle;  // parked
+      take_staged_payload();
+      if (remaining_ == 0) finish_chunk();
+    }
+    // Here the staging buffer holds less than a header, or nothing while a payload is incomplete.
+    if (drained) {
+      set_blocked(true);
+      return StreamProgress::kBlocked;
+    }
+    if (moved >= budget) return StreamProgress::kMore;
+    if (staging_begin_ > 0) {
+      std::memmove(staging_.data(), staging_.data() + staging_begin_, staged());
+      staging_end_ -= staging_begin_;
+      staging_begin_ = 0;
+    }
+
+    iovec pieces[2];
+    std::size_t count = 0;
+    if (in_payload()) pieces[count++] = {destination_, remaining_};
+    pieces[count++] = {staging_.data() + staging_end_, staging_.size() - staging_end_};
+    const std::size_t asked = (in_payload() ? remaining_ : 0) + staging_.size() - staging_end_;
+    const ssize_t received = bytes().read(pieces, count);
+    if (received == 0) return end_of_input();
+    if (received < 0) {
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN && errno != EWOULDBLOCK) {
+        return fail(Status::remote_error(Status::system_error("receive", errno).message()));
+      }
+      set_blocked(true);
+      return StreamProgress::kBlocked;
+    }
+    const auto bytes = static_cast<std::size_t>(received);
+    moved += bytes;
+    // Fewer bytes than asked for: the socket is empty, and the poller tells of the next ones.
+    drained = bytes < asked;
+    if (in_payload()) {
+      const std::size_t payload = std::min(bytes, remaining_);
+      destination_ += payload;
+      remaining_ -= payload;
+      staging_end_ += bytes - payload;
+      if (remaining_ == 0) finish_chunk();
+    } else {
+      staging_end_ += bytes;
+    }
+  }
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,181 @@
+#include "transport/transport_context.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "os/cpu_budget.h"
+
+namespace bagua_net {
+namespace {
+
+HandshakeSettings handshake_settings(const PluginConfig& config, int workers) {
+  HandshakeSettings settings;
+  settings.tcp.buffer_bytes = config.socket_buffer_bytes;
+  settings.tcp.keepalive_s = config.keepalive_s;
+  settings.tcp.congestion_control = config.congestion_control;
+  settings.streams = config.streams;
+  settings.has_workers = workers > 0;
+  settings.max_chunk_bytes = static_cast<std::uint32_t>(config.max_chunk_bytes);
+  settings.connect_timeout_ms = config.connect_timeout_ms;
+  settings.handshake_timeout_ms = config.handshake_timeout_ms;
+  char name[256] = "";
+  ::gethostname(name, sizeof name - 1);
+  settings.host_name = name;
+  settings.process_id = static_cast<std::uint64_t>(::getpid());
+  return settings;
+}
+
+// Hundreds of comms with several sockets each pass the usual soft limit of 1024. Raising it needs no privilege.
+void raise_open_file_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+Status check_size(std::size_t bytes) {
+  if (bytes <= kMaxMessageBytes) return Status::ok();
+  return Status::invalid_argument("a message of " + std::to_string(bytes) + " bytes is larger than the limit of " +
+                                  std::to_string(kMaxMessageBytes) + " bytes that the device properties name");
+}
+
+}  // namespace
+
+Status TransportContext::create(const PluginConfig& config, std::vector<Device> devices,
+                                std::unique_ptr<TransportContext>* context) {
+  if (devices.empty()) return Status::invalid_argument("no network device to use");
+  raise_open_file_limit();
+  const int workers = config.workers.value_or(default_worker_count(measure_cpu_budget(process_environment())));
+  // The process's own mask, not the calling thread's: NCCL binds its threads to the CPUs near one GPU.
+  cpu_set_t affinity;
+  CPU_ZERO(&affinity);
+  if (::sched_getaffinity(::getpid(), sizeof affinity, &affinity) != 0) {
+    return Status::system_error("sched_getaffinity", errno);
+  }
+  context->reset(new TransportContext(config, std::move(devices), workers, affinity));
+  return Status::ok();
+}
+
+TransportContext::TransportContext(const PluginConfig& config, std::vector<Device> devices, int workers,
+                                   const cpu_set_t& affinity)
+    : config_(config),
+      devices_(std::move(devices)),
+      settings_(handshake_settings(config, workers)),
+      pool_(workers, config.spin_us, affinity) {}
+
+TransportContext::~TransportContext() {
+  comms_.clear();  // before the pool: each takes its streams away from the workers
+  service_.reset();
+  pool_.stop();
+}
+
+Status TransportContext::service(ConnectionService** service) {
+  if (service_ == nullptr) {
+    auto started = std::make_unique<ConnectionService>(settings_);
+    BAGUA_NET_RETURN_IF_ERROR(started->start());
+    service_ = std::move(started);
+  }
+  *service = service_.get();
+  return Status::ok();
+}
+
+Status TransportContext::check_device(int device) const {
+  if (device >= 0 && device < static_cast<int>(devices_.size())) return Status::ok();
+  return Status::invalid_argument("device " + std::to_string(device) + " does not exist: there are devices 0 to " +
+                                  std::to_string(devices_.size() - 1));
+}
+
+Status TransportContext::listen(int device, std::uint8_t* handle, ListenComm** listen_comm) {
+  *listen_comm = nullptr;
+  BAGUA_NET_RETURN_IF_ERROR(check_device(device));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ConnectionService* connections = nullptr;
+  BAGUA_NET_RETURN_IF_ERROR(service(&connections));
+  auto created = std::make_unique<ListenComm>();
+  BAGUA_NET_RETURN_IF_ERROR(
+      connections->listen(devices_[static_cast<std::size_t>(device)].interface, handle, &created->token));
+  *listen_comm = created.get();
+  listen_comms_.emplace(*listen_comm, std::move(created));
+  return Status::ok();
+}
+
+Status TransportContext::connect(int device, std::uint8_t* handle, SendComm** comm) {
+  *comm = nullptr;
+  BAGUA_NET_RETURN_IF_ERROR(check_device(device));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ConnectionService* connections = nullptr;
+  BAGUA_NET_RETURN_IF_ERROR(service(&connections));
+  bool ready = false;
+  EstablishedConnection connection;
+  BAGUA_NET_RETURN_IF_ERROR(connections->connect(handle, &ready, &connection));
+  if (!ready) return Status::ok();
+  SendPolicy policy;
+  policy.inline_bytes = static_cast<std::size_t>(config_.inline_bytes);
+  policy.min_chunk_bytes = static_cast<std::size_t>(config_.min_chunk_bytes);
+  std::unique_ptr<SendComm> created;
+  BAGUA_NET_RETURN_IF_ERROR(SendComm::create(std::move(connection), policy, &pool_, &created));
+  *comm = created.get();
+  comms_.emplace(*comm, std::move(created));
+  return Status::ok();
+}
+
+Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
+  *comm = nullptr;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ConnectionService* connections = nullptr;
+  BAGUA_NET_RETURN_IF_ERROR(service(&connections));
+  bool ready = false;
+  EstablishedConnection connection;
+  BAGUA_NET_RETURN_IF_ERROR(connections->accept(listen_comm->token, &ready, &connection));
+  if (!ready) return Status::ok();
+  std::unique_ptr<RecvComm> created;
+  BAGUA_NET_RETURN_IF_ERROR(RecvComm::create(std::move(connection), &pool_, &created));
+  *comm = created.get();
+  comms_.emplace(*comm, std::move(created));
+  return Status::ok();
+}
+
+Status TransportContext::isend(SendComm* comm, const void* data, std::size_t bytes, MemoryRegistration* registration,
+                               Request** request) {
+  *request = nullptr;
+  BAGUA_NET_RETURN_IF_ERROR(check_size(bytes));
+  return comm->isend(data, bytes, registration, request);
+}
+
+Status TransportContext::irecv(RecvComm* comm, void* data, std::size_t bytes, MemoryRegistration* registration,
+                               Request** request) {
+  *request = nullptr;
+  BAGUA_NET_RETURN_IF_ERROR(check_size(bytes));
+  return comm->irecv(data, bytes, registration, request);
+}
+
+void TransportContext::close(ListenComm* listen_comm) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (service_ != nullptr) service_->stop_listening(listen_comm->token);
+  listen_comms_.erase(listen_comm);
+  rest_if_idle();
+}
+
+void TransportContext::close(SendComm* comm) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  comms_.erase(comm);
+  rest_if_idle();
+}
+
+void TransportContext::close(RecvComm* comm) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  comms_.erase(comm);
+  rest_if_idle();
+}
+
+void TransportContext::rest_if_idle() {
+  if (!comms_.empty() || !listen_comms_.empty()) return;
+  if (service_ != nullptr && !service_->is_idle()) return;
+  service_.reset();
+  pool_.stop();
+}
+
+}  // namespace bagua_net

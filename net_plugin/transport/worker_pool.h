@@ -1,0 +1,34 @@
+// WorkerPool: the I/O threads of this process, shared by all comms. Started when the first stream needs one, joined
+// by stop(); never more than its size, however many comms there are. Size 0: the calling threads do all I/O.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/status.h"
+#include "transport/event_loop_worker.h"
+
+namespace bagua_net {
+
+class WorkerPool {
+ public:
+  WorkerPool(int size, int spin_us, const cpu_set_t& affinity) : size_(size), spin_us_(spin_us), affinity_(affinity) {}
+
+  int size() const { return size_; }
+  // The next worker in turn; starts the threads if they do not run. The pool keeps ownership.
+  Status assign(EventLoopWorker** worker);
+  // Joins the threads. Every stream must be detached.
+  void stop();
+
+ private:
+  const int size_;
+  const int spin_us_;
+  const cpu_set_t affinity_;
+  std::mutex mutex_;  // guards everything below
+  std::vector<std::unique_ptr<EventLoopWorker>> workers_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace bagua_net

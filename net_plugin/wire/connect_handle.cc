@@ -1,0 +1,63 @@
+#include "wire/connect_handle.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "wire/byte_order.h"
+
+namespace bagua_net {
+namespace {
+
+constexpr char kMagic[] = "BAGUANET";
+constexpr std::size_t kMagicBytes = sizeof kMagic - 1;
+constexpr std::size_t kStateOffset = 56;
+
+}  // namespace
+
+void encode_connect_handle(const ConnectHandle& handle, std::uint8_t* bytes) {
+  std::memset(bytes, 0, kConnectHandleBytes);
+  std::memcpy(bytes, kMagic, kMagicBytes);
+  store_little_endian<std::uint16_t>(bytes + 8, handle.protocol_version);
+  store_little_endian<std::uint16_t>(bytes + 10, handle.address_family);
+  store_little_endian<std::uint16_t>(bytes + 12, handle.port);
+  store_little_endian<std::uint16_t>(bytes + 14, handle.max_streams);
+  std::copy(handle.address.begin(), handle.address.end(), bytes + 16);
+  store_little_endian<std::uint32_t>(bytes + 32, handle.scope_id);
+  std::copy(handle.token.begin(), handle.token.end(), bytes + 36);
+}
+
+Status decode_connect_handle(const std::uint8_t* bytes, ConnectHandle* handle) {
+  if (std::memcmp(bytes, kMagic, kMagicBytes) != 0) {
+    return Status::remote_error(
+        "the peer's connect handle does not come from Bagua-Net: that rank uses another NCCL network. "
+        "Set ENABLE_BAGUA_NET=1 and install the same version of bagua on every rank, or on none");
+  }
+  handle->protocol_version = load_little_endian<std::uint16_t>(bytes + 8);
+  if (handle->protocol_version != kProtocolVersion) {
+    return Status::remote_error("the peer speaks Bagua-Net protocol version " +
+                                std::to_string(handle->protocol_version) + ", this rank speaks version " +
+                                std::to_string(kProtocolVersion) + ". Install the same version of bagua on every rank");
+  }
+  const auto family = load_little_endian<std::uint16_t>(bytes + 10);
+  if (family != 4 && family != 6) {
+    return Status::remote_error("the peer's connect handle names address family " + std::to_string(family) +
+                                ", neither 4 nor 6: the handle is corrupt");
+  }
+  handle->address_family = static_cast<std::uint8_t>(family);
+  handle->port = load_little_endian<std::uint16_t>(bytes + 12);
+  handle->max_streams = load_little_endian<std::uint16_t>(bytes + 14);
+  std::copy(bytes + 16, bytes + 32, handle->address.begin());
+  handle->scope_id = load_little_endian<std::uint32_t>(bytes + 32);
+  std::copy(bytes + 36, bytes + 52, handle->token.begin());
+  return Status::ok();
+}
+
+std::uint64_t load_connect_state(const std::uint8_t* bytes) {
+  return load_little_endian<std::uint64_t>(bytes + kStateOffset);
+}
+
+void store_connect_state(std::uint8_t* bytes, std::uint64_t state) {
+  store_little_endian<std::uint64_t>(bytes + kStateOffset, state);
+}
+
+}  // namespace bagua_net

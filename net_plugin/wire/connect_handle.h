@@ -1,0 +1,48 @@
+// ConnectHandle: the 128 bytes that NCCL carries from the listener to the connector, unchecked and unversioned, so
+// everything needed to recognise a stranger is in it. Pure bytes, no system call.
+//
+//   byte  size  field
+//      0     8  magic "BAGUANET"
+//      8     2  protocol version
+//     10     2  address family: 4 or 6
+//     12     2  port
+//     14     2  most data streams that the listener takes
+//     16    16  address (IPv4: the first 4 bytes)
+//     32     4  IPv6 scope id: means something on the listener's own host only
+//     36    16  token: random, one per listen
+//     52     4  zero
+//     56     8  connect state: zero from the listener; the connector keeps the number of its attempt here
+//     64    64  zero
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/status.h"
+
+namespace bagua_net {
+
+constexpr std::uint16_t kProtocolVersion = 1;
+constexpr std::size_t kConnectHandleBytes = 128;
+
+using Token = std::array<std::uint8_t, 16>;
+
+struct ConnectHandle {
+  std::uint16_t protocol_version = kProtocolVersion;
+  std::uint8_t address_family = 4;
+  std::uint16_t port = 0;
+  std::uint16_t max_streams = 1;
+  std::array<std::uint8_t, 16> address{};
+  std::uint32_t scope_id = 0;
+  Token token{};
+};
+
+void encode_connect_handle(const ConnectHandle& handle, std::uint8_t* bytes);
+// kRemoteError when the handle comes from a rank without this plugin or with another protocol version.
+Status decode_connect_handle(const std::uint8_t* bytes, ConnectHandle* handle);
+
+std::uint64_t load_connect_state(const std::uint8_t* bytes);
+void store_connect_state(std::uint8_t* bytes, std::uint64_t state);
+
+}  // namespace bagua_net

@@ -1,0 +1,42 @@
+#include "wire/frame_header.h"
+
+#include <cstring>
+
+#include "wire/byte_order.h"
+
+namespace bagua_net {
+namespace {
+constexpr std::uint8_t kChunkFrame = 1;
+}
+
+void encode_frame_header(const FrameHeader& header, std::uint8_t* bytes) {
+  std::memset(bytes, 0, kFrameHeaderBytes);
+  bytes[0] = kChunkFrame;
+  store_little_endian<std::uint32_t>(bytes + 4, header.payload_bytes);
+  store_little_endian<std::uint64_t>(bytes + 8, header.message_number);
+  store_little_endian<std::uint64_t>(bytes + 16, header.offset);
+  store_little_endian<std::uint64_t>(bytes + 24, header.message_bytes);
+}
+
+Status decode_frame_header(const std::uint8_t* bytes, FrameHeader* header) {
+  if (bytes[0] != kChunkFrame || bytes[1] != 0 || bytes[2] != 0 || bytes[3] != 0) {
+    return Status::remote_error("frame of unknown type " + std::to_string(bytes[0]) +
+                                ": the peer broke the protocol or the stream is corrupt");
+  }
+  header->payload_bytes = load_little_endian<std::uint32_t>(bytes + 4);
+  header->message_number = load_little_endian<std::uint64_t>(bytes + 8);
+  header->offset = load_little_endian<std::uint64_t>(bytes + 16);
+  header->message_bytes = load_little_endian<std::uint64_t>(bytes + 24);
+  // Written without additions of peer-supplied numbers, which could wrap round.
+  const bool inside = header->offset <= header->message_bytes &&
+                      header->payload_bytes <= header->message_bytes - header->offset;
+  const bool progresses = header->payload_bytes > 0 || header->message_bytes == 0;
+  if (!inside || !progresses) {
+    return Status::remote_error("chunk of " + std::to_string(header->payload_bytes) + " bytes at offset " +
+                                std::to_string(header->offset) + " does not lie in its message of " +
+                                std::to_string(header->message_bytes) + " bytes: the peer broke the protocol");
+  }
+  return Status::ok();
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,35 @@
+// FrameHeader: what precedes every chunk of a message on a data stream. Pure bytes, no system call.
+//
+//   byte  size  field
+//      0     1  type: 1 = chunk; every other value is refused (2 = cumulative acknowledgement is kept free for the
+//               reverse direction, see docs/design/wire-format.md)
+//      1     3  zero
+//      4     4  payload bytes that follow
+//      8     8  message number: counts the messages of this comm from 0, in posting order
+//     16     8  offset of the payload in the message
+//     24     8  size of the whole message
+//
+// A message of zero bytes is one chunk of zero bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/status.h"
+
+namespace bagua_net {
+
+constexpr std::size_t kFrameHeaderBytes = 32;
+
+struct FrameHeader {
+  std::uint32_t payload_bytes = 0;
+  std::uint64_t message_number = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t message_bytes = 0;
+};
+
+void encode_frame_header(const FrameHeader& header, std::uint8_t* bytes);
+// Checks what can be checked without knowing the receive: type, padding, and that the chunk lies in its message.
+Status decode_frame_header(const std::uint8_t* bytes, FrameHeader* header);
+
+}  // namespace bagua_net

@@ -1,0 +1,84 @@
+#include "wire/handshake_message.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "wire/byte_order.h"
+
+namespace bagua_net {
+namespace {
+
+constexpr char kHelloMagic[] = "BNHELLO1";
+constexpr char kReplyMagic[] = "BNREPLY1";
+constexpr std::size_t kMagicBytes = 8;
+constexpr std::size_t kHostNameOffset = 64;
+
+}  // namespace
+
+const char* handshake_verdict_name(HandshakeVerdict verdict) {
+  switch (verdict) {
+    case HandshakeVerdict::kAccepted: return "accepted";
+    case HandshakeVerdict::kWrongVersion: return "wrong protocol version";
+    case HandshakeVerdict::kUnknownToken: return "nobody listens under this token any more";
+    case HandshakeVerdict::kUnknownStream: return "the data stream fits no connection";
+  }
+  return "unknown verdict";
+}
+
+void encode_hello(const Hello& hello, std::uint8_t* bytes) {
+  std::memset(bytes, 0, kHelloBytes);
+  std::memcpy(bytes, kHelloMagic, kMagicBytes);
+  store_little_endian<std::uint16_t>(bytes + 8, hello.protocol_version);
+  store_little_endian<std::uint16_t>(bytes + 10, hello.stream_index);
+  store_little_endian<std::uint16_t>(bytes + 12, hello.streams_wanted);
+  std::copy(hello.token.begin(), hello.token.end(), bytes + 16);
+  std::copy(hello.comm_id.begin(), hello.comm_id.end(), bytes + 32);
+  store_little_endian<std::uint64_t>(bytes + 48, hello.process_id);
+  store_little_endian<std::uint32_t>(bytes + 56, hello.max_chunk_bytes);
+  const std::size_t name_bytes = std::min(hello.host_name.size(), kHelloBytes - kHostNameOffset - 1);
+  std::memcpy(bytes + kHostNameOffset, hello.host_name.data(), name_bytes);
+}
+
+void encode_reply(const Reply& reply, std::uint8_t* bytes) {
+  std::memset(bytes, 0, kReplyBytes);
+  std::memcpy(bytes, kReplyMagic, kMagicBytes);
+  store_little_endian<std::uint16_t>(bytes + 8, reply.protocol_version);
+  store_little_endian<std::uint16_t>(bytes + 10, static_cast<std::uint16_t>(reply.verdict));
+  store_little_endian<std::uint16_t>(bytes + 12, reply.streams);
+  store_little_endian<std::uint64_t>(bytes + 16, reply.process_id);
+  store_little_endian<std::uint32_t>(bytes + 24, reply.max_chunk_bytes);
+}
+
+bool is_hello_prefix(const std::uint8_t* bytes, std::size_t count) {
+  return std::memcmp(bytes, kHelloMagic, std::min(count, kMagicBytes)) == 0;
+}
+
+void decode_hello(const std::uint8_t* bytes, Hello* hello) {
+  hello->protocol_version = load_little_endian<std::uint16_t>(bytes + 8);
+  hello->stream_index = load_little_endian<std::uint16_t>(bytes + 10);
+  hello->streams_wanted = load_little_endian<std::uint16_t>(bytes + 12);
+  std::copy(bytes + 16, bytes + 32, hello->token.begin());
+  std::copy(bytes + 32, bytes + 48, hello->comm_id.begin());
+  hello->process_id = load_little_endian<std::uint64_t>(bytes + 48);
+  hello->max_chunk_bytes = load_little_endian<std::uint32_t>(bytes + 56);
+  // The name goes into log lines only: anything unprintable from the network is replaced.
+  const char* name = reinterpret_cast<const char*>(bytes + kHostNameOffset);
+  hello->host_name.assign(name, strnlen(name, kHelloBytes - kHostNameOffset));
+  for (char& letter : hello->host_name) {
+    if (letter < 0x21 || letter > 0x7e) letter = '?';
+  }
+}
+
+Status decode_reply(const std::uint8_t* bytes, Reply* reply) {
+  if (std::memcmp(bytes, kReplyMagic, kMagicBytes) != 0) {
+    return Status::remote_error("the listener's reply does not come from Bagua-Net: another program owns its port");
+  }
+  reply->protocol_version = load_little_endian<std::uint16_t>(bytes + 8);
+  reply->verdict = static_cast<HandshakeVerdict>(load_little_endian<std::uint16_t>(bytes + 10));
+  reply->streams = load_little_endian<std::uint16_t>(bytes + 12);
+  reply->process_id = load_little_endian<std::uint64_t>(bytes + 16);
+  reply->max_chunk_bytes = load_little_endian<std::uint32_t>(bytes + 24);
+  return Status::ok();
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,71 @@
+// The two messages that open a data stream: the connector says hello, the listener replies. Pure bytes.
+//
+// Hello, 112 bytes                                    Reply, 32 bytes
+//   byte  size  field                                   byte  size  field
+//      0     8  magic "BNHELLO1"                           0     8  magic "BNREPLY1"
+//      8     2  protocol version                           8     2  protocol version
+//     10     2  stream index in the comm                  10     2  verdict (HandshakeVerdict)
+//     12     2  data streams that the connector wants     12     2  data streams of this comm
+//     14     2  zero                                      14     2  zero
+//     16    16  token of the listen                       16     8  process id
+//     32    16  comm id: random, one per connect          24     4  largest chunk of a striped message
+//     48     8  process id                                28     4  features: zero in version 1
+//     56     4  largest chunk that the connector wants
+//     60     4  features: zero in version 1
+//     64    48  host name, zero-padded
+//
+// Stream 0 goes first: its reply settles the number of streams and the chunk size (the smaller of what both ends
+// want), then the others join with the same comm id.
+// Features are what later versions may switch on when both ends name them; version 1 knows none.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/status.h"
+#include "wire/connect_handle.h"
+
+namespace bagua_net {
+
+constexpr std::size_t kHelloBytes = 112;
+constexpr std::size_t kReplyBytes = 32;
+
+enum class HandshakeVerdict : std::uint16_t {
+  kAccepted = 0,
+  kWrongVersion = 1,   // the reply's version field says which is spoken
+  kUnknownToken = 2,   // nobody listens under that token (any more)
+  kUnknownStream = 3,  // a joining stream fits no comm, or its place is taken
+};
+
+const char* handshake_verdict_name(HandshakeVerdict verdict);
+
+struct Hello {
+  std::uint16_t protocol_version = kProtocolVersion;
+  std::uint16_t stream_index = 0;
+  std::uint16_t streams_wanted = 1;
+  Token token{};
+  Token comm_id{};
+  std::uint64_t process_id = 0;
+  std::uint32_t max_chunk_bytes = 0;
+  std::string host_name;
+};
+
+struct Reply {
+  std::uint16_t protocol_version = kProtocolVersion;
+  HandshakeVerdict verdict = HandshakeVerdict::kAccepted;
+  std::uint16_t streams = 1;
+  std::uint64_t process_id = 0;
+  std::uint32_t max_chunk_bytes = 0;
+};
+
+void encode_hello(const Hello& hello, std::uint8_t* bytes);
+void encode_reply(const Reply& reply, std::uint8_t* bytes);
+
+// True while the first `count` bytes could be the start of a hello: a stranger is dropped at its first wrong byte.
+bool is_hello_prefix(const std::uint8_t* bytes, std::size_t count);
+// A version other than ours is not an error here: the listener answers it with a verdict.
+void decode_hello(const std::uint8_t* bytes, Hello* hello);
+Status decode_reply(const std::uint8_t* bytes, Reply* reply);
+
+}  // namespace bagua_net
