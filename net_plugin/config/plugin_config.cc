@@ -100,8 +100,7 @@ Knob boolean_knob(std::string name, bool PluginConfig::* member, std::string mea
 Knob integer_knob(std::string name, int PluginConfig::* member, int minimum, int maximum, std::string unit,
                   std::string meaning) {
   const std::string range = std::to_string(minimum) + " to " + std::to_string(maximum);
-  const std::string requirement =
-      "an integer from " + range + (unit.empty() ? std::string() : " (" + unit + ")");
+  const std::string requirement = "an integer from " + range + (unit.empty() ? std::string() : " (" + unit + ")");
   auto parse = [member, minimum, maximum, requirement](const std::string& text, PluginConfig* config) -> std::string {
     const auto number = parse_decimal(text);
     if (!number || *number < minimum || *number > maximum) return requirement;
@@ -343,8 +342,8 @@ std::vector<std::string> unknown_knob_warnings(const std::vector<std::string>& v
       continue;
     }
     const auto& retired = retired_knobs();
-    const auto old = std::find_if(retired.begin(), retired.end(),
-                                  [&](const RetiredKnob& knob) { return knob.name == name; });
+    const auto old =
+        std::find_if(retired.begin(), retired.end(), [&](const RetiredKnob& knob) { return knob.name == name; });
     if (old != retired.end()) {
       warnings.push_back(name + " is accepted but has no effect now: " + old->replacement);
       continue;

@@ -16,19 +16,19 @@ namespace bagua_net {
 enum class CongestionControl { kAuto, kSystem, kCubic, kReno, kBbr };
 
 struct PluginConfig {
-  bool enabled = true;                      // ENABLE_BAGUA_NET: 0 makes the library decline
-  bool required = false;                    // BAGUA_NET_REQUIRED: a failure to start is an error, not a fallback
-  std::optional<int> streams;               // BAGUA_NET_NSTREAMS: TCP connections per comm; empty = auto
-  std::optional<int> workers;               // BAGUA_NET_NWORKERS: I/O threads of this process; empty = auto
-  std::optional<int> rails;                 // BAGUA_NET_RAILS: devices that each NIC is shown as; empty = auto
-  std::int64_t inline_bytes = 65536;        // BAGUA_NET_INLINE_BYTES: up to this size the calling thread does the I/O
-  std::int64_t min_chunk_bytes = 65536;     // BAGUA_NET_MIN_CHUNKSIZE: least bytes that one stream takes at a time
-  std::int64_t max_chunk_bytes = 524288;    // BAGUA_NET_MAX_CHUNKSIZE
-  int spin_us = 50;                         // BAGUA_NET_SPIN_US: how long an idle worker looks before it sleeps
-  int connect_timeout_ms = 60000;           // BAGUA_NET_CONNECT_TIMEOUT_MS: deadline of a whole connect
-  int handshake_timeout_ms = 10000;         // BAGUA_NET_HANDSHAKE_TIMEOUT_MS: deadline of an accepted socket's hello
-  int keepalive_s = 30;                     // BAGUA_NET_KEEPALIVE_S: silence after which a dead host is an error
-  std::int64_t socket_buffer_bytes = 0;     // BAGUA_NET_SOCKET_BUFFER: 0 = the kernel's autotuning
+  bool enabled = true;                    // ENABLE_BAGUA_NET: 0 makes the library decline
+  bool required = false;                  // BAGUA_NET_REQUIRED: a failure to start is an error, not a fallback
+  std::optional<int> streams;             // BAGUA_NET_NSTREAMS: TCP connections per comm; empty = auto
+  std::optional<int> workers;             // BAGUA_NET_NWORKERS: I/O threads of this process; empty = auto
+  std::optional<int> rails;               // BAGUA_NET_RAILS: devices that each NIC is shown as; empty = auto
+  std::int64_t inline_bytes = 65536;      // BAGUA_NET_INLINE_BYTES: up to this size the calling thread does the I/O
+  std::int64_t min_chunk_bytes = 65536;   // BAGUA_NET_MIN_CHUNKSIZE: least bytes that one stream takes at a time
+  std::int64_t max_chunk_bytes = 524288;  // BAGUA_NET_MAX_CHUNKSIZE
+  int spin_us = 50;                       // BAGUA_NET_SPIN_US: how long an idle worker looks before it sleeps
+  int connect_timeout_ms = 60000;         // BAGUA_NET_CONNECT_TIMEOUT_MS: deadline of a whole connect
+  int handshake_timeout_ms = 10000;       // BAGUA_NET_HANDSHAKE_TIMEOUT_MS: deadline of an accepted socket's hello
+  int keepalive_s = 30;                   // BAGUA_NET_KEEPALIVE_S: silence after which a dead host is an error
+  std::int64_t socket_buffer_bytes = 0;   // BAGUA_NET_SOCKET_BUFFER: 0 = the kernel's autotuning
   CongestionControl congestion_control = CongestionControl::kAuto;  // BAGUA_NET_CONGESTION_CONTROL
 };
 

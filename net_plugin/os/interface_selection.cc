@@ -212,8 +212,8 @@ Status select_without_filter(const std::vector<InterfaceAddress>& rows, const Se
 }
 
 // Why an interface is not used, the most basic lack first.
-std::string reason_to_skip(const std::vector<InterfaceAddress>& rows, const std::string& name,
-                           const Settings& settings, const std::string& skipped_reason) {
+std::string reason_to_skip(const std::vector<InterfaceAddress>& rows, const std::string& name, const Settings& settings,
+                           const std::string& skipped_reason) {
   bool has_ip = false;
   bool runs = false;
   bool has_wanted_family = false;

@@ -12,10 +12,10 @@
 namespace bagua_net {
 
 struct Device {
-  std::string name;           // unique: "eth0", or "eth0#1" for the second rail
-  std::string pci_path;       // "" if the NIC is virtual
-  std::uint64_t guid = 0;     // unique per device, the same in every process of a host
-  int speed_mbps = 10000;     // this device's share of the NIC's speed; 10000 in all if the NIC does not tell
+  std::string name;        // unique: "eth0", or "eth0#1" for the second rail
+  std::string pci_path;    // "" if the NIC is virtual
+  std::uint64_t guid = 0;  // unique per device, the same in every process of a host
+  int speed_mbps = 10000;  // this device's share of the NIC's speed; 10000 in all if the NIC does not tell
   int port = 0;
   NetworkInterface interface;
 };
