@@ -1,0 +1,1 @@
+"""The command line tools. One file per subcommand; what a subcommand needs is imported when it runs."""

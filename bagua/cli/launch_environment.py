@@ -1,0 +1,25 @@
+"""The variables that `bagua-net run` and `bagua-net env` add, with what the user has to be told of them."""
+
+from __future__ import annotations
+
+from bagua.cli.errors import CommandError
+from bagua.net import notice
+from bagua.net.activation import Target, original_environment, plan
+
+BY_NAME_HELP = (
+    "let NCCL find the plugin by its name, over LD_LIBRARY_PATH alone; for NCCL 2.12 to 2.20, which cannot be given a "
+    "path"
+)
+
+
+def launch_changes(*, by_name: bool) -> tuple[dict[str, str], dict[str, str]]:
+    """The user's environment, and what has to be set in it. Warnings go to stderr."""
+    base = original_environment()
+    target = Target.NEW_PROCESS_BY_NAME if by_name else Target.NEW_PROCESS
+    try:
+        result = plan(base, target)
+    except (ValueError, RuntimeError) as error:
+        raise CommandError(str(error)) from error
+    # What was said is recorded in the environment that the command will have.
+    notice.report(result.warnings, base)
+    return base, dict(result.changes)

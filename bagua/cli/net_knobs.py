@@ -1,0 +1,40 @@
+"""`bagua-net knobs`: every variable of Bagua-Net with type, default, range and meaning."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from bagua.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from bagua.cli.parsers import Subcommands
+
+
+def add_parser(subcommands: Subcommands) -> None:
+    parser = subcommands.add_parser(
+        "knobs", help="list the variables of Bagua-Net", description="Lists every variable that Bagua-Net reads."
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(execute=execute)
+
+
+def execute(options: argparse.Namespace) -> int:
+    from bagua.cli.terminal import Terminal
+    from bagua.net import native
+
+    try:
+        knobs = native.knobs()
+    except RuntimeError as error:
+        raise CommandError(str(error)) from error
+    if options.json:
+        print(json.dumps([knob.as_json() for knob in knobs], indent=2))
+        return 0
+    terminal = Terminal.of_stdout()
+    for knob in knobs:
+        unit = f" {knob.unit}" if knob.unit else ""
+        print(terminal.bold(knob.name))
+        print(f"    {knob.type}, default {knob.default}, range {knob.range}{unit}")
+        print(terminal.wrapped(knob.meaning, "    "))
+    return 0

@@ -1,0 +1,61 @@
+"""How text is shown: width, and colour only where somebody looks at a terminal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_WIDTH_ELSEWHERE = 120
+_MAX_WIDTH = 140
+
+
+@dataclass(frozen=True)
+class Terminal:
+    width: int
+    is_coloured: bool
+
+    @classmethod
+    def of_stdout(cls) -> Terminal:
+        """https://no-color.org: any value of NO_COLOR switches colour off."""
+        if not sys.stdout.isatty():
+            return cls(_WIDTH_ELSEWHERE, False)
+        has_colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+        return cls(max(40, min(_MAX_WIDTH, shutil.get_terminal_size().columns)), has_colour)
+
+    def coloured(self, text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.is_coloured else text
+
+    def bold(self, text: str) -> str:
+        return self.coloured(text, "1")
+
+    def dim(self, text: str) -> str:
+        return self.coloured(text, "2")
+
+    def wrapped(self, text: str, indent: str, first: str | None = None) -> str:
+        """Paths and variable names are never cut: they are there to be copied."""
+        return textwrap.fill(
+            text,
+            self.width,
+            initial_indent=indent if first is None else first,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+    def columns(self, rows: Sequence[Sequence[str]], indent: str) -> str:
+        """A table whose first row is the head; the last column wraps."""
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+        lines = []
+        for number, row in enumerate(rows):
+            start = indent + "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
+            if number == 0:
+                lines.append(self.dim((start + row[-1]).rstrip()))
+            elif len(start) > self.width - 20:
+                lines.append((start + row[-1]).rstrip())
+            else:
+                lines.append(self.wrapped(row[-1], " " * len(start), start).rstrip())
+        return "\n".join(lines)

@@ -1,0 +1,232 @@
+"""Makes NCCL take our plugin: decides which variables that needs, and sets them.
+
+`plan` decides and touches nothing; `activate` applies the plan to this process, `environment` is the plan for a
+process that is about to be started. docs/activation.md is the user's side of this file.
+
+[Note: what NCCL needs] NCCL 2.21 and newer take NCCL_NET_PLUGIN as a path. 2.12 to 2.20 make
+`libnccl-net-<value>.so` of any value: a path spoils them, and they find us only as the default `libnccl-net.so` over
+LD_LIBRARY_PATH, which the loader reads when a process starts. 2.28 and 2.29 forget NCCL_NET_PLUGIN when the last
+communicator is gone and then open the default name, too. So processes that we start get both, and a process that runs
+already gets the path.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from bagua.env import read_switch
+from bagua.net import nccl_config_file, notice, rdma
+from bagua.net.library import initial_environment, library_path, loader_search_path
+from bagua.net.nccl_config_file import ConfigSetting
+from bagua.net.nccl_library import wheel_release
+from bagua.net.nccl_release import NcclRelease
+from bagua.net.plugin_setting import PLUGIN_NAME, default_name_finds, is_our_name, names_library, plugin_value
+
+
+class ActivationError(RuntimeError):
+    """The plugin was asked for and cannot be had. The message names the cause and the remedy."""
+
+
+class ActivationState(Enum):
+    OFF = "off"  # ENABLE_BAGUA_NET=0
+    NOT_ASKED = "not asked"  # nothing asks for it
+    ACTIVE = "active"  # NCCL will look for our library
+    KEPT = "kept"  # a setting of the user's own leads NCCL elsewhere, and was left alone
+
+
+class Target(Enum):
+    """For whom the variables are. The difference is LD_LIBRARY_PATH, which only a new process reads."""
+
+    THIS_PROCESS = "this process"
+    NEW_PROCESS = "new process"
+    NEW_PROCESS_BY_NAME = "new process, found by name"  # for NCCL 2.12 to 2.20
+
+
+@dataclass(frozen=True)
+class KeptSetting:
+    """A NCCL_NET or NCCL_NET_PLUGIN that the user set."""
+
+    name: str
+    value: str
+    source: str  # "the environment", or the path of the configuration file
+
+
+@dataclass(frozen=True)
+class ActivationResult:
+    state: ActivationState
+    changes: Mapping[str, str] = field(default_factory=dict)  # what has to be set, or was
+    library: Path | None = None
+    kept: tuple[KeptSetting, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What activation depends on besides the variables. Tests make their own."""
+
+    library: Path
+    config: tuple[ConfigSetting, ...] = ()
+    rdma_ports: tuple[rdma.RdmaPort, ...] = ()
+    torch_nccl: tuple[str, NcclRelease] | None = None  # name and release of the wheel
+    loader_path: tuple[Path, ...] = ()  # LD_LIBRARY_PATH as the loader of the target reads it
+
+    @classmethod
+    def of_this_host(cls, environment: Mapping[str, str], target: Target) -> Surroundings:
+        started_with = initial_environment() if target is Target.THIS_PROCESS else environment
+        return cls(
+            library=library_path(),
+            config=tuple(nccl_config_file.read_settings(nccl_config_file.config_files(environment))),
+            rdma_ports=tuple(rdma.active_ports()),
+            torch_nccl=wheel_release(),
+            loader_path=tuple(loader_search_path(started_with)),
+        )
+
+
+def activate(environment: MutableMapping[str, str] | None = None) -> ActivationResult:
+    """Sets NCCL's variables in os.environ if ENABLE_BAGUA_NET asks for it; must run before the process's first NCCL
+    communicator. Calling it again changes nothing. Warnings go to the logger `bagua.net`, once.
+
+    Raises EnvironmentValueError for a bad value, and MissingFileError, PluginPathError or ActivationError when the
+    plugin was asked for and cannot be had.
+    """
+    target = os.environ if environment is None else environment
+    result = plan(target, Target.THIS_PROCESS)
+    for name, value in result.changes.items():
+        _replaced.setdefault(name, target.get(name))
+        target[name] = value
+    notice.report(result.warnings, target)
+    return result
+
+
+def activate_at_import() -> None:
+    """For `import bagua` and `import torch`, which an optional network plugin must not break: errors become warnings,
+    unless BAGUA_NET_REQUIRED says that the job must not go on without it."""
+    try:
+        activate()
+    except Exception as error:
+        if _is_required(os.environ):
+            raise
+        notice.report([f"not activated, NCCL uses its own transport: {error}"], os.environ)
+
+
+def environment(base: Mapping[str, str], *, by_name: bool = False) -> dict[str, str]:
+    """The variables that a process started with `base` needs besides, to use the plugin. Raises as `activate` does."""
+    target = Target.NEW_PROCESS_BY_NAME if by_name else Target.NEW_PROCESS
+    return dict(plan(base, target).changes)
+
+
+def original_environment() -> dict[str, str]:
+    """os.environ without what `activate` set in this process: what the user set."""
+    original = dict(os.environ)
+    for name, value in _replaced.items():
+        if value is None:
+            original.pop(name, None)
+        else:
+            original[name] = value
+    return original
+
+
+def plan(base: Mapping[str, str], target: Target, surroundings: Surroundings | None = None) -> ActivationResult:
+    """What has to be set. A new process is started by someone who asked for the plugin; this process has asked only
+    if a variable says so, and `surroundings` are looked at only then: most processes that import torch have not."""
+    is_asked = read_switch(base, "ENABLE_BAGUA_NET")
+    is_new = target is not Target.THIS_PROCESS
+    if is_asked is False:
+        said = "ENABLE_BAGUA_NET=0 is set: NCCL keeps its own transport; unset it, or set it to 1, to use the plugin"
+        return ActivationResult(ActivationState.OFF, warnings=(said,) if is_new else ())
+    is_required = read_switch(base, "BAGUA_NET_REQUIRED") or False
+    if is_asked is None and not is_required and not is_new:
+        return ActivationResult(ActivationState.NOT_ASKED)
+
+    here = Surroundings.of_this_host(base, target) if surroundings is None else surroundings
+    settings = {setting.name: KeptSetting(setting.name, setting.value, str(setting.file)) for setting in here.config}
+    settings |= {name: KeptSetting(name, value, "the environment") for name, value in base.items()}
+
+    other_net = settings.get("NCCL_NET")
+    if other_net is not None and not is_our_name(other_net.value):
+        return _keep_net(other_net, is_required, here.library)
+
+    required = {"NCCL_NET": PLUGIN_NAME} if is_required and other_net is None else {}
+    other_plugin = settings.get("NCCL_NET_PLUGIN")
+    if other_plugin is not None and not names_library(other_plugin.value, here.library, list(here.loader_path)):
+        return _keep_plugin(other_plugin, required, here.library)
+
+    if other_plugin is not None:
+        changes = {}
+    elif is_new:
+        changes = _changes_for_new_process(target, here)
+    else:
+        changes = _changes_for_this_process(here)
+    if is_new:
+        changes |= {} if is_asked else {"ENABLE_BAGUA_NET": "1"}
+        changes |= _loader_path_change(base, here.library)
+    warnings = []
+    if here.rdma_ports and rdma.is_used_by_nccl({name: setting.value for name, setting in settings.items()}):
+        warnings.append(rdma.replacement_warning(list(here.rdma_ports)))
+    return ActivationResult(ActivationState.ACTIVE, changes | required, here.library, warnings=tuple(warnings))
+
+
+def _changes_for_new_process(target: Target, here: Surroundings) -> dict[str, str]:
+    if target is Target.NEW_PROCESS_BY_NAME or _needs_name(here):
+        return {}
+    return {"NCCL_NET_PLUGIN": plugin_value(here.library)}
+
+
+def _changes_for_this_process(here: Surroundings) -> dict[str, str]:
+    # Found by its name already, as `bagua-net run --by-name` arranges it: a path would spoil that for an old NCCL.
+    if default_name_finds(here.library, list(here.loader_path)):
+        return {}
+    if _needs_name(here):
+        assert here.torch_nccl is not None
+        name, release = here.torch_nccl
+        raise ActivationError(
+            f"NCCL {release} ({name}) finds plugins only through the LD_LIBRARY_PATH with which a process is started; "
+            "start the job with `bagua-net run -- CMD`, or install a torch with NCCL 2.21 or newer (torch 2.5)"
+        )
+    return {"NCCL_NET_PLUGIN": plugin_value(here.library)}
+
+
+def _needs_name(here: Surroundings) -> bool:
+    return here.torch_nccl is not None and not here.torch_nccl[1].takes_path
+
+
+def _loader_path_change(base: Mapping[str, str], library: Path) -> dict[str, str]:
+    if default_name_finds(library, loader_search_path(base)):
+        return {}
+    before = base.get("LD_LIBRARY_PATH", "")
+    return {"LD_LIBRARY_PATH": f"{library.parent}:{before}" if before else str(library.parent)}
+
+
+def _keep_net(setting: KeptSetting, is_required: bool, library: Path) -> ActivationResult:
+    said = (
+        f"NCCL_NET={setting.value} (set in {setting.source}) is kept, and keeps the plugin out; unset it, or set "
+        f"NCCL_NET={PLUGIN_NAME}, to use the plugin"
+    )
+    if is_required:
+        raise ActivationError(f"BAGUA_NET_REQUIRED=1, but {said}")
+    return ActivationResult(ActivationState.KEPT, library=library, kept=(setting,), warnings=(said,))
+
+
+def _keep_plugin(setting: KeptSetting, required: dict[str, str], library: Path) -> ActivationResult:
+    """With BAGUA_NET_REQUIRED, NCCL itself checks that the other file is a Bagua-Net: it may be another build."""
+    said = (
+        f"NCCL_NET_PLUGIN={setting.value} (set in {setting.source}) is kept, and NCCL loads that instead of {library}; "
+        "unset it to use the plugin of this installation"
+    )
+    return ActivationResult(ActivationState.KEPT, required, library, (setting,), (said,))
+
+
+def _is_required(base: Mapping[str, str]) -> bool:
+    try:
+        return read_switch(base, "BAGUA_NET_REQUIRED") or False
+    except ValueError:
+        # As the library does: an unreadable wish to be strict counts as one.
+        return True
+
+
+# What `activate` set in this process, with the value before.
+_replaced: dict[str, str | None] = {}

@@ -1,0 +1,58 @@
+"""Runs all checks and makes the report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from bagua.net import nccl_config_file, rdma
+from bagua.net.activation import Surroundings
+from bagua.net.doctor.activation_check import check_activation
+from bagua.net.doctor.finding import Report, Section, fail
+from bagua.net.doctor.library_check import check_library, missing_library
+from bagua.net.doctor.nccl_check import check_nccl
+from bagua.net.doctor.network_check import check_interfaces, check_rdma
+from bagua.net.doctor.self_test import check_loopback
+from bagua.net.doctor.settings_check import check_settings
+from bagua.net.library import MissingFileError, library_path, loader_search_path
+from bagua.net.nccl_library import find_nccl_libraries, find_torch, wheel_release
+from bagua.version import __version__
+
+
+def examine(environment: Mapping[str, str]) -> Report:
+    """`environment` is what a job would be started with."""
+    files = nccl_config_file.config_files(environment)
+    config = nccl_config_file.read_settings(files)
+    effective = {setting.name: setting.value for setting in config} | dict(environment)
+    ports = rdma.active_ports()
+    torch = find_torch()
+    nccl = find_nccl_libraries(environment)
+
+    library: Path | None = None
+    surroundings: Surroundings | None = None
+    try:
+        library = library_path()
+    except MissingFileError as error:
+        library_section = missing_library(str(error))
+        activation = Section("activation", "Activation", (fail("nothing to activate", "see the section Library"),))
+    else:
+        library_section = check_library(library)
+        surroundings = Surroundings(
+            library, tuple(config), tuple(ports), wheel_release(), tuple(loader_search_path(environment))
+        )
+        activation = check_activation(environment, surroundings, torch, nccl)
+
+    return Report(
+        __version__,
+        (
+            library_section,
+            activation,
+            check_nccl(nccl, torch, effective, surroundings),
+            check_interfaces(effective),
+            check_rdma(ports, effective),
+            check_settings(environment, config, files),
+            check_loopback(effective, library),
+        ),
+        python=sys.executable,
+    )

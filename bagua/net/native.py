@@ -1,0 +1,76 @@
+"""Typed access to `bagua.net._core`, the compiled core without NCCL's tables. Imported on use: it is the only native
+code in this package."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bagua.net.library import MissingFileError
+
+
+@dataclass(frozen=True)
+class Interface:
+    name: str
+    address: str
+    speed_mbps: int  # 0 = unknown
+    numa_node: int  # -1 = unknown
+    pci_path: str  # "" for virtual devices
+    loopback: bool
+    used: bool
+    reason: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Knob:
+    name: str
+    type: str
+    default: str
+    range: str
+    unit: str
+    meaning: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def core_version() -> str:
+    return str(_core().__version__)
+
+
+def interfaces(environment: Mapping[str, str]) -> list[Interface]:
+    """Every interface with a verdict, the used ones first. Raises ValueError if none can be used."""
+    return [Interface(**row) for row in _core().interfaces(dict(environment))]
+
+
+def invalid_knobs(environment: Mapping[str, str]) -> str:
+    """What is wrong with the values of knobs that are set; "" if nothing is."""
+    try:
+        _core().check_environment(dict(environment))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def unknown_knobs(environment: Mapping[str, str]) -> list[str]:
+    """A warning for each BAGUA_NET_* variable that has no effect."""
+    return [str(warning) for warning in _core().unknown_knobs(dict(environment))]
+
+
+def knobs() -> list[Knob]:
+    return [Knob(**row) for row in _core().knobs()]
+
+
+def _core() -> Any:
+    try:
+        return importlib.import_module("bagua.net._core")
+    except ImportError as error:
+        raise MissingFileError(
+            f"bagua.net._core cannot be imported ({error}); install the package with `pip install .` or `pip install "
+            "bagua`, with the Python that runs the job"
+        ) from error
