@@ -1,0 +1,140 @@
+// The bytes of handle, hello, reply and frame header: fixed for a protocol version, and hostile bytes are errors.
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "support/check.h"
+#include "wire/connect_handle.h"
+#include "wire/frame_header.h"
+#include "wire/handshake_message.h"
+
+namespace bagua_net {
+
+TEST_CASE(frame_header_bytes) {
+  std::uint8_t bytes[kFrameHeaderBytes];
+  encode_frame_header({0x01020304, 0x05, 0x06, 0x01020400}, bytes);
+  const std::uint8_t expected[kFrameHeaderBytes] = {1, 0, 0, 0, 4, 3, 2, 1, 5, 0, 0, 0, 0, 0, 0, 0,
+                                                    6, 0, 0, 0, 0, 0, 0, 0, 0, 4, 2, 1, 0, 0, 0, 0};
+  CHECK(std::memcmp(bytes, expected, sizeof bytes) == 0);
+  FrameHeader header;
+  CHECK_OK(decode_frame_header(bytes, &header));
+  CHECK_EQ(header.payload_bytes, 0x01020304u);
+  CHECK_EQ(header.message_number, std::uint64_t{5});
+  CHECK_EQ(header.offset, std::uint64_t{6});
+  CHECK_EQ(header.message_bytes, std::uint64_t{0x01020400});
+}
+
+TEST_CASE(frame_of_another_type_is_refused) {
+  std::uint8_t bytes[kFrameHeaderBytes];
+  encode_frame_header({1, 0, 0, 1}, bytes);
+  FrameHeader header;
+  for (const int position : {0, 1, 2, 3}) {
+    std::uint8_t changed[kFrameHeaderBytes];
+    std::memcpy(changed, bytes, sizeof changed);
+    changed[position] ^= 0x40;
+    CHECK(decode_frame_header(changed, &header).code() == StatusCode::kRemoteError);
+  }
+}
+
+TEST_CASE(handle_round_trip) {
+  ConnectHandle handle;
+  handle.address_family = 6;
+  handle.port = 54321;
+  handle.max_streams = 64;
+  handle.scope_id = 3;
+  for (std::size_t i = 0; i < 16; ++i) {
+    handle.address[i] = static_cast<std::uint8_t>(i + 1);
+    handle.token[i] = static_cast<std::uint8_t>(200 + i);
+  }
+  std::uint8_t bytes[kConnectHandleBytes];
+  encode_connect_handle(handle, bytes);
+  CHECK_EQ(load_connect_state(bytes), std::uint64_t{0});
+  store_connect_state(bytes, 77);
+  ConnectHandle decoded;
+  CHECK_OK(decode_connect_handle(bytes, &decoded));
+  CHECK_EQ(load_connect_state(bytes), std::uint64_t{77});
+  CHECK_EQ(decoded.port, handle.port);
+  CHECK_EQ(decoded.scope_id, handle.scope_id);
+  CHECK_EQ(decoded.max_streams, handle.max_streams);
+  CHECK(decoded.address == handle.address);
+  CHECK(decoded.token == handle.token);
+}
+
+TEST_CASE(handle_of_another_network_names_the_remedy) {
+  std::vector<std::uint8_t> bytes(kConnectHandleBytes, 2);
+  ConnectHandle handle;
+  const Status status = decode_connect_handle(bytes.data(), &handle);
+  CHECK(status.code() == StatusCode::kRemoteError);
+  CHECK(status.message().find("ENABLE_BAGUA_NET=1") != std::string::npos);
+}
+
+TEST_CASE(handle_of_another_version_names_both) {
+  ConnectHandle handle;
+  handle.protocol_version = 9;
+  std::uint8_t bytes[kConnectHandleBytes];
+  encode_connect_handle(handle, bytes);
+  const Status status = decode_connect_handle(bytes, &handle);
+  CHECK(status.code() == StatusCode::kRemoteError);
+  CHECK(status.message().find("version 9") != std::string::npos);
+  CHECK(status.message().find("version " + std::to_string(kProtocolVersion)) != std::string::npos);
+}
+
+TEST_CASE(hello_round_trip_and_prefix) {
+  Hello hello;
+  hello.stream_index = 3;
+  hello.streams_wanted = 5;
+  hello.process_id = 4242;
+  hello.max_chunk_bytes = 123456;
+  hello.host_name = std::string(100, 'n');
+  hello.token[15] = 9;
+  hello.comm_id[0] = 8;
+  std::uint8_t bytes[kHelloBytes];
+  encode_hello(hello, bytes);
+  for (std::size_t count = 0; count <= kHelloBytes; ++count) CHECK(is_hello_prefix(bytes, count));
+  Hello decoded;
+  decode_hello(bytes, &decoded);
+  CHECK_EQ(decoded.stream_index, hello.stream_index);
+  CHECK_EQ(decoded.streams_wanted, hello.streams_wanted);
+  CHECK_EQ(decoded.process_id, hello.process_id);
+  CHECK_EQ(decoded.max_chunk_bytes, hello.max_chunk_bytes);
+  CHECK_EQ(decoded.host_name, std::string(47, 'n'));
+  CHECK(decoded.token == hello.token);
+  CHECK(decoded.comm_id == hello.comm_id);
+  for (const std::size_t position : {std::size_t{0}, std::size_t{7}}) {
+    bytes[position] ^= 1;
+    CHECK(!is_hello_prefix(bytes, position + 1));
+    bytes[position] ^= 1;
+  }
+}
+
+TEST_CASE(host_name_of_a_stranger_cannot_forge_log_lines) {
+  Hello hello;
+  hello.host_name = "a\nWARN\x1b[2J";
+  std::uint8_t bytes[kHelloBytes];
+  encode_hello(hello, bytes);
+  Hello decoded;
+  decode_hello(bytes, &decoded);
+  CHECK_EQ(decoded.host_name, std::string("a?WARN?[2J"));
+}
+
+TEST_CASE(reply_round_trip_and_magic) {
+  Reply reply;
+  reply.verdict = HandshakeVerdict::kUnknownToken;
+  reply.streams = 4;
+  reply.process_id = 99;
+  reply.max_chunk_bytes = 65536;
+  std::uint8_t bytes[kReplyBytes];
+  encode_reply(reply, bytes);
+  Reply decoded;
+  CHECK_OK(decode_reply(bytes, &decoded));
+  CHECK(decoded.verdict == reply.verdict);
+  CHECK_EQ(decoded.streams, reply.streams);
+  CHECK_EQ(decoded.process_id, reply.process_id);
+  CHECK_EQ(decoded.max_chunk_bytes, reply.max_chunk_bytes);
+  bytes[0] = 'H';
+  CHECK(decode_reply(bytes, &decoded).code() == StatusCode::kRemoteError);
+}
+
+}  // namespace bagua_net
+
+CHECK_MAIN
