@@ -16,6 +16,8 @@ from bagua.net.bench.sizes import format_size
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
+_EXPLANATION = "Lines: medians over repetitions; bands: slowest and fastest repetition; 1 GB/s = 10⁹ bytes/s."
+
 # Okabe and Ito's colours differ in hue for people with colour-blindness; marker and dash tell them apart in grey.
 _STYLES: tuple[tuple[str, str, Any], ...] = (
     ("#0072B2", "o", "-"),
@@ -81,7 +83,7 @@ def write_plot(
     with plt.rc_context(settings):
         small = [m for m in measurements if m.bytes <= LATENCY_LIMIT_BYTES]
         panels = 2 if small else 1
-        figure, axes = plt.subplots(1, panels, figsize=(4.6 * panels + 0.4, 3.9), squeeze=False, layout="constrained")
+        figure, axes = plt.subplots(1, panels, figsize=(4.6 * panels + 0.4, 4.2), squeeze=False, layout="constrained")
         bandwidth = axes[0][0]
         for index, contender in enumerate(contenders_in_order(measurements)):
             _draw_bandwidth(bandwidth, [m for m in measurements if m.contender == contender], index)
@@ -89,17 +91,17 @@ def write_plot(
                 _draw_latency(axes[0][1], [m for m in small if m.contender == contender], index)
         if reference_gb_s is not None:
             bandwidth.axhline(reference_gb_s, color="0.35", linewidth=1, linestyle=(0, (6, 3)), label=reference_label)
-        bandwidth.set_ylabel("bus bandwidth (GB/s, 10$^9$ bytes per second)")
+        # The curves rise to the upper right, so the lower right is free.
+        bandwidth.legend(loc="lower right")
+        bandwidth.set_ylabel("bus bandwidth (GB/s)")
         bandwidth.set_title("Bus bandwidth (higher is better)", loc="left")
         _finish_axes(bandwidth, measurements)
         if small:
-            axes[0][1].set_ylabel("time (µs, median over repetitions)")
+            axes[0][1].set_ylabel("time (µs)")
             axes[0][1].set_title("Time of small sizes (lower is better)", loc="left")
             _finish_axes(axes[0][1], small)
-        handles, labels = bandwidth.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-        foot = "\n".join(textwrap.wrap(caption + "; bands: slowest and fastest repetition", 58 * panels))
+        foot = "\n".join(textwrap.wrap(f"{caption}. {_EXPLANATION}", 96 * panels))
         figure.supxlabel(foot, fontsize=7, color="0.35", x=0.01, ha="left")
         figure.savefig(path, dpi=200)
         plt.close(figure)
@@ -144,6 +146,7 @@ def _draw_latency(axes: Any, rows: Sequence[Measurement], index: int) -> None:
 
 
 def _finish_axes(axes: Any, rows: Sequence[Measurement]) -> None:
+    ticker = importlib.import_module("matplotlib.ticker")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     sizes = sorted({row.bytes for row in rows})
@@ -151,6 +154,11 @@ def _finish_axes(axes: Any, rows: Sequence[Measurement]) -> None:
     ticks = sizes[::step]
     axes.set_xticks(ticks, [format_size(size) for size in ticks], rotation=30, ha="right")
     axes.minorticks_off()
+    # Within two decades more ticks than powers of ten, else the axis would show one number or none.
+    low, high = axes.get_ylim()
+    if high / low < 100:
+        subs = (1, 2, 5) if high / low > 8 else (1, 1.5, 2, 3, 4, 5, 7)
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=subs))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("message size")
     axes.grid(True, which="major", color="0.9", linewidth=0.6)

@@ -31,10 +31,15 @@ def format_time_us(value: float) -> str:
 
 
 def format_bandwidth(value: float) -> str:
-    """GB/s; more decimals where there is less of it, so that an 8-byte row is not 0.00."""
+    """GB/s; significant digits where there is little of it, so that an 8-byte row is not 0.00."""
     if value >= 10:
         return f"{value:.1f}"
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def format_cpu(value: float) -> str:
+    """s/GB: thousands at a few bytes, where it is the cost of a message, and 0.2 where it is the cost of bytes."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def format_verified(verified: bool | None) -> str:
@@ -63,8 +68,13 @@ COLUMNS: tuple[Column, ...] = (
     Column("busbw", "GB/s", lambda m: format_bandwidth(m.busbw_gb_s)),
     Column("p50", "us", lambda m: _optional(m.latency_p50_us, format_time_us), optional=True),
     Column("p99", "us", lambda m: _optional(m.latency_p99_us, format_time_us), optional=True),
-    Column("CPU", "s/GB", lambda m: _optional(m.cpu_s_per_gb, lambda v: f"{v:.3g}"), optional=True),
-    Column("of raw", "%", lambda m: _optional(m.share_of_raw, lambda v: f"{v * 100:.3g}"), optional=True),
+    Column("CPU", "s/GB", lambda m: _optional(m.cpu_s_per_gb, format_cpu), optional=True),
+    Column(
+        "of raw",
+        "%",
+        lambda m: _optional(m.share_of_raw, lambda v: f"{v * 100:.2g}" if v < 0.1 else f"{v * 100:.0f}"),
+        optional=True,
+    ),
     Column("verified", "", lambda m: format_verified(m.verified)),
     Column("note", "", lambda m: m.note, left=True, optional=True),
 )

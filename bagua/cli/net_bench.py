@@ -1,0 +1,104 @@
+"""`bagua-net-bench`: see docs/bench.md."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from bagua.net.bench.errors import BenchError, UsageError
+from bagua.net.bench.export import write_csv, write_json
+from bagua.net.bench.launch_environment import detect_launch
+from bagua.net.bench.options import Options, check_outputs, parse_options
+from bagua.net.bench.plot import write_plot
+from bagua.net.bench.report import Report
+from bagua.net.bench.ring_bench import run_bench
+from bagua.net.bench.table import shows_colour
+from bagua.net.bench.team import follow, lead_team, local_team
+
+_EXIT_WRONG_OR_FAILED = 1
+_EXIT_USAGE = 2
+_EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "--nccl" in words:
+        from bagua.net.bench import nccl_ab
+
+        return int(nccl_ab.main([word for word in words if word != "--nccl"]))
+    options = parse_options(words)
+    # Slurm and torchrun end a job with SIGTERM; the drivers are then ended in order, as with Ctrl-C.
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _run(options)
+    except UsageError as error:
+        return _complain(str(error), _EXIT_USAGE)
+    except BenchError as error:
+        return _complain(str(error), _EXIT_WRONG_OR_FAILED)
+    except KeyboardInterrupt:
+        return _complain("interrupted; all drivers are ended", _EXIT_INTERRUPTED)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _complain(message: str, code: int) -> int:
+    sys.stdout.flush()
+    print(f"bagua-net-bench: error: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def _run(options: Options) -> int:
+    environment = dict(os.environ)
+    launch = None if options.local else detect_launch(environment, port=options.port)
+    if launch is not None and launch.world_size == 1:
+        launch = None  # One launched process is a local run.
+    if launch is not None and options.ranks not in (None, launch.world_size):
+        raise UsageError(
+            f"--ranks {options.ranks}, but {launch.launcher} started {launch.world_size} ranks; leave --ranks out, or"
+            " give --local to run on this machine alone"
+        )
+    if launch is not None and launch.rank > 0:
+        return follow(launch, options, environment)
+    check_outputs(options)
+    if launch is None:
+        team = local_team(options, environment)
+    else:
+        team = lead_team(launch, options, environment, lambda text: print(text, file=sys.stderr, flush=True))
+    with team:
+        report = run_bench(team, options, environment)
+    return _deliver(report, options)
+
+
+def _deliver(report: Report, options: Options) -> int:
+    colour = shows_colour(sys.stdout)
+    print(report.head())
+    print(report.table(colour=colour))
+    print(report.closing(colour=colour), end="", flush=True)
+    if options.json_path is not None:
+        write_json(
+            options.json_path, report.rows, report.machine, parameters=report.parameters, summary=report.summary()
+        )
+    if options.csv_path is not None:
+        write_csv(options.csv_path, report.rows, report.machine)
+    if options.plot_path is not None:
+        write_plot(
+            options.plot_path,
+            [row for row in report.rows if row.collective != "one_way"],
+            title=report.title,
+            caption=report.machine.caption(),
+            reference_gb_s=None if report.limit is None else report.limit.busbw_gb_s,
+            reference_label="raw TCP limit",
+        )
+    written = [str(path) for path in (options.json_path, options.csv_path, options.plot_path) if path is not None]
+    if written:
+        print(f"written: {', '.join(written)}")
+    return _EXIT_WRONG_OR_FAILED if report.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""The run: every repetition visits every size, and every contender there, in an order that rotates.
+
+Interleaving is what makes contenders comparable: a neighbour's load or a frequency step hits all of them alike, and
+ratios are taken within one visit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bagua.net.bench.iteration_plan import IterationPlan
+from bagua.net.bench.progress import Progress
+from bagua.net.bench.sessions import Sample, Session, Verification
+from bagua.net.bench.sizes import format_size
+
+# Enough for an estimate that is not one scheduling accident.
+_CALIBRATION_SMALL = 20
+_SMALL_BYTES = 64 * 1024
+# A command may take this many times its estimate before it counts as hung.
+_PATIENCE = 10
+
+
+@dataclass
+class RunResults:
+    """samples[contender][size][repetition]; a contender that does not run at a size has no entry for it."""
+
+    samples: dict[str, dict[int, list[Sample]]] = field(default_factory=dict)
+    verifications: dict[tuple[str, int], Verification] = field(default_factory=dict)
+    plan: IterationPlan | None = None
+
+    def wrong(self) -> list[tuple[str, int, str]]:
+        """(contender, size, message) of every failed verification."""
+        return [
+            (name, size, verification.message)
+            for (name, size), verification in self.verifications.items()
+            if not verification.correct
+        ]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What runs where: `sizes[name]` are the sizes of that contender."""
+
+    sessions: Sequence[Session]
+    sizes: Mapping[str, Sequence[int]]
+
+    def all_sizes(self) -> list[int]:
+        return sorted({size for sizes in self.sizes.values() for size in sizes})
+
+    def at(self, size: int) -> list[Session]:
+        return [session for session in self.sessions if size in self.sizes[session.name]]
+
+
+def run_interleaved(
+    visit: Visit,
+    *,
+    make_plan: Callable[[Mapping[int, float]], IterationPlan],
+    verify: bool,
+    timeout_s: float,
+    progress: Callable[[int], Progress],
+) -> RunResults:
+    """make_plan gets the measured cost of each size. progress(total) opens the display of a phase."""
+    results = RunResults({session.name: {size: [] for size in visit.sizes[session.name]} for session in visit.sessions})
+    steps = sum(len(visit.at(size)) for size in visit.all_sizes())
+    with progress(steps) as display:
+        estimates = _calibrate(visit, results, verify=verify, timeout_s=timeout_s, display=display)
+    costs = {size: sum(estimates[session.name, size] for session in visit.at(size)) for size in visit.all_sizes()}
+    plan = make_plan(costs)
+    results.plan = plan
+    with progress(steps * plan.repeats) as display:
+        display.message(
+            f"measuring {len(costs)} sizes, {len(visit.sessions)} contenders, {plan.repeats} repetitions:"
+            f" about {plan.expected_s:.0f} s"
+        )
+        for repetition in range(plan.repeats):
+            for index, size in enumerate(visit.all_sizes()):
+                planned = plan.sizes[size]
+                for session in rotated(visit.at(size), repetition + index):
+                    what = f"repetition {repetition + 1}/{plan.repeats}, {format_size(size)}, {session.name}"
+                    display.advance(what, 0)
+                    count = planned.iterations + planned.warmup
+                    patience = timeout_s + _PATIENCE * count * estimates[session.name, size]
+                    sample = session.run(size, planned.iterations, planned.warmup, patience)
+                    results.samples[session.name][size].append(sample)
+                    display.advance(what)
+    return results
+
+
+def rotated(sessions: Sequence[Session], turn: int) -> list[Session]:
+    """Whoever runs first finds the caches and the CPU's clock as another left them; each takes its turn."""
+    if not sessions:
+        return []
+    start = turn % len(sessions)
+    return [*sessions[start:], *sessions[:start]]
+
+
+def _calibrate(
+    visit: Visit, results: RunResults, *, verify: bool, timeout_s: float, display: Progress
+) -> dict[tuple[str, int], float]:
+    """Verifies every size once and measures roughly how long an iteration takes."""
+    estimates: dict[tuple[str, int], float] = {}
+    for size in visit.all_sizes():
+        iterations = _CALIBRATION_SMALL if size <= _SMALL_BYTES else 1
+        for session in visit.at(size):
+            display.advance(f"verifying {format_size(size)}, {session.name}", 0)
+            if verify:
+                verification = session.verify(size, timeout_s)
+                if verification is not None:
+                    results.verifications[session.name, size] = verification
+                    if not verification.correct:
+                        display.message(f"WRONG DATA: {session.name} at {format_size(size)}: {verification.message}")
+            estimates[session.name, size] = session.run(size, iterations, 1, timeout_s).seconds
+            display.advance(f"verifying {format_size(size)}, {session.name}")
+    return estimates

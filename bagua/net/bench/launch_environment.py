@@ -1,0 +1,203 @@
+"""Which rank of how many this process is, from the variables of torchrun, mpirun, srun or a PMI launcher.
+
+Pure functions of a mapping. A process that no launcher started is a local run: it starts all ranks itself.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from bagua.net.bench.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
+# Outside Linux's ephemeral range (32768..60999), so that no outgoing connection holds it.
+DEFAULT_PORT = 29511
+_SLURM_PORT_BASE = 20000
+_SLURM_PORT_COUNT = 9000
+
+
+@dataclass(frozen=True)
+class LaunchEnvironment:
+    """One process of a launched job."""
+
+    launcher: str  # for messages: "torchrun", "Open MPI", "PMI", "Slurm"
+    rank: int
+    world_size: int
+    local_rank: int | None
+    local_world_size: int | None
+    master_address: str
+    port: int
+    # What tells this job from another on the same hosts: a stranger's rank is turned away.
+    job: str
+
+
+@dataclass(frozen=True)
+class _Variables:
+    launcher: str
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str
+
+
+# In the order in which they are looked for: mpirun inside a Slurm allocation leaves SLURM_PROCID of its own daemon in
+# the environment, and srun --mpi=pmi2 sets PMI_* and SLURM_* alike.
+_LAUNCHERS = (
+    _Variables("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Variables(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    _Variables("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    _Variables("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
+    # An srun too old to count its step's tasks.
+    _Variables("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""),
+)
+
+
+def detect_launch(
+    environment: Mapping[str, str], *, port: int | None = None, show_hostnames: Callable[[str], list[str]] | None = None
+) -> LaunchEnvironment | None:
+    """None when no launcher started this process. `show_hostnames` expands a Slurm node list (default: scontrol, or
+    our own parser where there is none)."""
+    for variables in _LAUNCHERS:
+        if variables.rank in environment and variables.world_size in environment:
+            break
+    else:
+        return None
+    rank = _integer(environment, variables.rank)
+    world_size = _integer(environment, variables.world_size)
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise UsageError(
+            f"{variables.launcher} says {variables.rank}={rank} of {variables.world_size}={world_size}; a rank is in"
+            " 0..size-1: unset both for a run on this machine alone, or start all ranks with the launcher"
+        )
+    local_rank = _optional_integer(environment, variables.local_rank)
+    local_world_size = _optional_integer(environment, variables.local_world_size)
+    return LaunchEnvironment(
+        launcher=variables.launcher,
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        master_address=_master_address(environment, variables, world_size, local_world_size, show_hostnames),
+        port=port if port is not None else _port(environment),
+        job=_job(environment),
+    )
+
+
+def _integer(environment: Mapping[str, str], name: str) -> int:
+    text = environment[name]
+    if not re.fullmatch(r"\s*-?\d+\s*", text):
+        raise UsageError(
+            f"{name}={text!r} is not an integer; the launcher sets it, so unset it or start with a launcher"
+        )
+    return int(text)
+
+
+def _optional_integer(environment: Mapping[str, str], name: str) -> int | None:
+    return _integer(environment, name) if name and environment.get(name) else None
+
+
+def _master_address(
+    environment: Mapping[str, str],
+    variables: _Variables,
+    world_size: int,
+    local_world_size: int | None,
+    show_hostnames: Callable[[str], list[str]] | None,
+) -> str:
+    if environment.get("MASTER_ADDR"):
+        return environment["MASTER_ADDR"]
+    if world_size == 1 or local_world_size == world_size:
+        return LOOPBACK
+    node_list = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    if node_list:
+        return (show_hostnames or slurm_hostnames)(node_list)[0]
+    raise UsageError(
+        f"{variables.launcher} started {world_size} ranks, but MASTER_ADDR, the host of rank 0, is not set; pass it to"
+        " every rank, for example: mpirun -x MASTER_ADDR=HOST ... or MASTER_ADDR=HOST srun ..."
+    )
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    if environment.get("MASTER_PORT"):
+        master_port = _integer(environment, "MASTER_PORT")
+        if not 1 <= master_port <= 65534:
+            raise UsageError(f"MASTER_PORT={master_port} is outside 1..65534; choose another or give --port")
+        # torchrun's own store listens on MASTER_PORT.
+        return master_port + 1
+    job = environment.get("SLURM_JOB_ID", "")
+    # Two jobs of one node must not meet.
+    return _SLURM_PORT_BASE + int(job) % _SLURM_PORT_COUNT if job.isdigit() else DEFAULT_PORT
+
+
+def _job(environment: Mapping[str, str]) -> str:
+    names = (
+        "BAGUA_NET_BENCH_SECRET",
+        "TORCHELASTIC_RUN_ID",
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "OMPI_MCA_ess_base_jobid",
+    )
+    return "|".join(environment.get(name, "") for name in names)
+
+
+def slurm_hostnames(node_list: str) -> list[str]:
+    """`scontrol show hostnames`, or our own expansion where a container lacks scontrol."""
+    try:
+        completed = subprocess.run(
+            ["scontrol", "show", "hostnames", node_list], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return expand_node_list(node_list)
+    return completed.stdout.split() or expand_node_list(node_list)
+
+
+def expand_node_list(node_list: str) -> list[str]:
+    """ "gpu[01-03,7],login" -> gpu01 gpu02 gpu03 gpu7 login; several brackets in one name multiply."""
+    hosts: list[str] = []
+    for item in _split_outside_brackets(node_list):
+        hosts += _expand_item(item)
+    if not hosts:
+        raise UsageError(f"the Slurm node list {node_list!r} names no host; set MASTER_ADDR to the host of rank 0")
+    return hosts
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    items, depth, current = [], 0, ""
+    for character in text:
+        depth += {"[": 1, "]": -1}.get(character, 0)
+        if depth not in (0, 1):
+            raise UsageError(f"the Slurm node list {text!r} has unbalanced brackets; set MASTER_ADDR instead")
+        if character == "," and depth == 0:
+            items.append(current)
+            current = ""
+        else:
+            current += character
+    if depth != 0:
+        raise UsageError(f"the Slurm node list {text!r} has unbalanced brackets; set MASTER_ADDR instead")
+    return [item for item in (*items, current) if item]
+
+
+def _expand_item(item: str) -> list[str]:
+    match = re.fullmatch(r"([^\[\]]*)\[([^\[\]]+)\](.*)", item)
+    if match is None:
+        return [item]
+    before, ranges, after = match.groups()
+    tails = _expand_item(after)
+    hosts = []
+    for part in ranges.split(","):
+        bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if bounds is None:
+            raise UsageError(f"{part!r} in the Slurm node list {item!r} is no number or range; set MASTER_ADDR instead")
+        first, last = bounds.group(1), bounds.group(2) or bounds.group(1)
+        # Leading zeros belong to the name: [01-03] is 01, 02, 03.
+        numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+        hosts += [f"{before}{number}{tail}" for number in numbers for tail in tails]
+    return hosts

@@ -1,0 +1,137 @@
+"""Drivers on other hosts: rank 0's view of them, and the agent that starts and feeds them there.
+
+Orders: {"id": n, "start": {DriverRequest}}, {"id": n, "line": "..."}, {"finish": failed}.
+Answers: {"id": n, "event": {...}}, whatever that driver said, in its order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict
+from multiprocessing.connection import wait
+
+from bagua.net.bench.driver_process import DriverProcess
+from bagua.net.bench.endpoint import Event
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.places import LocalPlace
+from bagua.net.bench.rendezvous import LineConnection
+from bagua.net.bench.settings import DriverRequest
+
+# Between two looks of the agent; everything it waits for wakes it at once.
+_WAIT_S = 5.0
+
+
+class RemotePlace:
+    """Rank 0's handle of another rank. Owns the connection."""
+
+    def __init__(self, connection: LineConnection, host: str, rank: int) -> None:
+        self._connection = connection
+        self._host = host
+        self._rank = rank
+        self._endpoints: list[RemoteDriver] = []
+
+    @property
+    def host(self) -> str:
+        return self._host
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def start(self, request: DriverRequest) -> RemoteDriver:
+        driver = RemoteDriver(self, len(self._endpoints), f"{request.title} on {self._host}")
+        self._endpoints.append(driver)
+        self.send({"id": driver.number, "start": asdict(request)})
+        return driver
+
+    def send(self, message: Event) -> None:
+        self._connection.send(message)
+
+    def receive_all(self) -> None:
+        """Sort what has arrived into the endpoints."""
+        while (message := self._connection.receive(0)) is not None:
+            if "failed" in message:
+                raise BenchError(f"rank {self._rank} on {self._host}: {message['failed']}")
+            number, event = message.get("id"), message.get("event")
+            if not isinstance(number, int) or not 0 <= number < len(self._endpoints) or not isinstance(event, dict):
+                raise BenchError(
+                    f"{self._connection.peer} answered {message!r}; its version of bagua differs: reinstall"
+                )
+            self._endpoints[number].arrived.append(event)
+
+    def close(self, *, failed: bool) -> None:
+        try:
+            self.send({"finish": failed})
+        except BenchError:
+            pass  # It is gone already; its agent ends with the connection.
+        self._connection.close()
+
+
+class RemoteDriver:
+    """Implements Endpoint over a RemotePlace."""
+
+    def __init__(self, place: RemotePlace, number: int, name: str) -> None:
+        self._place = place
+        self._name = name
+        self.number = number
+        self.arrived: deque[Event] = deque()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def fileno(self) -> int:
+        return self._place.fileno()
+
+    def post(self, line: str) -> None:
+        self._place.send({"id": self.number, "line": line})
+
+    def next_event(self) -> Event | None:
+        if not self.arrived:
+            self._place.receive_all()
+        return self.arrived.popleft() if self.arrived else None
+
+    def close(self) -> None:
+        """The agent closes its drivers together, at "finish"."""
+
+
+def serve_rank_zero(connection: LineConnection, place: LocalPlace, rank: int) -> bool:
+    """The agent: every rank but 0 does nothing else. Returns at "finish", whether the run failed; a lost rank 0 raises
+    BenchError. Either way the drivers are ended by the caller, who closes the place."""
+    drivers: dict[int, DriverProcess] = {}
+    failed: set[int] = set()
+    while True:
+        live = {number: driver for number, driver in drivers.items() if number not in failed}
+        wait([connection.fileno(), *(driver.fileno() for driver in live.values())], _WAIT_S)
+        for number, driver in live.items():
+            if not _forward(connection, number, driver):
+                failed.add(number)
+        while (order := connection.receive(0)) is not None:
+            if "finish" in order:
+                return bool(order["finish"])
+            number = int(order["id"])
+            if "start" in order:
+                try:
+                    request = DriverRequest(**order["start"])
+                    if request.rank != rank:
+                        raise BenchError(f"rank {rank} was told to start a driver of rank {request.rank}")
+                    drivers[number] = place.start(request)
+                except (BenchError, TypeError) as error:
+                    connection.send({"id": number, "event": {"event": "error", "message": str(error)}})
+            elif number in drivers:
+                drivers[number].post(str(order["line"]))
+
+
+def _forward(connection: LineConnection, number: int, driver: DriverProcess) -> bool:
+    """Everything that the driver said; False after its last word, a failure among them."""
+    while (event := _next_event(driver)) is not None:
+        connection.send({"id": number, "event": event})
+        if event.get("event") in ("error", "bye"):
+            return False
+    return True
+
+
+def _next_event(driver: DriverProcess) -> Event | None:
+    try:
+        return driver.next_event()
+    except BenchError as error:
+        return {"event": "error", "message": str(error)}

@@ -1,0 +1,263 @@
+"""How the ranks of a run across hosts meet, and the connection that carries rank 0's orders.
+
+JSON lines over TCP, never pickle: what arrives is data, whoever sent it. Rank 0 listens; every other rank connects,
+proves that it belongs to the job (an HMAC over rank 0's nonce) and is told which rank it is answered as.
+
+| step | sender | line |
+|---|---|---|
+| 1 | rank 0 | {"magic": "bagua-net-bench/1", "nonce": hex} |
+| 2 | rank r | {"rank": r, "ranks": W, "host": name, "proof": HMAC-SHA256(job, nonce + r), "version": ...} |
+| 3 | rank 0 | {"welcome": true, "local_ranks": n} once all are here, or {"error": why} |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.launch_environment import LaunchEnvironment
+from bagua.net.bench.machine import package_version
+
+MAGIC = "bagua-net-bench/1"
+# A stranger (a port scanner) may hold a place in the queue for this long at most.
+_HELLO_S = 10.0
+_RETRY_S = 0.2
+_MAX_LINE_BYTES = 16 << 20
+
+Message = dict[str, Any]
+
+
+class LineConnection:
+    """JSON lines over one socket, read without blocking. Owns the socket."""
+
+    def __init__(self, connection: socket.socket, peer: str, timeout_s: float) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(timeout_s)
+        self._socket = connection
+        self._received = bytearray()
+        self.peer = peer
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def local_address(self) -> str:
+        """Ours, on the path to the peer; an IPv4 peer of a dual-stack socket shows as ::ffff:a.b.c.d."""
+        return str(self._socket.getsockname()[0]).removeprefix("::ffff:")
+
+    def send(self, message: Message) -> None:
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise BenchError(self._lost(str(error))) from error
+
+    def receive(self, timeout_s: float) -> Message | None:
+        """The next message, or None when none came in time; 0 looks only at what is here."""
+        deadline = time.monotonic() + timeout_s
+        while (end := self._received.find(b"\n")) < 0:
+            # select and not settimeout(0): the socket keeps its deadline for sends.
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._socket, selectors.EVENT_READ)
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    return None
+            try:
+                data = self._socket.recv(1 << 16)
+            except OSError as error:
+                raise BenchError(self._lost(str(error))) from error
+            if not data:
+                raise BenchError(self._lost("closed by the peer"))
+            self._received += data
+            if len(self._received) > _MAX_LINE_BYTES:
+                raise BenchError(f"{self.peer} sent a line above {_MAX_LINE_BYTES} bytes; it is no rank of this bench")
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            raise BenchError(
+                f"{self.peer} sent {line[:60]!r}, which is no message of this bench; choose another --port"
+            )
+        return message
+
+    def _lost(self, why: str) -> str:
+        return f"the connection to {self.peer} is lost ({why}); its own output says why it ended"
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def host_identity() -> str:
+    """The same for all ranks of one running kernel, also in containers with host names of their own."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def proof(job: str, nonce: str, rank: int) -> str:
+    return hmac.new(job.encode(), f"{nonce}|{rank}".encode(), hashlib.sha256).hexdigest()
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank as rank 0 knows it; rank 0's own has no connection."""
+
+    rank: int
+    host: str
+    identity: str
+    connection: LineConnection | None
+
+
+def listen(launch: LaunchEnvironment) -> socket.socket:
+    """Rank 0's socket, on all addresses: which of them the others use is theirs to say."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    try:
+        return socket.create_server(
+            ("", launch.port), family=family, dualstack_ipv6=dual, backlog=max(launch.world_size, 16)
+        )
+    except OSError as error:
+        raise BenchError(
+            f"port {launch.port} on {socket.gethostname()}, where the ranks meet, cannot be listened on"
+            f" ({error.strerror or error}); another program holds it: give every rank the same free one with --port"
+        ) from error
+
+
+def meet(
+    launch: LaunchEnvironment, timeout_s: float, say: Callable[[str], None], listener: socket.socket | None = None
+) -> list[Member]:
+    """Rank 0: wait for every other rank; members by rank. A listener that is passed in is closed."""
+    if listener is None:
+        listener = listen(launch)
+    deadline = time.monotonic() + timeout_s
+    identity = host_identity()
+    members: dict[int, Member] = {0: Member(0, socket.gethostname(), identity, None)}
+    announced = False
+    with listener:
+        while len(members) < launch.world_size:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise BenchError(_absent_ranks(launch, members, timeout_s))
+            listener.settimeout(min(remaining, 1.0))
+            try:
+                accepted, address = listener.accept()
+            except TimeoutError:
+                if not announced:
+                    announced = True
+                    say(f"waiting on port {launch.port} for {launch.world_size - len(members)} more ranks")
+                continue
+            member = _admit(launch, accepted, f"{address[0]}:{address[1]}", members, min(_HELLO_S, remaining), say)
+            if member is not None:
+                members[member.rank] = member
+    ranks_of_host = Counter(member.identity for member in members.values())
+    for member in members.values():
+        if member.connection is not None:
+            member.connection.send({"welcome": True, "local_ranks": ranks_of_host[member.identity]})
+    return [members[rank] for rank in range(launch.world_size)]
+
+
+def _absent_ranks(launch: LaunchEnvironment, members: dict[int, Member], timeout_s: float) -> str:
+    absent = [str(rank) for rank in range(launch.world_size) if rank not in members]
+    shown = ", ".join(absent[:8]) + (", ..." if len(absent) > 8 else "")
+    hint = "; in a batch script start it with srun, or give --local to run on this machine alone"
+    return (
+        f"{len(absent)} of {launch.world_size} ranks (rank {shown}) did not reach port {launch.port} of"
+        f" {launch.master_address} within {timeout_s:g} s; see that {launch.launcher} started them all, that the port"
+        f" is open between the hosts, or choose another with --port{hint if launch.launcher == 'Slurm' else ''}"
+    )
+
+
+def _admit(
+    launch: LaunchEnvironment,
+    accepted: socket.socket,
+    peer: str,
+    members: dict[int, Member],
+    timeout_s: float,
+    say: Callable[[str], None],
+) -> Member | None:
+    """None for a stranger, who is closed and never disturbs the run. A wrong rank of our own ends the run."""
+    connection = LineConnection(accepted, peer, timeout_s)
+    nonce = secrets.token_hex(16)
+    try:
+        connection.send({"magic": MAGIC, "nonce": nonce})
+        hello = connection.receive(timeout_s)
+    except BenchError:
+        hello = None
+    rank = hello.get("rank") if hello else None
+    genuine = (
+        hello is not None
+        and isinstance(rank, int)
+        and hmac.compare_digest(str(hello.get("proof")), proof(launch.job, nonce, rank))
+    )
+    if hello is None or not genuine or not isinstance(rank, int):
+        say(f"turned away {peer}, which is no rank of this run")
+        connection.close()
+        return None
+    complaint = None
+    if hello.get("ranks") != launch.world_size or not 0 < rank < launch.world_size:
+        complaint = f"rank {rank} of {hello.get('ranks')} came to a run of {launch.world_size} ranks"
+    elif rank in members:
+        complaint = f"a second rank {rank} ({peer}) came; the first is {members[rank].host}"
+    elif hello.get("version") != package_version():
+        complaint = f"rank {rank} has bagua {hello.get('version')} and rank 0 has {package_version()}"
+    if complaint is not None:
+        complaint += "; start all ranks from one launcher, with one version of bagua"
+        connection.send({"error": complaint})
+        connection.close()
+        raise BenchError(complaint)
+    connection.peer = f"rank {rank} ({hello.get('host')})"
+    return Member(rank, str(hello.get("host")), str(hello.get("identity")), connection)
+
+
+def join(launch: LaunchEnvironment, timeout_s: float) -> tuple[LineConnection, int]:
+    """Every other rank: the connection to rank 0, and how many ranks share this host."""
+    deadline = time.monotonic() + timeout_s
+    target = f"rank 0 at {launch.master_address}:{launch.port}"
+    while True:
+        try:
+            connected = socket.create_connection((launch.master_address, launch.port), timeout=min(timeout_s, 5.0))
+            break
+        except OSError as error:
+            # Rank 0 may start later than this one.
+            if time.monotonic() + _RETRY_S > deadline:
+                raise BenchError(
+                    f"{target} cannot be reached within {timeout_s:g} s ({error.strerror or error}); see that rank 0"
+                    " runs, that MASTER_ADDR names its host, and that the port is open, or choose another with --port"
+                ) from error
+            time.sleep(_RETRY_S)
+    connection = LineConnection(connected, target, timeout_s)
+    greeting = connection.receive(max(0.0, deadline - time.monotonic()))
+    if greeting is None or greeting.get("magic") != MAGIC:
+        connection.close()
+        raise BenchError(f"what listens at {launch.master_address}:{launch.port} is no bagua-net-bench; give --port")
+    connection.send(
+        {
+            "rank": launch.rank,
+            "ranks": launch.world_size,
+            "host": socket.gethostname(),
+            "identity": host_identity(),
+            "proof": proof(launch.job, str(greeting.get("nonce")), launch.rank),
+            "version": package_version(),
+        }
+    )
+    welcome = connection.receive(max(0.0, deadline - time.monotonic()))
+    if welcome is None:
+        connection.close()
+        raise BenchError(f"{target} did not go on within {timeout_s:g} s; another rank is missing, see rank 0's output")
+    if "error" in welcome:
+        connection.close()
+        raise BenchError(f"{target} turned this rank away: {welcome['error']}")
+    return connection, int(welcome["local_ranks"])

@@ -1,0 +1,80 @@
+"""What a run prints: the head, the table and the closing block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bagua.net.bench.machine import MachineFacts
+from bagua.net.bench.measurement import Measurement
+from bagua.net.bench.sizes import format_size
+from bagua.net.bench.summary import Comparison, RawLimit, best_raw_only
+from bagua.net.bench.table import LOUD, RESET, render_table
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished run."""
+
+    title: str
+    machine: MachineFacts
+    contenders: Mapping[str, str]  # what each one is: library, table, device
+    left_out: Sequence[str]  # why a contender did not run
+    rows: Sequence[Measurement]
+    limit: RawLimit | None
+    comparisons: Sequence[Comparison]
+    wrong: Sequence[tuple[str, int, str]]
+    verified: bool  # data was checked at all
+    repeats: int
+    parameters: Mapping[str, object] = field(default_factory=dict)
+
+    def head(self) -> str:
+        lines = [self.title, self.machine.caption()]
+        width = max((len(name) for name in self.contenders), default=0)
+        lines += [f"  {name.ljust(width)}  {text}" for name, text in self.contenders.items()]
+        lines += [f"  left out: {reason}" for reason in self.left_out]
+        return "\n".join(lines) + "\n"
+
+    def table(self, *, colour: bool = False) -> str:
+        return render_table(best_raw_only(self.rows), colour=colour)
+
+    def closing(self, *, colour: bool = False) -> str:
+        lines = []
+        if self.limit is not None:
+            lines.append(
+                f"raw TCP limit: {self.limit.gb_s:.2f} GB/s one way over {self.limit.streams} streams;"
+                f" {self.limit.links} ring connections share it: busbw {self.limit.busbw_gb_s:.2f} GB/s"
+            )
+        lines += [str(comparison) for comparison in self.comparisons]
+        if self.comparisons:
+            lines.append(f"(medians of {self.repeats} ratios, each taken within one repetition)")
+        if not self.verified:
+            lines.append("data: not verified")
+        elif self.wrong:
+            for name, size, message in self.wrong:
+                text = f"WRONG DATA: {name} at {format_size(size)}: {message}"
+                lines.append(f"{LOUD}{text}{RESET}" if colour else text)
+        else:
+            lines.append("data: every byte of every size correct")
+        return "\n".join(lines) + "\n"
+
+    def summary(self) -> dict[str, object]:
+        """For --json."""
+        return {
+            "raw_limit": None
+            if self.limit is None
+            else {
+                "gb_s": self.limit.gb_s,
+                "streams": self.limit.streams,
+                "bytes": self.limit.size_bytes,
+                "ring_connections": self.limit.links,
+                "busbw_gb_s": self.limit.busbw_gb_s,
+            },
+            "comparisons": [comparison.as_dict() for comparison in self.comparisons],
+            "wrong_data": [
+                {"contender": name, "bytes": size, "message": message} for name, size, message in self.wrong
+            ],
+            "contenders": dict(self.contenders),
+            "left_out": list(self.left_out),
+            "repeats": self.repeats,
+        }

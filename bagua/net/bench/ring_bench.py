@@ -1,0 +1,146 @@
+"""A whole run of bagua-net-bench: from options to a report. Rank 0's side; the others follow (see team.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bagua.net.bench.endpoint import Event
+from bagua.net.bench.errors import UsageError
+from bagua.net.bench.interleaved_run import Visit, run_interleaved
+from bagua.net.bench.iteration_plan import IterationPlan, budget_plan, fixed_plan
+from bagua.net.bench.machine import describe_machine
+from bagua.net.bench.memory_check import check_memory
+from bagua.net.bench.options import Options
+from bagua.net.bench.progress import Progress
+from bagua.net.bench.report import Report
+from bagua.net.bench.sessions import RawSession, RingSession, Session, default_raw_streams
+from bagua.net.bench.settings import RAW
+from bagua.net.bench.summary import comparisons, measurements, raw_limit
+from bagua.net.bench.team import Team, usable_cpus
+from bagua.net.bench.torch_presence import has_torch
+
+# TCP has no messages, so raw runs only where a transfer is bandwidth and not its start.
+RAW_MIN_BYTES = 1 << 20
+# What the limit is measured with when all sizes are smaller.
+RAW_ONLY_BYTES = 64 << 20
+_DEFAULT_FIXED_WARMUP = 5
+
+_DESCRIPTIONS = {
+    "bare": "plain sockets, one per channel, one non-blocking thread: what NCCL's own transport does by default",
+    "gloo": "torch.distributed gloo all_reduce, which also adds up",
+}
+
+
+def chosen_contenders(options: Options) -> tuple[list[str], list[str]]:
+    """The contenders that run, and for each that does not a line saying why."""
+    if "gloo" not in options.contenders or has_torch():
+        return list(options.contenders), []
+    if options.contenders_given:
+        raise UsageError(
+            "contender 'gloo' needs torch, which is not installed; run pip install bagua[torch], or leave it out of"
+            " --contenders"
+        )
+    return [name for name in options.contenders if name != "gloo"], ["gloo (torch is not installed: bagua[torch])"]
+
+
+def start_sessions(team: Team, options: Options, names: Sequence[str]) -> list[Session]:
+    """All drivers of all contenders, connected. They stay until the team ends."""
+    sessions: list[Session] = []
+    # The slowest to start first: importing torch overlaps with the others.
+    for name in sorted(names, key=lambda name: name != "gloo"):
+        if name != RAW:
+            sessions.append(RingSession(name, team.places))
+            continue
+        # One way along the ring's own direction.
+        sender = team.measured_link
+        receiver = (sender + 1) % team.ranks
+        for streams in options.raw_streams or default_raw_streams(usable_cpus()):
+            ends = (receiver, team.places[receiver]), (sender, team.places[sender])
+            sessions.append(RawSession(streams, *ends, team.ranks))
+    ordered = sorted(sessions, key=lambda session: names.index(session.name.split(" ")[0]))
+    for session in ordered:
+        session.connect(options.timeout_s)
+    return ordered
+
+
+def run_bench(team: Team, options: Options, environment: Mapping[str, str], stream_is_quiet: bool = False) -> Report:
+    names, left_out = chosen_contenders(options)
+    check_memory(max(options.sizes), _ranks_here(team), sum(name != RAW for name in names))
+    machine = describe_machine()
+    raw_sizes = [size for size in options.sizes if size >= RAW_MIN_BYTES] or [RAW_ONLY_BYTES]
+    with Progress(1, quiet=stream_is_quiet) as display:
+        display.message(f"starting {len(names)} contenders of {team.ranks} ranks")
+        for reason in left_out:
+            display.message(f"left out: {reason}")
+        sessions = start_sessions(team, options, names)
+    sizes = {
+        session.name: raw_sizes if isinstance(session, RawSession) else list(options.sizes) for session in sessions
+    }
+    results = run_interleaved(
+        Visit(sessions, sizes),
+        make_plan=lambda costs: _plan(costs, options),
+        verify=options.verify,
+        timeout_s=options.timeout_s,
+        progress=lambda total: Progress(total, quiet=stream_is_quiet),
+    )
+    assert results.plan is not None
+    limit = raw_limit(results, team.links)
+    collectives = {session.name: session.collective for session in sessions}
+    return Report(
+        title=_title(team, options),
+        machine=machine,
+        contenders={
+            session.name: describe_contender(session.name, session.listening[0])
+            for session in sessions
+            if isinstance(session, RingSession)
+        },
+        left_out=left_out,
+        rows=measurements(results, collectives, team.ranks, limit),
+        limit=limit,
+        comparisons=comparisons(results, [name for name in names if name not in ("plugin", RAW)]),
+        wrong=results.wrong(),
+        verified=bool(results.verifications),
+        repeats=results.plan.repeats,
+        parameters={
+            "ranks": team.ranks,
+            "hosts": team.hosts,
+            "channels": options.channels,
+            "address": team.path.address,
+            "interface": team.path.interface or environment.get("NCCL_SOCKET_IFNAME", ""),
+            "repeats": results.plan.repeats,
+            "iterations": {str(size): plan.iterations for size, plan in results.plan.sizes.items()},
+            "warmup": {str(size): plan.warmup for size, plan in results.plan.sizes.items()},
+        },
+    )
+
+
+def _ranks_here(team: Team) -> int:
+    return sum(place is team.places[0] for place in team.places)
+
+
+def _plan(costs: Mapping[int, float], options: Options) -> IterationPlan:
+    if options.iterations is not None:
+        warmup = _DEFAULT_FIXED_WARMUP if options.warmup is None else options.warmup
+        return fixed_plan(costs, options.iterations, warmup, options.repeats)
+    return budget_plan(
+        costs,
+        options.time_budget_s,
+        options.repeats,
+        may_reduce_repeats=not options.repeats_given,
+        warmup=options.warmup,
+    )
+
+
+def _title(team: Team, options: Options) -> str:
+    where = f"{team.hosts} hosts" if team.hosts > 1 else "one host"
+    over = f"{team.path.interface} ({team.path.address})" if team.path.interface else team.path.address
+    return f"ring all-reduce, {team.ranks} ranks x {options.channels} channels on {where} over {over}"
+
+
+def describe_contender(name: str, listening: Event) -> str:
+    """What really runs, as the driver found it."""
+    if name in _DESCRIPTIONS:
+        return _DESCRIPTIONS[name]
+    devices = ", ".join(str(device) for device in listening.get("devices", []))
+    text = f"{listening.get('net_name', 'unnamed')}, table {listening.get('table', '?')}, devices {devices or '?'}"
+    return f"{text}, BAGUA_NET_NSTREAMS=1" if name == "plugin-1" else text

@@ -1,0 +1,167 @@
+"""A contender's running drivers: ring sessions of W ranks, and raw TCP pairs.
+
+Owned by the run; everything is driven from its one thread, and all sessions but the one under way are idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bagua.net.bench.endpoint import Endpoint, Event, ask, gather
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.measurement import percentile
+from bagua.net.bench.places import Place
+from bagua.net.bench.settings import RAW, DriverRequest
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One visit: `iterations` of one contender at one size."""
+
+    iterations: int
+    seconds: float  # elapsed / iterations, the slowest rank's
+    iteration_seconds: tuple[float, ...]  # of each iteration, the slowest rank's; empty for raw TCP
+    cpu_seconds: float  # of all ranks, all iterations
+    moved_bytes: int  # payload that crossed a connection, all connections, all iterations
+
+    @property
+    def typical_seconds(self) -> float:
+        """p50 of the iterations, where they were timed one by one."""
+        return percentile(self.iteration_seconds, 50) if self.iteration_seconds else self.seconds
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        return self.cpu_seconds / (self.moved_bytes / 1e9)
+
+
+@dataclass(frozen=True)
+class Verification:
+    correct: bool
+    message: str  # what was wrong, for the user
+
+
+class Session(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def collective(self) -> str: ...
+
+    def connect(self, timeout_s: float) -> None:
+        """Wait for the started drivers and connect them."""
+
+    def run(self, size_bytes: int, iterations: int, warmup: int, timeout_s: float) -> Sample: ...
+
+    def verify(self, size_bytes: int, timeout_s: float) -> Verification | None:
+        """None: this contender's bytes are not checked."""
+
+
+class RingSession:
+    """W ranks that all-reduce in a ring: plugin, plugin-1, bare, gloo."""
+
+    collective = "all_reduce"
+
+    def __init__(self, name: str, places: Sequence[Place]) -> None:
+        self._name = name
+        self._endpoints: list[Endpoint] = [
+            place.start(DriverRequest(name, rank, len(places))) for rank, place in enumerate(places)
+        ]
+        self.listening: list[Event] = []
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def ranks(self) -> int:
+        return len(self._endpoints)
+
+    def connect(self, timeout_s: float) -> None:
+        self.listening = gather(self._endpoints, "listening", timeout_s, "starting")
+        handles = [" ".join(event["handles"]) for event in self.listening]
+        for rank, endpoint in enumerate(self._endpoints):
+            # gloo meets at rank 0's store; a ring rank connects to the next one.
+            source = 0 if self._name == "gloo" else (rank + 1) % self.ranks
+            endpoint.post(f"connect {handles[source]}")
+        gather(self._endpoints, "connected", timeout_s, "connecting to the next rank")
+
+    def run(self, size_bytes: int, iterations: int, warmup: int, timeout_s: float) -> Sample:
+        results = ask(self._endpoints, f"run {size_bytes} {iterations} {warmup}", "result", timeout_s)
+        for endpoint, result in zip(self._endpoints, results, strict=True):
+            if result["bytes"] != size_bytes or len(result["seconds"]) != iterations:
+                raise BenchError(
+                    f"{endpoint.name} reports {len(result['seconds'])} iterations of {result['bytes']} B instead of"
+                    f" {iterations} of {size_bytes} B; the driver and this package differ in version: reinstall bagua"
+                )
+        per_rank: list[list[float]] = [result["seconds"] for result in results]
+        return Sample(
+            iterations=iterations,
+            seconds=max(sum(seconds) for seconds in per_rank) / iterations,
+            iteration_seconds=tuple(max(ranks) for ranks in zip(*per_rank, strict=True)),
+            cpu_seconds=sum(result["cpu_user_s"] + result["cpu_system_s"] for result in results),
+            # Each of the W connections carries 2(W-1)/W of the buffer.
+            moved_bytes=2 * (self.ranks - 1) * size_bytes * iterations,
+        )
+
+    def verify(self, size_bytes: int, timeout_s: float) -> Verification:
+        answers = ask(self._endpoints, f"verify {size_bytes}", "verified", timeout_s)
+        wrong = [
+            f"{endpoint.name}: {answer['wrong_elements']} wrong elements, first: {answer['first_wrong']}"
+            for endpoint, answer in zip(self._endpoints, answers, strict=True)
+            if answer["wrong_elements"] != 0
+        ]
+        return Verification(not wrong, "; ".join(wrong))
+
+
+class RawSession:
+    """One raw TCP pair: client to server over a number of connections, a thread each."""
+
+    collective = "one_way"
+
+    def __init__(self, streams: int, server: tuple[int, Place], client: tuple[int, Place], ranks: int) -> None:
+        self.streams = streams
+        self._ranks = ranks
+        self._client_place = client
+        self._server: Endpoint = server[1].start(DriverRequest(RAW, server[0], ranks, "server", streams))
+        self._client: Endpoint | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{RAW} x{self.streams}"
+
+    def connect(self, timeout_s: float) -> None:
+        (listening,) = gather([self._server], "listening", timeout_s, "starting")
+        rank, place = self._client_place
+        request = DriverRequest(RAW, rank, self._ranks, "client", self.streams, listening["address"])
+        self._client = place.start(request)
+        gather([self._server, self._client], "connected", timeout_s, f"connecting to {listening['address']}")
+
+    def run(self, size_bytes: int, iterations: int, warmup: int, timeout_s: float) -> Sample:
+        """TCP knows no messages, so the iterations are one transfer."""
+        assert self._client is not None, "connect() comes first"
+        ends = [self._server, self._client]
+        if warmup:
+            ask(ends, f"run {size_bytes * warmup}", "result", timeout_s)
+        moved = size_bytes * iterations
+        results = ask(ends, f"run {moved}", "result", timeout_s)
+        return Sample(
+            iterations=iterations,
+            # The client's clock: from its first write to the server's word that all has arrived.
+            seconds=results[1]["seconds"] / iterations,
+            iteration_seconds=(),
+            cpu_seconds=sum(result["cpu_user_s"] + result["cpu_system_s"] for result in results),
+            moved_bytes=moved,
+        )
+
+    def verify(self, size_bytes: int, timeout_s: float) -> None:  # noqa: ARG002 (Session's signature)
+        return None
+
+
+def default_raw_streams(cpus: int) -> list[int]:
+    """1, 2, 4 ... and the number of CPUs: where one host's TCP peaks is not known beforehand."""
+    streams = [1]
+    while streams[-1] * 2 <= min(cpus, 64):
+        streams.append(streams[-1] * 2)
+    return streams if streams[-1] == min(cpus, 64) else [*streams, min(cpus, 64)]

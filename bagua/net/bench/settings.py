@@ -1,0 +1,108 @@
+"""What every rank's drivers are started with. Each rank makes its own from the same command line."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bagua.net.bench.errors import BenchError
+
+RING_CONTENDERS = ("plugin", "plugin-1", "bare", "gloo")
+RAW = "raw"
+CONTENDERS = (*RING_CONTENDERS, RAW)
+
+_HOST_PORT = re.compile(r"\[?[0-9A-Za-z.:%_-]+\]?:\d{1,5}")
+
+
+@dataclass(frozen=True)
+class DriverRequest:
+    """One driver to start. It also comes from rank 0 over the network, so it names things and never commands."""
+
+    contender: str
+    rank: int
+    ranks: int
+    role: str = "ring"  # or "server", "client" of a raw pair
+    streams: int = 1  # of a raw pair
+    connect: str = ""  # the server's host:port, for a client
+
+    def __post_init__(self) -> None:
+        if self.contender not in CONTENDERS:
+            raise BenchError(f"unknown contender {self.contender!r}; known: {', '.join(CONTENDERS)}")
+        if self.role not in ("ring", "server", "client") or (self.role == "ring") != (self.contender != RAW):
+            raise BenchError(f"contender {self.contender!r} has no role {self.role!r}")
+        if self.role == "client" and not _HOST_PORT.fullmatch(self.connect):
+            raise BenchError(f"{self.connect!r} is no host:port to connect to")
+
+    @property
+    def title(self) -> str:
+        if self.contender == RAW:
+            return f"raw x{self.streams} {self.role} (rank {self.rank})"
+        return f"{self.contender} rank {self.rank}"
+
+
+@dataclass(frozen=True)
+class DriverSettings:
+    """What this rank knows: where the library is, on which address, with how many channels."""
+
+    driver: Path
+    library: Path
+    channels: int
+    address: str
+    interface: str  # "" leaves the choice to the plugin
+    local_ranks: int
+    timeout_s: float
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def command(self, request: DriverRequest) -> list[str]:
+        timeout_ms = str(int(self.timeout_s * 1000))
+        ranks = ["--rank", str(request.rank), "--nranks", str(request.ranks)]
+        if request.contender == "gloo":
+            worker = [sys.executable, "-m", "bagua.net.bench.gloo_worker"]
+            return [*worker, *ranks, "--address", self.address, "--timeout-ms", timeout_ms]
+        if request.contender == RAW:
+            raw = [str(self.driver), "raw", "--role", request.role, "--streams", str(request.streams)]
+            end = ["--address", self.address] if request.role == "server" else ["--connect", request.connect]
+            return [*raw, *end]
+        ring = [str(self.driver), "ring", *ranks, "--channels", str(self.channels)]
+        ring += ["--address", self.address, "--timeout-ms", timeout_ms]
+        if request.contender == "bare":
+            return [*ring, "--transport", "bare"]
+        return [*ring, "--transport", "plugin", "--library", str(self.library)]
+
+    def driver_environment(self, request: DriverRequest) -> dict[str, str]:
+        """The user's BAGUA_NET_* and NCCL_* reach the plugin; only what defines a contender is set over them."""
+        environment = dict(self.environment)
+        environment["LOCAL_WORLD_SIZE"] = str(self.local_ranks)
+        if self.interface:
+            environment["NCCL_SOCKET_IFNAME"] = f"={self.interface}"
+            environment["GLOO_SOCKET_IFNAME"] = self.interface
+        if request.contender == "plugin-1":
+            environment["BAGUA_NET_NSTREAMS"] = "1"
+        if request.contender in ("plugin", "plugin-1"):
+            # A bench of the plugin needs no activation, and must not be switched off by the job's.
+            environment.pop("ENABLE_BAGUA_NET", None)
+        return environment
+
+
+def check_driver(driver: Path) -> None:
+    if not driver.is_file():
+        raise BenchError(
+            f"the load driver {str(driver)!r} does not exist; it is part of the installed package: run pip install . in"
+            " the source tree, or reinstall bagua"
+        )
+    if not os.access(driver, os.X_OK):
+        raise BenchError(f"the load driver {str(driver)!r} may not be executed; run chmod +x on it, or reinstall bagua")
+
+
+def check_library(library: Path) -> None:
+    if not library.is_file():
+        raise BenchError(
+            f"the plugin's library {str(library)!r} does not exist; name a built libnccl-net.so with --library, or"
+            " reinstall bagua"
+        )
+    if not os.access(library, os.R_OK):
+        raise BenchError(f"the plugin's library {str(library)!r} may not be read; fix its permissions with chmod")
