@@ -1,0 +1,651 @@
+"""tools/netlab: do its networks hold what they promise (rate, cap, MTU, NICs), and does it leave nothing behind.
+
+All traffic stays inside network namespaces that the test made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).resolve().parents[2]
+if str(_ROOT / "tools") not in sys.path:
+    sys.path.append(str(_ROOT / "tools"))  # behind everything else: `tools` holds programs, not an installed package
+
+import netlab  # noqa: E402
+from netlab import Lab, LinkPlan, NetlabError, missing_requirement, parse_rate_mbit  # noqa: E402
+from netlab.netlink import Netlink  # noqa: E402
+from netlab.tc_request import send_tc_request  # noqa: E402
+
+_LACKING = missing_requirement()
+_RUN_DIR = Path("/run/netns")
+
+needs_namespaces = pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))
+
+
+def _namespaces_of(pid: int) -> list[str]:
+    return sorted(path.name for path in _RUN_DIR.glob(f"netlab-{pid}-*"))
+
+
+def _wait_for(condition: Callable[[], bool], what: str, seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in ("Z", "X")
+
+
+@contextmanager
+def _connections(
+    lab: Lab, source: int, target: int, ports: Sequence[int], ip_version: int = 4, nic: int = 0
+) -> Iterator[tuple[list[socket.socket], list[socket.socket]]]:
+    """(sending, receiving) ends of one connection for each source port (0: any)."""
+    family = socket.AF_INET if ip_version == 4 else socket.AF_INET6
+    with ExitStack() as stack:
+        with lab.inside(target):
+            listener = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        listener.bind((lab.hosts[target].address(nic, ip_version), 0))
+        listener.listen(len(ports))
+        listener.settimeout(5)
+        senders, receivers = [], []
+        for port in ports:
+            with lab.inside(source):
+                sender = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            sender.settimeout(5)
+            sender.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sender.bind((lab.hosts[source].address(nic, ip_version), port))
+            sender.connect(listener.getsockname()[:2])
+            receivers.append(stack.enter_context(listener.accept()[0]))
+            senders.append(sender)
+        yield senders, receivers
+
+
+def _send_until(stop: threading.Event, sender: socket.socket) -> None:
+    block = bytes(65536)
+    sender.settimeout(0.2)
+    while not stop.is_set():
+        try:
+            sender.send(block)
+        except TimeoutError:
+            continue
+        except OSError:
+            return
+
+
+def _mbit_per_flow(senders: list[socket.socket], receivers: list[socket.socket], seconds: float = 1.0) -> list[float]:
+    """Payload rate of each connection, all sending at once. The first 0.3 s do not count: the token buckets start
+    full, and TCP starts slowly."""
+    stop = threading.Event()
+    threads = [threading.Thread(target=_send_until, args=(stop, sender)) for sender in senders]
+    received = dict.fromkeys(receivers, 0)
+    with selectors.DefaultSelector() as selector:
+        for receiver in receivers:
+            receiver.setblocking(False)
+            selector.register(receiver, selectors.EVENT_READ)
+        for thread in threads:
+            thread.start()
+        begin = time.monotonic() + 0.3
+        while (now := time.monotonic()) < begin + seconds:
+            for key, _ in selector.select(timeout=0.1):
+                receiver = key.fileobj
+                assert isinstance(receiver, socket.socket)
+                count = len(receiver.recv(1 << 20))
+                received[receiver] += count if now >= begin else 0
+        elapsed = time.monotonic() - begin
+    stop.set()
+    for receiver in receivers:
+        receiver.close()  # resets the connection: a sender that waits for room wakes
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    return [count * 8e-6 / elapsed for count in received.values()]
+
+
+def _measure(
+    lab: Lab, source: int, target: int, ports: Sequence[int] = (0,), ip_version: int = 4, nic: int = 0
+) -> list[float]:
+    with _connections(lab, source, target, ports, ip_version, nic) as (senders, receivers):
+        return _mbit_per_flow(senders, receivers)
+
+
+def _assert_holds(measured: float, limit_mbit: float) -> None:
+    """Never above the limit but by the bucket's burst; below it by headers (6 % at MTU 1500) and a busy machine."""
+    assert 0.6 * limit_mbit < measured < 1.08 * limit_mbit
+
+
+# --- rates, caps, MTU ---
+
+
+@needs_namespaces
+@pytest.mark.netns
+@pytest.mark.parametrize("ip_version", [4, 6])
+def test_link_rate_holds_in_both_directions(ip_version: int) -> None:
+    with Lab(rate_mbit=200) as lab:
+        for source, target in ((0, 1), (1, 0)):
+            _assert_holds(sum(_measure(lab, source, target, ip_version=ip_version)), 200)
+            _assert_holds(sum(_measure(lab, source, target, (0, 0, 0), ip_version)), 200)
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_link_without_a_rate_is_not_limited() -> None:
+    """What the other tests find limited is limited by the link, and not by the way they measure."""
+    with Lab() as lab:
+        assert sum(_measure(lab, 0, 1)) > 600
+
+
+@needs_namespaces
+@pytest.mark.netns
+@pytest.mark.parametrize("ip_version", [4, 6])
+def test_each_flow_is_capped_and_several_add_up(ip_version: int) -> None:
+    with Lab(rate_mbit=2000, per_flow_mbit=50) as lab:
+        _assert_holds(sum(_measure(lab, 0, 1, ip_version=ip_version)), 50)
+        for flow in _measure(lab, 0, 1, (40000, 40001, 40002, 40008), ip_version):
+            _assert_holds(flow, 50)
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_flows_whose_ports_differ_by_the_number_of_classes_share_one_cap() -> None:
+    """The documented limit of the cap: it belongs to one of 509 classes, not to the connection itself."""
+    with Lab(rate_mbit=2000, per_flow_mbit=50) as lab:
+        _assert_holds(sum(_measure(lab, 0, 1, (40000, 40509))), 50)
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_capped_flows_together_stay_within_the_link() -> None:
+    with Lab(rate_mbit=120, per_flow_mbit=50) as lab:
+        flows = _measure(lab, 0, 1, range(40000, 40008))
+    _assert_holds(sum(flows), 120)
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_caps_hold_on_a_link_without_a_rate() -> None:
+    with Lab(per_flow_mbit=50) as lab:
+        for flow in _measure(lab, 0, 1, (40000, 40001)):
+            _assert_holds(flow, 50)
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_an_uneven_link_limits_what_its_host_sends_and_receives() -> None:
+    with Lab(hosts=3, rate_mbit=300, uneven_mbit={(2, 0): 60}) as lab:
+        _assert_holds(sum(_measure(lab, 0, 1)), 300)
+        _assert_holds(sum(_measure(lab, 0, 2)), 60)
+        _assert_holds(sum(_measure(lab, 2, 0)), 60)
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_two_hosts_with_uneven_links_go_at_the_rate_of_the_slower() -> None:
+    with Lab(rate_mbit=300, uneven_mbit={(1, 0): 60}) as lab:
+        _assert_holds(sum(_measure(lab, 0, 1)), 60)
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_two_senders_to_one_receiver_share_its_link() -> None:
+    with Lab(hosts=3, rate_mbit=100) as lab, ExitStack() as stack:
+        first = stack.enter_context(_connections(lab, 0, 2, (0,)))
+        second = stack.enter_context(_connections(lab, 1, 2, (0,), ip_version=6))
+        flows = _mbit_per_flow(first[0] + second[0], first[1] + second[1])
+    _assert_holds(sum(flows), 100)
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_nics_have_rates_of_their_own_and_carry_their_own_traffic() -> None:
+    with Lab(nics=2, rate_mbit=(60, 240)) as lab:
+        assert lab.hosts[0].interfaces == ["eth0", "eth1"]
+        _assert_holds(sum(_measure(lab, 0, 1, nic=0)), 60)
+        idle_before = _transmitted(lab, "eth0", "bytes")
+        _assert_holds(sum(_measure(lab, 0, 1, nic=1)), 240)
+        assert _transmitted(lab, "eth0", "bytes") - idle_before < 10_000
+
+
+def _transmitted(lab: Lab, interface: str, unit: str) -> int:
+    return int(lab.run(0, ["cat", f"/sys/class/net/{interface}/statistics/tx_{unit}"], check=True).stdout)
+
+
+@needs_namespaces
+@pytest.mark.netns
+@pytest.mark.parametrize("mtu", [1500, 9000])
+def test_the_mtu_is_what_tcp_finds(mtu: int) -> None:
+    with Lab(mtu=mtu) as lab, _connections(lab, 0, 1, (0,)) as (senders, _):
+        # 40 bytes of headers, and 12 of the timestamp option.
+        assert senders[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) == mtu - 52
+        assert lab.run(1, ["cat", "/sys/class/net/eth0/mtu"]).stdout == f"{mtu}\n"
+
+
+@needs_namespaces
+@pytest.mark.netns
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_without_offload_no_packet_is_larger_than_the_mtu(hosts: int) -> None:
+    total = 4 << 20
+    packets = {}
+    for offload in (True, False):
+        with Lab(hosts, segmentation_offload=offload) as lab, _connections(lab, 0, 1, (0,)) as (senders, receivers):
+            before = _transmitted(lab, "eth0", "packets")
+            sending = threading.Thread(target=senders[0].sendall, args=(bytes(total),))
+            sending.start()
+            left = total
+            while left:
+                left -= len(receivers[0].recv(1 << 20))
+            sending.join(5)
+            packets[offload] = _transmitted(lab, "eth0", "packets") - before
+    assert packets[False] >= total // 1448
+    assert packets[True] < packets[False] / 2
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_congestion_control_is_chosen_for_the_lab_only() -> None:
+    setting = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    outside = setting.read_text()
+    with Lab(congestion_control="reno") as lab:
+        assert [lab.run(host, ["cat", str(setting)]).stdout for host in (0, 1)] == ["reno\n", "reno\n"]
+        assert setting.read_text() == outside
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_an_unknown_congestion_control_names_those_that_there_are() -> None:
+    with pytest.raises(NetlabError, match=r"'vegetables' is not available; this kernel has .*reno.*modprobe"):
+        Lab(congestion_control="vegetables").__enter__()
+    assert _namespaces_of(os.getpid()) == []
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_one_ip_version_only() -> None:
+    with Lab(ip_versions=(6,)) as lab:
+        assert lab.rank_environment(1)["MASTER_ADDR"] == "fd77:0:0:0::1"
+        assert lab.rank_environment(1)["NCCL_SOCKET_FAMILY"] == "AF_INET6"
+        with _connections(lab, 0, 1, (0,), ip_version=6):
+            pass
+        with pytest.raises(OSError, match="assign requested address"), _connections(lab, 0, 1, (0,), ip_version=4):
+            pass
+    with Lab(ip_versions=(4,)) as lab:
+        assert "NCCL_SOCKET_FAMILY" not in lab.rank_environment(1)
+        with lab.inside(0):
+            assert Path("/proc/net/if_inet6").read_text() == ""
+
+
+# --- commands on hosts ---
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_a_command_sees_its_host_and_nothing_of_the_machine() -> None:
+    with Lab(nics=2) as lab:
+        listed = lab.run(1, ["ls", "/sys/class/net"], check=True).stdout.split()
+        assert sorted(listed) == ["eth0", "eth1", "lo"]
+        assert lab.run(1, ["cat", "/sys/class/net/eth1/operstate"]).stdout == "up\n"
+        cgroups = sorted(os.listdir("/sys/fs/cgroup"))
+        assert sorted(lab.run(1, ["ls", "-A", "/sys/fs/cgroup"], check=True).stdout.split()) == cgroups
+        script = "import socket; s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname())"
+        lab.run(1, [sys.executable, "-c", script], check=True)
+    assert sorted(listed) != sorted(os.listdir("/sys/class/net"))
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_environment_input_output_and_exit_codes() -> None:
+    with Lab() as lab:
+        result = lab.run(0, ["sh", "-c", "cat; echo $A; echo oops >&2; exit 7"], {"A": "value"}, stdin_text="in,")
+        assert (result.returncode, result.stdout, result.stderr) == (7, "in,value\n", "oops\n")
+        with pytest.raises(subprocess.CalledProcessError):
+            lab.run(0, ["false"], check=True)
+        missing = lab.run(0, ["no-such-program"])
+        assert (missing.returncode, missing.stderr) == (127, "netlab: command 'no-such-program' not found\n")
+        barred = lab.run(0, [str(Path(__file__))])
+        assert barred.returncode == 126
+        assert "cannot be started: Permission denied" in barred.stderr
+        with pytest.raises(ValueError, match="host is 2; this lab has hosts 0 to 1"):
+            lab.run(2, ["true"])
+        with pytest.raises(ValueError, match="command is empty"):
+            lab.run(0, [])
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_a_command_that_takes_too_long_is_killed() -> None:
+    with Lab() as lab:
+        begin = time.monotonic()
+        with pytest.raises(subprocess.TimeoutExpired):
+            lab.run(0, ["sleep", "60"], timeout=0.3)
+        assert time.monotonic() - begin < 10
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_hosts_differ_in_what_nccl_calls_a_host() -> None:
+    with Lab(hosts=3, nics=2) as first, Lab() as second:
+        ids = [first.rank_environment(host)["NCCL_HOSTID"] for host in range(3)]
+        ids += [second.rank_environment(host)["NCCL_HOSTID"] for host in range(2)]
+        assert len(set(ids)) == 5
+        environment = first.rank_environment(2)
+        assert environment["NCCL_SOCKET_IFNAME"] == "=eth0,eth1"
+        assert (environment["RANK"], environment["WORLD_SIZE"], environment["LOCAL_RANK"]) == ("2", "3", "0")
+
+
+# --- nothing is left behind ---
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_leaving_the_block_removes_namespaces_and_processes_also_detached_ones() -> None:
+    interfaces = sorted(os.listdir("/sys/class/net"))
+    with Lab(hosts=3) as lab:
+        assert len(_namespaces_of(os.getpid())) == 4
+        detached = int(lab.run(0, ["sh", "-c", "setsid sleep 60 >/dev/null 2>&1 & echo $!"]).stdout)
+        stubborn = lab.start(1, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.2; done"], stdout=-1)
+        assert stubborn.stdout is not None
+        assert stubborn.stdout.readline() == b"ready\n"
+        assert _alive(detached)
+    assert not _alive(detached)
+    assert stubborn.wait(5) == -signal.SIGKILL
+    stubborn.stdout.close()
+    assert _namespaces_of(os.getpid()) == []
+    assert sorted(os.listdir("/sys/class/net")) == interfaces
+    lab.close()
+    with pytest.raises(NetlabError, match="not running"):
+        lab.run(0, ["true"])
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_an_exception_in_the_block_removes_everything_and_comes_through() -> None:
+    with pytest.raises(ZeroDivisionError), Lab():
+        raise ZeroDivisionError
+    assert _namespaces_of(os.getpid()) == []
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_a_failure_while_building_removes_what_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise NetlabError("no more links")
+
+    monkeypatch.setattr(Netlink, "join_bridge", fail)
+    with pytest.raises(NetlabError, match="no more links"):
+        Lab(hosts=3).__enter__()
+    assert _namespaces_of(os.getpid()) == []
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+_HOLDER = """
+import sys, time
+sys.path.append(sys.argv[1])
+from netlab import Lab
+with Lab() as lab:
+    held = lab.run(0, ["sh", "-c", "setsid sleep 60 >/dev/null 2>&1 & echo $!"]).stdout
+    print(held, flush=True)
+    time.sleep(60)
+"""
+
+
+@contextmanager
+def _holder() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that holds a lab, and a detached process in that lab."""
+    command = [sys.executable, "-c", _HOLDER, str(_ROOT / "tools")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+@needs_namespaces
+@pytest.mark.netns
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_end_the_lab_in_order(number: signal.Signals) -> None:
+    with _holder() as (process, detached):
+        assert len(_namespaces_of(process.pid)) == 2
+        process.send_signal(number)
+        process.wait(15)
+        assert _namespaces_of(process.pid) == []
+        assert not _alive(detached)
+    assert process.returncode in (128 + number, -number)
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_sweep_removes_what_a_killed_process_left_and_nothing_else() -> None:
+    with Lab() as lab, _holder() as (live, _), _holder() as (killed, orphan):
+        killed.kill()
+        killed.wait(15)
+        assert len(_namespaces_of(killed.pid)) == 2
+        swept = netlab.sweep()
+        assert _namespaces_of(killed.pid) == []
+        assert len(swept) >= 2
+        _wait_for(lambda: not _alive(orphan), "the orphan inside ends")
+        assert len(_namespaces_of(live.pid)) == 2
+        assert lab.run(0, ["true"]).returncode == 0
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_a_new_lab_sweeps_first() -> None:
+    with _holder() as (killed, _):
+        killed.kill()
+        killed.wait(15)
+        with Lab():
+            assert _namespaces_of(killed.pid) == []
+
+
+# --- what the kernel lacks ---
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_a_missing_qdisc_or_link_type_names_the_kernel_option() -> None:
+    with Lab() as lab, lab.inside(0), Netlink() as netlink:
+        index = netlink.interface_index("eth0")
+        with (
+            pytest.raises(NetlabError, match=r"limiting failed: .* lack CONFIG_NET_SCH_PIGEON: .*modprobe sch_pigeon"),
+            netlab.errors.translated("limiting", "CONFIG_NET_SCH_PIGEON"),
+        ):
+            send_tc_request(36, index=index, handle=0x10000, parent=0xFFFFFFFF, kind="pigeon", options=b"")
+        with (
+            pytest.raises(NetlabError, match=r"lack CONFIG_PIGEON: .*modprobe pigeon"),
+            netlab.errors.translated("linking", "CONFIG_PIGEON"),
+        ):
+            netlink._route.link("add", ifname="bird", kind="pigeon")
+        with pytest.raises(NetlabError, match="no interface 'eth7'"):
+            netlink.set_up("eth7")
+
+
+def test_lacking_capabilities_are_named_with_the_remedy() -> None:
+    without_admin = ~(1 << 21) & ((1 << 40) - 1)
+    text = missing_requirement(without_admin)
+    assert text is not None
+    assert "lacks CAP_SYS_ADMIN: run it as root (sudo)" in text
+    assert "--cap-add SYS_ADMIN" in text
+    assert "lacks CAP_NET_ADMIN and CAP_SYS_ADMIN" in str(missing_requirement(0))
+
+
+# --- command line ---
+
+# `-m tools.netlab` is meant for the root of the repository, so the directory has to count.
+_CLI_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+
+
+def _netlab(
+    *arguments: str, before: Sequence[str] = (), preexec_fn: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *before, "-m", "tools.netlab", *arguments]
+    return subprocess.run(
+        command, cwd=_ROOT, env=_CLI_ENVIRONMENT, capture_output=True, text=True, timeout=60, preexec_fn=preexec_fn
+    )
+
+
+def _drop_capabilities() -> None:
+    """Between fork and exec: nothing is left in this process or gained by the program it becomes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in range(41):
+        libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP; fails, harmlessly, for one that was not there
+
+
+def test_cli_without_capabilities_says_what_is_lacking() -> None:
+    for action in (["run", "--", "true"], ["sweep"], ["check"]):
+        result = _netlab(*action, preexec_fn=_drop_capabilities)
+        assert result.returncode == 125, result
+        assert "lacks CAP_NET_ADMIN and CAP_SYS_ADMIN: run it as root" in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+@needs_namespaces
+def test_cli_without_pyroute2_says_how_to_get_it() -> None:
+    result = _netlab("check", before=["-S"])  # no site-packages
+    assert result.returncode == 125
+    assert "pip install pyroute2" in result.stderr
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_cli_check_builds_a_network() -> None:
+    result = _netlab("check")
+    assert result.returncode == 0, result.stderr
+    assert "can build networks" in result.stdout
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_cli_run_gives_ranks_marks_output_and_returns_the_worst_code() -> None:
+    script = (
+        'echo "$RANK/$WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $NCCL_SOCKET_IFNAME $X"; echo err >&2; exit $((RANK * 3))'
+    )
+    result = _netlab("run", "--hosts", "3", "--rate", "1G", "--mtu", "9000", "--env", "X=y", "--", "sh", "-c", script)
+    assert result.returncode == 6, result.stderr
+    assert sorted(result.stdout.splitlines()) == [f"[h{rank}] {rank}/3 10.77.0.1:29500 =eth0 y" for rank in range(3)]
+    assert {f"[h{rank}] err" for rank in range(3)} < set(result.stderr.splitlines())
+    assert "netlab: host 2 exited with code 6" in result.stderr
+
+
+_RENDEZVOUS = """
+import os, socket
+address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if os.environ["RANK"] == "0":
+    with socket.create_server(address) as server:
+        server.settimeout(20)
+        peers = [server.accept()[0] for _ in range(int(os.environ["WORLD_SIZE"]) - 1)]
+        print(sorted(peer.recv(1) for peer in peers))
+else:
+    for attempt in range(200):
+        try:
+            peer = socket.create_connection(address, timeout=20)
+            break
+        except ConnectionRefusedError:
+            __import__("time").sleep(0.1)
+    peer.sendall(os.environ["RANK"].encode())
+    peer.recv(1)
+"""
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_cli_ranks_meet_at_the_master_address() -> None:
+    result = _netlab("run", "--hosts", "3", "--rate", "100M", "--", sys.executable, "-c", _RENDEZVOUS)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "[h0] [b'1', b'2']\n"
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_cli_ends_the_others_after_a_failure_and_all_after_the_timeout() -> None:
+    failed = _netlab("run", "--grace", "0.5", "--", "sh", "-c", "test $RANK = 1 && kill -9 $$; sleep 60")
+    assert failed.returncode == 137
+    assert "host 1 was ended by SIGKILL" in failed.stderr
+    assert "hosts [0] still run 0.5 s after the failure" in failed.stderr
+    late = _netlab("run", "--timeout", "0.5", "--", "sleep", "60")
+    assert late.returncode == 124
+    assert "hosts [0, 1] still run after 0.5 s (--timeout)" in late.stderr
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_cli_terminated_leaves_nothing() -> None:
+    command = [sys.executable, "-m", "tools.netlab", "run", "--", "sh", "-c", "echo $$; sleep 60"]
+    with subprocess.Popen(command, cwd=_ROOT, env=_CLI_ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        started = [int(process.stdout.readline().split()[1]) for _ in range(2)]
+        process.terminate()
+        assert process.wait(20) == 143
+    assert not any(_alive(pid) for pid in started)
+    assert _namespaces_of(process.pid) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--rate", "10", "--", "true"], "rate '10' is not a number with a unit: write 400M, 2.5G or 10G"),
+        (["run", "--rate", "900G", "--", "true"], "rate is 900000 Mbit/s; it must be 1 to 400000 Mbit/s"),
+        (["run", "--uneven", "1=1G", "--", "true"], "'1=1G' is not HOST:NIC=RATE; write 1:0=2.5G"),
+        (["run", "--uneven", "5:0=1G", "--", "true"], "uneven_mbit names host 5 NIC 0; there are 2 hosts, 1 NICs"),
+        (["run", "--rate", "1G,2G", "--", "true"], "rate_mbit has 2 values for 1 NICs"),
+        (["run", "--mtu", "500", "--", "true"], "mtu is 500; it must be 1280 to 65535 bytes"),
+        (["run", "--hosts", "1", "--", "true"], "hosts is 1; it must be 2 to 64"),
+        (["run", "--nics", "17", "--", "true"], "nics is 17; it must be 1 to 16"),
+        (["run", "--env", "A", "--", "true"], "'A' is not NAME=VALUE"),
+        (["run", "--timeout", "-1", "--", "true"], "'-1' is out of range; give 0 or more seconds"),
+        (["run", "--rate", "1G"], "no command; write it after --"),
+    ],
+)
+def test_cli_errors_name_the_value_and_the_remedy(arguments: list[str], message: str) -> None:
+    result = _netlab(*arguments)
+    assert result.returncode in (2, 125)
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+# --- spellings ---
+
+
+@pytest.mark.parametrize(
+    ("text", "mbit"), [("10G", 10_000), ("2.5g", 2500), ("400M", 400), ("1500kbit", 1.5), ("100Gbit/s", 100_000)]
+)
+def test_rates_are_bits_a_second_in_powers_of_ten(text: str, mbit: float) -> None:
+    assert parse_rate_mbit(text) == pytest.approx(mbit)
+
+
+@pytest.mark.parametrize("text", ["", "10", "G", "10GB", "-1G", "1e3M", "nan", "10 G"])
+def test_other_spellings_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a number with a unit"):
+        parse_rate_mbit(text)
+
+
+def test_link_plans_check_their_values() -> None:
+    with pytest.raises(ValueError, match=r"per_flow_mbit is 0.5 Mbit/s; it must be 1 to 400000"):
+        LinkPlan(per_flow_mbit=0.5)
+    with pytest.raises(ValueError, match="rate_mbit is nan"):
+        LinkPlan(rate_mbit=float("nan"))
+
+
+def test_importing_netlab_needs_neither_pyroute2_nor_root() -> None:
+    assert importlib.util.find_spec("netlab") is not None
+    code = "import sys; sys.path.append(sys.argv[1]); import netlab; assert 'pyroute2' not in sys.modules"
+    subprocess.run([sys.executable, "-S", "-c", code, str(_ROOT / "tools")], check=True, timeout=30)
