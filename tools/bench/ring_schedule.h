@@ -1,0 +1,114 @@
+// RingSchedule: one rank's part of a ring all-reduce over a RingTransport, as NCCL's proxy drives its network: receives
+// posted up to `depth`, the oldest request of each connection tested once per pass, a slice passed on as soon as it has
+// been received and a send is free. Owns the slots that the messages live in; one thread.
+//
+// A channel has 2 * depth slots of one slice, as many as an NCCL connection pair has buffer. Where NCCL's GPU kernel
+// copies from a receive slot to a send slot (adding its own data), a slot here changes sides instead: the GPU's copy
+// costs the host's CPUs nothing, so neither may it cost here. A slot is in one of these states:
+//   free      in `free_slots`
+//   receiving in `receives`: a posted irecv
+//   ready     in `ready_slots`: received, to be passed on in the next step
+//   sending   in `sends`: a posted isend
+// receiving + ready <= depth and sending <= depth, so a free slot exists whenever one is wanted.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "bench/page_buffer.h"
+#include "bench/ring_plan.h"
+#include "bench/ring_transport.h"
+
+namespace bagua_net::bench {
+
+// What NCCL's GPU kernel does to the data. Timed runs have none.
+class RingKernel {
+ public:
+  virtual ~RingKernel() = default;
+  // A message of step 0 is about to be sent: write this rank's contribution into its slot. May be called again for the
+  // same message if the transport had no room.
+  virtual void fill(const RingMessage& message, std::uint8_t* slot) = 0;
+  // A message has arrived in `slot`, before it is passed on.
+  virtual void receive(const RingMessage& message, std::uint8_t* slot) = 0;
+};
+
+// First in, first out, of fixed capacity: the timed loop must not allocate.
+template <typename Item, std::size_t kCapacity>
+class FixedQueue {
+ public:
+  bool empty() const { return size_ == 0; }
+  std::size_t size() const { return size_; }
+  Item& front() { return items_[first_]; }
+  void push(const Item& item) {
+    items_[(first_ + size_) % kCapacity] = item;
+    ++size_;
+  }
+  void pop() {
+    first_ = (first_ + 1) % kCapacity;
+    --size_;
+  }
+  void clear() { first_ = size_ = 0; }
+
+ private:
+  std::array<Item, kCapacity> items_{};
+  std::size_t first_ = 0;
+  std::size_t size_ = 0;
+};
+
+class RingSchedule {
+ public:
+  // `transport` has to outlive this and be connected before allocate_slots.
+  RingSchedule(RingTransport* transport, const RingGeometry& geometry);
+
+  Status allocate_slots();
+  // The transport must have deregistered them.
+  void free_slots();
+
+  // Starts one all-reduce; the one before must be finished. `kernel` may be nullptr.
+  void begin(const RingPlan& plan, RingKernel* kernel);
+  bool finished() const { return unfinished_channels_ == 0; }
+  // One pass over the channels. *progressed: something was posted or completed.
+  Status pass(bool* progressed);
+
+  // "channel 0: 3 messages received and 2 sent, 4 receives and 1 send under way; ...", for errors.
+  std::string describe() const;
+
+ private:
+  struct Transfer {
+    void* request = nullptr;
+    std::uint8_t* slot = nullptr;
+    RingMessage message;
+  };
+  struct Channel {
+    PageBuffer memory;
+    FixedQueue<std::uint8_t*, 2 * kMaxDepth> free_slots;
+    FixedQueue<std::uint8_t*, kMaxDepth> ready_slots;
+    FixedQueue<Transfer, kMaxDepth> receives;
+    FixedQueue<Transfer, kMaxDepth> sends;
+    RingCursor next_receive;
+    RingCursor next_send;
+    std::uint64_t received = 0;
+    std::uint64_t sent = 0;
+    bool finished = true;
+  };
+
+  Status post_receive(int index, Channel* channel, bool* progressed);
+  Status test_receive(int index, Channel* channel, bool* progressed);
+  Status post_send(int index, Channel* channel, bool* progressed);
+  Status test_send(int index, Channel* channel, bool* progressed);
+
+  RingTransport* const transport_;
+  const RingGeometry geometry_;
+  const std::size_t depth_;
+  const int last_step_;
+  std::vector<Channel> channels_;
+  RingKernel* kernel_ = nullptr;
+  int active_channels_ = 0;
+  int unfinished_channels_ = 0;
+};
+
+}  // namespace bagua_net::bench
