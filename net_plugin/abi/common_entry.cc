@@ -257,8 +257,8 @@ nccl::Result isend(void* send_comm, void* data, std::int64_t bytes, void* mhandl
     SendComm* comm = nullptr;
     BAGUA_NET_RETURN_IF_ERROR(comm_of_kind(send_comm, "sendComm", &open, &comm));
     Request* posted = nullptr;
-    BAGUA_NET_RETURN_IF_ERROR(open->transport->isend(comm, data, static_cast<std::size_t>(bytes),
-                                                     static_cast<MemoryRegistration*>(mhandle), &posted));
+    BAGUA_NET_RETURN_IF_ERROR(TransportContext::isend(comm, data, static_cast<std::size_t>(bytes),
+                                                      static_cast<MemoryRegistration*>(mhandle), &posted));
     *request = posted;
     return Status::ok();
   });
@@ -283,7 +283,7 @@ nccl::Result irecv(void* recv_comm, int n, void** data, std::int64_t bytes, void
     auto* const registration = mhandles == nullptr ? nullptr : static_cast<MemoryRegistration*>(mhandles[0]);
     Request* posted = nullptr;
     BAGUA_NET_RETURN_IF_ERROR(
-        open->transport->irecv(comm, buffer, static_cast<std::size_t>(bytes), registration, &posted));
+        TransportContext::irecv(comm, buffer, static_cast<std::size_t>(bytes), registration, &posted));
     *request = posted;
     return Status::ok();
   });

@@ -38,8 +38,6 @@ std::string speed_text(int mbps) {
   return std::to_string(mbps) + " Mb/s";
 }
 
-std::string auto_or(const std::optional<int>& knob) { return knob ? std::to_string(*knob) : "auto"; }
-
 Status start(const EnvironmentReader& environment, Startup* startup) {
   PluginConfig config;
   BAGUA_NET_RETURN_IF_ERROR(parse_plugin_config(environment, &config));
@@ -56,9 +54,12 @@ Status start(const EnvironmentReader& environment, Startup* startup) {
   }
   std::vector<Device> devices = make_devices(interfaces, config.rails.value_or(kDefaultRails));
   if (devices.empty()) return Status::internal_error("no network device was made of the interfaces " + names);
-  startup->summary = "interfaces " + names + ", streams " + auto_or(config.streams) + ", workers " +
-                     auto_or(config.workers) + ", devices " + std::to_string(devices.size());
-  return TransportContext::create(config, std::move(devices), &startup->transport);
+  const std::size_t device_count = devices.size();
+  BAGUA_NET_RETURN_IF_ERROR(TransportContext::create(config, std::move(devices), &startup->transport));
+  startup->summary = "interfaces " + names + ", streams " +
+                     (config.streams ? std::to_string(*config.streams) : "auto") + ", workers " +
+                     std::to_string(startup->transport->worker_count()) + ", devices " + std::to_string(device_count);
+  return Status::ok();
 }
 
 }  // namespace
