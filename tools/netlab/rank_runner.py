@@ -18,7 +18,7 @@ from .lab import Lab
 EXIT_TIMEOUT = 124  # as timeout(1)
 _POLL_SECONDS = 0.05
 _TERMINATE_SECONDS = 5.0
-_COPY_SECONDS = 2.0
+_COPY_SECONDS = 1.0
 _write_lock = threading.Lock()  # one line of output at a time
 
 
@@ -78,9 +78,10 @@ class RankRunner:
             timed_out = self._watch(processes)
         finally:
             self._end(processes)
+            # A grandchild may hold a pipe open; closing the lab ends it.
+            deadline = time.monotonic() + _COPY_SECONDS
             for copier in copiers:
-                # A grandchild may hold the pipe open; closing the lab ends it.
-                copier.join(_COPY_SECONDS)
+                copier.join(max(0.0, deadline - time.monotonic()))
         return EXIT_TIMEOUT if timed_out else self._worst
 
     def _copy_output(self, host: int, process: subprocess.Popen[bytes]) -> list[threading.Thread]:
