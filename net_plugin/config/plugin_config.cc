@@ -172,8 +172,9 @@ const std::vector<Knob>& knob_table() {
   using Config = PluginConfig;
   static const std::vector<Knob> table = {
       boolean_knob("ENABLE_BAGUA_NET", &Config::enabled,
-                   "Switches Bagua-Net on for jobs that start through Python. 0 makes the library decline, so that "
-                   "NCCL uses its own transport."),
+                   "1: Python processes hand NCCL the library when they import torch or bagua. 0: they do not, and the "
+                   "library declines if NCCL finds it, so that NCCL uses its own transport. Not set: no process hands "
+                   "it over by itself, but a library that NCCL was given works."),
       boolean_knob("BAGUA_NET_REQUIRED", &Config::required,
                    "If Bagua-Net cannot start, the job fails with the reason instead of running on NCCL's own "
                    "transport."),

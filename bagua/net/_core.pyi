@@ -1,0 +1,61 @@
+"""What Python reads of Bagua-Net's compiled library: version, knobs, interfaces, CPU budget."""
+
+from collections.abc import Mapping
+from typing import Literal, TypedDict, type_check_only
+
+@type_check_only
+class _Knob(TypedDict):
+    name: str  # "BAGUA_NET_NSTREAMS"
+    type: Literal["boolean", "integer", "size", "choice"]
+    default_value: str  # as one would set it: "auto", "64K"
+    range: str  # "1 to 64, or auto"
+    unit: str  # "connections"; "" for booleans and choices
+    meaning: str
+
+@type_check_only
+class _RetiredKnob(TypedDict):
+    name: str
+    replacement: str
+
+@type_check_only
+class _Interface(TypedDict):
+    name: str
+    address: str  # "192.0.2.1", "fe80::1%eth0"; "" if it has none
+    speed_mbps: int  # 0: unknown
+    numa_node: int  # -1: unknown
+    pci_path: str  # "" for virtual interfaces
+    loopback: bool
+    used: bool
+    reason: str
+
+@type_check_only
+class _CpuBudget(TypedDict):
+    usable_cpus: int
+    local_ranks: int
+
+def version() -> str:
+    """The version of the compiled library, such as '1.0.0'."""
+
+def knobs() -> list[_Knob]:
+    """Every knob, in the order of the documentation."""
+
+def retired_knobs() -> list[_RetiredKnob]:
+    """Variables of the original bagua-net that have no effect now, with what replaces each."""
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Raises ValueError if a knob has a bad value. The message names every bad one, its value and its range."""
+
+def unknown_knobs(environment: Mapping[str, str]) -> list[str]:
+    """A warning for each BAGUA_NET_* variable that is not a knob, with the name that was probably meant."""
+
+def interfaces(environment: Mapping[str, str]) -> list[_Interface]:
+    """Every network interface, the used ones first, with the reason for each verdict.
+
+    Raises ValueError, with the interfaces that exist, if none can be used or an NCCL variable has a bad value.
+    """
+
+def cpu_budget() -> _CpuBudget:
+    """CPUs that this process may use, and ranks of this host that share them."""
+
+def default_workers() -> int:
+    """I/O threads that BAGUA_NET_NWORKERS=auto means for this process."""

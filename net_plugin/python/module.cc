@@ -1,0 +1,168 @@
+// bagua.net._core: what Python reads of the compiled library: version, knob table, interfaces, CPU budget. Typed in
+// bagua/net/_core.pyi. Functions of their arguments and of the machine; the module keeps no state. They take the
+// environment as a dict, so that the doctor can ask about an environment other than its own.
+#include <pybind11/pybind11.h>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "config/plugin_config.h"
+#include "os/cpu_budget.h"
+#include "os/network_interface.h"
+
+namespace py = pybind11;
+
+namespace bagua_net {
+namespace {
+
+using Environment = std::map<std::string, std::string>;
+
+// Variables may hold any bytes; Python shows those that are not UTF-8 as surrogates (os.fsencode and os.fsdecode).
+std::string bytes_of(py::handle text) {
+  if (!PyUnicode_Check(text.ptr())) throw py::type_error("names and values of an environment are strings");
+  const auto encoded = py::reinterpret_steal<py::bytes>(PyUnicode_EncodeFSDefault(text.ptr()));
+  if (!encoded) throw py::error_already_set();
+  return std::string(encoded);
+}
+
+py::str text_of(const std::string& bytes) {
+  auto decoded = py::reinterpret_steal<py::str>(
+      PyUnicode_DecodeFSDefaultAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size())));
+  if (!decoded) throw py::error_already_set();
+  return decoded;
+}
+
+// Any mapping: os.environ is no dict.
+Environment environment_of(const py::object& mapping) {
+  Environment environment;
+  for (const auto& [name, value] : py::dict(mapping)) environment[bytes_of(name)] = bytes_of(value);
+  return environment;
+}
+
+// Holds a copy: the reader is used without the GIL.
+EnvironmentReader reader_of(Environment environment) {
+  return [environment = std::move(environment)](const std::string& name) -> std::optional<std::string> {
+    const auto found = environment.find(name);
+    if (found == environment.end()) return std::nullopt;
+    return found->second;
+  };
+}
+
+// A wrong setting is the user's ValueError, a failed system call a RuntimeError.
+void raise_if_error(const Status& status) {
+  PyObject* type = PyExc_RuntimeError;
+  switch (status.code()) {
+    case StatusCode::kOk: return;
+    case StatusCode::kInvalidArgument:
+    case StatusCode::kInvalidUsage: type = PyExc_ValueError; break;
+    case StatusCode::kSystemError:
+    case StatusCode::kInternalError:
+    case StatusCode::kRemoteError: break;
+  }
+  PyErr_SetObject(type, text_of(status.message()).ptr());
+  throw py::error_already_set();
+}
+
+py::list knobs() {
+  py::list rows;
+  for (const KnobDescription& knob : knob_descriptions()) {
+    py::dict row;
+    row["name"] = knob.name;
+    row["type"] = knob.type;
+    row["default_value"] = knob.default_value;
+    row["range"] = knob.range;
+    row["unit"] = knob.unit;
+    row["meaning"] = knob.meaning;
+    rows.append(std::move(row));
+  }
+  return rows;
+}
+
+py::list retired() {
+  py::list rows;
+  for (const RetiredKnob& knob : retired_knobs()) {
+    py::dict row;
+    row["name"] = knob.name;
+    row["replacement"] = knob.replacement;
+    rows.append(std::move(row));
+  }
+  return rows;
+}
+
+void check_environment(const py::object& environment) {
+  PluginConfig ignored;
+  raise_if_error(parse_plugin_config(reader_of(environment_of(environment)), &ignored));
+}
+
+py::list unknown_knobs(const py::object& environment) {
+  std::vector<std::string> names;  // sorted, as the map is
+  for (const auto& variable : environment_of(environment)) names.push_back(variable.first);
+  py::list warnings;
+  for (const std::string& warning : unknown_knob_warnings(names)) warnings.append(text_of(warning));
+  return warnings;
+}
+
+py::list interfaces(const py::object& environment) {
+  const EnvironmentReader reader = reader_of(environment_of(environment));
+  std::vector<InterfaceChoice> choices;
+  Status status;
+  {
+    // sysfs, and a name lookup if NCCL_COMM_ID names a host: other Python threads go on.
+    const py::gil_scoped_release unlocked;
+    status = choose_network_interfaces(reader, &choices);
+  }
+  raise_if_error(status);
+  py::list rows;
+  for (const InterfaceChoice& choice : choices) {
+    const bool has_address = choice.interface.address.family() != AF_UNSPEC;
+    py::dict row;
+    row["name"] = choice.interface.name;
+    row["address"] = has_address ? choice.interface.address.host() : "";
+    row["speed_mbps"] = choice.interface.speed_mbps;
+    row["numa_node"] = choice.interface.numa_node;
+    row["pci_path"] = choice.interface.pci_path;
+    row["loopback"] = choice.interface.is_loopback;
+    row["used"] = choice.used;
+    row["reason"] = text_of(choice.reason);
+    rows.append(std::move(row));
+  }
+  return rows;
+}
+
+// The two below read the process environment with getenv: with the GIL, which Python holds when it changes it.
+py::dict cpu_budget() {
+  const CpuBudget budget = measure_cpu_budget(process_environment());
+  py::dict row;
+  row["usable_cpus"] = budget.usable_cpus;
+  row["local_ranks"] = budget.local_ranks;
+  return row;
+}
+
+int default_workers() { return default_worker_count(measure_cpu_budget(process_environment())); }
+
+}  // namespace
+}  // namespace bagua_net
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "What Python reads of Bagua-Net's compiled library: version, knobs, interfaces, CPU budget.";
+  module.def(
+      "version", [] { return std::string(BAGUA_NET_VERSION); },
+      "The version of the compiled library, such as '1.0.0'.");
+  module.def("knobs", &bagua_net::knobs, "Every knob, in the order of the documentation.");
+  module.def("retired_knobs", &bagua_net::retired,
+             "Variables of the original bagua-net that have no effect now, with what replaces each.");
+  module.def("check_environment", &bagua_net::check_environment, py::arg("environment"),
+             "Raises ValueError if a knob has a bad value. The message names every bad one, its value and its range.");
+  module.def("unknown_knobs", &bagua_net::unknown_knobs, py::arg("environment"),
+             "A warning for each BAGUA_NET_* variable that is not a knob, with the name that was probably meant.");
+  module.def("interfaces", &bagua_net::interfaces, py::arg("environment"),
+             "Every network interface, the used ones first, with the reason for each verdict. Raises ValueError, with "
+             "the interfaces that exist, if none can be used or an NCCL variable has a bad value.");
+  module.def("cpu_budget", &bagua_net::cpu_budget,
+             "CPUs that this process may use, and ranks of this host that share them.");
+  module.def("default_workers", &bagua_net::default_workers,
+             "I/O threads that BAGUA_NET_NWORKERS=auto means for this process.");
+}

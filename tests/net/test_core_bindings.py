@@ -1,0 +1,182 @@
+"""bagua.net._core: what the compiled library tells Python."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import bagua.net
+from bagua.net import _core
+
+
+def test_the_library_is_of_the_same_version_as_the_package() -> None:
+    assert _core.version() == importlib.metadata.version("bagua")
+
+
+def test_knobs_are_complete_and_unique() -> None:
+    knobs = _core.knobs()
+    names = [knob["name"] for knob in knobs]
+    assert len(set(names)) == len(names)
+    assert {"ENABLE_BAGUA_NET", "BAGUA_NET_REQUIRED", "BAGUA_NET_NSTREAMS", "BAGUA_NET_MIN_CHUNKSIZE"} <= set(names)
+    for knob in knobs:
+        assert set(knob) == {"name", "type", "default_value", "range", "unit", "meaning"}
+        assert all(isinstance(value, str) for value in knob.values())
+
+
+def test_every_default_is_a_valid_value() -> None:
+    _core.check_environment({knob["name"]: knob["default_value"] for knob in _core.knobs()})
+
+
+def test_every_knob_refuses_nonsense() -> None:
+    for knob in _core.knobs():
+        with pytest.raises(ValueError, match=f"^{knob['name']}=nonsense: must be "):
+            _core.check_environment({knob["name"]: "nonsense"})
+
+
+@pytest.mark.parametrize("knob", [knob for knob in _core.knobs() if knob["type"] == "integer"], ids=lambda k: k["name"])
+def test_the_documented_range_is_the_real_one(knob: dict[str, str]) -> None:
+    match = re.match(r"(\d+) to (\d+)", knob["range"])
+    assert match is not None
+    low, high = int(match[1]), int(match[2])
+    for good in (low, high):
+        _core.check_environment({knob["name"]: str(good)})
+    for bad in (low - 1, high + 1):
+        with pytest.raises(ValueError, match=f"{low} to {high}"):
+            _core.check_environment({knob["name"]: str(bad)})
+    if "auto" in knob["range"]:
+        _core.check_environment({knob["name"]: "auto"})
+    else:
+        with pytest.raises(ValueError, match="must be"):
+            _core.check_environment({knob["name"]: "auto"})
+
+
+def test_several_bad_knobs_are_all_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"ENABLE_BAGUA_NET=maybe: .*; BAGUA_NET_NSTREAMS=0: must be an integer from 1"
+    ):
+        _core.check_environment({"BAGUA_NET_NSTREAMS": "0", "ENABLE_BAGUA_NET": "maybe"})
+
+
+def test_unknown_and_retired_names_are_warned_about() -> None:
+    warnings = _core.unknown_knobs(
+        {"BAGUA_NET_STREAMS": "4", "BAGUA_NET_IMPLEMENT": "TOKIO", "BAGUA_NET_RAILS": "2", "PATH": "/bin"}
+    )
+    assert len(warnings) == 2
+    assert warnings[0].startswith("BAGUA_NET_IMPLEMENT is accepted but has no effect now: ")
+    assert "did you mean BAGUA_NET_NSTREAMS?" in warnings[1]
+
+
+def test_retired_knobs_are_none_of_the_knobs() -> None:
+    retired = {knob["name"] for knob in _core.retired_knobs()}
+    assert "BAGUA_NET_TOKIO_WORKER_THREADS" in retired
+    assert retired.isdisjoint(knob["name"] for knob in _core.knobs())
+
+
+def test_the_loopback_interface() -> None:
+    rows = _core.interfaces({"NCCL_SOCKET_IFNAME": "=lo", "NCCL_SOCKET_FAMILY": "AF_INET"})
+    loopback = rows[0]
+    assert loopback["name"] == "lo"
+    assert loopback["address"] == "127.0.0.1"
+    assert loopback["used"]
+    assert loopback["loopback"]
+    assert loopback["pci_path"] == ""
+    assert loopback["reason"] == "matches NCCL_SOCKET_IFNAME==lo"
+    assert not any(row["used"] for row in rows[1:])
+
+
+def test_every_interface_of_the_kernel_has_one_verdict() -> None:
+    rows = _core.interfaces({"NCCL_SOCKET_IFNAME": "=lo"})
+    assert sorted(row["name"] for row in rows) == sorted(name for _, name in socket.if_nameindex())
+    assert all(row["reason"].startswith("skipped: ") for row in rows if not row["used"])
+
+
+def test_no_usable_interface_is_an_error_that_lists_what_there_is() -> None:
+    with pytest.raises(ValueError, match=r"NCCL_SOCKET_IFNAME==no-such-nic: .*lo \(127\.0\.0\.1"):
+        _core.interfaces({"NCCL_SOCKET_IFNAME": "=no-such-nic"})
+
+
+def test_a_bad_family_is_an_error() -> None:
+    with pytest.raises(ValueError, match="NCCL_SOCKET_FAMILY=IPv4: must be AF_INET"):
+        _core.interfaces({"NCCL_SOCKET_FAMILY": "IPv4"})
+
+
+def test_the_environment_is_the_argument_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAGUA_NET_NSTREAMS", "nonsense")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=no-such-nic")
+    _core.check_environment({})
+    assert _core.interfaces({"NCCL_SOCKET_IFNAME": "=lo"})[0]["used"]
+    with pytest.raises(ValueError, match="BAGUA_NET_NSTREAMS=nonsense"):
+        _core.check_environment(os.environ)
+
+
+def test_variables_that_are_not_utf8_do_no_harm() -> None:
+    odd = os.fsdecode(b"\xff\xfe")
+    _core.check_environment({"SOMETHING": odd, odd: "1"})
+    with pytest.raises(ValueError, match=f"BAGUA_NET_RAILS={odd}: must be"):
+        _core.check_environment({"BAGUA_NET_RAILS": odd})
+    assert odd in _core.unknown_knobs({f"BAGUA_NET_{odd}": "1"})[0]
+
+
+@pytest.mark.parametrize("function", [_core.check_environment, _core.unknown_knobs, _core.interfaces])
+def test_something_that_is_no_environment_is_a_type_error(function: object) -> None:
+    assert callable(function)
+    for wrong in (None, 3, {"A": 1}, {1: "A"}):
+        with pytest.raises(TypeError):
+            function(wrong)
+
+
+def test_cpu_budget_follows_the_launcher_and_the_mask() -> None:
+    script = "from bagua.net import _core; print(_core.cpu_budget(), _core.default_workers())"
+
+    def ask(**variables: str) -> tuple[dict[str, int], int]:
+        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "PYTHONSAFEPATH") if name in os.environ}
+        output = subprocess.run(
+            [sys.executable, "-c", script], env=kept | variables, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+        budget, workers = output.rsplit(" ", 1)
+        return ast.literal_eval(budget), int(workers)
+
+    budget, workers = ask(LOCAL_WORLD_SIZE="3")
+    assert budget["local_ranks"] == 3
+    assert 1 <= budget["usable_cpus"] <= len(os.sched_getaffinity(0))
+    assert workers == min(8, max(0, budget["usable_cpus"] // 3 - 2))
+    assert ask(LOCAL_WORLD_SIZE="4000") == (budget | {"local_ranks": 4000}, 0)
+
+
+def test_calls_from_many_threads() -> None:
+    failures: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            for _ in range(50):
+                assert _core.interfaces({"NCCL_SOCKET_IFNAME": "=lo"})[0]["used"]
+                assert _core.default_workers() >= 0
+                with pytest.raises(ValueError, match="BAGUA_NET_RAILS"):
+                    _core.check_environment({"BAGUA_NET_RAILS": "0"})
+        except BaseException as error:  # a thread's failure is the test's
+            failures.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert failures == []
+
+
+def test_the_stub_names_what_the_module_has() -> None:
+    # An editable install has the stub in the source tree and the module in site-packages: both are in __path__.
+    (stub,) = [Path(entry, "_core.pyi") for entry in bagua.net.__path__ if Path(entry, "_core.pyi").is_file()]
+    declared = {node.name for node in ast.parse(stub.read_text()).body if isinstance(node, ast.FunctionDef)}
+    assert declared == {name for name in dir(_core) if not name.startswith("_")}
+    assert all(getattr(_core, name).__doc__ for name in declared)
