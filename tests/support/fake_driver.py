@@ -1,0 +1,145 @@
+"""A bagua-net-driver that moves nothing: it answers in the driver's protocol, and fails where a test says.
+
+FAKE_DRIVER_FAULT is a JSON object: {"at": command or "start", "do": what, "rank": 0, "transport": "plugin"}; without
+rank or transport every driver fails. FAKE_DRIVER_PIDS is a directory in which each driver leaves a file named by its
+pid. Stdlib only: tests run it as a program of its own (see `install_fake_driver`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+# What a message costs: 10 us and 1 ns a byte, so that expected figures can be computed.
+SECONDS_PER_MESSAGE = 10e-6
+SECONDS_PER_BYTE = 1e-9
+CPU_SECONDS_PER_BYTE = 0.25e-9
+
+
+def install_fake_driver(folder: Path) -> Path:
+    """A program in `folder` that runs this file with this interpreter."""
+    program = folder / "fake-bagua-net-driver"
+    source = Path(__file__).read_text(encoding="utf-8")
+    program.write_text(f"#!{sys.executable} -ES\n{source}", encoding="utf-8")
+    program.chmod(0o755)
+    return program
+
+
+def living_pids(folder: Path) -> list[int]:
+    """Of the drivers that left their pid in `folder`, those that still exist."""
+    return [int(path.name) for path in folder.iterdir() if Path(f"/proc/{path.name}").exists()]
+
+
+def emit(event: str, **fields: object) -> None:
+    print(json.dumps({"event": event, **fields}), flush=True)
+
+
+class Faults:
+    """Decides whether this driver fails at a command, and does it."""
+
+    def __init__(self, arguments: dict[str, str]) -> None:
+        self._fault = json.loads(os.environ.get("FAKE_DRIVER_FAULT", "{}"))
+        mine = {
+            "rank": int(arguments.get("--rank", -1)),
+            "transport": arguments.get("--transport", arguments.get("--role", "")),
+        }
+        self._applies = all(self._fault[key] == mine[key] for key in ("rank", "transport") if key in self._fault)
+
+    def kind(self, at: str) -> str | None:
+        return self._fault.get("do") if self._applies and self._fault.get("at") == at else None
+
+    def strike(self, at: str) -> None:
+        kind = self.kind(at)
+        if kind == "exit":
+            print("fake driver: gave up", file=sys.stderr, flush=True)
+            os._exit(3)
+        elif kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif kind == "hang":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(3600)
+        elif kind == "error":
+            emit("error", message="injected: the peer 10.0.0.9 refused the connection")
+            os._exit(1)
+        elif kind == "garbage":
+            print("this is no JSON", flush=True)
+        elif kind == "list":
+            print("[1, 2]", flush=True)
+        elif kind == "other_event":
+            emit("surprise")
+
+
+def run_ring(arguments: dict[str, str], faults: Faults) -> None:
+    channels = int(arguments["--channels"])
+    handles = [f"{int(arguments['--rank']):02x}{channel:02x}" for channel in range(channels)]
+    emit(
+        "listening",
+        handles=handles,
+        transport=arguments["--transport"],
+        table="v12",
+        net_name="BaguaNet",
+        devices=["lo"],
+        pid=os.getpid(),
+    )
+    following = (int(arguments["--rank"]) + 1) % int(arguments["--nranks"])
+    for line in sys.stdin:
+        words = line.split()
+        faults.strike(words[0])
+        if words[0] == "connect":
+            expected = [f"{following:02x}{channel:02x}" for channel in range(channels)]
+            if words[1:] != expected:
+                emit("error", message=f"handles {words[1:]} are not those of rank {following}: {expected}")
+                return
+            emit("connected")
+        elif words[0] == "run":
+            size, iterations = int(words[1]), int(words[2])
+            count = iterations - 1 if faults.kind("run") == "short" else iterations
+            seconds = SECONDS_PER_MESSAGE + size * SECONDS_PER_BYTE
+            cpu = size * iterations * CPU_SECONDS_PER_BYTE
+            emit("result", bytes=size, iterations=count, seconds=[seconds] * count, cpu_user_s=cpu, cpu_system_s=cpu)
+        elif words[0] == "verify":
+            wrong = 3 if faults.kind("verify") == "wrong" else 0
+            first = {"index": 17, "expected": 5, "found": 6} if wrong else None
+            emit("verified", bytes=int(words[1]), wrong_elements=wrong, first_wrong=first)
+        elif words[0] == "quit":
+            emit("bye")
+            return
+
+
+def run_raw(arguments: dict[str, str], faults: Faults) -> None:
+    if arguments["--role"] == "server":
+        emit("listening", address="127.0.0.1:9")
+    emit("connected")
+    streams = int(arguments["--streams"])
+    for line in sys.stdin:
+        words = line.split()
+        faults.strike(words[0])
+        if words[0] == "run":
+            moved = int(words[1])
+            # More streams are faster here.
+            seconds = moved * SECONDS_PER_BYTE / (4 * streams)
+            emit("result", bytes=moved, seconds=seconds, cpu_user_s=moved * 0.1e-9, cpu_system_s=0.0)
+        elif words[0] == "quit":
+            emit("bye")
+            return
+
+
+def main() -> None:
+    words = sys.argv[2:]
+    arguments = dict(zip(words[::2], words[1::2], strict=True))
+    if "FAKE_DRIVER_PIDS" in os.environ:
+        Path(os.environ["FAKE_DRIVER_PIDS"], str(os.getpid())).touch()
+    faults = Faults(arguments)
+    faults.strike("start")
+    if sys.argv[1] == "ring":
+        run_ring(arguments, faults)
+    else:
+        run_raw(arguments, faults)
+
+
+if __name__ == "__main__":
+    main()
