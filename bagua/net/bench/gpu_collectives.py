@@ -1,0 +1,182 @@
+"""The collectives of the GPU comparison: buffers, launches, and verification against a closed form.
+
+Runs inside a worker process, on its main thread; owns the device buffers. The only module of the benchmark that calls
+torch.distributed, so that `bagua.net` stays importable without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# int64 work space of the verification: 4 Mi elements are 32 MiB a temporary, whatever the size verified.
+_VERIFY_ELEMENTS = 1 << 22
+
+# An odd constant (2^64 / golden ratio, as a signed number) spreads neighbouring positions over all 64 bits.
+_SPREAD = -7046029254386353131
+_RANK_STEP = 1000003
+_SALT_STEP = 15485863
+
+# No pattern value is negative: what the collective failed to write is found.
+_UNWRITTEN = -1.0
+
+
+def pattern_modulus(ranks: int) -> int:
+    """Values are integers below this, so that the sum over all ranks stays exact in bfloat16 (8 bits) in any order."""
+    if not 1 <= ranks <= 128:
+        raise ValueError(f"{ranks} ranks: sums stay exact in bfloat16 for 1 to 128 ranks; verify with fewer ranks")
+    return 256 // ranks
+
+
+def pattern(rank: int, begin: int, count: int, salt: int, modulus: int, device: torch.device) -> Tensor:
+    """Elements [begin, begin + count) of what `rank` sends: differs by rank, by position and by verification."""
+    position = torch.arange(begin, begin + count, dtype=torch.int64, device=device)
+    mixed = (position + rank * _RANK_STEP + salt * _SALT_STEP) * _SPREAD
+    # The high bits are the well mixed ones; int64's shift keeps the sign, so it is masked away.
+    return ((mixed >> 40) & 0x7FFFFF) % modulus
+
+
+@dataclass(frozen=True)
+class Verification:
+    wrong_elements: int
+    first_wrong: int | None
+
+
+def _all_gather(output: Tensor, part: Tensor) -> Any:
+    # torch 2.13 renamed the two; the old names warn there.
+    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return function(output, part)
+
+
+def _reduce_scatter(output: Tensor, whole: Tensor) -> Any:
+    function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return function(output, whole)
+
+
+class CollectiveRunner:
+    """Two buffers of the largest size; every case uses their beginning."""
+
+    def __init__(self, rank: int, ranks: int, device: torch.device, dtype: torch.dtype, max_bytes: int) -> None:
+        self._rank = rank
+        self._ranks = ranks
+        self._device = device
+        self._modulus = pattern_modulus(ranks)
+        elements = -(-max_bytes // dtype.itemsize)
+        self._element_bytes = dtype.itemsize
+        self._send = torch.zeros(elements, dtype=dtype, device=device)
+        self._receive = torch.zeros(elements, dtype=dtype, device=device)
+
+    def launch(self, collective: str, size_bytes: int) -> Callable[[], None]:
+        """A function that starts the operation once; on a GPU it returns before the operation ended."""
+        elements, part = self._counts(collective, size_bytes)
+        send, receive = self._send, self._receive
+        if collective in ("all_reduce", "broadcast"):
+            whole = receive[:elements]
+            if collective == "all_reduce":
+                return lambda: _discard(dist.all_reduce(whole))
+            return lambda: _discard(dist.broadcast(whole, 0))
+        if collective == "all_gather":
+            output, own = receive[:elements], send[:part]
+            return lambda: _discard(_all_gather(output, own))
+        if collective == "reduce_scatter":
+            output, whole = receive[:part], send[:elements]
+            return lambda: _discard(_reduce_scatter(output, whole))
+        if collective == "all_to_all":
+            output, whole = receive[:elements], send[:elements]
+            return lambda: _discard(dist.all_to_all_single(output, whole))
+        if collective == "send_recv":
+            return self._ring_shift(send[:elements], receive[:elements])
+        raise ValueError(f"unknown collective {collective!r}")
+
+    def _ring_shift(self, outgoing: Tensor, incoming: Tensor) -> Callable[[], None]:
+        """Every rank sends to the next and receives from the previous, as nccl-tests' sendrecv does."""
+        to_rank, from_rank = (self._rank + 1) % self._ranks, (self._rank - 1) % self._ranks
+
+        def run() -> None:
+            operations = [dist.P2POp(dist.isend, outgoing, to_rank), dist.P2POp(dist.irecv, incoming, from_rank)]
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+
+        return run
+
+    def clear(self) -> None:
+        """Zeros: repeated sums in place neither overflow nor slow down over subnormal numbers."""
+        self._send.zero_()
+        self._receive.zero_()
+
+    def verify(self, collective: str, size_bytes: int, salt: int) -> Verification:
+        """One operation on fresh data, every element compared on the device with what it has to be."""
+        elements, part = self._counts(collective, size_bytes)
+        sent = self._receive if collective in ("all_reduce", "broadcast") else self._send
+        self._receive[:elements].fill_(_UNWRITTEN)
+        if collective != "broadcast" or self._rank == 0:
+            self._fill(sent, part if collective == "all_gather" else elements, salt)
+        self.launch(collective, size_bytes)()
+        wrong, first = 0, None
+        for begin, count, sources, source_begin in self._expected_segments(collective, elements, part):
+            segment_wrong, segment_first = self._compare(begin, count, sources, source_begin, salt)
+            wrong += segment_wrong
+            if first is None and segment_first is not None:
+                first = segment_first
+        return Verification(wrong, first)
+
+    def _counts(self, collective: str, size_bytes: int) -> tuple[int, int]:
+        elements, rest = divmod(size_bytes, self._element_bytes)
+        if rest or elements > self._receive.numel() or elements < 1:
+            raise ValueError(
+                f"{collective} of {size_bytes} B does not fit: elements of {self._element_bytes} B, buffers of"
+                f" {self._receive.numel() * self._element_bytes} B"
+            )
+        part = elements // self._ranks
+        if collective in ("all_gather", "reduce_scatter", "all_to_all") and part * self._ranks != elements:
+            raise ValueError(f"{collective} of {elements} elements cannot be split over {self._ranks} ranks")
+        return elements, part
+
+    def _expected_segments(self, collective: str, elements: int, part: int) -> list[tuple[int, int, list[int], int]]:
+        """(first received element, count, ranks whose elements are summed, first of their elements)."""
+        everyone = list(range(self._ranks))
+        if collective == "all_reduce":
+            return [(0, elements, everyone, 0)]
+        if collective == "broadcast":
+            return [(0, elements, [0], 0)]
+        if collective == "all_gather":
+            return [(source * part, part, [source], 0) for source in everyone]
+        if collective == "reduce_scatter":
+            return [(0, part, everyone, self._rank * part)]
+        if collective == "all_to_all":
+            return [(source * part, part, [source], self._rank * part) for source in everyone]
+        return [(0, elements, [(self._rank - 1) % self._ranks], 0)]
+
+    def _fill(self, buffer: Tensor, elements: int, salt: int) -> None:
+        for begin in range(0, elements, _VERIFY_ELEMENTS):
+            count = min(_VERIFY_ELEMENTS, elements - begin)
+            values = pattern(self._rank, begin, count, salt, self._modulus, self._device)
+            buffer[begin : begin + count] = values.to(buffer.dtype)
+
+    def _compare(
+        self, begin: int, elements: int, sources: list[int], source_begin: int, salt: int
+    ) -> tuple[int, int | None]:
+        wrong, first = 0, None
+        for offset in range(0, elements, _VERIFY_ELEMENTS):
+            count = min(_VERIFY_ELEMENTS, elements - offset)
+            expected = torch.zeros(count, dtype=torch.int64, device=self._device)
+            for source in sources:
+                expected += pattern(source, source_begin + offset, count, salt, self._modulus, self._device)
+            received = self._receive[begin + offset : begin + offset + count]
+            differs = received != expected.to(received.dtype)
+            here = int(differs.sum().item())
+            if here and first is None:
+                first = begin + offset + int(differs.to(torch.uint8).argmax().item())
+            wrong += here
+        return wrong, first
+
+
+def _discard(_: Any) -> None:
+    """Synchronous calls return None or a finished Work, depending on the torch version."""

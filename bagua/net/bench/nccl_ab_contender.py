@@ -1,0 +1,170 @@
+"""Contenders of the GPU comparison: a name, the environment that makes it, and the network that its log has to show.
+
+NCCL reads its environment once per process, so a contender is a group of processes and this file decides what each
+group inherits: everything except what would make one contender into another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PLUGIN_NETWORK = "BaguaNet"
+SOCKET_NETWORK = "Socket"
+
+# Limits of NCCL's socket transport (threads, sockets in all) and of its channel counts.
+_MAX_THREADS, _MAX_SOCKETS, _MAX_CHANNELS = 16, 64, 64
+DEFAULT_TUNED = "2x2x8"
+
+# These choose the network or its speed: a value inherited by chance would tune every contender, or make two the same.
+_OWNED = (
+    "ENABLE_BAGUA_NET",
+    "NCCL_NET",
+    "NCCL_NET_PLUGIN",
+    "NCCL_TUNER_PLUGIN",
+    "NCCL_SOCKET_NTHREADS",
+    "NCCL_NSOCKS_PERTHREAD",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_CTAS",
+    "NCCL_MAX_CTAS",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SHM_DISABLE",
+    "NCCL_DEBUG",
+    "NCCL_DEBUG_FILE",
+    "NCCL_DEBUG_SUBSYS",
+)
+_OWNED_PREFIX = "BAGUA_NET_"
+
+# torch.distributed would read these as a rendezvous of its own; the groups form theirs over their own store.
+_LAUNCHER = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE")
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_TUNED = re.compile(r"(\d+)x(\d+)(?:x(\d+))?")
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    network: str  # as NCCL's log names it
+    settings: dict[str, str] = field(default_factory=dict)
+    shared_memory: bool = False  # may leave TCP: the yardstick, not a competitor
+    is_ours: bool = False
+
+
+def own_transport() -> Contender:
+    return Contender("NCCL default", SOCKET_NETWORK, {"NCCL_NET": SOCKET_NETWORK, "ENABLE_BAGUA_NET": "0"})
+
+
+def hand_tuned(text: str) -> Contender:
+    """THREADSxSOCKETS[xCHANNELS]: threads per connection, sockets per thread, least number of channels."""
+    match = _TUNED.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"--tuned {text!r} is not THREADSxSOCKETS[xCHANNELS]; write for example 2x2x8 for NCCL_SOCKET_NTHREADS=2"
+            " NCCL_NSOCKS_PERTHREAD=2 NCCL_MIN_NCHANNELS=8"
+        )
+    threads, sockets = int(match.group(1)), int(match.group(2))
+    channels = int(match.group(3)) if match.group(3) else None
+    if not 1 <= threads <= _MAX_THREADS:
+        raise ValueError(f"--tuned {text!r}: {threads} threads is outside NCCL's 1..{_MAX_THREADS}")
+    if sockets < 1 or threads * sockets > _MAX_SOCKETS:
+        raise ValueError(
+            f"--tuned {text!r}: {threads} threads x {sockets} sockets is outside NCCL's 1..{_MAX_SOCKETS} sockets"
+        )
+    if channels is not None and not 1 <= channels <= _MAX_CHANNELS:
+        raise ValueError(f"--tuned {text!r}: {channels} channels is outside 1..{_MAX_CHANNELS}")
+    settings = {
+        **own_transport().settings,
+        "NCCL_SOCKET_NTHREADS": str(threads),
+        "NCCL_NSOCKS_PERTHREAD": str(sockets),
+    }
+    name = f"NCCL t{threads}s{sockets}"
+    if channels is not None:
+        settings["NCCL_MIN_NCHANNELS"] = str(channels)
+        name += f" {channels}ch"
+    return Contender(name, SOCKET_NETWORK, settings)
+
+
+def bagua_net(library: Path) -> Contender:
+    return Contender("bagua-net", PLUGIN_NETWORK, {"NCCL_NET_PLUGIN": str(library)}, is_ours=True)
+
+
+def bagua_net_variant(text: str, library: Path) -> Contender:
+    """NAME:VARIABLE=VALUE[,VARIABLE=VALUE...]: our plugin with settings on top, to try knobs beside the defaults."""
+    name, colon, rest = text.partition(":")
+    settings = dict(bagua_net(library).settings)
+    for assignment in rest.split(","):
+        match = _ASSIGNMENT.fullmatch(assignment)
+        if not name or not colon or match is None:
+            raise ValueError(
+                f"--variant {text!r} is not NAME:VARIABLE=VALUE[,VARIABLE=VALUE...]; write for example"
+                " rails4:BAGUA_NET_RAILS=4"
+            )
+        settings[match.group(1)] = match.group(2)
+    return Contender(name, PLUGIN_NETWORK, settings)
+
+
+def shared_memory() -> Contender:
+    return Contender("shared memory", SOCKET_NETWORK, dict(own_transport().settings), shared_memory=True)
+
+
+def make_contenders(
+    *, library: Path | None, tuned: Sequence[str], variants: Sequence[str], with_shared_memory: bool
+) -> list[Contender]:
+    """NCCL's default first: the one that the others are compared with. No library: NCCL's own settings only."""
+    contenders = [own_transport(), *(hand_tuned(text) for text in tuned)]
+    if library is not None:
+        contenders.append(bagua_net(library))
+        contenders += [bagua_net_variant(text, library) for text in variants]
+    elif variants:
+        raise ValueError(f"--variant {variants[0]!r} needs the plugin; leave --without-plugin out")
+    if with_shared_memory:
+        contenders.append(shared_memory())
+    names = [contender.name for contender in contenders]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two contenders are called {name!r}; give each --tuned and --variant once")
+    return contenders
+
+
+def is_owned(variable: str) -> bool:
+    return variable in _OWNED or variable.startswith(_OWNED_PREFIX)
+
+
+def ignored_variables(environment: Mapping[str, str]) -> list[str]:
+    """Settings of the caller that no contender sees; the report names them."""
+    return sorted(name for name in environment if is_owned(name) and name != "ENABLE_BAGUA_NET")
+
+
+def worker_environment(
+    contender: Contender,
+    inherited: Mapping[str, str],
+    *,
+    tcp_only: bool,
+    debug_file: Path,
+    import_path: Iterable[Path] = (),
+) -> dict[str, str]:
+    environment = {name: value for name, value in inherited.items() if not is_owned(name) and name not in _LAUNCHER}
+    if tcp_only:
+        environment["NCCL_P2P_DISABLE"] = "1"
+        if not contender.shared_memory:
+            environment["NCCL_SHM_DISABLE"] = "1"
+        environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    environment["NCCL_DEBUG"] = "INFO"
+    environment["NCCL_DEBUG_SUBSYS"] = "INIT,NET,ENV,GRAPH"
+    environment["NCCL_DEBUG_FILE"] = str(debug_file)
+    # A lost peer has to become an error of the turn, not a core dump of the watchdog later on.
+    environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    environment["OMP_NUM_THREADS"] = "1"
+    paths = [str(path) for path in import_path]
+    if environment.get("PYTHONPATH"):
+        paths.append(environment["PYTHONPATH"])
+    if paths:
+        environment["PYTHONPATH"] = ":".join(paths)
+    environment.update(contender.settings)
+    return environment

@@ -1,0 +1,111 @@
+"""Group: the worker processes of one contender, one a rank, seen from rank 0 as endpoints here or on other hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bagua.net.bench.driver_process import DriverProcess
+from bagua.net.bench.endpoint import Endpoint, Event, ask, gather
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.nccl_ab_contender import Contender
+from bagua.net.bench.nccl_ab_log import NetworkProof, network_error
+from bagua.net.bench.nccl_ab_plan import Case
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One turn; of each quantity the slowest rank's, for a collective has ended when it has ended everywhere."""
+
+    seconds: float  # per iteration
+    single_seconds: tuple[float, ...]
+    cpu_seconds: float  # all ranks, whole batch
+
+
+@dataclass
+class Group:
+    contender: Contender
+    endpoints: Sequence[Endpoint] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)  # rank 0's torch, NCCL and device
+    proofs: list[NetworkProof] = field(default_factory=list)
+    failure: str | None = None  # the first; a group that failed takes no more turns
+
+    @property
+    def is_alive(self) -> bool:
+        return self.failure is None
+
+    def form(self, host: str, timeout_s: float) -> None:
+        """All ranks join one process group over the store that rank 0 opened."""
+        store = gather(self.endpoints[:1], "store", timeout_s, "starting")[0]
+        line = json.dumps({"op": "join", "host": host, "port": store["port"]})
+        self.facts = ask(self.endpoints, line, "ready", timeout_s)[0]
+
+    def verify(self, case: Case, salt: int, timeout_s: float) -> str | None:
+        """What is wrong with the results, in one sentence; None if every element of every rank is right."""
+        line = json.dumps({"op": "verify", "collective": case.collective, "bytes": case.bytes, "salt": salt})
+        for rank, event in enumerate(ask(self.endpoints, line, "verified", timeout_s)):
+            if event["wrong_elements"]:
+                return (
+                    f"{self.contender.name}: {case.collective} of {case.bytes} B gave {event['wrong_elements']} wrong"
+                    f" elements on rank {rank}, the first at {event['first_wrong']}"
+                )
+        return None
+
+    def time(self, case: Case, iterations: int, warmup: int, single: int, timeout_s: float) -> Timing:
+        command = {
+            "op": "time",
+            "collective": case.collective,
+            "bytes": case.bytes,
+            "iterations": iterations,
+            "warmup": warmup,
+            "single": single,
+        }
+        events = ask(self.endpoints, json.dumps(command), "timed", timeout_s)
+        return Timing(
+            seconds=max(event["seconds"] for event in events) / iterations,
+            single_seconds=tuple(map(max, zip(*(event["single_seconds"] for event in events), strict=True))),
+            cpu_seconds=sum(event["cpu_seconds"] for event in events),
+        )
+
+    def read_proofs(self, timeout_s: float) -> str | None:
+        """Ask every rank what its NCCL log says; the error if it is not the contender's network."""
+        line = json.dumps({"op": "proof"})
+        self.proofs = [_proof(event) for event in ask(self.endpoints, line, "proof", timeout_s)]
+        return network_error(self.contender.name, self.contender.network, self.proofs)
+
+    def leave(self, timeout_s: float) -> None:
+        """Destroy the process group in order, which is when the plugin closes its connections and threads."""
+        ask(self.endpoints, json.dumps({"op": "quit"}), "bye", timeout_s)
+
+    def close(self) -> None:
+        for endpoint in self.endpoints:
+            endpoint.close()
+        self.endpoints = ()
+
+    def fail(self, error: BenchError | str) -> None:
+        """Remember why, and end the processes: ranks stuck in a collective would hold their GPUs."""
+        self.failure = str(error)
+        for endpoint in self.endpoints:
+            if isinstance(endpoint, DriverProcess):
+                endpoint.kill()
+            else:
+                # Its agent ends it; a lost agent's workers ended with it.
+                with contextlib.suppress(BenchError):
+                    endpoint.post("quit")
+        self.close()
+
+
+def _proof(event: Event) -> NetworkProof:
+    nodes = event["nodes"]
+    return NetworkProof(
+        network=event["network"],
+        table=event["table"],
+        channels=event["channels"],
+        nodes=nodes if isinstance(nodes, int) else None,
+        transports=tuple(event["transports"]),
+        plugin_lines=tuple(event["plugin_lines"]),
+        warnings=tuple(event["warnings"]),
+    )

@@ -1,0 +1,291 @@
+"""The command line of `bagua-net-bench --nccl`: parsing, defaults, and every check that needs no GPU."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from bagua.net.bench.errors import BenchError, UsageError
+from bagua.net.bench.export import check_writable
+from bagua.net.bench.nccl_ab_contender import DEFAULT_TUNED, Contender, make_contenders
+from bagua.net.bench.nccl_ab_plan import ELEMENT_BYTES, GPU_COLLECTIVES
+from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
+from bagua.net.bench.settings import check_library
+from bagua.net.bench.sizes import parse_size, size_series
+from bagua.net.library import MissingFileError, library_path
+
+DEFAULT_REPEATS = 5
+DEFAULT_TURN_S = 0.15
+DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_TIME_LIMIT_S = 480.0
+
+_EPILOG = """\
+Each contender is a group of processes of its own, one per GPU, because NCCL reads its environment once; all groups
+live for the whole run and take turns. NCCL's log has to show for every rank that the contender used the network it is
+named after; otherwise that is an error.
+
+examples:
+  bagua-net-bench --nccl                                      all GPUs of this host over loopback TCP
+  bagua-net-bench --nccl --collectives all_reduce,send_recv -b 1K -e 64M -f 4
+  bagua-net-bench --nccl --tuned 4x4x16 --variant one:BAGUA_NET_NSTREAMS=1 --shared-memory
+  torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
+      --no-python bagua-net-bench --nccl                      across hosts; srun and mpirun work as well
+
+exit status: 0, or 1 if a contender failed, used another network or gave wrong data, or 2 if an option was wrong.
+"""
+
+
+@dataclass(frozen=True)
+class NcclOptions:
+    sizes: tuple[int, ...]
+    collectives: tuple[str, ...]
+    dtype: str
+    contenders: tuple[Contender, ...]
+    ranks: int | None  # None: one per GPU, or as many as the launcher started
+    tcp_only: bool | None  # None: when all ranks are on one host
+    interface: str | None
+    repeats: int
+    turn_seconds: float
+    iterations: int | None
+    warmup: int | None
+    timeout_s: float
+    time_limit_s: float
+    verify: bool
+    output_dir: Path | None
+    json_path: Path | None
+    csv_path: Path | None
+    plot_path: Path | None
+    port: int | None
+    local: bool
+    backend: str
+    device: str
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _within(kind: Callable[[str], _Number], low: _Number, high: _Number) -> Callable[[str], _Number]:
+    def convert(text: str) -> _Number:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number; give one in {low}..{high}") from None
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text} is outside {low}..{high}; give a number in that range")
+        return value
+
+    return convert
+
+
+def _collectives(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if names == ["all"]:
+        return GPU_COLLECTIVES
+    unknown = [name for name in names if name not in GPU_COLLECTIVES]
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(
+            f"unknown collective {', '.join(map(repr, unknown)) or repr(text)}; give all, or a comma-separated list of"
+            f" {', '.join(GPU_COLLECTIVES)}"
+        )
+    return tuple(dict.fromkeys(names))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bagua-net-bench --nccl",
+        description="The real NCCL on this machine's GPUs: its own transport with default settings, hand-tuned, and"
+        " the Bagua network plugin with nothing but defaults, interleaved in one run with every result checked.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    sizes = parser.add_argument_group("sizes (nccl-tests spellings)")
+    sizes.add_argument("-b", "--minbytes", type=_size, default=8, metavar="SIZE", help="smallest size (default 8)")
+    sizes.add_argument(
+        "-e", "--maxbytes", type=_size, default=256 << 20, metavar="SIZE", help="largest size (default 256M)"
+    )
+    sizes.add_argument(
+        "-f", "--stepfactor", type=_within(int, 2, 1024), default=2, metavar="N", help="from size to size (default 2)"
+    )
+    sizes.add_argument("-d", "--datatype", choices=sorted(ELEMENT_BYTES), default="bfloat16", help="default bfloat16")
+
+    what = parser.add_argument_group("what runs")
+    what.add_argument(
+        "--collectives",
+        type=_collectives,
+        default=("all_reduce",),
+        metavar="LIST",
+        help=f"of {','.join(GPU_COLLECTIVES)}, or all (default all_reduce)",
+    )
+    what.add_argument(
+        "--tuned",
+        action="append",
+        metavar="TxS[xC]",
+        help="NCCL's own transport with T threads, S sockets each and at least C channels; may be repeated; none for"
+        f" no such contender (default {DEFAULT_TUNED})",
+    )
+    what.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="NAME:VAR=VALUE,...",
+        help="the plugin with settings on top of its defaults; may be repeated",
+    )
+    what.add_argument(
+        "--shared-memory", action="store_true", help="add NCCL over shared memory (no TCP) as a yardstick"
+    )
+    what.add_argument("--without-plugin", action="store_true", help="NCCL's own settings only")
+    what.add_argument("--library", type=Path, metavar="PATH", help="libnccl-net.so (default: the package's)")
+    what.add_argument(
+        "--ranks", type=_within(int, 2, 128), metavar="W", help="GPUs of this machine to use (default all)"
+    )
+    what.add_argument("--no-verify", action="store_true", help="do not check the data")
+
+    length = parser.add_argument_group("how long")
+    length.add_argument(
+        "-n", "--iters", type=_within(int, 1, 100_000), metavar="N", help="iterations of a turn (default: by time)"
+    )
+    length.add_argument(
+        "-w", "--warmup_iters", type=_within(int, 0, 10_000), metavar="N", help="warm-ups of a turn (default: a tenth)"
+    )
+    length.add_argument(
+        "--repeats",
+        type=_within(int, 1, 1000),
+        default=DEFAULT_REPEATS,
+        metavar="N",
+        help=f"turns of each contender at each size (default {DEFAULT_REPEATS})",
+    )
+    length.add_argument(
+        "--turn-seconds",
+        type=_within(float, 0.001, 60.0),
+        default=DEFAULT_TURN_S,
+        metavar="S",
+        help=f"how long the slowest contender's turn shall take (default {DEFAULT_TURN_S:g})",
+    )
+    length.add_argument(
+        "--time-limit",
+        type=_within(float, 1.0, 86400.0),
+        default=DEFAULT_TIME_LIMIT_S,
+        metavar="S",
+        help="seconds after which no further turn begins; what was measured is reported"
+        f" (default {DEFAULT_TIME_LIMIT_S:g})",
+    )
+
+    network = parser.add_argument_group("network")
+    network.add_argument(
+        "--tcp-only",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="switch NCCL's P2P and shared memory off, over the loopback interface unless NCCL_SOCKET_IFNAME says"
+        " another (default: when all ranks are on one host, where TCP would never be used otherwise)",
+    )
+    network.add_argument("--interface", metavar="NAME", help="NCCL_SOCKET_IFNAME of all contenders")
+    network.add_argument(
+        "--port", type=_within(int, 1, 65535), metavar="N", help="where launched ranks meet on rank 0's host"
+    )
+    network.add_argument(
+        "--timeout",
+        type=_within(float, 1.0, 3600.0),
+        default=DEFAULT_TIMEOUT_S,
+        metavar="S",
+        help=f"for anything that makes no progress (default {DEFAULT_TIMEOUT_S:g})",
+    )
+    network.add_argument("--local", action="store_true", help="run here alone even if a launcher's variables are set")
+
+    output = parser.add_argument_group("results")
+    output.add_argument("--json", type=Path, metavar="PATH", help="every figure, the logs' proof, the machine's facts")
+    output.add_argument("--csv", type=Path, metavar="PATH", help="one row a contender and size")
+    output.add_argument("--plot", type=Path, metavar="PATH", help="of the first collective (needs matplotlib)")
+    output.add_argument(
+        "--output-dir", type=Path, metavar="DIR", help="all three there (nccl.json, .csv, .png), and NCCL's logs"
+    )
+    # gloo on CPUs drives everything but NCCL itself, so that the whole orchestration is tested without GPUs.
+    parser.add_argument("--backend", choices=("nccl", "gloo"), default="nccl", help=argparse.SUPPRESS)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS)
+    return parser
+
+
+def parse_options(arguments: Sequence[str]) -> NcclOptions:
+    """Exits with code 2 and a message that names value, limit and remedy, as argparse does."""
+    parser = make_parser()
+    given = parser.parse_args(arguments)
+    if (given.backend == "gloo") != (given.device == "cpu"):
+        parser.error("--backend gloo and --device cpu belong together")
+    tuned = [DEFAULT_TUNED] if given.tuned is None else [text for text in given.tuned if text != "none"]
+    try:
+        sizes = size_series(given.minbytes, given.maxbytes, given.stepfactor)
+        contenders = make_contenders(
+            library=None if given.without_plugin else _library(given.library),
+            tuned=tuned,
+            variants=given.variant,
+            with_shared_memory=given.shared_memory,
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    if len(contenders) < 2:
+        parser.error("--without-plugin with --tuned none leaves one contender; a comparison needs two")
+    return NcclOptions(
+        sizes=tuple(sizes),
+        collectives=given.collectives,
+        dtype=given.datatype,
+        contenders=tuple(contenders),
+        ranks=given.ranks,
+        tcp_only=given.tcp_only,
+        interface=given.interface,
+        repeats=given.repeats,
+        turn_seconds=given.turn_seconds,
+        iterations=given.iters,
+        warmup=given.warmup_iters,
+        timeout_s=given.timeout,
+        time_limit_s=given.time_limit,
+        verify=not given.no_verify,
+        output_dir=given.output_dir,
+        json_path=_result_path(given.json, given.output_dir, "nccl.json"),
+        csv_path=_result_path(given.csv, given.output_dir, "nccl.csv"),
+        plot_path=_result_path(given.plot, given.output_dir, "nccl.png"),
+        port=given.port,
+        local=given.local,
+        backend=given.backend,
+        device=given.device,
+    )
+
+
+def _library(given: Path | None) -> Path:
+    try:
+        library = given or library_path()
+    except MissingFileError as error:
+        raise BenchError(f"{error}; or name a built one with --library") from error
+    check_library(library)
+    return library.absolute()
+
+
+def _result_path(given: Path | None, folder: Path | None, name: str) -> Path | None:
+    return given if given is not None or folder is None else folder / name
+
+
+def check_outputs(options: NcclOptions) -> None:
+    """Before the run, and on rank 0 only: the other hosts need not have those folders."""
+    try:
+        if options.output_dir is not None:
+            options.output_dir.mkdir(parents=True, exist_ok=True)
+        if options.plot_path is not None:
+            check_plot_path(options.plot_path)
+        for option, path in (("--json", options.json_path), ("--csv", options.csv_path), ("--plot", options.plot_path)):
+            if path is not None:
+                check_writable(option, path)
+    except OSError as error:
+        raise UsageError(
+            f"--output-dir {str(options.output_dir)!r} cannot be created ({error.strerror}); choose another"
+        ) from error
+    except (ValueError, PlotUnavailableError) as error:
+        raise UsageError(str(error)) from error

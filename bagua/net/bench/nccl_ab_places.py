@@ -1,0 +1,166 @@
+"""Where workers are started: on this machine, or by the agent of a launched rank on its own host.
+
+Same connection and same orders as remote_place.py ({"id", "start"}, {"id", "line"}, {"finish"}); what is started is a
+worker of a contender instead of a load driver. The agent takes the contender by number from its own command line, so
+that rank 0 can name a contender and never a command or an environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import bagua.net
+from bagua.net.bench.driver_process import DriverProcess
+from bagua.net.bench.endpoint import Endpoint, Event
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.nccl_ab_contender import Contender, worker_environment
+from bagua.net.bench.remote_place import RemoteDriver, RemotePlace
+from bagua.net.bench.rendezvous import LineConnection
+
+# Between two looks of the agent; everything it waits for wakes it at once.
+_WAIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class WorkerRequest:
+    contender: int
+    rank: int
+    local_rank: int
+    ranks: int
+    tcp_only: bool
+    bind: str  # address of rank 0's store
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What each host knows from its own command line."""
+
+    contenders: Sequence[Contender]
+    backend: str
+    device: str
+    dtype: str
+    max_bytes: int
+    timeout_s: float
+    log_folder: Path
+    interface: str | None
+    environment: Mapping[str, str]
+
+    def command(self, request: WorkerRequest) -> list[str]:
+        return [
+            sys.executable,
+            "-m",
+            "bagua.net.bench.nccl_ab_worker",
+            f"--rank={request.rank}",
+            f"--ranks={request.ranks}",
+            f"--local-rank={request.local_rank}",
+            f"--backend={self.backend}",
+            f"--device={self.device}",
+            f"--dtype={self.dtype}",
+            f"--bind={request.bind}",
+            f"--max-bytes={self.max_bytes}",
+            f"--timeout-s={self.timeout_s}",
+            f"--parent-pid={os.getpid()}",
+        ]
+
+    def worker_environment(self, request: WorkerRequest) -> dict[str, str]:
+        contender = self.contenders[request.contender]
+        environment = dict(self.environment)
+        if self.interface:
+            environment["NCCL_SOCKET_IFNAME"] = f"={self.interface}"
+            environment["GLOO_SOCKET_IFNAME"] = self.interface
+        slug = "".join(letter if letter.isalnum() else "-" for letter in contender.name)
+        return worker_environment(
+            contender,
+            environment,
+            tcp_only=request.tcp_only,
+            debug_file=self.log_folder / f"{slug}.rank{request.rank}.log",
+            # The worker is found where this package was, also when that is no installation.
+            import_path=[Path(entry).resolve().parents[1] for entry in bagua.net.__path__],
+        )
+
+
+class LocalWorkers:
+    """Starts workers on this machine and owns them. Main thread only: the workers' parent-death signal follows it."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._workers: list[DriverProcess] = []
+
+    def start(self, request: WorkerRequest) -> DriverProcess:
+        if not 0 <= request.contender < len(self._settings.contenders):
+            raise BenchError(
+                f"contender {request.contender} was asked for, but this rank's command line makes"
+                f" {len(self._settings.contenders)}; start every rank with the same options"
+            )
+        name = f"{self._settings.contenders[request.contender].name}, rank {request.rank}"
+        environment = self._settings.worker_environment(request)
+        worker = DriverProcess(name, self._settings.command(request), environment)
+        self._workers.append(worker)
+        return worker
+
+    def close(self, *, failed: bool) -> None:
+        for worker in self._workers:
+            if failed:
+                worker.kill()
+            else:
+                worker.quit()
+        for worker in self._workers:
+            worker.close()
+        self._workers = []
+
+
+class RemoteWorkers(RemotePlace):
+    """Rank 0's handle of another rank's agent."""
+
+    def start_worker(self, request: WorkerRequest, contender: str) -> Endpoint:
+        worker = RemoteDriver(self, len(self._endpoints), f"{contender}, rank {request.rank} on {self.host}")
+        self._endpoints.append(worker)
+        self.send({"id": worker.number, "start": asdict(request)})
+        return worker
+
+
+def serve_workers(connection: LineConnection, place: LocalWorkers) -> bool:
+    """The agent of every rank but 0. Returns at "finish", whether the run failed; raises BenchError if rank 0 is lost.
+    The caller closes the place either way."""
+    workers: dict[int, DriverProcess] = {}
+    ended: set[int] = set()
+    while True:
+        live = {number: worker for number, worker in workers.items() if number not in ended}
+        wait([connection.fileno(), *(worker.fileno() for worker in live.values())], _WAIT_S)
+        for number, worker in live.items():
+            if not _forward(connection, number, worker):
+                ended.add(number)
+        while (order := connection.receive(0)) is not None:
+            if "finish" in order:
+                return bool(order["finish"])
+            number = int(order["id"])
+            if "start" in order:
+                try:
+                    workers[number] = place.start(WorkerRequest(**order["start"]))
+                except (BenchError, TypeError) as error:
+                    connection.send({"id": number, "event": {"event": "error", "message": str(error)}})
+            elif order.get("line") == "quit" and number in workers:
+                # A contender that failed: its other ranks may be stuck in a collective and would never read it.
+                workers[number].close()
+                ended.add(number)
+            elif number in workers and number not in ended:
+                workers[number].post(str(order["line"]))
+
+
+def _forward(connection: LineConnection, number: int, worker: DriverProcess) -> bool:
+    """Everything that the worker said; False after its last word, a failure among them."""
+    while True:
+        try:
+            event: Event | None = worker.next_event()
+        except BenchError as error:
+            event = {"event": "error", "message": str(error)}
+        if event is None:
+            return True
+        connection.send({"id": number, "event": event})
+        if event.get("event") in ("error", "bye"):
+            return False

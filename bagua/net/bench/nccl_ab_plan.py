@@ -1,0 +1,92 @@
+"""What a GPU comparison measures, in which order, how often: sizes, turns, iteration counts. No torch, no processes.
+
+Order: every size is verified and calibrated first; then repetition follows repetition over all sizes, and within a
+size the contenders take turns, each repetition beginning with another one. A drift of the machine then falls on all
+contenders alike, and a run that is stopped early has few repetitions of every size instead of none of some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES
+
+GPU_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
+ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
+
+# These cut their buffer into one part for each rank, so its size is a multiple of the rank count.
+_SPLIT = ("all_gather", "reduce_scatter", "all_to_all")
+
+MIN_ITERATIONS = 3
+MAX_ITERATIONS = 1000
+CALIBRATION_ITERATIONS = 4
+
+
+def effective_bytes(collective: str, size_bytes: int, element_bytes: int, ranks: int) -> int:
+    """The nearest size above that holds whole elements for every rank. The meaning of a size is nccl-tests': the
+    larger of send and receive buffer."""
+    unit = element_bytes * ranks if collective in _SPLIT else element_bytes
+    return -(-size_bytes // unit) * unit
+
+
+def link_bytes(collective: str, size_bytes: int, ranks: int) -> int:
+    """Bytes that cross connections in one operation, all ranks together, in NCCL's ring (or pairwise) patterns."""
+    if collective == "all_reduce":
+        return 2 * (ranks - 1) * size_bytes
+    if collective in ("all_gather", "reduce_scatter", "all_to_all", "broadcast"):
+        return (ranks - 1) * size_bytes
+    if collective == "send_recv":
+        return ranks * size_bytes
+    raise ValueError(f"unknown collective {collective!r}; known: {', '.join(GPU_COLLECTIVES)}")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation at one size: what one group of rows compares."""
+
+    collective: str
+    bytes: int
+
+    @property
+    def wants_latency(self) -> bool:
+        """Small enough that the single iteration is timed too (p50, p99)."""
+        return self.bytes <= LATENCY_LIMIT_BYTES
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One contender measures one case once."""
+
+    case: Case
+    contender: int
+    repetition: int
+
+
+def make_cases(collectives: Sequence[str], sizes: Sequence[int], element_bytes: int, ranks: int) -> list[Case]:
+    """Sizes rounded to whole elements can meet (8 B of float32 on 4 ranks is 16 B): each is measured once."""
+    return [
+        Case(collective, size)
+        for collective in collectives
+        for size in dict.fromkeys(effective_bytes(collective, size, element_bytes, ranks) for size in sizes)
+    ]
+
+
+def turns(cases: Sequence[Case], contenders: int, repetitions: int) -> Iterator[Turn]:
+    for repetition in range(repetitions):
+        for index, case in enumerate(cases):
+            for place in range(contenders):
+                # The shift by the case as well keeps one contender from always following the same large transfer.
+                yield Turn(case, (place + repetition + index) % contenders, repetition)
+
+
+def iterations_for(seconds_per_iteration: float, turn_seconds: float) -> int:
+    """As many as fill a turn. Asked with the slowest contender's time, so that all contenders iterate alike."""
+    if seconds_per_iteration <= 0:
+        raise ValueError(f"an iteration of {seconds_per_iteration} s was measured; a time must be positive")
+    return max(MIN_ITERATIONS, min(MAX_ITERATIONS, round(turn_seconds / seconds_per_iteration)))
+
+
+def warmup_for(iterations: int) -> int:
+    """The contender was idle while the others had their turns: its threads sleep and its TCP windows have shrunk."""
+    return max(2, min(20, iterations // 10))
