@@ -1,0 +1,414 @@
+"""The plugin between namespaces: IPv4, IPv6, several NICs, MTU 1500, and strangers at its listening port.
+
+A ring of load drivers, one on each host of a netlab network, drives the installed library as NCCL's proxy does; no
+packet leaves the namespaces.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import pytest
+
+from bagua.net.library import driver_path, library_path
+
+_ROOT = Path(__file__).resolve().parents[2]
+if str(_ROOT / "tools") not in sys.path:
+    sys.path.append(str(_ROOT / "tools"))  # behind everything else: `tools` holds programs, not an installed package
+
+from netlab import Lab, missing_requirement  # noqa: E402
+
+_LACKING = missing_requirement()
+
+pytestmark = [pytest.mark.netns, pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))]
+
+# Zero-byte parts, one inline message, odd sizes around a slice, and enough for every data stream to be striped over.
+_SIZES = (8, 1 << 10, (64 << 10) + 4, (1 << 20) - 1, 8 << 20)
+_HELLO_BYTES = 112
+_HELLO_MAGIC = b"BNHELLO1"
+
+
+class Driver:
+    """One bagua-net-driver on one host. Owned by Ring."""
+
+    def __init__(self, lab: Lab, host: int, arguments: Sequence[str], env: Mapping[str, str]) -> None:
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close())
+        self.process: subprocess.Popen[bytes] = lab.start(
+            host,
+            [str(driver_path()), "ring", "--transport", "plugin", "--library", str(library_path()), *arguments],
+            {"BAGUA_NET_DRIVER_LOG": "info", **env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+        )
+        self._received = b""
+
+    def post(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line.encode() + b"\n")
+        self.process.stdin.flush()
+
+    def next_event(self, seconds: float = 30.0) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._received:
+                left = deadline - time.monotonic()
+                if left <= 0 or not selector.select(left):
+                    raise AssertionError(f"no answer from the driver within {seconds} s; its log:\n{self.log()}")
+                read = os.read(self.process.stdout.fileno(), 65536)
+                if not read:
+                    raise AssertionError(f"the driver ended; its log:\n{self.log()}")
+                self._received += read
+        line, _, self._received = self._received.partition(b"\n")
+        event = json.loads(line)
+        assert isinstance(event, dict)
+        return event
+
+    def expect(self, name: str, seconds: float = 30.0) -> dict[str, Any]:
+        event = self.next_event(seconds)
+        assert event["event"] == name, f"{event}; the driver's log:\n{self.log()}"
+        return event
+
+    def log(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read().decode(errors="replace")
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                pass  # a last line was still in the buffer
+        self._stderr.close()
+
+
+class Ring:
+    """A driver on every host, listening; `connect` joins them."""
+
+    def __init__(self, lab: Lab, *, channels: int = 2, device: str = "0", env: Mapping[str, str] | None = None) -> None:
+        self._drivers: list[Driver] = []
+        count = len(lab.hosts)
+        try:
+            for host in range(count):
+                arguments = ["--rank", host, "--nranks", count, "--channels", channels, "--device", device]
+                environment = {**lab.rank_environment(host), **(env or {})}
+                self._drivers.append(Driver(lab, host, [*map(str, arguments), "--timeout-ms", "30000"], environment))
+            self.listening = [driver.expect("listening") for driver in self._drivers]
+        except BaseException:
+            self._close()
+            raise
+
+    def __enter__(self) -> Ring:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for driver in self._drivers:
+            driver.close()
+
+    def connect(self, seconds: float = 30.0) -> None:
+        for rank, driver in enumerate(self._drivers):
+            following = self.listening[(rank + 1) % len(self._drivers)]
+            driver.post("connect " + " ".join(following["handles"]))
+        for driver in self._drivers:
+            driver.expect("connected", seconds)
+
+    def verify(self, size: int) -> None:
+        for driver in self._drivers:
+            driver.post(f"verify {size}")
+        for driver in self._drivers:
+            event = driver.expect("verified", 60)
+            assert (event["bytes"], event["wrong_elements"], event["first_wrong"]) == (size, 0, None)
+
+    def quit(self) -> None:
+        for driver in self._drivers:
+            driver.post("quit")
+        for driver in self._drivers:
+            driver.expect("bye")
+            assert driver.process.wait(10) == 0
+
+    def pid(self, host: int) -> int:
+        return self._drivers[host].process.pid
+
+
+def _transmitted_bytes(lab: Lab, host: int, interface: str) -> int:
+    path = f"/sys/class/net/{interface}/statistics/tx_bytes"
+    return int(lab.run(host, ["cat", path], check=True).stdout)
+
+
+def _run_all_sizes(ring: Ring) -> None:
+    ring.connect()
+    for size in _SIZES:
+        ring.verify(size)
+    ring.quit()
+
+
+@pytest.mark.parametrize("family", ["AF_INET", "AF_INET6"])
+def test_a_ring_over_one_link_of_each_family(family: str) -> None:
+    ip_version = {"AF_INET": 4, "AF_INET6": 6}[family]
+    # The other family is not there: data that moves has moved over this one.
+    with Lab(mtu=1500, ip_versions=(ip_version,)) as lab, Ring(lab, env={"NCCL_SOCKET_FAMILY": family}) as ring:
+        assert ring.listening[0]["net_name"] == "BaguaNet"
+        assert all(name.partition("#")[0] == "eth0" for name in ring.listening[0]["devices"])
+        _run_all_sizes(ring)
+        # With two ranks each sends as much as the buffer holds, over its NIC.
+        assert _transmitted_bytes(lab, 0, "eth0") > sum(_SIZES)
+        assert _transmitted_bytes(lab, 1, "eth0") > sum(_SIZES)
+
+
+def test_the_family_is_chosen_where_a_link_has_both() -> None:
+    with Lab() as lab:
+        for family, table in (("AF_INET6", "tcp6"), ("AF_INET", "tcp")):
+            with Ring(lab, env={"NCCL_SOCKET_FAMILY": family}) as ring:
+                assert [_listening_ports(lab, 0, name) != [] for name in ("tcp", "tcp6")] == [
+                    name == table for name in ("tcp", "tcp6")
+                ]
+                ring.connect()
+                ring.verify(1 << 20)
+                ring.quit()
+
+
+def test_two_nics_are_two_devices_and_each_carries_its_channels() -> None:
+    environment = {"NCCL_SOCKET_IFNAME": "eth", "BAGUA_NET_RAILS": "1"}
+    with Lab(nics=2, rate_mbit=(2000, 1000)) as lab, Ring(lab, device="all", env=environment) as ring:
+        assert [event["devices"] for event in ring.listening] == [["eth0", "eth1"]] * 2
+        ring.connect()
+        before = [_transmitted_bytes(lab, 0, name) for name in ("eth0", "eth1")]
+        ring.verify(8 << 20)
+        sent = [_transmitted_bytes(lab, 0, name) - start for name, start in zip(("eth0", "eth1"), before, strict=True)]
+        # Two channels, one on each device: half of the 8 MiB that rank 0 sends, and some headers, over each NIC.
+        assert all(4 << 20 < count < 5 << 20 for count in sent), sent
+        ring.quit()
+
+
+def test_one_nic_of_two_by_its_exact_name() -> None:
+    with Lab(nics=2) as lab, Ring(lab, env={"NCCL_SOCKET_IFNAME": "=eth1"}) as ring:
+        assert {name.partition("#")[0] for name in ring.listening[0]["devices"]} == {"eth1"}
+        ring.connect()
+        ring.verify(1 << 20)
+        assert _transmitted_bytes(lab, 0, "eth0") < 100_000
+        assert _transmitted_bytes(lab, 0, "eth1") > 1 << 20
+        ring.quit()
+
+
+def test_three_hosts_at_a_switch_with_a_slow_link() -> None:
+    with Lab(hosts=3, rate_mbit=1000, uneven_mbit={(2, 0): 200}, mtu=9000) as lab, Ring(lab) as ring:
+        _run_all_sizes(ring)
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        (
+            {"NCCL_SOCKET_IFNAME": "nosuch"},
+            ["NCCL_SOCKET_IFNAME=nosuch", "no usable network interface matches", "eth0"],
+        ),
+        ({"NCCL_SOCKET_IFNAME": "=eth"}, ["NCCL_SOCKET_IFNAME==eth", "no usable network interface matches", "eth0"]),
+        ({"NCCL_SOCKET_FAMILY": "AF_INET6"}, ["no usable network interface", "NCCL_SOCKET_FAMILY"]),
+        ({"NCCL_SOCKET_FAMILY": "IPv6"}, ["NCCL_SOCKET_FAMILY=IPv6", "must be AF_INET"]),
+    ],
+)
+def test_an_interface_setting_that_fits_nothing_is_named(setting: dict[str, str], named: list[str]) -> None:
+    with Lab(ip_versions=(4,)) as lab:
+        environment = {**lab.rank_environment(0), **setting}
+        driver = Driver(lab, 0, ["--rank", "0", "--nranks", "2"], environment)
+        try:
+            event = driver.expect("error", 10)
+            assert driver.process.wait(10) == 1
+            said = event["message"] + driver.log()
+        finally:
+            driver.close()
+    for part in named:
+        assert part in said, said
+
+
+# --- strangers ---
+
+
+def _listening_ports(lab: Lab, host: int, table: str = "tcp") -> list[int]:
+    """Ports on which anyone on the host listens, from the kernel: what a port scanner finds."""
+    rows = lab.run(host, ["cat", f"/proc/net/{table}"], check=True).stdout.splitlines()[1:]
+    fields = [row.split() for row in rows]
+    return [int(field[1].rpartition(":")[2], 16) for field in fields if field[3] == "0A"]
+
+
+def _open_files(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def _strange_bytes(kind: str) -> bytes:
+    """What a stranger says. `hello`: a well-formed one for a listen that does not exist."""
+    hello = struct.pack("<8sHHHH", _HELLO_MAGIC, 1, 0, 1, 0) + os.urandom(32) + bytes(_HELLO_BYTES - 48)
+    return {
+        "random": os.urandom(4096),
+        "nothing": b"",
+        "http": b"GET / HTTP/1.0\r\n\r\n",
+        "half hello": hello[:50],
+        "hello": hello,
+    }[kind]
+
+
+_KINDS = ("random", "nothing", "http", "half hello", "hello")
+
+
+class _Scanner:
+    """A thread on host 0 that bothers host 1's ports until told to stop; `attempts` counts what it opened."""
+
+    def __init__(self, lab: Lab, ports: Sequence[int]) -> None:
+        self._lab, self._ports = lab, ports
+        self._stop = threading.Event()
+        self._failure: Exception | None = None
+        self.attempts = 0
+        self._thread = threading.Thread(target=self._scan, name="scanner")
+
+    def __enter__(self) -> _Scanner:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        if self._failure is not None and value is None:
+            raise self._failure
+
+    def wait_for_attempts(self, count: int) -> None:
+        deadline = time.monotonic() + 10
+        while self.attempts < count:
+            assert time.monotonic() < deadline, self._failure
+            time.sleep(0.01)
+
+    def _scan(self) -> None:
+        try:
+            while not self._stop.is_set():
+                for port in self._ports:
+                    for kind in _KINDS:
+                        self._bother(port, kind)
+        except Exception as error:
+            self._failure = error
+
+    def _bother(self, port: int, kind: str) -> None:
+        with _stranger(self._lab, port) as stranger:
+            try:
+                stranger.sendall(_strange_bytes(kind))
+                if self.attempts % 2:
+                    # A reset instead of an orderly end.
+                    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            except OSError:
+                pass  # the plugin closed it in between, as it should
+            self.attempts += 1
+
+
+@contextmanager
+def _stranger(lab: Lab, port: int) -> Iterator[socket.socket]:
+    with lab.inside(0):
+        stranger = socket.socket()
+    with stranger:
+        stranger.settimeout(5)
+        stranger.connect((lab.hosts[1].address(), port))
+        yield stranger
+
+
+def _is_closed_by_peer(stranger: socket.socket, seconds: float) -> bool:
+    stranger.settimeout(seconds)
+    try:
+        while stranger.recv(4096):
+            pass  # a verdict before the end
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+def test_a_port_scanner_does_not_disturb_connecting_or_traffic() -> None:
+    with Lab() as lab, Ring(lab, channels=4) as ring:
+        ports = _listening_ports(lab, 1)
+        assert ports
+        with _Scanner(lab, ports) as scanner:
+            scanner.wait_for_attempts(20)
+            ring.connect(seconds=20)
+            while_connecting = scanner.attempts
+            for size in _SIZES:
+                ring.verify(size)
+        assert scanner.attempts > while_connecting
+        ring.quit()
+
+
+def test_slow_strangers_are_held_for_a_while_and_do_not_keep_a_peer_out() -> None:
+    timeout_ms = 2000
+    environment = {"BAGUA_NET_HANDSHAKE_TIMEOUT_MS": str(timeout_ms)}
+    with Lab() as lab, Ring(lab, env=environment) as ring, ExitStack() as strangers:
+        port = _listening_ports(lab, 1)[0]
+        files = _open_files(ring.pid(1))
+        begin = time.monotonic()
+        held = [strangers.enter_context(_stranger(lab, port)) for _ in range(200)]
+        for index, stranger in enumerate(held):
+            stranger.sendall(_strange_bytes("half hello")[: index % 51])
+        ring.connect(seconds=10)
+        assert time.monotonic() - begin < 10
+        ring.verify(1 << 20)
+        # A byte now and then does not extend the time that a stranger has.
+        while not _is_closed_by_peer(held[-1], 0.25):
+            assert time.monotonic() - begin < timeout_ms / 1000 + 1.5
+            with suppress(OSError):
+                held[-1].sendall(_HELLO_MAGIC[:1])
+        assert all(_is_closed_by_peer(stranger, 1) for stranger in held[:-1])
+        # The strangers' files are closed; the comms' own are open now, at most 64 streams for each of 2 x 2 comms.
+        assert _open_files(ring.pid(1)) - files < 200
+        ring.verify(1 << 20)
+        ring.quit()
+
+
+@pytest.mark.parametrize("kind", ["random", "http", "hello"])
+def test_a_stranger_is_dropped_at_once_when_it_shows_what_it_is(kind: str) -> None:
+    """Long before the handshake's deadline of ten seconds."""
+    with Lab() as lab, Ring(lab) as ring:
+        with _stranger(lab, _listening_ports(lab, 1)[0]) as stranger:
+            stranger.sendall(_strange_bytes(kind))
+            assert _is_closed_by_peer(stranger, 3)
+        ring.connect()
+        ring.verify(1 << 10)
+        ring.quit()
+
+
+def test_a_hello_of_another_version_is_answered_with_ours() -> None:
+    with Lab() as lab, Ring(lab) as ring:
+        with _stranger(lab, _listening_ports(lab, 1)[0]) as stranger:
+            hello = bytearray(_strange_bytes("hello"))
+            hello[8:10] = b"\x7f\x7f"
+            stranger.sendall(hello)
+            reply = b""
+            while len(reply) < 32 and (more := stranger.recv(32 - len(reply))):
+                reply += more
+            assert reply[:8] == b"BNREPLY1"
+            assert _is_closed_by_peer(stranger, 3)
+        ring.connect()
+        ring.verify(1 << 10)
+        ring.quit()
