@@ -67,7 +67,8 @@ def vgg16(image_size: int) -> nn.Module:
         if isinstance(layer, nn.Conv2d | nn.Linear):
             # Without normalization layers the signal would fade out on its way through 16 layers.
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
     return model
 
 

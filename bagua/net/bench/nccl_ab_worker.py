@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import datetime
+import importlib
 import json
 import os
 import resource
@@ -58,6 +59,9 @@ class Worker:
         self._commands = commands
         self._replies = replies
         self._cuda = arguments.device == "cuda"
+        # Imported in _join: the reply to a missing or broken torch is an error event like any other.
+        self._torch: Any = None
+        self._distributed: Any = None
         self._runner: CollectiveRunner
 
     def serve(self) -> int:
@@ -81,9 +85,8 @@ class Worker:
         self._replies.flush()
 
     def _join(self) -> None:
-        import torch
-        import torch.distributed as dist
-
+        self._torch = torch = importlib.import_module("torch")
+        self._distributed = dist = importlib.import_module("torch.distributed")
         from bagua.net.bench.gpu_collectives import CollectiveRunner
 
         arguments = self._arguments
@@ -126,10 +129,8 @@ class Worker:
     def _synchronize(self) -> None:
         if not self._cuda:
             return
-        import torch
-
         # A blocking event sleeps; torch.cuda.synchronize() spins, which would be counted as the network's CPU time.
-        event = torch.cuda.Event(blocking=True)
+        event = self._torch.cuda.Event(blocking=True)
         event.record()
         event.synchronize()
 
@@ -179,9 +180,8 @@ class Worker:
             for _ in range(iterations):
                 launch()
             return time.perf_counter() - began
-        import torch
-
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True, blocking=True)
+        event = self._torch.cuda.Event
+        start, end = event(enable_timing=True), event(enable_timing=True, blocking=True)
         start.record()
         for _ in range(iterations):
             launch()
@@ -192,14 +192,10 @@ class Worker:
     def _synchronize_fast(self) -> None:
         """Spinning: the wake-up of a blocking event would be part of every single latency."""
         if self._cuda:
-            import torch
-
-            torch.cuda.synchronize()
+            self._torch.cuda.synchronize()
 
     def _leave(self) -> None:
-        import torch.distributed as dist
-
-        dist.destroy_process_group()
+        self._distributed.destroy_process_group()
         self._reply({"event": "bye"})
 
 
