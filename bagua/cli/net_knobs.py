@@ -33,8 +33,8 @@ def execute(options: argparse.Namespace) -> int:
         return 0
     terminal = Terminal.of_stdout()
     for knob in knobs:
-        unit = f" {knob.unit}" if knob.unit else ""
+        unit = f" ({knob.unit})" if knob.unit else ""
         print(terminal.bold(knob.name))
-        print(f"    {knob.type}, default {knob.default}, range {knob.range}{unit}")
+        print(f"    {knob.type}, default {knob.default_value}, range {knob.range}{unit}")
         print(terminal.wrapped(knob.meaning, "    "))
     return 0

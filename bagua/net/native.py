@@ -30,7 +30,7 @@ class Interface:
 class Knob:
     name: str
     type: str
-    default: str
+    default_value: str
     range: str
     unit: str
     meaning: str
@@ -40,7 +40,7 @@ class Knob:
 
 
 def core_version() -> str:
-    return str(_core().__version__)
+    return str(_core().version())
 
 
 def interfaces(environment: Mapping[str, str]) -> list[Interface]:

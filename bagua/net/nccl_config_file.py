@@ -2,9 +2,9 @@
 
 [Note: how NCCL reads them] First the user's file: NCCL_CONF_FILE if it is set (NCCL 2.23 and newer), otherwise
 ~/.nccl.conf; then /etc/nccl.conf. Each line is NAME=VALUE, with nothing trimmed; from 2.26 on a line that starts with
-`#` is a comment, and before that one more setting, of a name that nobody asks for. What is set already is not replaced: the environment wins over the files, the user's file over the
-system's, and the first line over later ones. That is why our line goes to the top, which leaves every other byte as
-it was.
+`#` is a comment, and before that one more setting, of a name that nobody asks for. What is set already is not
+replaced: the environment wins over the files, the user's file over the system's, and the first line over later ones.
+That is why our line goes to the top, which leaves every other byte as it was.
 
 Files are handled as bytes: a comment in whatever encoding survives.
 """

@@ -18,10 +18,10 @@ def check_interfaces(environment: Mapping[str, str]) -> Section:
         return Section("interfaces", "Interfaces", (split_message(Status.FAIL, str(error)),), {"interfaces": []})
     used = [row for row in rows if row.used]
     findings = [_verdict(used)]
-    table = [("interface", "address", "speed", "NUMA", "", "why")]
+    table = [("interface", "address", "speed", "NUMA", "used", "why")]
     for row in rows:
         numa = str(row.numa_node) if row.numa_node >= 0 else "-"
-        verdict = "used" if row.used else "skipped"
+        verdict = "yes" if row.used else "no"
         table.append((row.name, row.address or "-", _speed(row.speed_mbps), numa, verdict, row.reason))
     facts = {
         "interfaces": [row.as_json() for row in rows],
