@@ -30,9 +30,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 if str(_ROOT / "tools") not in sys.path:
     sys.path.append(str(_ROOT / "tools"))  # behind everything else: `tools` holds programs, not an installed package
 
-from netlab import Lab, missing_requirement  # noqa: E402
+from netlab import Lab, missing_privilege  # noqa: E402
 
-_LACKING = missing_requirement()
+_LACKING = missing_privilege()
 
 pytestmark = [pytest.mark.netns, pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))]
 

@@ -11,7 +11,7 @@ from .errors import NetlabError
 from .lab import Host, Lab
 from .link_plan import LinkPlan, parse_rate_mbit
 from .namespace import NetworkNamespace, sweep
-from .requirements import missing_requirement
+from .requirements import missing_privilege, missing_requirement
 
 __all__ = [
     "Host",
@@ -19,6 +19,7 @@ __all__ = [
     "LinkPlan",
     "NetlabError",
     "NetworkNamespace",
+    "missing_privilege",
     "missing_requirement",
     "parse_rate_mbit",
     "sweep",

@@ -18,8 +18,8 @@ def effective_capabilities() -> int:
     raise RuntimeError("/proc/thread-self/status has no CapEff line: is /proc mounted?")
 
 
-def missing_requirement(capabilities: int | None = None) -> str | None:
-    """The first thing that is missing. `capabilities` replaces this process's effective mask (for tests)."""
+def missing_privilege(capabilities: int | None = None) -> str | None:
+    """What only another user or machine can have. `capabilities` replaces this process's effective mask (for tests)."""
     if not sys.platform.startswith("linux"):
         return f"netlab needs Linux network namespaces; this is {sys.platform}"
     mask = effective_capabilities() if capabilities is None else capabilities
@@ -30,6 +30,14 @@ def missing_requirement(capabilities: int | None = None) -> str | None:
             f"netlab needs {' and '.join(_CAPABILITIES)} to make network namespaces; this process (uid {os.geteuid()}) "
             f"lacks {' and '.join(lacking)}: run it as root (sudo), or in a container started with {options}"
         )
+    return None
+
+
+def missing_requirement() -> str | None:
+    """The first thing that is missing of all that a lab needs."""
+    lacking = missing_privilege()
+    if lacking is not None:
+        return lacking
     if importlib.util.find_spec("pyroute2") is None:
         return "netlab needs the Python package pyroute2, which is not installed: pip install pyroute2"
     if not Path("/proc/self/ns/net").exists():
