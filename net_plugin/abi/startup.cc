@@ -23,10 +23,6 @@ bool read_switch(const EnvironmentReader& environment, const char* wanted, bool 
   return parse_plugin_config(only, &config).is_ok() ? config.*member : if_unreadable;
 }
 
-// More devices mean more channels: up to 3x the bandwidth at large sizes, but half the speed in the middle ones,
-// because NCCL's cost model then picks other protocols. One is right as long as nothing chooses channels by size.
-constexpr int kDefaultRails = 1;
-
 bool nccl_accepts_only_us(const EnvironmentReader& environment) {
   const std::optional<std::string> chosen = environment("NCCL_NET");
   return chosen && strcasecmp(chosen->c_str(), kPluginName) == 0;
@@ -52,7 +48,7 @@ Status start(const EnvironmentReader& environment, Startup* startup) {
         (names.empty() ? "" : ", ") + used.name + " (" + used.address.host() + ", " + speed_text(used.speed_mbps) + ")";
     interfaces.push_back(used);
   }
-  std::vector<Device> devices = make_devices(interfaces, config.rails.value_or(kDefaultRails));
+  std::vector<Device> devices = make_devices(interfaces, config.rails);
   if (devices.empty()) return Status::internal_error("no network device was made of the interfaces " + names);
   const std::size_t device_count = devices.size();
   BAGUA_NET_RETURN_IF_ERROR(TransportContext::create(config, std::move(devices), &startup->transport));

@@ -1,170 +1,23 @@
 #include "config/plugin_config.h"
 
 #include <algorithm>
-#include <cctype>
-#include <charconv>
 #include <cstdlib>
-#include <utility>
+
+#include "config/knob.h"
 
 extern char** environ;
 
 namespace bagua_net {
 namespace {
 
-constexpr std::int64_t kKibibyte = 1024;
-constexpr std::int64_t kMebibyte = 1024 * kKibibyte;
-constexpr std::int64_t kGibibyte = 1024 * kMebibyte;
-
 constexpr char kPrefix[] = "BAGUA_NET_";
 constexpr char kMinChunkName[] = "BAGUA_NET_MIN_CHUNKSIZE";
 constexpr char kMaxChunkName[] = "BAGUA_NET_MAX_CHUNKSIZE";
-
-// Returns what the value must be ("an integer from 1 to 64"), or "" after it stored the value.
-using KnobParser = std::function<std::string(const std::string& text, PluginConfig* config)>;
-
-struct Knob {
-  KnobDescription description;
-  KnobParser parse;
-};
 
 std::string trimmed(const std::string& text) {
   const auto begin = text.find_first_not_of(" \t\r\n");
   if (begin == std::string::npos) return "";
   return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
-}
-
-std::string lowered(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
-  return text;
-}
-
-// A decimal number and nothing else; nullopt for anything more, less or too large.
-std::optional<std::int64_t> parse_decimal(const std::string& text) {
-  std::int64_t number = 0;
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || rest != end) return std::nullopt;
-  return number;
-}
-
-// "65536", "64K", "2m": K, M and G are powers of 1024.
-std::optional<std::int64_t> parse_size(std::string text) {
-  std::int64_t factor = 1;
-  if (!text.empty()) {
-    switch (text.back()) {
-      case 'k':
-      case 'K': factor = kKibibyte; break;
-      case 'm':
-      case 'M': factor = kMebibyte; break;
-      case 'g':
-      case 'G': factor = kGibibyte; break;
-      default: break;
-    }
-  }
-  if (factor != 1) text.pop_back();
-  const auto number = parse_decimal(text);
-  std::int64_t bytes = 0;
-  if (!number || __builtin_mul_overflow(*number, factor, &bytes)) return std::nullopt;
-  return bytes;
-}
-
-// The shortest exact spelling that parse_size reads back: 65536 is "64K", 65537 is "65537".
-std::string size_text(std::int64_t bytes) {
-  if (bytes != 0 && bytes % kGibibyte == 0) return std::to_string(bytes / kGibibyte) + "G";
-  if (bytes != 0 && bytes % kMebibyte == 0) return std::to_string(bytes / kMebibyte) + "M";
-  if (bytes != 0 && bytes % kKibibyte == 0) return std::to_string(bytes / kKibibyte) + "K";
-  return std::to_string(bytes);
-}
-
-// The rows' defaults are read from a default PluginConfig, so that the documentation cannot name another one.
-const PluginConfig& defaults() {
-  static const PluginConfig config;
-  return config;
-}
-
-Knob boolean_knob(std::string name, bool PluginConfig::* member, std::string meaning) {
-  auto parse = [member](const std::string& text, PluginConfig* config) -> std::string {
-    const std::string word = lowered(text);
-    const bool yes = word == "1" || word == "true" || word == "yes" || word == "on";
-    const bool no = word == "0" || word == "false" || word == "no" || word == "off";
-    if (!yes && !no) return "1, true, yes or on, or else 0, false, no or off";
-    config->*member = yes;
-    return "";
-  };
-  return {{std::move(name), "boolean", defaults().*member ? "1" : "0", "0 or 1 (also false/true, no/yes, off/on)", "",
-           std::move(meaning)},
-          std::move(parse)};
-}
-
-Knob integer_knob(std::string name, int PluginConfig::* member, int minimum, int maximum, std::string unit,
-                  std::string meaning) {
-  const std::string range = std::to_string(minimum) + " to " + std::to_string(maximum);
-  const std::string requirement = "an integer from " + range + (unit.empty() ? std::string() : " (" + unit + ")");
-  auto parse = [member, minimum, maximum, requirement](const std::string& text, PluginConfig* config) -> std::string {
-    const auto number = parse_decimal(text);
-    if (!number || *number < minimum || *number > maximum) return requirement;
-    config->*member = static_cast<int>(*number);
-    return "";
-  };
-  return {{std::move(name), "integer", std::to_string(defaults().*member), range, std::move(unit), std::move(meaning)},
-          std::move(parse)};
-}
-
-Knob integer_or_auto_knob(std::string name, std::optional<int> PluginConfig::* member, int minimum, int maximum,
-                          std::string unit, std::string meaning) {
-  const std::string range = std::to_string(minimum) + " to " + std::to_string(maximum);
-  auto parse = [member, minimum, maximum, range](const std::string& text, PluginConfig* config) -> std::string {
-    if (lowered(text) == "auto") {
-      (config->*member).reset();
-      return "";
-    }
-    const auto number = parse_decimal(text);
-    if (!number || *number < minimum || *number > maximum) return "an integer from " + range + ", or \"auto\"";
-    config->*member = static_cast<int>(*number);
-    return "";
-  };
-  const std::optional<int>& initial = defaults().*member;
-  return {{std::move(name), "integer", initial ? std::to_string(*initial) : "auto", range + ", or auto",
-           std::move(unit), std::move(meaning)},
-          std::move(parse)};
-}
-
-Knob size_knob(std::string name, std::int64_t PluginConfig::* member, std::int64_t minimum, std::int64_t maximum,
-               std::string meaning) {
-  const std::string range = size_text(minimum) + " to " + size_text(maximum);
-  auto parse = [member, minimum, maximum, range](const std::string& text, PluginConfig* config) -> std::string {
-    const auto bytes = parse_size(text);
-    if (!bytes || *bytes < minimum || *bytes > maximum) {
-      return "a size in bytes from " + range + " (K, M and G are powers of 1024)";
-    }
-    config->*member = *bytes;
-    return "";
-  };
-  return {{std::move(name), "size", size_text(defaults().*member), range, "bytes", std::move(meaning)},
-          std::move(parse)};
-}
-
-template <typename Value>
-Knob choice_knob(std::string name, Value PluginConfig::* member, std::vector<std::pair<std::string, Value>> choices,
-                 std::string meaning) {
-  std::string range;
-  std::string initial;
-  for (std::size_t i = 0; i < choices.size(); ++i) {
-    if (i > 0) range += i + 1 == choices.size() ? " or " : ", ";
-    range += choices[i].first;
-    if (choices[i].second == defaults().*member) initial = choices[i].first;
-  }
-  auto parse = [member, range, choices = std::move(choices)](const std::string& text,
-                                                             PluginConfig* config) -> std::string {
-    for (const auto& [word, value] : choices) {
-      if (lowered(text) != word) continue;
-      config->*member = value;
-      return "";
-    }
-    return range;
-  };
-  return {{std::move(name), "choice", std::move(initial), range, "", std::move(meaning)}, std::move(parse)};
 }
 
 // The table: every knob once. Parsing, the doctor and docs/knobs.md all read these rows.
@@ -186,7 +39,8 @@ const std::vector<Knob>& knob_table() {
                            "I/O. auto: from the CPUs that this process may use and the ranks on this host."),
       integer_or_auto_knob("BAGUA_NET_RAILS", &Config::rails, 1, 16, "devices",
                            "Devices that each network interface is shown to NCCL as. NCCL opens two channels per "
-                           "device, so this sets how many channels move data at once."),
+                           "device, so this sets how many channels move data at once. auto: 1 for an interface of up "
+                           "to 50 Gb/s, else 4."),
       size_knob("BAGUA_NET_INLINE_BYTES", &Config::inline_bytes, 0, kGibibyte,
                 "Messages up to this size are written and read by NCCL's own thread, without waking an I/O thread."),
       size_knob(kMinChunkName, &Config::min_chunk_bytes, kKibibyte, kGibibyte,
@@ -207,14 +61,14 @@ const std::vector<Knob>& knob_table() {
       size_knob("BAGUA_NET_SOCKET_BUFFER", &Config::socket_buffer_bytes, 0, kGibibyte,
                 "Send and receive buffer of each connection. 0 leaves both to the kernel's autotuning, which is "
                 "nearly always better."),
-      choice_knob<CongestionControl>("BAGUA_NET_CONGESTION_CONTROL", &Config::congestion_control,
-                                     {{"auto", CongestionControl::kAuto},
-                                      {"system", CongestionControl::kSystem},
-                                      {"cubic", CongestionControl::kCubic},
-                                      {"reno", CongestionControl::kReno},
-                                      {"bbr", CongestionControl::kBbr}},
-                                     "TCP congestion control of our connections. system: the kernel's setting. auto: "
-                                     "cubic between processes of one host, the kernel's setting between hosts."),
+      choice_knob("BAGUA_NET_CONGESTION_CONTROL", &Config::congestion_control,
+                  {{"auto", CongestionControl::kAuto},
+                   {"system", CongestionControl::kSystem},
+                   {"cubic", CongestionControl::kCubic},
+                   {"reno", CongestionControl::kReno},
+                   {"bbr", CongestionControl::kBbr}},
+                  "TCP congestion control of our connections. system: the kernel's setting. auto: "
+                  "cubic between processes of one host, the kernel's setting between hosts."),
   };
   return table;
 }

@@ -22,9 +22,9 @@ namespace {
 
 constexpr int kBusyThreads = 2;  // per rank: the application's own and NCCL's progress thread, both of which spin
 
-// Eight TCP streams move 54 GB/s on one host, twice what the GPU side of NCCL's channels takes: more only get in the
-// way.
-constexpr int kMaxDefaultWorkers = 8;
+// All-reduce of 256 MiB between two GPUs over four rails: 4 workers 15 GB/s, 8 workers 22, 12 workers 29, 14 workers no
+// more (docs/design/performance.md).
+constexpr int kMaxDefaultWorkers = 12;
 
 constexpr int kMaxRanks = 4096;  // more on one host is a misread variable
 

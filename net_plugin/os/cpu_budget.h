@@ -19,7 +19,7 @@ CpuBudget measure_cpu_budget(const EnvironmentReader& environment, const std::st
                              const std::string& cgroup_root = "/sys/fs/cgroup");
 
 // I/O threads for BAGUA_NET_NWORKERS=auto: the rank's share of the CPUs, less the two that the application's thread and
-// NCCL's progress thread keep busy. 0 to 8.
+// NCCL's progress thread keep busy. 0 to 12.
 int default_worker_count(const CpuBudget& budget);
 
 }  // namespace bagua_net

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,8 +21,11 @@ struct Device {
   NetworkInterface interface;
 };
 
-// The used interfaces, each as `rails` devices; rail r of every interface before rail r + 1 of any. Fewer rails where
-// there would be more devices than NCCL has channels for (64), and at least one.
-std::vector<Device> make_devices(const std::vector<NetworkInterface>& interfaces, int rails);
+// What `rails` is for a NIC of this speed (0: unknown) if nobody says.
+int default_rail_count(int nic_speed_mbps);
+
+// The used interfaces, each as `rails` devices (empty: by its speed); rail r of every interface before rail r + 1 of
+// any. Fewer rails where there would be more devices than NCCL has channels for (64), and at least one.
+std::vector<Device> make_devices(const std::vector<NetworkInterface>& interfaces, std::optional<int> rails);
 
 }  // namespace bagua_net

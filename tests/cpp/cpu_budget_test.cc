@@ -175,8 +175,8 @@ TEST_CASE(workers_from_the_budget) {
   CHECK_EQ(default_worker_count({2, 2}), 0);
   CHECK_EQ(default_worker_count({3, 1}), 1);
   CHECK_EQ(default_worker_count({32, 8}), 2);
-  CHECK_EQ(default_worker_count({128, 8}), 8);
-  CHECK_EQ(default_worker_count({1024, 1}), 8);
+  CHECK_EQ(default_worker_count({128, 8}), 12);
+  CHECK_EQ(default_worker_count({1024, 1}), 12);
   CHECK_EQ(default_worker_count({0, 0}), 0);
 }
 

@@ -59,6 +59,16 @@ TEST_CASE(a_rail_is_never_too_slow_for_a_channel) {
   CHECK_EQ(make_devices({nic("eth0", 100)}, 1)[0].speed_mbps, 1000);
 }
 
+TEST_CASE(rails_follow_the_speed_unless_somebody_says) {
+  const auto devices = make_devices({nic("slow0", 10000), nic("fast0", 100000), nic("virtual0", 0)}, std::nullopt);
+  const std::vector<std::string> names = {"slow0",   "fast0",      "virtual0", "fast0#1", "virtual0#1",
+                                          "fast0#2", "virtual0#2", "fast0#3",  "virtual0#3"};
+  CHECK_EQ(devices.size(), names.size());
+  for (std::size_t i = 0; i < names.size(); ++i) CHECK_EQ(devices[i].name, names[i]);
+  CHECK_EQ(devices[0].speed_mbps, 10000);
+  CHECK_EQ(devices[1].speed_mbps, 25000);
+}
+
 TEST_CASE(names_and_guids_are_unique_and_repeatable) {
   const std::vector<NetworkInterface> interfaces = {nic("eth0", 0), nic("eth1", 0), nic("bond0.7", 0)};
   const auto devices = make_devices(interfaces, 16);
