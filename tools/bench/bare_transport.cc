@@ -1,20 +1,20 @@
 #include "bench/bare_transport.h"
 
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 
 #include <cerrno>
 #include <cstring>
 
+#include "base/monotonic_clock.h"
 #include "bench/endpoint.h"
-#include "bench/resource_meter.h"
+#include "os/random_bytes.h"
 
 namespace bagua_net::bench {
 namespace {
 
 // Longer than any live peer needs for the bytes that it sends right after connecting.
-constexpr double kTokenDeadlineSeconds = 2.0;
+constexpr std::int64_t kTokenDeadlineMs = 2000;
 
 Status peer_closed(const std::string& peer) {
   return Status::remote_error("connection to " + peer + " closed by the peer: has that rank ended?");
@@ -64,9 +64,7 @@ Status BareTransport::listen(std::vector<Handle>* handles) {
     if (wanted.port() != 0) wanted.set_port(static_cast<std::uint16_t>(wanted.port() + index));
     SocketAddress bound;
     BAGUA_NET_RETURN_IF_ERROR(listen_on(wanted, &channel.listener, &bound));
-    if (getrandom(channel.token.data(), kTokenBytes, 0) != static_cast<ssize_t>(kTokenBytes)) {
-      return Status::system_error("getrandom", errno);
-    }
+    BAGUA_NET_RETURN_IF_ERROR(fill_random(channel.token.data(), kTokenBytes));
     Handle handle(channel.token.begin(), channel.token.end());
     const std::string text = bound.to_string();
     handle.insert(handle.end(), text.begin(), text.end());
@@ -120,13 +118,13 @@ Status BareTransport::accept(int index, bool* accepted) {
   if (!channel.accepted.is_open()) {
     sockaddr_storage storage{};
     socklen_t length = sizeof storage;
-    const int fd = accept4(channel.listener.get(), reinterpret_cast<sockaddr*>(&storage), &length,
-                           SOCK_NONBLOCK | SOCK_CLOEXEC);
+    const int fd =
+        accept4(channel.listener.get(), reinterpret_cast<sockaddr*>(&storage), &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) {
       return is_temporary(errno) || errno == ECONNABORTED ? Status::ok() : Status::system_error("accept", errno);
     }
     channel.accepted = OwnedFd(fd);
-    channel.accepted_at = monotonic_seconds();
+    channel.accepted_at = monotonic_ms();
     channel.accepted_peer = SocketAddress(reinterpret_cast<const sockaddr*>(&storage), length).to_string();
   }
 
@@ -143,7 +141,7 @@ Status BareTransport::accept(int index, bool* accepted) {
   }
   // A stranger: closed, wrong or silent. The listener goes on.
   const bool is_waiting = peeked > 0 ? peeked < static_cast<ssize_t>(kTokenBytes) : peeked < 0 && is_temporary(errno);
-  if (!is_waiting || monotonic_seconds() - channel.accepted_at > kTokenDeadlineSeconds) channel.accepted.reset();
+  if (!is_waiting || monotonic_ms() - channel.accepted_at > kTokenDeadlineMs) channel.accepted.reset();
   return Status::ok();
 }
 
@@ -206,8 +204,8 @@ Status BareTransport::test_send(Request* request, bool* done) {
 Status BareTransport::test_receive(Request* request, bool* done) {
   const Connection& connection = *request->connection;
   if (request->state == Request::State::kSize) {
-    BAGUA_NET_RETURN_IF_ERROR(receive_some(connection.socket.get(), connection.peer, request->first.data(), kSizeBytes,
-                                           &request->offset));
+    BAGUA_NET_RETURN_IF_ERROR(
+        receive_some(connection.socket.get(), connection.peer, request->first.data(), kSizeBytes, &request->offset));
     if (request->offset < kSizeBytes) return Status::ok();
     std::uint32_t size = 0;
     std::memcpy(&size, request->first.data(), kSizeBytes);

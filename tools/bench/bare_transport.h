@@ -64,8 +64,8 @@ class BareTransport final : public RingTransport {
     OwnedFd listener;
     std::array<std::uint8_t, kTokenBytes> token{};  // what a connecting rank must know
     OwnedFd connecting;
-    OwnedFd accepted;  // its token has not arrived yet
-    double accepted_at = 0;
+    OwnedFd accepted;              // its token has not arrived yet
+    std::int64_t accepted_at = 0;  // milliseconds
     std::string accepted_peer;
     Connection send;
     Connection receive;

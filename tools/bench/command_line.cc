@@ -54,8 +54,7 @@ std::string CommandLine::text_or(const std::string& name, const std::string& def
   return found == values_.end() ? default_value : found->second;
 }
 
-Status CommandLine::integer(const std::string& name, std::int64_t least, std::int64_t most,
-                            std::int64_t* value) const {
+Status CommandLine::integer(const std::string& name, std::int64_t least, std::int64_t most, std::int64_t* value) const {
   std::string word;
   BAGUA_NET_RETURN_IF_ERROR(text(name, &word));
   return parse_integer(name, word, least, most, value);
@@ -68,8 +67,7 @@ Status CommandLine::integer_or(const std::string& name, std::int64_t least, std:
   return Status::ok();
 }
 
-Status CommandLine::choice(const std::string& name, const std::vector<std::string>& choices,
-                           std::string* value) const {
+Status CommandLine::choice(const std::string& name, const std::vector<std::string>& choices, std::string* value) const {
   BAGUA_NET_RETURN_IF_ERROR(text(name, value));
   if (std::find(choices.begin(), choices.end(), *value) == choices.end()) {
     return Status::invalid_argument(name + " is \"" + *value + "\", but must be one of " + join(choices));

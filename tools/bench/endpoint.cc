@@ -38,8 +38,8 @@ Status parse_endpoint(const std::string& name, const std::string& text, SocketAd
     if (port[0] != ':') {
       return Status::invalid_argument(name + " is \"" + text + "\", but is written HOST, HOST:PORT or [IPV6]:PORT");
     }
-    BAGUA_NET_RETURN_IF_ERROR(parse_integer("the port of " + name + " \"" + text + "\"", port.substr(1), 0, 65535,
-                                            &port_number));
+    BAGUA_NET_RETURN_IF_ERROR(
+        parse_integer("the port of " + name + " \"" + text + "\"", port.substr(1), 0, 65535, &port_number));
   }
   if (host.empty()) return Status::invalid_argument(name + " is \"" + text + "\": the host is missing");
 

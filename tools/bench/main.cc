@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "bench/driver_protocol.h"
-#include "bench/raw_tcp.h"
+#include "bench/raw_mode.h"
 #include "bench/ring_mode.h"
 
 namespace {

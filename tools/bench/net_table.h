@@ -157,9 +157,7 @@ class NetTableAdapter final : public NetTable {
   nccl::Result register_memory(void* comm, void* data, std::size_t bytes, void** registration) override {
     return slot::register_memory(table_.regMr, comm, data, bytes, registration);
   }
-  nccl::Result deregister_memory(void* comm, void* registration) override {
-    return table_.deregMr(comm, registration);
-  }
+  nccl::Result deregister_memory(void* comm, void* registration) override { return table_.deregMr(comm, registration); }
   nccl::Result isend(void* comm, void* data, std::size_t bytes, void* registration, void** request) override {
     return slot::isend(table_.isend, comm, data, bytes, registration, request);
   }

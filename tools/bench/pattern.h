@@ -2,8 +2,8 @@
 // buffer and on a round number, and the sum over the ranks has a closed form; so a message that is lost, repeated,
 // misplaced, cut or left over from the round before gives a wrong sum somewhere.
 //
-// Values are base + rank * factor with base in 0..1023 and factor in 1..8, both taken from a hash of round and position.
-// The sum over 1024 ranks (kMaxRanks) is below 2^23: exact in float32 in any order of addition.
+// Values are base + rank * factor with base in 0..1023 and factor in 1..8, both taken from a hash of round and
+// position. The sum over 1024 ranks (kMaxRanks) is below 2^23: exact in float32 in any order of addition.
 #pragma once
 
 #include <cstddef>

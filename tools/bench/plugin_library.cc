@@ -59,8 +59,8 @@ Status PluginLibrary::open(const std::string& path, int table_version, std::uniq
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* reason = dlerror();
-    return Status::invalid_argument("cannot open the plugin library \"" + path + "\": " +
-                                    (reason == nullptr ? "unknown reason" : reason) +
+    return Status::invalid_argument("cannot open the plugin library \"" + path +
+                                    "\": " + (reason == nullptr ? "unknown reason" : reason) +
                                     "; give --library the path of libnccl-net.so (`bagua-net doctor` shows it)");
   }
   std::unique_ptr<PluginLibrary> opened(new PluginLibrary(handle));
@@ -75,12 +75,13 @@ Status PluginLibrary::open(const std::string& path, int table_version, std::uniq
     *library = std::move(opened);
     return Status::ok();
   }
-  return Status::invalid_argument(
-      "the library \"" + path + "\" has no " +
-      (table_version == 0 ? "ncclNetPlugin table of version " + std::to_string(kOldestTable) + " to " +
-                                std::to_string(kNewestTable) + ": it is not an NCCL network plugin that this driver knows"
-                          : "ncclNetPlugin_v" + std::to_string(table_version) + "; it has versions " +
-                                (found.empty() ? "none" : found)));
+  return Status::invalid_argument("the library \"" + path + "\" has no " +
+                                  (table_version == 0
+                                       ? "ncclNetPlugin table of version " + std::to_string(kOldestTable) + " to " +
+                                             std::to_string(kNewestTable) +
+                                             ": it is not an NCCL network plugin that this driver knows"
+                                       : "ncclNetPlugin_v" + std::to_string(table_version) + "; it has versions " +
+                                             (found.empty() ? "none" : found)));
 }
 
 PluginLibrary::~PluginLibrary() {
@@ -92,11 +93,10 @@ Status PluginLibrary::check(nccl::Result result, const char* call) const {
   if (result == nccl::Result::kSuccess) return Status::ok();
   const ResultMeaning meaning = meaning_of(result);
   const std::string warning = last_plugin_warning();
-  return Status(meaning.code, std::string(call) + " of " + table_->name() + " (table v" +
-                                  std::to_string(table_->version()) + ") returned " +
-                                  std::to_string(static_cast<int>(result)) + " (" + meaning.name + ")" +
-                                  (warning.empty() ? "; run with BAGUA_NET_DRIVER_LOG=info for its log"
-                                                   : ": " + warning));
+  return Status(meaning.code,
+                std::string(call) + " of " + table_->name() + " (table v" + std::to_string(table_->version()) +
+                    ") returned " + std::to_string(static_cast<int>(result)) + " (" + meaning.name + ")" +
+                    (warning.empty() ? "; run with BAGUA_NET_DRIVER_LOG=info for its log" : ": " + warning));
 }
 
 }  // namespace bagua_net::bench

@@ -48,6 +48,9 @@ void write_log(nccl::LogLevel level, unsigned long /*flags*/, const char* file, 
 Status configure_plugin_log() {
   const char* value = std::getenv("BAGUA_NET_DRIVER_LOG");
   const std::string level = value == nullptr ? "" : value;
+  // They are ours, not the plugin's, which would warn about knobs that it does not know.
+  unsetenv("BAGUA_NET_DRIVER_LOG");
+  unsetenv("BAGUA_NET_DRIVER");
   if (level == "warn") {
     log_state().shown = nccl::LogLevel::kWarn;
   } else if (level == "info") {
@@ -59,6 +62,12 @@ Status configure_plugin_log() {
 }
 
 nccl::Logger* plugin_logger() { return &write_log; }
+
+void forget_plugin_warnings() {
+  LogState& state = log_state();
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  state.last_warning.clear();
+}
 
 std::string last_plugin_warning() {
   LogState& state = log_state();

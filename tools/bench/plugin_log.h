@@ -14,6 +14,7 @@ namespace bagua_net::bench {
 // Reads BAGUA_NET_DRIVER_LOG: "" or unset, "warn" or "info".
 Status configure_plugin_log();
 nccl::Logger* plugin_logger();
+void forget_plugin_warnings();      // those of a start that went well say nothing about later failures
 std::string last_plugin_warning();  // "" if there was none
 
 }  // namespace bagua_net::bench

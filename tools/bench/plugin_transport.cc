@@ -26,6 +26,7 @@ Status PluginTransport::start(const PluginOptions& options, int channels) {
     BAGUA_NET_RETURN_IF_ERROR(library_->check(table.device_name(device, &device_names_.back()), "getProperties"));
   }
   channels_.resize(static_cast<std::size_t>(channels));
+  forget_plugin_warnings();
   for (int index = 0; index < channels; ++index) {
     channel_at(index).device = options.all_devices ? (options.device + index) % count : options.device;
   }
@@ -52,13 +53,12 @@ Status PluginTransport::listen(std::vector<Handle>* handles) {
 Status PluginTransport::connect(int index, Handle* next_rank, bool* connected) {
   Channel& channel = channel_at(index);
   if (next_rank->size() != nccl::kNetHandleMaxBytes) {
-    return Status::invalid_argument("the handle of channel " + std::to_string(index) + " has " +
-                                    std::to_string(next_rank->size()) + " bytes instead of " +
-                                    std::to_string(nccl::kNetHandleMaxBytes) +
-                                    ": it is not one that a plugin rank printed");
+    return Status::invalid_argument(
+        "the handle of channel " + std::to_string(index) + " has " + std::to_string(next_rank->size()) +
+        " bytes instead of " + std::to_string(nccl::kNetHandleMaxBytes) + ": it is not one that a plugin rank printed");
   }
-  BAGUA_NET_RETURN_IF_ERROR(library_->check(
-      library_->table().connect(channel.device, next_rank->data(), &channel.send_comm), "connect"));
+  BAGUA_NET_RETURN_IF_ERROR(
+      library_->check(library_->table().connect(channel.device, next_rank->data(), &channel.send_comm), "connect"));
   *connected = channel.send_comm != nullptr;
   return Status::ok();
 }
@@ -89,9 +89,9 @@ Status PluginTransport::register_buffer(int index, void* data, std::size_t bytes
 
 Status PluginTransport::isend(int index, const void* data, std::size_t bytes, void** request) {
   const Channel& channel = channel_at(index);
-  return library_->check(library_->table().isend(channel.send_comm, const_cast<void*>(data), bytes,
-                                                 channel.send_registration, request),
-                         "isend");
+  return library_->check(
+      library_->table().isend(channel.send_comm, const_cast<void*>(data), bytes, channel.send_registration, request),
+      "isend");
 }
 
 Status PluginTransport::irecv(int index, void* data, std::size_t bytes, void** request) {

@@ -14,8 +14,8 @@ namespace bagua_net::bench {
 
 struct PluginOptions {
   std::string library_path;
-  int table_version = 0;  // 0: the newest
-  int device = 0;         // of channel 0
+  int table_version = 0;     // 0: the newest
+  int device = 0;            // of channel 0
   bool all_devices = false;  // channel c uses device + c, modulo their number; otherwise all use `device`
 };
 

@@ -7,89 +7,20 @@
 #include <memory>
 #include <thread>
 
+#include "base/monotonic_clock.h"
 #include "bench/all_reduce_kernel.h"
 #include "bench/bare_transport.h"
 #include "bench/command_line.h"
 #include "bench/driver_protocol.h"
-#include "bench/endpoint.h"
 #include "bench/plugin_transport.h"
 #include "bench/resource_meter.h"
+#include "bench/ring_options.h"
 #include "bench/ring_schedule.h"
 
 namespace bagua_net::bench {
 namespace {
 
 constexpr std::int64_t kMaxIterations = 1'000'000;
-constexpr std::int64_t kMaxTimeoutMs = 3'600'000;
-
-struct RingOptions {
-  std::string transport;
-  RingGeometry geometry;
-  double timeout_s = 60;
-  PluginOptions plugin;
-  SocketAddress address;
-};
-
-Status parse_ring_options(const std::vector<std::string>& words, RingOptions* options) {
-  CommandLine line;
-  BAGUA_NET_RETURN_IF_ERROR(CommandLine::parse(
-      words,
-      {"--transport", "--rank", "--nranks", "--channels", "--slice-bytes", "--depth", "--library", "--table",
-       "--device", "--address", "--timeout-ms"},
-      &line));
-  BAGUA_NET_RETURN_IF_ERROR(line.choice("--transport", {"plugin", "bare"}, &options->transport));
-
-  std::int64_t number = 0;
-  RingGeometry& geometry = options->geometry;
-  BAGUA_NET_RETURN_IF_ERROR(line.integer("--nranks", 2, kMaxRanks, &number));
-  geometry.nranks = static_cast<int>(number);
-  BAGUA_NET_RETURN_IF_ERROR(line.integer("--rank", 0, geometry.nranks - 1, &number));
-  geometry.rank = static_cast<int>(number);
-  BAGUA_NET_RETURN_IF_ERROR(line.integer_or("--channels", 1, kMaxChannels, geometry.channels, &number));
-  geometry.channels = static_cast<int>(number);
-  BAGUA_NET_RETURN_IF_ERROR(line.integer_or("--depth", 1, kMaxDepth, geometry.depth, &number));
-  geometry.depth = static_cast<int>(number);
-  BAGUA_NET_RETURN_IF_ERROR(line.integer_or("--slice-bytes", 16, static_cast<std::int64_t>(kMaxSliceBytes),
-                                            static_cast<std::int64_t>(geometry.slice_bytes), &number));
-  if (number % 16 != 0) {
-    return Status::invalid_argument("--slice-bytes is " + std::to_string(number) +
-                                    ", but must be a multiple of 16, so that no slice cuts an element");
-  }
-  geometry.slice_bytes = static_cast<std::size_t>(number);
-  BAGUA_NET_RETURN_IF_ERROR(line.integer_or("--timeout-ms", 100, kMaxTimeoutMs, 60000, &number));
-  options->timeout_s = static_cast<double>(number) / 1000;
-
-  if (options->transport == "bare") {
-    for (const char* name : {"--library", "--table", "--device"}) {
-      if (line.has(name)) return Status::invalid_argument(std::string(name) + " is an option of --transport plugin only");
-    }
-    BAGUA_NET_RETURN_IF_ERROR(
-        parse_endpoint("--address", line.text_or("--address", "127.0.0.1"), &options->address));
-    if (options->address.port() + geometry.channels - 1 > 65535) {
-      return Status::invalid_argument("--address has port " + std::to_string(options->address.port()) + " and " +
-                                      std::to_string(geometry.channels) +
-                                      " channels need as many ports from there on: the last one is above 65535");
-    }
-    return Status::ok();
-  }
-
-  if (line.has("--address")) {
-    return Status::invalid_argument(
-        "--address is an option of --transport bare only; the plugin's interfaces are chosen by NCCL_SOCKET_IFNAME");
-  }
-  BAGUA_NET_RETURN_IF_ERROR(line.text("--library", &options->plugin.library_path));
-  if (const std::string table = line.text_or("--table", "auto"); table != "auto") {
-    BAGUA_NET_RETURN_IF_ERROR(parse_integer("--table (if not auto)", table, kOldestTable, kNewestTable, &number));
-    options->plugin.table_version = static_cast<int>(number);
-  }
-  if (const std::string device = line.text_or("--device", "0"); device == "all") {
-    options->plugin.all_devices = true;
-  } else {
-    BAGUA_NET_RETURN_IF_ERROR(parse_integer("--device (if not all)", device, 0, 65535, &number));
-    options->plugin.device = static_cast<int>(number);
-  }
-  return Status::ok();
-}
 
 std::string to_hex(const RingTransport::Handle& handle) {
   constexpr char kDigits[] = "0123456789abcdef";
@@ -215,7 +146,7 @@ Status RingSession::connect(const std::vector<std::string>& words) {
   std::vector<bool> connected(channels, false);
   std::vector<bool> accepted(channels, false);
   std::size_t missing = 2 * channels;
-  const double deadline = monotonic_seconds() + options_.timeout_s;
+  const std::int64_t deadline = monotonic_ms() + options_.timeout_ms;
   while (missing > 0) {
     for (std::size_t i = 0; i < channels; ++i) {
       bool is_done = false;
@@ -231,14 +162,14 @@ Status RingSession::connect(const std::vector<std::string>& words) {
       }
     }
     if (missing == 0) break;
-    if (monotonic_seconds() > deadline) {
+    if (monotonic_ms() > deadline) {
       std::string open;
       for (std::size_t i = 0; i < channels; ++i) {
         if (!connected[i]) open += " send " + std::to_string(i);
         if (!accepted[i]) open += " receive " + std::to_string(i);
       }
-      return Status::remote_error("the ring is not connected after " + std::to_string(options_.timeout_s) +
-                                  " s at " + neighbours() + "; missing channels:" + open +
+      return Status::remote_error("the ring is not connected after " + std::to_string(options_.timeout_ms) + " ms at " +
+                                  neighbours() + "; missing channels:" + open +
                                   ": see whether those ranks run and their addresses can be reached, or raise "
                                   "--timeout-ms");
     }
@@ -261,7 +192,7 @@ Status RingSession::all_reduce(const RingPlan& plan, RingKernel* kernel) {
   constexpr int kPassesPerClockLook = 1024;
   schedule_->begin(plan, kernel);
   int idle_passes = 0;
-  double idle_since = 0;
+  std::int64_t idle_since = 0;
   while (!schedule_->finished()) {
     bool progressed = false;
     BAGUA_NET_RETURN_IF_ERROR(schedule_->pass(&progressed));
@@ -274,10 +205,10 @@ Status RingSession::all_reduce(const RingPlan& plan, RingKernel* kernel) {
     sched_yield();
     if (++idle_passes < kPassesPerClockLook) continue;
     idle_passes = 0;
-    const double now = monotonic_seconds();
+    const std::int64_t now = monotonic_ms();
     if (idle_since == 0) idle_since = now;
-    if (now - idle_since > options_.timeout_s) {
-      return Status::remote_error("no message completed for " + std::to_string(options_.timeout_s) + " s at " +
+    if (now - idle_since > options_.timeout_ms) {
+      return Status::remote_error("no message completed for " + std::to_string(options_.timeout_ms) + " ms at " +
                                   neighbours() + "; " + schedule_->describe() +
                                   ": see whether those ranks run the same command, or raise --timeout-ms");
     }

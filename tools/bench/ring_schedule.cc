@@ -19,7 +19,8 @@ Status RingSchedule::allocate_slots() {
     Channel& channel = channels_[index];
     BAGUA_NET_RETURN_IF_ERROR(
         channel.memory.allocate(2 * depth_ * stride, "slots of channel " + std::to_string(index)));
-    for (std::size_t slot = 0; slot < 2 * depth_; ++slot) channel.free_slots.push(channel.memory.data() + slot * stride);
+    for (std::size_t slot = 0; slot < 2 * depth_; ++slot)
+      channel.free_slots.push(channel.memory.data() + slot * stride);
     BAGUA_NET_RETURN_IF_ERROR(
         transport_->register_buffer(static_cast<int>(index), channel.memory.data(), channel.memory.bytes()));
   }
@@ -72,8 +73,7 @@ Status RingSchedule::post_receive(int index, Channel* channel, bool* progressed)
   }
   Transfer transfer{nullptr, channel->free_slots.front(), channel->next_receive.message()};
   // The whole slot, as NCCL posts it: the sender decides how much comes.
-  BAGUA_NET_RETURN_IF_ERROR(
-      transport_->irecv(index, transfer.slot, geometry_.slice_bytes, &transfer.request));
+  BAGUA_NET_RETURN_IF_ERROR(transport_->irecv(index, transfer.slot, geometry_.slice_bytes, &transfer.request));
   if (transfer.request == nullptr) return Status::ok();
   channel->free_slots.pop();
   channel->receives.push(transfer);

@@ -1,0 +1,44 @@
+#include "bench/raw_end.h"
+
+#include <sys/socket.h>
+
+#include "bench/driver_protocol.h"
+
+namespace bagua_net::bench {
+
+Status RawEnd::allocate_buffers() {
+  for (PageBuffer& buffer : buffers_) {
+    BAGUA_NET_RETURN_IF_ERROR(buffer.allocate(options_.write_bytes, "a stream's buffer"));
+  }
+  return Status::ok();
+}
+
+void RawEnd::stop_threads() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    is_stopping_ = true;
+  }
+  changed_.notify_all();
+  for (const OwnedFd& socket : sockets_) {
+    if (socket.is_open()) shutdown(socket.get(), SHUT_RDWR);  // wakes a thread that waits in recv or send
+  }
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+void RawEnd::fail(Status status) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (failure_.is_ok()) failure_ = std::move(status);
+  }
+  changed_.notify_all();
+}
+
+void RawEnd::report(std::int64_t bytes, double seconds, const ResourceUsage& used) {
+  JsonLine line("result");
+  line.add("bytes", bytes).add("seconds", seconds);
+  used.add_to(&line);
+  write_event(line);
+}
+
+}  // namespace bagua_net::bench
