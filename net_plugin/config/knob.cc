@@ -1,0 +1,143 @@
+#include "config/knob.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+
+namespace bagua_net {
+namespace {
+
+std::string lowered(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
+  return text;
+}
+
+// A decimal number and nothing else; nullopt for anything more, less or too large.
+std::optional<std::int64_t> parse_decimal(const std::string& text) {
+  std::int64_t number = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || rest != end) return std::nullopt;
+  return number;
+}
+
+// "65536", "64K", "2m": K, M and G are powers of 1024.
+std::optional<std::int64_t> parse_size(std::string text) {
+  std::int64_t factor = 1;
+  if (!text.empty()) {
+    switch (text.back()) {
+      case 'k':
+      case 'K': factor = kKibibyte; break;
+      case 'm':
+      case 'M': factor = kMebibyte; break;
+      case 'g':
+      case 'G': factor = kGibibyte; break;
+      default: break;
+    }
+  }
+  if (factor != 1) text.pop_back();
+  const auto number = parse_decimal(text);
+  std::int64_t bytes = 0;
+  if (!number || __builtin_mul_overflow(*number, factor, &bytes)) return std::nullopt;
+  return bytes;
+}
+
+const PluginConfig& defaults() {
+  static const PluginConfig config;
+  return config;
+}
+
+}  // namespace
+
+std::string size_text(std::int64_t bytes) {
+  if (bytes != 0 && bytes % kGibibyte == 0) return std::to_string(bytes / kGibibyte) + "G";
+  if (bytes != 0 && bytes % kMebibyte == 0) return std::to_string(bytes / kMebibyte) + "M";
+  if (bytes != 0 && bytes % kKibibyte == 0) return std::to_string(bytes / kKibibyte) + "K";
+  return std::to_string(bytes);
+}
+
+Knob boolean_knob(std::string name, bool PluginConfig::* member, std::string meaning) {
+  auto parse = [member](const std::string& text, PluginConfig* config) -> std::string {
+    const std::string word = lowered(text);
+    const bool yes = word == "1" || word == "true" || word == "yes" || word == "on";
+    const bool no = word == "0" || word == "false" || word == "no" || word == "off";
+    if (!yes && !no) return "1, true, yes or on, or else 0, false, no or off";
+    config->*member = yes;
+    return "";
+  };
+  return {{std::move(name), "boolean", defaults().*member ? "1" : "0", "0 or 1 (also false/true, no/yes, off/on)", "",
+           std::move(meaning)},
+          std::move(parse)};
+}
+
+Knob integer_knob(std::string name, int PluginConfig::* member, int minimum, int maximum, std::string unit,
+                  std::string meaning) {
+  const std::string range = std::to_string(minimum) + " to " + std::to_string(maximum);
+  std::string requirement = "an integer from " + range + (unit.empty() ? std::string() : " (" + unit + ")");
+  auto parse = [member, minimum, maximum, requirement](const std::string& text, PluginConfig* config) -> std::string {
+    const auto number = parse_decimal(text);
+    if (!number || *number < minimum || *number > maximum) return requirement;
+    config->*member = static_cast<int>(*number);
+    return "";
+  };
+  return {{std::move(name), "integer", std::to_string(defaults().*member), range, std::move(unit), std::move(meaning)},
+          std::move(parse)};
+}
+
+Knob integer_or_auto_knob(std::string name, std::optional<int> PluginConfig::* member, int minimum, int maximum,
+                          std::string unit, std::string meaning) {
+  const std::string range = std::to_string(minimum) + " to " + std::to_string(maximum);
+  auto parse = [member, minimum, maximum, range](const std::string& text, PluginConfig* config) -> std::string {
+    if (lowered(text) == "auto") {
+      (config->*member).reset();
+      return "";
+    }
+    const auto number = parse_decimal(text);
+    if (!number || *number < minimum || *number > maximum) return "an integer from " + range + ", or \"auto\"";
+    config->*member = static_cast<int>(*number);
+    return "";
+  };
+  const std::optional<int>& initial = defaults().*member;
+  return {{std::move(name), "integer", initial ? std::to_string(*initial) : "auto", range + ", or auto",
+           std::move(unit), std::move(meaning)},
+          std::move(parse)};
+}
+
+Knob size_knob(std::string name, std::int64_t PluginConfig::* member, std::int64_t minimum, std::int64_t maximum,
+               std::string meaning) {
+  const std::string range = size_text(minimum) + " to " + size_text(maximum);
+  auto parse = [member, minimum, maximum, range](const std::string& text, PluginConfig* config) -> std::string {
+    const auto bytes = parse_size(text);
+    if (!bytes || *bytes < minimum || *bytes > maximum) {
+      return "a size in bytes from " + range + " (K, M and G are powers of 1024)";
+    }
+    config->*member = *bytes;
+    return "";
+  };
+  return {{std::move(name), "size", size_text(defaults().*member), range, "bytes", std::move(meaning)},
+          std::move(parse)};
+}
+
+Knob choice_knob(std::string name, CongestionControl PluginConfig::* member,
+                 std::vector<std::pair<std::string, CongestionControl>> choices, std::string meaning) {
+  std::string range;
+  std::string initial;
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    if (i > 0) range += i + 1 == choices.size() ? " or " : ", ";
+    range += choices[i].first;
+    if (choices[i].second == defaults().*member) initial = choices[i].first;
+  }
+  auto parse = [member, range, choices = std::move(choices)](const std::string& text,
+                                                             PluginConfig* config) -> std::string {
+    for (const auto& [word, value] : choices) {
+      if (lowered(text) != word) continue;
+      config->*member = value;
+      return "";
+    }
+    return range;
+  };
+  return {{std::move(name), "choice", std::move(initial), range, "", std::move(meaning)}, std::move(parse)};
+}
+
+}  // namespace bagua_net
