@@ -1,0 +1,246 @@
+// The plugin in the life of a process: init and finalize any number of times, hundreds of comms, fork, dlclose, exit.
+#include <sys/wait.h>
+
+#include <optional>
+
+#include "abi_support_transfer.h"
+
+namespace abi_test {
+namespace {
+
+void transfer_once(const Net& net, void* ctx, std::uint64_t seed) {
+  Connection connection = connect_both_ends(net, ctx);
+  exchange(net, connection, 300000, 300000, 1, 2, seed);
+  close_both_ends(net, &connection);
+}
+
+// v11+: a context per communicator, the transport for as long as there is one.
+void finalizes_and_starts_again(int version) {
+  const PluginLibrary library;
+  const std::unique_ptr<Net> net = library.net(version, &CapturedLog::log);
+  const int threads_before = threads();
+  std::optional<int> fds_before;
+  for (int round = 0; round < 3; ++round) {
+    void* first = slot_content(2);
+    void* second = slot_content(2);
+    CHECK_SUCCESS(net->init(&first));
+    CHECK_SUCCESS(net->init(&second));
+    if (net->has_finalize()) CHECK(first != nullptr && second != nullptr && first != second);
+    transfer_once(*net, first, 1);
+    CHECK_SUCCESS(net->finalize(first));
+    // The other communicator is not affected, whatever is finalized twice or was never there.
+    CHECK_SUCCESS(net->finalize(first));
+    CHECK_SUCCESS(net->finalize(nullptr));
+    transfer_once(*net, second, 2);
+    // Left behind by an abort: reaped.
+    Handle handle{};
+    void* listen = nullptr;
+    CHECK_SUCCESS(net->listen(second, 0, handle.data(), &listen));
+    Connection connection = connect_both_ends(*net, second);
+    CHECK_SUCCESS(net->finalize(second));
+    if (net->has_finalize()) {
+      CHECK_EQ(threads(), threads_before);
+      if (!fds_before) fds_before = open_fds();
+      CHECK_EQ(open_fds(), *fds_before);
+      void* comm = slot_content(2);
+      CHECK_RESULT(net->listen(second, 0, handle.data(), &comm), Result::kInternalError);
+      CHECK(comm == nullptr);
+      // Closing what went with its communicator is harmless.
+      CHECK_SUCCESS(net->close_send(connection.send));
+      CHECK_SUCCESS(net->close_listen(listen));
+    } else {
+      close_both_ends(*net, &connection);
+      CHECK_SUCCESS(net->close_listen(listen));
+    }
+  }
+  CHECK_EQ(CapturedLog::get().count(bagua_net::nccl::LogLevel::kInfo, "active: table v" + std::to_string(version)), 1);
+}
+
+// 256 comms at once, each used: threads do not grow with their number, descriptors only by the streams, and both go
+// back.
+void holds_256_comms(int version) {
+  constexpr int kFew = 8;
+  constexpr int kMany = 256;
+  constexpr int kStreams = 4;
+  const Session session(version);
+  const Net& net = session.net();
+  const int threads_idle = threads();
+  const int fds_idle = open_fds();
+  std::vector<Connection> connections;
+  int threads_with_few = 0;
+  for (int index = 0; index < kMany; ++index) {
+    connections.push_back(connect_both_ends(net, session.ctx()));
+    exchange(net, connections.back(), 1000, 1000, 0, 0, static_cast<std::uint64_t>(index));
+    if (index + 1 == kFew) {
+      exchange(net, connections.back(), 1000000, 1000000, 0, 0, 1);
+      threads_with_few = threads();
+    }
+  }
+  for (std::size_t index = 0; index < connections.size(); ++index) {
+    exchange(net, connections[index], 200001, 200001, 1, 1, index);
+  }
+  CHECK_EQ(threads(), threads_with_few);
+  CHECK(threads_with_few - threads_idle <= 2 + 1);  // the workers, and one that shakes hands
+  // Both ends of each are here.
+  CHECK(open_fds() - fds_idle <= 2 * kMany * (kStreams + 1) + 16);
+  for (Connection& connection : connections) close_both_ends(net, &connection);
+  CHECK_EQ(open_fds(), fds_idle);
+  CHECK_EQ(threads(), threads_idle);
+}
+
+// What a forked child of a data loader or a launcher does with the library: nothing, or something of its own.
+void survives_fork(int version, bool child_uses_it) {
+  const Session session(version);
+  const Net& net = session.net();
+  Connection connection = connect_both_ends(net, session.ctx());
+  exchange(net, connection, 300000, 300000, 0, 0, 1);
+  Buffer buffer(100);
+  void* const mhandle = register_buffer(net, connection.send, &buffer);
+  void* const pending = Receiver(net, connection.recv).try_irecv(buffer.data(), 100, nullptr);
+  CHECK(pending != nullptr);
+
+  int channel[2];
+  CHECK_EQ(pipe(channel), 0);
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    // The child's own deadline: a hang is what this is about.
+    alarm(static_cast<unsigned>(20 * kSlowdown));
+    std::string failure;
+    try {
+      // The parent's comms are errors here, at once; letting go of them is not.
+      void* request = slot_content(2);
+      CHECK_RESULT(net.isend(connection.send, buffer.data(), 100, 0, mhandle, &request), Result::kInternalError);
+      CHECK(request == nullptr);
+      int done = 1;
+      CHECK_RESULT(net.test(pending, &done, nullptr), Result::kInternalError);
+      CHECK(net.dereg_mr(connection.send, mhandle) != Result::kSuccess);
+      CHECK_SUCCESS(net.close_recv(connection.recv));
+      Handle handle{};
+      void* comm = slot_content(2);
+      CHECK_RESULT(net.listen(session.ctx(), 0, handle.data(), &comm), Result::kInternalError);
+      CHECK(comm == nullptr);
+      CHECK_SUCCESS(net.finalize(session.ctx()));
+      if (child_uses_it) {
+        void* ctx = nullptr;
+        CHECK_SUCCESS(net.init(&ctx));
+        transfer_once(net, ctx, 3);
+        request = slot_content(2);
+        CHECK_RESULT(net.isend(connection.send, buffer.data(), 100, 0, mhandle, &request), Result::kInternalError);
+        CHECK_SUCCESS(net.close_send(connection.send));
+        CHECK_SUCCESS(net.finalize(ctx));
+      }
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+    if (write(channel[1], failure.data(), failure.size()) < 0) std::perror("write");
+    // As multiprocessing ends a child; the parent's instance is unreachable here, which is no leak to report.
+    _exit(failure.empty() ? 0 : 1);
+  }
+  close(channel[1]);
+  std::string failure;
+  char piece[1024];
+  for (ssize_t got = 0; (got = read(channel[0], piece, sizeof piece)) > 0;) {
+    failure.append(piece, static_cast<std::size_t>(got));
+  }
+  close(channel[0]);
+  int status = 0;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK_EQ(failure, "");
+  CHECK_EQ(status, 0);
+  // The parent did not notice: its pending receive is still good.
+  Buffer source(100);
+  source.fill(5);
+  void* const sending = Sender(net, connection.send).try_isend(source.data(), 100, nullptr);
+  CHECK(sending != nullptr);
+  wait_until("the parent's message", [&] { return is_done(net, sending, nullptr); });
+  wait_until("the parent's receive", [&] { return is_done(net, pending, nullptr); });
+  buffer.check(100, 5);
+  CHECK_SUCCESS(net.dereg_mr(connection.send, mhandle));
+  exchange(net, connection, 300000, 300000, 0, 0, 6);
+  close_both_ends(net, &connection);
+}
+
+void survives_dlclose(int version, bool leave_connected) {
+  for (int round = 0; round < 3; ++round) {
+    const Session session(version);  // opens the library, and closes it
+    transfer_once(session.net(), session.ctx(), 1);
+    // NCCL up to 2.27 has no way to say that it will close the library: threads may still be at work.
+    if (leave_connected) connect_both_ends(session.net(), session.ctx());
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+}
+
+// A process that just ends, in the middle of it all.
+void survives_exit(int version) {
+  auto* const session = new Session(version);
+  const Net& net = session->net();
+  Connection connection = connect_both_ends(net, session->ctx());
+  exchange(net, connection, 300000, 300000, 0, 0, 1);
+  static Buffer buffer(8 << 20);
+  CHECK(Sender(net, connection.send).try_isend(buffer.data(), buffer.bytes(), nullptr) != nullptr);
+  // Reachable until the end, as NCCL's own structures are.
+  static const Session* kept = nullptr;
+  kept = session;
+  CHECK(kept != nullptr);
+}
+
+// Several copies of the calls at once: NCCL runs a service thread per rank and communicator.
+void serves_threads_at_once(int version) {
+  const Session session(version);
+  const Net& net = session.net();
+  std::mutex mutex;
+  std::string failure;
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&, caller] {
+      try {
+        void* ctx = nullptr;
+        CHECK_SUCCESS(net.init(&ctx));
+        for (int round = 0; round < 5; ++round)
+          transfer_once(net, ctx, static_cast<std::uint64_t>(caller * 10 + round));
+        Properties props{};
+        CHECK_SUCCESS(net.properties(0, &props));
+        CHECK_SUCCESS(net.finalize(ctx));
+      } catch (const std::exception& error) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        failure = error.what();
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  CHECK_EQ(failure, "");
+}
+
+void register_process_case(const std::string& name, const char* workers, std::function<void()> body) {
+  register_case(name + "_workers" + workers,
+                [=] { in_own_process({{"BAGUA_NET_NWORKERS", workers}, {"BAGUA_NET_NSTREAMS", "4"}}, body); });
+}
+
+bool register_all() {
+  for (int version = kOldestVersion; version <= kNewestVersion; ++version) {
+    register_process_case("finalizes_and_starts_again_v" + std::to_string(version), "2",
+                          [=] { finalizes_and_starts_again(version); });
+  }
+  for (const int version : {8, kNewestVersion}) {
+    const std::string suffix = "_v" + std::to_string(version);
+    for (const char* workers : {"0", "2"}) {
+      register_process_case("holds_256_comms" + suffix, workers, [=] { holds_256_comms(version); });
+      register_process_case("fork_of_a_child_that_does_nothing" + suffix, workers,
+                            [=] { survives_fork(version, false); });
+      register_process_case("fork_of_a_child_that_uses_it" + suffix, workers, [=] { survives_fork(version, true); });
+      register_process_case("dlclose" + suffix, workers, [=] { survives_dlclose(version, false); });
+      register_process_case("dlclose_while_connected" + suffix, workers, [=] { survives_dlclose(version, true); });
+      register_process_case("exit_mid_transfer" + suffix, workers, [=] { survives_exit(version); });
+      register_process_case("threads_at_once" + suffix, workers, [=] { serves_threads_at_once(version); });
+    }
+  }
+  return true;
+}
+
+const bool registered = register_all();
+
+}  // namespace
+}  // namespace abi_test
+
+CHECK_MAIN
