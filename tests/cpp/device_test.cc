@@ -61,7 +61,7 @@ TEST_CASE(a_rail_is_never_too_slow_for_a_channel) {
 
 TEST_CASE(rails_follow_the_speed_unless_somebody_says) {
   const auto devices = make_devices({nic("slow0", 10000), nic("fast0", 100000), nic("virtual0", 0)}, std::nullopt);
-  const std::vector<std::string> names = {"slow0",   "fast0",      "virtual0", "fast0#1", "virtual0#1",
+  const std::vector<std::string> names = {"slow0",   "fast0",      "virtual0", "fast0#1",   "virtual0#1",
                                           "fast0#2", "virtual0#2", "fast0#3",  "virtual0#3"};
   CHECK_EQ(devices.size(), names.size());
   for (std::size_t i = 0; i < names.size(); ++i) CHECK_EQ(devices[i].name, names[i]);
