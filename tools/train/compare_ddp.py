@@ -254,7 +254,7 @@ def write_figure(path: Path, trainings: Sequence[Training], title: str, caption:
             axes.set_xlabel("step")
             axes.grid(True, color="0.9", linewidth=0.6)
             axes.set_axisbelow(True)
-        figure.legend(*times.get_legend_handles_labels(), loc="outside lower center", ncols=len(names))
+        losses.legend(*times.get_legend_handles_labels(), loc="upper right")
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
         figure.supxlabel(caption, fontsize=7, color="0.35", x=0.01, ha="left")
         figure.savefig(path, dpi=200)

@@ -313,7 +313,7 @@ def _deliver(
             options.plot_path,
             [row for row in rows if row.collective == first],
             title=title,
-            caption=f"{setting}; {machine.caption()}",
+            caption=f"{setting}\n{machine.caption()}",
         )
     written = [str(path) for path in (options.json_path, options.csv_path, options.plot_path) if path is not None]
     if written:

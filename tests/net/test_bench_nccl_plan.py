@@ -1,0 +1,80 @@
+"""Sizes, turns and iteration counts of the GPU comparison."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from bagua.net.bench.measurement import busbw_factor
+from bagua.net.bench.nccl_ab_plan import (
+    GPU_COLLECTIVES,
+    MAX_ITERATIONS,
+    MIN_ITERATIONS,
+    Case,
+    effective_bytes,
+    iterations_for,
+    link_bytes,
+    make_cases,
+    turns,
+    warmup_for,
+)
+
+
+@pytest.mark.parametrize(
+    ("collective", "size", "element", "ranks", "expected"),
+    [
+        ("all_reduce", 8, 2, 4, 8),
+        ("all_reduce", 9, 2, 4, 10),
+        ("all_gather", 8, 4, 4, 16),
+        ("reduce_scatter", 17, 4, 4, 32),
+        ("all_to_all", 8, 2, 3, 12),
+        ("send_recv", 1, 4, 2, 4),
+        ("broadcast", 256 << 20, 2, 3, 256 << 20),
+    ],
+)
+def test_sizes_hold_whole_elements_for_every_rank(
+    collective: str, size: int, element: int, ranks: int, expected: int
+) -> None:
+    assert effective_bytes(collective, size, element, ranks) == expected
+
+
+def test_sizes_that_meet_after_rounding_are_measured_once() -> None:
+    assert make_cases(["all_gather"], [8, 16, 32], 4, 4) == [Case("all_gather", 16), Case("all_gather", 32)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 7])
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"])
+def test_link_bytes_agree_with_the_definition_of_busbw(collective: str, ranks: int) -> None:
+    """busbw is what one rank's link carries, and in these patterns all ranks' links carry the same."""
+    size = 840
+    assert link_bytes(collective, size, ranks) == pytest.approx(ranks * busbw_factor(collective, ranks) * size)
+
+
+def test_every_collective_has_link_bytes() -> None:
+    assert all(link_bytes(collective, 1024, 2) > 0 for collective in GPU_COLLECTIVES)
+    with pytest.raises(ValueError, match="unknown collective 'gather'"):
+        link_bytes("gather", 8, 2)
+
+
+def test_every_contender_has_every_case_once_a_repetition_and_each_begins_equally_often() -> None:
+    cases = make_cases(["all_reduce"], [8, 64, 512], 4, 2)
+    plan = list(turns(cases, 3, 6))
+    assert len(plan) == 3 * 3 * 6
+    assert set(Counter((turn.case, turn.contender, turn.repetition) for turn in plan).values()) == {1}
+    first = Counter((plan[index].case, plan[index].contender) for index in range(0, len(plan), 3))
+    assert set(first.values()) == {2}
+    # Repetition is the outermost loop: a run cut short has fewer of them, not fewer sizes.
+    assert [turn.repetition for turn in plan] == sorted(turn.repetition for turn in plan)
+
+
+def test_iterations_fill_a_turn_within_limits() -> None:
+    assert iterations_for(1e-3, 0.1) == 100
+    assert iterations_for(1e-9, 0.1) == MAX_ITERATIONS
+    assert iterations_for(10.0, 0.1) == MIN_ITERATIONS
+    with pytest.raises(ValueError, match="must be positive"):
+        iterations_for(0.0, 0.1)
+
+
+def test_there_is_always_a_warmup() -> None:
+    assert [warmup_for(count) for count in (3, 100, 1000)] == [2, 10, 20]
