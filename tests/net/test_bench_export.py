@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
 from bagua.net.bench.export import check_writable, write_csv, write_json
 from bagua.net.bench.machine import cpu_model, describe_machine
 from bagua.net.bench.measurement import Measurement
@@ -85,7 +86,7 @@ def test_cpu_model_is_never_empty() -> None:
 def test_paths_that_cannot_be_written_are_found_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--json .*no/such.* does not exist; create it"):
         check_writable("--json", tmp_path / "no/such/run.json")
-    with pytest.raises(ValueError, match="--csv .* is a directory"):
+    with pytest.raises(ValueError, match=r"--csv .* is a directory"):
         check_writable("--csv", tmp_path)
     with pytest.raises(ValueError, match=r"--json '/proc/version' cannot be written \("):
         check_writable("--json", Path("/proc/version"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.launch_environment import DEFAULT_PORT, detect_launch, expand_node_list
 
@@ -59,7 +60,7 @@ def test_open_mpi_on_one_host_needs_no_address() -> None:
 
 def test_open_mpi_across_hosts_needs_the_address_of_rank_zero() -> None:
     across = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
-    with pytest.raises(UsageError, match="MASTER_ADDR, the host of rank 0, is not set.*mpirun -x MASTER_ADDR"):
+    with pytest.raises(UsageError, match=r"MASTER_ADDR, the host of rank 0, is not set.*mpirun -x MASTER_ADDR"):
         detect_launch(across)
     launch = detect_launch(across | {"MASTER_ADDR": "10.0.0.1"})
     assert launch is not None

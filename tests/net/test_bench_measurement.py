@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from bagua.net.bench.measurement import COLLECTIVES, Measurement, busbw_factor, percentile
 
 

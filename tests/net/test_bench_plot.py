@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+
 from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path, write_plot
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+
 from bagua.net.bench import progress as progress_module
 from bagua.net.bench.progress import Progress
 
@@ -53,7 +54,7 @@ def test_a_terminal_gets_one_line_that_is_redrawn_and_cleared(clock: _Clock) -> 
     assert text.endswith("\r\x1b[2K")
 
 
-def test_messages_stay_and_come_on_lines_of_their_own(clock: _Clock) -> None:
+def test_messages_stay_and_come_on_lines_of_their_own() -> None:
     stream = _Terminal()
     progress = Progress(2, stream=stream)
     progress.advance("half")
@@ -61,14 +62,14 @@ def test_messages_stay_and_come_on_lines_of_their_own(clock: _Clock) -> None:
     assert stream.getvalue().endswith("\r\x1b[2Kleft out: gloo\n")
 
 
-def test_a_long_line_never_wraps(clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_line_never_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     stream = _Terminal()
     Progress(2, stream=stream).advance("x" * 200)
     assert len(stream.getvalue().removeprefix("\r\x1b[2K")) == 39
 
 
-def test_quiet_is_silent(clock: _Clock) -> None:
+def test_quiet_is_silent() -> None:
     stream = io.StringIO()
     with Progress(2, stream=stream, quiet=True) as progress:
         progress.advance("half")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from bagua.net.bench.sizes import MAX_SIZE_BYTES, format_size, parse_size, size_series
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from bagua.net.bench.interleaved_run import RunResults
 from bagua.net.bench.sessions import Sample, Verification, default_raw_streams
 from bagua.net.bench.summary import best_raw_only, compare, comparisons, measurements, paired_ratio, raw_limit
@@ -107,7 +108,8 @@ def test_rows_carry_share_verification_and_notes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpus", "streams"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (32, [1, 2, 4, 8, 16, 32]), (192, [1, 2, 4, 8, 16, 32, 64])]
+    ("cpus", "streams"),
+    [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (32, [1, 2, 4, 8, 16, 32]), (192, [1, 2, 4, 8, 16, 32, 64])],
 )
 def test_default_raw_streams(cpus: int, streams: list[int]) -> None:
     assert default_raw_streams(cpus) == streams

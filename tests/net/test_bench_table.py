@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+
 from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.table import (
     LOUD,
@@ -60,9 +61,10 @@ def test_every_line_has_its_columns_at_the_same_place() -> None:
 
 
 def test_a_blank_line_separates_sizes_and_collectives() -> None:
-    rows = [row("a", 8), row("b", 8), row("a", 16), row("a", 16, collective="all_gather")]
+    raw = row("raw x2", 8, collective="one_way")
+    rows = [row("a", 8), row("b", 8), raw, row("a", 16), row("a", 16, collective="all_gather")]
     body = render_table(rows).splitlines()[2:]
-    assert [bool(line) for line in body] == [True, True, False, True, False, True]
+    assert [bool(line) for line in body] == [True, True, True, False, True, False, True]
 
 
 def test_wrong_data_is_loud_only_where_colour_is_shown() -> None:

@@ -31,7 +31,7 @@ from bagua.net.bench.machine import package_version
 
 MAGIC = "bagua-net-bench/1"
 # A stranger (a port scanner) may hold a place in the queue for this long at most.
-_HELLO_S = 10.0
+_HELLO_S = 3.0
 _RETRY_S = 0.2
 _MAX_LINE_BYTES = 16 << 20
 
@@ -142,9 +142,30 @@ def meet(
     """Rank 0: wait for every other rank; members by rank. A listener that is passed in is closed."""
     if listener is None:
         listener = listen(launch)
+    members: dict[int, Member] = {0: Member(0, socket.gethostname(), host_identity(), None)}
+    try:
+        _await_members(launch, listener, members, timeout_s, say)
+    except BaseException as error:
+        # Those who are here wait for a welcome, and learn why there is none.
+        for member in members.values():
+            if member.connection is not None:
+                _turn_away(member.connection, str(error))
+        raise
+    ranks_of_host = Counter(member.identity for member in members.values())
+    for member in members.values():
+        if member.connection is not None:
+            member.connection.send({"welcome": True, "local_ranks": ranks_of_host[member.identity]})
+    return [members[rank] for rank in range(launch.world_size)]
+
+
+def _await_members(
+    launch: LaunchEnvironment,
+    listener: socket.socket,
+    members: dict[int, Member],
+    timeout_s: float,
+    say: Callable[[str], None],
+) -> None:
     deadline = time.monotonic() + timeout_s
-    identity = host_identity()
-    members: dict[int, Member] = {0: Member(0, socket.gethostname(), identity, None)}
     announced = False
     with listener:
         while len(members) < launch.world_size:
@@ -162,11 +183,14 @@ def meet(
             member = _admit(launch, accepted, f"{address[0]}:{address[1]}", members, min(_HELLO_S, remaining), say)
             if member is not None:
                 members[member.rank] = member
-    ranks_of_host = Counter(member.identity for member in members.values())
-    for member in members.values():
-        if member.connection is not None:
-            member.connection.send({"welcome": True, "local_ranks": ranks_of_host[member.identity]})
-    return [members[rank] for rank in range(launch.world_size)]
+
+
+def _turn_away(connection: LineConnection, reason: str) -> None:
+    try:
+        connection.send({"error": reason})
+    except BenchError:
+        pass  # It is gone already.
+    connection.close()
 
 
 def _absent_ranks(launch: LaunchEnvironment, members: dict[int, Member], timeout_s: float) -> str:
@@ -215,8 +239,7 @@ def _admit(
         complaint = f"rank {rank} has bagua {hello.get('version')} and rank 0 has {package_version()}"
     if complaint is not None:
         complaint += "; start all ranks from one launcher, with one version of bagua"
-        connection.send({"error": complaint})
-        connection.close()
+        _turn_away(connection, complaint)
         raise BenchError(complaint)
     connection.peer = f"rank {rank} ({hello.get('host')})"
     return Member(rank, str(hello.get("host")), str(hello.get("identity")), connection)
@@ -239,9 +262,17 @@ def join(launch: LaunchEnvironment, timeout_s: float) -> tuple[LineConnection, i
                 ) from error
             time.sleep(_RETRY_S)
     connection = LineConnection(connected, target, timeout_s)
+    try:
+        return connection, _introduce(launch, connection, target, deadline)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _introduce(launch: LaunchEnvironment, connection: LineConnection, target: str, deadline: float) -> int:
+    """The handshake of rank r; how many ranks share this host."""
     greeting = connection.receive(max(0.0, deadline - time.monotonic()))
     if greeting is None or greeting.get("magic") != MAGIC:
-        connection.close()
         raise BenchError(f"what listens at {launch.master_address}:{launch.port} is no bagua-net-bench; give --port")
     connection.send(
         {
@@ -255,9 +286,7 @@ def join(launch: LaunchEnvironment, timeout_s: float) -> tuple[LineConnection, i
     )
     welcome = connection.receive(max(0.0, deadline - time.monotonic()))
     if welcome is None:
-        connection.close()
-        raise BenchError(f"{target} did not go on within {timeout_s:g} s; another rank is missing, see rank 0's output")
+        raise BenchError(f"{target} did not go on in time; another rank is missing, see rank 0's output")
     if "error" in welcome:
-        connection.close()
         raise BenchError(f"{target} turned this rank away: {welcome['error']}")
-    return connection, int(welcome["local_ranks"])
+    return int(welcome["local_ranks"])

@@ -68,9 +68,9 @@ class DriverSettings:
             end = ["--address", self.address] if request.role == "server" else ["--connect", request.connect]
             return [*raw, *end]
         ring = [str(self.driver), "ring", *ranks, "--channels", str(self.channels)]
-        ring += ["--address", self.address, "--timeout-ms", timeout_ms]
+        ring += ["--timeout-ms", timeout_ms]
         if request.contender == "bare":
-            return [*ring, "--transport", "bare"]
+            return [*ring, "--transport", "bare", "--address", self.address]
         return [*ring, "--transport", "plugin", "--library", str(self.library)]
 
     def driver_environment(self, request: DriverRequest) -> dict[str, str]:

@@ -80,6 +80,12 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 
+def _begins_block(before: Measurement, row: Measurement) -> bool:
+    # Raw TCP stands beside the collective whose limit it is.
+    other_collective = before.collective != row.collective and "one_way" not in (before.collective, row.collective)
+    return before.bytes != row.bytes or other_collective
+
+
 def render_table(
     measurements: Iterable[Measurement], *, colour: bool = False, columns: Sequence[Column] = COLUMNS
 ) -> str:
@@ -100,7 +106,7 @@ def render_table(
     lines = [f"{BOLD}{head[0]}{RESET}", f"{DIM}{head[1]}{RESET}"] if colour else head
     for index, row in enumerate(rows):
         before = rows[index - 1] if index else None
-        if before is not None and (before.bytes, before.collective) != (row.bytes, row.collective):
+        if before is not None and _begins_block(before, row):
             lines.append("")
         text = line([cells[id(c)][index] for c in shown])
         lines.append(f"{LOUD}{text}{RESET}" if colour and row.verified is False else text)

@@ -1,0 +1,227 @@
+"""Launched runs: every process is one rank, only rank 0 reports. The hosts are processes here; the protocol is real."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from support.fake_driver import install_fake_driver, living_pids
+
+from bagua.net.bench.network_path import NetworkPath
+from bagua.net.bench.team import Team
+from bagua.net.library import driver_path, library_path
+
+SMALL_RUN = ["-b", "1K", "-e", "1M", "-f", "32", "-n", "3", "--repeats", "2", "--timeout", "20"]
+
+
+def free_port() -> int:
+    """The bench's port is this one + 1, as under torchrun."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("", 0))
+            port = int(first.getsockname()[1])
+            try:
+                second.bind(("", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+def clean_environment() -> dict[str, str]:
+    launcher = ("RANK", "WORLD_SIZE", "SLURM_", "OMPI_", "PMI_", "NCCL_", "BAGUA_NET_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
+
+
+def start(environments: Sequence[Mapping[str, str]], arguments: Sequence[Sequence[str]]) -> list[subprocess.Popen[str]]:
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "bagua.cli.net_bench", *words],
+            env={**clean_environment(), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for environment, words in zip(environments, arguments, strict=True)
+    ]
+
+
+def finish(processes: Sequence[subprocess.Popen[str]], timeout_s: float = 120) -> list[tuple[int, str, str]]:
+    results = []
+    try:
+        for process in processes:
+            output, errors = process.communicate(timeout=timeout_s)
+            results.append((process.returncode, output, errors))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return results
+
+
+def torchrun(world_size: int, port: int) -> list[dict[str, str]]:
+    return [
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_RUN_ID": "test",
+        }
+        for rank in range(world_size)
+    ]
+
+
+def slurm(world_size: int, port: int) -> list[dict[str, str]]:
+    return [
+        {
+            "SLURM_PROCID": str(rank),
+            "SLURM_STEP_NUM_TASKS": str(world_size),
+            "SLURM_LOCALID": str(rank),
+            "SLURM_JOB_NODELIST": "localhost",
+            "SLURM_JOB_ID": str(port),
+        }
+        for rank in range(world_size)
+    ]
+
+
+def open_mpi(world_size: int, port: int) -> list[dict[str, str]]:
+    return [
+        {
+            "OMPI_COMM_WORLD_RANK": str(rank),
+            "OMPI_COMM_WORLD_SIZE": str(world_size),
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": str(world_size),
+            "MASTER_PORT": str(port),
+        }
+        for rank in range(world_size)
+    ]
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> list[str]:
+    library = tmp_path / "libnccl-net.so"
+    library.touch()
+    (tmp_path / "pids").mkdir()
+    return ["--driver", str(install_fake_driver(tmp_path)), "--library", str(library)]
+
+
+@pytest.mark.parametrize("launcher", [torchrun, slurm, open_mpi])
+def test_only_rank_zero_reports(launcher: object, fake: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    arguments = [*fake, *SMALL_RUN, "--contenders", "plugin,bare,raw", "--raw-streams", "1,2"]
+    environments = [
+        environment | {"FAKE_DRIVER_PIDS": str(tmp_path / "pids")}
+        for environment in launcher(3, free_port())  # type: ignore[operator]
+    ]
+    # Only rank 0 gets a path that exists.
+    outputs = [str(path), "/no/such/1.json", "/no/such/2.json"]
+    results = finish(start(environments, [[*arguments, "--json", output] for output in outputs]))
+    assert [code for code, _, _ in results] == [0, 0, 0], results
+    assert "3 ranks x 2 channels" in results[0][1]
+    assert "every byte of every size correct" in results[0][1]
+    assert [(output, errors) for _, output, errors in results[1:]] == [("", "")] * 2
+    document = json.loads(path.read_text())
+    assert {row["contender"] for row in document["measurements"]} == {"plugin", "bare", "raw x1", "raw x2"}
+    assert document["parameters"]["ranks"] == 3
+    assert len(list((tmp_path / "pids").iterdir())) == 3 + 3 + 4
+    assert living_pids(tmp_path / "pids") == []
+
+
+def test_a_driver_that_dies_elsewhere_ends_all_ranks(fake: list[str], tmp_path: Path) -> None:
+    began = time.monotonic()
+    fault = json.dumps({"at": "run", "do": "kill", "rank": 1, "transport": "bare"})
+    pids = {"FAKE_DRIVER_PIDS": str(tmp_path / "pids"), "FAKE_DRIVER_FAULT": fault}
+    environments = [environment | pids for environment in torchrun(2, free_port())]
+    arguments = [*fake, *SMALL_RUN, "--contenders", "plugin,bare"]
+    results = finish(start(environments, [arguments, arguments]))
+    assert [code for code, _, _ in results] == [1, 1]
+    assert "bare rank 1 on " in results[0][2]
+    assert "killed by SIGKILL" in results[0][2]
+    assert results[1][1:] == ("", "")
+    assert living_pids(tmp_path / "pids") == []
+    assert time.monotonic() - began < 30
+
+
+def test_a_rank_without_the_library_is_named_by_rank_zero(fake: list[str]) -> None:
+    own = [*fake, *SMALL_RUN, "--contenders", "plugin"]
+    without = [*own, "--library", "/no/libnccl-net.so"]
+    results = finish(start(torchrun(2, free_port()), [own, without]))
+    assert [code for code, _, _ in results] == [1, 1]
+    assert "rank 1 on " in results[0][2]
+    assert "'/no/libnccl-net.so' does not exist" in results[0][2]
+
+
+def test_a_killed_rank_ends_the_others(fake: list[str], tmp_path: Path) -> None:
+    fault = json.dumps({"at": "run", "do": "hang", "transport": "bare"})
+    pids = {"FAKE_DRIVER_PIDS": str(tmp_path / "pids"), "FAKE_DRIVER_FAULT": fault}
+    arguments = [*fake, *SMALL_RUN, "--contenders", "bare"]
+    processes = start([environment | pids for environment in torchrun(2, free_port())], [arguments, arguments])
+    deadline = time.monotonic() + 20
+    while len(living_pids(tmp_path / "pids")) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.5)
+    processes[1].kill()
+    results = finish(processes)
+    assert results[0][0] == 1
+    assert "the connection to rank 1" in results[0][2]
+    # Rank 1 had no chance to end its driver: the driver itself follows its parent. The fake one reads its stdin.
+    assert "Traceback" not in results[0][2]
+
+
+def test_options_that_contradict_the_launcher(fake: list[str]) -> None:
+    results = finish(start(torchrun(2, free_port())[:1], [[*fake, "--ranks", "4"]]))
+    assert results[0][0] == 2
+    assert "--ranks 4, but torchrun started 2 ranks" in results[0][2]
+
+
+def test_one_launched_process_or_local_is_a_local_run(fake: list[str]) -> None:
+    arguments = [*fake, *SMALL_RUN, "--contenders", "bare"]
+    environments = [torchrun(1, free_port())[0], torchrun(2, free_port())[1]]
+    results = finish(start(environments, [arguments, [*arguments, "--local"]]))
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert all("2 ranks x 2 channels on one host" in output for _, output, _ in results)
+
+
+@pytest.mark.parametrize("contenders", ["plugin,plugin-1,bare,raw", "gloo"])
+def test_the_real_drivers_under_torchrun_variables(contenders: str, tmp_path: Path) -> None:
+    if contenders == "gloo":
+        pytest.importorskip("torch", reason="needs torch: pip install bagua[torch]")
+    assert driver_path().is_file()
+    assert library_path().is_file()
+    path = tmp_path / "run.json"
+    arguments = [*SMALL_RUN, "--contenders", contenders, "--timeout", "60"]
+    results = finish(start(torchrun(2, free_port()), [[*arguments, "--json", str(path)], arguments]))
+    assert [code for code, _, _ in results] == [0, 0], results
+    rows = json.loads(path.read_text())["measurements"]
+    assert all(row["verified"] for row in rows if not row["contender"].startswith("raw"))
+    assert all(row["time_us"] > 0 for row in rows)
+
+
+class _Nowhere:
+    """A place that starts nothing."""
+
+
+@pytest.mark.parametrize(
+    ("identities", "measured_link", "links"),
+    [
+        (["a", "a"], 0, 2),  # one host: all connections share its loopback
+        (["a", "a", "a", "a"], 0, 4),
+        (["a", "b"], 0, 1),
+        (["a", "a", "b", "b"], 1, 1),  # only rank 1 -> 2 leaves rank 0's host
+        (["a", "b", "a", "b"], 0, 2),  # round robin: two connections leave it
+    ],
+)
+def test_the_measured_path(identities: list[str], measured_link: int, links: int) -> None:
+    team = Team([_Nowhere() for _ in identities], identities, NetworkPath("10.0.0.1", "eth0"))  # type: ignore[misc]
+    assert (team.measured_link, team.links) == (measured_link, links)
+    assert team.hosts == len(set(identities))

@@ -1,0 +1,120 @@
+"""The command line: defaults, nccl-tests spellings, and an error for each wrong value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bagua.net.bench.errors import BenchError, UsageError
+from bagua.net.bench.memory_check import check_memory
+from bagua.net.bench.options import check_outputs, parse_options
+
+MIB = 1 << 20
+
+
+def test_defaults_are_the_whole_picture() -> None:
+    options = parse_options([])
+    assert options.sizes[0] == 8
+    assert options.sizes[-1] == 256 * MIB
+    assert {1 << 10, 128 * MIB} <= set(options.sizes)
+    assert options.contenders == ("plugin", "plugin-1", "bare", "gloo", "raw")
+    assert (options.iterations, options.warmup, options.ranks, options.channels) == (None, None, None, 2)
+    assert options.verify
+    assert options.time_budget_s <= 150
+
+
+def test_nccl_tests_spellings() -> None:
+    short = parse_options(["-b", "1K", "-e", "1M", "-f", "4", "-n", "20", "-w", "3"])
+    long = parse_options(
+        ["--minbytes", "1K", "--maxbytes", "1M", "--stepfactor", "4", "--iters", "20", "--warmup_iters", "3"]
+    )
+    assert short == long
+    assert short.sizes == (1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, MIB)
+    assert (short.iterations, short.warmup) == (20, 3)
+
+
+def test_quick_gives_way_to_explicit_options() -> None:
+    assert parse_options(["--quick"]).sizes == (8, 1 << 10, 64 << 10, MIB, 16 * MIB)
+    quick = parse_options(["--quick", "-b", "4M", "-e", "16M", "--repeats", "9"])
+    assert quick.sizes == (4 * MIB, 8 * MIB, 16 * MIB)
+    assert quick.repeats == 9
+
+
+def test_a_smallest_size_above_the_default_largest_is_one_size() -> None:
+    assert parse_options(["-b", "512M"]).sizes == (512 * MIB,)
+
+
+def test_contenders_and_streams_are_lists() -> None:
+    options = parse_options(["--contenders", "bare, raw,bare", "--raw-streams", "4,1,4"])
+    assert options.contenders == ("bare", "raw")
+    assert options.contenders_given
+    assert options.raw_streams == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-b", "ten"], "argument -b/--minbytes: size 'ten' is not a number"),
+        (["-e", "9999G"], "limit is"),
+        (["-b", "0"], "smallest size 0 B is below the limit of 1 B"),
+        (["-b", "1M", "-e", "1K"], "1 MiB is above the largest size 1 KiB"),
+        (["-f", "1"], "argument -f/--stepfactor: 1 is outside 2..1024"),
+        (["-f", "two"], "'two' is not an integer; give one in 2..1024"),
+        (["-n", "0"], "0 is outside 1..100000"),
+        (["-n", "5", "--time-budget", "9"], "not allowed with argument"),
+        (["--time-budget", "0"], "0 seconds are outside 1..86400"),
+        (["--time-budget", "soon"], "'soon' is not a number of seconds"),
+        (["--time-budget", "nan"], "outside 1..86400"),
+        (["--ranks", "1"], "1 is outside 2..64"),
+        (["--channels", "65"], "65 is outside 1..64"),
+        (["--contenders", "plugin,nccl"], "unknown contender 'nccl'; give a comma-separated list of plugin, plugin-1"),
+        (["--contenders", ","], "unknown contender ','"),
+        (["--raw-streams", "0"], "0 is outside 1..256"),
+        (["--raw-streams", "2", "--contenders", "bare"], "without the contender raw"),
+        (["--port", "70000"], "70000 is outside 1..65535"),
+        (["--timeout", "0"], "outside 1..3600"),
+        (["--repeats", "0"], "0 is outside 1..1000"),
+        (["--min", "8"], "unrecognized arguments: --min"),
+    ],
+)
+def test_wrong_options(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        parse_options(arguments)
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        parse_options(["--help"])
+    assert raised.value.code == 0
+    text = capsys.readouterr().out
+    assert "torchrun" in text
+    assert "exit status" in text
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "message"),
+    [
+        ("--json", "no/such/run.json", "does not exist; create it first"),
+        ("--csv", ".", "is a directory"),
+        ("--plot", "plot.jpg", r"use one of \.png, \.svg, \.pdf"),
+    ],
+)
+def test_outputs_are_checked_before_the_run(tmp_path: Path, option: str, name: str, message: str) -> None:
+    options = parse_options([option, str(tmp_path / name)])
+    with pytest.raises(UsageError, match=message):
+        check_outputs(options)
+
+
+MEMINFO = "MemTotal:       8000000 kB\nMemAvailable:   2097152 kB\n"
+
+
+def test_memory_is_checked_before_the_run() -> None:
+    check_memory(256 * MIB, 2, 3, MEMINFO)
+    with pytest.raises(
+        BenchError, match=r"256 MiB with 4 ranks and 3 contenders needs 4 GiB.*2 GiB are available; lower"
+    ):
+        check_memory(256 * MIB, 4, 3, MEMINFO)
+    check_memory(1 << 40, 64, 4, "an unknown format")

@@ -1,0 +1,237 @@
+"""Whole runs of the command against the fake driver: what is printed, exported, and what failures leave behind."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.fake_driver import install_fake_driver, living_pids
+
+SMALL_RUN = ["-b", "1K", "-e", "4M", "-f", "64", "-n", "3", "--repeats", "2"]
+NATIVE = ["--contenders", "plugin,plugin-1,bare,raw", "--raw-streams", "1,2"]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Runs bagua-net-bench with the fake driver."""
+
+    folder: Path
+    driver: Path
+    library: Path
+
+    @property
+    def pids(self) -> Path:
+        return self.folder / "pids"
+
+    def command(self, *arguments: str) -> list[str]:
+        given = ["--driver", str(self.driver), "--library", str(self.library), *arguments]
+        return [sys.executable, "-m", "bagua.cli.net_bench", *given]
+
+    def environment(self, fault: Mapping[str, object] | None = None) -> dict[str, str]:
+        launcher = ("RANK", "WORLD_SIZE", "SLURM_", "OMPI_", "PMI_", "NCCL_", "BAGUA_NET_")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
+        environment["FAKE_DRIVER_PIDS"] = str(self.pids)
+        if fault is not None:
+            environment["FAKE_DRIVER_FAULT"] = json.dumps(fault)
+        return environment
+
+    def run(self, *arguments: str, fault: Mapping[str, object] | None = None) -> subprocess.CompletedProcess[str]:
+        finished = subprocess.run(
+            self.command(*arguments), env=self.environment(fault), capture_output=True, text=True, timeout=60
+        )
+        assert living_pids(self.pids) == []
+        return finished
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    library = tmp_path / "libnccl-net.so"
+    library.touch()
+    (tmp_path / "pids").mkdir()
+    return Bench(tmp_path, install_fake_driver(tmp_path), library)
+
+
+def test_a_run_prints_table_and_summary_and_exports(bench: Bench, tmp_path: Path) -> None:
+    json_path, csv_path = tmp_path / "run.json", tmp_path / "run.csv"
+    finished = bench.run(*SMALL_RUN, *NATIVE, "--json", str(json_path), "--csv", str(csv_path))
+    assert finished.returncode == 0, finished.stderr
+    assert "ring all-reduce, 2 ranks x 2 channels on one host over lo (127.0.0.1)" in finished.stdout
+    assert "BaguaNet, table v12, devices lo, BAGUA_NET_NSTREAMS=1" in finished.stdout
+    # 4 MiB in 10 us + 1 ns a byte; raw moves 8 GB/s over 2 streams, which 2 connections share.
+    assert (
+        "raw TCP limit: 8.00 GB/s one way over 2 streams; 2 ring connections share it: busbw 4.00 GB/s"
+        in finished.stdout
+    )
+    assert "plugin vs bare: busbw at 4 MiB 1.00x (spread 1.00..1.00), p50 time at 1 KiB 1.00x" in finished.stdout
+    assert "data: every byte of every size correct" in finished.stdout
+
+    document = json.loads(json_path.read_text())
+    rows = {(row["contender"], row["bytes"]): row for row in document["measurements"]}
+    # Raw TCP has no small messages; the ring contenders have every size.
+    names = {"plugin", "plugin-1", "bare"}
+    assert set(rows) == {(n, s) for n in names for s in (1 << 10, 1 << 16, 1 << 22)} | {
+        ("raw x1", 1 << 22),
+        ("raw x2", 1 << 22),
+    }
+    large = rows["plugin", 1 << 22]
+    assert large["time_us"] == pytest.approx(10 + (1 << 22) / 1000)
+    assert large["busbw_gb_s"] == pytest.approx(large["algbw_gb_s"])
+    assert large["share_of_raw"] == pytest.approx(2 * large["busbw_gb_s"] / 8.0)
+    # Two ranks of 0.5 ns a byte, for 2 (W - 1) = 2 bytes moved a byte.
+    assert large["cpu_s_per_gb"] == pytest.approx(0.5)
+    assert large["latency_p50_us"] is None
+    assert rows["bare", 1 << 10]["latency_p50_us"] == pytest.approx(11.024)
+    assert all(row["verified"] for name, row in ((key[0], row) for key, row in rows.items()) if name in names)
+    assert rows["raw x2", 1 << 22]["verified"] is None
+    assert document["parameters"]["ranks"] == 2
+    assert document["summary"]["raw_limit"]["streams"] == 2
+
+    lines = [line for line in csv_path.read_text().splitlines() if not line.startswith("#")]
+    assert len(list(csv.DictReader(lines))) == len(rows)
+
+
+def test_more_ranks(bench: Bench) -> None:
+    finished = bench.run(*SMALL_RUN, "--contenders", "bare,raw", "--ranks", "4", "--channels", "3")
+    assert finished.returncode == 0, finished.stderr
+    assert "4 ranks x 3 channels" in finished.stdout
+    assert "4 ring connections share it" in finished.stdout
+
+
+def test_small_sizes_alone_still_have_a_limit(bench: Bench) -> None:
+    finished = bench.run("-b", "8", "-e", "64", "-n", "2", "--repeats", "1", *NATIVE)
+    assert finished.returncode == 0, finished.stderr
+    assert "raw TCP limit: 8.00 GB/s" in finished.stdout
+    assert "64 MiB  raw x2" in finished.stdout
+
+
+def test_the_plot_is_written(bench: Bench, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install bagua[plot]")
+    finished = bench.run(*SMALL_RUN, *NATIVE, "--plot", str(tmp_path / "run.svg"))
+    assert finished.returncode == 0, finished.stderr
+    assert "raw TCP limit" in (tmp_path / "run.svg").read_text()
+
+
+def test_wrong_data_is_shown_and_fails_the_run(bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    fault = {"at": "verify", "do": "wrong", "rank": 1, "transport": "bare"}
+    finished = bench.run(*SMALL_RUN, *NATIVE, "--json", str(path), fault=fault)
+    assert finished.returncode == 1
+    assert "WRONG DATA: bare at 4 MiB: bare rank 1: 3 wrong elements, first: {'index': 17" in finished.stdout
+    assert "WRONG DATA: bare at 4 MiB" in finished.stderr
+    assert "every byte" not in finished.stdout
+    verified = {row["contender"]: row["verified"] for row in json.loads(path.read_text())["measurements"]}
+    assert (verified["plugin"], verified["bare"]) == (True, False)
+
+
+def test_unverified_runs_say_so(bench: Bench) -> None:
+    fault = {"at": "verify", "do": "wrong"}
+    finished = bench.run(*SMALL_RUN, *NATIVE, "--no-verify", fault=fault)
+    assert finished.returncode == 0
+    assert "data: not verified" in finished.stdout
+
+
+def test_the_time_budget_is_kept(bench: Bench) -> None:
+    began = time.monotonic()
+    finished = bench.run("-b", "1M", "-e", "4M", "--time-budget", "2", "--contenders", "bare")
+    assert finished.returncode == 0, finished.stderr
+    # The fake driver answers at once whatever it is asked for: the plan is what is tested.
+    assert "3 sizes, 1 contenders, 7 repetitions: about 2 s" in finished.stderr
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            {"at": "start", "do": "error", "rank": 1, "transport": "plugin"},
+            "plugin rank 1 failed while starting: injected",
+        ),
+        ({"at": "connect", "do": "exit", "transport": "bare", "rank": 0}, "bare rank 0 (pid "),
+        ({"at": "run", "do": "kill", "transport": "plugin", "rank": 1}, "killed by SIGKILL"),
+        ({"at": "run", "do": "kill", "transport": "server"}, "raw x1 server (rank 1)"),
+        ({"at": "run", "do": "hang", "transport": "bare", "rank": 1}, "no answer from bare rank 1 within 2 s"),
+        ({"at": "run", "do": "short", "transport": "bare", "rank": 1}, "reports 0 iterations of 65537 B instead of 1"),
+    ],
+)
+def test_a_failing_driver_ends_the_run_and_leaves_nothing(bench: Bench, fault: dict[str, object], message: str) -> None:
+    began = time.monotonic()
+    sizes = ["-b", "65537", "-e", "1M", "-f", "16", "-n", "2"]
+    finished = bench.run(*sizes, "--timeout", "2", *NATIVE, fault=fault)
+    assert finished.returncode == 1
+    assert message in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (
+            ["--library", "/no/libnccl-net.so"],
+            1,
+            "'/no/libnccl-net.so' does not exist; name a built libnccl-net.so with",
+        ),
+        (["--driver", "/no/driver"], 1, "load driver '/no/driver' does not exist"),
+        (["--driver", "/proc/version"], 1, "may not be executed; run chmod +x"),
+        (["--interface", "eth99"], 2, "--interface 'eth99' does not exist on this host; it has "),
+        (["--address", "203.0.113.9"], 2, "--address '203.0.113.9' is no address of this host"),
+        (["--contenders", "nccl"], 2, "unknown contender 'nccl'"),
+        (["--json", "/no/such/run.json"], 2, "'/no/such' does not exist"),
+        (["-e", "1024G", "-b", "1024G"], 1, "lower -e/--maxbytes"),
+    ],
+)
+def test_what_cannot_start_says_why(bench: Bench, arguments: list[str], code: int, message: str) -> None:
+    finished = bench.run(*NATIVE, *arguments)
+    assert finished.returncode == code, finished.stderr
+    assert message in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert finished.stdout == ""
+
+
+def test_gloo_without_torch_is_left_out_with_a_line_or_refused(bench: Bench) -> None:
+    """The command is told that there is no torch, whether there is or not."""
+    program = (
+        "import importlib.util, sys\n"
+        "real = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, package=None: None if name == 'torch' else real(name, package)\n"
+        "from bagua.cli.net_bench import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-c", program, *bench.command(*SMALL_RUN)[3:]]
+    finished = subprocess.run(command, env=bench.environment(), capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 0, finished.stderr
+    assert "left out: gloo (torch is not installed" in finished.stdout
+    refused = subprocess.run(
+        [*command, "--contenders", "gloo"], env=bench.environment(), capture_output=True, text=True, timeout=60
+    )
+    assert refused.returncode == 2
+    assert "pip install bagua[torch]" in refused.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_nothing_behind(bench: Bench, number: signal.Signals) -> None:
+    fault = {"at": "run", "do": "hang", "transport": "bare"}
+    running = subprocess.Popen(
+        bench.command(*SMALL_RUN, *NATIVE), env=bench.environment(fault), stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 20
+    # 2 ranks of 3 ring contenders, and 2 raw pairs.
+    while len(living_pids(bench.pids)) < 10:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.3)
+    running.send_signal(number)
+    _, errors = running.communicate(timeout=15)
+    assert running.returncode == 130
+    assert "interrupted; all drivers are ended" in errors
+    assert "Traceback" not in errors
+    assert living_pids(bench.pids) == []
