@@ -91,7 +91,7 @@ def test_a_new_file_is_readable_by_all_and_goes_again(tmp_path: Path) -> None:
     file = tmp_path / "nccl.conf"
     assert enable(file, _PLUGIN, force=False)
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
-    assert os.listdir(tmp_path) == ["nccl.conf"], "no temporary file is left"
+    assert list(tmp_path.iterdir()) == [file], "no temporary file is left"
     assert disable(file)
     assert not file.exists()
 
@@ -158,4 +158,4 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ConfigFileError, match="No space left on device"):
         enable(file, _PLUGIN, force=False)
     assert file.read_text() == "NCCL_DEBUG=WARN\n"
-    assert os.listdir(tmp_path) == ["nccl.conf"]
+    assert list(tmp_path.iterdir()) == [file]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.fresh_process import BuildNccl
+from support.fresh_process import BuildLibrary, BuildNccl
 
 from bagua.net import nccl_library
 from bagua.net.nccl_library import find_nccl_libraries, find_torch, wheel_release
@@ -100,10 +100,7 @@ def test_a_library_that_does_not_load_is_read_as_text(tmp_path: Path) -> None:
     assert found.release is None
 
 
-def test_a_library_that_crashes_or_hangs(
-    tmp_path: Path, build_library: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert callable(build_library)
+def test_a_library_that_crashes_or_hangs(build_library: BuildLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     file = build_library("libnccl.so.2", "int ncclGetVersion(int* v) { __builtin_trap(); return *v; }")
     (found,) = find_nccl_libraries({}, [], [file])
     assert found.release is None

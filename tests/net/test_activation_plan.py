@@ -182,7 +182,7 @@ def test_required_sets_the_name(here: Surroundings) -> None:
 
 
 def test_required_and_another_transport_contradict(here: Surroundings) -> None:
-    with pytest.raises(ActivationError, match="^BAGUA_NET_REQUIRED=1, but NCCL_NET=Socket .* is kept"):
+    with pytest.raises(ActivationError, match=r"^BAGUA_NET_REQUIRED=1, but NCCL_NET=Socket .* is kept"):
         in_process({"BAGUA_NET_REQUIRED": "1", "NCCL_NET": "Socket"}, here)
 
 
@@ -233,6 +233,6 @@ def test_switches_and_numbers_are_read_as_the_library_does() -> None:
     assert read_switch({"A": "\ton\n"}, "A") is True
     assert read_switch({"A": "OFF"}, "A") is False
     assert read_switch({"A": " "}, "A") is None
-    with pytest.raises(EnvironmentValueError, match="^A=10: must be"):
+    with pytest.raises(EnvironmentValueError, match=r"^A=10: must be"):
         read_switch({"A": "10"}, "A")
     assert [read_number({"A": value}, "A", 7) for value in ("0x10", "-1", "none", "", " 3 ")] == [16, -1, 7, 7, 3]
