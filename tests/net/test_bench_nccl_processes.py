@@ -1,0 +1,246 @@
+"""`bagua-net-bench --nccl` with real processes and real collectives: gloo on CPUs stands in for NCCL on GPUs, so that
+starting, joining, turns, verification, failures, launchers and exports run wherever the tests do."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs PyTorch: the workers are its processes")
+
+DEADLINE_S = 240.0
+STAND_IN = ["--backend", "gloo", "--device", "cpu"]
+QUICK = ["-n", "3", "-w", "1", "--repeats", "2", "--tuned", "none"]
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """gloo never opens it; that it exists is checked before the run."""
+    path = tmp_path / "libnccl-net.so"
+    path.write_bytes(b"")
+    return path
+
+
+def command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "bagua.cli.net_bench", "--nccl", *STAND_IN, *(str(word) for word in words)]
+
+
+def plain_environment() -> dict[str, str]:
+    launchers = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_", "PMI_", "NCCL_", "BAGUA_NET_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+
+
+def run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, env=plain_environment(), capture_output=True, text=True, timeout=DEADLINE_S, stdin=subprocess.DEVNULL
+    )
+
+
+def workers_of(pid: int) -> list[int]:
+    children = [int(child) for task in Path(f"/proc/{pid}/task").glob("*") for child in _children(task)]
+    return [child for child in children if b"nccl_ab_worker" in _command_line(child)]
+
+
+def _children(task: Path) -> list[str]:
+    try:
+        return (task / "children").read_text().split()
+    except OSError:
+        return []
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_until(condition: Any, deadline_s: float) -> bool:
+    deadline = time.monotonic() + deadline_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.timeout(300)
+def test_all_collectives_run_and_are_verified_and_exported(tmp_path: Path, library: Path) -> None:
+    out = tmp_path / "out"
+    words = ["--ranks", "3", "--collectives", "all", "-b", "8", "-e", "4K", "-f", "512", "--output-dir", out]
+    done = run(command("--library", library, *QUICK, *words))
+    assert done.returncode == 0, done.stderr + done.stdout
+    document = json.loads((out / "nccl.json").read_text())
+    rows = document["measurements"]
+    assert {row["contender"] for row in rows} == {"NCCL default", "bagua-net"}
+    assert {row["collective"] for row in rows} == {
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "send_recv",
+        "broadcast",
+    }
+    assert all(row["verified"] is True for row in rows)
+    assert all(row["time_us"] > 0 and row["latency_p99_us"] > 0 for row in rows)
+    # 8 B of bfloat16 cannot be cut for 3 ranks: what ran is what is reported.
+    assert {row["bytes"] for row in rows if row["collective"] == "all_to_all"} == {12, 4098}
+    assert document["parameters"]["ranks"] == 3
+    assert document["parameters"]["tcp_only"] is True
+    assert document["summary"]["errors"] == []
+    assert len(document["summary"]["speedups"]) == 12
+    with (out / "nccl.csv").open() as file:
+        table = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    assert len(table) == len(rows) == 24
+    assert (out / "nccl.png").stat().st_size > 10_000
+    assert "gloo on CPUs stands in for NCCL" in done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_under_torchrun_every_process_is_one_rank(tmp_path: Path, library: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as another:
+        port, meeting = server.getsockname()[1], another.getsockname()[1]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launcher += ["--master-addr", "127.0.0.1", "--master-port", str(port), "-m", "bagua.cli.net_bench", "--nccl"]
+    result = tmp_path / "run.json"
+    words = [*STAND_IN, "--library", str(library), *QUICK, "-b", "8", "-e", "8", "--json", str(result)]
+    done = run([*launcher, *words, "--port", str(meeting)])
+    assert done.returncode == 0, done.stderr + done.stdout
+    document = json.loads(result.read_text())
+    assert document["parameters"]["ranks"] == 2
+    assert [row["verified"] for row in document["measurements"]] == [True, True]
+    assert done.stdout.count("all_reduce: time in us") == 1, "rank 0 alone reports"
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_worker_is_reported_at_once_and_the_other_contender_goes_on(tmp_path: Path, library: Path) -> None:
+    result = tmp_path / "run.json"
+    words = ["--ranks", "2", "-b", "1M", "-e", "1M", "-n", "4", "-w", "1", "--repeats", "60", "--tuned", "none"]
+    process = subprocess.Popen(
+        command("--library", library, *words, "--json", result),
+        env=plain_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "repetition" in line:
+                break
+        (victim,) = (
+            pid
+            for pid in workers_of(process.pid)
+            if b"--rank=1" in _command_line(pid) and b"NCCL_NET_PLUGIN" in Path(f"/proc/{pid}/environ").read_bytes()
+        )
+        os.kill(victim, signal.SIGKILL)
+        output, _ = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 1
+    document = json.loads(result.read_text())
+    (error,) = document["summary"]["errors"]
+    assert "bagua-net" in error
+    default = [row for row in document["measurements"] if row["contender"] == "NCCL default"]
+    assert [row["verified"] for row in default] == [True]
+    assert f"ERROR: {error}" in output
+
+
+@pytest.mark.timeout(300)
+def test_no_worker_outlives_the_command(library: Path) -> None:
+    process = subprocess.Popen(
+        command("--library", library, "--ranks", "2", "-b", "8", "-e", "8", "--repeats", "1000", "-n", "1000"),
+        env=plain_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert wait_until(lambda: len(workers_of(process.pid)) == 6, 60.0)
+        workers = workers_of(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    assert wait_until(lambda: not any(is_running(pid) for pid in workers), 30.0)
+
+
+@pytest.mark.timeout(120)
+def test_without_gpus_the_command_says_so_and_what_to_do(library: Path) -> None:
+    import torch
+
+    if torch.cuda.device_count() >= 2:
+        pytest.skip("needs a machine with fewer than 2 GPUs")
+    done = run([sys.executable, "-m", "bagua.cli.net_bench", "--nccl", "--library", str(library)])
+    assert done.returncode == 1
+    assert "need as many GPUs, at least 2, and torch sees" in done.stderr
+    assert "leave --nccl out" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["-b", "1M", "-e", "8"], 2, "smallest size 1 MiB is above the largest size 8 B"),
+        (["-b", "x"], 2, "size 'x' is not a number"),
+        (["--collectives", "all_reduce,gather"], 2, "unknown collective 'gather'"),
+        (["--tuned", "99x1"], 2, "99 threads is outside NCCL's 1..16"),
+        (["--variant", "a"], 2, "NAME:VARIABLE=VALUE"),
+        (["--ranks", "1"], 2, "1 is outside 2..128"),
+        (["--time-limit", "0"], 2, "0 is outside 1.0..86400.0"),
+        (["--without-plugin", "--tuned", "none"], 2, "a comparison needs two"),
+        (["--json", "/nonexistent/run.json"], 2, "folder '/nonexistent' does not exist"),
+        (["--plot", "run.bmp"], 2, "suffix '.bmp'"),
+        (["--library", "/nonexistent/libnccl-net.so"], 1, "'/nonexistent/libnccl-net.so' does not exist"),
+        (["--backend", "nccl"], 2, "belong together"),
+    ],
+)
+def test_bad_options_name_value_and_remedy(library: Path, words: list[str], code: int, said: str) -> None:
+    done = run(command("--library", library, *words))
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.timeout(120)
+def test_help_is_shown_without_a_gpu_and_hides_the_stand_in() -> None:
+    done = run([sys.executable, "-m", "bagua.cli.net_bench", "--nccl", "--help"])
+    assert done.returncode == 0
+    assert "--collectives" in done.stdout
+    assert "gloo" not in done.stdout
+
+
+@pytest.mark.timeout(120)
+def test_the_workers_of_a_launched_run_need_the_same_world(library: Path) -> None:
+    environment = {**plain_environment(), "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    done = subprocess.run(
+        command("--library", library, "--ranks", "3"),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 2
+    assert "--ranks 3, but torchrun started 2 ranks" in done.stderr
