@@ -143,7 +143,7 @@ def test_another_version_is_refused() -> None:
         connection = LineConnection(raw, "rank 0", 10)
         greeting = connection.receive(10)
         assert greeting is not None
-        hello = {"rank": 1, "ranks": 2, "host": "h", "identity": "i", "version": "0.0.1"}
+        hello = {"rank": 1, "ranks": 2, "host": "h", "identity": "i", "network": "n", "version": "0.0.1"}
         connection.send(hello | {"proof": proof("job-1", str(greeting["nonce"]), 1)})
         answer = connection.receive(10)
     assert answer is not None

@@ -6,7 +6,7 @@ proves that it belongs to the job (an HMAC over rank 0's nonce) and is told whic
 | step | sender | line |
 |---|---|---|
 | 1 | rank 0 | {"magic": "bagua-net-bench/1", "nonce": hex} |
-| 2 | rank r | {"rank": r, "ranks": W, "host": name, "proof": HMAC-SHA256(job, nonce + r), "version": ...} |
+| 2 | rank r | {"rank", "ranks", "host", "identity", "network", "version", "proof": HMAC-SHA256(job, nonce + r)} |
 | 3 | rank 0 | {"welcome": true, "local_ranks": n} once all are here, or {"error": why} |
 """
 
@@ -107,6 +107,15 @@ def host_identity() -> str:
         return socket.gethostname()
 
 
+def network_identity() -> str:
+    """The same for all ranks that reach each other over one loopback interface: a kernel and a network namespace."""
+    try:
+        namespace = str(Path("/proc/self/ns/net").stat().st_ino)
+    except OSError:
+        namespace = ""
+    return f"{host_identity()}/{namespace}"
+
+
 def proof(job: str, nonce: str, rank: int) -> str:
     return hmac.new(job.encode(), f"{nonce}|{rank}".encode(), hashlib.sha256).hexdigest()
 
@@ -117,7 +126,8 @@ class Member:
 
     rank: int
     host: str
-    identity: str
+    identity: str  # of the kernel: who shares the CPUs
+    network: str  # who shares the loopback interface
     connection: LineConnection | None
 
 
@@ -142,7 +152,7 @@ def meet(
     """Rank 0: wait for every other rank; members by rank. A listener that is passed in is closed."""
     if listener is None:
         listener = listen(launch)
-    members: dict[int, Member] = {0: Member(0, socket.gethostname(), host_identity(), None)}
+    members: dict[int, Member] = {0: Member(0, socket.gethostname(), host_identity(), network_identity(), None)}
     try:
         _await_members(launch, listener, members, timeout_s, say)
     except BaseException as error:
@@ -242,7 +252,7 @@ def _admit(
         _turn_away(connection, complaint)
         raise BenchError(complaint)
     connection.peer = f"rank {rank} ({hello.get('host')})"
-    return Member(rank, str(hello.get("host")), str(hello.get("identity")), connection)
+    return Member(rank, str(hello.get("host")), str(hello.get("identity")), str(hello.get("network")), connection)
 
 
 def join(launch: LaunchEnvironment, timeout_s: float) -> tuple[LineConnection, int]:
@@ -280,6 +290,7 @@ def _introduce(launch: LaunchEnvironment, connection: LineConnection, target: st
             "ranks": launch.world_size,
             "host": socket.gethostname(),
             "identity": host_identity(),
+            "network": network_identity(),
             "proof": proof(launch.job, str(greeting.get("nonce")), launch.rank),
             "version": package_version(),
         }

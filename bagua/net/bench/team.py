@@ -15,7 +15,7 @@ from bagua.net.bench.network_path import NetworkPath, choose_path
 from bagua.net.bench.options import Options
 from bagua.net.bench.places import LocalPlace, Place
 from bagua.net.bench.remote_place import RemotePlace, serve_rank_zero
-from bagua.net.bench.rendezvous import LineConnection, Member, host_identity, join, meet
+from bagua.net.bench.rendezvous import LineConnection, Member, join, meet, network_identity
 from bagua.net.bench.settings import DriverSettings, check_driver, check_library
 from bagua.net.library import MissingFileError, driver_path, library_path
 
@@ -23,9 +23,10 @@ from bagua.net.library import MissingFileError, driver_path, library_path
 class Team:
     """places[rank]; leaving the `with` ends every driver everywhere."""
 
-    def __init__(self, places: Sequence[Place], identities: Sequence[str], path: NetworkPath) -> None:
+    def __init__(self, places: Sequence[Place], networks: Sequence[str], path: NetworkPath) -> None:
+        """networks[rank] is equal for ranks that share a loopback interface (see network_identity)."""
         self.places = list(places)
-        self._identities = list(identities)
+        self._networks = list(networks)
         self.path = path
 
     @property
@@ -34,7 +35,7 @@ class Team:
 
     @property
     def hosts(self) -> int:
-        return len(set(self._identities))
+        return len(set(self._networks))
 
     @property
     def measured_link(self) -> int:
@@ -48,12 +49,12 @@ class Team:
         return len(self._leaving()) or self.ranks
 
     def _leaving(self) -> list[int]:
-        home = self._identities[0]
-        following = [*self._identities[1:], home]
+        home = self._networks[0]
+        following = [*self._networks[1:], home]
         return [
             rank
-            for rank, (mine, following_host) in enumerate(zip(self._identities, following, strict=True))
-            if mine == home != following_host
+            for rank, (own, next_one) in enumerate(zip(self._networks, following, strict=True))
+            if own == home != next_one
         ]
 
     def __enter__(self) -> Self:
@@ -72,7 +73,7 @@ def local_team(options: Options, environment: Mapping[str, str]) -> Team:
         address=options.address, interface=options.interface, default_address=LOOPBACK, environment=environment
     )
     place = LocalPlace(_settings(options, environment, path, ranks), socket.gethostname())
-    return Team([place] * ranks, [host_identity()] * ranks, path)
+    return Team([place] * ranks, [network_identity()] * ranks, path)
 
 
 def lead_team(
@@ -81,14 +82,13 @@ def lead_team(
     """Rank 0 of a launched run."""
     members = meet(launch, options.timeout_s, say)
     try:
-        identities = [member.identity for member in members]
         path = choose_path(
             address=options.address,
             interface=options.interface,
             default_address=_address_towards_others(members),
             environment=environment,
         )
-        local_ranks = identities.count(identities[0])
+        local_ranks = sum(member.identity == members[0].identity for member in members)
         mine = LocalPlace(_settings(options, environment, path, local_ranks), members[0].host)
         others = [RemotePlace(m.connection, m.host, m.rank) for m in members if m.connection is not None]
     except BaseException:
@@ -96,7 +96,7 @@ def lead_team(
             if member.connection is not None:
                 member.connection.close()
         raise
-    return Team([mine, *others], identities, path)
+    return Team([mine, *others], [member.network for member in members], path)
 
 
 def _address_towards_others(members: Sequence[Member]) -> str:
@@ -105,7 +105,7 @@ def _address_towards_others(members: Sequence[Member]) -> str:
     elsewhere = [
         member.connection
         for member in members
-        if member.connection is not None and member.identity != members[0].identity
+        if member.connection is not None and member.network != members[0].network
     ]
     return (elsewhere or connections)[0].local_address
 
