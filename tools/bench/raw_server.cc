@@ -109,7 +109,10 @@ Status RawServer::run(std::int64_t bytes) {
       seen = arrived;
     }
     const std::int64_t arrived = arrived_.load();
-    if (arrived < end) return failure_;
+    if (arrived < end) {
+      return failure_.with_context(std::to_string(arrived - end + bytes) + " of " + std::to_string(bytes) +
+                                   " bytes arrived");
+    }
     if (arrived > end) {
       return Status::invalid_usage("the client sent more than the " + std::to_string(bytes) +
                                    " bytes of this run: give both ends the same size");

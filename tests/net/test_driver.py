@@ -1,0 +1,535 @@
+"""bagua-net-driver through its protocol: rings over the plugin and over plain sockets, raw TCP, and each error."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.load_driver import ANSWER_S, Event, LoadDriver, driver_executable, plugin_library
+
+StartDriver = Callable[..., LoadDriver]
+
+TRANSPORTS = ("bare", "plugin")
+SIZES = (1, 3, 8, 1000, 1024, 65536, 100_001, (1 << 20) + 4, (5 << 20) + 1)
+# For errors of a lost or silent peer: what counts as "within seconds" on a machine that is busy.
+SECONDS = 15.0
+
+
+@pytest.fixture
+def start(environment: dict[str, str], tmp_path: Path) -> Iterator[StartDriver]:
+    started: list[LoadDriver] = []
+
+    def start_driver(*arguments: object, **variables: str) -> LoadDriver:
+        # Loopback: the same network for both transports, and nothing leaves the machine.
+        full = {**environment, "NCCL_SOCKET_IFNAME": "lo", **variables}
+        started.append(LoadDriver(arguments, full, tmp_path / f"driver{len(started)}.log"))
+        return started[-1]
+
+    yield start_driver
+    for driver in started:
+        driver.end()
+
+
+def options_of(transport: str) -> list[object]:
+    return ["--transport", transport, *(["--library", plugin_library()] if transport == "plugin" else [])]
+
+
+def start_ranks(
+    start: StartDriver, transport: str, nranks: int = 2, *options: object, **variables: str
+) -> list[LoadDriver]:
+    common = [*options_of(transport), "--nranks", nranks, *options]
+    return [start("ring", "--rank", rank, *common, **variables) for rank in range(nranks)]
+
+
+def connect(ranks: list[LoadDriver]) -> list[Event]:
+    listening = [rank.expect("listening") for rank in ranks]
+    for index, rank in enumerate(ranks):
+        rank.say("connect " + " ".join(listening[(index + 1) % len(ranks)]["handles"]))
+    for rank in ranks:
+        rank.expect("connected")
+    return listening
+
+
+def everywhere(ranks: list[LoadDriver], command: str, event: str) -> list[Event]:
+    for rank in ranks:
+        rank.say(command)
+    return [rank.expect(event) for rank in ranks]
+
+
+def verify(ranks: list[LoadDriver], size: int) -> None:
+    for event in everywhere(ranks, f"verify {size}", "verified"):
+        assert event == {"event": "verified", "bytes": size, "wrong_elements": 0, "first_wrong": None}
+
+
+def quit_all(ranks: list[LoadDriver]) -> None:
+    for rank in ranks:
+        rank.say("quit")
+    for rank in ranks:
+        rank.expect_end()
+
+
+def loopback_bytes() -> int:
+    """Bytes that the loopback interface has received so far."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == "lo":
+            return int(counters.split()[0])
+    raise AssertionError("no loopback interface")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_a_ring_sums_rightly(start: StartDriver, transport: str, nranks: int) -> None:
+    ranks = start_ranks(start, transport, nranks)
+    connect(ranks)
+    for size in SIZES:
+        verify(ranks, size)
+    quit_all(ranks)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "options",
+    [("--channels", 1, "--depth", 1), ("--channels", 7, "--slice-bytes", 4096), ("--depth", 32, "--slice-bytes", 16)],
+    ids=lambda options: " ".join(str(option) for option in options),
+)
+def test_every_shape_of_ring_sums_rightly(start: StartDriver, transport: str, options: tuple[object, ...]) -> None:
+    ranks = start_ranks(start, transport, 2, *options)
+    connect(ranks)
+    for size in (7, 4096, 300_000):
+        verify(ranks, size)
+    quit_all(ranks)
+
+
+@pytest.mark.parametrize("version", range(5, 13))
+def test_every_table_of_the_plugin_is_driven(start: StartDriver, version: int) -> None:
+    ranks = start_ranks(start, "plugin", 2, "--table", version)
+    for event in connect(ranks):
+        assert event["table"] == f"v{version}"
+        assert event["net_name"] == "BaguaNet"
+    for size in (8, 100_001, 4 << 20):
+        verify(ranks, size)
+    quit_all(ranks)
+
+
+def test_the_first_line_says_what_will_be_measured(start: StartDriver) -> None:
+    bare, plugin = (
+        start("ring", "--rank", 0, "--nranks", 2, "--channels", 3, *options_of("bare")),
+        start("ring", "--rank", 0, "--nranks", 2, *options_of("plugin")),
+    )
+    event = bare.expect("listening")
+    assert event["pid"] == bare.process.pid
+    assert (event["transport"], event["table"], event["devices"]) == ("bare", None, ["127.0.0.1"])
+    assert len(set(event["handles"])) == 3
+    event = plugin.expect("listening")
+    assert (event["transport"], event["table"], event["net_name"]) == ("plugin", "v12", "BaguaNet")
+    assert event["devices"] == ["lo"]
+    assert [len(handle) for handle in event["handles"]] == [256, 256]
+
+
+def test_channels_are_spread_over_all_devices(start: StartDriver) -> None:
+    ranks = start_ranks(start, "plugin", 2, "--device", "all", "--channels", 3, BAGUA_NET_RAILS="2")
+    for event in connect(ranks):
+        assert len(event["devices"]) == 2
+    verify(ranks, 1 << 20)
+    quit_all(ranks)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_run_moves_every_byte_and_reports_its_cost(start: StartDriver, transport: str) -> None:
+    ranks = start_ranks(start, transport)
+    connect(ranks)
+    size, iterations, warmup = 8 << 20, 5, 2
+    moved, began = loopback_bytes(), time.monotonic()
+    results = everywhere(ranks, f"run {size} {iterations} {warmup}", "result")
+    moved, wall = loopback_bytes() - moved, time.monotonic() - began
+    # Each of two ranks sends the whole buffer once per all-reduce: half of it in each of two steps.
+    assert moved >= 2 * size * (iterations + warmup)
+    for result in results:
+        assert (result["bytes"], result["iterations"]) == (size, iterations)
+        assert len(result["seconds"]) == iterations
+        assert all(taken > 0 for taken in result["seconds"])
+        assert sum(result["seconds"]) < wall
+        assert result["cpu_user_s"] + result["cpu_system_s"] > 0
+        assert result["voluntary_switches"] >= 0
+        assert result["involuntary_switches"] >= 0
+    # Nothing of a run is left over in the connections.
+    verify(ranks, size)
+    quit_all(ranks)
+
+
+def test_the_end_of_stdin_means_quit(start: StartDriver) -> None:
+    ranks = start_ranks(start, "bare")
+    connect(ranks)
+    for rank in ranks:
+        rank.close_stdin()
+    for rank in ranks:
+        rank.expect_end()
+
+
+def test_a_driver_does_not_outlive_its_parent(environment: dict[str, str]) -> None:
+    command = [str(driver_executable()), "ring", "--transport", "bare", "--rank", "0", "--nranks", "2"]
+    # The parent hands its own stdin on, which this test keeps open: the end of stdin is not what ends the driver.
+    script = (
+        "import subprocess, sys, time\n"
+        f"driver = subprocess.Popen({command!r}, stdin=sys.stdin, stdout=subprocess.PIPE)\n"
+        "driver.stdout.readline()\n"
+        "print(driver.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert is_alive(pid)
+        parent.kill()
+        deadline = time.monotonic() + SECONDS
+        while is_alive(pid):
+            assert time.monotonic() < deadline, f"driver {pid} outlived its parent"
+            time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    """Not so if only its parent, or whoever adopted it, has not taken note of its end."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+RING = ("ring", "--transport", "bare", "--rank", "0", "--nranks", "2")
+RAW = ("raw", "--role", "server", "--streams", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ((), ['unknown mode ""', "ring or raw"]),
+        (("star",), ['unknown mode "star"', "ring or raw"]),
+        (("ring",), ["--transport is missing"]),
+        (("ring", "--transport", "carrier-pigeon"), ['"carrier-pigeon"', "plugin, bare"]),
+        (("ring", "--transport", "bare", "--rank", "0"), ["--nranks is missing"]),
+        (("ring", "--transport", "bare", "--rank", "0", "--nranks", "1"), ['--nranks is "1"', "from 2 to 1024"]),
+        (("ring", "--transport", "bare", "--rank", "2", "--nranks", "2"), ['--rank is "2"', "from 0 to 1"]),
+        ((*RING, "--channels", "0"), ['--channels is "0"', "from 1 to 64"]),
+        ((*RING, "--channels", "two"), ['--channels is "two"', "from 1 to 64"]),
+        ((*RING, "--channels"), ["--channels needs a value"]),
+        ((*RING, "--channels", "1", "--channels", "2"), ["--channels is given twice"]),
+        ((*RING, "--depth", "33"), ['--depth is "33"', "from 1 to 32"]),
+        ((*RING, "--slice-bytes", "15"), ['--slice-bytes is "15"', "from 16 to 1073741824"]),
+        ((*RING, "--slice-bytes", "100"), ["--slice-bytes is 100", "multiple of 16"]),
+        ((*RING, "--timeout-ms", "-1"), ['--timeout-ms is "-1"', "from 100 to 3600000"]),
+        ((*RING, "--speed", "9"), ['unknown option "--speed"', "--slice-bytes"]),
+        ((*RING, "--library", "x.so"), ["--library is an option of --transport plugin"]),
+        ((*RING, "--address", "192.0.2.1"), ["192.0.2.1", "no interface of this host"]),
+        ((*RING, "--address", "[::1"), ['"[::1"', "] behind the IPv6 address"]),
+        ((*RING, "--address", "127.0.0.1:70000"), ['"70000"', "from 0 to 65535"]),
+        ((*RING, "--address", "127.0.0.1:65535"), ["65535", "2 channels"]),
+        ((*RING, "--address", "no such host"), ["cannot resolve", "no such host"]),
+        (("raw", "--role", "referee", "--streams", "1"), ['"referee"', "server, client"]),
+        (("raw", "--role", "server"), ["--streams is missing"]),
+        (("raw", "--role", "server", "--streams", "257"), ['--streams is "257"', "from 1 to 256"]),
+        ((*RAW, "--write-bytes", "0"), ['--write-bytes is "0"', "from 1 to"]),
+        ((*RAW, "--connect", "127.0.0.1:1"), ["--address", "--connect"]),
+        (("raw", "--role", "client", "--streams", "1"), ["--connect is missing"]),
+        (("raw", "--role", "client", "--streams", "1", "--connect", "127.0.0.1"), ["the port is missing"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_bad_command_line_is_explained(start: StartDriver, arguments: tuple[str, ...], parts: list[str]) -> None:
+    message = start(*arguments).expect_failure()
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (("--library", "/nowhere/libnccl-net.so"), ["/nowhere/libnccl-net.so", "No such file", "--library"]),
+        (("--library", ctypes.util.find_library("c") or "libc.so.6"), ["no ncclNetPlugin table of version 5 to 12"]),
+        ((), ["--library is missing"]),
+        (("--library", "INSTALLED", "--table", "4"), ['"4"', "from 5 to 12"]),
+        (("--library", "INSTALLED", "--table", "newest"), ['"newest"', "from 5 to 12"]),
+        (("--library", "INSTALLED", "--device", "7"), ["--device is 7", "has 1 devices"]),
+        (("--library", "INSTALLED", "--address", "127.0.0.1"), ["--address", "NCCL_SOCKET_IFNAME"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_plugin_that_cannot_be_driven_is_explained(
+    start: StartDriver, options: tuple[str, ...], parts: list[str]
+) -> None:
+    given = [str(plugin_library()) if option == "INSTALLED" else option for option in options]
+    driver = start("ring", "--transport", "plugin", "--rank", 0, "--nranks", 2, *given)
+    message = driver.expect_failure()
+    for part in parts:
+        assert part in message
+
+
+def test_a_library_with_one_table_says_which(start: StartDriver, build_library: Callable[[str, str], Path]) -> None:
+    library = build_library("libother.so", 'struct { const char* name; } ncclNetPlugin_v8 = {"other"};')
+    message = start(
+        "ring", "--transport", "plugin", "--library", library, "--table", 12, "--rank", 0, "--nranks", 2
+    ).expect_failure()
+    assert "no ncclNetPlugin_v12; it has versions 8" in message
+
+
+def test_the_reason_of_the_plugin_is_passed_on(start: StartDriver) -> None:
+    driver = start("ring", "--rank", 0, "--nranks", 2, *options_of("plugin"), BAGUA_NET_NSTREAMS="many")
+    message = driver.expect_failure()
+    assert "init of BaguaNet (table v12) returned" in message
+    assert "BAGUA_NET_NSTREAMS" in message
+    assert "many" in message
+
+
+@pytest.mark.parametrize(("level", "is_shown"), [("", False), ("info", True)])
+def test_the_log_of_the_plugin_goes_to_stderr_when_asked_for(start: StartDriver, level: str, is_shown: bool) -> None:
+    driver = start("ring", "--rank", 0, "--nranks", 2, *options_of("plugin"), BAGUA_NET_DRIVER_LOG=level)
+    driver.expect("listening")
+    driver.say("quit")
+    driver.expect_end()
+    assert ("BaguaNet" in driver.log()) == is_shown
+    # The variable is the driver's: the plugin must not take it for a misspelt knob.
+    assert "BAGUA_NET_DRIVER_LOG" not in driver.log()
+
+
+def test_a_bad_log_level_is_explained(start: StartDriver) -> None:
+    driver = start("ring", "--rank", 0, "--nranks", 2, *options_of("plugin"), BAGUA_NET_DRIVER_LOG="loud")
+    assert 'BAGUA_NET_DRIVER_LOG is "loud", but must be warn, info or empty' in driver.expect_failure()
+
+
+@pytest.mark.parametrize("mode", ["ring", "raw"])
+def test_a_port_in_use_is_explained(start: StartDriver, mode: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = (*RING, "--channels", "1") if mode == "ring" else RAW
+        message = start(*arguments, "--address", f"127.0.0.1:{port}").expect_failure()
+    assert f"127.0.0.1:{port}" in message
+    assert "another process listens on that port" in message
+
+
+@pytest.mark.parametrize(
+    ("command", "parts"),
+    [
+        ("run 0 1 0", ['BYTES of run is "0"', "from 1 to 1099511627776"]),
+        ("run 1e6 1 0", ['BYTES of run is "1e6"']),
+        ("run 1099511627777 1 0", ["from 1 to 1099511627776"]),
+        ("run 8 0 0", ['ITERATIONS of run is "0"', "from 1 to 1000000"]),
+        ("run 8 1 -1", ['WARMUP of run is "-1"', "from 0 to 1000000"]),
+        ("run 8 1", ["has 2 arguments", "run BYTES ITERATIONS WARMUP"]),
+        ("verify", ["has 0 arguments", "verify BYTES"]),
+        ("verify -8", ['BYTES of verify is "-8"']),
+        ("verify 1099511627776", ["1099511627776 bytes of memory", "smaller size"]),
+        ("connect 00 00", ['"connect" came twice']),
+        ("stop", ['unknown command "stop"', "connect, run, verify and quit"]),
+    ],
+)
+def test_a_bad_command_is_explained(start: StartDriver, command: str, parts: list[str]) -> None:
+    ranks = start_ranks(start, "bare")
+    connect(ranks)
+    ranks[0].say(command)
+    message = ranks[0].expect_failure()
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("run 8 1 0", '"run" came before "connect"'),
+        ("verify 8", '"verify" came before "connect"'),
+        ("connect abcd", "has 1 arguments"),
+        ("connect 00 0g", '"0g" is not made of pairs of lower-case hexadecimal digits'),
+        ("connect 00 000", '"000" is not made of pairs'),
+        ("connect 00 00", "bytes"),
+    ],
+)
+def test_a_command_before_its_time_is_explained(start: StartDriver, transport: str, command: str, part: str) -> None:
+    rank = start("ring", "--rank", 0, "--nranks", 2, *options_of(transport))
+    rank.expect("listening")
+    rank.say(command)
+    assert part in rank.expect_failure()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_peer_that_never_connects_is_an_error_at_the_deadline(start: StartDriver, transport: str) -> None:
+    ranks = start_ranks(start, transport, 2, "--timeout-ms", 700)
+    listening = [rank.expect("listening") for rank in ranks]
+    began = time.monotonic()
+    ranks[0].say("connect " + " ".join(listening[1]["handles"]))
+    message = ranks[0].expect_failure(SECONDS)
+    assert time.monotonic() - began > 0.6
+    assert "not connected after 700 ms" in message
+    assert "rank 0 (receives from rank 1, sends to rank 1)" in message
+    assert "receive 0" in message
+    assert "receive 1" in message
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_peer_that_is_gone_before_the_connect_is_an_error(start: StartDriver, transport: str) -> None:
+    ranks = start_ranks(start, transport, 2, "--timeout-ms", 5000)
+    listening = [rank.expect("listening") for rank in ranks]
+    ranks[1].end()
+    ranks[0].say("connect " + " ".join(listening[1]["handles"]))
+    assert "connect" in ranks[0].expect_failure(SECONDS)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_a_rank_that_dies_is_an_error_of_its_neighbours(start: StartDriver, transport: str, nranks: int) -> None:
+    ranks = start_ranks(start, transport, nranks)
+    connect(ranks)
+    for rank in ranks:
+        rank.say(f"run {16 << 20} 100000 0")
+    time.sleep(0.5)
+    ranks[1].process.send_signal(signal.SIGKILL)
+    began = time.monotonic()
+    # The error travels round the ring: who fails closes its connections, and so the next one fails.
+    messages = [rank.expect_failure(SECONDS) for rank in (ranks[0], *ranks[2:])]
+    assert time.monotonic() - began < SECONDS
+    assert all("127.0.0.1" in message for message in messages), messages
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_that_hangs_is_an_error_at_the_deadline(start: StartDriver, transport: str) -> None:
+    ranks = start_ranks(start, transport, 2, "--timeout-ms", 1500)
+    connect(ranks)
+    for rank in ranks:
+        rank.say(f"run {16 << 20} 100000 0")
+    time.sleep(0.5)
+    ranks[1].process.send_signal(signal.SIGSTOP)
+    message = ranks[0].expect_failure(SECONDS)
+    assert "no message completed for 1500 ms" in message
+    assert "rank 0 (receives from rank 1" in message
+    assert "under way" in message
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_ranks_with_different_sizes_get_an_error(start: StartDriver, transport: str) -> None:
+    ranks = start_ranks(start, transport, 2, "--timeout-ms", 3000)
+    connect(ranks)
+    ranks[0].say("run 1024 1 0")
+    ranks[1].say("run 4096 1 0")
+    messages = [rank.expect_failure(SECONDS) for rank in ranks]
+    assert any("give all ranks the same sizes" in message for message in messages), messages
+
+
+def test_strangers_do_not_disturb_the_ring(start: StartDriver) -> None:
+    ranks = start_ranks(start, "bare", 2, "--channels", 1)
+    listening = [rank.expect("listening") for rank in ranks]
+    host, _, port = bytes.fromhex(listening[0]["handles"][0])[16:].decode().rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=ANSWER_S) as silent,
+        socket.create_connection((host, int(port)), timeout=ANSWER_S) as rude,
+    ):
+        rude.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for index, rank in enumerate(ranks):
+            rank.say("connect " + listening[1 - index]["handles"][0])
+        for rank in ranks:
+            rank.expect("connected")
+        assert silent.recv(1) == b""
+    verify(ranks, 100_000)
+    quit_all(ranks)
+
+
+def start_raw(start: StartDriver, streams: int, *options: object) -> tuple[LoadDriver, LoadDriver]:
+    server = start("raw", "--role", "server", "--streams", streams, *options)
+    address = server.expect("listening")["address"]
+    client = start("raw", "--role", "client", "--streams", streams, "--connect", address, *options)
+    for end in (server, client):
+        end.expect("connected")
+    return server, client
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_raw_tcp_moves_every_byte_and_reports_its_cost(start: StartDriver, streams: int) -> None:
+    ends = start_raw(start, streams, "--write-bytes", 65536)
+    for size in (1, 65537, 64 << 20):
+        moved, began = loopback_bytes(), time.monotonic()
+        results = everywhere(list(ends), f"run {size}", "result")
+        moved, wall = loopback_bytes() - moved, time.monotonic() - began
+        assert moved >= size
+        for result in results:
+            assert result["bytes"] == size
+            assert 0 < result["seconds"] < wall
+    assert all(result["cpu_user_s"] + result["cpu_system_s"] > 0 for result in results)
+    quit_all(list(ends))
+
+
+def test_a_raw_client_may_start_its_run_first(start: StartDriver) -> None:
+    server, client = start_raw(start, 2)
+    for size in (4 << 20, 12345):
+        client.say(f"run {size}")
+        time.sleep(0.3)
+        server.say(f"run {size}")
+        assert server.expect("result")["bytes"] == size
+        assert client.expect("result")["bytes"] == size
+    quit_all([server, client])
+
+
+def test_raw_ends_with_different_stream_counts_get_an_error(start: StartDriver) -> None:
+    server = start("raw", "--role", "server", "--streams", 2)
+    address = server.expect("listening")["address"]
+    client = start("raw", "--role", "client", "--streams", 3, "--connect", address)
+    assert "--streams 3, this server has 2" in server.expect_failure(SECONDS)
+    assert "stream 0" in client.expect_failure(SECONDS)
+
+
+def test_a_raw_server_without_a_client_fails_at_the_deadline(start: StartDriver) -> None:
+    server = start("raw", "--role", "server", "--streams", 4, "--timeout-ms", 500)
+    host, _, port = server.expect("listening")["address"].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=ANSWER_S):  # a silent stranger is no client
+        assert "only 0 of 4 streams were connected within 500 ms" in server.expect_failure(SECONDS)
+
+
+def test_a_raw_client_without_a_server_is_an_error(start: StartDriver) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    message = start("raw", "--role", "client", "--streams", 1, "--connect", f"127.0.0.1:{port}").expect_failure()
+    assert f"127.0.0.1:{port}" in message
+    assert "does the server run" in message
+
+
+def test_a_raw_end_that_dies_is_an_error_of_the_other(start: StartDriver) -> None:
+    for victim in (0, 1):
+        ends = start_raw(start, 2)
+        for end in ends:
+            end.say(f"run {1 << 40}")
+        time.sleep(0.3)
+        ends[victim].process.kill()
+        message = ends[1 - victim].expect_failure(SECONDS)
+        assert "stream" in message
+        assert "has that process ended" in message or "has the other process ended" in message
+
+
+def test_raw_runs_of_different_sizes_get_an_error(start: StartDriver) -> None:
+    server, client = start_raw(start, 2, "--timeout-ms", 1000)
+    server.say("run 2000000")
+    client.say("run 1000000")
+    assert "1000000 of 2000000 bytes" in server.expect_failure(SECONDS)
+    client.expect_failure(SECONDS)
+
+
+@pytest.mark.parametrize("command", ["run 0", "run", "run 1 2", "walk 5"])
+def test_a_bad_raw_command_is_explained(start: StartDriver, command: str) -> None:
+    server, _ = start_raw(start, 1)
+    server.say(command)
+    message = server.expect_failure()
+    assert command.split()[0] in message
+
+
+def test_help_needs_no_mode() -> None:
+    shown = subprocess.run([driver_executable(), "--help"], capture_output=True, text=True, timeout=ANSWER_S, env={})
+    assert shown.returncode == os.EX_OK
+    assert "bagua-net-driver ring" in shown.stdout
+    assert "bagua-net-driver raw" in shown.stdout

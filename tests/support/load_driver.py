@@ -1,0 +1,101 @@
+"""A bagua-net-driver process for tests, driven through its protocol. Every read has a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bagua.net import library
+
+Event = dict[str, Any]
+
+# Far above what any step takes, also while a machine builds something: only a hang reaches it.
+ANSWER_S = 60.0
+
+
+def driver_executable() -> Path:
+    """The installed driver, or the one that BAGUA_NET_DRIVER names (a build directory's)."""
+    chosen = os.environ.get("BAGUA_NET_DRIVER")
+    return Path(chosen) if chosen else library.driver_path()
+
+
+def plugin_library() -> Path:
+    """The installed plugin, or the one that BAGUA_NET_DRIVER_LIBRARY names."""
+    chosen = os.environ.get("BAGUA_NET_DRIVER_LIBRARY")
+    return Path(chosen) if chosen else library.library_path()
+
+
+class LoadDriver:
+    def __init__(self, arguments: Sequence[object], environment: Mapping[str, str], stderr: Path) -> None:
+        self._stderr = stderr
+        with stderr.open("wb") as log:
+            self.process = subprocess.Popen(
+                [str(driver_executable()), *(str(argument) for argument in arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=dict(environment),
+            )
+        self._received = bytearray()
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line.encode() + b"\n")
+        self.process.stdin.flush()
+
+    def close_stdin(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def next_event(self, deadline_s: float = ANSWER_S) -> Event:
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + deadline_s
+        while b"\n" not in self._received:
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, left))
+            assert ready, f"no answer within {deadline_s} s"
+            data = os.read(self.process.stdout.fileno(), 1 << 16)
+            assert data, f"the driver ended without an answer: exit code {self.process.wait()}, {self.log()!r}"
+            self._received += data
+        line, _, rest = bytes(self._received).partition(b"\n")
+        self._received = bytearray(rest)
+        event = json.loads(line)
+        assert isinstance(event, dict)
+        return event
+
+    def expect(self, name: str, deadline_s: float = ANSWER_S) -> Event:
+        event = self.next_event(deadline_s)
+        assert event["event"] == name, event
+        return event
+
+    def expect_failure(self, deadline_s: float = ANSWER_S) -> str:
+        """The message of the error that ends the driver with exit code 1."""
+        message = self.expect("error", deadline_s)["message"]
+        assert isinstance(message, str)
+        assert self.process.wait(ANSWER_S) == 1
+        return message
+
+    def expect_end(self) -> None:
+        self.expect("bye")
+        assert self.process.wait(ANSWER_S) == 0
+        assert self.process.stdout is not None
+        assert self.process.stdout.read() == b"", "bye is the last word"
+
+    def log(self) -> str:
+        return self._stderr.read_text(errors="replace")
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                pass  # a command that the driver did not live to read
