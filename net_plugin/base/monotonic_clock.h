@@ -7,11 +7,13 @@
 
 namespace bagua_net {
 
-inline std::int64_t monotonic_us() {
+inline std::int64_t monotonic_ns() {
   timespec now;
   ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::int64_t>(now.tv_sec) * 1000000 + now.tv_nsec / 1000;
+  return static_cast<std::int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
+
+inline std::int64_t monotonic_us() { return monotonic_ns() / 1000; }
 
 inline std::int64_t monotonic_ms() { return monotonic_us() / 1000; }
 

@@ -50,7 +50,9 @@ class DataStream {
     failures_->fail(status);
     return StreamProgress::kEnded;
   }
-  ByteStream& bytes() { return *bytes_; }
+  // Reads or writes, and reports large moves to the driving thread's load.
+  ssize_t read(const iovec* pieces, std::size_t count, std::size_t asked);
+  ssize_t write(const iovec* pieces, std::size_t count, std::size_t asked);
   void set_blocked(bool blocked) { blocked_.store(blocked, std::memory_order_relaxed); }
 
  private:

@@ -72,7 +72,7 @@ StreamProgress RecvStream::progress(std::size_t budget) {
     if (in_payload()) pieces[count++] = {destination_, remaining_};
     pieces[count++] = {staging_.data() + staging_end_, staging_.size() - staging_end_};
     const std::size_t asked = (in_payload() ? remaining_ : 0) + staging_.size() - staging_end_;
-    const ssize_t received = bytes().read(pieces, count);
+    const ssize_t received = read(pieces, count, asked);
     if (received == 0) return end_of_input();
     if (received < 0) {
       if (errno == EINTR) continue;

@@ -60,7 +60,8 @@ class Request {
   MemoryRegistration* registration_ = nullptr;
   std::atomic<std::size_t> moved_{0};
   std::atomic<bool> done_{false};
-  bool in_use_ = false;  // calling thread only
+  bool in_use_ = false;   // calling thread only
+  bool striped_ = false;  // calling thread only; send: workers move it
 };
 
 }  // namespace bagua_net

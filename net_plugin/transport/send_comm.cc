@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "base/monotonic_clock.h"
 #include "transport/send_stream.h"
+#include "transport/thread_load.h"
 
 namespace bagua_net {
 
@@ -40,6 +42,12 @@ Status SendComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::s
   return Status::ok();
 }
 
+bool SendComm::should_stripe(std::size_t bytes) const {
+  if (!stripes_elsewhere_) return false;
+  if (bytes > policy_.inline_bytes) return true;
+  return bytes > policy_.inline_bytes / 4 && ThreadLoad::of_this_thread().is_saturated();
+}
+
 Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* registration, Request** request) {
   *request = nullptr;
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -48,11 +56,13 @@ Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* 
   if (posted == nullptr) return Status::ok();
   // The schedulers only read through this pointer.
   posted->start(this, next_number_++, const_cast<void*>(data), bytes, registration);
-  if (!is_striped(bytes)) {
+  posted->striped_ = should_stripe(bytes);
+  if (!posted->striped_) {
     own_chunks_.push(posted);
     drive_own_streams();
   } else {
     striped_chunks_.push(posted);
+    ThreadLoad::of_this_thread().add_handed_over(bytes, monotonic_ns());
     // No more streams than can get a chunk; blocked ones come back by themselves.
     std::size_t wanted = (bytes + policy_.min_chunk_bytes - 1) / policy_.min_chunk_bytes;
     for (std::size_t offset = 0; offset < streams_.size() - 1 && wanted > 0; ++offset) {
@@ -66,7 +76,7 @@ Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* 
   return Status::ok();
 }
 
-bool SendComm::has_own_work(const Request& request) const { return !is_striped(request.capacity_); }
+bool SendComm::has_own_work(const Request& request) const { return !request.striped_; }
 
 std::size_t SendComm::message_bytes(const Request& request) const { return request.capacity_; }
 

@@ -9,7 +9,9 @@
 namespace bagua_net {
 
 struct SendPolicy {
-  std::size_t inline_bytes = 65536;  // up to this size a message goes on stream 0 when workers drive the others
+  // Up to this size a message goes on stream 0 when workers drive the others; a quarter of it when the calling thread
+  // has no time left.
+  std::size_t inline_bytes = 65536;
   std::size_t min_chunk_bytes = 65536;
 };
 
@@ -31,7 +33,7 @@ class SendComm final : public Comm {
 
   bool has_own_work(const Request& request) const override;
   std::size_t message_bytes(const Request& request) const override;
-  bool is_striped(std::size_t bytes) const { return stripes_elsewhere_ && bytes > policy_.inline_bytes; }
+  bool should_stripe(std::size_t bytes) const;
 
   const SendPolicy policy_;
   const bool stripes_elsewhere_;  // workers drive the streams from 1 on

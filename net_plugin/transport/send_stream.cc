@@ -39,7 +39,7 @@ StreamProgress SendStream::progress(std::size_t budget) {
     if (payload_written < chunk_.bytes) {
       pieces[count++] = {chunk_.request->data_ + chunk_.offset + payload_written, chunk_.bytes - payload_written};
     }
-    const ssize_t written = bytes().write(pieces, count);
+    const ssize_t written = write(pieces, count, header_.size() + chunk_.bytes - written_);
     if (written < 0) {
       if (errno == EINTR) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
