@@ -48,9 +48,9 @@ class [[nodiscard]] Status {
   std::shared_ptr<const Failure> failure_;
 };
 
-#define BAGUA_NET_RETURN_IF_ERROR(expression)                \
-  do {                                                       \
-    ::bagua_net::Status bagua_net_status_ = (expression);    \
+#define BAGUA_NET_RETURN_IF_ERROR(expression)                 \
+  do {                                                        \
+    ::bagua_net::Status bagua_net_status_ = (expression);     \
     if (!bagua_net_status_.is_ok()) return bagua_net_status_; \
   } while (false)
 

@@ -54,8 +54,8 @@ Status tcp_listen(SocketAddress* address, OwnedFd* socket) {
 Status tcp_accept(int listening_socket, OwnedFd* socket, SocketAddress* peer) {
   sockaddr_storage storage{};
   socklen_t length = sizeof storage;
-  const int fd = ::accept4(listening_socket, reinterpret_cast<sockaddr*>(&storage), &length,
-                           SOCK_NONBLOCK | SOCK_CLOEXEC);
+  const int fd =
+      ::accept4(listening_socket, reinterpret_cast<sockaddr*>(&storage), &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd >= 0) {
     *socket = OwnedFd(fd);
     *peer = SocketAddress(reinterpret_cast<const sockaddr*>(&storage), length);

@@ -167,8 +167,8 @@ HandshakeVerdict InboundHandshakes::admit(Stranger& stranger, const Hello& hello
     const int most = settings_.streams.value_or(kMaxStreams);
     connection.sockets.resize(static_cast<std::size_t>(std::clamp<int>(hello.streams_wanted, 1, most)));
     connection.max_chunk_bytes = std::max(1u, std::min(hello.max_chunk_bytes, settings_.max_chunk_bytes));
-    connection.peer = stranger.peer.to_string() + " (host " + hello.host_name + ", process " +
-                      std::to_string(hello.process_id) + ")";
+    connection.peer =
+        stranger.peer.to_string() + " (host " + hello.host_name + ", process " + std::to_string(hello.process_id) + ")";
     listen.comm_id = hello.comm_id;
     listen.state = ListenState::kAssembling;
   } else if (listen.state != ListenState::kAssembling || hello.comm_id != listen.comm_id ||

@@ -82,10 +82,10 @@ class InboundHandshakes {
   const HandshakeSettings& settings_;
   EpollPoller* const poller_;
   std::uint64_t* const next_id_;
-  std::map<std::string, ListeningSocket> listening_;          // by interface name
-  std::map<std::uint64_t, ListeningSocket*> listening_ids_;   // by poller id; map nodes do not move
+  std::map<std::string, ListeningSocket> listening_;         // by interface name
+  std::map<std::uint64_t, ListeningSocket*> listening_ids_;  // by poller id; map nodes do not move
   std::map<Token, Listen> listens_;
-  std::map<std::uint64_t, Stranger> strangers_;               // by poller id: the oldest first
+  std::map<std::uint64_t, Stranger> strangers_;  // by poller id: the oldest first
 };
 
 }  // namespace bagua_net

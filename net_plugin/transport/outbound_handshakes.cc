@@ -58,9 +58,9 @@ Status OutboundHandshakes::connect(std::uint8_t* handle, bool* ready, Establishe
     Attempt attempt;
     attempt.address = handle_address(decoded);
     attempt.deadline_ms = monotonic_ms() + settings_.connect_timeout_ms;
-    const int wanted = settings_.has_workers               ? kAutoStreamsWithWorkers
+    const int wanted = settings_.has_workers           ? kAutoStreamsWithWorkers
                        : attempt.address.is_loopback() ? kAutoStreamsSameHost
-                                                           : kAutoStreamsOneThread;
+                                                       : kAutoStreamsOneThread;
     attempt.hello.streams_wanted = static_cast<std::uint16_t>(
         std::clamp<int>(settings_.streams.value_or(wanted), 1, std::max<int>(decoded.max_streams, 1)));
     attempt.hello.token = decoded.token;
@@ -201,8 +201,7 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
   stream.state = StreamState::kJoined;
   if (index == 0) {
     attempt.connection.max_chunk_bytes = reply.max_chunk_bytes;
-    attempt.connection.peer =
-        attempt.address.to_string() + " (process " + std::to_string(reply.process_id) + ")";
+    attempt.connection.peer = attempt.address.to_string() + " (process " + std::to_string(reply.process_id) + ")";
     attempt.streams.resize(reply.streams);
     for (std::size_t other = 1; other < attempt.streams.size() && !attempt.over; ++other) {
       start(attempt, number, other);
@@ -253,13 +252,12 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
     if (now_ms >= attempt.deadline_ms) {
       int last_error = 0;
       for (const Stream& stream : attempt.streams) last_error = std::max(last_error, stream.last_error);
-      const std::string why = last_error != 0 ? Status::system_error("last error", last_error).message()
-                                              : std::string("no answer");
-      give_up(attempt, Status::remote_error(
-                           "could not connect to " + attempt.address.to_string() + " within " +
-                           std::to_string(settings_.connect_timeout_ms) + " ms (" + why +
-                           "): that rank has failed (see its log), or a firewall blocks the way. "
-                           "BAGUA_NET_CONNECT_TIMEOUT_MS sets the deadline"));
+      const std::string why =
+          last_error != 0 ? Status::system_error("last error", last_error).message() : std::string("no answer");
+      give_up(attempt, Status::remote_error("could not connect to " + attempt.address.to_string() + " within " +
+                                            std::to_string(settings_.connect_timeout_ms) + " ms (" + why +
+                                            "): that rank has failed (see its log), or a firewall blocks the way. "
+                                            "BAGUA_NET_CONNECT_TIMEOUT_MS sets the deadline"));
       continue;
     }
     for (std::size_t index = 0; index < attempt.streams.size() && !attempt.over; ++index) {

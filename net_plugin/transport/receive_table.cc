@@ -4,8 +4,8 @@
 
 namespace bagua_net {
 
-std::uint64_t ReceiveTable::post(Request* request, Comm* comm, std::uint64_t number, void* data,
-                                 std::size_t capacity, MemoryRegistration* registration) {
+std::uint64_t ReceiveTable::post(Request* request, Comm* comm, std::uint64_t number, void* data, std::size_t capacity,
+                                 MemoryRegistration* registration) {
   const std::lock_guard<std::mutex> lock(mutex_);
   request->start(comm, number, data, capacity, registration);
   posted_[number % posted_.size()] = request;

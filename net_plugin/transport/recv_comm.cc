@@ -16,9 +16,9 @@ Status RecvComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::s
   RecvComm* self = created.get();
   std::vector<std::unique_ptr<DataStream>> data_streams;
   for (std::size_t index = 0; index < streams.size(); ++index) {
-    data_streams.push_back(std::make_unique<RecvStream>(
-        std::move(streams[index]), self, static_cast<int>(index), &self->table_,
-        [self] { self->ended_streams_.fetch_add(1, std::memory_order_release); }));
+    data_streams.push_back(
+        std::make_unique<RecvStream>(std::move(streams[index]), self, static_cast<int>(index), &self->table_,
+                                     [self] { self->ended_streams_.fetch_add(1, std::memory_order_release); }));
   }
   BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(data_streams), pool));
   *comm = std::move(created);

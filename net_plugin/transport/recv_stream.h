@@ -36,9 +36,9 @@ class RecvStream final : public DataStream {
   ReceiveTable* const table_;
   const std::function<void()> on_end_;
   FrameHeader header_;
-  Request* request_ = nullptr;         // whose payload is being read
+  Request* request_ = nullptr;  // whose payload is being read
   std::uint8_t* destination_ = nullptr;
-  std::size_t remaining_ = 0;          // bytes of the payload to come
+  std::size_t remaining_ = 0;  // bytes of the payload to come
   std::array<std::uint8_t, kStagingBytes> staging_;
   std::size_t staging_begin_ = 0;
   std::size_t staging_end_ = 0;

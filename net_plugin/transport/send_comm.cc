@@ -13,8 +13,8 @@ SendComm::SendComm(std::string peer, const SendPolicy& policy, std::size_t max_c
     : Comm(std::move(peer)),
       policy_(policy),
       stripes_elsewhere_(has_workers && streams > 1),
-      own_chunks_({stripes_elsewhere_ ? 1 : streams, std::min(policy.min_chunk_bytes, max_chunk_bytes),
-                   max_chunk_bytes}),
+      own_chunks_(
+          {stripes_elsewhere_ ? 1 : streams, std::min(policy.min_chunk_bytes, max_chunk_bytes), max_chunk_bytes}),
       striped_chunks_({std::max<std::size_t>(streams - 1, 1), std::min(policy.min_chunk_bytes, max_chunk_bytes),
                        max_chunk_bytes}) {}
 
@@ -25,17 +25,16 @@ Status SendComm::create(EstablishedConnection connection, const SendPolicy& poli
   return create(std::move(streams), std::move(connection.peer), connection.max_chunk_bytes, policy, pool, comm);
 }
 
-Status SendComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
-                        std::size_t max_chunk_bytes, const SendPolicy& policy, WorkerPool* pool,
-                        std::unique_ptr<SendComm>* comm) {
+Status SendComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer, std::size_t max_chunk_bytes,
+                        const SendPolicy& policy, WorkerPool* pool, std::unique_ptr<SendComm>* comm) {
   std::unique_ptr<SendComm> created(
       new SendComm(std::move(peer), policy, max_chunk_bytes, streams.size(), pool->size() > 0));
   std::vector<std::unique_ptr<DataStream>> data_streams;
   for (std::size_t index = 0; index < streams.size(); ++index) {
     ChunkScheduler* scheduler =
         created->stripes_elsewhere_ && index > 0 ? &created->striped_chunks_ : &created->own_chunks_;
-    data_streams.push_back(std::make_unique<SendStream>(std::move(streams[index]), created.get(),
-                                                        static_cast<int>(index), scheduler));
+    data_streams.push_back(
+        std::make_unique<SendStream>(std::move(streams[index]), created.get(), static_cast<int>(index), scheduler));
   }
   BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(data_streams), pool));
   *comm = std::move(created);

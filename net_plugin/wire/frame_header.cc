@@ -28,8 +28,8 @@ Status decode_frame_header(const std::uint8_t* bytes, FrameHeader* header) {
   header->offset = load_little_endian<std::uint64_t>(bytes + 16);
   header->message_bytes = load_little_endian<std::uint64_t>(bytes + 24);
   // Written without additions of peer-supplied numbers, which could wrap round.
-  const bool inside = header->offset <= header->message_bytes &&
-                      header->payload_bytes <= header->message_bytes - header->offset;
+  const bool inside =
+      header->offset <= header->message_bytes && header->payload_bytes <= header->message_bytes - header->offset;
   const bool progresses = header->payload_bytes > 0 || header->message_bytes == 0;
   if (!inside || !progresses) {
     return Status::remote_error("chunk of " + std::to_string(header->payload_bytes) + " bytes at offset " +

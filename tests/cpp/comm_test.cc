@@ -264,11 +264,11 @@ TEST_CASE(end_in_a_message_names_the_message) {
 
 TEST_CASE(hostile_frames_are_refused) {
   const std::uint64_t huge = ~std::uint64_t{0};
-  CHECK(receive_hostile_frame({16, 0, 0, 17}).code() == StatusCode::kInvalidUsage);      // larger than the receive
-  CHECK(receive_hostile_frame({16, 0, 1, 16}).code() == StatusCode::kRemoteError);       // beyond the message
-  CHECK(receive_hostile_frame({16, 0, huge, 16}).code() == StatusCode::kRemoteError);    // offset wraps
+  CHECK(receive_hostile_frame({16, 0, 0, 17}).code() == StatusCode::kInvalidUsage);    // larger than the receive
+  CHECK(receive_hostile_frame({16, 0, 1, 16}).code() == StatusCode::kRemoteError);     // beyond the message
+  CHECK(receive_hostile_frame({16, 0, huge, 16}).code() == StatusCode::kRemoteError);  // offset wraps
   CHECK(receive_hostile_frame({16, 0, huge - 8, huge}).code() == StatusCode::kRemoteError);
-  CHECK(receive_hostile_frame({0, 0, 0, 16}).code() == StatusCode::kRemoteError);        // no progress
+  CHECK(receive_hostile_frame({0, 0, 0, 16}).code() == StatusCode::kRemoteError);  // no progress
   CHECK(receive_hostile_frame({0xffffffff, 0, 0, huge}).code() == StatusCode::kInvalidUsage);
 }
 

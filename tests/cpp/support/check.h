@@ -68,14 +68,14 @@ inline int run_main(int argc, char** argv) {
   static const check::Registrar name##_registrar(#name, &name); \
   static void name()
 
-#define CHECK(condition) \
-  do {                   \
+#define CHECK(condition)                                                        \
+  do {                                                                          \
     if (!(condition)) check::fail(__FILE__, __LINE__, "not true: " #condition); \
   } while (false)
 #define CHECK_EQ(left, right) check::equal((left), (right), #left " == " #right, __FILE__, __LINE__)
-#define CHECK_OK(status)                                                                       \
-  do {                                                                                         \
-    const auto& check_status_ = (status);                                                      \
+#define CHECK_OK(status)                                                                                 \
+  do {                                                                                                   \
+    const auto& check_status_ = (status);                                                                \
     if (!check_status_.is_ok()) check::fail(__FILE__, __LINE__, #status ": " + check_status_.message()); \
   } while (false)
 #define CHECK_MAIN \
