@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -143,8 +144,10 @@ def test_the_time_budget_is_kept(bench: Bench) -> None:
     began = time.monotonic()
     finished = bench.run("-b", "1M", "-e", "4M", "--time-budget", "2", "--contenders", "bare")
     assert finished.returncode == 0, finished.stderr
-    # The fake driver answers at once whatever it is asked for: the plan is what is tested.
-    assert "3 sizes, 1 contenders, 7 repetitions: about 2 s" in finished.stderr
+    # The fake driver answers at once whatever it is asked for: the plan is what is tested. Starting took some of it.
+    planned = re.search(r"3 sizes, 1 contenders, 7 repetitions: about (\d) s", finished.stderr)
+    assert planned is not None, finished.stderr
+    assert 1 <= int(planned.group(1)) <= 2
     assert time.monotonic() - began < 30
 
 

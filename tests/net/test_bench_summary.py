@@ -69,18 +69,38 @@ def make_run() -> RunResults:
     return RunResults(
         {
             "plugin": {64: [sample(1e-6)], 4 * MIB: [sample(4 * MIB / 4e9), sample(4 * MIB / 2e9), sample(1.0)]},
-            "raw x1": {4 * MIB: [sample(4 * MIB / 5e9)]},
-            "raw x4": {4 * MIB: [sample(4 * MIB / 8e9)]},
+            "raw x1": {4 * MIB: [sample(4 * MIB / 5e9, moved=4 * MIB)]},
+            "raw x4": {4 * MIB: [sample(4 * MIB / 8e9, moved=4 * MIB)]},
         },
         {("plugin", 64): Verification(True, ""), ("plugin", 4 * MIB): Verification(False, "rank 1: 3 wrong")},
     )
+
+
+def raw_sample(gb_s: float, moved: int) -> Sample:
+    return Sample(
+        iterations=4, seconds=moved / 4 / (gb_s * 1e9), iteration_seconds=(), cpu_seconds=1, moved_bytes=moved
+    )
+
+
+def test_the_raw_limit_pools_all_long_transfers_of_a_stream_count() -> None:
+    long, short = 256 * MIB, 4 * MIB
+    lucky_once = [raw_sample(5, long), raw_sample(5, long), raw_sample(50, long)]
+    results = RunResults(
+        {
+            "raw x1": {MIB: [raw_sample(90, short)] * 9, 64 * MIB: lucky_once},
+            "raw x2": {MIB: [raw_sample(1, short)], 32 * MIB: [raw_sample(7, long)], 64 * MIB: [raw_sample(6, long)]},
+        }
+    )
+    limit = raw_limit(results, links=1)
+    assert limit is not None
+    assert (limit.gb_s, limit.streams) == (pytest.approx(6.5), 2)
 
 
 def test_the_raw_limit_is_the_best_median() -> None:
     limit = raw_limit(make_run(), links=2)
     assert limit is not None
     assert limit.gb_s == pytest.approx(8.0)
-    assert (limit.streams, limit.size_bytes) == (4, 4 * MIB)
+    assert limit.streams == 4
     assert limit.busbw_gb_s == pytest.approx(4.0)
     assert raw_limit(RunResults({"plugin": {8: [sample(1)]}}), links=2) is None
 

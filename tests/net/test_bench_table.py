@@ -89,7 +89,7 @@ def test_times(value: float, text: str) -> None:
 
 
 def test_bandwidth_and_cpu_keep_their_meaning_at_both_ends() -> None:
-    assert [format_bandwidth(v) for v in (0.00041, 0.5, 4.567, 45.67)] == ["0.00041", "0.50", "4.57", "45.7"]
+    assert [format_bandwidth(v) for v in (0.00041, 0.1171, 4.567, 45.67)] == ["0.00041", "0.117", "4.57", "45.7"]
     assert [format_cpu(v) for v in (0.2041, 20.41, 20410.0)] == ["0.204", "20.4", "20410"]
 
 

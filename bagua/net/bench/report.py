@@ -9,7 +9,7 @@ from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.summary import Comparison, RawLimit, best_raw_only
-from bagua.net.bench.table import LOUD, RESET, render_table
+from bagua.net.bench.table import LOUD, RESET, format_bandwidth, render_table
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,11 @@ class Report:
     def closing(self, *, colour: bool = False) -> str:
         lines = []
         if self.limit is not None:
+            links = self.limit.links
+            sharing = "one ring connection uses" if links == 1 else f"{links} ring connections share"
             lines.append(
-                f"raw TCP limit: {self.limit.gb_s:.2f} GB/s one way over {self.limit.streams} streams;"
-                f" {self.limit.links} ring connections share it: busbw {self.limit.busbw_gb_s:.2f} GB/s"
+                f"raw TCP limit: {format_bandwidth(self.limit.gb_s)} GB/s one way over {self.limit.streams} streams;"
+                f" {sharing} it: busbw {format_bandwidth(self.limit.busbw_gb_s)} GB/s"
             )
         lines += [str(comparison) for comparison in self.comparisons]
         if self.comparisons:
@@ -66,7 +68,6 @@ class Report:
             else {
                 "gb_s": self.limit.gb_s,
                 "streams": self.limit.streams,
-                "bytes": self.limit.size_bytes,
                 "ring_connections": self.limit.links,
                 "busbw_gb_s": self.limit.busbw_gb_s,
             },

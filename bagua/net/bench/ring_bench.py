@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 from bagua.net.bench.endpoint import Event
@@ -24,6 +25,8 @@ RAW_MIN_BYTES = 1 << 20
 # What the limit is measured with when all sizes are smaller.
 RAW_ONLY_BYTES = 64 << 20
 _DEFAULT_FIXED_WARMUP = 5
+# Of the time budget, however long starting and verifying took.
+_MIN_MEASURING_SHARE = 0.25
 
 _DESCRIPTIONS = {
     "bare": "plain sockets, one per channel, one non-blocking thread: what NCCL's own transport does by default",
@@ -65,6 +68,7 @@ def start_sessions(team: Team, options: Options, names: Sequence[str]) -> list[S
 
 def run_bench(team: Team, options: Options, environment: Mapping[str, str], stream_is_quiet: bool = False) -> Report:
     names, left_out = chosen_contenders(options)
+    began = time.monotonic()
     check_memory(max(options.sizes), _ranks_here(team), sum(name != RAW for name in names))
     machine = describe_machine()
     raw_sizes = [size for size in options.sizes if size >= RAW_MIN_BYTES] or [RAW_ONLY_BYTES]
@@ -78,7 +82,7 @@ def run_bench(team: Team, options: Options, environment: Mapping[str, str], stre
     }
     results = run_interleaved(
         Visit(sessions, sizes),
-        make_plan=lambda costs: _plan(costs, options),
+        make_plan=lambda costs: _plan(costs, options, time.monotonic() - began),
         verify=options.verify,
         timeout_s=options.timeout_s,
         progress=lambda total: Progress(total, quiet=stream_is_quiet),
@@ -118,13 +122,13 @@ def _ranks_here(team: Team) -> int:
     return sum(place is team.places[0] for place in team.places)
 
 
-def _plan(costs: Mapping[int, float], options: Options) -> IterationPlan:
+def _plan(costs: Mapping[int, float], options: Options, elapsed_s: float) -> IterationPlan:
     if options.iterations is not None:
         warmup = _DEFAULT_FIXED_WARMUP if options.warmup is None else options.warmup
         return fixed_plan(costs, options.iterations, warmup, options.repeats)
     return budget_plan(
         costs,
-        options.time_budget_s,
+        max(options.time_budget_s - elapsed_s, options.time_budget_s * _MIN_MEASURING_SHARE),
         options.repeats,
         may_reduce_repeats=not options.repeats_given,
         warmup=options.warmup,

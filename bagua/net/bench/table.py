@@ -34,7 +34,9 @@ def format_bandwidth(value: float) -> str:
     """GB/s; significant digits where there is little of it, so that an 8-byte row is not 0.00."""
     if value >= 10:
         return f"{value:.1f}"
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+    if value >= 1:
+        return f"{value:.2f}"
+    return f"{value:.3f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def format_cpu(value: float) -> str:
