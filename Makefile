@@ -98,7 +98,7 @@ bench: $(VENV)/.bagua ## Measure the plugin on this machine: table, build/bench/
 .PHONY: test
 test: $(VENV)/.bagua cpp-tests ## Run every test, C++ and Python
 	@echo "== pytest"
-	@BAGUA_TEST_INSTALLED=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
+	@$(BIN)/pytest --installed -n $(TEST_WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 # --- quality ---------------------------------------------------------------------------------------------------------
 

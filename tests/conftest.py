@@ -24,9 +24,16 @@ def _cuda_devices() -> list[Path]:
     return sorted(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def pytest_configure() -> None:
-    """`make test` promises that the installed package is tested; a stray copy on sys.path would break the promise."""
-    if os.environ.get("BAGUA_TEST_INSTALLED") != "1":
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--installed",
+        action="store_true",
+        help="fail unless the bagua under test is the installed package: a stray copy on sys.path proves nothing",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--installed"):
         return
     origin = _package_origin()
     if origin is None:
