@@ -417,6 +417,8 @@ def test_several_bad_knobs_are_several_findings() -> None:
     names = [finding.text.partition("=")[0] for finding in section.findings]
     assert names == ["BAGUA_NET_NSTREAMS", "BAGUA_NET_NWORKERS"]
     assert all(finding.remedy for finding in section.findings)
+    crossed = only(check_settings({"BAGUA_NET_MIN_CHUNKSIZE": "1M", "BAGUA_NET_MAX_CHUNKSIZE": "64K"}, [], []))
+    assert "lower the one or raise the other" in f"{crossed.text}; {crossed.remedy}"
 
 
 # --- self-test -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from bagua.net.nccl_config_file import ConfigSetting
 
 _PREFIXES = ("NCCL_", "BAGUA_NET_")
 _NAMES = ("ENABLE_BAGUA_NET", "LD_LIBRARY_PATH", "LD_PRELOAD", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+# The library joins its complaints by semicolons, and uses those inside of one, too; each starts with NAME=VALUE.
+_NEXT_COMPLAINT = re.compile(r"; (?=[A-Z_]+=)")
 _KNOB_PREFIXES = ("BAGUA_NET_", "ENABLE_BAGUA_NET")
 
 
@@ -20,9 +23,8 @@ def check_settings(environment: Mapping[str, str], config: Sequence[ConfigSettin
     effective = {setting.name: setting.value for setting in config} | dict(environment)
     findings = []
     try:
-        # The library joins all its complaints in this way.
         invalid = native.invalid_knobs(effective)
-        findings += [split_message(Status.FAIL, _with_remedy(text)) for text in invalid.split("; ") if text]
+        findings += [split_message(Status.FAIL, _with_remedy(text)) for text in _NEXT_COMPLAINT.split(invalid) if text]
         unknown = native.unknown_knobs(effective)
         findings += [warn(text, "unset it, or correct its name; `bagua-net knobs` lists all") for text in unknown]
         if not findings:
@@ -53,4 +55,4 @@ def _is_relevant(name: str) -> bool:
 
 
 def _with_remedy(text: str) -> str:
-    return text.rstrip("; ") + "; correct it or unset it; `bagua-net knobs` lists what is allowed"
+    return text if "; " in text else f"{text}; correct it or unset it (`bagua-net knobs` lists what is allowed)"
