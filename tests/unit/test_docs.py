@@ -49,8 +49,8 @@ def code_blocks(page: Path) -> list[CodeBlock]:
 
 
 def prose(page: Path) -> str:
-    """The page without code: a bracket in a program is no link."""
-    return re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text()))
+    """The page without code and comments: a bracket in a program is no link."""
+    return re.sub(r"`[^`\n]*`|<!--.*?-->", "", FENCE.sub("", page.read_text()), flags=re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
