@@ -178,6 +178,25 @@ def test_a_killed_rank_ends_the_others(fake: list[str], tmp_path: Path) -> None:
     assert "Traceback" not in results[0][2]
 
 
+def test_a_port_in_use_is_named_within_seconds(fake: list[str]) -> None:
+    began = time.monotonic()
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port + 1)):
+        results = finish(start(torchrun(2, port)[:1], [fake]))
+    assert results[0][0] == 1
+    assert f"port {port + 1} on " in results[0][2]
+    assert "another program holds it: give every rank the same free one with --port" in results[0][2]
+    assert time.monotonic() - began < 10
+
+
+def test_a_rank_that_is_never_started_is_named_in_time(fake: list[str]) -> None:
+    results = finish(start(torchrun(2, free_port())[:1], [[*fake, "--timeout", "1.5"]]))
+    assert results[0][0] == 1
+    assert "waiting on port" in results[0][2]
+    assert "1 of 2 ranks (rank 1) did not reach port" in results[0][2]
+    assert "see that torchrun started them all" in results[0][2]
+
+
 def test_options_that_contradict_the_launcher(fake: list[str]) -> None:
     results = finish(start(torchrun(2, free_port())[:1], [[*fake, "--ranks", "4"]]))
     assert results[0][0] == 2

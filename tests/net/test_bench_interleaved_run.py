@@ -1,0 +1,113 @@
+"""The order of a run: every contender at every size in every repetition, and each takes its turn to be first."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.interleaved_run import RunResults, Visit, rotated, run_interleaved
+from bagua.net.bench.iteration_plan import IterationPlan, fixed_plan
+from bagua.net.bench.progress import Progress
+from bagua.net.bench.sessions import Sample, Verification
+
+Call = tuple[str, int, int, int]
+
+
+class RecordingSession:
+    """Writes down what it is asked; an iteration of `size` takes size microseconds."""
+
+    collective = "all_reduce"
+
+    def __init__(self, name: str, calls: list[Call], wrong_at: int | None = None) -> None:
+        self.name = name
+        self._calls = calls
+        self._wrong_at = wrong_at
+        self.patience: list[float] = []
+
+    def connect(self, timeout_s: float) -> None:
+        raise AssertionError(f"a session is connected before the run, {timeout_s}")
+
+    def run(self, size_bytes: int, iterations: int, warmup: int, timeout_s: float) -> Sample:
+        self._calls.append((self.name, size_bytes, iterations, warmup))
+        self.patience.append(timeout_s)
+        return Sample(iterations, size_bytes * 1e-6, (), 1.0, size_bytes)
+
+    def verify(self, size_bytes: int, timeout_s: float) -> Verification:
+        assert timeout_s == 5.0
+        return Verification(size_bytes != self._wrong_at, "3 wrong elements" if size_bytes == self._wrong_at else "")
+
+
+def run(sessions: list[RecordingSession], sizes: Mapping[str, list[int]], verify: bool = True) -> RunResults:
+    def make_plan(costs: Mapping[int, float]) -> IterationPlan:
+        return fixed_plan(costs, iterations=4, warmup=2, repeats=3)
+
+    return run_interleaved(
+        Visit(sessions, sizes),
+        make_plan=make_plan,
+        verify=verify,
+        timeout_s=5.0,
+        progress=lambda total: Progress(total, stream=io.StringIO()),
+    )
+
+
+def test_every_visit_happens_once_and_everyone_is_first_in_turn() -> None:
+    calls: list[Call] = []
+    sessions = [RecordingSession(name, calls) for name in "abc"]
+    results = run(sessions, {name: [1, 2] for name in "abc"})
+    measured = [call for call in calls if call[2:] == (4, 2)]
+    assert [name for name, size, _, _ in measured if size == 1] == list("abcbcacab")
+    assert [name for name, size, _, _ in measured if size == 2] == list("bcacababc")
+    # Contenders alternate within one size of one repetition; sizes follow each other within a repetition.
+    assert [size for _, size, _, _ in measured] == [1, 1, 1, 2, 2, 2] * 3
+    assert set(Counter(measured).values()) == {3}
+    assert {len(results.samples[name][size]) for name in "abc" for size in (1, 2)} == {3}
+
+
+def test_the_estimate_is_not_a_sample() -> None:
+    calls: list[Call] = []
+    results = run([RecordingSession("a", calls)], {"a": [8, 1 << 20]})
+    assert [call for call in calls if call[2:] != (4, 2)] == [("a", 8, 20, 1), ("a", 1 << 20, 1, 1)]
+    assert {len(samples) for samples in results.samples["a"].values()} == {3}
+
+
+def test_a_contender_may_have_sizes_of_its_own() -> None:
+    calls: list[Call] = []
+    sessions = [RecordingSession("ring", calls), RecordingSession("raw x1", calls)]
+    results = run(sessions, {"ring": [8, 16], "raw x1": [16, 32]})
+    assert set(results.samples["ring"]) == {8, 16}
+    assert set(results.samples["raw x1"]) == {16, 32}
+
+
+def test_slow_sizes_are_given_their_time() -> None:
+    session = RecordingSession("a", [])
+    run([session], {"a": [1_000_000]})
+    # 1 s an iteration, 6 iterations with the warm-ups.
+    assert session.patience == [5.0, 65.0, 65.0, 65.0]
+
+
+def test_wrong_data_is_recorded_and_the_run_goes_on() -> None:
+    sessions = [RecordingSession("a", []), RecordingSession("b", [], wrong_at=16)]
+    results = run(sessions, {name: [8, 16] for name in "ab"})
+    assert results.wrong() == [("b", 16, "3 wrong elements")]
+    assert len(results.verifications) == 4
+    assert run(sessions, {name: [8, 16] for name in "ab"}, verify=False).verifications == {}
+
+
+def test_a_failure_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Sample:
+        raise BenchError("gone")
+
+    session = RecordingSession("a", [])
+    monkeypatch.setattr(session, "run", fail)
+    with pytest.raises(BenchError, match="gone"):
+        run([session], {"a": [8]})
+
+
+def test_rotation() -> None:
+    sessions = [RecordingSession(name, []) for name in "abc"]
+    assert ["".join(s.name for s in rotated(sessions, turn)) for turn in range(4)] == ["abc", "bca", "cab", "abc"]
+    assert rotated([], 3) == []
