@@ -171,6 +171,9 @@ void survives_dlclose(int version, bool leave_connected) {
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
 }
 
+// Reachable until the end, as NCCL's own structures are; volatile, so that it is really stored.
+const Session* volatile session_until_exit = nullptr;
+
 // A process that just ends, in the middle of it all.
 void survives_exit(int version) {
   auto* const session = new Session(version);
@@ -179,10 +182,7 @@ void survives_exit(int version) {
   exchange(net, connection, 300000, 300000, 0, 0, 1);
   static Buffer buffer(8 << 20);
   CHECK(Sender(net, connection.send).try_isend(buffer.data(), buffer.bytes(), nullptr) != nullptr);
-  // Reachable until the end, as NCCL's own structures are.
-  static const Session* kept = nullptr;
-  kept = session;
-  CHECK(kept != nullptr);
+  session_until_exit = session;
 }
 
 // Several copies of the calls at once: NCCL runs a service thread per rank and communicator.
