@@ -82,12 +82,12 @@ def without_library(tmp_path: Path) -> dict[str, str]:
 def build_library(tmp_path: Path) -> BuildLibrary:
     """Compiles C text to a shared library."""
 
-    def build(name: str, text: str) -> Path:
+    def build(name: str, text: str, *options: str) -> Path:
         folder = tmp_path / "built"
         folder.mkdir(exist_ok=True)
         library = folder / name
         compiler = os.environ.get("CXX", "c++").split()
-        command = [*compiler, "-x", "c", "-shared", "-fPIC", "-o", str(library), "-"]
+        command = [*compiler, "-x", "c", "-shared", "-fPIC", *options, "-o", str(library), "-"]
         subprocess.run(command, input=text, text=True, check=True, timeout=TIMEOUT_S)
         return library
 

@@ -169,6 +169,14 @@ def test_a_good_library(build_library: BuildLibrary) -> None:
     assert section.status is Status.OK
 
 
+def test_whether_the_loader_finds_it_again(build_library: BuildLibrary) -> None:
+    """A library that stays loaded and bears the default name is found by that name; another one is not."""
+    plain = build_library("libnccl-net.so", _ALL_TABLES)
+    assert check_library(plain).facts["reopens_by_name"] is False
+    options = ("-Wl,-z,nodelete", "-Wl,-soname,libnccl-net.so")
+    assert check_library(build_library("libnccl-net.so", _ALL_TABLES, *options)).facts["reopens_by_name"] is True
+
+
 def test_a_file_that_is_no_library(tmp_path: Path) -> None:
     file = tmp_path / "libnccl-net.so"
     file.write_text("not a library")
@@ -302,11 +310,11 @@ def test_old_nccls_look_for_the_file_elsewhere(
 
 
 def test_no_nccl() -> None:
-    finding = only(check_nccl([], None, {}, None))
+    finding = only(check_nccl([], None, {}, None, reopens_by_name=True))
     assert finding.status is Status.FAIL
     assert finding.text == "no NCCL on this machine: GPU jobs cannot run here"
     assert finding.remedy.startswith("install a CUDA build of torch")
-    cpu = only(check_nccl([], replace(_TORCH, version="2.13.0+cpu", has_cuda=False), {}, None))
+    cpu = only(check_nccl([], replace(_TORCH, version="2.13.0+cpu", has_cuda=False), {}, None, reopens_by_name=True))
     assert cpu.text.endswith("(torch 2.13.0+cpu is a build without CUDA)")
 
 
@@ -330,26 +338,39 @@ def test_no_nccl() -> None:
     ],
 )
 def test_each_nccl(library: NcclLibrary, status: Status, text: str, here: Surroundings) -> None:
-    finding = only(check_nccl([library], None, {}, here))
+    finding = only(check_nccl([library], None, {}, here, reopens_by_name=True))
     assert finding.status is status
     assert text in finding.text
     assert finding.remedy or status is Status.OK
 
 
+@pytest.mark.parametrize(("minor", "forgets"), [(27, False), (28, True), (29, True), (30, False)])
+def test_an_nccl_that_forgets(minor: int, forgets: bool, here: Surroundings) -> None:
+    library = _nccl(2, minor, 7)
+    findings = check_nccl([library], None, {}, here, reopens_by_name=False).findings
+    assert len(findings) == 1 + forgets
+    if forgets:
+        assert findings[1].status is Status.WARN
+        assert findings[1].text.startswith(f"NCCL 2.{minor}.7 forgets the plugin when a process destroys its last")
+    assert len(check_nccl([library], None, {}, here, reopens_by_name=True).findings) == 1
+
+
 def test_only_the_first_nccl_can_fail(here: Surroundings) -> None:
-    section = check_nccl([_nccl(2, 28, 9, owner="torch"), _nccl(2, 11, 4)], _TORCH, {}, here)
+    section = check_nccl([_nccl(2, 28, 9, owner="torch"), _nccl(2, 11, 4)], _TORCH, {}, here, reopens_by_name=True)
     assert [finding.status for finding in section.findings] == [Status.OK, Status.WARN]
     assert "(torch's, " in section.findings[0].text
 
 
 def test_an_nccl_that_looks_by_name(here: Surroundings) -> None:
-    finding = only(check_nccl([_nccl(2, 20, 5)], None, {}, here))
+    finding = only(check_nccl([_nccl(2, 20, 5)], None, {}, here, reopens_by_name=True))
     assert finding.status is Status.FAIL
     assert finding.text.endswith("finds plugins by name only, and LD_LIBRARY_PATH does not lead to the plugin")
     assert finding.remedy == "start the job with `bagua-net run --by-name -- CMD`"
     by_name = replace(here, loader_path=(here.library.parent,))
-    assert only(check_nccl([_nccl(2, 20, 5)], None, {}, by_name)).status is Status.OK
-    spoilt = only(check_nccl([_nccl(2, 20, 5)], None, {"NCCL_NET_PLUGIN": "/x/libnccl-net.so"}, by_name))
+    assert only(check_nccl([_nccl(2, 20, 5)], None, {}, by_name, reopens_by_name=True)).status is Status.OK
+    spoilt = only(
+        check_nccl([_nccl(2, 20, 5)], None, {"NCCL_NET_PLUGIN": "/x/libnccl-net.so"}, by_name, reopens_by_name=True)
+    )
     assert spoilt.text.endswith("NCCL_NET_PLUGIN=/x/libnccl-net.so is a path")
 
 

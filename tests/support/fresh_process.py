@@ -11,8 +11,11 @@ from typing import Protocol
 TIMEOUT_S = 240
 
 Completed = subprocess.CompletedProcess[str]
-BuildLibrary = Callable[[str, str], Path]  # file name and C text
 BuildNccl = Callable[[int], Path]  # what its ncclGetVersion returns
+
+
+class BuildLibrary(Protocol):
+    def __call__(self, name: str, text: str, *options: str) -> Path: ...
 
 
 class RunCommand(Protocol):

@@ -48,7 +48,13 @@ def examine(environment: Mapping[str, str]) -> Report:
         (
             library_section,
             activation,
-            check_nccl(nccl, torch, effective, surroundings),
+            check_nccl(
+                nccl,
+                torch,
+                effective,
+                surroundings,
+                reopens_by_name=bool(library_section.facts.get("reopens_by_name", False)),
+            ),
             check_interfaces(effective),
             check_rdma(ports, effective),
             check_settings(environment, config, files),

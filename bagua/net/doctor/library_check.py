@@ -22,7 +22,7 @@ _REINSTALL = "reinstall bagua: pip install --force-reinstall --no-deps bagua (or
 _VERSION_TEXT = re.compile(rb"Bagua-Net (\d+\.\d+\.\d+[\w.+-]*) active")
 # As NCCL opens it, in a process of its own: a library that crashes must not take the doctor down.
 _OPEN = """
-import ctypes, json, os, sys
+import _ctypes, ctypes, json, os, sys
 try:
     library = ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW | os.RTLD_LOCAL)
 except OSError as error:
@@ -34,13 +34,22 @@ for table in map(int, sys.argv[2:]):
         names[table] = ctypes.c_char_p.in_dll(library, f"ncclNetPlugin_v{table}").value.decode()
     except ValueError:
         pass
-print(json.dumps({"names": names}))
+# [Note: opened again] NCCL 2.28 and 2.29 close the library with the last communicator, forget its path, and then open
+# the default name. The loader takes what it still holds under that name, and looks in its directories otherwise.
+_ctypes.dlclose(library._handle)
+try:
+    ctypes.CDLL(os.path.basename(sys.argv[1]))
+    reopens = True
+except OSError:
+    reopens = False
+print(json.dumps({"names": names, "reopens": reopens}))
 """
 
 
 @dataclass(frozen=True)
 class OpenedLibrary:
     names: dict[int, str] = field(default_factory=dict)  # table number -> the name that it tells NCCL
+    reopens: bool = False  # see [Note: opened again]
     error: str = ""
 
 
@@ -58,7 +67,8 @@ def open_library(path: Path) -> OpenedLibrary:
         said = (answer.stderr.strip().splitlines() or ["without a message"])[-1]
         return OpenedLibrary(error=f"opening it ended the process with code {answer.returncode}: {said}")
     told: dict[str, Any] = json.loads(answer.stdout)
-    return OpenedLibrary({int(table): name for table, name in told.get("names", {}).items()}, told.get("error", ""))
+    names = {int(table): name for table, name in told.get("names", {}).items()}
+    return OpenedLibrary(names, told.get("reopens", False), told.get("error", ""))
 
 
 def version_of_library(path: Path) -> str | None:
@@ -75,7 +85,13 @@ def check_library(path: Path) -> Section:
     except PluginPathError as error:
         text, _, remedy = str(error).partition("; ")
         findings.append(fail(text, remedy))
-    facts = {"path": str(path), "version": version, "tables": sorted(opened.names), "error": opened.error}
+    facts = {
+        "path": str(path),
+        "version": version,
+        "tables": sorted(opened.names),
+        "reopens_by_name": opened.reopens,
+        "error": opened.error,
+    }
     return Section("library", "Library", tuple(findings), facts)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bagua.net.activation import Surroundings
-from bagua.net.doctor.finding import Finding, Section, Status, fail, ok
+from bagua.net.doctor.finding import Finding, Section, Status, fail, ok, warn
 from bagua.net.nccl_library import NcclLibrary, TorchInstallation
+from bagua.net.nccl_release import NcclRelease
 from bagua.net.plugin_setting import default_name_finds
 
 
@@ -15,12 +16,18 @@ def check_nccl(
     torch: TorchInstallation | None,
     environment: Mapping[str, str],
     surroundings: Surroundings | None,
+    *,
+    reopens_by_name: bool,
 ) -> Section:
-    """The first library is the one that a job takes: only its problems are failures."""
+    """The first library is the one that a job takes: only its problems are failures. `reopens_by_name`: see
+    [Note: opened again] in library_check.py."""
     if not libraries:
         findings = [_no_nccl(torch)]
     else:
         findings = [_check(libraries[0], Status.FAIL, environment, surroundings)]
+        release = libraries[0].release
+        if surroundings is not None and release is not None and release.forgets_plugin_name and not reopens_by_name:
+            findings.append(_forgetful(release))
         findings += [_check(library, Status.WARN, environment, surroundings) for library in libraries[1:]]
     facts = {
         "torch": None if torch is None else {"version": torch.version, "cuda": torch.has_cuda},
@@ -47,6 +54,14 @@ def _no_nccl(torch: TorchInstallation | None) -> Finding:
         text,
         "install a CUDA build of torch, which brings NCCL, or NVIDIA's package libnccl2; without a GPU, "
         "`bagua-net-bench` shows what the plugin does",
+    )
+
+
+def _forgetful(release: NcclRelease) -> Finding:
+    return warn(
+        f"NCCL {release} forgets the plugin when a process destroys its last communicator, and uses its own transport "
+        "for new ones",
+        "start jobs that do so with `bagua-net run -- CMD`",
     )
 
 
