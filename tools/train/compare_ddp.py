@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import signal
 import socket
@@ -168,8 +169,11 @@ def relative_difference(left: Sequence[float], right: Sequence[float]) -> float:
     """The largest over all steps, relative to the first loss: late losses are near zero, and so is their meaning."""
     if len(left) != len(right):
         raise ValueError(f"{len(left)} losses cannot be compared with {len(right)}")
-    scale = max(abs(left[0]), 1e-12)
-    return max(abs(a - b) for a, b in zip(left, right, strict=True)) / scale
+    gaps = [abs(a - b) for a, b in zip(left, right, strict=True)]
+    # A loss that is not a number compares as false with everything, and so would pass any limit.
+    if not all(math.isfinite(gap) for gap in gaps):
+        return math.inf
+    return max(gaps) / max(abs(left[0]), 1e-12)
 
 
 @dataclass(frozen=True)
@@ -184,8 +188,7 @@ class LossVerdict:
             f"losses of {name} differ from NCCL's default by {difference:.3g} (relative to the first loss); allowed"
             f" {self.allowed:.3g}, rounds of NCCL's default differ by {self.own_spread:.3g}"
             for name, difference in self.differences.items()
-            # A loss that is not a number compares as false with everything.
-            if not difference <= self.allowed
+            if difference > self.allowed
         ]
 
 
@@ -198,10 +201,9 @@ def judge_losses(trainings: Sequence[Training], baseline: str, tolerance: float)
     for training in trainings:
         if training.contender != baseline:
             found = relative_difference(reference[0].losses, training.losses)
-            # max() would drop a not-a-number that comes second.
-            known = differences.get(training.contender, 0.0)
-            differences[training.contender] = found if not found <= known else known
-    return LossVerdict(own, differences, max(tolerance, own))
+            differences[training.contender] = max(found, differences.get(training.contender, 0.0))
+    # Where even the default's losses are no numbers nothing can be compared, and nothing may pass.
+    return LossVerdict(own, differences, max(tolerance, own) if math.isfinite(own) else tolerance)
 
 
 def summarize(trainings: Sequence[Training], baseline: str) -> list[dict[str, Any]]:

@@ -1,0 +1,81 @@
+"""Real NCCL jobs on two GPUs of this host, over loopback TCP. Runs against the installed package."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from support.gpu_job import RANKS, Job, RunJob
+
+from bagua.net.bench.nccl_ab_log import read_proof_file
+
+DEADLINE_S = 150
+_OWN = ("NCCL_", "BAGUA_NET_", "_BAGUA_NET_", "ENABLE_BAGUA_NET", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
+
+
+def gpus() -> int:
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where there are GPUs but too few, the tests of this folder are skipped one by one, with the reason."""
+    if 0 < gpus() < RANKS:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason=f"needs {RANKS} GPUs, this machine has {gpus()}"))
+
+
+@pytest.fixture
+def run_job(tmp_path: Path) -> RunJob:
+    """torchrun of nccl_job.py with the given variables on top of TCP over loopback, and what NCCL logged."""
+
+    def run(*words: str, **variables: str) -> Job:
+        logs = tmp_path / "logs"
+        logs.mkdir(exist_ok=True)
+        for stale in logs.glob("*"):
+            stale.unlink()
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_OWN)}
+        environment.update(tcp_environment(logs))
+        environment.update(variables)
+        # The job's own store after it started over takes the port above this one.
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
+        command += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+        done = subprocess.run(
+            [*command, str(Path(__file__).with_name("nccl_job.py")), *words],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            stdin=subprocess.DEVNULL,
+        )
+        result = next((json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")), {})
+        files = sorted(logs.glob("*.log"))
+        proofs = [proof for path in files if (proof := read_proof_file(path)).network is not None]
+        text = "\n".join(path.read_text(errors="replace") for path in files)
+        return Job(done.returncode, done.stdout + done.stderr, result.get("right"), result.get("nccl"), proofs, text)
+
+    return run
+
+
+def tcp_environment(logs: Path) -> Mapping[str, str]:
+    return {
+        "NCCL_P2P_DISABLE": "1",
+        "NCCL_SHM_DISABLE": "1",
+        "NCCL_SOCKET_IFNAME": "lo",
+        # A program that uses NVLink multicast can harm other users of the host's GPUs.
+        "NCCL_NVLS_ENABLE": os.environ.get("NCCL_NVLS_ENABLE", "0"),
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV",
+        "NCCL_DEBUG_FILE": str(logs / "nccl.%p.log"),
+        "OMP_NUM_THREADS": "1",
+    }

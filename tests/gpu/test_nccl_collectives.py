@@ -1,0 +1,81 @@
+"""Every collective through the plugin gives the right data, at sizes below, at and above its thresholds, beside NCCL's
+own network in the same run; and training through it gives the same losses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.gpu_job import RANKS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+DEADLINE_S = 280
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("datatype", ["float32", "bfloat16"])
+def test_every_collective_is_right_through_the_plugin(tmp_path: Path, datatype: str) -> None:
+    words = ["--ranks", str(RANKS), "--collectives", "all", "-b", "4", "-e", "64M", "-f", "8", "-d", datatype]
+    words += ["-n", "3", "-w", "1", "--repeats", "1", "--tuned", "none", "--time-limit", "200"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bagua.cli.net_bench", "--nccl", *words, "--output-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    document = json.loads((tmp_path / "nccl.json").read_text())
+    ours = [row for row in document["measurements"] if row["contender"] == "bagua-net"]
+    assert {row["collective"] for row in ours} == {
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "send_recv",
+        "broadcast",
+    }
+    assert all(row["verified"] is True for row in document["measurements"])
+    assert document["summary"]["stopped_early"] is None
+    networks = document["summary"]["networks"]
+    assert {proof["network"] for proof in networks["bagua-net"]} == {"BaguaNet"}
+    assert {proof["network"] for proof in networks["NCCL default"]} == {"Socket"}
+
+
+@pytest.mark.timeout(300)
+def test_a_contender_that_did_not_get_its_network_fails_the_run(tmp_path: Path) -> None:
+    """A library that NCCL cannot open: without the proof its figures would be NCCL's own, under our name."""
+    broken = tmp_path / "libnccl-net.so"
+    broken.write_bytes(b"no library")
+    words = ["--ranks", str(RANKS), "--library", str(broken), "-b", "1K", "-e", "1K", "-n", "3", "--tuned", "none"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bagua.cli.net_bench", "--nccl", *words],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 1, done.stderr + done.stdout
+    assert "bagua-net should have used network BaguaNet, but rank 0 used Socket" in done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_training_through_the_plugin_gives_the_same_losses(repository: Path, tmp_path: Path) -> None:
+    words = ["--nproc-per-node", str(RANKS), "--model", "resnet", "--steps", "10", "--rounds", "1", "--tuned", "none"]
+    done = subprocess.run(
+        [
+            *(sys.executable, str(repository / "tools" / "train" / "compare_ddp.py")),
+            *(*words, "--output-dir", str(tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    document = json.loads((tmp_path / "ddp.json").read_text())
+    assert document["losses"]["differences"] == {"bagua-net": "0.0"}

@@ -1,0 +1,202 @@
+"""The DDP example and its comparison (tools/train/compare_ddp.py), on CPUs with gloo."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
+
+DEADLINE_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def compare_ddp(repository: Path) -> ModuleType:
+    return load(repository / "tools" / "train" / "compare_ddp.py")
+
+
+@pytest.fixture(scope="module")
+def ddp_train(repository: Path) -> ModuleType:
+    return load(repository / "examples" / "ddp_train.py")
+
+
+def load(path: Path) -> ModuleType:
+    """A script, as a module: neither folder is a package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses look their module up by name.
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def training(module: ModuleType, contender: str, losses: list[float], round_number: int = 0) -> Any:
+    return module.Training(contender, round_number, losses, [0.1] * len(losses), 320.0, True, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_comparison_trains_alternately_and_finds_equal_losses(repository: Path, tmp_path: Path) -> None:
+    words = ["--nproc-per-node", "2", "--steps", "8", "--rounds", "2", "--tuned", "none", "--backend", "gloo"]
+    words += ["--run-timeout", "100", "--time-limit", "220"]
+    script = repository / "tools" / "train" / "compare_ddp.py"
+    done = subprocess.run(
+        [sys.executable, str(script), *words, "--output-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    document = json.loads((tmp_path / "ddp.json").read_text())
+    order = [(run["contender"], run["round"]) for run in document["runs"]]
+    assert order == [("NCCL default", 0), ("bagua-net", 0), ("bagua-net", 1), ("NCCL default", 1)]
+    assert document["losses"]["allowed"] == 0.0
+    assert document["errors"] == []
+    losses = [run["losses"] for run in document["runs"]]
+    assert losses[0] == losses[1] == losses[2] == losses[3]
+    assert losses[0][-1] < losses[0][0] / 2, "the model learns, so equal losses mean something"
+    assert all(run["replicas_agree"] for run in document["runs"])
+    assert (tmp_path / "ddp.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_that_does_not_end_is_ended_and_named(compare_ddp: ModuleType, tmp_path: Path) -> None:
+    words = ["--steps", "100000", "--tuned", "none", "--backend", "gloo", "--output-dir", str(tmp_path)]
+    arguments = compare_ddp.parse_arguments(words)
+    contender = arguments.contenders[0]
+    with pytest.raises(compare_ddp.RunError, match="NCCL default, round 0: not done after 8 s"):
+        compare_ddp.train_once(contender, 0, arguments, os.environ, timeout_s=8.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_that_fails_shows_its_last_words(compare_ddp: ModuleType, tmp_path: Path) -> None:
+    words = ["--model", "vgg16", "--image-size", "33", "--backend", "gloo", "--output-dir", str(tmp_path)]
+    arguments = compare_ddp.parse_arguments(words)
+    with pytest.raises(compare_ddp.RunError) as failure:
+        compare_ddp.train_once(arguments.contenders[0], 0, arguments, os.environ, timeout_s=DEADLINE_S)
+    assert "exit code 1" in str(failure.value)
+
+
+def test_one_different_loss_is_a_failure_that_says_by_how_much(compare_ddp: ModuleType) -> None:
+    runs = [
+        training(compare_ddp, "NCCL default", [2.0, 1.0, 0.5]),
+        training(compare_ddp, "bagua-net", [2.0, 1.0, 0.5]),
+        training(compare_ddp, "bagua-net", [2.0, 1.0, 0.5001], 1),
+    ]
+    verdict = compare_ddp.judge_losses(runs, "NCCL default", 0.0)
+    (failure,) = verdict.failures
+    assert "bagua-net" in failure
+    assert "by 5e-05" in failure
+    assert compare_ddp.judge_losses(runs[:2], "NCCL default", 0.0).failures == []
+    assert compare_ddp.judge_losses(runs, "NCCL default", 1e-3).failures == []
+
+
+def test_the_spread_of_the_default_is_allowed_to_us_too(compare_ddp: ModuleType) -> None:
+    runs = [
+        training(compare_ddp, "NCCL default", [2.0, 1.0]),
+        training(compare_ddp, "NCCL default", [2.0, 1.1], 1),
+        training(compare_ddp, "bagua-net", [2.0, 1.05]),
+        training(compare_ddp, "other", [2.0, 1.2]),
+    ]
+    verdict = compare_ddp.judge_losses(runs, "NCCL default", 0.0)
+    assert verdict.own_spread == pytest.approx(0.05)
+    assert [failure.split()[2] for failure in verdict.failures] == ["other"]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_loss_that_is_not_a_number_is_never_equal(compare_ddp: ModuleType, place: int) -> None:
+    broken = [2.0, math.nan]
+    ours = [[2.0, 1.0], [2.0, 1.0]]
+    ours[place] = broken
+    runs = [training(compare_ddp, "NCCL default", [2.0, 1.0])]
+    runs += [training(compare_ddp, "bagua-net", losses, number) for number, losses in enumerate(ours)]
+    assert len(compare_ddp.judge_losses(runs, "NCCL default", 0.02).failures) == 1
+
+
+def test_speedups_are_medians_over_the_steady_steps(compare_ddp: ModuleType) -> None:
+    slow, fast = training(compare_ddp, "NCCL default", [1.0] * 10), training(compare_ddp, "bagua-net", [1.0] * 10)
+    slow.step_seconds = [9.0] * 5 + [0.4] * 5
+    fast.step_seconds = [9.0] * 5 + [0.1, 0.1, 0.1, 0.1, 5.0]
+    rows = compare_ddp.summarize([slow, fast], "NCCL default")
+    assert [row["step_ms"] for row in rows] == [pytest.approx(400), pytest.approx(100)]
+    assert [row["speedup"] for row in rows] == [1.0, pytest.approx(4.0)]
+
+
+def test_two_ranks_have_to_agree_exactly_and_more_within_rounding(compare_ddp: ModuleType, tmp_path: Path) -> None:
+    words = ["--output-dir", str(tmp_path), "--nproc-per-node"]
+    assert compare_ddp.parse_arguments([*words, "2"]).tolerance == 0.0
+    assert compare_ddp.parse_arguments([*words, "4"]).tolerance == compare_ddp.DEFAULT_TOLERANCE
+
+
+def test_ours_is_switched_on_by_the_variable_alone(compare_ddp: ModuleType, tmp_path: Path) -> None:
+    arguments = compare_ddp.parse_arguments(["--output-dir", str(tmp_path)])
+    assert arguments.contenders[-1].settings == {"ENABLE_BAGUA_NET": "1"}
+    assert arguments.contenders[-1].network == "BaguaNet"
+
+
+def test_vgg16_is_the_published_model(ddp_train: ModuleType) -> None:
+    import torch
+
+    with torch.device("meta"):
+        model = ddp_train.vgg16(224)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 138_357_544
+    convolutions = [layer for layer in model if isinstance(layer, torch.nn.Conv2d)]
+    assert len(convolutions) == 13
+    assert model(torch.empty(2, 3, 224, 224, device="meta")).shape == (2, 1000)
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet"])
+def test_the_small_models_give_a_score_for_each_class(ddp_train: ModuleType, name: str) -> None:
+    import torch
+
+    model = ddp_train.MODELS[name](32)
+    assert model(torch.zeros(3, 3, 32, 32)).shape == (3, ddp_train.CLASSES)
+
+
+def test_batches_depend_on_seed_step_and_rank_alone(ddp_train: ModuleType) -> None:
+    import torch
+
+    def batch(seed: int, step: int, rank: int) -> Any:
+        return ddp_train.NoisyPictures(seed, 8, torch.device("cpu")).batch(step, rank, 4)[0]
+
+    one = ddp_train.NoisyPictures(1, 8, torch.device("cpu"))
+    one.batch(0, 0, 4)
+    assert torch.equal(one.batch(3, 1, 4)[0], batch(1, 3, 1)), "whatever was drawn before"
+    for other in ((2, 3, 1), (1, 4, 1), (1, 3, 0)):
+        assert not torch.equal(batch(1, 3, 1), batch(*other))
+
+
+def test_the_example_never_imports_bagua(repository: Path) -> None:
+    text = (repository / "examples" / "ddp_train.py").read_text()
+    assert "import bagua" not in text.replace("It never imports bagua", "")
+    assert "from bagua" not in text
+
+
+@pytest.mark.timeout(120)
+def test_the_example_without_a_launcher_says_how_to_start_it(repository: Path) -> None:
+
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    done = subprocess.run(
+        [sys.executable, str(repository / "examples" / "ddp_train.py")],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 2
+    assert "start it with torchrun" in done.stderr
