@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,6 +155,9 @@ def _read(file: Path) -> bytes:
 
 def _replace(file: Path, content: bytes) -> None:
     """At no moment is there a half-written file: jobs may be starting. A link stays one; mode and owner are kept."""
+    # Imported here: activation, which runs in every `import torch`, only reads.
+    import tempfile
+
     target = file.resolve()
     temporary: Path | None = None
     try:

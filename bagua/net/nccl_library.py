@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bagua.net.library import loader_search_path
 from bagua.net.nccl_release import NcclRelease
+from bagua.net.nccl_wheel import wheel_release
 
 _SONAME = "libnccl.so.2"
 _ASK_TIMEOUT_S = 20.0
@@ -57,17 +58,6 @@ def find_torch(search_path: Iterable[str] | None = None) -> TorchInstallation | 
         version = metadata.name.removeprefix("torch-").removesuffix(".dist-info")
     has_cuda = any((directory / "lib" / name).exists() for name in ("libtorch_cuda.so", "libtorch_hip.so"))
     return TorchInstallation(directory, version, has_cuda)
-
-
-def wheel_release(search_path: Iterable[str] | None = None) -> tuple[str, NcclRelease] | None:
-    """Name and release of the NCCL wheel that torch brings, from its metadata alone: this runs in `import torch`."""
-    for directory in sys.path if search_path is None else search_path:
-        for metadata in sorted(Path(directory or ".").glob("nvidia_nccl_cu*.dist-info")):
-            name, _, version = metadata.name.removesuffix(".dist-info").partition("-")
-            release = NcclRelease.from_text(version)
-            if release is not None:
-                return name.replace("_", "-"), release
-    return None
 
 
 def find_nccl_libraries(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bagua.net import nccl_config_file
 from bagua.net.nccl_config_file import ConfigFileError, ConfigSetting, config_files, disable, enable, read_settings
 
 _PLUGIN = "/opt/bagua/lib/libnccl-net.so"
@@ -123,7 +123,7 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError(13, "Permission denied")
 
     file = tmp_path / "nccl.conf"
-    monkeypatch.setattr(nccl_config_file.tempfile, "mkstemp", refused)
+    monkeypatch.setattr(tempfile, "mkstemp", refused)
     with pytest.raises(
         ConfigFileError, match=r"nccl\.conf cannot be written \(Permission denied\); run the command as"
     ):

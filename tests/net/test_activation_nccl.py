@@ -8,8 +8,9 @@ import pytest
 from support.fresh_process import BuildLibrary, BuildNccl
 
 from bagua.net import nccl_library
-from bagua.net.nccl_library import find_nccl_libraries, find_torch, wheel_release
+from bagua.net.nccl_library import find_nccl_libraries, find_torch
 from bagua.net.nccl_release import NcclRelease
+from bagua.net.nccl_wheel import wheel_release
 
 
 @pytest.mark.parametrize(
