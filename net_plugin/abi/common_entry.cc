@@ -23,8 +23,7 @@ constexpr int kMaxGroupedReceives = 1;  // maxRecvs in the properties
 nccl::Result report(const char* operation, const Status& failure) noexcept {
   try {
     BAGUA_NET_WARN(std::string(operation) + ": " + failure.message());
-  } catch (...) {
-    // No memory for the text: the code still says that it failed.
+  } catch (...) {  // NOLINT(bugprone-empty-catch): no memory for the text; the code below says that it failed
   }
   return status_to_nccl(failure.code());
 }

@@ -22,10 +22,21 @@ void connects_when_the_other_side_is_not_ready(const Session& session) {
     CHECK_SUCCESS(net.accept(connection.listen, &recv));
     CHECK(recv == nullptr);
   }
-  poll_connection(net, session.ctx(), &handle, &connection);
+  poll_connection(net, session.ctx(), 0, &handle, &connection);
   CHECK_SUCCESS(net.close_listen(connection.listen));
   exchange(net, connection, 1000, 1000, 0, 0, 1);
   close_both_ends(net, &connection);
+}
+
+void connects_over_every_device(const Session& session) {
+  const Net& net = session.net();
+  int count = 0;
+  CHECK_SUCCESS(net.devices(&count));
+  for (int dev = 0; dev < count; ++dev) {
+    Connection connection = connect_both_ends(net, session.ctx(), dev);
+    exchange(net, connection, 100000, 100000, 0, 0, static_cast<std::uint64_t>(dev));
+    close_both_ends(net, &connection);
+  }
 }
 
 void carries_every_size(const Session& session) {
@@ -272,6 +283,7 @@ void refuses_sends_larger_than_receives(const Session& session) {
 void run_scenario(int version) {
   const Session session(version);
   connects_when_the_other_side_is_not_ready(session);
+  connects_over_every_device(session);
   carries_every_size(session);
   receives_less_than_posted(session);
   keeps_32_requests_in_flight(session);

@@ -120,11 +120,11 @@ struct Connection {
   void* recv = nullptr;
 };
 
-inline void poll_connection(const Net& net, void* ctx, Handle* handle, Connection* connection) {
+inline void poll_connection(const Net& net, void* ctx, int dev, Handle* handle, Connection* connection) {
   wait_until("connecting", [&] {
     if (connection->send == nullptr) {
       connection->send = slot_content(2);
-      CHECK_SUCCESS(net.connect(ctx, 0, handle->data(), &connection->send));
+      CHECK_SUCCESS(net.connect(ctx, dev, handle->data(), &connection->send));
       CHECK(connection->send != slot_content(2));
     }
     if (connection->recv == nullptr) {
@@ -135,12 +135,12 @@ inline void poll_connection(const Net& net, void* ctx, Handle* handle, Connectio
     return connection->send != nullptr && connection->recv != nullptr;
   });
 }
-inline Connection connect_both_ends(const Net& net, void* ctx) {
+inline Connection connect_both_ends(const Net& net, void* ctx, int dev = 0) {
   Connection connection;
   Handle handle{};
-  CHECK_SUCCESS(net.listen(ctx, 0, handle.data(), &connection.listen));
+  CHECK_SUCCESS(net.listen(ctx, dev, handle.data(), &connection.listen));
   CHECK(connection.listen != nullptr);
-  poll_connection(net, ctx, &handle, &connection);
+  poll_connection(net, ctx, dev, &handle, &connection);
   // As NCCL does: a listen comm is for one connection.
   CHECK_SUCCESS(net.close_listen(connection.listen));
   connection.listen = nullptr;
