@@ -26,9 +26,9 @@ _EXIT_INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if "--nccl" in words:
-        from bagua.net.bench import nccl_ab
+        from bagua.net.bench.nccl_ab import main as compare_nccl
 
-        return int(nccl_ab.main([word for word in words if word != "--nccl"]))
+        return compare_nccl([word for word in words if word != "--nccl"])
     options = parse_options(words)
     # Slurm and torchrun end a job with SIGTERM; the drivers are then ended in order, as with Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)

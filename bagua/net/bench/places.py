@@ -13,9 +13,6 @@ from bagua.net.bench.settings import DriverRequest, DriverSettings
 class Place(Protocol):
     """Starts drivers and owns them."""
 
-    @property
-    def host(self) -> str: ...
-
     def start(self, request: DriverRequest) -> Endpoint: ...
 
     def close(self, *, failed: bool) -> None:
@@ -25,18 +22,9 @@ class Place(Protocol):
 class LocalPlace:
     """This machine. In a local run the one place of all ranks; across hosts rank 0's own."""
 
-    def __init__(self, settings: DriverSettings, host: str) -> None:
+    def __init__(self, settings: DriverSettings) -> None:
         self._settings = settings
-        self._host = host
         self._drivers: list[DriverProcess] = []
-
-    @property
-    def host(self) -> str:
-        return self._host
-
-    @property
-    def drivers(self) -> list[DriverProcess]:
-        return list(self._drivers)
 
     def start(self, request: DriverRequest) -> DriverProcess:
         command = self._settings.command(request)

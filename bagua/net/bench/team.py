@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -72,7 +71,7 @@ def local_team(options: Options, environment: Mapping[str, str]) -> Team:
     path = choose_path(
         address=options.address, interface=options.interface, default_address=LOOPBACK, environment=environment
     )
-    place = LocalPlace(_settings(options, environment, path, ranks), socket.gethostname())
+    place = LocalPlace(_settings(options, environment, path, ranks))
     return Team([place] * ranks, [network_identity()] * ranks, path)
 
 
@@ -89,7 +88,7 @@ def lead_team(
             environment=environment,
         )
         local_ranks = sum(member.identity == members[0].identity for member in members)
-        mine = LocalPlace(_settings(options, environment, path, local_ranks), members[0].host)
+        mine = LocalPlace(_settings(options, environment, path, local_ranks))
         others = [RemotePlace(m.connection, m.host, m.rank) for m in members if m.connection is not None]
     except BaseException:
         for member in members:
@@ -136,7 +135,7 @@ def _own_place(
             default_address=connection.local_address,
             environment=environment,
         )
-        return LocalPlace(_settings(options, environment, path, local_ranks), socket.gethostname())
+        return LocalPlace(_settings(options, environment, path, local_ranks))
     except (BenchError, ValueError) as error:
         connection.send({"failed": str(error)})
         raise
