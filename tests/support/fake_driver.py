@@ -7,6 +7,7 @@ pid. Stdlib only: tests run it as a program of its own (see `install_fake_driver
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -128,7 +129,14 @@ def run_raw(arguments: dict[str, str], faults: Faults) -> None:
             return
 
 
+def die_with_parent() -> None:
+    """As the real driver does, so that a test that kills the command leaves nothing behind."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+
+
 def main() -> None:
+    die_with_parent()
     words = sys.argv[2:]
     arguments = dict(zip(words[::2], words[1::2], strict=True))
     if "FAKE_DRIVER_PIDS" in os.environ:
