@@ -70,23 +70,23 @@ JsonLine& JsonLine::add_null(std::string_view key) {
 
 JsonLine& JsonLine::add(std::string_view key, const std::vector<std::string>& values) {
   begin_value(key);
-  text_ += "[";
+  text_ += '[';
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (i > 0) text_ += ", ";
     append_quoted(values[i], &text_);
   }
-  text_ += "]";
+  text_ += ']';
   return *this;
 }
 
 JsonLine& JsonLine::add(std::string_view key, const std::vector<double>& values) {
   begin_value(key);
-  text_ += "[";
+  text_ += '[';
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (i > 0) text_ += ", ";
     append_number(values[i], &text_);
   }
-  text_ += "]";
+  text_ += ']';
   return *this;
 }
 

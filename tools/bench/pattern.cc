@@ -17,7 +17,7 @@ std::uint64_t hash(std::uint64_t value) {
 void store(std::uint8_t* data, std::size_t index, float value) { std::memcpy(data + 4 * index, &value, 4); }
 
 float load(const std::uint8_t* data, std::size_t index) {
-  float value;
+  float value = 0;
   std::memcpy(&value, data + 4 * index, 4);
   return value;
 }

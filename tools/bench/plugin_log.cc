@@ -21,9 +21,7 @@ LogState& log_state() {
   return state;
 }
 
-void write_log(nccl::LogLevel level, unsigned long /*flags*/, const char* file, int line, const char* format, ...)
-    __attribute__((format(printf, 5, 6)));
-
+// NOLINTNEXTLINE(modernize-avoid-variadic-functions): NCCL's type of a logger
 void write_log(nccl::LogLevel level, unsigned long /*flags*/, const char* file, int line, const char* format, ...) {
   char message[2048];
   va_list arguments;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "base/monotonic_clock.h"
 #include "bench/all_reduce_kernel.h"
@@ -51,7 +52,7 @@ Status from_hex(const std::string& text, RingTransport::Handle* handle) {
 
 class RingSession {
  public:
-  explicit RingSession(const RingOptions& options) : options_(options) {}
+  explicit RingSession(RingOptions options) : options_(std::move(options)) {}
   ~RingSession();
 
   Status start();
@@ -100,6 +101,7 @@ Status RingSession::start() {
   std::vector<RingTransport::Handle> handles;
   BAGUA_NET_RETURN_IF_ERROR(transport_->listen(&handles));
   std::vector<std::string> texts;
+  texts.reserve(handles.size());
   for (const RingTransport::Handle& handle : handles) texts.push_back(to_hex(handle));
 
   JsonLine line("listening");
@@ -184,7 +186,7 @@ Status RingSession::connect(const std::vector<std::string>& words) {
 
 Status RingSession::require_connected(const std::string& command) const {
   if (schedule_ != nullptr) return Status::ok();
-  return Status::invalid_usage("command \"" + command + "\" came before \"connect\"");
+  return Status::invalid_usage("command \"" + command + R"(" came before "connect")");
 }
 
 Status RingSession::all_reduce(const RingPlan& plan, RingKernel* kernel) {

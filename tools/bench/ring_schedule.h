@@ -85,7 +85,7 @@ class RingSchedule {
   };
   struct Channel {
     PageBuffer memory;
-    FixedQueue<std::uint8_t*, 2 * kMaxDepth> free_slots;
+    FixedQueue<std::uint8_t*, std::size_t{2} * kMaxDepth> free_slots;
     FixedQueue<std::uint8_t*, kMaxDepth> ready_slots;
     FixedQueue<Transfer, kMaxDepth> receives;
     FixedQueue<Transfer, kMaxDepth> sends;
