@@ -180,8 +180,9 @@ void survives_exit(int version) {
   const Net& net = session->net();
   Connection connection = connect_both_ends(net, session->ctx());
   exchange(net, connection, 300000, 300000, 0, 0, 1);
-  static Buffer buffer(8 << 20);
-  CHECK(Sender(net, connection.send).try_isend(buffer.data(), buffer.bytes(), nullptr) != nullptr);
+  // Never freed: a worker may read it until the very end.
+  static Buffer* const buffer = new Buffer(8 << 20);
+  CHECK(Sender(net, connection.send).try_isend(buffer->data(), buffer->bytes(), nullptr) != nullptr);
   session_until_exit = session;
 }
 
@@ -228,7 +229,10 @@ bool register_all() {
       register_process_case("holds_256_comms" + suffix, workers, [=] { holds_256_comms(version); });
       register_process_case("fork_of_a_child_that_does_nothing" + suffix, workers,
                             [=] { survives_fork(version, false); });
+#if !defined(__SANITIZE_THREAD__)
+      // TSan cannot follow a child that starts threads after its parent had some ("dup thread with used id").
       register_process_case("fork_of_a_child_that_uses_it" + suffix, workers, [=] { survives_fork(version, true); });
+#endif
       register_process_case("dlclose" + suffix, workers, [=] { survives_dlclose(version, false); });
       register_process_case("dlclose_while_connected" + suffix, workers, [=] { survives_dlclose(version, true); });
       register_process_case("exit_mid_transfer" + suffix, workers, [=] { survives_exit(version); });

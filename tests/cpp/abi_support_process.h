@@ -25,13 +25,6 @@
 #include "abi/nccl_types.h"
 #include "support/check.h"
 
-#if defined(__SANITIZE_THREAD__)
-// Cases that fork after threads exist start new ones in the child: that is what they are about.
-extern "C" __attribute__((visibility("default"), used)) const char* __tsan_default_options() {
-  return "die_after_fork=0";
-}
-#endif
-
 namespace abi_test {
 
 using Environment = std::vector<std::pair<std::string, std::string>>;
