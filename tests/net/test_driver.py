@@ -486,7 +486,9 @@ def test_raw_ends_with_different_stream_counts_get_an_error(start: StartDriver) 
     address = server.expect("listening")["address"]
     client = start("raw", "--role", "client", "--streams", 3, "--connect", address)
     assert "--streams 3, this server has 2" in server.expect_failure(SECONDS)
-    assert "stream 0" in client.expect_failure(SECONDS)
+    # The server is gone by then, or just going: while the client connects its streams, or waits for the answer.
+    message = client.expect_failure(SECONDS)
+    assert "stream" in message or f"connect to {address}" in message
 
 
 def test_a_raw_server_without_a_client_fails_at_the_deadline(start: StartDriver) -> None:
