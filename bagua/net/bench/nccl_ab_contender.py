@@ -156,7 +156,7 @@ def worker_environment(
             environment["NCCL_SHM_DISABLE"] = "1"
         environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
     environment["NCCL_DEBUG"] = "INFO"
-    environment["NCCL_DEBUG_SUBSYS"] = "INIT,NET,ENV,GRAPH"
+    environment["NCCL_DEBUG_SUBSYS"] = "INIT,NET,ENV"
     environment["NCCL_DEBUG_FILE"] = str(debug_file)
     # A lost peer has to become an error of the turn, not a core dump of the watchdog later on.
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
