@@ -65,11 +65,16 @@ def vgg16(image_size: int) -> nn.Module:
     ]
     model = nn.Sequential(*layers)
     for layer in model:
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            # Without normalization layers the signal would fade out on its way through 16 layers.
+        if not isinstance(layer, nn.Conv2d | nn.Linear):
+            continue
+        if isinstance(layer, nn.Conv2d):
+            # Without normalization layers the signal would fade out on its way through 13 convolutions ...
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+        else:
+            # ... and the classifier starts near zero, so that its first guesses are even and its gradients small.
+            nn.init.normal_(layer.weight, std=0.01)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
     return model
 
 
