@@ -181,7 +181,7 @@ void survives_exit(int version) {
   Connection connection = connect_both_ends(net, session->ctx());
   exchange(net, connection, 300000, 300000, 0, 0, 1);
   // Never freed: a worker may read it until the very end.
-  static Buffer* const buffer = new Buffer(8 << 20);
+  static auto* const buffer = new Buffer(8 << 20);
   CHECK(Sender(net, connection.send).try_isend(buffer->data(), buffer->bytes(), nullptr) != nullptr);
   session_until_exit = session;
 }
