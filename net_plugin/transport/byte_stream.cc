@@ -12,7 +12,9 @@ class TcpByteStream final : public ByteStream {
   explicit TcpByteStream(OwnedFd socket) : socket_(std::move(socket)) {}
   ~TcpByteStream() override { TcpByteStream::shutdown(); }  // a forked child may hold a duplicate: close is not enough
 
+  // One piece is the usual case of a look at an idle socket, and recv costs less than recvmsg.
   ssize_t read(const iovec* pieces, std::size_t count) override {
+    if (count == 1) return ::recv(socket_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT);
     msghdr message{};
     message.msg_iov = const_cast<iovec*>(pieces);
     message.msg_iovlen = count;
@@ -20,6 +22,9 @@ class TcpByteStream final : public ByteStream {
   }
 
   ssize_t write(const iovec* pieces, std::size_t count) override {
+    if (count == 1) {
+      return ::send(socket_.get(), pieces[0].iov_base, pieces[0].iov_len, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
     msghdr message{};
     message.msg_iov = const_cast<iovec*>(pieces);
     message.msg_iovlen = count;
