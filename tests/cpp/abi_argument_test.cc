@@ -135,6 +135,16 @@ void refuses_wrong_arguments(int version) {
   CHECK(comm == nullptr);
   CHECK_WARNED("connect: ");
 
+  // The bytes of the protocol version, see wire/connect_handle.h.
+  void* listen = nullptr;
+  CHECK_SUCCESS(net.listen(session.ctx(), 0, handle.data(), &listen));
+  handle[8] = 99;
+  comm = slot_content(2);
+  CHECK_RESULT(net.connect(session.ctx(), 0, handle.data(), &comm), Result::kRemoteError);
+  CHECK(comm == nullptr);
+  CHECK_WARNED("version 99");
+  CHECK_SUCCESS(net.close_listen(listen));
+
   // After all of that the connection still works.
   exchange(net, connection, 64, 64, 0, 0, 9);
   CHECK_SUCCESS(net.dereg_mr(connection.send, nullptr));

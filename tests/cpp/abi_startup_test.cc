@@ -23,7 +23,6 @@ Result init_result(const Net& net) {
 void starts_and_says_so(int version) {
   with_table(version, [&](const Net& net) {
     CHECK_RESULT(init_result(net), Result::kSuccess);
-    const std::string all = CapturedLog::get().all();
     CHECK_EQ(CapturedLog::get().count(LogLevel::kInfo, "active: table v" + std::to_string(version)), 1);
     CHECK(CapturedLog::get().informed("lo (127.0.0.1"));
     CHECK(CapturedLog::get().informed("workers 3"));
