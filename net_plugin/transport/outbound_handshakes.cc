@@ -51,10 +51,11 @@ bool is_worth_a_retry(int error_number) {
 
 Status OutboundHandshakes::connect(std::uint8_t* handle, bool* ready, EstablishedConnection* connection) {
   *ready = false;
+  // First of all: where another network's handle comes, its bytes mean nothing here, the state's neither.
+  ConnectHandle decoded;
+  BAGUA_NET_RETURN_IF_ERROR(decode_connect_handle(handle, &decoded));
   const std::uint64_t number = load_connect_state(handle);
   if (number == 0) {
-    ConnectHandle decoded;
-    BAGUA_NET_RETURN_IF_ERROR(decode_connect_handle(handle, &decoded));
     Attempt attempt;
     attempt.address = handle_address(decoded);
     attempt.deadline_ms = monotonic_ms() + settings_.connect_timeout_ms;
