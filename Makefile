@@ -104,13 +104,15 @@ test: $(VENV)/.bagua cpp-tests ## Run every test, C++ and Python
 
 # --- quality ---------------------------------------------------------------------------------------------------------
 
-.PHONY: lint
-lint: $(VENV)/.packages build/lint/build.ninja ## ruff, mypy, clang-format, clang-tidy: every finding is an error
+.PHONY: lint lint-python lint-cpp
+lint: lint-python lint-cpp ## ruff, mypy, clang-format, clang-tidy: every finding is an error
+lint-python: $(VENV)/.packages
 	@echo "== ruff"
 	@$(BIN)/ruff check --quiet $(wildcard $(PYTHON_SOURCES))
 	@$(BIN)/ruff format --check --quiet $(wildcard $(PYTHON_SOURCES))
 	@echo "== mypy"
 	@$(BIN)/mypy
+lint-cpp: build/lint/build.ninja
 	@echo "== clang-format"
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES) $(CPP_HEADERS) $(C_SOURCES)
 	@echo "== clang-tidy (files that changed since their last clean run)"
@@ -138,11 +140,13 @@ export UBSAN_OPTIONS := halt_on_error=1:print_stacktrace=1
 export TSAN_OPTIONS := halt_on_error=1:second_deadlock_stack=1:die_after_fork=0
 TSAN_RUN := $(shell [ "$$(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 28)" -gt 28 ] && echo setarch "$$(uname -m)" -R)
 
-.PHONY: sanitize
-sanitize: build/asan/build.ninja build/tsan/build.ninja ## Run the C++ tests under ASan + UBSan and under TSan
+.PHONY: sanitize asan tsan
+sanitize: asan tsan ## Run the C++ tests under ASan + UBSan and under TSan
+asan: build/asan/build.ninja
 	@echo "== build and run under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@$(BIN)/ninja -C build/asan -j $(JOBS) --quiet
 	@BAGUA_CPP_BUILD=build/asan BAGUA_CPP_SLOWDOWN=4 $(BIN)/pytest -n $(TEST_WORKERS) tests/cpp $(PYTEST_ARGS)
+tsan: build/tsan/build.ninja
 	@echo "== build and run under ThreadSanitizer"
 	@$(BIN)/ninja -C build/tsan -j $(JOBS) --quiet
 	@BAGUA_CPP_BUILD=build/tsan BAGUA_CPP_SLOWDOWN=8 $(TSAN_RUN) $(BIN)/pytest -n $(TEST_WORKERS) tests/cpp $(PYTEST_ARGS)
