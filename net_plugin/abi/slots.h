@@ -7,6 +7,7 @@
 
 #include "abi/common_entry.h"
 #include "abi/device_properties.h"
+#include "abi/export_table.h"
 #include "abi/net_types_v12.h"
 #include "abi/plugin_name.h"
 
@@ -126,11 +127,3 @@ constexpr void set_common_slots(Table* table) {
 // offload), makeVDevice (NCCL then does not merge NICs), setNetAttr (hints without use here).
 
 }  // namespace bagua_net::abi::slots
-
-// The table is data that NCCL finds by its C name and uses in place: constant, and there as long as the library is.
-#define BAGUA_NET_EXPORT_TABLE(Table, symbol, make_table)                            \
-  extern "C" {                                                                       \
-  extern __attribute__((visibility("default"))) const bagua_net::nccl::Table symbol; \
-  const bagua_net::nccl::Table symbol = bagua_net::abi::make_table();                \
-  }                                                                                  \
-  static_assert(sizeof(symbol) == sizeof(bagua_net::nccl::Table))

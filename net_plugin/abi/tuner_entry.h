@@ -1,0 +1,55 @@
+// What every version of NCCL's tuner table does, with arguments that fit all versions, and the adapters to NCCL's
+// argument lists; tuner_v<N>.cc puts them into its table.
+//
+// The tuner changes one thing: it lowers the number of channels where channel_policy.h says so. Algorithms and
+// protocols stay NCCL's. NCCL calls it for every collective, of every network, from any thread; a result other than
+// success fails the collective. It takes no locks and touches no network state: NCCL finalizes it before its proxy
+// threads end.
+//
+// All ranks must answer alike, or the collective hangs. So the answer depends on the arguments that are equal on all of
+// them, and on environment variables, which a job has to set alike on every rank, as it has to for NCCL's own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "abi/tuner_types.h"
+
+namespace bagua_net::abi::tuner {
+
+// Once per communicator. *ctx is NULL where everything is left to NCCL, and that is no failure.
+nccl::Result init(std::size_t ranks, std::size_t nodes, nccl::Logger* logger, void** ctx) noexcept;
+void choose_channels(const void* ctx, std::size_t bytes, int* channels) noexcept;
+nccl::Result finalize(void* ctx) noexcept;
+
+inline nccl::Result init_v2(std::size_t ranks, std::size_t nodes, nccl::Logger* logger, void** ctx) {
+  return init(ranks, nodes, logger, ctx);
+}
+inline nccl::Result init_v5(void** ctx, std::uint64_t /*comm_id*/, std::size_t ranks, std::size_t nodes,
+                            nccl::Logger* logger, nccl::TunerNvlDomain* /*nvl_domain*/,
+                            nccl::TunerConstants* /*constants*/) {
+  return init(ranks, nodes, logger, ctx);
+}
+
+inline nccl::Result get_coll_info_v2(void* ctx, nccl::TunedFunction /*function*/, std::size_t bytes,
+                                     int /*coll_net_support*/, int /*nvls_support*/, int /*pipe_ops*/,
+                                     int* /*algorithm*/, int* /*protocol*/, int* channels) {
+  choose_channels(ctx, bytes, channels);
+  return nccl::Result::kSuccess;
+}
+inline nccl::Result get_coll_info_v3(void* ctx, nccl::TunedFunction /*function*/, std::size_t bytes, int /*pipe_ops*/,
+                                     float** /*cost_table*/, int /*algorithms*/, int /*protocols*/, int* channels) {
+  choose_channels(ctx, bytes, channels);
+  return nccl::Result::kSuccess;
+}
+// Whether buffers are registered is each rank's own view, and so of no use here.
+inline nccl::Result get_coll_info_v4(void* ctx, nccl::TunedFunction /*function*/, std::size_t bytes, int /*pipe_ops*/,
+                                     float** /*cost_table*/, int /*algorithms*/, int /*protocols*/, int /*registered*/,
+                                     int* channels) {
+  choose_channels(ctx, bytes, channels);
+  return nccl::Result::kSuccess;
+}
+
+inline nccl::Result finalize_v2(void* ctx) { return finalize(ctx); }
+
+}  // namespace bagua_net::abi::tuner

@@ -1,0 +1,21 @@
+// Tuner table v5, for NCCL 2.28 to 2.30 (the newest one that both sides know is taken).
+#include "abi/export_table.h"
+#include "abi/plugin_name.h"
+#include "abi/tuner_entry.h"
+
+namespace bagua_net::abi {
+namespace {
+
+constexpr nccl::TunerTableV5 make_table() {
+  nccl::TunerTableV5 table{};
+  table.name = kPluginName;
+  table.init = &tuner::init_v5;
+  table.getCollInfo = &tuner::get_coll_info_v4;
+  table.finalize = &tuner::finalize_v2;
+  return table;
+}
+
+}  // namespace
+}  // namespace bagua_net::abi
+
+BAGUA_NET_EXPORT_TABLE(TunerTableV5, ncclTunerPlugin_v5, make_table);
