@@ -80,17 +80,15 @@ class Tuner {
       answer.rest_untouched = algorithm == kUntouched && protocol == kUntouched;
       return answer;
     }
-    float costs[kAlgorithms][kProtocols];
-    for (int i = 0; i < kAlgorithms * kProtocols; ++i)
-      costs[i / kProtocols][i % kProtocols] = i % 4 == 0 ? -1.0F : 10.0F * static_cast<float>(i);
-    float before[kAlgorithms][kProtocols];
-    std::memcpy(before, costs, sizeof costs);
-    auto** const table = reinterpret_cast<float**>(costs);
+    std::array<float, kAlgorithms * kProtocols> costs;
+    for (std::size_t i = 0; i < costs.size(); ++i) costs[i] = i % 4 == 0 ? -1.0F : 10.0F * static_cast<float>(i);
+    const auto before = costs;
+    auto** const table = reinterpret_cast<float**>(costs.data());
     answer.result = version_ == 3 ? as<TunerTableV3>().getCollInfo(ctx, function, bytes, 1, table, kAlgorithms,
                                                                    kProtocols, &answer.channels)
                                   : as<TunerTableV4>().getCollInfo(ctx, function, bytes, 1, table, kAlgorithms,
                                                                    kProtocols, registered, &answer.channels);
-    answer.rest_untouched = std::memcmp(before, costs, sizeof costs) == 0;
+    answer.rest_untouched = costs == before;
     return answer;
   }
 
