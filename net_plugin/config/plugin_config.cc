@@ -41,8 +41,10 @@ const std::vector<Knob>& knob_table() {
                            "Devices that each network interface is shown to NCCL as. NCCL opens two channels per "
                            "device, so this sets how many channels move data at once. auto: 1 for an interface of up "
                            "to 50 Gb/s, else 4."),
-      size_knob("BAGUA_NET_INLINE_BYTES", &Config::inline_bytes, 0, kGibibyte,
-                "Messages up to this size are written and read by NCCL's own thread, without waking an I/O thread."),
+      size_knob(
+          "BAGUA_NET_INLINE_BYTES", &Config::inline_bytes, 0, kGibibyte,
+          "Messages up to this size are written and read by NCCL's own thread, without waking an I/O thread; only "
+          "up to a quarter of it while copying fills that thread's time."),
       size_knob(kMinChunkName, &Config::min_chunk_bytes, kKibibyte, kGibibyte,
                 "The least that one connection takes of a message at a time. Must not be larger than "
                 "BAGUA_NET_MAX_CHUNKSIZE."),

@@ -24,7 +24,7 @@ struct PluginConfig {
   std::int64_t inline_bytes = 65536;      // BAGUA_NET_INLINE_BYTES: up to this size the calling thread does the I/O
   std::int64_t min_chunk_bytes = 65536;   // BAGUA_NET_MIN_CHUNKSIZE: least bytes that one stream takes at a time
   std::int64_t max_chunk_bytes = 524288;  // BAGUA_NET_MAX_CHUNKSIZE
-  int spin_us = 1000;                       // BAGUA_NET_SPIN_US: how long an idle worker looks before it sleeps
+  int spin_us = 1000;                     // BAGUA_NET_SPIN_US: how long an idle worker looks before it sleeps
   int connect_timeout_ms = 60000;         // BAGUA_NET_CONNECT_TIMEOUT_MS: deadline of a whole connect
   int handshake_timeout_ms = 10000;       // BAGUA_NET_HANDSHAKE_TIMEOUT_MS: deadline of an accepted socket's hello
   int keepalive_s = 30;                   // BAGUA_NET_KEEPALIVE_S: silence after which a dead host is an error

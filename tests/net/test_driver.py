@@ -297,18 +297,18 @@ def test_the_reason_of_the_plugin_is_passed_on(start: StartDriver) -> None:
 
 @pytest.mark.parametrize(("level", "is_shown"), [("", False), ("info", True)])
 def test_the_log_of_the_plugin_goes_to_stderr_when_asked_for(start: StartDriver, level: str, is_shown: bool) -> None:
-    driver = start("ring", "--rank", 0, "--nranks", 2, *options_of("plugin"), BAGUA_NET_DRIVER_LOG=level)
+    driver = start("ring", "--rank", 0, "--nranks", 2, *options_of("plugin"), BAGUA_DRIVER_LOG=level)
     driver.expect("listening")
     driver.say("quit")
     driver.expect_end()
     assert ("BaguaNet" in driver.log()) == is_shown
     # The variable is the driver's: the plugin must not take it for a misspelt knob.
-    assert "BAGUA_NET_DRIVER_LOG" not in driver.log()
+    assert "BAGUA_DRIVER_LOG" not in driver.log()
 
 
 def test_a_bad_log_level_is_explained(start: StartDriver) -> None:
-    driver = start("ring", "--rank", 0, "--nranks", 2, *options_of("plugin"), BAGUA_NET_DRIVER_LOG="loud")
-    assert 'BAGUA_NET_DRIVER_LOG is "loud", but must be warn, info or empty' in driver.expect_failure()
+    driver = start("ring", "--rank", 0, "--nranks", 2, *options_of("plugin"), BAGUA_DRIVER_LOG="loud")
+    assert 'BAGUA_DRIVER_LOG is "loud", but must be warn, info or empty' in driver.expect_failure()
 
 
 @pytest.mark.parametrize("mode", ["ring", "raw"])

@@ -50,7 +50,7 @@ class Driver:
         self.process: subprocess.Popen[bytes] = lab.start(
             host,
             [str(driver_path()), "ring", "--transport", "plugin", "--library", str(library_path()), *arguments],
-            {"BAGUA_NET_DRIVER_LOG": "info", **env},
+            {"BAGUA_DRIVER_LOG": "info", **env},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

@@ -30,8 +30,6 @@ LIBRARY = "bagua/net/lib/libnccl-net.so"
 DRIVER = "bagua/net/bin/bagua-net-driver"
 COMPILED = {EXTENSION, LIBRARY, DRIVER}
 BUILD_DEADLINE_S = 900
-# What glibc itself is made of: every Linux that NCCL runs on has these.
-LIBC = re.compile(r"lib(c|m|dl|rt|pthread)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+")
 
 pytestmark = [pytest.mark.xdist_group("wheel"), pytest.mark.timeout(2 * BUILD_DEADLINE_S)]
 
@@ -207,24 +205,6 @@ def test_compiled_driver_is_executable(installed: Installation) -> None:
 
 
 # --- the library in it -----------------------------------------------------------------------------------------------
-
-
-def test_library_needs_only_libc(installed: Installation) -> None:
-    needed = re.findall(
-        r"\(NEEDED\).*\[(.+)\]", run("readelf", "--dynamic", "--wide", installed.site_packages / LIBRARY)
-    )
-    assert needed
-    assert [name for name in needed if not LIBC.fullmatch(name)] == []
-
-
-def test_library_exports_only_nccl_tables(installed: Installation) -> None:
-    listing = run("nm", "--dynamic", "--defined-only", installed.site_packages / LIBRARY)
-    symbols = {line.split()[-1].partition("@@")[0] for line in listing.splitlines()}
-    # A version script's version node shows up as an absolute symbol.
-    nodes = {line.split()[-1] for line in listing.splitlines() if line.split()[-2] == "A"}
-    networks = {f"ncclNetPlugin_v{version}" for version in range(5, 13)}
-    tuners = {f"ncclTunerPlugin_v{version}" for version in range(2, 7)}
-    assert symbols - nodes == networks | tuners
 
 
 def test_plain_c_program_opens_the_library(installed: Installation, tmp_path: Path) -> None:

@@ -20,14 +20,14 @@ ANSWER_S = 60.0
 
 
 def driver_executable() -> Path:
-    """The installed driver, or the one that BAGUA_NET_DRIVER names (a build directory's)."""
-    chosen = os.environ.get("BAGUA_NET_DRIVER")
+    """The installed driver, or the one that BAGUA_DRIVER names (a build directory's)."""
+    chosen = os.environ.get("BAGUA_DRIVER")
     return Path(chosen) if chosen else library.driver_path()
 
 
 def plugin_library() -> Path:
-    """The installed plugin, or the one that BAGUA_NET_DRIVER_LIBRARY names."""
-    chosen = os.environ.get("BAGUA_NET_DRIVER_LIBRARY")
+    """The installed plugin, or the one that BAGUA_DRIVER_LIBRARY names."""
+    chosen = os.environ.get("BAGUA_DRIVER_LIBRARY")
     return Path(chosen) if chosen else library.library_path()
 
 

@@ -27,7 +27,7 @@ bagua-net-driver raw --role server [--address 127.0.0.1[:PORT]] --streams N [--w
 bagua-net-driver raw --role client --connect HOST:PORT          --streams N [--write-bytes 1048576] [--timeout-ms 60000]
   stdin: run BYTES | quit
 
-Answers are JSON lines on stdout. BAGUA_NET_DRIVER_LOG=warn|info shows the plugin's log on stderr.
+Answers are JSON lines on stdout. BAGUA_DRIVER_LOG=warn|info shows the plugin's log on stderr.
 )";
 
 // A driver must not outlive the front-end that reads it. If the parent died before this call, stdin is at its end, and

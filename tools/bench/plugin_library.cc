@@ -95,7 +95,7 @@ Status PluginLibrary::check(nccl::Result result, const char* call) const {
   const std::string warning = last_plugin_warning();
   return {meaning.code, std::string(call) + " of " + table_->name() + " (table v" + std::to_string(table_->version()) +
                             ") returned " + std::to_string(static_cast<int>(result)) + " (" + meaning.name + ")" +
-                            (warning.empty() ? "; run with BAGUA_NET_DRIVER_LOG=info for its log" : ": " + warning)};
+                            (warning.empty() ? "; run with BAGUA_DRIVER_LOG=info for its log" : ": " + warning)};
 }
 
 }  // namespace bagua_net::bench

@@ -44,17 +44,14 @@ void write_log(nccl::LogLevel level, unsigned long /*flags*/, const char* file, 
 }  // namespace
 
 Status configure_plugin_log() {
-  const char* value = std::getenv("BAGUA_NET_DRIVER_LOG");
+  const char* value = std::getenv("BAGUA_DRIVER_LOG");
   const std::string level = value == nullptr ? "" : value;
-  // They are ours, not the plugin's, which would warn about knobs that it does not know.
-  unsetenv("BAGUA_NET_DRIVER_LOG");
-  unsetenv("BAGUA_NET_DRIVER");
   if (level == "warn") {
     log_state().shown = nccl::LogLevel::kWarn;
   } else if (level == "info") {
     log_state().shown = nccl::LogLevel::kInfo;
   } else if (!level.empty()) {
-    return Status::invalid_argument("BAGUA_NET_DRIVER_LOG is \"" + level + "\", but must be warn, info or empty");
+    return Status::invalid_argument("BAGUA_DRIVER_LOG is \"" + level + "\", but must be warn, info or empty");
   }
   return Status::ok();
 }

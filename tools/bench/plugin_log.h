@@ -1,5 +1,5 @@
 // PluginLog: the logger that the driver hands to a plugin. Prints in the manner of NCCL's log to stderr, as far as
-// BAGUA_NET_DRIVER_LOG asks for it, and keeps the last warning: the NCCL interface returns a number only, and the
+// BAGUA_DRIVER_LOG asks for it, and keeps the last warning: the NCCL interface returns a number only, and the
 // reason behind it is in that warning.
 // Any thread may log. One per process, because NCCL's logger is a plain function without a context.
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace bagua_net::bench {
 
-// Reads BAGUA_NET_DRIVER_LOG: "" or unset, "warn" or "info".
+// Reads BAGUA_DRIVER_LOG: "" or unset, "warn" or "info".
 Status configure_plugin_log();
 nccl::Logger* plugin_logger();
 void forget_plugin_warnings();      // those of a start that went well say nothing about later failures

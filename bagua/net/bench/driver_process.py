@@ -106,7 +106,7 @@ class DriverProcess:
         else:
             how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
         said = self._stderr_tail()
-        remedy = f"its last words: {said}" if said else "it wrote nothing to stderr; set BAGUA_NET_DRIVER_LOG=info"
+        remedy = f"its last words: {said}" if said else "it wrote nothing to stderr; set BAGUA_DRIVER_LOG=info"
         if said.endswith("out of memory") or "SIGKILL" in how:
             remedy += "; the kernel may have run out of memory: lower -e/--maxbytes or --ranks"
         return f"{self._name} (pid {self._process.pid}) {how} in the middle of the run; {remedy}"

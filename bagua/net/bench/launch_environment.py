@@ -139,7 +139,7 @@ def _port(environment: Mapping[str, str]) -> int:
 
 def _job(environment: Mapping[str, str]) -> str:
     names = (
-        "BAGUA_NET_BENCH_SECRET",
+        "BAGUA_BENCH_SECRET",
         "TORCHELASTIC_RUN_ID",
         "SLURM_JOB_ID",
         "SLURM_STEP_ID",

@@ -24,7 +24,7 @@ _ITERATIONS = 10
 # Which interface a job uses is another section's question: here the loopback device must do.
 _NETWORK_CHOICE = ("NCCL_SOCKET_FAMILY", "NCCL_COMM_ID", "NCCL_NET", "NCCL_NET_PLUGIN")
 _TITLE = "Loopback self-test"
-_REPORT_IT = "run it again with BAGUA_NET_DRIVER_LOG=info, and report what it prints if the cause is not clear from it"
+_REPORT_IT = "run it again with BAGUA_DRIVER_LOG=info, and report what it prints if the cause is not clear from it"
 
 
 def check_loopback(environment: Mapping[str, str], library: Path | None) -> Section:
