@@ -104,19 +104,20 @@ test: $(VENV)/.bagua cpp-tests ## Run every test, C++ and Python
 
 # --- quality ---------------------------------------------------------------------------------------------------------
 
-.PHONY: lint lint-python lint-cpp
-lint: lint-python lint-cpp ## ruff, mypy, clang-format, clang-tidy: every finding is an error
+.PHONY: lint lint-python lint-format lint-tidy
+lint: lint-python lint-format lint-tidy ## ruff, mypy, clang-format, clang-tidy: every finding is an error
 lint-python: $(VENV)/.packages
 	@echo "== ruff"
 	@$(BIN)/ruff check --quiet $(wildcard $(PYTHON_SOURCES))
 	@$(BIN)/ruff format --check --quiet $(wildcard $(PYTHON_SOURCES))
 	@echo "== mypy"
 	@$(BIN)/mypy
-lint-cpp: build/lint/build.ninja
+lint-format: $(VENV)/.packages
 	@echo "== clang-format"
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES) $(CPP_HEADERS) $(C_SOURCES)
+lint-tidy: build/lint/build.ninja
 	@echo "== clang-tidy (files that changed since their last clean run)"
-	@$(MAKE) --no-print-directory -j $(JOBS) -O tidy
+	@$(MAKE) --no-print-directory --keep-going -j $(JOBS) -O tidy
 
 # One stamp per file, so that a second run only looks at what changed.
 TIDY_STAMPS := $(CPP_SOURCES:%.cc=build/lint/tidy/%.ok)
