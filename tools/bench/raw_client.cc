@@ -11,6 +11,7 @@
 #include "base/monotonic_clock.h"
 #include "bench/endpoint.h"
 #include "bench/raw_socket.h"
+#include "os/tcp_socket.h"
 
 namespace bagua_net::bench {
 
@@ -29,6 +30,9 @@ Status RawClient::connect_stream(std::size_t stream, std::int64_t deadline) {
   const std::string server = options_.address.to_string();
   OwnedFd socket(::socket(options_.address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket.is_open()) return Status::system_error("socket for " + server, errno);
+  // The plugin's own options, so that the limit is that of the same TCP: within a host the system's congestion control
+  // may cost half of the rate.
+  BAGUA_NET_RETURN_IF_ERROR(apply_tcp_options(socket.get(), TcpOptions{}, options_.address.is_loopback()));
   if (::connect(socket.get(), options_.address.data(), options_.address.length()) != 0 && errno != EINPROGRESS) {
     return Status::system_error("connect to " + server, errno);
   }
@@ -48,7 +52,6 @@ Status RawClient::connect_stream(std::size_t stream, std::int64_t deadline) {
   fcntl(socket.get(), F_SETFL, fcntl(socket.get(), F_GETFL) & ~O_NONBLOCK);
   set_call_deadline(socket.get(), SO_SNDTIMEO, options_.timeout_ms);
   set_call_deadline(socket.get(), SO_RCVTIMEO, options_.timeout_ms);
-  BAGUA_NET_RETURN_IF_ERROR(set_no_delay(socket.get()));
   const RawHello::Bytes hello = RawHello{stream, options_.streams}.encode();
   BAGUA_NET_RETURN_IF_ERROR(send_exactly(socket.get(), stream, options_.timeout_ms, hello.data(), hello.size()));
   sockets_[stream] = std::move(socket);
