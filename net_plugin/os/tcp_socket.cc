@@ -52,6 +52,7 @@ Status tcp_listen(SocketAddress* address, OwnedFd* socket) {
 }
 
 Status tcp_accept(int listening_socket, OwnedFd* socket, SocketAddress* peer) {
+  socket->reset();
   sockaddr_storage storage{};
   socklen_t length = sizeof storage;
   const int fd =
@@ -61,7 +62,6 @@ Status tcp_accept(int listening_socket, OwnedFd* socket, SocketAddress* peer) {
     *peer = SocketAddress(reinterpret_cast<const sockaddr*>(&storage), length);
     return Status::ok();
   }
-  socket->reset();
   switch (errno) {
     case EMFILE:
     case ENFILE:

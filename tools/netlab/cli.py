@@ -17,7 +17,7 @@ EXIT_CANNOT_RUN = 125
 
 _EXAMPLES = """examples:
   netlab run --rate 10G --mtu 9000 -- bagua-net-bench
-  netlab run --hosts 4 --nics 2 --rate 25G -- python examples/ddp.py
+  netlab run --hosts 4 --nics 2 --rate 25G -- python examples/ddp_train.py
   netlab run --rate 1600M --per-flow 400M -- bagua-net-bench
   netlab run --hosts 3 --rate 10G --uneven 2:0=1G -- ./my_job.sh
 """

@@ -32,6 +32,8 @@ class BytePipeEnd final : public ByteStream {
   BytePipeEnd(std::shared_ptr<PipeState> state, PipeBehaviour behaviour, unsigned seed)
       : state_(std::move(state)), behaviour_(behaviour), random_(seed) {}
   ~BytePipeEnd() override { state_->closed = true; }
+  BytePipeEnd(const BytePipeEnd&) = delete;
+  BytePipeEnd& operator=(const BytePipeEnd&) = delete;
 
   ssize_t read(const iovec* pieces, std::size_t count) override {
     if (disturbed()) return -1;
