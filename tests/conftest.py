@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,12 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Interpreters that tests start must not find the source tree, which has no compiled library, before the package.
 os.environ["PYTHONSAFEPATH"] = "1"
+
+# Started in the background or by nohup, we ignore these, and so would the programs whose answer to them is tested. A
+# handler, unlike SIG_IGN, does not outlive exec: they begin with the default.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler)
 
 
 def _package_origin() -> Path | None:
