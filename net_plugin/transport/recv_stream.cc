@@ -39,11 +39,13 @@ StreamProgress RecvStream::end_of_input() {
                                      std::to_string(header_.message_number) +
                                      ": its process ended or aborted; see that rank's log"));
   }
+  ended_ = true;
   on_end_();
   return StreamProgress::kEnded;
 }
 
 StreamProgress RecvStream::progress(std::size_t budget) {
+  if (ended_) return StreamProgress::kEnded;  // a driver may look again
   std::size_t moved = 0;
   bool drained = false;
   set_blocked(false);

@@ -248,6 +248,27 @@ TEST_CASE(end_between_messages_fails_only_waiting_receives) {
   CHECK(status.message().find("sender") != std::string::npos);
 }
 
+TEST_CASE(end_of_one_stream_leaves_the_others_alone) {
+  Connection connection(2, kSmooth, 1);
+  connection.pipes[1]->capacity = 1 << 20;
+  std::uint8_t room = 0;
+  Request* receive = nullptr;
+  CHECK_OK(connection.receiver->irecv(&room, 1, nullptr, &receive));
+  connection.pipes[0]->closed = true;
+  bool done = false;
+  std::size_t bytes = 0;
+  for (int i = 0; i < 10; ++i) {
+    CHECK_OK(receive->test(&done, &bytes));
+    CHECK(!done);
+  }
+  std::vector<std::uint8_t> frame(kFrameHeaderBytes + 1, 7);
+  encode_frame_header({1, 0, 0, 1}, frame.data());
+  write_raw(*connection.pipes[1], frame.data(), frame.size());
+  CHECK_OK(receive->test(&done, &bytes));
+  CHECK(done);
+  CHECK_EQ(int{room}, 7);
+}
+
 TEST_CASE(end_in_a_message_names_the_message) {
   for (const std::size_t cut : {std::size_t{1}, kFrameHeaderBytes - 1, kFrameHeaderBytes, kFrameHeaderBytes + 5}) {
     Connection connection(1, kSmooth, 1);
