@@ -31,8 +31,9 @@ Status Status::system_error(const std::string& operation, int error_number) {
 }
 
 const std::string& Status::message() const {
-  static const std::string kNone;
-  return failure_ ? failure_->message : kNone;
+  // Never destroyed: a thread of ours may outlive the process's static objects.
+  static const auto* const kNone = new std::string;
+  return failure_ ? failure_->message : *kNone;
 }
 
 Status Status::with_context(const std::string& context) const {

@@ -45,9 +45,10 @@ struct LogLine {
 
 class CapturedLog {
  public:
+  // Never destroyed: tables without finalize may leave the plugin's thread logging while the process exits.
   static CapturedLog& get() {
-    static CapturedLog log;
-    return log;
+    static auto* const log = new CapturedLog;
+    return *log;
   }
   static void log(bagua_net::nccl::LogLevel level, unsigned long flags, const char* file, int line, const char* format,
                   ...) {
