@@ -223,8 +223,8 @@ CPP_ALLOWED: dict[str, set[str]] = {
     "python": {"base", "config", "wire", "os", "stats", "transport"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
-# Of the plugin's code the load driver shares the definitions of the table, plain values and socket options: nothing that moves
-# bytes.
+# Of the plugin's code the load driver shares the definitions of the table, plain values and socket options: nothing
+# that moves bytes.
 SHARED_WITH_BENCH = re.compile(r"abi/(net|nccl)_types\w*\.h|base/\w+\.h|os/(random_bytes|socket_address|tcp_socket)\.h")
 # What may only be known in abi/: NCCL's names. The word NCCL itself is free, in comments and messages.
 NCCL_NAME = re.compile(r"\b(ncclNet\w*|ncclResult_t|ncclSuccess|NCCL_NET_HANDLE_MAXSIZE|NCCL_PTR_\w+)\b")
