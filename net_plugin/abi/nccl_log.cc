@@ -22,12 +22,7 @@ void log_to_nccl(LogLevel level, const char* file, int line, const char* message
   // NCCL keeps the last WARN whatever NCCL_DEBUG says, and torch puts it into its exception ("Last error: ..."): that
   // is how a user sees our reason with logging off. INFO passes NCCL_DEBUG_SUBSYS by one matching flag; INIT is in its
   // default set, NET is not.
-  nccl::LogLevel nccl_level = nccl::LogLevel::kTrace;
-  switch (level) {
-    case LogLevel::kWarn: nccl_level = nccl::LogLevel::kWarn; break;
-    case LogLevel::kInfo: nccl_level = nccl::LogLevel::kInfo; break;
-    case LogLevel::kTrace: nccl_level = nccl::LogLevel::kTrace; break;
-  }
+  const nccl::LogLevel nccl_level = level == LogLevel::kWarn ? nccl::LogLevel::kWarn : nccl::LogLevel::kInfo;
   logger(nccl_level, nccl::kLogInit | nccl::kLogNet, base_name(file), line, "NET/BaguaNet: %s", message);
 }
 

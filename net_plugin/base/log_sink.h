@@ -7,7 +7,7 @@
 
 namespace bagua_net {
 
-enum class LogLevel { kWarn, kInfo, kTrace };
+enum class LogLevel { kWarn, kInfo };
 
 // A plain function pointer: it can be swapped atomically, and NCCL's own logger is one.
 using LogFunction = void (*)(LogLevel level, const char* file, int line, const char* message);

@@ -40,12 +40,6 @@ bool SocketAddress::is_loopback() const {
   return false;
 }
 
-bool SocketAddress::is_link_local() const {
-  if (is_ipv4()) return (ntohl(as_ipv4(storage_).sin_addr.s_addr) >> 16) == 0xa9fe;
-  if (is_ipv6()) return IN6_IS_ADDR_LINKLOCAL(&as_ipv6(storage_).sin6_addr);
-  return false;
-}
-
 bool SocketAddress::same_host(const SocketAddress& other) const {
   if (family() != other.family()) return false;
   if (is_ipv4()) return as_ipv4(storage_).sin_addr.s_addr == as_ipv4(other.storage_).sin_addr.s_addr;

@@ -23,7 +23,6 @@ class SocketAddress {
   sockaddr* data() { return reinterpret_cast<sockaddr*>(&storage_); }
   socklen_t length() const;
   bool is_loopback() const;
-  bool is_link_local() const;
   // Same host address, whatever the ports.
   bool same_host(const SocketAddress& other) const;
   std::string host() const;       // "192.0.2.1", "fe80::1%eth0"

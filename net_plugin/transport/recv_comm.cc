@@ -42,7 +42,7 @@ Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* regist
 
 Status RecvComm::check_progress_possible() {
   if (ended_streams_.load(std::memory_order_acquire) < streams_.size()) return Status::ok();
-  // The oldest request decides: one that is done was merely not tested yet.
+  // One that is done was merely not tested yet; any other waits in vain.
   for (const Request& request : requests_) {
     if (request.in_use_ && !request.is_done()) {
       fail(Status::remote_error("the peer closed the connection while this rank waits for message " +
