@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from support.fake_driver import install_fake_driver, living_pids
+from support.fake_driver import install_fake_driver
+from support.processes import living_pids, wait_until
 
 from bagua.net.bench.network_path import NetworkPath
 from bagua.net.bench.team import Team
@@ -165,10 +166,7 @@ def test_a_killed_rank_ends_the_others(fake: list[str], tmp_path: Path) -> None:
     pids = {"FAKE_DRIVER_PIDS": str(tmp_path / "pids"), "FAKE_DRIVER_FAULT": fault}
     arguments = [*fake, *SMALL_RUN, "--contenders", "bare"]
     processes = start([environment | pids for environment in torchrun(2, free_port())], [arguments, arguments])
-    deadline = time.monotonic() + 20
-    while len(living_pids(tmp_path / "pids")) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: len(living_pids(tmp_path / "pids")) == 2, "the start of two drivers", 20)
     time.sleep(0.5)
     processes[1].kill()
     results = finish(processes)
@@ -176,10 +174,7 @@ def test_a_killed_rank_ends_the_others(fake: list[str], tmp_path: Path) -> None:
     assert "the connection to rank 1" in results[0][2]
     assert "Traceback" not in results[0][2]
     # Rank 1 had no chance to end its driver, which follows its parent by itself.
-    deadline = time.monotonic() + 5
-    while living_pids(tmp_path / "pids"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not living_pids(tmp_path / "pids"), "the end of the drivers", 20)
 
 
 def test_a_port_in_use_is_named_within_seconds(fake: list[str]) -> None:

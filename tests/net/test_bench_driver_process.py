@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_driver import install_fake_driver
+from support.processes import is_alive, wait_until
 
 from bagua.net.bench.driver_process import DriverProcess
 from bagua.net.bench.endpoint import ask, gather
@@ -120,14 +121,4 @@ def test_the_gloo_worker_dies_with_its_parent() -> None:
     assert json.loads(event)["event"] == "listening"
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and _state(pid) != "Z":
-        assert time.monotonic() < deadline, f"gloo worker {pid} outlived its parent"
-        time.sleep(0.05)
-
-
-def _state(pid: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "Z"
+    wait_until(lambda: not is_alive(int(pid)), f"the end of gloo worker {pid}", 10)

@@ -10,12 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.processes import is_alive, wait_until
 
 pytest.importorskip("torch", reason="needs PyTorch: the workers are its processes")
 
@@ -64,23 +63,6 @@ def _command_line(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def wait_until(condition: Any, deadline_s: float) -> bool:
-    deadline = time.monotonic() + deadline_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.mark.timeout(300)
@@ -177,12 +159,12 @@ def test_no_worker_outlives_the_command(library: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        assert wait_until(lambda: len(workers_of(process.pid)) == 6, 60.0)
+        wait_until(lambda: len(workers_of(process.pid)) == 6, "six workers", 60.0)
         workers = workers_of(process.pid)
     finally:
         process.kill()
         process.wait()
-    assert wait_until(lambda: not any(is_running(pid) for pid in workers), 30.0)
+    wait_until(lambda: not any(is_alive(pid) for pid in workers), "the end of all workers", 30.0)
 
 
 @pytest.mark.timeout(120)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.fake_driver import install_fake_driver, living_pids
+from support.fake_driver import install_fake_driver
+from support.processes import living_pids, wait_until
 
 SMALL_RUN = ["-b", "1K", "-e", "4M", "-f", "64", "-n", "3", "--repeats", "2"]
 NATIVE = ["--contenders", "plugin,plugin-1,bare,raw", "--raw-streams", "1,2"]
@@ -226,11 +227,8 @@ def test_an_interrupted_run_leaves_nothing_behind(bench: Bench, number: signal.S
     running = subprocess.Popen(
         bench.command(*SMALL_RUN, *NATIVE), env=bench.environment(fault), stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 20
     # 2 ranks of 3 ring contenders, and 2 raw pairs.
-    while len(living_pids(bench.pids)) < 10:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: len(living_pids(bench.pids)) == 10, "the start of ten drivers", 20)
     time.sleep(0.3)
     running.send_signal(number)
     _, errors = running.communicate(timeout=15)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.load_driver import ANSWER_S, Event, LoadDriver, driver_executable, plugin_library
+from support.processes import is_alive, wait_until
 
 StartDriver = Callable[..., LoadDriver]
 
@@ -196,19 +197,7 @@ def test_a_driver_does_not_outlive_its_parent(environment: dict[str, str]) -> No
         pid = int(parent.stdout.readline())
         assert is_alive(pid)
         parent.kill()
-        deadline = time.monotonic() + SECONDS
-        while is_alive(pid):
-            assert time.monotonic() < deadline, f"driver {pid} outlived its parent"
-            time.sleep(0.05)
-
-
-def is_alive(pid: int) -> bool:
-    """Not so if only its parent, or whoever adopted it, has not taken note of its end."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
+        wait_until(lambda: not is_alive(pid), f"the end of driver {pid}", SECONDS)
 
 
 RING = ("ring", "--transport", "bare", "--rank", "0", "--nranks", "2")

@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from support.processes import is_alive, wait_until
 
 _ROOT = Path(__file__).resolve().parents[2]
 if str(_ROOT / "tools") not in sys.path:
@@ -39,21 +40,6 @@ needs_namespaces = pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING)
 
 def _namespaces_of(pid: int) -> list[str]:
     return sorted(path.name for path in _RUN_DIR.glob(f"netlab-{pid}-*"))
-
-
-def _wait_for(condition: Callable[[], bool], what: str, seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in ("Z", "X")
 
 
 @contextmanager
@@ -364,8 +350,8 @@ def test_leaving_the_block_removes_namespaces_and_processes_also_detached_ones()
         stubborn = lab.start(1, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.2; done"], stdout=-1)
         assert stubborn.stdout is not None
         assert stubborn.stdout.readline() == b"ready\n"
-        assert _alive(detached)
-    assert not _alive(detached)
+        assert is_alive(detached)
+    assert not is_alive(detached)
     assert stubborn.wait(5) == -signal.SIGKILL
     stubborn.stdout.close()
     assert _namespaces_of(os.getpid()) == []
@@ -428,7 +414,7 @@ def test_signals_end_the_lab_in_order(number: signal.Signals) -> None:
         process.send_signal(number)
         process.wait(15)
         assert _namespaces_of(process.pid) == []
-        assert not _alive(detached)
+        assert not is_alive(detached)
     assert process.returncode in (128 + number, -number)
 
 
@@ -442,7 +428,7 @@ def test_sweep_removes_what_a_killed_process_left_and_nothing_else() -> None:
         swept = netlab.sweep()
         assert _namespaces_of(killed.pid) == []
         assert len(swept) >= 2
-        _wait_for(lambda: not _alive(orphan), "the orphan inside ends")
+        wait_until(lambda: not is_alive(orphan), "the end of the orphan inside", 15)
         assert len(_namespaces_of(live.pid)) == 2
         assert lab.run(0, ["true"]).returncode == 0
 
@@ -595,7 +581,7 @@ def test_cli_terminated_leaves_nothing() -> None:
         started = [int(process.stdout.readline().split()[1]) for _ in range(2)]
         process.terminate()
         assert process.wait(20) == 143
-    assert not any(_alive(pid) for pid in started)
+    assert not any(is_alive(pid) for pid in started)
     assert _namespaces_of(process.pid) == []
 
 

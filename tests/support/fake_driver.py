@@ -30,11 +30,6 @@ def install_fake_driver(folder: Path) -> Path:
     return program
 
 
-def living_pids(folder: Path) -> list[int]:
-    """Of the drivers that left their pid in `folder`, those that still exist."""
-    return [int(path.name) for path in folder.iterdir() if Path(f"/proc/{path.name}").exists()]
-
-
 def emit(event: str, **fields: object) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
 
