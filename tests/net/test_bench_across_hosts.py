@@ -161,6 +161,19 @@ def test_a_rank_without_the_library_is_named_by_rank_zero(fake: list[str]) -> No
     assert "'/no/libnccl-net.so' does not exist" in results[0][2]
 
 
+def test_a_rank_without_the_baseline_is_named_by_rank_zero(fake: list[str], tmp_path: Path) -> None:
+    (tmp_path / "libold.so").touch()
+    words = [*fake, *SMALL_RUN, "--contenders", "plugin", "--baseline-library"]
+    there, elsewhere = [*words, str(tmp_path / "libold.so")], [*words, "/no/libold.so"]
+    results = finish(start(torchrun(2, free_port()), [there, there]))
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert "plugin vs baseline: busbw at 1 MiB 1.00x" in results[0][1]
+    results = finish(start(torchrun(2, free_port()), [there, elsewhere]))
+    assert [code for code, _, _ in results] == [1, 1]
+    assert "rank 1 on " in results[0][2]
+    assert "the baseline's library '/no/libold.so' does not exist" in results[0][2]
+
+
 def test_a_killed_rank_ends_the_others(fake: list[str], tmp_path: Path) -> None:
     fault = json.dumps({"at": "run", "do": "hang", "transport": "bare"})
     pids = {"FAKE_DRIVER_PIDS": str(tmp_path / "pids"), "FAKE_DRIVER_FAULT": fault}

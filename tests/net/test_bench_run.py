@@ -4,62 +4,24 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.fake_driver import install_fake_driver
+from support.bench_command import Bench
 from support.processes import living_pids, wait_until
 
 SMALL_RUN = ["-b", "1K", "-e", "4M", "-f", "64", "-n", "3", "--repeats", "2"]
 NATIVE = ["--contenders", "plugin,plugin-1,bare,raw", "--raw-streams", "1,2"]
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Runs bagua-net-bench with the fake driver."""
-
-    folder: Path
-    driver: Path
-    library: Path
-
-    @property
-    def pids(self) -> Path:
-        return self.folder / "pids"
-
-    def command(self, *arguments: str) -> list[str]:
-        given = ["--driver", str(self.driver), "--library", str(self.library), *arguments]
-        return [sys.executable, "-m", "bagua.cli.net_bench", *given]
-
-    def environment(self, fault: Mapping[str, object] | None = None) -> dict[str, str]:
-        launcher = ("RANK", "WORLD_SIZE", "SLURM_", "OMPI_", "PMI_", "NCCL_", "BAGUA_NET_")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}
-        environment["FAKE_DRIVER_PIDS"] = str(self.pids)
-        if fault is not None:
-            environment["FAKE_DRIVER_FAULT"] = json.dumps(fault)
-        return environment
-
-    def run(self, *arguments: str, fault: Mapping[str, object] | None = None) -> subprocess.CompletedProcess[str]:
-        finished = subprocess.run(
-            self.command(*arguments), env=self.environment(fault), capture_output=True, text=True, timeout=60
-        )
-        assert living_pids(self.pids) == []
-        return finished
-
-
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    library = tmp_path / "libnccl-net.so"
-    library.touch()
-    (tmp_path / "pids").mkdir()
-    return Bench(tmp_path, install_fake_driver(tmp_path), library)
+    return Bench.install(tmp_path)
 
 
 def test_a_run_prints_table_and_summary_and_exports(bench: Bench, tmp_path: Path) -> None:

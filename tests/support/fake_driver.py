@@ -1,8 +1,9 @@
 """A bagua-net-driver that moves nothing: it answers in the driver's protocol, and fails where a test says.
 
-FAKE_DRIVER_FAULT is a JSON object: {"at": command or "start", "do": what, "rank": 0, "transport": "plugin"}; without
-rank or transport every driver fails. FAKE_DRIVER_PIDS is a directory in which each driver leaves a file named by its
-pid. Stdlib only: tests run it as a program of its own (see `install_fake_driver`).
+FAKE_DRIVER_FAULT is a JSON object: {"at": command or "start", "do": what, "rank": 0, "transport": "plugin", "library":
+"name.so"}; without rank, transport or library every driver fails. FAKE_DRIVER_PIDS is a directory in which each driver
+leaves a file named by its pid. A library is a file with a number, by which its times are multiplied; empty means 1.
+Stdlib only: tests run it as a program of its own (see `install_fake_driver`).
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ class Faults:
         mine = {
             "rank": int(arguments.get("--rank", -1)),
             "transport": arguments.get("--transport", arguments.get("--role", "")),
+            "library": Path(arguments.get("--library", "")).name,
         }
-        self._applies = all(self._fault[key] == mine[key] for key in ("rank", "transport") if key in self._fault)
+        self._applies = all(self._fault[key] == value for key, value in mine.items() if key in self._fault)
 
     def kind(self, at: str) -> str | None:
         return self._fault.get("do") if self._applies and self._fault.get("at") == at else None
@@ -69,6 +71,11 @@ class Faults:
             emit("surprise")
 
 
+def slowness(arguments: dict[str, str]) -> float:
+    library = arguments.get("--library")
+    return float(Path(library).read_text(encoding="utf-8") or 1) if library else 1.0
+
+
 def run_ring(arguments: dict[str, str], faults: Faults) -> None:
     channels = int(arguments["--channels"])
     handles = [f"{int(arguments['--rank']):02x}{channel:02x}" for channel in range(channels)]
@@ -81,6 +88,7 @@ def run_ring(arguments: dict[str, str], faults: Faults) -> None:
         devices=["lo"],
         pid=os.getpid(),
     )
+    scale = slowness(arguments)
     following = (int(arguments["--rank"]) + 1) % int(arguments["--nranks"])
     for line in sys.stdin:
         words = line.split()
@@ -94,8 +102,8 @@ def run_ring(arguments: dict[str, str], faults: Faults) -> None:
         elif words[0] == "run":
             size, iterations = int(words[1]), int(words[2])
             count = iterations - 1 if faults.kind("run") == "short" else iterations
-            seconds = SECONDS_PER_MESSAGE + size * SECONDS_PER_BYTE
-            cpu = size * iterations * CPU_SECONDS_PER_BYTE
+            seconds = scale * (SECONDS_PER_MESSAGE + size * SECONDS_PER_BYTE)
+            cpu = scale * size * iterations * CPU_SECONDS_PER_BYTE
             emit("result", bytes=size, iterations=count, seconds=[seconds] * count, cpu_user_s=cpu, cpu_system_s=cpu)
         elif words[0] == "verify":
             wrong = 3 if faults.kind("verify") == "wrong" else 0

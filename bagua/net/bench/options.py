@@ -10,7 +10,7 @@ from pathlib import Path
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.export import check_writable
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
-from bagua.net.bench.settings import CONTENDERS, RAW
+from bagua.net.bench.settings import BASELINE, CONTENDERS, RAW
 from bagua.net.bench.sizes import parse_size, size_series
 
 # A default run ends within three minutes: starting torch for gloo and drawing a plot take what is left.
@@ -61,6 +61,7 @@ class Options:
     address: str | None
     interface: str | None
     library: Path | None
+    baseline_library: Path | None
     driver: Path | None
     timeout_s: float
     port: int | None
@@ -183,6 +184,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     what.add_argument("--no-verify", action="store_true", help="do not check the data")
     what.add_argument("--library", type=Path, metavar="PATH", help="libnccl-net.so (default: the package's)")
+    what.add_argument(
+        "--baseline-library",
+        type=Path,
+        metavar="PATH",
+        help=f"another build of libnccl-net.so, which runs as the contender {BASELINE} beside plugin",
+    )
     what.add_argument("--driver", type=Path, metavar="PATH", help="bagua-net-driver (default: the package's)")
 
     network = parser.add_argument_group("network")
@@ -223,6 +230,14 @@ def parse_options(arguments: Sequence[str]) -> Options:
     contenders: tuple[str, ...] = given.contenders or CONTENDERS
     if given.raw_streams and RAW not in contenders:
         parser.error(f"--raw-streams {given.raw_streams} without the contender raw; add raw to --contenders")
+    if given.baseline_library is not None:
+        if "plugin" not in contenders:
+            parser.error(
+                f"--baseline-library {given.baseline_library} without the contender plugin, which it is compared with;"
+                " add plugin to --contenders"
+            )
+        after = contenders.index("plugin") + 1
+        contenders = (*contenders[:after], BASELINE, *contenders[after:])
     return Options(
         sizes=tuple(sizes),
         iterations=given.iters,
@@ -242,6 +257,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
         address=given.address,
         interface=given.interface,
         library=given.library,
+        baseline_library=given.baseline_library,
         driver=given.driver,
         timeout_s=given.timeout,
         port=given.port,

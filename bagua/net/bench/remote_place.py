@@ -44,7 +44,12 @@ class RemotePlace:
         return driver
 
     def send(self, message: Event) -> None:
-        self._connection.send(message)
+        try:
+            self._connection.send(message)
+        except BenchError:
+            # A rank that cannot take part says why and goes; that says more than a broken pipe.
+            self.receive_all()
+            raise
 
     def receive_all(self) -> None:
         """Sort what has arrived into the endpoints."""

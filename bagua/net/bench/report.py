@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.sizes import format_size
-from bagua.net.bench.summary import Comparison, RawLimit, best_raw_only
+from bagua.net.bench.summary import Comparison, PairedSeries, RawLimit, best_raw_only
 from bagua.net.bench.table import LOUD, RESET, format_bandwidth, render_table
 
 
@@ -26,6 +26,7 @@ class Report:
     wrong: Sequence[tuple[str, int, str]]
     verified: bool  # data was checked at all
     repeats: int
+    paired: Sequence[PairedSeries] = ()
     parameters: Mapping[str, object] = field(default_factory=dict)
 
     def head(self) -> str:
@@ -72,6 +73,7 @@ class Report:
                 "busbw_gb_s": self.limit.busbw_gb_s,
             },
             "comparisons": [comparison.as_dict() for comparison in self.comparisons],
+            "paired": [series.as_dict() for series in self.paired],
             "wrong_data": [
                 {"contender": name, "bytes": size, "message": message} for name, size, message in self.wrong
             ],

@@ -15,8 +15,8 @@ from bagua.net.bench.options import Options
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.report import Report
 from bagua.net.bench.sessions import RawSession, RingSession, Session, default_raw_streams
-from bagua.net.bench.settings import RAW
-from bagua.net.bench.summary import comparisons, measurements, raw_limit
+from bagua.net.bench.settings import BASELINE, RAW
+from bagua.net.bench.summary import comparisons, measurements, paired_series, raw_limit
 from bagua.net.bench.team import Team, usable_cpus
 from bagua.net.bench.torch_presence import has_torch
 
@@ -90,18 +90,20 @@ def run_bench(team: Team, options: Options, environment: Mapping[str, str], stre
     assert results.plan is not None
     limit = raw_limit(results, team.links)
     collectives = {session.name: session.collective for session in sessions}
+    compared_with = [name for name in names if name not in ("plugin", RAW)]
     return Report(
         title=_title(team, options),
         machine=machine,
         contenders={
-            session.name: describe_contender(session.name, session.listening[0])
+            session.name: describe_contender(session.name, session.listening[0], options)
             for session in sessions
             if isinstance(session, RingSession)
         },
         left_out=left_out,
         rows=measurements(results, collectives, team.ranks, limit),
         limit=limit,
-        comparisons=comparisons(results, [name for name in names if name not in ("plugin", RAW)]),
+        comparisons=comparisons(results, compared_with),
+        paired=paired_series(results, compared_with),
         wrong=results.wrong(),
         verified=bool(results.verifications),
         repeats=results.plan.repeats,
@@ -141,10 +143,12 @@ def _title(team: Team, options: Options) -> str:
     return f"ring all-reduce, {team.ranks} ranks x {options.channels} channels on {where} over {over}"
 
 
-def describe_contender(name: str, listening: Event) -> str:
+def describe_contender(name: str, listening: Event, options: Options) -> str:
     """What really runs, as the driver found it."""
     if name in _DESCRIPTIONS:
         return _DESCRIPTIONS[name]
     devices = ", ".join(str(device) for device in listening.get("devices", []))
     text = f"{listening.get('net_name', 'unnamed')}, table {listening.get('table', '?')}, devices {devices or '?'}"
+    if name == BASELINE:
+        return f"{text}, {options.baseline_library}"
     return f"{text}, BAGUA_NET_NSTREAMS=1" if name == "plugin-1" else text

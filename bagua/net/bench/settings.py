@@ -14,6 +14,8 @@ from bagua.net.bench.errors import BenchError
 RING_CONTENDERS = ("plugin", "plugin-1", "bare", "gloo")
 RAW = "raw"
 CONTENDERS = (*RING_CONTENDERS, RAW)
+# Not one of the names that a user lists: --baseline-library adds it.
+BASELINE = "baseline"
 
 _HOST_PORT = re.compile(r"\[?[0-9A-Za-z.:%_-]+\]?:\d{1,5}")
 
@@ -30,8 +32,9 @@ class DriverRequest:
     connect: str = ""  # the server's host:port, for a client
 
     def __post_init__(self) -> None:
-        if self.contender not in CONTENDERS:
-            raise BenchError(f"unknown contender {self.contender!r}; known: {', '.join(CONTENDERS)}")
+        if self.contender not in (*CONTENDERS, BASELINE):
+            known = ", ".join((*CONTENDERS, BASELINE))
+            raise BenchError(f"unknown contender {self.contender!r}; known: {known}")
         if self.role not in ("ring", "server", "client") or (self.role == "ring") != (self.contender != RAW):
             raise BenchError(f"contender {self.contender!r} has no role {self.role!r}")
         if self.role == "client" and not _HOST_PORT.fullmatch(self.connect):
@@ -56,6 +59,7 @@ class DriverSettings:
     local_ranks: int
     timeout_s: float
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    baseline_library: Path | None = None
 
     def command(self, request: DriverRequest) -> list[str]:
         timeout_ms = str(int(self.timeout_s * 1000))
@@ -71,7 +75,17 @@ class DriverSettings:
         ring += ["--timeout-ms", timeout_ms]
         if request.contender == "bare":
             return [*ring, "--transport", "bare", "--address", self.address]
-        return [*ring, "--transport", "plugin", "--library", str(self.library)]
+        return [*ring, "--transport", "plugin", "--library", str(self._library_of(request))]
+
+    def _library_of(self, request: DriverRequest) -> Path:
+        if request.contender != BASELINE:
+            return self.library
+        if self.baseline_library is None:
+            raise BenchError(
+                f"{request.title} was asked for, but the command line of that rank has no --baseline-library; give all"
+                " ranks the same options"
+            )
+        return self.baseline_library
 
     def driver_environment(self, request: DriverRequest) -> dict[str, str]:
         """The user's BAGUA_NET_* and NCCL_* reach the plugin; only what defines a contender is set over them."""
@@ -82,7 +96,7 @@ class DriverSettings:
             environment["GLOO_SOCKET_IFNAME"] = self.interface
         if request.contender == "plugin-1":
             environment["BAGUA_NET_NSTREAMS"] = "1"
-        if request.contender in ("plugin", "plugin-1"):
+        if request.contender in ("plugin", "plugin-1", BASELINE):
             # A bench of the plugin needs no activation, and must not be switched off by the job's.
             environment.pop("ENABLE_BAGUA_NET", None)
         return environment
@@ -99,10 +113,15 @@ def check_driver(driver: Path) -> None:
 
 
 def check_library(library: Path) -> None:
+    _check_readable(library, "plugin", "name a built libnccl-net.so with --library, or reinstall bagua")
+
+
+def check_baseline_library(library: Path) -> None:
+    _check_readable(library, BASELINE, "name a libnccl-net.so that is on every host with --baseline-library")
+
+
+def _check_readable(library: Path, contender: str, remedy: str) -> None:
     if not library.is_file():
-        raise BenchError(
-            f"the plugin's library {str(library)!r} does not exist; name a built libnccl-net.so with --library, or"
-            " reinstall bagua"
-        )
+        raise BenchError(f"the {contender}'s library {str(library)!r} does not exist; {remedy}")
     if not os.access(library, os.R_OK):
-        raise BenchError(f"the plugin's library {str(library)!r} may not be read; fix its permissions with chmod")
+        raise BenchError(f"the {contender}'s library {str(library)!r} may not be read; fix its permissions with chmod")

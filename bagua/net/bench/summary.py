@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from bagua.net.bench.interleaved_run import RunResults
-from bagua.net.bench.measurement import Measurement, busbw_factor
+from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES, Measurement, busbw_factor
 from bagua.net.bench.sessions import Sample
 from bagua.net.bench.settings import RAW
 from bagua.net.bench.sizes import format_size
@@ -119,6 +119,37 @@ def compare(results: RunResults, contender: str, baseline: str) -> Comparison | 
 def comparisons(results: RunResults, baselines: Sequence[str]) -> list[Comparison]:
     found = [compare(results, "plugin", baseline) for baseline in baselines]
     return [comparison for comparison in found if comparison is not None]
+
+
+@dataclass(frozen=True)
+class PairedSeries:
+    """Every repetition's ratio of `contender` over `baseline` at one size: what a verdict over many runs is made of."""
+
+    contender: str
+    baseline: str
+    bytes: int
+    # Of p50 up to LATENCY_LIMIT_BYTES, as in Comparison; of the mean of the visit above.
+    time: list[float]
+    cpu: list[float] | None  # None: the kernel counted none
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def paired_series(results: RunResults, baselines: Sequence[str]) -> list[PairedSeries]:
+    found = []
+    for baseline in baselines:
+        for size, mine in sorted(results.samples.get("plugin", {}).items()):
+            theirs = results.samples.get(baseline, {}).get(size, [])
+            pairs = list(zip(mine, theirs, strict=True)) if theirs else []
+            if not pairs:
+                continue
+            small = size <= LATENCY_LIMIT_BYTES
+            time = [a.typical_seconds / b.typical_seconds if small else a.seconds / b.seconds for a, b in pairs]
+            cpu_known = all(sample.cpu_seconds > 0 for pair in pairs for sample in pair)
+            cpu = [a.cpu_s_per_gb / b.cpu_s_per_gb for a, b in pairs] if cpu_known else None
+            found.append(PairedSeries("plugin", baseline, size, time, cpu))
+    return found
 
 
 def measurements(

@@ -15,7 +15,7 @@ from bagua.net.bench.options import Options
 from bagua.net.bench.places import LocalPlace, Place
 from bagua.net.bench.remote_place import RemotePlace, serve_rank_zero
 from bagua.net.bench.rendezvous import LineConnection, Member, join, meet, network_identity
-from bagua.net.bench.settings import DriverSettings, check_driver, check_library
+from bagua.net.bench.settings import DriverSettings, check_baseline_library, check_driver, check_library
 from bagua.net.library import MissingFileError, driver_path, library_path
 
 
@@ -153,6 +153,9 @@ def _settings(options: Options, environment: Mapping[str, str], path: NetworkPat
         check_driver(driver)
     if plugin:
         check_library(library)
+    baseline = options.baseline_library
+    if baseline is not None:
+        check_baseline_library(baseline)
     return DriverSettings(
         driver=driver.absolute(),
         # dlopen searches its own path for a name without a slash.
@@ -163,6 +166,7 @@ def _settings(options: Options, environment: Mapping[str, str], path: NetworkPat
         local_ranks=local_ranks,
         timeout_s=options.timeout_s,
         environment=dict(environment),
+        baseline_library=None if baseline is None else baseline.absolute(),
     )
 
 

@@ -1,0 +1,162 @@
+"""--baseline-library: another build of the plugin as a contender of the same run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.bench_command import Bench
+
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.interleaved_run import RunResults
+from bagua.net.bench.options import parse_options
+from bagua.net.bench.sessions import Sample
+from bagua.net.bench.settings import DriverRequest, DriverSettings
+from bagua.net.bench.summary import paired_series
+from bagua.net.library import library_path
+
+SMALL_RUN = ["-b", "1K", "-e", "4M", "-f", "64", "-n", "3", "--repeats", "2"]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench.install(tmp_path)
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    library = tmp_path / "libslow.so"
+    library.write_text("1.25", encoding="utf-8")
+    return library
+
+
+def test_it_stands_beside_the_plugin_in_every_output(bench: Bench, slow: Path, tmp_path: Path) -> None:
+    json_path, csv_path = tmp_path / "run.json", tmp_path / "run.csv"
+    outputs = ["--json", str(json_path), "--csv", str(csv_path)]
+    finished = bench.run(*SMALL_RUN, "--contenders", "plugin,bare", "--baseline-library", str(slow), *outputs)
+    assert finished.returncode == 0, finished.stderr
+    assert f"devices lo, {slow}" in finished.stdout
+    assert "plugin vs baseline: busbw at 4 MiB 1.25x (spread 1.25..1.25), p50 time at 1 KiB 0.80x" in finished.stdout
+    document = json.loads(json_path.read_text())
+    assert list(document["summary"]["contenders"]) == ["plugin", "baseline", "bare"]
+    times = {(row["contender"], row["bytes"]): row["time_us"] for row in document["measurements"]}
+    for size in (1 << 10, 1 << 16, 1 << 22):
+        assert times["baseline", size] == pytest.approx(1.25 * times["plugin", size])
+    assert all(row["verified"] for row in document["measurements"])
+    paired = {(series["baseline"], series["bytes"]): series for series in document["summary"]["paired"]}
+    assert set(paired) == {(name, size) for name in ("baseline", "bare") for size in (1 << 10, 1 << 16, 1 << 22)}
+    assert paired["baseline", 1 << 22]["time"] == pytest.approx([0.8, 0.8])
+    assert paired["baseline", 1 << 22]["cpu"] == pytest.approx([0.8, 0.8])
+    assert paired["bare", 1 << 10]["time"] == pytest.approx([1.0, 1.0])
+    lines = [line for line in csv_path.read_text().splitlines() if not line.startswith("#")]
+    assert [row["contender"] for row in csv.DictReader(lines)] == ["plugin", "baseline", "bare"] * 3
+
+
+def test_it_is_drawn(bench: Bench, slow: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install bagua[plot]")
+    plot = tmp_path / "run.svg"
+    finished = bench.run(*SMALL_RUN, "--contenders", "plugin", "--baseline-library", str(slow), "--plot", str(plot))
+    assert finished.returncode == 0, finished.stderr
+    assert "baseline" in plot.read_text()
+
+
+def test_a_library_that_is_missing_or_fails_is_named(bench: Bench, slow: Path) -> None:
+    words = [*SMALL_RUN, "--contenders", "plugin", "--baseline-library"]
+    missing = bench.run(*words, "/no/libold.so")
+    assert missing.returncode == 1
+    assert "the baseline's library '/no/libold.so' does not exist; name a libnccl-net.so" in missing.stderr
+    assert missing.stdout == ""
+    fault = {"at": "start", "do": "error", "rank": 1, "library": slow.name}
+    failing = bench.run(*words, str(slow), fault=fault)
+    assert failing.returncode == 1
+    assert "baseline rank 1 failed while starting: injected" in failing.stderr
+    assert "Traceback" not in failing.stderr
+
+
+def test_it_needs_the_plugin_to_be_compared_with(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_options(["--baseline-library", "x.so"]).contenders[:3] == ("plugin", "baseline", "plugin-1")
+    assert "baseline" not in parse_options([]).contenders
+    with pytest.raises(SystemExit):
+        parse_options(["--baseline-library", "x.so", "--contenders", "bare"])
+    assert "without the contender plugin, which it is compared with; add plugin to --contenders" in (
+        capsys.readouterr().err
+    )
+
+
+def settings(baseline: Path | None) -> DriverSettings:
+    return DriverSettings(
+        driver=Path("/d"),
+        library=Path("/new.so"),
+        channels=2,
+        address="127.0.0.1",
+        interface="lo",
+        local_ranks=2,
+        timeout_s=10,
+        environment={"ENABLE_BAGUA_NET": "0", "BAGUA_NET_NSTREAMS": "3"},
+        baseline_library=baseline,
+    )
+
+
+def test_its_drivers_differ_in_the_library_alone() -> None:
+    with_baseline = settings(Path("/old.so"))
+    mine, theirs = (DriverRequest(name, 0, 2) for name in ("plugin", "baseline"))
+    expected = ["/old.so" if word == "/new.so" else word for word in with_baseline.command(mine)]
+    assert with_baseline.command(theirs) == expected
+    assert with_baseline.driver_environment(theirs) == with_baseline.driver_environment(mine)
+
+
+def test_a_rank_that_was_started_without_the_option_says_so() -> None:
+    """Across hosts rank 0 asks for a contender by name; each rank knows its own path."""
+    with pytest.raises(
+        BenchError, match=r"baseline rank 1 was asked for, but .* no --baseline-library; give all ranks"
+    ):
+        settings(None).command(DriverRequest("baseline", 1, 2))
+
+
+def sample(seconds: float, typical: float, cpu: float) -> Sample:
+    return Sample(3, seconds, (typical, typical, typical), cpu, 10**9)
+
+
+def test_pairs_are_of_p50_where_times_are_latency_and_of_means_above() -> None:
+    small, large = 64 << 10, 128 << 10
+    results = RunResults(
+        {
+            "plugin": {size: [sample(6.0, 2.0, 1.5), sample(8.0, 3.0, 3.0)] for size in (small, large)},
+            "baseline": {size: [sample(3.0, 1.0, 1.0), sample(2.0, 2.0, 1.0)] for size in (small, large)},
+            "idle": {small: [sample(1.0, 1.0, 0.0)] * 2},
+        }
+    )
+    found = {(series.baseline, series.bytes): series for series in paired_series(results, ["baseline", "idle"])}
+    assert found["baseline", small].time == [2.0, 1.5]
+    assert found["baseline", large].time == [2.0, 4.0]
+    assert found["baseline", large].cpu == [1.5, 3.0]
+    assert found["idle", small].cpu is None, "a kernel that counted nothing gives no ratio"
+    assert ("idle", large) not in found
+
+
+def test_the_installed_library_against_a_copy_of_itself(tmp_path: Path) -> None:
+    copy = tmp_path / "libnccl-net-old.so"
+    copy.write_bytes(library_path().read_bytes())
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"not an ELF file")
+    words = ["-b", "1K", "-e", "1M", "-f", "1024", "-n", "2", "--repeats", "2", "--local", "--contenders", "plugin"]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL_", "BAGUA_NET_"))}
+    path = tmp_path / "run.json"
+
+    def run(library: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "bagua.cli.net_bench", *words, "--baseline-library", str(library)]
+        return subprocess.run([*command, "--json", str(path)], env=clean, capture_output=True, text=True, timeout=120)
+
+    finished = run(copy)
+    assert finished.returncode == 0, finished.stderr
+    rows = json.loads(path.read_text())["measurements"]
+    assert [(row["contender"], row["verified"]) for row in rows] == [("plugin", True), ("baseline", True)] * 2
+    refused = run(broken)
+    assert refused.returncode == 1
+    assert str(broken) in refused.stderr
+    assert "Traceback" not in refused.stderr
