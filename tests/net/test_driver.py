@@ -207,8 +207,8 @@ RAW = ("raw", "--role", "server", "--streams", "1")
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ((), ['unknown mode ""', "ring or raw"]),
-        (("star",), ['unknown mode "star"', "ring or raw"]),
+        ((), ['unknown mode ""', "ring, peers, raw or burn"]),
+        (("star",), ['unknown mode "star"', "ring, peers, raw or burn"]),
         (("ring",), ["--transport is missing"]),
         (("ring", "--transport", "carrier-pigeon"), ['"carrier-pigeon"', "plugin, bare"]),
         (("ring", "--transport", "bare", "--rank", "0"), ["--nranks is missing"]),

@@ -1,54 +1,21 @@
 #include "bench/ring_mode.h"
 
-#include <sched.h>
-#include <unistd.h>
-
-#include <chrono>
 #include <memory>
-#include <thread>
 #include <utility>
 
-#include "base/monotonic_clock.h"
 #include "bench/all_reduce_kernel.h"
-#include "bench/bare_transport.h"
+#include "bench/channel_connection.h"
 #include "bench/command_line.h"
 #include "bench/driver_protocol.h"
-#include "bench/plugin_transport.h"
 #include "bench/resource_meter.h"
 #include "bench/ring_options.h"
 #include "bench/ring_schedule.h"
+#include "bench/stall_watch.h"
 
 namespace bagua_net::bench {
 namespace {
 
 constexpr std::int64_t kMaxIterations = 1'000'000;
-
-std::string to_hex(const RingTransport::Handle& handle) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (const std::uint8_t byte : handle) {
-    text.push_back(kDigits[byte >> 4]);
-    text.push_back(kDigits[byte & 15]);
-  }
-  return text;
-}
-
-Status from_hex(const std::string& text, RingTransport::Handle* handle) {
-  const auto digit = [](char character) {
-    if (character >= '0' && character <= '9') return character - '0';
-    if (character >= 'a' && character <= 'f') return character - 'a' + 10;
-    return -1;
-  };
-  handle->clear();
-  for (std::size_t i = 0; i + 1 < text.size(); i += 2) {
-    const int high = digit(text[i]);
-    const int low = digit(text[i + 1]);
-    if (high < 0 || low < 0) break;
-    handle->push_back(static_cast<std::uint8_t>(high * 16 + low));
-  }
-  if (handle->size() * 2 == text.size()) return Status::ok();
-  return Status::invalid_argument("handle \"" + text + "\" is not made of pairs of lower-case hexadecimal digits");
-}
 
 class RingSession {
  public:
@@ -91,29 +58,9 @@ std::string RingSession::neighbours() const {
 }
 
 Status RingSession::start() {
-  if (options_.transport == "bare") {
-    transport_ = std::make_unique<BareTransport>(options_.address, options_.geometry.channels);
-  } else {
-    std::unique_ptr<PluginTransport> plugin;
-    BAGUA_NET_RETURN_IF_ERROR(PluginTransport::create(options_.plugin, options_.geometry.channels, &plugin));
-    transport_ = std::move(plugin);
-  }
-  std::vector<RingTransport::Handle> handles;
-  BAGUA_NET_RETURN_IF_ERROR(transport_->listen(&handles));
-  std::vector<std::string> texts;
-  texts.reserve(handles.size());
-  for (const RingTransport::Handle& handle : handles) texts.push_back(to_hex(handle));
-
+  BAGUA_NET_RETURN_IF_ERROR(open_transport(options_.transport, options_.geometry.channels, &transport_));
   JsonLine line("listening");
-  line.add("handles", texts).add("transport", options_.transport);
-  if (transport_->table_name().empty()) {
-    line.add_null("table");
-  } else {
-    line.add("table", transport_->table_name());
-  }
-  line.add("net_name", transport_->net_name())
-      .add("devices", transport_->device_names())
-      .add("pid", static_cast<std::int64_t>(getpid()));
+  BAGUA_NET_RETURN_IF_ERROR(listen_on_channels(options_.transport.name, transport_.get(), &line));
   write_event(line);
   return Status::ok();
 }
@@ -137,47 +84,9 @@ Status RingSession::serve() {
 }
 
 Status RingSession::connect(const std::vector<std::string>& words) {
-  const auto channels = static_cast<std::size_t>(options_.geometry.channels);
   if (schedule_ != nullptr) return Status::invalid_usage("command \"connect\" came twice: the ring is connected");
   BAGUA_NET_RETURN_IF_ERROR(
-      expect_arguments(words, channels, "connect HANDLE... (" + std::to_string(channels) + ", one per channel)"));
-  std::vector<RingTransport::Handle> handles(channels);
-  for (std::size_t i = 0; i < channels; ++i) BAGUA_NET_RETURN_IF_ERROR(from_hex(words[i + 1], &handles[i]));
-
-  // Both directions at once, as NCCL: a rank that waits for one before it starts the other would stop the ring.
-  std::vector<bool> connected(channels, false);
-  std::vector<bool> accepted(channels, false);
-  std::size_t missing = 2 * channels;
-  const std::int64_t deadline = monotonic_ms() + options_.timeout_ms;
-  while (missing > 0) {
-    for (std::size_t i = 0; i < channels; ++i) {
-      bool is_done = false;
-      if (!connected[i]) {
-        BAGUA_NET_RETURN_IF_ERROR(transport_->connect(static_cast<int>(i), &handles[i], &is_done));
-        connected[i] = is_done;
-        missing -= is_done ? 1 : 0;
-      }
-      if (!accepted[i]) {
-        BAGUA_NET_RETURN_IF_ERROR(transport_->accept(static_cast<int>(i), &is_done));
-        accepted[i] = is_done;
-        missing -= is_done ? 1 : 0;
-      }
-    }
-    if (missing == 0) break;
-    if (monotonic_ms() > deadline) {
-      std::string open;
-      for (std::size_t i = 0; i < channels; ++i) {
-        if (!connected[i]) open += " send " + std::to_string(i);
-        if (!accepted[i]) open += " receive " + std::to_string(i);
-      }
-      return Status::remote_error("the ring is not connected after " + std::to_string(options_.timeout_ms) + " ms at " +
-                                  neighbours() + "; missing channels:" + open +
-                                  ": see whether those ranks run and their addresses can be reached, or raise "
-                                  "--timeout-ms");
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-  }
-
+      connect_channels(words, options_.geometry.channels, options_.timeout_ms, neighbours(), transport_.get()));
   schedule_ = std::make_unique<RingSchedule>(transport_.get(), options_.geometry);
   BAGUA_NET_RETURN_IF_ERROR(schedule_->allocate_slots());
   write_event(JsonLine("connected"));
@@ -190,26 +99,14 @@ Status RingSession::require_connected(const std::string& command) const {
 }
 
 Status RingSession::all_reduce(const RingPlan& plan, RingKernel* kernel) {
-  // Passes without progress between two looks at the clock, so that the busy loop makes no clock call per pass.
-  constexpr int kPassesPerClockLook = 1024;
   schedule_->begin(plan, kernel);
-  int idle_passes = 0;
-  std::int64_t idle_since = 0;
+  StallWatch watch(options_.timeout_ms);
   while (!schedule_->finished()) {
     bool progressed = false;
     BAGUA_NET_RETURN_IF_ERROR(schedule_->pass(&progressed));
     if (progressed) {
-      idle_passes = 0;
-      idle_since = 0;
-      continue;
-    }
-    // NCCL's progress thread: it gives the CPU away after a pass in which nothing moved.
-    sched_yield();
-    if (++idle_passes < kPassesPerClockLook) continue;
-    idle_passes = 0;
-    const std::int64_t now = monotonic_ms();
-    if (idle_since == 0) idle_since = now;
-    if (now - idle_since > options_.timeout_ms) {
+      watch.progressed();
+    } else if (watch.idle()) {
       return Status::remote_error("no message completed for " + std::to_string(options_.timeout_ms) + " ms at " +
                                   neighbours() + "; " + schedule_->describe() +
                                   ": see whether those ranks run the same command, or raise --timeout-ms");

@@ -1,7 +1,6 @@
 #include "bench/ring_options.h"
 
 #include "bench/command_line.h"
-#include "bench/endpoint.h"
 
 namespace bagua_net::bench {
 namespace {
@@ -11,13 +10,11 @@ constexpr std::int64_t kMaxTimeoutMs = 3'600'000;
 }  // namespace
 
 Status parse_ring_options(const std::vector<std::string>& words, RingOptions* options) {
+  std::vector<std::string> known = transport_option_names();
+  known.insert(known.end(), {"--rank", "--nranks", "--channels", "--slice-bytes", "--depth", "--timeout-ms"});
   CommandLine line;
-  BAGUA_NET_RETURN_IF_ERROR(
-      CommandLine::parse(words,
-                         {"--transport", "--rank", "--nranks", "--channels", "--slice-bytes", "--depth", "--library",
-                          "--table", "--device", "--address", "--timeout-ms"},
-                         &line));
-  BAGUA_NET_RETURN_IF_ERROR(line.choice("--transport", {"plugin", "bare"}, &options->transport));
+  BAGUA_NET_RETURN_IF_ERROR(CommandLine::parse(words, known, &line));
+  BAGUA_NET_RETURN_IF_ERROR(parse_transport_choice(line, &options->transport));
 
   std::int64_t number = 0;
   RingGeometry& geometry = options->geometry;
@@ -38,36 +35,6 @@ Status parse_ring_options(const std::vector<std::string>& words, RingOptions* op
   geometry.slice_bytes = static_cast<std::size_t>(number);
   BAGUA_NET_RETURN_IF_ERROR(line.integer_or("--timeout-ms", 100, kMaxTimeoutMs, 60000, &number));
   options->timeout_ms = number;
-
-  if (options->transport == "bare") {
-    for (const char* name : {"--library", "--table", "--device"}) {
-      if (line.has(name))
-        return Status::invalid_argument(std::string(name) + " is an option of --transport plugin only");
-    }
-    BAGUA_NET_RETURN_IF_ERROR(parse_endpoint("--address", line.text_or("--address", "127.0.0.1"), &options->address));
-    if (options->address.port() + geometry.channels - 1 > 65535) {
-      return Status::invalid_argument("--address has port " + std::to_string(options->address.port()) + " and " +
-                                      std::to_string(geometry.channels) +
-                                      " channels need as many ports from there on: the last one is above 65535");
-    }
-    return Status::ok();
-  }
-
-  if (line.has("--address")) {
-    return Status::invalid_argument(
-        "--address is an option of --transport bare only; the plugin's interfaces are chosen by NCCL_SOCKET_IFNAME");
-  }
-  BAGUA_NET_RETURN_IF_ERROR(line.text("--library", &options->plugin.library_path));
-  if (const std::string table = line.text_or("--table", "auto"); table != "auto") {
-    BAGUA_NET_RETURN_IF_ERROR(parse_integer("--table (if not auto)", table, kOldestTable, kNewestTable, &number));
-    options->plugin.table_version = static_cast<int>(number);
-  }
-  if (const std::string device = line.text_or("--device", "0"); device == "all") {
-    options->plugin.all_devices = true;
-  } else {
-    BAGUA_NET_RETURN_IF_ERROR(parse_integer("--device (if not all)", device, 0, 65535, &number));
-    options->plugin.device = static_cast<int>(number);
-  }
   return Status::ok();
 }
 

@@ -6,18 +6,15 @@
 #include <vector>
 
 #include "base/status.h"
-#include "bench/plugin_transport.h"
 #include "bench/ring_plan.h"
-#include "os/socket_address.h"
+#include "bench/transport_choice.h"
 
 namespace bagua_net::bench {
 
 struct RingOptions {
-  std::string transport;
   RingGeometry geometry;
   std::int64_t timeout_ms = 60000;
-  PluginOptions plugin;
-  SocketAddress address;
+  TransportChoice transport;
 };
 
 // `words`: the command line behind "ring".

@@ -1,0 +1,25 @@
+#include "bench/stall_watch.h"
+
+#include <sched.h>
+
+#include "base/monotonic_clock.h"
+
+namespace bagua_net::bench {
+namespace {
+
+// Between two looks at the clock, so that the busy loop makes no clock call per pass.
+constexpr std::int64_t kPassesPerClockLook = 1024;
+
+}  // namespace
+
+bool StallWatch::idle() {
+  // NCCL's progress thread: it gives the CPU away after a pass in which nothing moved.
+  sched_yield();
+  if (++idle_passes_ < kPassesPerClockLook) return false;
+  idle_passes_ = 0;
+  const std::int64_t now = monotonic_ms();
+  if (idle_since_ms_ == 0) idle_since_ms_ = now;
+  return now - idle_since_ms_ > timeout_ms_;
+}
+
+}  // namespace bagua_net::bench
