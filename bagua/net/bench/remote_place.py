@@ -64,8 +64,9 @@ class RemotePlace:
             self._endpoints[number].arrived.append(event)
 
     def close(self, *, failed: bool) -> None:
+        """Safe to call again."""
         try:
-            self.send({"finish": failed})
+            self._connection.send({"finish": failed})
         except BenchError:
             pass  # It is gone already; its agent ends with the connection.
         self._connection.close()
