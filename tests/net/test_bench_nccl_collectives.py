@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch, whose collectives ar
 
 # After the check: it imports torch. A plain import, so that a broken module of ours fails and is not skipped.
 from bagua.net.bench import gpu_collectives  # noqa: E402
+from bagua.net.bench.nccl_ab_plan import GPU_COLLECTIVES, buffer_bytes  # noqa: E402
 
 CPU = torch.device("cpu")
 ELEMENTS = 5000
@@ -20,7 +21,7 @@ MODULUS = gpu_collectives.pattern_modulus(2)
 
 @pytest.fixture(params=["bfloat16", "float32"])
 def runner(request: pytest.FixtureRequest) -> Any:
-    return gpu_collectives.CollectiveRunner(0, 2, CPU, getattr(torch, request.param), ELEMENTS * 4)
+    return gpu_collectives.CollectiveRunner(0, 2, CPU, getattr(torch, request.param))
 
 
 def play(monkeypatch: pytest.MonkeyPatch, damage: Callable[[Any], None], salt: int = 1) -> None:
@@ -34,7 +35,9 @@ def play(monkeypatch: pytest.MonkeyPatch, damage: Callable[[Any], None], salt: i
 
 
 def verify(runner: Any) -> Any:
-    return runner.verify("all_reduce", ELEMENTS * runner._element_bytes, salt=1)
+    size = ELEMENTS * runner._element_bytes
+    with runner.holding("all_reduce", size):
+        return runner.verify("all_reduce", size, salt=1)
 
 
 def test_a_right_sum_is_right(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +108,36 @@ def test_too_many_ranks_for_exact_sums_are_refused() -> None:
         gpu_collectives.pattern_modulus(129)
 
 
-@pytest.mark.parametrize(("collective", "size"), [("all_reduce", 3), ("all_reduce", 1 << 20), ("all_gather", 6)])
-def test_a_size_that_does_not_fit_is_refused(collective: str, size: int) -> None:
-    runner = gpu_collectives.CollectiveRunner(0, 2, CPU, torch.bfloat16, 4096)
-    with pytest.raises(ValueError, match=collective):
-        runner.verify(collective, size, 1)
+@pytest.mark.parametrize(
+    ("collective", "size", "said"),
+    [
+        ("all_reduce", 3, "no whole elements of 2 B"),
+        ("broadcast", 0, "no whole elements of 2 B"),
+        ("all_gather", 6, "3 elements cannot be split over 2 ranks"),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused(collective: str, size: int, said: str) -> None:
+    runner = gpu_collectives.CollectiveRunner(0, 2, CPU, torch.bfloat16)
+    with pytest.raises(ValueError, match=said), runner.holding(collective, size):
+        pass
+
+
+@pytest.mark.parametrize("collective", GPU_COLLECTIVES)
+def test_buffers_live_for_one_operation_and_begin_with_zeros(collective: str) -> None:
+    runner = gpu_collectives.CollectiveRunner(0, 2, CPU, torch.float32)
+    for size in (4096, 64):
+        with runner.holding(collective, size):
+            held = runner._send.nbytes, runner._receive.nbytes
+            assert held == buffer_bytes(collective, size, 2)
+            assert not runner._send.any()
+            assert not runner._receive.any()
+            runner._receive.fill_(1)
+        assert runner._send.nbytes + runner._receive.nbytes == 0
+
+
+def test_buffers_are_freed_after_a_failure_too() -> None:
+    runner = gpu_collectives.CollectiveRunner(0, 2, CPU, torch.float32)
+    with pytest.raises(RuntimeError, match="lost"), runner.holding("all_reduce", 64):
+        raise RuntimeError("lost")
+    assert runner._receive.nbytes == 0
+    assert runner.free_bytes() > 0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bagua.net.bench.nccl_ab_contender import (
+    BEST_TUNED,
     bagua_net,
     bagua_net_variant,
     hand_tuned,
@@ -14,6 +15,7 @@ from bagua.net.bench.nccl_ab_contender import (
     make_contenders,
     own_transport,
     shared_memory,
+    tuned_settings,
     worker_environment,
 )
 
@@ -49,6 +51,7 @@ def test_tuned_sets_threads_sockets_and_channels_over_the_default() -> None:
         ("17x1", "17 threads is outside NCCL's 1..16"),
         ("16x8", "16 threads x 8 sockets is outside NCCL's 1..64"),
         ("2x2x65", "65 channels is outside 1..64"),
+        ("", "best or none"),
     ],
 )
 def test_a_wrong_tuned_names_value_and_limit(text: str, said: str) -> None:
@@ -56,6 +59,41 @@ def test_a_wrong_tuned_names_value_and_limit(text: str, said: str) -> None:
         hand_tuned(text)
     assert repr(text) in str(failure.value)
     assert said in str(failure.value)
+
+
+def test_best_adds_eight_settings_which_with_the_default_are_the_nine_of_best_tuned() -> None:
+    contenders = make_contenders(library=LIBRARY, tuned=tuned_settings(["best"]), variants=[], with_shared_memory=True)
+    own = [contender for contender in contenders if contender.is_own_tcp]
+    assert [contender.name for contender in own] == [
+        "NCCL default",
+        "NCCL t2s4",
+        "NCCL t4s1",
+        "NCCL t1s2 8ch",
+        "NCCL t2s2 8ch",
+        "NCCL t2s4 8ch",
+        "NCCL t4s2 8ch",
+        "NCCL t1s1 16ch",
+        "NCCL t2s2 16ch",
+    ]
+    assert [contender.name for contender in contenders[9:]] == ["bagua-net", "shared memory"]
+    assert not any(contender.is_own_tcp for contender in contenders[9:])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (None, ["2x2x8"]),
+        (["none"], []),
+        (["2x4", "4x4x16"], ["2x4", "4x4x16"]),
+        (["2x4,4x4x16"], ["2x4", "4x4x16"]),
+        (["best,3x3x4"], [*BEST_TUNED, "3x3x4"]),
+        (["3x3x4", "best"], [*BEST_TUNED, "3x3x4"]),
+        (["best, 2x2x8", "best"], list(BEST_TUNED)),
+        (["2x2,2x2"], ["2x2", "2x2"]),
+    ],
+)
+def test_tuned_is_repeated_or_a_list_and_best_stands_for_settings(words: list[str] | None, expected: list[str]) -> None:
+    assert tuned_settings(words) == expected
 
 
 def test_variant_keeps_our_library_and_adds_its_settings() -> None:

@@ -1,4 +1,4 @@
-"""Sizes, turns and iteration counts of the GPU comparison."""
+"""Sizes, buffers and turns of the GPU comparison."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import pytest
 from bagua.net.bench.measurement import busbw_factor
 from bagua.net.bench.nccl_ab_plan import (
     GPU_COLLECTIVES,
-    MAX_ITERATIONS,
-    MIN_ITERATIONS,
     Case,
+    buffer_bytes,
     effective_bytes,
-    iterations_for,
     link_bytes,
     make_cases,
     turns,
-    warmup_for,
 )
 
 
@@ -68,13 +65,18 @@ def test_every_contender_has_every_case_once_a_repetition_and_each_begins_equall
     assert [turn.repetition for turn in plan] == sorted(turn.repetition for turn in plan)
 
 
-def test_iterations_fill_a_turn_within_limits() -> None:
-    assert iterations_for(1e-3, 0.1) == 100
-    assert iterations_for(1e-9, 0.1) == MAX_ITERATIONS
-    assert iterations_for(10.0, 0.1) == MIN_ITERATIONS
-    with pytest.raises(ValueError, match="must be positive"):
-        iterations_for(0.0, 0.1)
-
-
-def test_there_is_always_a_warmup() -> None:
-    assert [warmup_for(count) for count in (3, 100, 1000)] == [2, 10, 20]
+@pytest.mark.parametrize(
+    ("collective", "expected"),
+    [
+        ("all_reduce", (0, 64)),
+        ("broadcast", (0, 64)),
+        ("all_gather", (16, 64)),
+        ("reduce_scatter", (64, 16)),
+        ("all_to_all", (64, 64)),
+        ("send_recv", (64, 64)),
+    ],
+)
+def test_buffers_are_no_larger_than_the_operation_needs(collective: str, expected: tuple[int, int]) -> None:
+    assert buffer_bytes(collective, 64, 4) == expected
+    with pytest.raises(ValueError, match="unknown collective 'gather'"):
+        buffer_bytes("gather", 64, 4)

@@ -98,6 +98,38 @@ def test_all_collectives_run_and_are_verified_and_exported(tmp_path: Path, libra
 
 
 @pytest.mark.timeout(300)
+def test_many_settings_are_reported_by_the_best_of_each_size(tmp_path: Path, library: Path) -> None:
+    words = ["--ranks", "2", "--tuned", "2x4,4x1x8", "--shared-memory", "--sizes", "1M,8", "--repeats", "2"]
+    done = run(command("--library", library, *words, "--time-limit", "20", "--output-dir", tmp_path))
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "2 repetitions of 2 sizes by 5 contenders" in done.stderr, "how long it will take"
+    head = done.stdout.splitlines()[4].split("  ")
+    assert "NCCL default" in head
+    assert not any("t2s4" in title for title in head)
+    document = json.loads((tmp_path / "nccl.json").read_text())
+    rows = document["measurements"]
+    own = ("NCCL default", "NCCL t2s4", "NCCL t4s1 8ch")
+    assert {row["contender"] for row in rows} == {*own, "bagua-net", "shared memory"}
+    best = {one["bytes"]: one for one in document["summary"]["best_tuned"]}
+    assert best.keys() == {8, 1 << 20}
+    for size, one in best.items():
+        times = {row["contender"]: row["time_us"] for row in rows if row["bytes"] == size and row["contender"] in own}
+        assert one["contender"] == min(times, key=lambda name: times[name])
+        assert one["speedup_low"] <= one["speedup"] <= one["speedup_high"]
+    assert document["summary"]["stopped_early"] is None
+    assert (tmp_path / "nccl.png").stat().st_size > 10_000
+
+
+@pytest.mark.timeout(120)
+def test_a_size_that_no_memory_holds_is_refused_with_its_need(library: Path) -> None:
+    done = run(command("--library", library, "--ranks", "2", "--tuned", "none", "--sizes", "512G"))
+    assert done.returncode == 1
+    assert "all_reduce of 512 GiB needs 512.5 GiB of memory" in done.stderr
+    assert "lower -e/--maxbytes" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.timeout(300)
 def test_under_torchrun_every_process_is_one_rank(tmp_path: Path, library: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as another:
         port, meeting = server.getsockname()[1], another.getsockname()[1]
@@ -186,6 +218,8 @@ def test_without_gpus_the_command_says_so_and_what_to_do(library: Path) -> None:
     [
         (["-b", "1M", "-e", "8"], 2, "smallest size 1 MiB is above the largest size 8 B"),
         (["-b", "x"], 2, "size 'x' is not a number"),
+        (["--sizes", "8,x"], 2, "size 'x' is not a number"),
+        (["--sizes", "8,0"], 2, "size 0 in '8,0' is below the limit of 1 B"),
         (["--collectives", "all_reduce,gather"], 2, "unknown collective 'gather'"),
         (["--tuned", "99x1"], 2, "99 threads is outside NCCL's 1..16"),
         (["--variant", "a"], 2, "NAME:VARIABLE=VALUE"),

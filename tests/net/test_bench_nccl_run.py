@@ -2,120 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Callable
-from typing import Any
-
 import pytest
+from support.played_comparison import CASES, DEFAULT, OURS, Stage
 
-from bagua.net.bench.endpoint import Event
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.nccl_ab_contender import Contender
-from bagua.net.bench.nccl_ab_group import Group
+from bagua.net.bench.nccl_ab_memory import check_memory, needed_bytes
 from bagua.net.bench.nccl_ab_plan import Case, make_cases
-from bagua.net.bench.nccl_ab_report import measurements, ratios, render_closing, render_tables
-from bagua.net.bench.nccl_ab_run import ComparisonRun, RunOutcome, RunSettings
-from bagua.net.bench.progress import Progress
-
-CASES = make_cases(["all_reduce"], [1024, 1 << 20], 4, 2)
-
-
-class PlayedWorker:
-    """An endpoint whose worker takes `seconds` for an iteration, in a time of its own."""
-
-    def __init__(self, name: str, network: str, seconds: float, advance: Callable[[float], None]) -> None:
-        self.name = name
-        self.network = network
-        self.seconds = seconds
-        self.wrong_at: int | None = None  # the verification, counted from 1, that finds a wrong element
-        self.dies_at: int | None = None  # the timed turn, counted from 1, at which it ends
-        self.posted: list[dict[str, Any]] = []
-        self.closed = False
-        self._advance = advance
-        self._answers: list[Event] = []
-
-    def fileno(self) -> int:
-        raise AssertionError("a played worker answers at once; nothing should wait for it")
-
-    def post(self, line: str) -> None:
-        if line == "quit":
-            return
-        command = json.loads(line)
-        self.posted.append(command)
-        self._answers.append(self._answer(command))
-
-    def _count(self, operation: str) -> int:
-        return sum(command["op"] == operation for command in self.posted)
-
-    def _answer(self, command: dict[str, Any]) -> Event:
-        if command["op"] == "proof":
-            return {
-                "event": "proof",
-                "network": self.network,
-                "table": None,
-                "channels": None,
-                "nodes": 2,
-                "transports": [],
-                "plugin_lines": [],
-                "warnings": [],
-            }
-        if command["op"] == "verify":
-            wrong = self._count("verify") == self.wrong_at
-            return {"event": "verified", "wrong_elements": int(wrong), "first_wrong": 17 if wrong else None}
-        if self._count("time") == self.dies_at:
-            return {"event": "error", "message": "the network broke"}
-        self._advance(self.seconds * command["iterations"])
-        return {
-            "event": "timed",
-            "seconds": self.seconds * command["iterations"],
-            "single_seconds": [self.seconds] * command["single"],
-            "cpu_seconds": 0.5,
-        }
-
-    def next_event(self) -> Event | None:
-        return self._answers.pop(0)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Stage:
-    """Three contenders of two ranks each, and their clock."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._workers: list[list[PlayedWorker]] = []
-        self.groups = [
-            self._group(Contender("NCCL default", "Socket"), 0.004),
-            self._group(Contender("NCCL t2s2", "Socket"), 0.002),
-            self._group(Contender("bagua-net", "BaguaNet", is_ours=True), 0.001),
-        ]
-
-    def _group(self, contender: Contender, seconds: float) -> Group:
-        workers = [PlayedWorker(f"{contender.name} {rank}", contender.network, seconds, self._pass) for rank in (0, 1)]
-        self._workers.append(workers)
-        return Group(contender, endpoints=workers)
-
-    def _pass(self, seconds: float) -> None:
-        self.now += seconds
-
-    def worker(self, group: int, rank: int) -> PlayedWorker:
-        return self._workers[group][rank]
-
-    def run(self, **changes: Any) -> RunOutcome:
-        values: dict[str, Any] = {
-            "repetitions": 3,
-            "turn_seconds": 0.4,
-            "timeout_s": 5.0,
-            "time_limit_s": 1000.0,
-            "verify": True,
-            "prove_network": True,
-        }
-        settings = RunSettings(**(values | changes))
-        quiet = io.StringIO()
-        run = ComparisonRun(self.groups, CASES, settings, lambda n: Progress(n, stream=quiet), lambda: self.now)
-        return run.run()
+from bagua.net.bench.nccl_ab_results import results_of
 
 
 def test_a_good_run_measures_every_contender_alike() -> None:
@@ -184,13 +78,13 @@ def test_wrong_data_after_the_load_is_an_error_too() -> None:
     stage.worker(2, 0).wrong_at = 3
     outcome = stage.run()
     assert len(outcome.errors) == 1
-    rows = measurements(CASES, stage.groups, outcome, 2)
+    rows = results_of(CASES, stage.groups, outcome, 2).rows
     assert [row.verified for row in rows if row.contender == "bagua-net"] == [False, True]
 
 
 def test_a_crash_in_a_turn_keeps_what_was_measured() -> None:
     stage = Stage()
-    stage.worker(0, 1).dies_at = 4
+    stage.worker(0, 1).dies_at = 6
     outcome = stage.run()
     assert len(outcome.errors) == 1
     assert "the network broke" in outcome.errors[0]
@@ -202,15 +96,87 @@ def test_a_crash_in_a_turn_keeps_what_was_measured() -> None:
 
 def test_the_time_limit_ends_the_run_between_cases_and_says_where() -> None:
     stage = Stage()
-    # 700 iteration-milliseconds a case and repetition, after some 60 of calibration.
-    outcome = stage.run(time_limit_s=2.0)
+    # A repetition takes 2.2 s, after some 0.1 s of calibration.
+    outcome = stage.run(iterations=100, time_limit_s=3.0)
     assert outcome.errors == []
     assert outcome.stopped_early is not None
     assert "in repetition 2 of 3" in outcome.stopped_early
+    assert "more than is left of the time limit of 3 s" in stage.messages.getvalue()
     counts = {len(outcome.timings[case, index]) for case in CASES for index in range(3)}
-    assert counts <= {1, 2}
+    assert counts == {1, 2}
     for case in CASES:
         assert len({len(outcome.timings[case, index]) for index in range(3)}) == 1, "complete for all or for none"
+
+
+def test_turns_are_shortened_to_fit_into_the_time_limit() -> None:
+    stage = Stage()
+    outcome = stage.run(time_limit_s=3.0)
+    assert outcome.stopped_early is None
+    assert {len(timings) for timings in outcome.timings.values()} == {3}
+    assert set(outcome.verified.values()) == {True}, "verified again, which the plan has left time for"
+    assert 1.0 < stage.now <= 3.0
+    assert all(count < 100 for count in outcome.iterations.values())
+    assert "missing" not in stage.messages.getvalue()
+
+
+def test_what_the_run_will_take_is_said_before_it_begins() -> None:
+    stage = Stage()
+    outcome = stage.run()
+    (line,) = (line for line in stage.messages.getvalue().splitlines() if line.startswith("about"))
+    assert line == "about 7 s for 3 repetitions of 2 sizes by 3 contenders, then 0 s to verify again"
+    # Two calibrations, one verification before and one after, of every contender: 7 ms an iteration of all three.
+    assert stage.now == pytest.approx(outcome.expected_s + 2 * 0.007 * (1 + 5 + 1 + 1))
+
+
+GIB = 1 << 30
+SETTINGS = [Contender(f"NCCL t{number}", "Socket") for number in range(8)]
+
+
+@pytest.mark.parametrize("others_s_per_gib", [0.05, 0.2])
+def test_eleven_contenders_up_to_a_gibibyte_fit_into_a_hundred_seconds(others_s_per_gib: float) -> None:
+    """Three repetitions of 15 sizes, with 200 ms at 1 GiB for the slowest contender, or for all of them."""
+    sizes = [8, *(16 << shift for shift in range(0, 28, 2))]
+    cases = make_cases(["all_reduce"], [*sizes[1:], sizes[0]], 2, 4)
+    assert (len(cases), max(case.bytes for case in cases)) == (15, GIB)
+    slow = {size: 50e-6 + 0.2 * size / GIB for size in sizes}
+    fast = {size: 30e-6 + others_s_per_gib * size / GIB for size in sizes}
+    memory = Contender("shared memory", "Socket", shared_memory=True)
+    stage = Stage([(DEFAULT, slow), *((other, fast) for other in (*SETTINGS, OURS, memory))], cases)
+    stage.overhead_s = 0.002
+    outcome = stage.run(time_limit_s=100.0, turn_seconds=0.15)
+    assert outcome.stopped_early is None
+    assert {key: len(timings) for key, timings in outcome.timings.items()} == {
+        (case, index): 3 for case in cases for index in range(11)
+    }
+    assert stage.now <= 100.0
+    assert outcome.iterations[Case("all_reduce", GIB)] >= 1
+    assert outcome.iterations[Case("all_reduce", 1024)] > 100
+
+
+def test_a_large_size_is_calibrated_with_as_few_operations_as_possible() -> None:
+    stage = Stage([(DEFAULT, 0.2), (OURS, 0.001)], [Case("all_reduce", GIB)])
+    stage.run(repetitions=1)
+
+    def calibration(group: int) -> list[tuple[int, int]]:
+        timed = [command for command in stage.worker(group, 0).posted if command["op"] == "time"]
+        return [(command["iterations"], command["warmup"]) for command in timed[:-1]]
+
+    assert calibration(0) == [(1, 0)]
+    assert calibration(1) == [(1, 0), (4, 1)]
+
+
+def test_memory_is_asked_for_before_the_run_and_the_rank_that_lacks_it_is_named() -> None:
+    stage = Stage()
+    cases = make_cases(["all_reduce", "all_to_all"], [8, GIB], 2, 2)
+    check_memory(stage.groups, cases, 1.0)
+    needed = needed_bytes(cases[-1], 2)
+    assert 2 * GIB < needed < 3 * GIB, "two buffers of one contender, not of all"
+    for worker in (stage.worker(0, 1), stage.worker(1, 1), stage.worker(2, 1)):
+        worker.free_bytes = needed - 1
+    with pytest.raises(BenchError) as failure:
+        check_memory(stage.groups, cases, 1.0)
+    for said in ("all_to_all of 1 GiB needs 2.5 GiB", "rank 1 has 2.5 GiB left", "3 contenders", "lower -e/--maxbytes"):
+        assert said in str(failure.value)
 
 
 def test_a_limit_that_ends_the_verification_measures_nothing() -> None:
@@ -223,49 +189,8 @@ def test_a_limit_that_ends_the_verification_measures_nothing() -> None:
 def test_given_iterations_and_warmup_are_used_as_they_are() -> None:
     stage = Stage()
     stage.run(iterations=7, warmup=0)
-    timed = [command for command in stage.worker(0, 0).posted if command["op"] == "time"][len(CASES) :]
+    timed = [command for command in stage.worker(0, 0).posted if command["op"] == "time"][2 * len(CASES) :]
     assert {(command["iterations"], command["warmup"]) for command in timed} == {(7, 0)}
-
-
-def test_ratios_compare_ours_with_each_other_contender_within_repetitions() -> None:
-    stage = Stage()
-    outcome = stage.run()
-    found = {(ratio.case.bytes, ratio.baseline): ratio.speedup.median for ratio in ratios(CASES, stage.groups, outcome)}
-    assert found == {
-        (1024, "NCCL default"): pytest.approx(4.0),
-        (1024, "NCCL t2s2"): pytest.approx(2.0),
-        (1 << 20, "NCCL default"): pytest.approx(4.0),
-        (1 << 20, "NCCL t2s2"): pytest.approx(2.0),
-    }
-
-
-def test_the_tables_and_the_closing_lines() -> None:
-    stage = Stage()
-    outcome = stage.run()
-    outcome.errors.append("something broke")
-    found = ratios(CASES, stage.groups, outcome)
-    rows = measurements(CASES, stage.groups, outcome, 2)
-    table = render_tables(rows, found, [group.contender.name for group in stage.groups]).splitlines()
-    assert table[0] == "all_reduce: time in us (busbw in GB/s), median over repetitions"
-    assert table[1].split("  ")[-1] == "verified"
-    assert table[2].split() == [
-        *("1", "KiB", "4000", "(0.00026)", "2000", "(0.00051)", "1000", "(0.001)"),
-        *("4.00x", "yes"),
-    ]
-    closing = render_closing(stage.groups, found, outcome, ["a note"]).splitlines()
-    assert "network of bagua-net: Using network BaguaNet" in closing
-    assert "note: a note" in closing
-    assert closing[-1] == "ERROR: something broke"
-    assert any(line.startswith("all_reduce, bagua-net over NCCL default: 4.00x") for line in closing)
-
-
-def test_cpu_time_per_gigabyte_counts_the_bytes_on_all_links() -> None:
-    stage = Stage()
-    outcome = stage.run()
-    rows = {(row.bytes, row.contender): row for row in measurements(CASES, stage.groups, outcome, 2)}
-    assert rows[1024, "bagua-net"].cpu_s_per_gb is None, "launching would be all that is counted"
-    # 100 iterations of 2 (W - 1) MiB took both ranks 0.5 s each.
-    assert rows[1 << 20, "bagua-net"].cpu_s_per_gb == pytest.approx(1.0 / (100 * 2 * (1 << 20) / 1e9))
 
 
 def test_a_group_that_cannot_form_says_why() -> None:

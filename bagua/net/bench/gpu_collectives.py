@@ -6,12 +6,17 @@ torch.distributed, so that `bagua.net` stays importable without torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+
+from bagua.net.bench.memory_check import available_bytes
+from bagua.net.bench.nccl_ab_plan import buffer_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,21 +66,44 @@ def _reduce_scatter(output: Tensor, whole: Tensor) -> Any:
 
 
 class CollectiveRunner:
-    """Two buffers of the largest size; every case uses their beginning."""
+    """Launches and verifies. Its buffers live within `holding` only: every contender has a process on the same GPU, and
+    eleven times the largest size need not fit there."""
 
-    def __init__(self, rank: int, ranks: int, device: torch.device, dtype: torch.dtype, max_bytes: int) -> None:
+    def __init__(self, rank: int, ranks: int, device: torch.device, dtype: torch.dtype) -> None:
         self._rank = rank
         self._ranks = ranks
         self._device = device
+        self._dtype = dtype
         self._modulus = pattern_modulus(ranks)
-        elements = -(-max_bytes // dtype.itemsize)
         self._element_bytes = dtype.itemsize
-        self._send = torch.zeros(elements, dtype=dtype, device=device)
-        self._receive = torch.zeros(elements, dtype=dtype, device=device)
+        self._send = self._receive = torch.empty(0, dtype=dtype, device=device)
+
+    @contextlib.contextmanager
+    def holding(self, collective: str, size_bytes: int) -> Iterator[None]:
+        """Buffers for this operation, zeros: repeated sums in place neither overflow nor slow down over subnormal
+        numbers. The caller has waited for all operations when it leaves."""
+        self._check(collective, size_bytes)
+        send, receive = buffer_bytes(collective, size_bytes, self._ranks)
+        try:
+            self._send = torch.zeros(send // self._element_bytes, dtype=self._dtype, device=self._device)
+            self._receive = torch.zeros(receive // self._element_bytes, dtype=self._dtype, device=self._device)
+            yield
+        finally:
+            self._send = self._receive = torch.empty(0, dtype=self._dtype, device=self._device)
+            if self._device.type == "cuda":
+                # Else torch would keep the memory for this process.
+                torch.cuda.empty_cache()
+
+    def free_bytes(self) -> int:
+        """Memory that one rank can have now. On CPUs all ranks share the host's."""
+        if self._device.type == "cuda":
+            return int(torch.cuda.mem_get_info(self._device)[0])
+        return (available_bytes(Path("/proc/meminfo").read_text(encoding="ascii")) or 0) // self._ranks
 
     def launch(self, collective: str, size_bytes: int) -> Callable[[], None]:
-        """A function that starts the operation once; on a GPU it returns before the operation ended."""
-        elements, part = self._counts(collective, size_bytes)
+        """A function that starts the operation once, within `holding` it; on a GPU it returns before the operation
+        ended."""
+        elements, part = self._counts(size_bytes)
         send, receive = self._send, self._receive
         if collective in ("all_reduce", "broadcast"):
             whole = receive[:elements]
@@ -106,14 +134,10 @@ class CollectiveRunner:
 
         return run
 
-    def clear(self) -> None:
-        """Zeros: repeated sums in place neither overflow nor slow down over subnormal numbers."""
-        self._send.zero_()
-        self._receive.zero_()
-
     def verify(self, collective: str, size_bytes: int, salt: int) -> Verification:
-        """One operation on fresh data, every element compared on the device with what it has to be."""
-        elements, part = self._counts(collective, size_bytes)
+        """One operation on fresh data, within `holding` it; every element is compared on the device with what it has to
+        be."""
+        elements, part = self._counts(size_bytes)
         sent = self._receive if collective in ("all_reduce", "broadcast") else self._send
         self._receive[:elements].fill_(_UNWRITTEN)
         if collective != "broadcast" or self._rank == 0:
@@ -127,17 +151,16 @@ class CollectiveRunner:
                 first = segment_first
         return Verification(wrong, first)
 
-    def _counts(self, collective: str, size_bytes: int) -> tuple[int, int]:
+    def _check(self, collective: str, size_bytes: int) -> None:
         elements, rest = divmod(size_bytes, self._element_bytes)
-        if rest or elements > self._receive.numel() or elements < 1:
-            raise ValueError(
-                f"{collective} of {size_bytes} B does not fit: elements of {self._element_bytes} B, buffers of"
-                f" {self._receive.numel() * self._element_bytes} B"
-            )
-        part = elements // self._ranks
-        if collective in ("all_gather", "reduce_scatter", "all_to_all") and part * self._ranks != elements:
+        if rest or elements < 1:
+            raise ValueError(f"{collective} of {size_bytes} B has no whole elements of {self._element_bytes} B")
+        if collective in ("all_gather", "reduce_scatter", "all_to_all") and elements % self._ranks:
             raise ValueError(f"{collective} of {elements} elements cannot be split over {self._ranks} ranks")
-        return elements, part
+
+    def _counts(self, size_bytes: int) -> tuple[int, int]:
+        elements = size_bytes // self._element_bytes
+        return elements, elements // self._ranks
 
     def _expected_segments(self, collective: str, elements: int, part: int) -> list[tuple[int, int, list[int], int]]:
         """(first received element, count, ranks whose elements are summed, first of their elements)."""

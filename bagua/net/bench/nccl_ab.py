@@ -19,17 +19,18 @@ from pathlib import Path
 from types import FrameType
 
 from bagua.net.bench.errors import BenchError, UsageError
-from bagua.net.bench.export import write_csv, write_json
 from bagua.net.bench.launch_environment import LOOPBACK, LaunchEnvironment, detect_launch
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.nccl_ab_contender import ignored_variables
 from bagua.net.bench.nccl_ab_group import Group
+from bagua.net.bench.nccl_ab_memory import check_memory
 from bagua.net.bench.nccl_ab_options import NcclOptions, check_outputs, parse_options
+from bagua.net.bench.nccl_ab_outputs import write_outputs
 from bagua.net.bench.nccl_ab_places import LocalWorkers, RemoteWorkers, WorkerRequest, WorkerSettings, serve_workers
 from bagua.net.bench.nccl_ab_plan import ELEMENT_BYTES, Case, make_cases
-from bagua.net.bench.nccl_ab_report import measurements, ratios, render_closing, render_tables
+from bagua.net.bench.nccl_ab_report import render_closing, render_tables
+from bagua.net.bench.nccl_ab_results import results_of
 from bagua.net.bench.nccl_ab_run import ComparisonRun, RunOutcome, RunSettings
-from bagua.net.bench.plot import write_plot
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.rendezvous import Member, join, meet
 from bagua.net.bench.table import shows_colour
@@ -122,23 +123,17 @@ class Crew:
         return [self.local, *self.remote.values()]
 
 
-def _settings(options: NcclOptions, environment: Mapping[str, str], logs: Path, ranks: int) -> WorkerSettings:
-    cases = _cases(options, ranks)
+def _settings(options: NcclOptions, environment: Mapping[str, str], logs: Path) -> WorkerSettings:
     return WorkerSettings(
         contenders=options.contenders,
         backend=options.backend,
         device=options.device,
         dtype=options.dtype,
-        max_bytes=max(case.bytes for case in cases),
         timeout_s=max(options.timeout_s, _START_S),
         log_folder=logs,
         interface=options.interface,
         environment=environment,
     )
-
-
-def _cases(options: NcclOptions, ranks: int) -> list[Case]:
-    return make_cases(options.collectives, options.sizes, ELEMENT_BYTES[options.dtype], ranks)
 
 
 def _local_crew(options: NcclOptions, environment: Mapping[str, str], logs: Path) -> Crew:
@@ -151,7 +146,7 @@ def _local_crew(options: NcclOptions, environment: Mapping[str, str], logs: Path
                 f"{ranks} ranks need as many GPUs, at least 2, and torch sees {gpus}; lower --ranks, look at"
                 " CUDA_VISIBLE_DEVICES and nvidia-smi, or leave --nccl out to measure the plugin without GPUs"
             )
-    local = LocalWorkers(_settings(options, environment, logs, ranks))
+    local = LocalWorkers(_settings(options, environment, logs))
     return Crew(local, {}, list(range(ranks)), 1, LOOPBACK)
 
 
@@ -174,7 +169,7 @@ def _lead(launch: LaunchEnvironment, options: NcclOptions, environment: Mapping[
         for member in members
         if member.connection is not None
     }
-    local = LocalWorkers(_settings(options, environment, logs, launch.world_size))
+    local = LocalWorkers(_settings(options, environment, logs))
     return Crew(local, remote, local_ranks, len(set(seen)), _address_towards_others(members))
 
 
@@ -191,7 +186,7 @@ def _follow(launch: LaunchEnvironment, options: NcclOptions, environment: Mappin
     """Every rank but 0: start and feed what rank 0 asks for. Rank 0 reports."""
     connection, _ = join(launch, options.timeout_s)
     try:
-        place = LocalWorkers(_settings(options, environment, logs, launch.world_size))
+        place = LocalWorkers(_settings(options, environment, logs))
         failed = True
         try:
             failed = serve_workers(connection, place)
@@ -203,7 +198,7 @@ def _follow(launch: LaunchEnvironment, options: NcclOptions, environment: Mappin
 
 
 def _compare(crew: Crew, options: NcclOptions, environment: Mapping[str, str]) -> int:
-    cases = _cases(options, crew.ranks)
+    cases = make_cases(options.collectives, options.sizes, ELEMENT_BYTES[options.dtype], crew.ranks)
     tcp_only = crew.hosts == 1 if options.tcp_only is None else options.tcp_only
     settings = RunSettings(
         repetitions=options.repeats,
@@ -217,6 +212,7 @@ def _compare(crew: Crew, options: NcclOptions, environment: Mapping[str, str]) -
     )
     groups = [Group(contender) for contender in options.contenders]
     start_errors = _form(groups, crew, tcp_only, max(options.timeout_s, _START_S))
+    check_memory(groups, cases, options.timeout_s)
     run = ComparisonRun(groups, cases, settings, Progress)
     run.outcome.errors += start_errors
     outcome = run.run()
@@ -266,8 +262,7 @@ def _deliver(
     outcome: RunOutcome,
     tcp_only: bool,
 ) -> None:
-    rows = measurements(cases, groups, outcome, crew.ranks)
-    found_ratios = ratios(cases, groups, outcome)
+    results = results_of(cases, groups, outcome, crew.ranks)
     facts: Mapping[str, object] = next((group.facts for group in groups if group.facts), {})
     machine = describe_machine(["bagua-net-bench", "--nccl", *sys.argv[1:]] if "--nccl" not in sys.argv else sys.argv)
     setting = (
@@ -283,41 +278,32 @@ def _deliver(
     colour = shows_colour(sys.stdout)
     print(setting)
     print(machine.caption(), end="\n\n")
-    names = [group.contender.name for group in groups]
-    print(render_tables(rows, found_ratios, names, colour=colour))
-    print(render_closing(groups, found_ratios, outcome, notes), end="", flush=True)
-    if options.json_path is not None:
-        parameters = {
-            "ranks": crew.ranks,
-            "hosts": crew.hosts,
-            "tcp_only": tcp_only,
-            "datatype": options.dtype,
-            "repeats": options.repeats,
-            "contenders": {group.contender.name: group.contender.settings for group in groups},
-            **facts,
-        }
-        summary = {
-            "speedups": [ratio.as_dict() for ratio in found_ratios],
-            "networks": {group.contender.name: [proof.as_dict() for proof in group.proofs] for group in groups},
-            "notes": notes,
-            "stopped_early": outcome.stopped_early,
-            "errors": outcome.errors,
-        }
-        write_json(options.json_path, rows, machine, parameters=parameters, summary=summary)
-    if options.csv_path is not None:
-        write_csv(options.csv_path, rows, machine)
-    if options.plot_path is not None and rows:
-        first = rows[0].collective
-        title = f"NCCL {first}, {crew.ranks} x {facts.get('device', options.device)}"
-        write_plot(
-            options.plot_path,
-            [row for row in rows if row.collective == first],
-            title=title,
-            caption=f"{setting}\n{machine.caption()}",
-        )
-    written = [str(path) for path in (options.json_path, options.csv_path, options.plot_path) if path is not None]
+    contenders = [group.contender for group in groups]
+    print(render_tables(results, contenders, all_columns=options.all_columns, colour=colour))
+    print(render_closing(groups, results, outcome, notes, all_columns=options.all_columns), end="", flush=True)
+    parameters = {
+        "ranks": crew.ranks,
+        "hosts": crew.hosts,
+        "tcp_only": tcp_only,
+        "datatype": options.dtype,
+        "repeats": options.repeats,
+        "contenders": {contender.name: contender.settings for contender in contenders},
+        **facts,
+    }
+    written = write_outputs(
+        options,
+        results,
+        groups,
+        outcome,
+        machine,
+        parameters=parameters,
+        notes=notes,
+        device=str(facts.get("device", options.device)),
+        ranks=crew.ranks,
+        setting=setting,
+    )
     if written:
-        print(f"written: {', '.join(written)}")
+        print(f"written: {', '.join(map(str, written))}")
 
 
 if __name__ == "__main__":

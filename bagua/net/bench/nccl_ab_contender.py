@@ -18,6 +18,11 @@ SOCKET_NETWORK = "Socket"
 _MAX_THREADS, _MAX_SOCKETS, _MAX_CHANNELS = 16, 64, 64
 DEFAULT_TUNED = "2x2x8"
 
+# `--tuned best`: with NCCL's default, one or another of these was the best wherever it was measured: threads and
+# sockets for large messages, channels where GPUs are the limit, few of both for small messages.
+BEST = "best"
+BEST_TUNED = ("2x4", "4x1", "1x2x8", "2x2x8", "2x4x8", "4x2x8", "1x1x16", "2x2x16")
+
 # These choose the network or its speed: a value inherited by chance would tune every contender, or make two the same.
 _OWNED = (
     "ENABLE_BAGUA_NET",
@@ -55,6 +60,11 @@ class Contender:
     shared_memory: bool = False  # may leave TCP: the yardstick, not a competitor
     is_ours: bool = False
 
+    @property
+    def is_own_tcp(self) -> bool:
+        """NCCL's own transport over TCP: the default, or a hand-tuned setting. Of these the best is "best tuned"."""
+        return self.network == SOCKET_NETWORK and not self.shared_memory
+
 
 def own_transport() -> Contender:
     return Contender("NCCL default", SOCKET_NETWORK, {"NCCL_NET": SOCKET_NETWORK, "ENABLE_BAGUA_NET": "0"})
@@ -65,8 +75,8 @@ def hand_tuned(text: str) -> Contender:
     match = _TUNED.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"--tuned {text!r} is not THREADSxSOCKETS[xCHANNELS]; write for example 2x2x8 for NCCL_SOCKET_NTHREADS=2"
-            " NCCL_NSOCKS_PERTHREAD=2 NCCL_MIN_NCHANNELS=8"
+            f"--tuned {text!r} is not THREADSxSOCKETS[xCHANNELS], {BEST} or none; write for example 2x2x8 for"
+            " NCCL_SOCKET_NTHREADS=2 NCCL_NSOCKS_PERTHREAD=2 NCCL_MIN_NCHANNELS=8"
         )
     threads, sockets = int(match.group(1)), int(match.group(2))
     channels = int(match.group(3)) if match.group(3) else None
@@ -88,6 +98,19 @@ def hand_tuned(text: str) -> Contender:
         settings["NCCL_MIN_NCHANNELS"] = str(channels)
         name += f" {channels}ch"
     return Contender(name, SOCKET_NETWORK, settings)
+
+
+def tuned_settings(words: Sequence[str] | None) -> list[str]:
+    """The settings that --tuned asks for: repeated or with commas; `best` stands for BEST_TUNED, `none` for nothing.
+
+    A setting that is named beside `best`, which has it already, is meant once.
+    """
+    if words is None:
+        return [DEFAULT_TUNED]
+    named = [text.strip() for word in words for text in word.split(",")]
+    if BEST not in named:
+        return [text for text in named if text != "none"]
+    return [*BEST_TUNED, *(text for text in named if text not in (BEST, "none", *BEST_TUNED))]
 
 
 def bagua_net(library: Path) -> Contender:

@@ -70,6 +70,11 @@ class Group:
             cpu_seconds=sum(event["cpu_seconds"] for event in events),
         )
 
+    def free_bytes(self, timeout_s: float) -> list[int]:
+        """By rank: the memory that is left on its GPU."""
+        events = ask(self.endpoints, json.dumps({"op": "memory"}), "memory", timeout_s)
+        return [int(event["free_bytes"]) for event in events]
+
     def read_proofs(self, timeout_s: float) -> str | None:
         """Ask every rank what its NCCL log says; the error if it is not the contender's network."""
         line = json.dumps({"op": "proof"})

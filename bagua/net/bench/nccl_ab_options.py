@@ -10,7 +10,14 @@ from typing import TypeVar
 
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.export import check_writable
-from bagua.net.bench.nccl_ab_contender import DEFAULT_TUNED, Contender, make_contenders
+from bagua.net.bench.nccl_ab_contender import (
+    BEST,
+    BEST_TUNED,
+    DEFAULT_TUNED,
+    Contender,
+    make_contenders,
+    tuned_settings,
+)
 from bagua.net.bench.nccl_ab_plan import ELEMENT_BYTES, GPU_COLLECTIVES
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 from bagua.net.bench.settings import check_library
@@ -30,6 +37,7 @@ named after; otherwise that is an error.
 examples:
   bagua-net-bench --nccl                                      all GPUs of this host over loopback TCP
   bagua-net-bench --nccl --collectives all_reduce,send_recv -b 1K -e 64M -f 4
+  bagua-net-bench --nccl --tuned best --shared-memory         beside the best of nine settings of NCCL, for each size
   bagua-net-bench --nccl --tuned 4x4x16 --variant one:BAGUA_NET_NSTREAMS=1 --shared-memory
   torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
       --no-python bagua-net-bench --nccl                      across hosts; srun and mpirun work as well
@@ -54,6 +62,7 @@ class NcclOptions:
     timeout_s: float
     time_limit_s: float
     verify: bool
+    all_columns: bool
     output_dir: Path | None
     json_path: Path | None
     csv_path: Path | None
@@ -69,6 +78,13 @@ def _size(text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = [_size(part) for part in text.split(",")]
+    if min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"size 0 in {text!r} is below the limit of 1 B; leave it out")
+    return tuple(sorted(set(sizes)))
 
 
 _Number = TypeVar("_Number", int, float)
@@ -117,6 +133,9 @@ def make_parser() -> argparse.ArgumentParser:
     sizes.add_argument(
         "-f", "--stepfactor", type=_within(int, 2, 1024), default=2, metavar="N", help="from size to size (default 2)"
     )
+    sizes.add_argument(
+        "--sizes", type=_sizes, metavar="LIST", help="these sizes, with commas, instead of -b, -e and -f"
+    )
     sizes.add_argument("-d", "--datatype", choices=sorted(ELEMENT_BYTES), default="bfloat16", help="default bfloat16")
 
     what = parser.add_argument_group("what runs")
@@ -131,8 +150,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--tuned",
         action="append",
         metavar="TxS[xC]",
-        help="NCCL's own transport with T threads, S sockets each and at least C channels; may be repeated; none for"
-        f" no such contender (default {DEFAULT_TUNED})",
+        help="NCCL's own transport with T threads, S sockets each and at least C channels; may be repeated, or a list"
+        f" with commas; {BEST} stands for {','.join(BEST_TUNED)}, of which the report shows the best of each size; none"
+        f" for no such contender (default {DEFAULT_TUNED})",
     )
     what.add_argument(
         "--variant",
@@ -170,15 +190,16 @@ def make_parser() -> argparse.ArgumentParser:
         type=_within(float, 0.001, 60.0),
         default=DEFAULT_TURN_S,
         metavar="S",
-        help=f"how long the slowest contender's turn shall take (default {DEFAULT_TURN_S:g})",
+        help=f"how long the slowest contender's turn shall take (default {DEFAULT_TURN_S:g}); less where the time limit"
+        " asks for it",
     )
     length.add_argument(
         "--time-limit",
         type=_within(float, 1.0, 86400.0),
         default=DEFAULT_TIME_LIMIT_S,
         metavar="S",
-        help="seconds after which no further turn begins; what was measured is reported"
-        f" (default {DEFAULT_TIME_LIMIT_S:g})",
+        help="seconds that the run shall fit into, once all contenders have started; after them no further turn begins,"
+        f" and what was measured is reported (default {DEFAULT_TIME_LIMIT_S:g})",
     )
 
     network = parser.add_argument_group("network")
@@ -203,6 +224,11 @@ def make_parser() -> argparse.ArgumentParser:
     network.add_argument("--local", action="store_true", help="run here alone even if a launcher's variables are set")
 
     output = parser.add_argument_group("results")
+    output.add_argument(
+        "--all-columns",
+        action="store_true",
+        help="a column for every contender, also where more than four would make the table wide",
+    )
     output.add_argument("--json", type=Path, metavar="PATH", help="every figure, the logs' proof, the machine's facts")
     output.add_argument("--csv", type=Path, metavar="PATH", help="one row a contender and size")
     output.add_argument("--plot", type=Path, metavar="PATH", help="of the first collective (needs matplotlib)")
@@ -221,12 +247,11 @@ def parse_options(arguments: Sequence[str]) -> NcclOptions:
     given = parser.parse_args(arguments)
     if (given.backend == "gloo") != (given.device == "cpu"):
         parser.error("--backend gloo and --device cpu belong together")
-    tuned = [DEFAULT_TUNED] if given.tuned is None else [text for text in given.tuned if text != "none"]
     try:
-        sizes = size_series(given.minbytes, given.maxbytes, given.stepfactor)
+        sizes = given.sizes or tuple(size_series(given.minbytes, given.maxbytes, given.stepfactor))
         contenders = make_contenders(
             library=None if given.without_plugin else _library(given.library),
-            tuned=tuned,
+            tuned=tuned_settings(given.tuned),
             variants=given.variant,
             with_shared_memory=given.shared_memory,
         )
@@ -235,7 +260,7 @@ def parse_options(arguments: Sequence[str]) -> NcclOptions:
     if len(contenders) < 2:
         parser.error("--without-plugin with --tuned none leaves one contender; a comparison needs two")
     return NcclOptions(
-        sizes=tuple(sizes),
+        sizes=sizes,
         collectives=given.collectives,
         dtype=given.datatype,
         contenders=tuple(contenders),
@@ -249,6 +274,7 @@ def parse_options(arguments: Sequence[str]) -> NcclOptions:
         timeout_s=given.timeout,
         time_limit_s=given.time_limit,
         verify=not given.no_verify,
+        all_columns=given.all_columns,
         output_dir=given.output_dir,
         json_path=_result_path(given.json, given.output_dir, "nccl.json"),
         csv_path=_result_path(given.csv, given.output_dir, "nccl.csv"),

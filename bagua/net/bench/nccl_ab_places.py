@@ -44,7 +44,6 @@ class WorkerSettings:
     backend: str
     device: str
     dtype: str
-    max_bytes: int
     timeout_s: float
     log_folder: Path
     interface: str | None
@@ -62,7 +61,6 @@ class WorkerSettings:
             f"--device={self.device}",
             f"--dtype={self.dtype}",
             f"--bind={request.bind}",
-            f"--max-bytes={self.max_bytes}",
             f"--timeout-s={self.timeout_s}",
             f"--parent-pid={os.getpid()}",
         ]

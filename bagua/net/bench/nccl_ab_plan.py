@@ -1,4 +1,4 @@
-"""What a GPU comparison measures, in which order, how often: sizes, turns, iteration counts. No torch, no processes.
+"""What a GPU comparison measures, in which order: sizes, cases, turns. No torch, no processes.
 
 Order: every size is verified and calibrated first; then repetition follows repetition over all sizes, and within a
 size the contenders take turns, each repetition beginning with another one. A drift of the machine then falls on all
@@ -18,10 +18,6 @@ ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
 # These cut their buffer into one part for each rank, so its size is a multiple of the rank count.
 _SPLIT = ("all_gather", "reduce_scatter", "all_to_all")
 
-MIN_ITERATIONS = 3
-MAX_ITERATIONS = 1000
-CALIBRATION_ITERATIONS = 4
-
 
 def effective_bytes(collective: str, size_bytes: int, element_bytes: int, ranks: int) -> int:
     """The nearest size above that holds whole elements for every rank. The meaning of a size is nccl-tests': the
@@ -38,6 +34,19 @@ def link_bytes(collective: str, size_bytes: int, ranks: int) -> int:
         return (ranks - 1) * size_bytes
     if collective == "send_recv":
         return ranks * size_bytes
+    raise ValueError(f"unknown collective {collective!r}; known: {', '.join(GPU_COLLECTIVES)}")
+
+
+def buffer_bytes(collective: str, size_bytes: int, ranks: int) -> tuple[int, int]:
+    """Bytes of the send and of the receive buffer; all_reduce and broadcast work in place."""
+    if collective in ("all_reduce", "broadcast"):
+        return 0, size_bytes
+    if collective == "all_gather":
+        return size_bytes // ranks, size_bytes
+    if collective == "reduce_scatter":
+        return size_bytes, size_bytes // ranks
+    if collective in ("all_to_all", "send_recv"):
+        return size_bytes, size_bytes
     raise ValueError(f"unknown collective {collective!r}; known: {', '.join(GPU_COLLECTIVES)}")
 
 
@@ -78,15 +87,3 @@ def turns(cases: Sequence[Case], contenders: int, repetitions: int) -> Iterator[
             for place in range(contenders):
                 # The shift by the case as well keeps one contender from always following the same large transfer.
                 yield Turn(case, (place + repetition + index) % contenders, repetition)
-
-
-def iterations_for(seconds_per_iteration: float, turn_seconds: float) -> int:
-    """As many as fill a turn. Asked with the slowest contender's time, so that all contenders iterate alike."""
-    if seconds_per_iteration <= 0:
-        raise ValueError(f"an iteration of {seconds_per_iteration} s was measured; a time must be positive")
-    return max(MIN_ITERATIONS, min(MAX_ITERATIONS, round(turn_seconds / seconds_per_iteration)))
-
-
-def warmup_for(iterations: int) -> int:
-    """The contender was idle while the others had their turns: its threads sleep and its TCP windows have shrunk."""
-    return max(2, min(20, iterations // 10))

@@ -1,141 +1,130 @@
-"""From timings to rows, and from rows to what a person reads: one line a size, one column a contender, and the ratio
-of our plugin to NCCL's default taken within each repetition."""
+"""What a person reads: a table for each collective, a line a size, and the closing lines.
+
+With many contenders a table of all of them is wider than a terminal and hides what is asked: NCCL's hand-tuned settings
+then stand in one column, the best of each size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua.net.bench.measurement import Measurement
+from bagua.net.bench.nccl_ab_contender import Contender
 from bagua.net.bench.nccl_ab_group import Group
-from bagua.net.bench.nccl_ab_plan import Case, link_bytes
+from bagua.net.bench.nccl_ab_results import BEST_TUNED_NAME, NOISE, BestTuned, Ratio, Results
 from bagua.net.bench.nccl_ab_run import RunOutcome
 from bagua.net.bench.sizes import format_size
-from bagua.net.bench.summary import SMALL_BYTES, PairedRatio, paired_ratio
+from bagua.net.bench.summary import SMALL_BYTES
 from bagua.net.bench.table import BOLD, DIM, LOUD, MISSING, RESET, format_bandwidth, format_time_us
 
-# Below this a figure per GB says how long Python takes to launch, not what the network costs.
-_CPU_FROM_BYTES = 1 << 20
+# Up to so many, every contender has a column.
+MAX_COLUMNS = 4
+
+
+def has_envelope(contenders: Sequence[Contender], *, all_columns: bool = False) -> bool:
+    """Whether the best of the hand-tuned settings stands for all of them, in the table and in the plot."""
+    return not all_columns and len(contenders) > MAX_COLUMNS and len(hand_tuned_names(contenders)) > 1
+
+
+def hand_tuned_names(contenders: Sequence[Contender]) -> list[str]:
+    """NCCL's own settings but the first contender, which is its default."""
+    return [contender.name for contender in contenders[1:] if contender.is_own_tcp]
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """Our time against another contender's at one case; above 1 we are faster."""
-
-    case: Case
-    baseline: str
-    speedup: PairedRatio
-
-    def as_dict(self) -> dict[str, object]:
-        return {
-            "collective": self.case.collective,
-            "bytes": self.case.bytes,
-            "baseline": self.baseline,
-            "speedup": self.speedup.median,
-            "speedup_low": self.speedup.low,
-            "speedup_high": self.speedup.high,
-        }
-
-
-def measurements(cases: Sequence[Case], groups: Sequence[Group], outcome: RunOutcome, ranks: int) -> list[Measurement]:
-    """One that failed keeps what it had measured: a wrong network is found before the first measurement."""
-    rows = []
-    for case in cases:
-        for index, group in enumerate(groups):
-            timings = outcome.timings.get((case, index))
-            if not timings:
-                continue
-            iterations = outcome.iterations[case]
-            gigabytes = link_bytes(case.collective, case.bytes, ranks) * iterations / 1e9
-            cpu = sorted(timing.cpu_seconds for timing in timings)[len(timings) // 2]
-            rows.append(
-                Measurement.from_samples(
-                    contender=group.contender.name,
-                    collective=case.collective,
-                    size_bytes=case.bytes,
-                    ranks=ranks,
-                    iterations=iterations,
-                    repetition_seconds=[timing.seconds for timing in timings],
-                    iteration_seconds=[value for timing in timings for value in timing.single_seconds],
-                    cpu_s_per_gb=cpu / gigabytes if case.bytes >= _CPU_FROM_BYTES else None,
-                    verified=outcome.verified.get((case, index)),
-                    note="" if group.failure is None else "failed later, see errors",
-                )
-            )
-    return rows
-
-
-def ratios(cases: Sequence[Case], groups: Sequence[Group], outcome: RunOutcome) -> list[Ratio]:
-    ours = next((index for index, group in enumerate(groups) if group.contender.is_ours), None)
-    if ours is None:
-        return []
-    found = []
-    for case in cases:
-        mine = outcome.timings.get((case, ours), [])
-        for index, group in enumerate(groups):
-            theirs = outcome.timings.get((case, index), [])
-            if index == ours or not mine or len(mine) != len(theirs):
-                continue
-            speedup = paired_ratio([timing.seconds for timing in theirs], [timing.seconds for timing in mine])
-            found.append(Ratio(case, group.contender.name, speedup))
-    return found
+class _Column:
+    title: str
+    cell: Callable[[int], str]  # of a size
 
 
 def render_tables(
-    rows: Sequence[Measurement], found_ratios: Sequence[Ratio], contenders: Sequence[str], *, colour: bool = False
+    results: Results, contenders: Sequence[Contender], *, all_columns: bool = False, colour: bool = False
 ) -> str:
-    """A table for each collective: time in us, busbw in GB/s in brackets; the last column is the speed-up over the
-    first contender."""
-    collectives = dict.fromkeys(row.collective for row in rows)
-    return "\n".join(_render_one(collective, rows, found_ratios, contenders, colour) for collective in collectives)
+    """Times in us, busbw in GB/s in brackets; speed-ups of our plugin are medians of the ratios within a repetition."""
+    collectives = dict.fromkeys(row.collective for row in results.rows)
+    return "\n".join(_render_one(collective, results, contenders, all_columns, colour) for collective in collectives)
 
 
 def _render_one(
-    collective: str, rows: Sequence[Measurement], found_ratios: Sequence[Ratio], contenders: Sequence[str], colour: bool
+    collective: str, results: Results, contenders: Sequence[Contender], all_columns: bool, colour: bool
 ) -> str:
-    mine = [row for row in rows if row.collective == collective]
-    shown = [name for name in contenders if any(row.contender == name for row in mine)]
-    by_place = {(row.bytes, row.contender): row for row in mine}
-    speedups = {
-        ratio.case.bytes: ratio.speedup
-        for ratio in found_ratios
-        if ratio.case.collective == collective and ratio.baseline == contenders[0]
-    }
-    grid = [["size", *shown, f"bagua-net / {contenders[0]}", "verified"]]
-    if not speedups:
-        del grid[0][-2]
-    wrong_lines = set()
-    for size in dict.fromkeys(row.bytes for row in mine):
-        cells = [by_place.get((size, name)) for name in shown]
-        line = [format_size(size), *(_cell(cell) for cell in cells)]
-        if speedups:
-            line.append(f"{speedups[size].median:.2f}x" if size in speedups else MISSING)
-        states = {cell.verified for cell in cells if cell is not None}
-        if False in states:
-            wrong_lines.add(len(grid))
-        line.append("NO" if False in states else "yes" if states == {True} else MISSING)
-        grid.append(line)
-    widths = [max(len(line[column]) for line in grid) for column in range(len(grid[0]))]
+    rows = {(row.bytes, row.contender): row for row in results.rows if row.collective == collective}
+    sizes = list(dict.fromkeys(size for size, _ in rows))
+    columns = _columns(collective, results, contenders, rows, all_columns)
+    states = {size: {row.verified for (at, _), row in rows.items() if at == size} for size in sizes}
+    columns.append(_Column("verified", lambda size: _verified(states[size])))
+    grid = [["size", *(column.title for column in columns)]]
+    grid += [[format_size(size), *(column.cell(size) for column in columns)] for size in sizes]
+    widths = [max(len(line[place]) for line in grid) for place in range(len(grid[0]))]
     title = f"{collective}: time in us (busbw in GB/s), median over repetitions"
     lines = [f"{BOLD}{title}{RESET}" if colour else title]
     for number, line in enumerate(grid):
         text = "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
         if colour and number == 0:
             text = f"{DIM}{text}{RESET}"
-        elif colour and number in wrong_lines:
+        elif colour and False in states[sizes[number - 1]]:
             text = f"{LOUD}{text}{RESET}"
         lines.append(text)
     return "\n".join(lines) + "\n"
 
 
-def _cell(row: Measurement | None) -> str:
+def _columns(
+    collective: str,
+    results: Results,
+    contenders: Sequence[Contender],
+    rows: Mapping[tuple[int, str], Measurement],
+    all_columns: bool,
+) -> list[_Column]:
+    best = results.best_of(collective)
+    envelope = has_envelope(contenders, all_columns=all_columns)
+    hidden = hand_tuned_names(contenders) if envelope else []
+    measured = {name for _, name in rows}
+    columns = [
+        _contender_column(contender.name, rows)
+        for contender in contenders
+        if contender.name in measured and contender.name not in hidden
+    ]
+    if best and envelope:
+        columns.insert(1, _Column(BEST_TUNED_NAME, lambda size: _best_figures(best.get(size))))
+    elif best:
+        columns.append(_Column(BEST_TUNED_NAME, lambda size: best[size].setting if size in best else MISSING))
+    for title, baseline in (("over default", contenders[0].name), ("over best", BEST_TUNED_NAME)):
+        if ratios := results.ratios_to(baseline, collective):
+            columns.append(_speedup_column(title, ratios))
+    return columns
+
+
+def _contender_column(name: str, rows: Mapping[tuple[int, str], Measurement]) -> _Column:
+    return _Column(name, lambda size: _figures(rows.get((size, name))))
+
+
+def _speedup_column(title: str, ratios: Sequence[Ratio]) -> _Column:
+    by_size = {ratio.case.bytes: f"{ratio.speedup.median:.2f}x" for ratio in ratios}
+    return _Column(title, lambda size: by_size.get(size, MISSING))
+
+
+def _figures(row: Measurement | None) -> str:
     return MISSING if row is None else f"{format_time_us(row.time_us)} ({format_bandwidth(row.busbw_gb_s)})"
 
 
+def _best_figures(best: BestTuned | None) -> str:
+    return MISSING if best is None else f"{_figures(best.row)} {best.setting}"
+
+
+def _verified(states: set[bool | None]) -> str:
+    return "NO" if False in states else "yes" if states == {True} else MISSING
+
+
 def render_closing(
-    groups: Sequence[Group], found_ratios: Sequence[Ratio], outcome: RunOutcome, notes: Sequence[str]
+    groups: Sequence[Group],
+    results: Results,
+    outcome: RunOutcome,
+    notes: Sequence[str],
+    *,
+    all_columns: bool = False,
 ) -> str:
-    """Proof of each contender's network, our speed-up at the ends of the range, and everything that went wrong."""
+    """Proof of each contender's network, our speed-ups, where we are slower, and everything that went wrong."""
     lines = []
     for group in groups:
         if group.proofs:
@@ -144,16 +133,39 @@ def render_closing(
         if group.contender.is_ours:
             lines += [f"  log: {text}" for text in (group.proofs[0].plugin_lines if group.proofs else ())[:4]]
         lines += [f"  NCCL warned: {text}" for proof in group.proofs[:1] for text in proof.warnings[:4]]
-    for collective in dict.fromkeys(ratio.case.collective for ratio in found_ratios):
-        for baseline in dict.fromkeys(ratio.baseline for ratio in found_ratios):
-            ends = [r for r in found_ratios if r.case.collective == collective and r.baseline == baseline]
-            if ends:
-                small = next((ratio for ratio in ends if ratio.case.bytes >= SMALL_BYTES), ends[0])
-                wanted = dict.fromkeys((small, ends[-1]))
-                at = ", ".join(f"{ratio.speedup} at {format_size(ratio.case.bytes)}" for ratio in wanted)
-                lines.append(f"{collective}, bagua-net over {baseline}: {at}")
+    contenders = [group.contender for group in groups]
+    hidden = hand_tuned_names(contenders) if has_envelope(contenders, all_columns=all_columns) else []
+    baselines = [contender.name for contender in contenders if contender.name not in hidden]
+    if results.best:
+        baselines.insert(1, BEST_TUNED_NAME)
+    for collective in dict.fromkeys(ratio.case.collective for ratio in results.ratios):
+        for baseline in baselines:
+            if found := results.ratios_to(baseline, collective):
+                lines.append(f"{collective}, bagua-net over {baseline}: {_at_the_ends(found)}")
+        for baseline in dict.fromkeys((contenders[0].name, *(name for name in baselines if name == BEST_TUNED_NAME))):
+            lines += _where_slower(collective, baseline, results)
     lines += [f"note: {note}" for note in notes]
     if outcome.stopped_early:
         lines.append(f"note: {outcome.stopped_early}; sizes and repetitions after that are missing")
     lines += [f"ERROR: {error}" for error in outcome.errors]
     return "\n".join(lines) + "\n"
+
+
+def _at_the_ends(ratios: Sequence[Ratio]) -> str:
+    small = next((ratio for ratio in ratios if ratio.case.bytes >= SMALL_BYTES), ratios[0])
+    wanted = dict.fromkeys((small, ratios[-1]))
+    return ", ".join(f"{ratio.speedup} at {format_size(ratio.case.bytes)}" for ratio in wanted)
+
+
+def _where_slower(collective: str, baseline: str, results: Results) -> list[str]:
+    ratios = results.ratios_to(baseline, collective)
+    slower = [ratio for ratio in ratios if ratio.is_slower]
+    if not ratios:
+        return []
+    count = f"{len(ratios) - len(slower)} of {len(ratios)} sizes"
+    head = f"{collective}, bagua-net no more than {NOISE:.0%} slower than {baseline}: {count}"
+    return [head + ("; slower:" if slower else ""), *(f"  {_slower_at(ratio)}" for ratio in slower)]
+
+
+def _slower_at(ratio: Ratio) -> str:
+    return f"{format_size(ratio.case.bytes)}: {ratio.speedup} over {ratio.baseline}"

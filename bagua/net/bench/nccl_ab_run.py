@@ -12,27 +12,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bagua.net.bench.errors import BenchError
+from bagua.net.bench.nccl_ab_duration import Calibration, RunPlan, fitting_plan, fixed_plan
 from bagua.net.bench.nccl_ab_group import Group, Timing
-from bagua.net.bench.nccl_ab_plan import (
-    CALIBRATION_ITERATIONS,
-    Case,
-    iterations_for,
-    turns,
-    warmup_for,
-)
+from bagua.net.bench.nccl_ab_plan import Case, turns
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.sizes import format_size
 
 # A turn may take this many times what its calibration foretold before it counts as hung.
 _PATIENCE = 10
-# Single iterations are timed for percentiles: more than this changes p99 little.
-_MAX_SINGLE = 200
+# An iteration that takes longer is known well enough from one; shorter ones are measured a few times.
+_ONE_IS_ENOUGH_S = 0.02
+_CALIBRATION_ITERATIONS = 4
 
 
 @dataclass(frozen=True)
 class RunSettings:
     repetitions: int
-    turn_seconds: float
+    turn_seconds: float  # at most; turns are shorter where the time limit asks for it
     timeout_s: float
     time_limit_s: float  # of the whole run after the groups have formed
     verify: bool
@@ -46,6 +42,7 @@ class RunOutcome:
     timings: dict[tuple[Case, int], list[Timing]] = field(default_factory=dict)
     verified: dict[tuple[Case, int], bool] = field(default_factory=dict)
     iterations: dict[Case, int] = field(default_factory=dict)
+    expected_s: float = 0.0  # of all turns, as planned
     errors: list[str] = field(default_factory=list)
     stopped_early: str | None = None  # why, if the time limit cut the run
 
@@ -65,7 +62,9 @@ class ComparisonRun:
         self._progress = progress
         self._clock = clock
         self._deadline = clock() + settings.time_limit_s
-        self._estimates: dict[tuple[Case, int], float] = {}
+        self._calibrations: dict[tuple[Case, int], Calibration] = {}
+        self._verify_s = 0.0  # what all verifications took, which will be repeated at the end
+        self._plan = RunPlan({}, 0.0, True)
         # No two verifications look for the same data, so that a stale result is a wrong one.
         self._salt = itertools.count(1)
         self.outcome = RunOutcome()
@@ -112,13 +111,27 @@ class ComparisonRun:
                 for index, group in self._alive():
                     display.advance(f"verifying {case.collective} {format_size(case.bytes)}, {group.contender.name}")
                     try:
+                        began = self._clock()
                         self._verify(case, index, group)
+                        self._verify_s += self._clock() - began
                         if group.is_alive:
-                            timing = group.time(case, CALIBRATION_ITERATIONS, 1, 0, self._settings.timeout_s)
-                            self._estimates[case, index] = timing.seconds
+                            self._calibrations[case, index] = self._calibrated(case, group)
                     except BenchError as error:
                         self._fail(group, error)
-                self._plan_iterations(case)
+
+    def _calibrated(self, case: Case, group: Group) -> Calibration:
+        """After a verification, if there was one: everything is connected. A large size is not repeated more than it
+        must be: eleven contenders with 1 GiB each add up."""
+        warmup = 0 if self._settings.verify else 1
+        found = self._calibrated_by(case, group, 1, warmup)
+        return (
+            found if found.seconds > _ONE_IS_ENOUGH_S else self._calibrated_by(case, group, _CALIBRATION_ITERATIONS, 1)
+        )
+
+    def _calibrated_by(self, case: Case, group: Group, iterations: int, warmup: int) -> Calibration:
+        began = self._clock()
+        seconds = group.time(case, iterations, warmup, 0, self._settings.timeout_s).seconds
+        return Calibration(seconds, max(0.0, self._clock() - began - seconds * (iterations + warmup)))
 
     def _verify(self, case: Case, index: int, group: Group) -> None:
         if not self._settings.verify:
@@ -128,18 +141,42 @@ class ComparisonRun:
         if wrong is not None:
             self._fail(group, wrong)
 
-    def _plan_iterations(self, case: Case) -> None:
-        estimates = [self._estimates[case, index] for index, _ in self._alive() if (case, index) in self._estimates]
-        if self._settings.iterations is not None:
-            self.outcome.iterations[case] = self._settings.iterations
-        elif estimates:
-            self.outcome.iterations[case] = iterations_for(max(estimates), self._settings.turn_seconds)
+    def _make_plan(self) -> RunPlan:
+        settings = self._settings
+        alive = {index for index, _ in self._alive()}
+        found: dict[Case, list[Calibration]] = {}
+        for (case, index), calibration in self._calibrations.items():
+            if index in alive:
+                found.setdefault(case, []).append(calibration)
+        left = self._deadline - self._clock() - (self._verify_s if settings.verify else 0.0)
+        if settings.iterations is not None:
+            return fixed_plan(found, settings.repetitions, settings.iterations, settings.warmup, left)
+        return fitting_plan(found, settings.repetitions, settings.turn_seconds, settings.warmup, left)
+
+    def _forecast(self) -> str:
+        settings, plan = self._settings, self._plan
+        again = f", then {self._verify_s:.0f} s to verify again" if settings.verify else ""
+        text = (
+            f"about {plan.expected_s:.0f} s for {settings.repetitions} repetitions of {len(self._cases)} sizes by"
+            f" {len(self._alive())} contenders{again}"
+        )
+        if plan.fits:
+            return text
+        return (
+            f"{text}: more than is left of the time limit of {settings.time_limit_s:g} s, so that repetitions will be"
+            " missing; raise --time-limit, or lower -e/--maxbytes, --repeats or the number of contenders"
+        )
 
     def _measure(self) -> None:
         settings = self._settings
+        self._plan = self._make_plan()
+        self.outcome.expected_s = self._plan.expected_s
+        self.outcome.iterations = {case: turn.iterations for case, turn in self._plan.turns.items()}
         total = len(self._cases) * len(self._groups) * settings.repetitions
         previous: Case | None = None
         with self._progress(total) as display:
+            if self.outcome.stopped_early is None:
+                display.message(self._forecast())
             for turn in turns(self._cases, len(self._groups), settings.repetitions):
                 # Between cases only: a repetition of a case is complete for every contender or for none.
                 if turn.case is not previous and self._out_of_time(
@@ -157,12 +194,11 @@ class ComparisonRun:
                     self._take_turn(turn.case, turn.contender, group)
 
     def _take_turn(self, case: Case, index: int, group: Group) -> None:
-        iterations = self.outcome.iterations[case]
-        warmup = warmup_for(iterations) if self._settings.warmup is None else self._settings.warmup
-        single = min(iterations, _MAX_SINGLE) if case.wants_latency else 0
-        expected = self._estimates[case, index] * (iterations + warmup + single)
+        plan = self._plan.turns[case]
+        expected = self._calibrations[case, index].seconds * plan.operations
+        timeout_s = self._settings.timeout_s + _PATIENCE * expected
         try:
-            timing = group.time(case, iterations, warmup, single, self._settings.timeout_s + _PATIENCE * expected)
+            timing = group.time(case, plan.iterations, plan.warmup, plan.single, timeout_s)
         except BenchError as error:
             self._fail(group, error)
         else:

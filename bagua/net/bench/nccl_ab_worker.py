@@ -11,6 +11,8 @@ NCCL print goes to stderr. End of input ends the process; it never outlives its 
     <- {"event": "verified", "wrong_elements": 0, "first_wrong": null}
     -> {"op": "time", "collective": "all_reduce", "bytes": 1024, "iterations": 100, "warmup": 10, "single": 50}
     <- {"event": "timed", "seconds": 0.0021, "single_seconds": [...], "cpu_seconds": 0.003}
+    -> {"op": "memory"}
+    <- {"event": "memory", "free_bytes": 149430468608}    what this rank could allocate now
     -> {"op": "proof"}
     <- {"event": "proof", "network": "BaguaNet", "table": "v11", ...}       read from this process's NCCL log
     -> {"op": "quit"}
@@ -76,7 +78,10 @@ class Worker:
                     return 0
                 self._reply(self._execute(command))
         except Exception as error:  # the boundary of the process: the parent has to be told, whatever it was
-            self._reply({"event": "error", "message": f"{type(error).__name__}: {error}"})
+            message = f"{type(error).__name__}: {error}"
+            if "out of memory" in message.lower():
+                message += "; lower -e/--maxbytes, or the number of contenders, each of which is a process on every GPU"
+            self._reply({"event": "error", "message": message})
             return 1
         return 0
 
@@ -120,7 +125,7 @@ class Worker:
             **options,
         )
         dtype = getattr(torch, arguments.dtype)
-        self._runner = CollectiveRunner(arguments.rank, arguments.ranks, device, dtype, arguments.max_bytes)
+        self._runner = CollectiveRunner(arguments.rank, arguments.ranks, device, dtype)
         self._synchronize()
         nccl = ".".join(str(part) for part in torch.cuda.nccl.version()) if arguments.backend == "nccl" else None
         name = torch.cuda.get_device_name(device) if self._cuda else "cpu"
@@ -136,17 +141,21 @@ class Worker:
 
     def _execute(self, command: dict[str, Any]) -> dict[str, Any]:
         operation = command["op"]
+        if operation == "memory":
+            return {"event": "memory", "free_bytes": self._runner.free_bytes()}
         if operation == "verify":
-            outcome = self._runner.verify(command["collective"], command["bytes"], command["salt"])
-            self._runner.clear()
-            self._synchronize()
+            collective, size_bytes = command["collective"], command["bytes"]
+            with self._runner.holding(collective, size_bytes):
+                outcome = self._runner.verify(collective, size_bytes, command["salt"])
+                self._synchronize()
             return {
                 "event": "verified",
                 "wrong_elements": outcome.wrong_elements,
                 "first_wrong": outcome.first_wrong,
             }
         if operation == "time":
-            return self._time(command)
+            with self._runner.holding(command["collective"], command["bytes"]):
+                return self._time(command)
         if operation == "proof":
             log = Path(os.environ["NCCL_DEBUG_FILE"])
             return {"event": "proof", **read_proof_file(log).as_dict()}
@@ -208,7 +217,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--bind", default="127.0.0.1", help="address of the group's TCPStore (rank 0)")
-    parser.add_argument("--max-bytes", type=int, required=True)
     parser.add_argument("--timeout-s", type=float, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
     return parser

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,11 @@ def write_plot(
     caption: str,
     reference_gb_s: float | None = None,
     reference_label: str = "raw TCP limit",
+    faint: Collection[str] = (),
+    faint_label: str = "",
 ) -> None:
-    """Bands are the slowest and the fastest repetition. `reference_gb_s` draws the limit as a horizontal line."""
+    """Bands are the slowest and the fastest repetition. `reference_gb_s` draws the limit as a horizontal line. The
+    contenders named `faint` are thin grey lines behind the others, with one label for all of them."""
     if not measurements:
         raise ValueError(f"nothing was measured, so there is nothing to draw in {str(path)!r}")
     check_plot_path(path)
@@ -85,7 +88,16 @@ def write_plot(
         panels = 2 if small else 1
         figure, axes = plt.subplots(1, panels, figsize=(4.6 * panels + 0.4, 4.2), squeeze=False, layout="constrained")
         bandwidth = axes[0][0]
-        for index, contender in enumerate(contenders_in_order(measurements)):
+        for contender in faint:
+            grey = {"color": "0.75", "linewidth": 0.7, "zorder": 1}
+            mine = [m for m in measurements if m.contender == contender]
+            bandwidth.plot([m.bytes for m in mine], [m.busbw_gb_s for m in mine], **grey)
+            if small:
+                mine = [m for m in small if m.contender == contender]
+                axes[0][1].plot([m.bytes for m in mine], [m.time_us for m in mine], **grey)
+        if faint:
+            bandwidth.plot([], [], color="0.75", linewidth=0.7, label=faint_label)
+        for index, contender in enumerate(c for c in contenders_in_order(measurements) if c not in faint):
             _draw_bandwidth(bandwidth, [m for m in measurements if m.contender == contender], index)
             if small:
                 _draw_latency(axes[0][1], [m for m in small if m.contender == contender], index)

@@ -1,0 +1,138 @@
+"""The run of the GPU comparison on a stage: workers that are played, in a time of their own."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bagua.net.bench.endpoint import Event
+from bagua.net.bench.nccl_ab_contender import Contender
+from bagua.net.bench.nccl_ab_group import Group
+from bagua.net.bench.nccl_ab_plan import Case, make_cases
+from bagua.net.bench.nccl_ab_run import ComparisonRun, RunOutcome, RunSettings
+from bagua.net.bench.progress import Progress
+
+CASES = make_cases(["all_reduce"], [1024, 1 << 20], 4, 2)
+
+
+class PlayedWorker:
+    """An endpoint whose worker takes `seconds` for an iteration, in a time of its own."""
+
+    def __init__(
+        self, name: str, network: str, seconds: float, seconds_by_size: Mapping[int, float], stage: Stage
+    ) -> None:
+        self.name = name
+        self.network = network
+        self.seconds = seconds  # of an iteration, unless its size is in
+        self.seconds_by_size = seconds_by_size
+        self.free_bytes = 1 << 40
+        self.wrong_at: int | None = None  # the verification, counted from 1, that finds a wrong element
+        self.dies_at: int | None = None  # the timed turn, counted from 1, at which it ends
+        self.posted: list[dict[str, Any]] = []
+        self.closed = False
+        self._stage = stage
+        self._answers: list[Event] = []
+
+    def fileno(self) -> int:
+        raise AssertionError("a played worker answers at once; nothing should wait for it")
+
+    def post(self, line: str) -> None:
+        if line == "quit":
+            return
+        command = json.loads(line)
+        self.posted.append(command)
+        self._answers.append(self._answer(command))
+
+    def _count(self, operation: str) -> int:
+        return sum(command["op"] == operation for command in self.posted)
+
+    def _answer(self, command: dict[str, Any]) -> Event:
+        if command["op"] == "proof":
+            return {
+                "event": "proof",
+                "network": self.network,
+                "table": None,
+                "channels": None,
+                "nodes": 2,
+                "transports": [],
+                "plugin_lines": [],
+                "warnings": [],
+            }
+        if command["op"] == "memory":
+            return {"event": "memory", "free_bytes": self.free_bytes}
+        seconds = self.seconds_by_size.get(command["bytes"], self.seconds)
+        if command["op"] == "verify":
+            self._pass(seconds)
+            wrong = self._count("verify") == self.wrong_at
+            return {"event": "verified", "wrong_elements": int(wrong), "first_wrong": 17 if wrong else None}
+        if self._count("time") == self.dies_at:
+            return {"event": "error", "message": "the network broke"}
+        operations = command["iterations"] + command["warmup"] + command["single"]
+        self._pass(seconds * operations + self._stage.overhead_s)
+        return {
+            "event": "timed",
+            "seconds": seconds * command["iterations"],
+            "single_seconds": [seconds] * command["single"],
+            "cpu_seconds": 0.5,
+        }
+
+    def _pass(self, seconds: float) -> None:
+        """The ranks of a group work at the same time; the first one's counts."""
+        if self.name.endswith(" 0"):
+            self._stage.now += seconds
+
+    def next_event(self) -> Event | None:
+        return self._answers.pop(0)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+DEFAULT = Contender("NCCL default", "Socket")
+TUNED = Contender("NCCL t2s2", "Socket")
+OURS = Contender("bagua-net", "BaguaNet", is_ours=True)
+THREE = ((DEFAULT, 0.004), (TUNED, 0.002), (OURS, 0.001))
+
+
+class Stage:
+    """Contenders of two ranks each, and their clock. What each needs for an iteration: seconds, by size or always."""
+
+    def __init__(
+        self,
+        contenders: Sequence[tuple[Contender, float | Mapping[int, float]]] = THREE,
+        cases: Sequence[Case] = CASES,
+    ) -> None:
+        self.now = 0.0
+        self.overhead_s = 0.0  # of every command to time something
+        self.cases = cases
+        self.messages = io.StringIO()
+        self._workers: list[list[PlayedWorker]] = []
+        self.groups = [self._group(contender, seconds) for contender, seconds in contenders]
+
+    def _group(self, contender: Contender, seconds: float | Mapping[int, float]) -> Group:
+        always, by_size = (seconds, {}) if isinstance(seconds, float) else (1e-3, seconds)
+        workers = [
+            PlayedWorker(f"{contender.name} {rank}", contender.network, always, by_size, self) for rank in (0, 1)
+        ]
+        self._workers.append(workers)
+        return Group(contender, endpoints=workers)
+
+    def worker(self, group: int, rank: int) -> PlayedWorker:
+        return self._workers[group][rank]
+
+    def run(self, **changes: Any) -> RunOutcome:
+        values: dict[str, Any] = {
+            "repetitions": 3,
+            "turn_seconds": 0.4,
+            "timeout_s": 5.0,
+            "time_limit_s": 1000.0,
+            "verify": True,
+            "prove_network": True,
+        }
+        settings = RunSettings(**(values | changes))
+        run = ComparisonRun(
+            self.groups, self.cases, settings, lambda n: Progress(n, stream=self.messages), lambda: self.now
+        )
+        return run.run()
