@@ -1,0 +1,188 @@
+"""The command line of `make perf`."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from bagua.net.bench.export import check_writable
+from bagua.net.bench.machine import MachineFacts, describe_machine
+from bagua.net.bench.progress import Progress
+from bagua.net.bench.table import shows_colour
+from bagua.net.library import MissingFileError, driver_path, library_path
+
+from .base_build import build_base
+from .base_commit import BaseCommit, WorkingTree, check_repository, describe_tree, resolve_base
+from .errors import PerfError
+from .report import Row, judged, render_closing, render_table
+from .rounds import PARTS, Libraries, measure
+from .verdict import MIN_ROUNDS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# With the build of the base and a tree to be installed within five minutes on two cores.
+DEFAULT_SECONDS = 170.0
+# Enough to leave the two lowest and the two highest out of the spread, and even, so that the places are shared equally.
+DEFAULT_ROUNDS = 20
+_SCHEMA_VERSION = 1
+
+_EXIT_FAILED = 1
+_EXIT_USAGE = 2
+_EXIT_SLOWER = 3
+_EXIT_INTERRUPTED = 130
+
+_EPILOG = f"""\
+exit status: 0; {_EXIT_FAILED} if the comparison could not be made; {_EXIT_USAGE} if an option was wrong; \
+{_EXIT_SLOWER} with --fail-on-slower if a row is
+slower or takes more CPU; {_EXIT_INTERRUPTED} after Ctrl-C.
+"""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="make perf",
+        description="Compare the installed plugin with that of another commit, interleaved on this machine, and say of"
+        " every size whether it is faster, slower or the same.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "base",
+        nargs="?",
+        metavar="COMMIT",
+        help="tag, branch or commit (default: the last tag v* in HEAD; else where this branch left main; else HEAD~1)",
+    )
+    parser.add_argument("--fail-on-slower", action="store_true", help=f"exit with {_EXIT_SLOWER} if a row is worse")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="every ratio of every round, and the verdicts")
+    parser.add_argument(
+        "--rounds", type=int, default=DEFAULT_ROUNDS, metavar="N", help=f"fresh starts (default {DEFAULT_ROUNDS})"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=DEFAULT_SECONDS,
+        metavar="S",
+        help=f"for measuring, without the build of the base (default {DEFAULT_SECONDS:g})",
+    )
+    parser.add_argument("--library", type=Path, metavar="PATH", help="the tree's libnccl-net.so (default: installed)")
+    parser.add_argument("--driver", type=Path, metavar="PATH", help="bagua-net-driver of both (default: installed)")
+    parser.add_argument(
+        "--repository", type=Path, default=REPOSITORY, metavar="DIR", help="the checkout (default: this one)"
+    )
+    return parser
+
+
+def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if not MIN_ROUNDS <= options.rounds <= 1000:
+        parser.error(f"--rounds {options.rounds} is outside {MIN_ROUNDS}..1000: fewer give no sure verdict")
+    if not 1 <= options.seconds <= 86400:
+        parser.error(f"--seconds {options.seconds:g} is outside 1..86400; give a number in that range")
+    # `make perf PERF_BASE=` passes an empty one on.
+    options.base = options.base or None
+    try:
+        if options.json is not None:
+            check_writable("--json", options.json)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse_options(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _compare(options)
+    except (PerfError, MissingFileError) as error:
+        return _complain(str(error), _EXIT_FAILED)
+    except KeyboardInterrupt:
+        return _complain("interrupted; all processes are ended", _EXIT_INTERRUPTED)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _complain(message: str, code: int) -> int:
+    sys.stdout.flush()
+    print(f"make perf: error: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def _compare(options: argparse.Namespace) -> int:
+    repository: Path = options.repository
+    check_repository(repository)
+    tree = describe_tree(repository)
+    base = resolve_base(repository, options.base)
+    installed, driver = options.library or library_path(), options.driver or driver_path()
+    cache = repository / "build" / "perf"
+    with _alone(cache):
+        print(f"base: {base}\ntree: {tree}, {installed}", flush=True)
+        if base.sha == tree.sha and not tree.is_changed:
+            print("note: base and tree are the same commit, so every row should be the same", flush=True)
+        began = time.monotonic()
+        built = build_base(repository, base, cache, os.environ)
+        how = "kept from an earlier run" if built.was_cached else f"built in {time.monotonic() - began:.0f} s"
+        print(f"base's library: {how}, {built.path}", flush=True)
+        machine = describe_machine()
+        print(f"{machine.caption()}\n", flush=True)
+        libraries = Libraries(built.path.absolute(), installed.absolute(), driver.absolute())
+        with Progress(options.rounds * len(PARTS)) as progress:
+            progress.message(f"measuring: {options.rounds} rounds, about {options.seconds:.0f} s")
+            rows = measure(
+                libraries,
+                rounds=options.rounds,
+                seconds=options.seconds,
+                environment=os.environ,
+                advance=progress.advance,
+            )
+    verdicts = judged(rows)
+    print(render_table(verdicts, colour=shows_colour(sys.stdout)))
+    print(render_closing(verdicts, options.rounds), end="", flush=True)
+    if options.json is not None:
+        _write_json(options.json, base, tree, machine, verdicts, {key: vars(row) for key, row in rows.items()})
+        print(f"written: {options.json}")
+    worse = any(row.is_worse for row in verdicts)
+    return _EXIT_SLOWER if worse and options.fail_on_slower else 0
+
+
+@contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """Two comparisons at a time would measure each other. The lock ends with the process, however that ends."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PerfError(
+                f"another `make perf` is running in {str(cache)!r}; both would measure each other: wait for its end"
+            ) from error
+        yield
+
+
+def _write_json(
+    path: Path,
+    base: BaseCommit,
+    tree: WorkingTree,
+    machine: MachineFacts,
+    verdicts: Sequence[Row],
+    samples: dict[tuple[int, int], dict[str, list[float]]],
+) -> None:
+    document = {
+        "schema": _SCHEMA_VERSION,
+        "machine": machine.as_dict(),
+        "base": {"commit": base.sha, "name": base.name, "reason": base.reason},
+        "tree": {"commit": tree.sha, "uncommitted_changes": tree.is_changed},
+        "rows": [row.as_dict() | {"rounds": samples[row.channels, row.bytes]} for row in verdicts],
+    }
+    path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")

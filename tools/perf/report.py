@@ -1,0 +1,118 @@
+"""What is printed: one table of all rows, and what the verdicts add up to."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bagua.net.bench.sizes import format_size
+from bagua.net.bench.table import BOLD, LOUD, MISSING, RESET, format_time_us
+
+from .rounds import Rows, RowSamples
+from .verdict import ERROR_CHANCE, NOISE_FLOOR, Judgement, Verdict, judge
+
+_TIME_WORDS = {Verdict.LESS: "faster", Verdict.SAME: "same", Verdict.MORE: "slower"}
+_CPU_WORDS = {Verdict.LESS: "less CPU", Verdict.SAME: "", Verdict.MORE: "more CPU"}
+_HEAD = ("channels", "size", "base us", "tree us", "time ratio", "spread", "CPU ratio", "spread", "vs bare", "verdict")
+
+
+@dataclass(frozen=True)
+class Row:
+    channels: int
+    bytes: int
+    base_us: float
+    tree_us: float
+    time: Judgement
+    cpu: Judgement | None  # None: the kernel counted no CPU time
+    over_bare: float
+
+    @staticmethod
+    def of(channels: int, size_bytes: int, samples: RowSamples) -> Row:
+        complete = len(samples.cpu_ratios) == len(samples.time_ratios)
+        return Row(
+            channels,
+            size_bytes,
+            statistics.median(samples.base_us),
+            statistics.median(samples.tree_us),
+            judge(samples.time_ratios),
+            judge(samples.cpu_ratios) if complete else None,
+            statistics.median(samples.over_bare),
+        )
+
+    @property
+    def verdict(self) -> str:
+        cpu = "" if self.cpu is None else _CPU_WORDS[self.cpu.verdict]
+        return ", ".join(word for word in (_TIME_WORDS[self.time.verdict], cpu) if word)
+
+    @property
+    def is_worse(self) -> bool:
+        return Verdict.MORE in (self.time.verdict, None if self.cpu is None else self.cpu.verdict)
+
+    @property
+    def title(self) -> str:
+        return f"{format_size(self.bytes)} over {self.channels} channels"
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "channels": self.channels,
+            "bytes": self.bytes,
+            "base_us": self.base_us,
+            "tree_us": self.tree_us,
+            "time": self.time.as_dict(),
+            "cpu": None if self.cpu is None else self.cpu.as_dict(),
+            "over_bare": self.over_bare,
+            "verdict": self.verdict,
+        }
+
+
+def judged(rows: Rows) -> list[Row]:
+    return [Row.of(channels, size, samples) for (channels, size), samples in rows.items()]
+
+
+def render_table(rows: Sequence[Row], *, colour: bool = False) -> str:
+    """Aligned; a blank line between the parts."""
+    grid = [list(_HEAD), *(_cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in grid) for column in range(len(_HEAD))]
+    lines = []
+    for number, cells in enumerate(grid):
+        # The verdict is words, the rest figures.
+        parts = [cell.rjust(width) for cell, width in zip(cells[:-1], widths[:-1], strict=True)]
+        text = "  ".join([*parts, cells[-1]]).rstrip()
+        if number == 0:
+            text = f"{BOLD}{text}{RESET}" if colour else text
+        else:
+            row = rows[number - 1]
+            if number > 1 and rows[number - 2].channels != row.channels:
+                lines.append("")
+            text = f"{LOUD}{text}{RESET}" if colour and row.is_worse else text
+        lines.append(text)
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Row) -> list[str]:
+    cpu = [MISSING, MISSING] if row.cpu is None else _ratio_cells(row.cpu)
+    times = [format_time_us(row.base_us), format_time_us(row.tree_us)]
+    head = [str(row.channels), format_size(row.bytes), *times]
+    return [*head, *_ratio_cells(row.time), *cpu, f"{row.over_bare:.2f}", row.verdict]
+
+
+def _ratio_cells(judgement: Judgement) -> list[str]:
+    return [f"{judgement.ratio:.3f}", f"{judgement.low:.3f}..{judgement.high:.3f}"]
+
+
+def render_closing(rows: Sequence[Row], rounds: int) -> str:
+    noise = [row.time.noise for row in rows]
+    noise_text = f"{min(noise):.1%} to {max(noise):.1%}, typically {statistics.median(noise):.1%}"
+    lines = [
+        f"ratio: tree over base, below 1 the tree is better; the median of {rounds} rounds, each with fresh processes",
+        f"spread: holds the true median but for a chance of {ERROR_CHANCE:.1%}",
+        f"same: the spread straddles 1, or the change is within the row's noise ({noise_text}) or {NOISE_FLOOR:.0%}",
+    ]
+    for word in ("faster", "less CPU", "slower", "more CPU"):
+        found = [row.title for row in rows if word in row.verdict.split(", ")]
+        if found:
+            lines.append(f"{word}: {len(found)} of {len(rows)} rows: {', '.join(found)}")
+    if all(row.verdict == "same" for row in rows):
+        lines.append(f"verdict: all {len(rows)} rows are the same")
+    return "\n".join(lines) + "\n"

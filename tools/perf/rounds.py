@@ -1,0 +1,192 @@
+"""The measuring: many short runs of bagua-net-bench, each with fresh processes.
+
+Base and tree change places from round to round, so that whatever depends on the place (who ran before, who was started
+first) falls on both alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES
+from bagua.net.bench.settings import BASELINE
+
+from .errors import PerfError
+
+PLUGIN, BARE = "plugin", "bare"
+# Median of the repetitions of a round, paired: more of them only make a round longer.
+REPEATS = 3
+# The least that bagua-net-bench takes.
+_MIN_BUDGET_S = 1.0
+# Starting Python and ending the drivers, which is not in the bench's own budget.
+_OVERHEAD_S = 0.6
+# Beyond its budget: a machine so slow that single iterations of the largest size overdraw it.
+_PATIENCE_S = 180.0
+_QUIT_S = 15.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one bench run of a round covers."""
+
+    channels: int
+    smallest: str
+    largest: str
+    share: float  # of the time
+
+
+PARTS = (
+    Part(channels=2, smallest="8", largest="128M", share=0.62),
+    Part(channels=8, smallest="1K", largest="4M", share=0.38),
+)
+
+
+@dataclass(frozen=True)
+class Libraries:
+    base: Path
+    tree: Path
+    driver: Path
+
+
+@dataclass
+class RowSamples:
+    """One size at one number of channels; an entry a round."""
+
+    time_ratios: list[float] = field(default_factory=list)  # tree over base
+    cpu_ratios: list[float] = field(default_factory=list)  # empty where the kernel counted none
+    over_bare: list[float] = field(default_factory=list)  # tree over the bare ring; every other round
+    base_us: list[float] = field(default_factory=list)
+    tree_us: list[float] = field(default_factory=list)
+
+
+# (channels, bytes) -> samples, in the order of the table.
+Rows = dict[tuple[int, int], RowSamples]
+
+
+def measure(
+    libraries: Libraries,
+    *,
+    rounds: int,
+    seconds: float,
+    environment: Mapping[str, str],
+    parts: tuple[Part, ...] = PARTS,
+    advance: Callable[[str], None],
+) -> Rows:
+    """advance(what) is called before every bench run."""
+    rows: Rows = {}
+    deadline = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory(prefix="bagua-perf-") as folder:
+        result = Path(folder) / "round.json"
+        for number in range(rounds):
+            of_round = (deadline - time.monotonic()) / (rounds - number) - _OVERHEAD_S * len(parts)
+            for part in parts:
+                advance(f"round {number + 1}/{rounds}, {part.channels} channels")
+                budget_s = max(_MIN_BUDGET_S, of_round * part.share)
+                swapped = number % 2 == 1
+                command = bench_command(libraries, part, budget_s, result, swapped=swapped, verify=number == 0)
+                _run_bench(command, environment, budget_s + _PATIENCE_S)
+                document = json.loads(result.read_text(encoding="utf-8"))
+                add_round(rows, part.channels, document, swapped=swapped)
+    return dict(sorted(rows.items()))
+
+
+def bench_command(
+    libraries: Libraries, part: Part, budget_s: float, result: Path, *, swapped: bool, verify: bool
+) -> list[str]:
+    plugin, baseline = (libraries.base, libraries.tree) if swapped else (libraries.tree, libraries.base)
+    command = [sys.executable, "-m", "bagua.cli.net_bench", "--local", "--contenders", f"{PLUGIN},{BARE}"]
+    command += ["--driver", str(libraries.driver), "--library", str(plugin), "--baseline-library", str(baseline)]
+    command += ["--channels", str(part.channels), "-b", part.smallest, "-e", part.largest, "-f", "4"]
+    command += ["--repeats", str(REPEATS), "--time-budget", f"{budget_s:.2f}", "--json", str(result)]
+    # The bytes are the same in every round.
+    return command if verify else [*command, "--no-verify"]
+
+
+def add_round(rows: Rows, channels: int, document: Mapping[str, Any], *, swapped: bool) -> None:
+    """document: what bagua-net-bench wrote with --json."""
+    tree, base = (BASELINE, PLUGIN) if swapped else (PLUGIN, BASELINE)
+    for series in document["summary"]["paired"]:
+        row = rows.setdefault((channels, series["bytes"]), RowSamples())
+        if series["baseline"] == BASELINE:
+            row.time_ratios.append(_middle(series["time"], inverted=swapped))
+            if series["cpu"] is not None:
+                row.cpu_ratios.append(_middle(series["cpu"], inverted=swapped))
+        elif not swapped:
+            row.over_bare.append(_middle(series["time"], inverted=False))
+    for one in document["measurements"]:
+        row = rows[channels, one["bytes"]]
+        # The statistic of which the ratios are.
+        shown = one["latency_p50_us"] if one["bytes"] <= LATENCY_LIMIT_BYTES else one["time_us"]
+        if one["contender"] == tree:
+            row.tree_us.append(shown)
+        elif one["contender"] == base:
+            row.base_us.append(shown)
+
+
+def _middle(ratios: list[float], *, inverted: bool) -> float:
+    # REPEATS is odd, so the median is one of the ratios and its inverse that of the inverses.
+    middle = sorted(ratios)[len(ratios) // 2]
+    return 1 / middle if inverted else middle
+
+
+def _run_bench(command: list[str], environment: Mapping[str, str], timeout_s: float) -> None:
+    process = subprocess.Popen(
+        command,
+        # The source tree, which has no library, must not come before the installed package.
+        env={**environment, "PYTHONSAFEPATH": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except BaseException as error:
+        _end(process)
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise PerfError(
+                f"bagua-net-bench was not done after {timeout_s:.0f} s; is the machine overloaded? its command:"
+                f" {' '.join(command)}"
+            ) from error
+        raise
+    if process.returncode != 0:
+        wrong = [line for line in output.splitlines() if line.startswith(("WRONG DATA", "bagua-net-bench: error"))]
+        said = "\n".join(wrong or output.splitlines()[-8:])
+        raise PerfError(
+            f"bagua-net-bench exited with {_exit_text(process.returncode)} (plugin: {_after(command, '--library')},"
+            f" baseline: {_after(command, '--baseline-library')}):\n{said}"
+        )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """It ends its drivers in order when it gets SIGTERM; they end with it in any case."""
+    process.terminate()
+    try:
+        process.wait(_QUIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _exit_text(code: int) -> str:
+    try:
+        return signal.Signals(-code).name if code < 0 else str(code)
+    except ValueError:
+        return str(code)
+
+
+def _after(command: list[str], option: str) -> str:
+    return os.fspath(command[command.index(option) + 1])
