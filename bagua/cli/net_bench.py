@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 
+from bagua.net.bench.busy_cpus import busy_cpus
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.export import write_csv, write_json
-from bagua.net.bench.launch_environment import detect_launch
+from bagua.net.bench.launch_environment import LaunchEnvironment, detect_launch
 from bagua.net.bench.options import Options, check_outputs, parse_options
+from bagua.net.bench.peers_bench import run_peers
+from bagua.net.bench.peers_options import PeersOptions, parse_peers_options
+from bagua.net.bench.peers_options import check_outputs as check_peers_outputs
 from bagua.net.bench.plot import write_plot
 from bagua.net.bench.report import Report
 from bagua.net.bench.ring_bench import run_bench
@@ -29,11 +34,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from bagua.net.bench.nccl_ab import main as compare_nccl
 
         return compare_nccl([word for word in words if word != "--nccl"])
+    # Each kind of run has its own options; --peers takes a value or none.
+    if any(word.partition("=")[0] == "--peers" for word in words):
+        peers = parse_peers_options(words)
+        return _guarded(lambda: _run_peers(peers))
     options = parse_options(words)
+    return _guarded(lambda: _run(options))
+
+
+def _guarded(run: Callable[[], int]) -> int:
     # Slurm and torchrun end a job with SIGTERM; the drivers are then ended in order, as with Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        return _run(options)
+        return run()
     except UsageError as error:
         return _complain(str(error), _EXIT_USAGE)
     except BenchError as error:
@@ -62,16 +75,47 @@ def _run(options: Options) -> int:
             f"--ranks {options.ranks}, but {launch.launcher} started {launch.world_size} ranks; leave --ranks out, or"
             " give --local to run on this machine alone"
         )
-    if launch is not None and launch.rank > 0:
-        return follow(launch, options, environment)
-    check_outputs(options)
-    if launch is None:
-        team = local_team(options, environment)
-    else:
-        team = lead_team(launch, options, environment, lambda text: print(text, file=sys.stderr, flush=True))
-    with team:
-        report = run_bench(team, options, environment)
+    follows = launch is not None and launch.rank > 0
+    if not follows:
+        check_outputs(options)
+    # Before the ranks meet, so that every host is busy before the first measurement.
+    with busy_cpus(_busy_per_cpu_here(options, launch), options.driver, options.timeout_s, environment):
+        if launch is not None and follows:
+            return follow(launch, options, environment)
+        if launch is None:
+            team = local_team(options, environment)
+        else:
+            team = lead_team(launch, options, environment, lambda text: print(text, file=sys.stderr, flush=True))
+        with team:
+            report = run_bench(team, options, environment)
     return _deliver(report, options)
+
+
+def _busy_per_cpu_here(options: Options, launch: LaunchEnvironment | None) -> int:
+    """The first rank of a host keeps it busy."""
+    if options.busy_per_cpu and launch is not None and launch.local_rank is None:
+        raise UsageError(
+            f"--busy-per-cpu {options.busy_per_cpu} is for each host, and {launch.launcher} does not say which rank is"
+            " the first of its host; start the ranks with torchrun, srun or Open MPI's mpirun"
+        )
+    return options.busy_per_cpu if launch is None or launch.local_rank == 0 else 0
+
+
+def _run_peers(options: PeersOptions) -> int:
+    check_peers_outputs(options)
+    report = run_peers(options, dict(os.environ))
+    colour = shows_colour(sys.stdout)
+    print(report.head())
+    print(report.tables(colour=colour))
+    print(report.closing(colour=colour), end="", flush=True)
+    if options.json_path is not None:
+        write_json(
+            options.json_path, report.rows, report.machine, parameters=report.parameters, summary=report.summary()
+        )
+    if options.csv_path is not None:
+        write_csv(options.csv_path, report.rows, report.machine)
+    _say_written(options.json_path, options.csv_path)
+    return _EXIT_WRONG_OR_FAILED if report.results.wrong else 0
 
 
 def _deliver(report: Report, options: Options) -> int:
@@ -94,10 +138,14 @@ def _deliver(report: Report, options: Options) -> int:
             reference_gb_s=None if report.limit is None else report.limit.busbw_gb_s,
             reference_label="raw TCP limit",
         )
-    written = [str(path) for path in (options.json_path, options.csv_path, options.plot_path) if path is not None]
+    _say_written(options.json_path, options.csv_path, options.plot_path)
+    return _EXIT_WRONG_OR_FAILED if report.wrong else 0
+
+
+def _say_written(*paths: Path | None) -> None:
+    written = [str(path) for path in paths if path is not None]
     if written:
         print(f"written: {', '.join(written)}")
-    return _EXIT_WRONG_OR_FAILED if report.wrong else 0
 
 
 if __name__ == "__main__":

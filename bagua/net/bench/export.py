@@ -54,6 +54,8 @@ def write_csv(path: Path, measurements: Sequence[Measurement], machine: MachineF
         for name, value in machine.as_dict().items():
             text = json.dumps(value) if isinstance(value, dict) else str(value)
             file.write(f"# {name}: {' '.join(text.splitlines())}\n")
-        writer = csv.DictWriter(file, [field.name for field in fields(Measurement)], lineterminator="\n")
+        # A kind of run may add figures of its own, in a class derived from Measurement.
+        kind = type(measurements[0]) if measurements else Measurement
+        writer = csv.DictWriter(file, [field.name for field in fields(kind)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(measurement.as_dict() for measurement in measurements)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from bagua.net.bench.iteration_plan import IterationPlan
 from bagua.net.bench.progress import Progress
@@ -19,6 +20,8 @@ _CALIBRATION_SMALL = 20
 _SMALL_BYTES = 64 * 1024
 # A command may take this many times its estimate before it counts as hung.
 _PATIENCE = 10
+
+_Runner = TypeVar("_Runner")
 
 
 @dataclass
@@ -87,7 +90,7 @@ def run_interleaved(
     return results
 
 
-def rotated(sessions: Sequence[Session], turn: int) -> list[Session]:
+def rotated(sessions: Sequence[_Runner], turn: int) -> list[_Runner]:
     """Whoever runs first finds the caches and the CPU's clock as another left them; each takes its turn."""
     if not sessions:
         return []

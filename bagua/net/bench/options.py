@@ -24,6 +24,7 @@ QUICK_REPEATS = 3
 MAX_RANKS = 64
 MAX_CHANNELS = 64
 MAX_STREAMS = 256
+MAX_BUSY_PER_CPU = 64
 
 _EPILOG = """\
 sizes are powers of 1024 (K, M, G), as in nccl-tests; GB/s are 10^9 bytes per second.
@@ -35,6 +36,8 @@ examples:
   bagua-net-bench --json run.json --plot run.pdf
   torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
       --no-python bagua-net-bench               across hosts; srun and mpirun work as well
+  bagua-net-bench --busy-per-cpu 2              while data loading keeps the CPUs busy
+  bagua-net-bench --peers                       1, 8 and 64 connections each way, and what they cost when idle
   bagua-net-bench --nccl --help                 the real NCCL with and without the plugin, on GPUs
 
 exit status: 0, or 1 if a byte was wrong or the run failed, or 2 if an option was wrong.
@@ -66,6 +69,7 @@ class Options:
     timeout_s: float
     port: int | None
     local: bool
+    busy_per_cpu: int
 
 
 def _size(text: str) -> int:
@@ -182,6 +186,13 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help="of raw TCP (default 1,2,4.. up to the number of CPUs)",
     )
+    what.add_argument(
+        "--busy-per-cpu",
+        type=_integer(0, MAX_BUSY_PER_CPU),
+        default=0,
+        metavar="N",
+        help="busy processes beside the ranks, for each CPU of a host (default 0)",
+    )
     what.add_argument("--no-verify", action="store_true", help="do not check the data")
     what.add_argument("--library", type=Path, metavar="PATH", help="libnccl-net.so (default: the package's)")
     what.add_argument(
@@ -214,6 +225,7 @@ def make_parser() -> argparse.ArgumentParser:
     output.add_argument("--csv", type=Path, metavar="PATH", help="one row a contender and size")
     output.add_argument("--plot", type=Path, metavar="PATH", help="a .png, .svg or .pdf (needs matplotlib)")
     parser.add_argument("--nccl", action="store_true", help="compare the real NCCL on GPUs; see --nccl --help")
+    parser.add_argument("--peers", action="store_true", help="what many connections cost; see --peers --help")
     return parser
 
 
@@ -262,6 +274,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
         timeout_s=given.timeout,
         port=given.port,
         local=given.local,
+        busy_per_cpu=given.busy_per_cpu,
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Protocol
 
+from bagua.net.bench.driver_group import DriverGroup
 from bagua.net.bench.driver_process import DriverProcess
 from bagua.net.bench.endpoint import Endpoint
 from bagua.net.bench.settings import DriverRequest, DriverSettings
@@ -24,21 +24,11 @@ class LocalPlace:
 
     def __init__(self, settings: DriverSettings) -> None:
         self._settings = settings
-        self._drivers: list[DriverProcess] = []
+        self._drivers = DriverGroup()
 
     def start(self, request: DriverRequest) -> DriverProcess:
         command = self._settings.command(request)
-        driver = DriverProcess(request.title, command, self._settings.driver_environment(request))
-        self._drivers.append(driver)
-        return driver
+        return self._drivers.start(request.title, command, self._settings.driver_environment(request))
 
     def close(self, *, failed: bool) -> None:
-        for driver in self._drivers:
-            if failed:
-                driver.kill()
-            else:
-                driver.quit()
-        with contextlib.ExitStack() as closing:
-            for driver in self._drivers:
-                closing.callback(driver.close)
-        self._drivers.clear()
+        self._drivers.close(failed=failed)

@@ -111,6 +111,7 @@ def run_bench(team: Team, options: Options, environment: Mapping[str, str], stre
             "ranks": team.ranks,
             "hosts": team.hosts,
             "channels": options.channels,
+            "busy_per_cpu": options.busy_per_cpu,
             "address": team.path.address,
             "interface": team.path.interface or environment.get("NCCL_SOCKET_IFNAME", ""),
             "repeats": results.plan.repeats,
@@ -140,7 +141,8 @@ def _plan(costs: Mapping[int, float], options: Options, elapsed_s: float) -> Ite
 def _title(team: Team, options: Options) -> str:
     where = f"{team.hosts} hosts" if team.hosts > 1 else "one host"
     over = f"{team.path.interface} ({team.path.address})" if team.path.interface else team.path.address
-    return f"ring all-reduce, {team.ranks} ranks x {options.channels} channels on {where} over {over}"
+    busy = f", {options.busy_per_cpu} busy processes per CPU" if options.busy_per_cpu else ""
+    return f"ring all-reduce, {team.ranks} ranks x {options.channels} channels on {where} over {over}{busy}"
 
 
 def describe_contender(name: str, listening: Event, options: Options) -> str:

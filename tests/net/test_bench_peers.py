@@ -1,0 +1,170 @@
+"""bagua-net-bench --peers: whole runs against the fake driver, and what its options and failures say."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.bench_command import Bench
+from support.processes import living_pids, wait_until
+
+from bagua.net.bench.peers_options import parse_peers_options
+from bagua.net.bench.peers_session import Footprint, IdleCost, ThreadUse
+
+SMALL = ["--peers", "1,11", "--messages", "100", "--repeats", "3", "--silence", "0", "--idle", "0.1"]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench.install(tmp_path)
+
+
+def test_a_run_prints_both_tables_and_exports(bench: Bench, tmp_path: Path) -> None:
+    json_path, csv_path = tmp_path / "run.json", tmp_path / "run.csv"
+    finished = bench.run(*SMALL, "--json", str(json_path), "--csv", str(csv_path))
+    assert finished.returncode == 0, finished.stderr
+    assert "many comms, 2 processes on one host over lo (127.0.0.1), 8 messages under way each way" in finished.stdout
+    assert "BaguaNet, table v12, devices lo" in finished.stdout
+    assert "a process after the traffic, and 0.1 s of silence" in finished.stdout
+    assert "plugin vs bare with 1 comm at 1 MiB: rate 1.00x (spread 1.00..1.00)" in finished.stdout
+    assert "idle: no thread woke in 0.1 s" in finished.stdout
+    assert "every byte of every verified message correct" in finished.stdout
+    assert f"written: {json_path}, {csv_path}" in finished.stdout
+
+    document = json.loads(json_path.read_text())
+    rows = {(row["contender"], row["comms"], row["bytes"]): row for row in document["measurements"]}
+    assert set(rows) == {(name, comms, size) for name in ("plugin", "bare") for comms in (1, 11) for size in SIZES}
+    one, many = rows["plugin", 1, 1 << 20], rows["plugin", 11, 1 << 20]
+    # 1 ns a byte, a tenth more with ten comms more.
+    assert one["algbw_gb_s"] == pytest.approx(1.0)
+    assert many["algbw_gb_s"] == pytest.approx(1 / 1.1)
+    assert (one["rate_ratio"], one["idle_resident_bytes_per_comm"]) == (1.0, None)
+    assert many["rate_ratio"] == pytest.approx(1 / 1.1)
+    assert many["rate_ratio_low"] <= many["rate_ratio"] <= many["rate_ratio_high"]
+    # 0.5 ns a byte of each rank, over the bytes of both ways.
+    assert many["cpu_s_per_gb"] == pytest.approx(0.5)
+    assert (many["threads"], many["descriptors"], many["tcp_sockets"]) == (3, 32, 22)
+    assert many["idle_resident_bytes"] == 102_400 + 20 * 10_240
+    assert many["idle_resident_bytes_per_comm"] == 10_240
+    assert many["idle_socket_bytes_per_comm"] == 512
+    assert (many["idle_cpu_s"], many["idle_wakeups"]) == (0.0, 0)
+    assert all(row["verified"] is True and row["iterations"] == 100 for row in rows.values())
+    assert document["parameters"]["comms"] == [1, 11]
+    assert document["parameters"]["in_flight"] == 8
+    assert document["summary"]["woke_while_idle"] == {}
+
+    lines = [line for line in csv_path.read_text().splitlines() if not line.startswith("#")]
+    in_csv = list(csv.DictReader(lines))
+    assert len(in_csv) == len(rows)
+    assert in_csv[0]["comms"] == "1"
+
+
+SIZES = (1 << 20, 64 << 10)
+
+
+def test_threads_that_wake_while_idle_are_named(bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    fault = {"at": "footprint", "do": "wake", "rank": 1, "transport": "plugin"}
+    finished = bench.run(*SMALL, "--json", str(path), fault=fault)
+    assert finished.returncode == 0, finished.stderr
+    assert "WOKE WHILE IDLE: plugin x11: rank 1 thread bagua-net-io0 (7): 4 times in 0.1 s" in finished.stdout
+    assert "bagua-net-conn" not in finished.stdout
+    assert "no thread woke" not in finished.stdout
+    document = json.loads(path.read_text())
+    woke = {row["contender"]: (row["idle_wakeups"], row["idle_cpu_s"]) for row in document["measurements"]}
+    assert woke["bare"] == (0, 0.0)
+    assert woke["plugin"] == (4, pytest.approx(0.001))
+    assert list(document["summary"]["woke_while_idle"]) == ["plugin x1", "plugin x11"]
+
+
+def footprint(**wakeups: int) -> Footprint:
+    others = {index: ThreadUse(name, 0.25, count) for index, (name, count) in enumerate(wakeups.items())}
+    return Footprint(len(others) + 1, 3, 0, 0, 0, others)
+
+
+def test_a_new_thread_answers_for_all_it_did() -> None:
+    before, after = footprint(old=3), footprint(old=3, new=0)
+    cost = IdleCost.between([before], [after])
+    assert cost.cpu_s == 0.25
+    assert cost.wakeups == {"rank 0 thread new (1)": 0}
+
+
+def test_wrong_data_fails_the_run(bench: Bench) -> None:
+    fault = {"at": "verify", "do": "wrong", "rank": 1, "transport": "plugin"}
+    finished = bench.run(*SMALL, fault=fault)
+    assert finished.returncode == 1
+    assert (
+        "WRONG DATA: plugin x11 at 64 KiB: plugin x11 rank 1: 3 wrong elements, first in message 5" in finished.stdout
+    )
+    assert "every byte" not in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"at": "start", "do": "error", "rank": 1, "transport": "bare"}, "bare x1 rank 1 failed while starting"),
+        ({"at": "connect", "do": "exit", "rank": 0, "transport": "plugin"}, "plugin x1 rank 0 (pid "),
+        ({"at": "run", "do": "kill", "rank": 1, "transport": "plugin"}, "killed by SIGKILL"),
+        ({"at": "footprint", "do": "hang", "rank": 0, "transport": "bare"}, "no answer from bare x1 rank 0 within 2 s"),
+        ({"at": "run", "do": "short", "rank": 0, "transport": "bare"}, "instead of 64 of 1048576 B"),
+    ],
+)
+def test_a_failing_driver_ends_the_run_and_leaves_nothing(bench: Bench, fault: dict[str, object], message: str) -> None:
+    finished = bench.run(*SMALL, "--timeout", "2", fault=fault)
+    assert finished.returncode == 1
+    assert message in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_an_interrupted_run_leaves_nothing_behind(bench: Bench) -> None:
+    fault = {"at": "run", "do": "hang", "transport": "bare"}
+    running = subprocess.Popen(bench.command(*SMALL), env=bench.environment(fault), stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: len(living_pids(bench.pids)) == 8, "the start of eight drivers", 20)
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert "interrupted; all drivers are ended" in errors
+    assert living_pids(bench.pids) == []
+
+
+def test_defaults() -> None:
+    options = parse_peers_options(["--peers"])
+    assert options.comms == (1, 8, 64)
+    assert options.message_sizes == SIZES
+    assert (options.in_flight, options.silence_s, options.idle_s) == (8, 2.0, 3.0)
+    assert options.contenders == ("plugin", "bare")
+    assert parse_peers_options(["--peers=64,1,64"]).comms == (1, 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--peers", "0"], "0 is outside 1..1024; give a number in that range"),
+        (["--peers", "1,many"], "'many' is not a number; give one in 1..1024"),
+        (["--peers", "--message-sizes", "2G"], "a message of 2 GiB is outside 1 B..1 GiB"),
+        (["--peers", "--message-sizes", "some"], "size 'some' is not a number"),
+        (["--peers", "--in-flight", "33"], "33 is outside 1..32"),
+        (["--peers", "--contenders", "gloo"], "unknown contender 'gloo'; give one or both of plugin,bare"),
+        (["--peers", "--messages", "5", "--time-budget", "9"], "not allowed with argument"),
+        (["--peers", "--idle", "0"], "0 is outside 0.1..3600"),
+        (["--peers", "--ranks", "3"], "unrecognized arguments: --ranks 3"),
+        (["--peers", "--json", "/no/such/run.json"], "'/no/such' does not exist"),
+        (["--peers", "--interface", "eth99"], "--interface 'eth99' does not exist on this host"),
+    ],
+)
+def test_wrong_options_say_why(bench: Bench, arguments: list[str], message: str) -> None:
+    finished = bench.run(*arguments)
+    assert finished.returncode == 2
+    assert message in finished.stderr
+    assert finished.stdout == ""
+
+
+@pytest.mark.parametrize("option", ["--driver", "--library"])
+def test_a_missing_file_is_named(bench: Bench, option: str) -> None:
+    finished = bench.run("--peers", option, "/no/such/file")
+    assert finished.returncode == 1
+    assert "'/no/such/file' does not exist" in finished.stderr
