@@ -1,0 +1,81 @@
+"""The command line of compare_ddp.py: parsing, defaults, and the contenders that it makes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from bagua.net.bench.export import check_writable
+from bagua.net.bench.nccl_ab_contender import (
+    DEFAULT_TUNED,
+    PLUGIN_NETWORK,
+    Contender,
+    make_contenders,
+    tuned_settings,
+)
+from ddp_comparison.losses import DEFAULT_TOLERANCE, EXACT_RANKS
+
+
+def bagua_net_by_activation() -> Contender:
+    """What a user does, unlike bagua-net-bench, which names the library: the package's own activation is tested."""
+    return Contender("bagua-net", PLUGIN_NETWORK, {"ENABLE_BAGUA_NET": "1"}, is_ours=True)
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Train the DDP example with NCCL's own network and through Bagua-Net, and compare losses and step"
+        " times.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--nproc-per-node", type=int, default=2, help="ranks, one per GPU")
+    parser.add_argument("--model", default="mlp", choices=("mlp", "resnet", "vgg16"))
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--batch-size", type=int, default=32, help="per rank")
+    parser.add_argument("--image-size", type=int, help="pixels (default: the example's)")
+    parser.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--tuned",
+        default=DEFAULT_TUNED,
+        help="hand-tuned NCCL as THREADSxSOCKETS[xCHANNELS], or several with commas; best: the settings of"
+        " bagua-net-bench --nccl --tuned best; none",
+    )
+    parser.add_argument(
+        "--tcp-only",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="switch P2P and shared memory off and use loopback: a stand-in for one GPU per host",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        help="allowed relative difference of a loss (default: 0 with 2 ranks, whose sums have one order, else"
+        f" {DEFAULT_TOLERANCE}); never below what rounds of NCCL's default differ by",
+    )
+    parser.add_argument("--backend", choices=("auto", "nccl", "gloo"), default="auto")
+    parser.add_argument("--run-timeout", type=float, default=180.0, help="seconds for one training run")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=420.0,
+        help="seconds for all runs; no round begins that is longer than what is left",
+    )
+    parser.add_argument("--output-dir", type=Path, required=True)
+    arguments = parser.parse_args(words)
+    for name in ("nproc_per_node", "steps", "batch_size", "rounds"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} {getattr(arguments, name)} must be at least 1")
+    if arguments.tolerance is None:
+        arguments.tolerance = 0.0 if arguments.nproc_per_node <= EXACT_RANKS else DEFAULT_TOLERANCE
+    try:
+        tuned = tuned_settings([arguments.tuned])
+        arguments.contenders = make_contenders(library=None, tuned=tuned, variants=[], with_shared_memory=False)
+        arguments.output_dir.mkdir(parents=True, exist_ok=True)
+        arguments.output_dir = arguments.output_dir.absolute()
+        check_writable("--output-dir", arguments.output_dir / "ddp.json")
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    arguments.contenders.append(bagua_net_by_activation())
+    return arguments

@@ -1,0 +1,83 @@
+"""What is printed and what is written of a comparison."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from bagua.net.bench.machine import MachineFacts
+from ddp_comparison.losses import LossVerdict
+from ddp_comparison.rounds import Rounds
+from ddp_comparison.step_times import StepReport
+from ddp_comparison.training_run import Training
+
+
+def render(steps: StepReport, verdict: LossVerdict | None) -> str:
+    titles = ["step ms", "samples/s", "over default", "first loss", "last loss", "loss diff"]
+    if steps.best_tuned is not None:
+        titles.insert(3, "over best")
+    lines = [f"{'contender':<16}" + "".join(f"{title:>14}" for title in titles)]
+    for row in steps.rows:
+        difference = verdict.differences.get(row.contender) if verdict else None
+        cells = [f"{row.step_ms:.2f}", f"{row.samples_per_second:.1f}", _times(row.speedup)]
+        if steps.best_tuned is not None:
+            cells.append(_times(row.speedup_over_best))
+        cells += [f"{row.first_loss:.6f}", f"{row.last_loss:.6f}", "-" if difference is None else f"{difference:.3g}"]
+        lines.append(f"{row.contender:<16}" + "".join(f"{cell:>14}" for cell in cells))
+    return "\n".join(lines)
+
+
+def _times(speedup: float | None) -> str:
+    return "-" if speedup is None else f"{speedup:.2f}x"
+
+
+def closing_lines(steps: StepReport, verdict: LossVerdict | None, rounds: Rounds) -> list[str]:
+    lines = [str(speedup) for speedup in steps.speedups]
+    if verdict is not None:
+        lines.append(
+            f"losses: allowed difference {verdict.allowed:.3g}, NCCL default's own rounds {verdict.own_spread:.3g}"
+        )
+    for row in steps.rows:
+        mine = [training for training in rounds.trainings if training.contender == row.contender]
+        if kinds := dict.fromkeys(proof.summary() for training in mine for proof in training.proofs):
+            lines.append(f"network of {row.contender}: " + "; ".join(kinds))
+    lines += [f"note: {note}" for note in rounds.notes]
+    return [*lines, *(f"ERROR: {error}" for error in rounds.errors)]
+
+
+def write_document(
+    path: Path, steps: StepReport, verdict: LossVerdict | None, rounds: Rounds, machine: MachineFacts
+) -> None:
+    document = {
+        "machine": machine.as_dict(),
+        "summary": [asdict(row) for row in steps.rows],
+        **steps.as_dict(),
+        "losses": None
+        if verdict is None
+        else {
+            "allowed": verdict.allowed,
+            "own_spread": verdict.own_spread,
+            "differences": {name: repr(value) for name, value in verdict.differences.items()},
+        },
+        "notes": rounds.notes,
+        "errors": rounds.errors,
+        "runs": _runs(rounds.trainings),
+    }
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def _runs(trainings: Sequence[Training]) -> list[dict[str, object]]:
+    return [
+        {
+            "contender": training.contender,
+            "round": training.round,
+            "wall_seconds": training.wall_seconds,
+            "replicas_agree": training.replicas_agree,
+            "losses": training.losses,
+            "step_seconds": training.step_seconds,
+            "networks": [proof.as_dict() for proof in training.proofs],
+        }
+        for training in trainings
+    ]
