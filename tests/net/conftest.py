@@ -9,11 +9,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from support.fresh_process import TIMEOUT_S, BuildLibrary, BuildNccl, Completed, RunCommand, RunPython
+from support.load_driver import LoadDriver, StartDriver
 
 _OURS = ("NCCL_", "BAGUA_NET_", "_BAGUA_NET_", "ENABLE_BAGUA_NET", "TORCH_DEVICE_BACKEND", "LD_LIBRARY_PATH")
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_", "OMPI_", "MPI_", "TORCHELASTIC_")
@@ -102,3 +103,23 @@ def build_nccl(build_library: BuildLibrary) -> BuildNccl:
         return build_library("libnccl.so.2", f"int ncclGetVersion(int* version) {{ *version = {code}; return 0; }}")
 
     return build
+
+
+@pytest.fixture
+def start_driver(environment: dict[str, str], tmp_path: Path) -> Iterator[StartDriver]:
+    """Starts load drivers, and ends them with the test."""
+    started: list[LoadDriver] = []
+
+    def start(*arguments: object, **variables: str) -> LoadDriver:
+        # Loopback: the same network for both transports, and nothing leaves the machine.
+        full = {**environment, "NCCL_SOCKET_IFNAME": "lo", **variables}
+        started.append(LoadDriver(arguments, full, tmp_path / f"driver{len(started)}.log"))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        driver.end()
+    for driver in started:
+        # A sanitizer's exit code alone would pass for the error that a test expects.
+        assert "Sanitizer" not in driver.log(), driver.log()
+        assert "runtime error:" not in driver.log(), driver.log()

@@ -46,6 +46,31 @@ def test_every_contender_moves_correct_data(tmp_path: Path) -> None:
     assert document["machine"]["tcp_congestion_control"] != "unknown"
 
 
+def test_many_comms_move_correct_data_and_are_quiet_when_idle(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    short = ["--messages", "200", "--repeats", "2", "--message-sizes", "256K", "--silence", "2", "--idle", "1"]
+    finished = run_bench("--peers", "1,16", *short, "--json", str(path), BAGUA_NET_NWORKERS="2")
+    assert finished.returncode == 0, finished.stderr
+    assert "idle: no thread woke in 1 s" in finished.stdout
+    rows = {(row["contender"], row["comms"]): row for row in json.loads(path.read_text())["measurements"]}
+    assert set(rows) == {(name, comms) for name in ("plugin", "bare") for comms in (1, 16)}
+    for row in rows.values():
+        assert row["verified"] is True
+        assert row["algbw_gb_s"] > 0
+        assert row["cpu_s_per_gb"] > 0
+        assert (row["idle_wakeups"], row["idle_cpu_s"]) == (0, 0.0)
+    assert rows["plugin", 16]["threads"] == rows["plugin", 1]["threads"] == 4
+    assert rows["bare", 16]["tcp_sockets"] == 32
+
+
+def test_a_run_on_busy_cpus() -> None:
+    sizes = ["-b", "1K", "-e", "1K", "-n", "2", "-w", "0", "--repeats", "1", "--contenders", "plugin,bare"]
+    finished = run_bench(*sizes, "--busy-per-cpu", "1")
+    assert finished.returncode == 0, finished.stderr
+    assert "1 busy process per CPU" in finished.stdout
+    assert "every byte of every size correct" in finished.stdout
+
+
 def test_gloo_moves_correct_data() -> None:
     pytest.importorskip("torch", reason="needs torch: pip install bagua[torch]")
     finished = run_bench("-b", "7", "-e", "1M", "-f", "1000", "-n", "2", "--repeats", "1", "--contenders", "gloo")

@@ -7,7 +7,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +99,7 @@ class LoadDriver:
                 pipe.close()
             except BrokenPipeError:
                 pass  # a command that the driver did not live to read
+
+
+# What the fixture start_driver gives: LoadDriver(*arguments) with the given variables set.
+StartDriver = Callable[..., LoadDriver]

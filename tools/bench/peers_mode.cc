@@ -1,5 +1,7 @@
 #include "bench/peers_mode.h"
 
+#include <sys/resource.h>
+
 #include <memory>
 #include <optional>
 #include <utility>
@@ -122,7 +124,16 @@ std::string PeersSession::neighbour() const {
   return "rank " + std::to_string(options_.rank) + " (its peer is rank " + std::to_string(1 - options_.rank) + ")";
 }
 
+// As NCCL does before it opens its connections.
+void allow_all_descriptors() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 Status PeersSession::start() {
+  allow_all_descriptors();
   BAGUA_NET_RETURN_IF_ERROR(open_transport(options_.transport, options_.comms, &transport_));
   traffic_ = std::make_unique<RotatingTraffic>(transport_.get(), options_.comms, options_.in_flight,
                                                static_cast<std::size_t>(options_.max_message_bytes));

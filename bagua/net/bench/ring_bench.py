@@ -141,7 +141,8 @@ def _plan(costs: Mapping[int, float], options: Options, elapsed_s: float) -> Ite
 def _title(team: Team, options: Options) -> str:
     where = f"{team.hosts} hosts" if team.hosts > 1 else "one host"
     over = f"{team.path.interface} ({team.path.address})" if team.path.interface else team.path.address
-    busy = f", {options.busy_per_cpu} busy processes per CPU" if options.busy_per_cpu else ""
+    plural = "" if options.busy_per_cpu == 1 else "es"
+    busy = f", {options.busy_per_cpu} busy process{plural} per CPU" if options.busy_per_cpu else ""
     return f"ring all-reduce, {team.ranks} ranks x {options.channels} channels on {where} over {over}{busy}"
 
 
