@@ -179,11 +179,29 @@ def test_memory_is_asked_for_before_the_run_and_the_rank_that_lacks_it_is_named(
         assert said in str(failure.value)
 
 
-def test_a_limit_that_ends_the_verification_measures_nothing() -> None:
+def test_a_limit_that_passes_while_verifying_measures_nothing_and_says_so() -> None:
     outcome = Stage().run(time_limit_s=0.001)
     assert outcome.stopped_early is not None
-    assert "while verifying" in outcome.stopped_early
+    assert "in repetition 1 of 3, before all_reduce of 1 KiB" in outcome.stopped_early
     assert outcome.timings == {}
+
+
+def test_sizes_that_take_too_long_to_verify_are_given_up_for_the_others() -> None:
+    cases = make_cases(["all_reduce"], [1024, 1 << 20, GIB], 2, 2)
+    times = {1024: 0.001, 1 << 20: 1.0, GIB: 4.0}
+    outcome = Stage([(DEFAULT, times), (OURS, times)], cases).run(time_limit_s=8.0, repetitions=1)
+    assert "verifying took 50% of the time limit of 8 s: all_reduce of 1 GiB and what comes after" in outcome.notes[0]
+    assert outcome.timings.keys() == {(case, index) for case in cases[:2] for index in (0, 1)}
+
+
+def test_figures_come_before_the_second_verification() -> None:
+    times = {1024: 0.001, 1 << 20: 1.0}
+    # 1 MiB: verified and calibrated in 4 s, measured in 2 x 2 s, so that 2 s to verify it again are not left.
+    outcome = Stage([(DEFAULT, times), (OURS, times)]).run(time_limit_s=9.0, repetitions=1)
+    assert outcome.stopped_early is None
+    assert {len(timings) for timings in outcome.timings.values()} == {1}
+    assert len(outcome.timings) == 4
+    assert all(verified for verified in outcome.verified.values())
 
 
 def test_given_iterations_and_warmup_are_used_as_they_are() -> None:

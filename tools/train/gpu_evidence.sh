@@ -1,21 +1,47 @@
 #!/usr/bin/env bash
-# The GPU figures of docs/benchmarks.md in one run: the NCCL comparison, the DDP training, the other collectives and the
-# GPU tests. Needs the installed package and GPUS GPUs of this host. Every part ends by itself, in two to four minutes.
+# The GPU figures of docs/benchmarks.md: NCCL comparisons, DDP trainings and the GPU tests, one part after the other.
+# Needs the installed package and GPUS GPUs of this host. Every part ends by itself, most within four minutes.
 #
-#   tools/train/gpu_evidence.sh OUT [GPUS] [PART...]     parts: all_reduce ddp collectives tests (default: all)
+#   tools/train/gpu_evidence.sh OUT [GPUS] [PART...]     default: 2 GPUs; all_reduce ddp collectives tests
 #
-# OUT gets one JSON per part, the pictures, and logs.tar.gz with NCCL's logs. Exit status: 1 if any part failed.
+#   all_reduce        beside NCCL's default and one hand-tuned setting, 8 B to 256 MiB
+#   collectives       all others, likewise
+#   ddp               VGG16
+#   tests             tests/gpu
+#   best_COLLECTIVE   beside the best of nine settings of NCCL at each size, 8 B to 1 GiB: best_all_reduce,
+#                     best_all_gather, best_reduce_scatter, best_broadcast, best_all_to_all, best_send_recv
+#   best_ddp          VGG16 beside the best of nine settings, within eight minutes
+#   best              all of best_*
+#
+# OUT gets a JSON and a picture per part, and NCCL's logs in logs-GPUS-PARTS.tar.gz. Exit status: 1 if any part failed.
+# SECONDS_BEST (default 110) is what a best_COLLECTIVE may measure, to which it adds the start of all its contenders.
 # AB_OPTIONS and DDP_OPTIONS are added to the commands (smaller sizes, another --tuned, ...).
 set -uo pipefail
 
+collectives=(all_reduce all_gather reduce_scatter broadcast all_to_all send_recv)
+
 if [ $# -lt 1 ]; then
-  sed -n '2,8p' "$0" | cut -c3-
+  sed -n '2,18p' "$0" | cut -c3-
   exit 2
 fi
 out=$(mkdir -p "$1" && cd "$1" && pwd) || exit 2
 gpus=${2:-2}
 shift $(($# < 2 ? $# : 2))
-parts=${*:-all_reduce ddp collectives tests}
+[ $# -gt 0 ] || set -- all_reduce ddp collectives tests
+parts=()
+for chosen in "$@"; do
+  case $chosen in
+    best) parts+=("${collectives[@]/#/best_}" best_ddp) ;;
+    all_reduce | collectives | ddp | tests | best_ddp) parts+=("$chosen") ;;
+    *)
+      if [[ " ${collectives[*]/#/best_} " != *" $chosen "* ]]; then
+        echo "unknown part $chosen; there are all_reduce collectives ddp tests best best_ddp ${collectives[*]/#/best_}" >&2
+        exit 2
+      fi
+      parts+=("$chosen")
+      ;;
+  esac
+done
 repository=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -32,51 +58,61 @@ part() {
   echo "== $name"
   timeout -k 10 "$seconds" "$@" >"$work/$name.stdout" 2>"$work/$name.stderr"
   code=$?
-  tail -c 5000 "$work/$name.stdout"
+  tail -c 8000 "$work/$name.stdout"
   if [ "$code" -ne 0 ]; then
     status=1
     tail -c 1500 "$work/$name.stderr"
   fi
   echo "== $name: exit status $code, $((SECONDS - began)) s"
-}
-
-keep() {
   local file
-  for file in "$work/$1"/*.json "$work/$1"/*.png; do
-    [ -e "$file" ] && cp "$file" "$out/$1-$gpus.${file##*.}"
+  for file in "$work/$name"/*.json "$work/$name"/*.png; do
+    [ -e "$file" ] && cp "$file" "$out/$name-$gpus.${file##*.}"
   done
 }
 
-for chosen in $parts; do
+# compare NAME SECONDS OPTION...: the real NCCL, contenders in turns.
+compare() {
+  local name=$1 seconds=$2
+  shift 2
+  # shellcheck disable=SC2086  # the options are words
+  part "$name" "$seconds" python3 -m bagua.cli.net_bench --nccl --ranks "$gpus" --output-dir "$work/$name" "$@" \
+    ${AB_OPTIONS:-}
+}
+
+# train NAME SECONDS OPTION...: torch's DDP, a process group per contender and round.
+train() {
+  local name=$1 seconds=$2
+  shift 2
+  # shellcheck disable=SC2086
+  part "$name" "$seconds" python3 "$repository/tools/train/compare_ddp.py" --nproc-per-node "$gpus" --model vgg16 \
+    --dtype bf16 --output-dir "$work/$name" "$@" ${DDP_OPTIONS:-}
+}
+
+for chosen in "${parts[@]}"; do
   case $chosen in
     all_reduce)
-      # shellcheck disable=SC2086  # the options are words
-      part all_reduce 220 python3 -m bagua.cli.net_bench --nccl --ranks "$gpus" -b 8 -e 256M -f 2 --repeats 5 --shared-memory \
-        --time-limit 150 --output-dir "$work/all_reduce" ${AB_OPTIONS:-}
-      keep all_reduce
+      compare all_reduce 220 -b 8 -e 256M -f 2 --repeats 5 --shared-memory --time-limit 150
       ;;
     collectives)
-      # shellcheck disable=SC2086
-      part collectives 180 python3 -m bagua.cli.net_bench --nccl --ranks "$gpus" -b 1K -e 256M -f 8 --repeats 3 \
-        --collectives all_gather,reduce_scatter,all_to_all,send_recv,broadcast \
-        --time-limit 110 --output-dir "$work/collectives" ${AB_OPTIONS:-}
-      keep collectives
+      compare collectives 180 -b 1K -e 256M -f 8 --repeats 3 --time-limit 110 \
+        --collectives all_gather,reduce_scatter,all_to_all,send_recv,broadcast
       ;;
     ddp)
-      # shellcheck disable=SC2086
-      part ddp 200 python3 "$repository/tools/train/compare_ddp.py" --nproc-per-node "$gpus" --model vgg16 --dtype bf16 \
-        --steps 25 --rounds 2 --run-timeout 80 --time-limit 150 --output-dir "$work/ddp" ${DDP_OPTIONS:-}
-      keep ddp
+      train ddp 200 --steps 25 --rounds 2 --run-timeout 80 --time-limit 150
+      ;;
+    best_ddp)
+      train best_ddp 480 --tuned best --steps 15 --rounds 2 --run-timeout 60 --time-limit 430
+      ;;
+    best_*)
+      # Eleven contenders start a process on each GPU, which takes longer than some of them measure.
+      compare "$chosen" $((${SECONDS_BEST:-110} + 180)) --collectives "${chosen#best_}" --tuned best --shared-memory \
+        --sizes 8,64,512,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M,1G --repeats 3 --time-limit "${SECONDS_BEST:-110}"
       ;;
     tests)
       part tests 280 python3 -m pytest -q --tb=short -p no:cacheprovider --timeout 120 -m gpu --rootdir "$repository" \
         -c "$repository/pyproject.toml" "$repository/tests/gpu"
       ;;
-    *)
-      echo "unknown part $chosen; there are all_reduce, collectives, ddp and tests" >&2
-      exit 2
-      ;;
   esac
 done
-tar -C "$work" -czf "$out/logs-$gpus.tar.gz" .
+tar -C "$work" -czf "$out/logs-$gpus-$(IFS=+ && echo "${parts[*]}").tar.gz" .
 exit "$status"

@@ -39,7 +39,7 @@ def write_outputs(
             "best_tuned": [best.as_dict() for best in results.best],
             "noise": NOISE,
             "networks": {group.contender.name: [proof.as_dict() for proof in group.proofs] for group in groups},
-            "notes": notes,
+            "notes": [*notes, *outcome.notes],
             "expected_s": outcome.expected_s,
             "stopped_early": outcome.stopped_early,
             "errors": outcome.errors,

@@ -144,7 +144,7 @@ def render_closing(
                 lines.append(f"{collective}, bagua-net over {baseline}: {_at_the_ends(found)}")
         for baseline in dict.fromkeys((contenders[0].name, *(name for name in baselines if name == BEST_TUNED_NAME))):
             lines += _where_slower(collective, baseline, results)
-    lines += [f"note: {note}" for note in notes]
+    lines += [f"note: {note}" for note in (*notes, *outcome.notes)]
     if outcome.stopped_early:
         lines.append(f"note: {outcome.stopped_early}; sizes and repetitions after that are missing")
     lines += [f"ERROR: {error}" for error in outcome.errors]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.nccl_ab_duration import Calibration, RunPlan, fitting_plan, fixed_plan
 from bagua.net.bench.nccl_ab_group import Group, Timing
-from bagua.net.bench.nccl_ab_plan import Case, turns
+from bagua.net.bench.nccl_ab_plan import Case, Turn, turns
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.sizes import format_size
 
@@ -23,6 +23,8 @@ _PATIENCE = 10
 # An iteration that takes longer is known well enough from one; shorter ones are measured a few times.
 _ONE_IS_ENOUGH_S = 0.02
 _CALIBRATION_ITERATIONS = 4
+# Of the time limit. Sizes that are not verified by then are given up, for the others to be measured.
+_CALIBRATION_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class RunOutcome:
     iterations: dict[Case, int] = field(default_factory=dict)
     expected_s: float = 0.0  # of all turns, as planned
     errors: list[str] = field(default_factory=list)
-    stopped_early: str | None = None  # why, if the time limit cut the run
+    notes: list[str] = field(default_factory=list)  # what there was no time for
+    stopped_early: str | None = None  # why, if the time limit cut the measuring
 
 
 class ComparisonRun:
@@ -61,7 +64,9 @@ class ComparisonRun:
         self._settings = settings
         self._progress = progress
         self._clock = clock
-        self._deadline = clock() + settings.time_limit_s
+        began = clock()
+        self._calibration_deadline = began + _CALIBRATION_SHARE * settings.time_limit_s
+        self._deadline = began + settings.time_limit_s
         self._calibrations: dict[tuple[Case, int], Calibration] = {}
         self._verify_s = 0.0  # what all verifications took, which will be repeated at the end
         self._plan = RunPlan({}, 0.0, True)
@@ -98,15 +103,25 @@ class ComparisonRun:
                 if error:
                     self._fail(group, error)
 
-    def _out_of_time(self, doing: str) -> bool:
-        if self.outcome.stopped_early is None and self._clock() >= self._deadline:
-            self.outcome.stopped_early = f"the time limit of {self._settings.time_limit_s:g} s ended the run {doing}"
+    def _out_of_time(self, turn: Turn) -> bool:
+        if self._clock() >= self._deadline:
+            settings = self._settings
+            self.outcome.stopped_early = (
+                f"the time limit of {settings.time_limit_s:g} s ended the run in repetition {turn.repetition + 1} of"
+                f" {settings.repetitions}, before {turn.case.collective} of {format_size(turn.case.bytes)}"
+            )
         return self.outcome.stopped_early is not None
 
     def _calibrate(self) -> None:
         with self._progress(len(self._cases) * len(self._groups)) as display:
-            for case in self._cases:
-                if self._out_of_time(f"while verifying, before {case.collective} of {format_size(case.bytes)}"):
+            for number, case in enumerate(self._cases):
+                if self._clock() >= self._calibration_deadline:
+                    self.outcome.notes.append(
+                        f"verifying took {_CALIBRATION_SHARE:.0%} of the time limit of"
+                        f" {self._settings.time_limit_s:g} s: {case.collective} of {format_size(case.bytes)} and what"
+                        " comes after it are missing; raise --time-limit, or leave sizes or contenders out"
+                    )
+                    self._cases = self._cases[:number]
                     return
                 for index, group in self._alive():
                     display.advance(f"verifying {case.collective} {format_size(case.bytes)}, {group.contender.name}")
@@ -148,9 +163,13 @@ class ComparisonRun:
         for (case, index), calibration in self._calibrations.items():
             if index in alive:
                 found.setdefault(case, []).append(calibration)
-        left = self._deadline - self._clock() - (self._verify_s if settings.verify else 0.0)
+        left = self._deadline - self._clock()
         if settings.iterations is not None:
             return fixed_plan(found, settings.repetitions, settings.iterations, settings.warmup, left)
+        # Figures come before the second verification, where there is no time for both.
+        plan = fitting_plan(found, settings.repetitions, settings.turn_seconds, settings.warmup, left - self._verify_s)
+        if plan.fits:
+            return plan
         return fitting_plan(found, settings.repetitions, settings.turn_seconds, settings.warmup, left)
 
     def _forecast(self) -> str:
@@ -175,14 +194,10 @@ class ComparisonRun:
         total = len(self._cases) * len(self._groups) * settings.repetitions
         previous: Case | None = None
         with self._progress(total) as display:
-            if self.outcome.stopped_early is None:
-                display.message(self._forecast())
+            display.message(self._forecast())
             for turn in turns(self._cases, len(self._groups), settings.repetitions):
                 # Between cases only: a repetition of a case is complete for every contender or for none.
-                if turn.case is not previous and self._out_of_time(
-                    f"in repetition {turn.repetition + 1} of {settings.repetitions}, before"
-                    f" {turn.case.collective} of {format_size(turn.case.bytes)}"
-                ):
+                if turn.case is not previous and self._out_of_time(turn):
                     return
                 previous = turn.case
                 group = self._groups[turn.contender]
@@ -207,6 +222,12 @@ class ComparisonRun:
     def _verify_again(self) -> None:
         """After the load as before it: an error that only shows once all buffers and windows have grown."""
         for case in self._cases:
+            if self._clock() >= self._deadline:
+                self.outcome.notes.append(
+                    f"the time limit of {self._settings.time_limit_s:g} s left none to verify {case.collective} of"
+                    f" {format_size(case.bytes)} and what comes after it again after the measuring"
+                )
+                return
             for index, group in self._alive():
                 try:
                     self._verify(case, index, group)

@@ -1,0 +1,123 @@
+"""tools/train/gpu_evidence.sh without GPUs: a python3 of ours notes what each part would run and leaves its results."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
+
+from ddp_comparison.options import parse_arguments
+
+from bagua.net.bench.nccl_ab_options import parse_options
+
+Run = Callable[..., tuple[subprocess.CompletedProcess[str], list[list[str]]]]
+
+PLAYED = """#!/usr/bin/env bash
+printf '%q ' "$@" >>"$NOTES"
+echo >>"$NOTES"
+while [ $# -gt 0 ]; do
+  if [ "$1" = --output-dir ]; then
+    mkdir -p "$2"
+    echo '{}' >"$2/nccl.json"
+    echo picture >"$2/nccl.png"
+  fi
+  shift
+done
+echo "the table"
+exit "${PLAYED_EXIT:-0}"
+"""
+
+
+@pytest.fixture
+def evidence(repository: Path, tmp_path: Path) -> Run:
+    played = tmp_path / "bin" / "python3"
+    played.parent.mkdir()
+    played.write_text(PLAYED)
+    played.chmod(0o755)
+    notes = tmp_path / "notes"
+    notes.touch()
+
+    def run(*parts: str, **variables: str) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
+        environment = {**os.environ, **variables, "NOTES": str(notes)}
+        environment["PATH"] = f"{played.parent}:{environment['PATH']}"
+        done = subprocess.run(
+            ["bash", str(repository / "tools" / "train" / "gpu_evidence.sh"), str(tmp_path / "out"), "4", *parts],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
+        return done, [shlex.split(line) for line in notes.read_text().splitlines()]
+
+    return run
+
+
+def nccl_words(command: list[str]) -> list[str]:
+    assert command[:3] == ["-m", "bagua.cli.net_bench", "--nccl"]
+    return command[3:]
+
+
+def test_every_part_of_best_is_a_command_that_the_benchmark_takes(evidence: Run, tmp_path: Path) -> None:
+    done, commands = evidence("best")
+    assert done.returncode == 0, done.stderr
+    library = tmp_path / "libnccl-net.so"
+    library.write_bytes(b"")
+    collectives = []
+    for command in commands[:-1]:
+        options = parse_options([*nccl_words(command), "--library", str(library)])
+        collectives += options.collectives
+        assert len(options.contenders) == 11
+        assert (options.ranks, options.sizes[0], options.sizes[-1]) == (4, 8, 1 << 30)
+        assert options.time_limit_s == 110
+    assert collectives == ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"]
+    assert commands[-1][0].endswith("tools/train/compare_ddp.py")
+    arguments = parse_arguments([*commands[-1][1:], "--output-dir", str(tmp_path / "ddp")])
+    assert len(arguments.contenders) == 10
+    assert (arguments.nproc_per_node, arguments.model, arguments.dtype) == (4, "vgg16", "bf16")
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"best_all_reduce-4.json", "best_send_recv-4.png", "best_ddp-4.json"} <= written
+    assert any(name.startswith("logs-4-best_all_reduce+") for name in written)
+
+
+def test_without_parts_the_usual_ones_run(evidence: Run) -> None:
+    done, commands = evidence()
+    assert done.returncode == 0, done.stderr
+    assert [command[1] if command[0] == "-m" else Path(command[0]).name for command in commands] == [
+        "bagua.cli.net_bench",
+        "compare_ddp.py",
+        "bagua.cli.net_bench",
+        "pytest",
+    ]
+
+
+def test_options_of_the_caller_come_last(evidence: Run) -> None:
+    _, commands = evidence(
+        "best_all_gather", "ddp", AB_OPTIONS="--sizes 8,1M", DDP_OPTIONS="--steps 3", SECONDS_BEST="30"
+    )
+    assert commands[0][-2:] == ["--sizes", "8,1M"]
+    assert commands[0][commands[0].index("--time-limit") + 1] == "30"
+    assert commands[1][-2:] == ["--steps", "3"]
+
+
+def test_a_part_that_fails_is_remembered_and_the_others_run(evidence: Run) -> None:
+    done, commands = evidence("all_reduce", "collectives", PLAYED_EXIT="1")
+    assert done.returncode == 1
+    assert len(commands) == 2
+    assert "== all_reduce: exit status 1" in done.stdout
+
+
+@pytest.mark.parametrize("part", ["best_gather", "all-reduce"])
+def test_an_unknown_part_is_refused_before_anything_runs(evidence: Run, part: str) -> None:
+    done, commands = evidence("all_reduce", part)
+    assert done.returncode == 2
+    assert f"unknown part {part}" in done.stderr
+    assert "best_all_to_all" in done.stderr
+    assert commands == []
