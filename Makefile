@@ -13,6 +13,9 @@ TEST_WORKERS ?= 2
 # Passed on, e.g.: make test PYTEST_ARGS="-k doctor -x"   make bench BENCH_ARGS="-b 1M -e 64M"
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+# What `make perf` compares with (a tag, branch or commit; default: the last release), and its options (see --help).
+PERF_BASE ?=
+PERF_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -96,6 +99,12 @@ bench: $(VENV)/.bagua ## Measure the plugin on this machine: table, build/bench/
 	@echo "== bagua-net-bench $(BENCH_ARGS)"
 	@$(BIN)/bagua-net-bench $(BENCH_ARGS) \
 	  --json build/bench/results.json --csv build/bench/results.csv --plot build/bench/plot.png
+
+# PYTHONPATH names tools/ alone, because the root has the sources of bagua without the library.
+.PHONY: perf
+perf: $(VENV)/.bagua ## Faster or slower than the last release? Of another commit: make perf PERF_BASE=v1.0.0
+	@echo "== perf $(PERF_BASE) $(PERF_ARGS)"
+	@PYTHONPATH=tools $(BIN)/python -m perf $(PERF_BASE) $(PERF_ARGS)
 
 .PHONY: test
 test: $(VENV)/.bagua cpp-tests ## Run every test, C++ and Python

@@ -10,7 +10,7 @@ from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import BOLD, LOUD, MISSING, RESET, format_time_us
 
 from .rounds import Rows, RowSamples
-from .verdict import ERROR_CHANCE, NOISE_FLOOR, Judgement, Verdict, judge
+from .verdict import ERROR_CHANCE, FLOOR, Judgement, Verdict, judge
 
 _TIME_WORDS = {Verdict.LESS: "faster", Verdict.SAME: "same", Verdict.MORE: "slower"}
 _CPU_WORDS = {Verdict.LESS: "less CPU", Verdict.SAME: "", Verdict.MORE: "more CPU"}
@@ -103,11 +103,12 @@ def _ratio_cells(judgement: Judgement) -> list[str]:
 
 def render_closing(rows: Sequence[Row], rounds: int) -> str:
     noise = [row.time.noise for row in rows]
-    noise_text = f"{min(noise):.1%} to {max(noise):.1%}, typically {statistics.median(noise):.1%}"
+    typical = statistics.median(noise)
     lines = [
         f"ratio: tree over base, below 1 the tree is better; the median of {rounds} rounds, each with fresh processes",
         f"spread: holds the true median but for a chance of {ERROR_CHANCE:.1%}",
-        f"same: the spread straddles 1, or the change is within the row's noise ({noise_text}) or {NOISE_FLOOR:.0%}",
+        f"same: the spread straddles 1, or the ratio is within {FLOOR:.0%} of 1",
+        f"noise: a round is typically {typical:.1%} off its row's ratio ({min(noise):.1%} to {max(noise):.1%} by row)",
     ]
     for word in ("faster", "less CPU", "slower", "more CPU"):
         found = [row.title for row in rows if word in row.verdict.split(", ")]

@@ -24,8 +24,8 @@ from bagua.net.bench.settings import BASELINE
 from .errors import PerfError
 
 PLUGIN, BARE = "plugin", "bare"
-# Median of the repetitions of a round, paired: more of them only make a round longer.
-REPEATS = 3
+# A round's ratio is the median of so many paired ones. Odd, so that it is one of them.
+REPEATS = 5
 # The least that bagua-net-bench takes.
 _MIN_BUDGET_S = 1.0
 # Starting Python and ending the drivers, which is not in the bench's own budget.
@@ -80,9 +80,9 @@ def measure(
     seconds: float,
     environment: Mapping[str, str],
     parts: tuple[Part, ...] = PARTS,
-    advance: Callable[[str], None],
+    advance: Callable[[str, int], None],
 ) -> Rows:
-    """advance(what) is called before every bench run."""
+    """advance(what, runs) is called before every bench run, and after it with 1."""
     rows: Rows = {}
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="bagua-perf-") as folder:
@@ -90,13 +90,15 @@ def measure(
         for number in range(rounds):
             of_round = (deadline - time.monotonic()) / (rounds - number) - _OVERHEAD_S * len(parts)
             for part in parts:
-                advance(f"round {number + 1}/{rounds}, {part.channels} channels")
+                what = f"round {number + 1}/{rounds}, {part.channels} channels"
+                advance(what, 0)
                 budget_s = max(_MIN_BUDGET_S, of_round * part.share)
                 swapped = number % 2 == 1
                 command = bench_command(libraries, part, budget_s, result, swapped=swapped, verify=number == 0)
                 _run_bench(command, environment, budget_s + _PATIENCE_S)
                 document = json.loads(result.read_text(encoding="utf-8"))
                 add_round(rows, part.channels, document, swapped=swapped)
+                advance(what, 1)
     return dict(sorted(rows.items()))
 
 
@@ -134,7 +136,7 @@ def add_round(rows: Rows, channels: int, document: Mapping[str, Any], *, swapped
 
 
 def _middle(ratios: list[float], *, inverted: bool) -> float:
-    # REPEATS is odd, so the median is one of the ratios and its inverse that of the inverses.
+    # An odd number: the median is one of the ratios, and its inverse is the median of the inverses.
     middle = sorted(ratios)[len(ratios) // 2]
     return 1 / middle if inverted else middle
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 ERROR_CHANCE = 0.001
 # Below this many rounds not even the lowest and the highest of them hold the median so surely.
 MIN_ROUNDS = 11
-# Where rounds differ less than this, another place of the code in memory would still move them by as much.
-NOISE_FLOOR = 0.01
+# Changes up to this are not called, however steady: the same code at another place in memory can differ by as much.
+FLOOR = 0.01
 
 
 class Verdict(enum.Enum):
@@ -35,7 +35,7 @@ class Judgement:
     ratio: float  # the median round
     low: float
     high: float
-    noise: float  # how far a round typically is from the median round, as a share of it
+    noise: float  # how far a round typically is from the median round, as a share of it; the spread is what judges
     verdict: Verdict
 
     def as_dict(self) -> dict[str, object]:
@@ -57,7 +57,7 @@ def judge(ratios: Sequence[float]) -> Judgement:
     ordered = sorted(ratios)
     low, high = ordered[skipped], ordered[-1 - skipped]
     noise = statistics.median(abs(ratio - median) for ratio in ratios) / median
-    if low <= 1 <= high or abs(median - 1) <= max(noise, NOISE_FLOOR):
+    if low <= 1 <= high or abs(median - 1) <= FLOOR:
         verdict = Verdict.SAME
     else:
         verdict = Verdict.MORE if median > 1 else Verdict.LESS
