@@ -290,6 +290,18 @@ def test_the_rounds_are_counted(tree: Tree) -> None:
     assert sum(runs for _, runs in told) == 4
 
 
+def test_a_slow_machine_gets_fewer_rounds_but_never_too_few(tree: Tree) -> None:
+    rows = measure(
+        Libraries(tree.library, tree.library, tree.driver),
+        rounds=1000,
+        seconds=0,
+        environment=tree.environment(),
+        parts=(Part(2, "8", "8", 1.0),),
+        advance=lambda _what, _runs: None,
+    )
+    assert [len(samples.time_ratios) for samples in rows.values()] == [12], "the even number after MIN_ROUNDS"
+
+
 def test_an_empty_base_is_none_given() -> None:
     """`make perf PERF_BASE=` may pass one on."""
     assert parse_options([""]).base is None

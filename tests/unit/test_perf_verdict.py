@@ -37,7 +37,7 @@ def test_a_clear_change_is_called() -> None:
     slower = judge([1.10, 1.09, 1.11, 1.12, 1.08] * 4)
     assert (slower.ratio, slower.verdict) == (pytest.approx(1.10), Verdict.MORE)
     assert 1.08 <= slower.low < slower.high <= 1.12
-    assert slower.noise == pytest.approx(0.01 / 1.10)
+    assert slower.resolution == pytest.approx(1.10 / slower.low - 1)
     assert judge([1 / ratio for ratio in [1.10, 1.09, 1.11, 1.12, 1.08] * 4]).verdict is Verdict.LESS
 
 
@@ -57,6 +57,7 @@ def test_a_spread_that_straddles_one_is_no_change() -> None:
 def test_a_steady_change_below_the_floor_is_no_change() -> None:
     assert judge([1 + 0.9 * FLOOR] * 20).verdict is Verdict.SAME
     assert judge([1 + 1.1 * FLOOR] * 20).verdict is Verdict.MORE
+    assert judge([1.0] * 20).resolution == FLOOR
 
 
 def drawn(generator: random.Random, shift: float) -> list[float]:
@@ -110,11 +111,11 @@ def test_the_table_is_aligned_and_says_what_changed() -> None:
     assert lines[4].split()[-3:] == ["-", "0.80", "faster"], "no CPU time was counted"
     assert [one.is_worse for one in rows] == [False, True, False, True]
 
-    closing = render_closing(rows, 21)
+    closing = render_closing(rows)
     assert "slower: 1 of 4 rows: 128 MiB over 2 channels\n" in closing
     assert "more CPU: 2 of 4 rows: 128 MiB over 2 channels, 4 KiB over 8 channels\n" in closing
     assert "faster: 1 of 4 rows: 1 KiB over 8 channels\n" in closing
     assert "less CPU" not in closing
-    assert "the median of 21 rounds" in closing
+    assert "the median of 21 rounds of fresh processes" in closing
     assert "verdict: all" not in closing
-    assert "verdict: all 1 rows are the same" in render_closing(rows[:1], 21)
+    assert "verdict: all 1 rows are the same" in render_closing(rows[:1])

@@ -150,7 +150,7 @@ def _compare(options: argparse.Namespace) -> int:
             )
     verdicts = judged(rows)
     print(render_table(verdicts, colour=shows_colour(sys.stdout)))
-    print(render_closing(verdicts, options.rounds), end="", flush=True)
+    print(render_closing(verdicts), end="", flush=True)
     if options.json is not None:
         _write_json(options.json, base, tree, machine, verdicts, {key: vars(row) for key, row in rows.items()})
         print(f"written: {options.json}")

@@ -21,6 +21,7 @@ _HEAD = ("channels", "size", "base us", "tree us", "time ratio", "spread", "CPU 
 class Row:
     channels: int
     bytes: int
+    rounds: int
     base_us: float
     tree_us: float
     time: Judgement
@@ -33,6 +34,7 @@ class Row:
         return Row(
             channels,
             size_bytes,
+            len(samples.time_ratios),
             statistics.median(samples.base_us),
             statistics.median(samples.tree_us),
             judge(samples.time_ratios),
@@ -101,14 +103,14 @@ def _ratio_cells(judgement: Judgement) -> list[str]:
     return [f"{judgement.ratio:.3f}", f"{judgement.low:.3f}..{judgement.high:.3f}"]
 
 
-def render_closing(rows: Sequence[Row], rounds: int) -> str:
-    noise = [row.time.noise for row in rows]
-    typical = statistics.median(noise)
+def render_closing(rows: Sequence[Row]) -> str:
+    seen = [row.time.resolution for row in rows]
+    typical = statistics.median(seen)
     lines = [
-        f"ratio: tree over base, below 1 the tree is better; the median of {rounds} rounds, each with fresh processes",
+        f"ratio: tree over base, below 1 the tree is better; the median of {rows[0].rounds} rounds of fresh processes",
         f"spread: holds the true median but for a chance of {ERROR_CHANCE:.1%}",
         f"same: the spread straddles 1, or the ratio is within {FLOOR:.0%} of 1",
-        f"noise: a round is typically {typical:.1%} off its row's ratio ({min(noise):.1%} to {max(noise):.1%} by row)",
+        f"resolution: a change of time above {typical:.1%} is seen in the typical row ({min(seen):.1%}..{max(seen):.1%})",
     ]
     for word in ("faster", "less CPU", "slower", "more CPU"):
         found = [row.title for row in rows if word in row.verdict.split(", ")]

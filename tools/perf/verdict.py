@@ -35,15 +35,18 @@ class Judgement:
     ratio: float  # the median round
     low: float
     high: float
-    noise: float  # how far a round typically is from the median round, as a share of it; the spread is what judges
     verdict: Verdict
+
+    @property
+    def resolution(self) -> float:
+        """The smallest change that such a spread would have shown, as a share."""
+        return max(self.high / self.ratio - 1, self.ratio / self.low - 1, FLOOR)
 
     def as_dict(self) -> dict[str, object]:
         return {
             "ratio": self.ratio,
             "low": self.low,
             "high": self.high,
-            "noise": self.noise,
             "verdict": self.verdict.value,
         }
 
@@ -56,12 +59,11 @@ def judge(ratios: Sequence[float]) -> Judgement:
     skipped = ranks_outside(len(ratios))
     ordered = sorted(ratios)
     low, high = ordered[skipped], ordered[-1 - skipped]
-    noise = statistics.median(abs(ratio - median) for ratio in ratios) / median
     if low <= 1 <= high or abs(median - 1) <= FLOOR:
         verdict = Verdict.SAME
     else:
         verdict = Verdict.MORE if median > 1 else Verdict.LESS
-    return Judgement(median, low, high, noise, verdict)
+    return Judgement(median, low, high, verdict)
 
 
 def ranks_outside(count: int) -> int:
