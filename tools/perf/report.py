@@ -110,7 +110,7 @@ def render_closing(rows: Sequence[Row]) -> str:
         f"ratio: tree over base, below 1 the tree is better; the median of {rows[0].rounds} rounds of fresh processes",
         f"spread: holds the true median but for a chance of {ERROR_CHANCE:.1%}",
         f"same: the spread straddles 1, or the ratio is within {FLOOR:.0%} of 1",
-        f"resolution: a change of time above {typical:.1%} is seen in the typical row ({min(seen):.1%}..{max(seen):.1%})",
+        f"resolution: changes of time above {typical:.1%} are seen in the typical row, {min(seen):.1%}..{max(seen):.1%}",
     ]
     for word in ("faster", "less CPU", "slower", "more CPU"):
         found = [row.title for row in rows if word in row.verdict.split(", ")]
