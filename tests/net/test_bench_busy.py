@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -78,3 +79,26 @@ def test_a_launcher_must_say_who_is_first_on_a_host(bench: Bench) -> None:
     )
     assert finished.returncode == 2
     assert "does not say which rank is the first of its host" in finished.stderr
+
+
+def test_of_launched_ranks_the_first_of_a_host_keeps_it_busy(bench: Bench) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    launched = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "busy"}
+    command = bench.command(*RUN, "--busy-per-cpu", "1", "--port", str(port))
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**bench.environment(), **launched, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert "1 busy process per CPU" in said[0][0]
+    # Two ranks of the one contender, and the busy processes of one of them.
+    assert len(list(bench.pids.iterdir())) == 2 + CPUS
+    assert living_pids(bench.pids) == []
