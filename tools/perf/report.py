@@ -14,6 +14,8 @@ from .verdict import ERROR_CHANCE, FLOOR, Judgement, Verdict, judge
 
 _TIME_WORDS = {Verdict.LESS: "faster", Verdict.SAME: "same", Verdict.MORE: "slower"}
 _CPU_WORDS = {Verdict.LESS: "less CPU", Verdict.SAME: "", Verdict.MORE: "more CPU"}
+# An idle machine resolves a few percent.
+_NOISY = 0.1
 _HEAD = ("channels", "size", "base us", "tree us", "time ratio", "spread", "CPU ratio", "spread", "vs bare", "verdict")
 
 
@@ -105,13 +107,15 @@ def _ratio_cells(judgement: Judgement) -> list[str]:
 
 def render_closing(rows: Sequence[Row]) -> str:
     seen = [row.time.resolution for row in rows]
-    typical = statistics.median(seen)
+    best, typical, worst = min(seen), statistics.median(seen), max(seen)
     lines = [
         f"ratio: tree over base, below 1 the tree is better; the median of {rows[0].rounds} rounds of fresh processes",
         f"spread: holds the true median but for a chance of {ERROR_CHANCE:.1%}",
         f"same: the spread straddles 1, or the ratio is within {FLOOR:.0%} of 1",
-        f"resolution: changes of time above {typical:.1%} are seen in the typical row, {min(seen):.1%}..{max(seen):.1%}",
+        f"resolution: in the typical row changes of time above {typical:.1%} are seen ({best:.1%}..{worst:.1%})",
     ]
+    if typical > _NOISY:
+        lines.append("note: that is much, so the machine is busy or noisy; repeat this where nothing else runs")
     for word in ("faster", "less CPU", "slower", "more CPU"):
         found = [row.title for row in rows if word in row.verdict.split(", ")]
         if found:
