@@ -119,6 +119,6 @@ def test_the_table_is_aligned_and_says_what_changed() -> None:
     assert "the median of 21 rounds of fresh processes" in closing
     assert "verdict: all" not in closing
     assert "verdict: all 1 rows are the same" in render_closing(rows[:1])
-    assert "in the typical row changes of time above 1.0% are seen (1.0%..1.0%)" in closing
+    assert "in the typical row changes of time above 1.0% are seen (1.0%..1.1%)" in closing
     assert "repeat this where nothing else runs" not in closing
     assert "repeat this where nothing else runs" in render_closing([row(2, 8, [0.7, 1.0, 1.3] * 7, None)])
