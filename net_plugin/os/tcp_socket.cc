@@ -12,6 +12,12 @@ namespace {
 constexpr int kListenBacklog = 4096;  // the kernel cuts it to net.core.somaxconn
 constexpr int kKeepaliveProbes = 3;
 
+// What a connection between hosts may hold unsent before it takes no more bytes. The kernel's own limit is megabytes: a
+// slow connection would swallow whole messages and keep them, while its faster siblings have nothing to do. What is on
+// its way is not counted, so this does not bound the rate; it has to last until the next write.
+constexpr int kUnsentBytes = 128 << 10;
+constexpr int kUnsentBytesOfTheKernel = 0;  // net.ipv4.tcp_notsent_lowat
+
 Status set_option(int socket, int level, int option, int value, const char* name) {
   if (::setsockopt(socket, level, option, &value, sizeof value) != 0) {
     return Status::system_error(std::string("setsockopt ") + name + "=" + std::to_string(value), errno);
@@ -101,6 +107,8 @@ Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host) 
     BAGUA_NET_RETURN_IF_ERROR(set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, interval_s, "TCP_KEEPINTVL"));
     BAGUA_NET_RETURN_IF_ERROR(set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, kKeepaliveProbes, "TCP_KEEPCNT"));
   }
+  BAGUA_NET_RETURN_IF_ERROR(set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT,
+                                       same_host ? kUnsentBytesOfTheKernel : kUnsentBytes, "TCP_NOTSENT_LOWAT"));
   if (options.buffer_bytes > 0) {
     const int bytes = static_cast<int>(options.buffer_bytes);
     BAGUA_NET_RETURN_IF_ERROR(set_option(socket, SOL_SOCKET, SO_SNDBUF, bytes, "SO_SNDBUF"));

@@ -1,7 +1,10 @@
 #include "transport/byte_stream.h"
 
+#include <linux/tcp.h>  // the whole tcp_info; <netinet/tcp.h> has the beginning
+#include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <cstddef>
 #include <utility>
 
 namespace bagua_net {
@@ -29,6 +32,16 @@ class TcpByteStream final : public ByteStream {
     message.msg_iov = const_cast<iovec*>(pieces);
     message.msg_iovlen = count;
     return ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  }
+
+  bool delivery(Delivery* delivery) const override {
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    if (::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return false;
+    if (length < offsetof(tcp_info, tcpi_busy_time) + sizeof info.tcpi_busy_time) return false;  // before Linux 4.10
+    delivery->bytes = info.tcpi_bytes_acked;
+    delivery->busy_us = static_cast<std::int64_t>(info.tcpi_busy_time);
+    return true;
   }
 
   int fd() const override { return socket_.get(); }

@@ -5,11 +5,18 @@
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "base/owned_fd.h"
 
 namespace bagua_net {
+
+// What the other end has received of what was written, ever.
+struct Delivery {
+  std::uint64_t bytes = 0;
+  std::int64_t busy_us = 0;  // while something was on its way or waited to go out
+};
 
 class ByteStream {
  public:
@@ -19,6 +26,9 @@ class ByteStream {
   // (EAGAIN: the poller tells when to go on). Never raises SIGPIPE.
   virtual ssize_t read(const iovec* pieces, std::size_t count) = 0;
   virtual ssize_t write(const iovec* pieces, std::size_t count) = 0;
+
+  // False: this stream cannot tell.
+  virtual bool delivery(Delivery*) const { return false; }
 
   // What the poller watches.
   virtual int fd() const = 0;

@@ -9,25 +9,48 @@ namespace {
 // connection too.
 constexpr std::size_t kCallerTurnBytes = 1u << 20;
 
+// Several streams of one thread move a chunk (or what one read gives) each in turn. With longer turns the first would
+// take a whole message before the others are asked, which helps nothing where the network limits each connection.
+constexpr std::size_t kOneMove = 1;
+constexpr int kCallerRounds = 8;
+
 }  // namespace
 
 Status Request::test(bool* done, std::size_t* bytes) { return comm_->test(this, done, bytes); }
 
 Comm::~Comm() = default;
 
-Status Comm::start_streams(std::vector<std::unique_ptr<DataStream>> streams, WorkerPool* pool) {
+Status Comm::start_streams(std::vector<std::unique_ptr<ByteStream>> streams) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   streams_.reserve(streams.size());
-  for (std::unique_ptr<DataStream>& stream : streams) streams_.push_back({std::move(stream)});
-  for (std::size_t index = 0; index < streams_.size(); ++index) {
-    DrivenStream& driven = streams_[index];
-    if (index == 0 || pool->size() == 0) {
-      own_streams_.push_back(driven.stream.get());
-      continue;
-    }
-    EventLoopWorker* worker = nullptr;
-    BAGUA_NET_RETURN_IF_ERROR(pool->assign(&worker));
-    BAGUA_NET_RETURN_IF_ERROR(worker->attach(driven.stream.get(), &driven.worker_stream_id));
-    driven.worker = worker;
+  for (std::unique_ptr<ByteStream>& bytes : streams) {
+    BAGUA_NET_RETURN_IF_ERROR(add_stream(make_stream(std::move(bytes), static_cast<int>(streams_.size()))));
+  }
+  return Status::ok();
+}
+
+Status Comm::add_stream(std::unique_ptr<DataStream> stream) {
+  streams_.push_back({std::move(stream)});
+  DrivenStream& driven = streams_.back();
+  stream_count_.store(streams_.size());
+  // fail() stores the failure before it reads the count: either it sees this stream, or this sees the failure.
+  if (has_failed()) driven.stream->shutdown();
+  if (streams_.size() == 1 || pool_->size() == 0) {
+    own_streams_.push_back(driven.stream.get());
+    return Status::ok();
+  }
+  EventLoopWorker* worker = nullptr;
+  BAGUA_NET_RETURN_IF_ERROR(pool_->assign(&worker));
+  BAGUA_NET_RETURN_IF_ERROR(worker->attach(driven.stream.get(), &driven.worker_stream_id));
+  driven.worker = worker;
+  return Status::ok();
+}
+
+Status Comm::adopt_arrivals() {
+  for (OwnedFd& socket : arrivals_->take()) {
+    if (stopped_ || streams_.size() == streams_.capacity()) continue;  // the socket closes
+    BAGUA_NET_RETURN_IF_ERROR(
+        add_stream(make_stream(make_tcp_byte_stream(std::move(socket)), static_cast<int>(streams_.size()))));
   }
   return Status::ok();
 }
@@ -35,9 +58,9 @@ Status Comm::start_streams(std::vector<std::unique_ptr<DataStream>> streams, Wor
 void Comm::stop_streams() {
   // Holding mutex_ while waiting for a worker is safe: workers never take it.
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (stopped_) return;
   for (DrivenStream& driven : streams_) {
     if (driven.worker != nullptr) driven.worker->detach(driven.stream.get(), driven.worker_stream_id);
-    driven.worker = nullptr;
   }
   stopped_ = true;
 }
@@ -77,8 +100,9 @@ void Comm::fail(Status status) {
     if (!failure_.is_ok()) return;
     failure_ = status.with_context("connection to " + peer_);
   }
-  failed_.store(true, std::memory_order_release);
-  for (DrivenStream& driven : streams_) driven.stream->shutdown();
+  failed_.store(true);
+  const std::size_t count = stream_count_.load();
+  for (std::size_t index = 0; index < count; ++index) streams_[index].stream->shutdown();
 }
 
 Status Comm::failure() {
@@ -93,11 +117,20 @@ Request* Comm::free_request() {
 
 void Comm::drive_own_streams() {
   if (stopped_) return;
-  for (DataStream* stream : own_streams_) stream->progress(kCallerTurnBytes);
+  if (own_streams_.size() == 1) {
+    own_streams_[0]->progress(kCallerTurnBytes);
+    return;
+  }
+  bool more = true;
+  for (int round = 0; more && round < kCallerRounds; ++round) {
+    more = false;
+    for (DataStream* stream : own_streams_) more |= stream->progress(kOneMove) == StreamProgress::kMore;
+  }
 }
 
 void Comm::kick(int stream_index) {
-  DrivenStream& driven = streams_[static_cast<std::size_t>(stream_index)];
+  // A kick that comes after the stream was detached finds nobody.
+  const DrivenStream& driven = streams_[static_cast<std::size_t>(stream_index)];
   if (driven.worker != nullptr) driven.worker->kick(driven.worker_stream_id);
 }
 
@@ -105,6 +138,7 @@ Status Comm::test(Request* request, bool* done, std::size_t* bytes) {
   *done = false;
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!request->in_use_) return Status::internal_error("test of a request that is not outstanding");
+  if (has_arrivals()) BAGUA_NET_RETURN_IF_ERROR(adopt_arrivals());
   if (!request->is_done()) {
     if (has_failed()) return failure();
     if (has_own_work(*request)) drive_own_streams();
@@ -115,6 +149,7 @@ Status Comm::test(Request* request, bool* done, std::size_t* bytes) {
   }
   *done = true;
   *bytes = message_bytes(*request);
+  on_finished(*request);
   request->in_use_ = false;
   return Status::ok();
 }

@@ -3,7 +3,8 @@
 // deregistration returned.
 //
 // Stream 0 is always driven by the thread that calls the comm: small messages go there, with no other thread involved.
-// The other streams are driven by workers, or, where the process has none, by the calling thread as well.
+// The other streams are driven by workers, or, where the process has none, by the calling thread as well. Streams may
+// join while the comm lives; none ever leaves.
 #pragma once
 
 #include <array>
@@ -19,6 +20,7 @@
 #include "transport/data_stream.h"
 #include "transport/event_loop_worker.h"
 #include "transport/request.h"
+#include "transport/stream_arrivals.h"
 #include "transport/worker_pool.h"
 
 namespace bagua_net {
@@ -45,10 +47,18 @@ class Comm : public FailureSink {
  protected:
   friend class Request;
 
-  explicit Comm(std::string peer) : peer_(std::move(peer)) {}
+  // arrivals: where streams that join later come in; nullptr: none will.
+  Comm(std::string peer, WorkerPool* pool, std::shared_ptr<StreamArrivals> arrivals)
+      : peer_(std::move(peer)), pool_(pool), arrivals_(std::move(arrivals)) {
+    streams_.reserve(arrivals_ == nullptr ? 1 : kMaxStreams);
+  }
 
-  // Which streams workers drive; called once by the constructor's owner, after all streams exist.
-  Status start_streams(std::vector<std::unique_ptr<DataStream>> streams, WorkerPool* pool);
+  // Called once by the constructor's owner.
+  Status start_streams(std::vector<std::unique_ptr<ByteStream>> streams);
+  bool has_arrivals() const { return arrivals_ != nullptr && arrivals_->any(); }
+  // Takes in the streams that have joined meanwhile. With mutex_ held.
+  Status adopt_arrivals();
+  virtual std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) = 0;
   // Takes every stream away from its driver, for good. Derived destructors call it before their members go.
   void stop_streams();
 
@@ -56,37 +66,46 @@ class Comm : public FailureSink {
   Request* free_request();
   // Hands the calling thread's streams some time. With mutex_ held.
   void drive_own_streams();
-  void kick(int stream_index);
+  void kick(int stream_index);  // any thread
   Status failure();
-  bool has_failed() const { return failed_.load(std::memory_order_acquire); }
+  bool has_failed() const { return failed_.load(); }
   // Anything that makes an unfinished request hopeless, beyond a failure. With mutex_ held.
   virtual Status check_progress_possible() { return Status::ok(); }
   virtual bool has_own_work(const Request& request) const = 0;
   virtual std::size_t message_bytes(const Request& request) const = 0;
+  // The request is done and about to be given back. With mutex_ held.
+  virtual void on_finished(const Request&) {}
 
   struct DrivenStream {
     std::unique_ptr<DataStream> stream;
-    EventLoopWorker* worker = nullptr;  // nullptr: the calling thread
+    // Both as they were when the stream was published by stream_count_. nullptr: the calling thread drives it.
+    EventLoopWorker* worker = nullptr;
     std::uint64_t worker_stream_id = 0;
   };
 
   // Guards the calling thread's streams, the ring and the registrations. NCCL calls a comm from one thread at a time,
   // but tears it down from another than the one that moved its data.
   std::mutex mutex_;
-  std::vector<DrivenStream> streams_;  // fixed after start_streams
+  // Grows under mutex_, within its capacity: elements stay where they are, so fail() may walk the first
+  // `stream_count_` from any thread.
+  std::vector<DrivenStream> streams_;
+  std::atomic<std::size_t> stream_count_{0};
   std::vector<DataStream*> own_streams_;
   std::array<Request, kMaxRequestsPerComm> requests_;
   std::uint64_t next_number_ = 0;
 
  private:
+  Status add_stream(std::unique_ptr<DataStream> stream);
   Status test(Request* request, bool* done, std::size_t* bytes);
 
   const std::string peer_;
+  WorkerPool* const pool_;
+  const std::shared_ptr<StreamArrivals> arrivals_;
   bool stopped_ = false;  // guarded by mutex_: no stream is driven any more
   std::vector<std::unique_ptr<MemoryRegistration>> registrations_;
   std::mutex failure_mutex_;
   Status failure_;                   // guarded by failure_mutex_
-  std::atomic<bool> failed_{false};  // release after failure_ was written
+  std::atomic<bool> failed_{false};  // set after failure_ was written
 };
 
 }  // namespace bagua_net

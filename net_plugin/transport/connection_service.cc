@@ -52,6 +52,12 @@ Status ConnectionService::connect(std::uint8_t* handle, bool* ready, Established
   return status;
 }
 
+void ConnectionService::join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  outbound_.join(ticket, count, arrivals);
+  poller_.wake();  // a new deadline to look after
+}
+
 bool ConnectionService::is_idle() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return inbound_.listen_count() == 0 && outbound_.attempt_count() == 0;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -25,8 +26,10 @@ class ConnectionService {
   Status accept(const Token& token, bool* ready, EstablishedConnection* connection);
   void stop_listening(const Token& token);
   Status connect(std::uint8_t* handle, bool* ready, EstablishedConnection* connection);
+  // Opens `count` more streams of an established connection; those that the peer accepts come in through `arrivals`.
+  void join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals);
 
-  // Nobody listens, and no connect is under way or waits to be fetched.
+  // Nobody listens, and no connect is under way or waits to be fetched (joins end with their comms).
   bool is_idle();
 
  private:

@@ -12,6 +12,9 @@
 
 namespace bagua_net {
 
+// Of one comm. Parked streams are a 64-bit mask, and no path is known to need more.
+constexpr int kMaxStreams = 64;
+
 enum class StreamProgress {
   kMore,     // the budget ended, there is more to do at once
   kBlocked,  // the socket has no room or no bytes: its poller event continues
@@ -37,6 +40,10 @@ class DataStream {
   // What the poller waits for when progress() was blocked: EPOLLIN or EPOLLOUT.
   virtual std::uint32_t poll_flags() const = 0;
 
+  // The poller said so: a read that gives less than it was asked for does not mean that another event will come. By the
+  // driver.
+  void set_peer_ended() { peer_ended_ = true; }
+
   int fd() const { return bytes_->fd(); }
   int index() const { return index_; }
   void shutdown() { bytes_->shutdown(); }
@@ -53,12 +60,15 @@ class DataStream {
   // Reads or writes, and reports large moves to the driving thread's load.
   ssize_t read(const iovec* pieces, std::size_t count, std::size_t asked);
   ssize_t write(const iovec* pieces, std::size_t count, std::size_t asked);
+  bool delivery(Delivery* delivery) const { return bytes_->delivery(delivery); }
+  bool has_peer_ended() const { return peer_ended_; }
   void set_blocked(bool blocked) { blocked_.store(blocked, std::memory_order_relaxed); }
 
  private:
   const std::unique_ptr<ByteStream> bytes_;
   FailureSink* const failures_;  // the comm: outlives its streams
   const int index_;
+  bool peer_ended_ = false;
   std::atomic<bool> blocked_{false};
 };
 

@@ -2,17 +2,34 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/owned_fd.h"
+#include "os/socket_address.h"
+#include "transport/stream_arrivals.h"
+#include "wire/handshake_message.h"
 
 namespace bagua_net {
+
+// What a connection shows to join a comm that it belongs to.
+struct JoinTicket {
+  SocketAddress address;  // of the listener
+  Hello hello;
+};
 
 struct EstablishedConnection {
   std::vector<OwnedFd> sockets;  // by stream index
   std::uint32_t max_chunk_bytes = 0;
   std::string peer;  // "10.0.0.2:4711 (host node2, process 4242)"
+  bool same_host = false;
+
+  // Connections that join later come in here; nullptr: none will.
+  std::shared_ptr<StreamArrivals> arrivals;
+  // The connecting side only: what further connections show, and how many there may be in all.
+  JoinTicket ticket;
+  int most_streams = 0;
 };
 
 }  // namespace bagua_net

@@ -64,6 +64,14 @@ void EventLoopWorker::make_runnable(std::uint64_t stream_id) {
   runnable_.push_back(stream_id);
 }
 
+void EventLoopWorker::take_event(const EpollPoller::Event& event) {
+  if ((event.flags & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+    const auto found = streams_.find(event.id);
+    if (found != streams_.end()) found->second.stream->set_peer_ended();
+  }
+  make_runnable(event.id);
+}
+
 void EventLoopWorker::collect_kicks() {
   if (!has_kicks_.load(std::memory_order_relaxed)) return;
   const std::lock_guard<std::mutex> lock(kick_mutex_);
@@ -103,7 +111,7 @@ void EventLoopWorker::run() {
     bool worked = false;
     {
       const std::lock_guard<std::mutex> lock(streams_mutex_);
-      for (const EpollPoller::Event& event : events) make_runnable(event.id);
+      for (const EpollPoller::Event& event : events) take_event(event);
       collect_kicks();
       worked = !runnable_.empty();
       busy = run_streams();

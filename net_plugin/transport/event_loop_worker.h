@@ -39,6 +39,7 @@ class EventLoopWorker {
   };
 
   void run();
+  void take_event(const EpollPoller::Event& event);
   void make_runnable(std::uint64_t stream_id);
   bool run_streams();  // true: some stream wants to go on at once
   void collect_kicks();

@@ -9,12 +9,9 @@
 
 namespace bagua_net {
 
-// Parked streams are a 64-bit mask, and no path is known to need more.
-constexpr int kMaxStreams = 64;
-
 struct HandshakeSettings {
   TcpOptions tcp;
-  std::optional<int> streams;  // empty: auto
+  std::optional<int> streams;  // empty: auto, as many as pay
   bool has_workers = false;    // auto asks for more streams where workers can drive them
   std::uint32_t max_chunk_bytes = 524288;
   int connect_timeout_ms = 60000;

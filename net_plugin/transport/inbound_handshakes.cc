@@ -55,7 +55,7 @@ Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t
   listens_[*token];
   ConnectHandle encoded;
   fill_handle_address(listening->address, &encoded);
-  encoded.max_streams = static_cast<std::uint16_t>(settings_.streams.value_or(kMaxStreams));
+  encoded.max_streams = static_cast<std::uint16_t>(most_streams());
   encoded.token = *token;
   encode_connect_handle(encoded, handle);
   return Status::ok();
@@ -69,6 +69,8 @@ Status InboundHandshakes::accept(const Token& token, bool* ready, EstablishedCon
   }
   Listen& listen = found->second;
   if (listen.state == ListenState::kReady) {
+    listen.connection.arrivals = std::make_shared<StreamArrivals>();
+    remember_accepted(token, listen);
     *connection = std::move(listen.connection);
     listens_.erase(found);
     *ready = true;
@@ -138,34 +140,45 @@ void InboundHandshakes::read_hello(std::uint64_t id) {
 
   Hello hello;
   decode_hello(stranger.bytes.data(), &hello);
-  Reply reply;
-  reply.process_id = settings_.process_id;
-  const int fd = stranger.socket.get();  // stays valid when admit() moves it into a comm's connection
-  reply.verdict = admit(stranger, hello, &reply.streams, &reply.max_chunk_bytes);
+  const Admission admission = admit(stranger, hello);
   std::array<std::uint8_t, kReplyBytes> bytes;
-  encode_reply(reply, bytes.data());
+  encode_reply(admission.reply, bytes.data());
   // An empty socket buffer always has room for 32 bytes; if the peer is gone already, its streams tell the comm.
-  [[maybe_unused]] const auto ignored = ::send(fd, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (reply.verdict != HandshakeVerdict::kAccepted) {
+  [[maybe_unused]] const auto ignored =
+      ::send(stranger.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (admission.reply.verdict == HandshakeVerdict::kAccepted) {
+    take_in(stranger, admission);
+  } else {
     BAGUA_NET_WARN("Bagua-Net: refused a connection from " + stranger.peer.to_string() + " (host " + hello.host_name +
                    ", process " + std::to_string(hello.process_id) + ", protocol version " +
                    std::to_string(hello.protocol_version) + ", ours " + std::to_string(kProtocolVersion) +
-                   "): " + handshake_verdict_name(reply.verdict));
+                   "): " + handshake_verdict_name(admission.reply.verdict));
   }
   drop_stranger(id);
 }
 
-HandshakeVerdict InboundHandshakes::admit(Stranger& stranger, const Hello& hello, std::uint16_t* streams,
-                                          std::uint32_t* chunk_bytes) {
-  if (hello.protocol_version != kProtocolVersion) return HandshakeVerdict::kWrongVersion;
+InboundHandshakes::Admission InboundHandshakes::admit(const Stranger& stranger, const Hello& hello) {
+  Admission admission;
+  admission.reply.process_id = settings_.process_id;
+  if (hello.protocol_version != kProtocolVersion) {
+    admission.reply.verdict = HandshakeVerdict::kWrongVersion;
+  } else if (hello.stream_index == kJoiningStream) {
+    admission.reply.verdict = admit_to_accepted(hello, &admission);
+  } else {
+    admission.reply.verdict = admit_to_listen(stranger, hello, &admission);
+  }
+  return admission;
+}
+
+HandshakeVerdict InboundHandshakes::admit_to_listen(const Stranger& stranger, const Hello& hello,
+                                                    Admission* admission) {
   const auto found = listens_.find(hello.token);
   if (found == listens_.end()) return HandshakeVerdict::kUnknownToken;
   Listen& listen = found->second;
   EstablishedConnection& connection = listen.connection;
 
   if (hello.stream_index == 0 && listen.state == ListenState::kWaiting) {
-    const int most = settings_.streams.value_or(kMaxStreams);
-    connection.sockets.resize(static_cast<std::size_t>(std::clamp<int>(hello.streams_wanted, 1, most)));
+    connection.sockets.resize(static_cast<std::size_t>(std::clamp<int>(hello.streams_wanted, 1, most_streams())));
     connection.max_chunk_bytes = std::max(1u, std::min(hello.max_chunk_bytes, settings_.max_chunk_bytes));
     connection.peer =
         stranger.peer.to_string() + " (host " + hello.host_name + ", process " + std::to_string(hello.process_id) + ")";
@@ -175,16 +188,43 @@ HandshakeVerdict InboundHandshakes::admit(Stranger& stranger, const Hello& hello
              hello.stream_index >= connection.sockets.size() || connection.sockets[hello.stream_index].is_open()) {
     return HandshakeVerdict::kUnknownStream;
   }
+  if (++listen.joined == connection.sockets.size()) listen.state = ListenState::kReady;
+  admission->place = &connection.sockets[hello.stream_index];
+  admission->reply.streams = static_cast<std::uint16_t>(connection.sockets.size());
+  admission->reply.max_chunk_bytes = connection.max_chunk_bytes;
+  return HandshakeVerdict::kAccepted;
+}
+
+HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admission* admission) {
+  const auto found = accepted_.find(hello.comm_id);
+  if (found == accepted_.end() || found->second.token != hello.token) return HandshakeVerdict::kUnknownStream;
+  Accepted& accepted = found->second;
+  admission->arrivals = accepted.arrivals.lock();
+  if (admission->arrivals == nullptr || accepted.streams >= most_streams()) return HandshakeVerdict::kUnknownStream;
+  ++accepted.streams;
+  admission->arrivals->announce();
+  admission->reply.streams = 1;
+  admission->reply.max_chunk_bytes = std::max(1u, std::min(hello.max_chunk_bytes, settings_.max_chunk_bytes));
+  return HandshakeVerdict::kAccepted;
+}
+
+void InboundHandshakes::take_in(Stranger& stranger, const Admission& admission) {
   const SocketAddress local = local_address(stranger.socket.get());
   const Status options = apply_tcp_options(stranger.socket.get(), settings_.tcp, local.same_host(stranger.peer));
   if (!options.is_ok()) BAGUA_NET_WARN("Bagua-Net: " + options.message());
-
   poller_->remove(stranger.socket.get());
-  connection.sockets[hello.stream_index] = std::move(stranger.socket);
-  *streams = static_cast<std::uint16_t>(connection.sockets.size());
-  *chunk_bytes = connection.max_chunk_bytes;
-  if (++listen.joined == connection.sockets.size()) listen.state = ListenState::kReady;
-  return HandshakeVerdict::kAccepted;
+  if (admission.arrivals != nullptr) {
+    admission.arrivals->hand_in_announced(std::move(stranger.socket));
+  } else {
+    *admission.place = std::move(stranger.socket);
+  }
+}
+
+void InboundHandshakes::remember_accepted(const Token& token, const Listen& listen) {
+  for (auto accepted = accepted_.begin(); accepted != accepted_.end();) {
+    accepted = accepted->second.arrivals.expired() ? accepted_.erase(accepted) : std::next(accepted);
+  }
+  accepted_[listen.comm_id] = {token, static_cast<int>(listen.connection.sockets.size()), listen.connection.arrivals};
 }
 
 void InboundHandshakes::drop_stranger(std::uint64_t id) {

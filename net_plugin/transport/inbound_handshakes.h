@@ -3,6 +3,7 @@
 //
 //   accepted socket --hello--> token known, stream 0   : the listen's comm is being assembled --all joined--> ready
 //                              comm id known, stream i : joins it
+//                              comm in use, "joining"  : handed to it
 //                              anything else           : a verdict if it speaks our protocol, closed in any case
 //
 // Strangers cost one socket and 112 bytes each, until the handshake deadline, and at most kMaxStrangers of them.
@@ -12,12 +13,14 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "os/epoll_poller.h"
 #include "os/network_interface.h"
 #include "os/tcp_socket.h"
+#include "transport/data_stream.h"
 #include "transport/established_connection.h"
 #include "transport/handshake_settings.h"
 #include "wire/handshake_message.h"
@@ -65,6 +68,12 @@ class InboundHandshakes {
     EstablishedConnection connection;
     std::int64_t accept_deadline_ms = 0;  // 0: accept was not called yet
   };
+  // A comm that was handed out. Its record outlives it until the next comm is handed out.
+  struct Accepted {
+    Token token{};
+    int streams = 0;
+    std::weak_ptr<StreamArrivals> arrivals;  // expires with the comm
+  };
   struct Stranger {
     OwnedFd socket;
     SocketAddress peer;
@@ -76,7 +85,18 @@ class InboundHandshakes {
   Status open_listening_socket(const NetworkInterface& interface, ListeningSocket** listening);
   void accept_strangers(ListeningSocket& listening);
   void read_hello(std::uint64_t id);
-  HandshakeVerdict admit(Stranger& stranger, const Hello& hello, std::uint16_t* streams, std::uint32_t* chunk_bytes);
+  // What a hello gets: the reply, and if it is accepted, where the socket goes once the reply is sent.
+  struct Admission {
+    Reply reply;
+    OwnedFd* place = nullptr;                  // in a connection that is being assembled
+    std::shared_ptr<StreamArrivals> arrivals;  // of a comm in use
+  };
+  Admission admit(const Stranger& stranger, const Hello& hello);
+  HandshakeVerdict admit_to_listen(const Stranger& stranger, const Hello& hello, Admission* admission);
+  HandshakeVerdict admit_to_accepted(const Hello& hello, Admission* admission);
+  void take_in(Stranger& stranger, const Admission& admission);
+  void remember_accepted(const Token& token, const Listen& listen);
+  int most_streams() const { return settings_.streams.value_or(kMaxStreams); }
   void drop_stranger(std::uint64_t id);
 
   const HandshakeSettings& settings_;
@@ -85,6 +105,7 @@ class InboundHandshakes {
   std::map<std::string, ListeningSocket> listening_;         // by interface name
   std::map<std::uint64_t, ListeningSocket*> listening_ids_;  // by poller id; map nodes do not move
   std::map<Token, Listen> listens_;
+  std::map<Token, Accepted> accepted_;           // by comm id
   std::map<std::uint64_t, Stranger> strangers_;  // by poller id: the oldest first
 };
 

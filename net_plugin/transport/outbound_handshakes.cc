@@ -7,17 +7,21 @@
 #include <cstring>
 #include <limits>
 
+#include "base/log_sink.h"
 #include "base/monotonic_clock.h"
 #include "os/random_bytes.h"
 
 namespace bagua_net {
 namespace {
 
-// Streams that auto asks for: one for small messages and four for workers to fill; without workers one thread does
-// all I/O, and more than one stream only helps where the network caps each flow.
+// Streams that auto begins with: one for small messages and four for workers to fill; without workers one thread does
+// all I/O, and more than one stream only helps where the network limits each flow.
 constexpr int kAutoStreamsWithWorkers = 5;
-constexpr int kAutoStreamsOneThread = 4;
-constexpr int kAutoStreamsSameHost = 1;
+constexpr int kAutoStreamsOneThread = 1;
+// What auto may grow to between hosts.
+constexpr int kAutoStreamsMost = 16;
+
+int auto_streams(bool has_workers) { return has_workers ? kAutoStreamsWithWorkers : kAutoStreamsOneThread; }
 
 SocketAddress handle_address(const ConnectHandle& handle) {
   if (handle.address_family == 6) {
@@ -59,11 +63,11 @@ Status OutboundHandshakes::connect(std::uint8_t* handle, bool* ready, Establishe
     Attempt attempt;
     attempt.address = handle_address(decoded);
     attempt.deadline_ms = monotonic_ms() + settings_.connect_timeout_ms;
-    const int wanted = settings_.has_workers           ? kAutoStreamsWithWorkers
-                       : attempt.address.is_loopback() ? kAutoStreamsSameHost
-                                                       : kAutoStreamsOneThread;
-    attempt.hello.streams_wanted = static_cast<std::uint16_t>(
-        std::clamp<int>(settings_.streams.value_or(wanted), 1, std::max<int>(decoded.max_streams, 1)));
+    const int wanted = settings_.streams.value_or(auto_streams(settings_.has_workers));
+    const int most = std::max<int>(decoded.max_streams, 1);
+    attempt.hello.streams_wanted = static_cast<std::uint16_t>(std::clamp(wanted, 1, most));
+    attempt.connection.most_streams =
+        settings_.streams ? attempt.hello.streams_wanted : std::min(kAutoStreamsMost, most);
     attempt.hello.token = decoded.token;
     BAGUA_NET_RETURN_IF_ERROR(fill_random(attempt.hello.comm_id.data(), attempt.hello.comm_id.size()));
     attempt.hello.process_id = settings_.process_id;
@@ -85,6 +89,24 @@ Status OutboundHandshakes::connect(std::uint8_t* handle, bool* ready, Establishe
   attempts_.erase(found);
   *ready = failure.is_ok();
   return failure;
+}
+
+void OutboundHandshakes::join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals) {
+  Attempt attempt;
+  attempt.is_join = true;
+  attempt.address = ticket.address;
+  attempt.hello = ticket.hello;
+  attempt.arrivals = arrivals;
+  attempt.deadline_ms = monotonic_ms() + settings_.connect_timeout_ms;
+  attempt.streams.resize(static_cast<std::size_t>(count));
+  const std::uint64_t number = next_attempt_++;
+  Attempt& started = attempts_.emplace(number, std::move(attempt)).first->second;
+  for (std::size_t index = 0; index < started.streams.size() && !started.over; ++index) start(started, number, index);
+}
+
+std::size_t OutboundHandshakes::attempt_count() const {
+  return static_cast<std::size_t>(
+      std::count_if(attempts_.begin(), attempts_.end(), [](const auto& entry) { return !entry.second.is_join; }));
 }
 
 void OutboundHandshakes::start(Attempt& attempt, std::uint64_t number, std::size_t index) {
@@ -133,6 +155,7 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   }
   if (local_address(stream.socket.get()).same_host(attempt.address)) {
     // Now it is known to be the same host, whatever its address.
+    attempt.connection.same_host = true;
     const Status options = apply_tcp_options(stream.socket.get(), settings_.tcp, true);
     if (!options.is_ok()) {
       give_up(attempt, options);
@@ -140,7 +163,7 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
     }
   }
   Hello hello = attempt.hello;
-  hello.stream_index = static_cast<std::uint16_t>(index);
+  hello.stream_index = static_cast<std::uint16_t>(attempt.is_join ? kJoiningStream : index);
   std::array<std::uint8_t, kHelloBytes> bytes;
   encode_hello(hello, bytes.data());
   // A fresh socket buffer always has room for 112 bytes.
@@ -200,7 +223,9 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
   poller_->remove(stream.socket.get());
   stream_ids_.erase(stream.id);
   stream.state = StreamState::kJoined;
-  if (index == 0) {
+  if (attempt.is_join) {
+    if (const auto arrivals = attempt.arrivals.lock()) arrivals->hand_in(std::move(stream.socket));
+  } else if (index == 0) {
     attempt.connection.max_chunk_bytes = reply.max_chunk_bytes;
     attempt.connection.peer = attempt.address.to_string() + " (process " + std::to_string(reply.process_id) + ")";
     attempt.streams.resize(reply.streams);
@@ -215,7 +240,15 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
   for (const Stream& stream : attempt.streams) {
     if (stream.state != StreamState::kJoined) return;
   }
-  for (Stream& stream : attempt.streams) attempt.connection.sockets.push_back(std::move(stream.socket));
+  if (!attempt.is_join) {
+    EstablishedConnection& connection = attempt.connection;
+    for (Stream& stream : attempt.streams) connection.sockets.push_back(std::move(stream.socket));
+    connection.ticket = {attempt.address, attempt.hello};
+    // Within a host nothing limits a flow.
+    if (!connection.same_host && connection.most_streams > static_cast<int>(connection.sockets.size())) {
+      connection.arrivals = std::make_shared<StreamArrivals>();
+    }
+  }
   attempt.streams.clear();
   attempt.over = true;
 }
@@ -246,6 +279,15 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
     const auto current = entry++;
     const std::uint64_t number = current->first;
     Attempt& attempt = current->second;
+    if (attempt.is_join && (attempt.over || attempt.arrivals.expired())) {
+      if (attempt.over && !attempt.failure.is_ok()) {
+        BAGUA_NET_INFO("Bagua-Net: no further connection to " + attempt.address.to_string() +
+                       ", going on without: " + attempt.failure.message());
+      }
+      for (Stream& stream : attempt.streams) release(stream);
+      attempts_.erase(current);
+      continue;
+    }
     if (attempt.over) {
       if (now_ms >= attempt.deadline_ms + settings_.connect_timeout_ms) attempts_.erase(current);
       continue;

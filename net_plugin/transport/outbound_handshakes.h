@@ -1,5 +1,6 @@
 // OutboundHandshakes: the connecting side. One attempt per connect(): stream 0 first, its reply settles how many
-// streams there are, then the others side by side.
+// streams there are, then the others side by side. A later join() is an attempt of its own, whose streams go to the
+// comm one by one; if it fails, the comm goes on with the streams that it has.
 //
 // Each stream:  kConnecting --writable--> kReplying (hello sent, waiting for the reply) --accepted--> kJoined
 //               kConnecting --refused, unreachable--> kBackingOff --100 ms--> kConnecting
@@ -11,6 +12,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "os/epoll_poller.h"
@@ -30,13 +32,16 @@ class OutboundHandshakes {
   // error: the attempt is over.
   Status connect(std::uint8_t* handle, bool* ready, EstablishedConnection* connection);
 
+  // Opens `count` more streams of an established connection.
+  void join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals);
+
   bool owns(std::uint64_t id) const { return stream_ids_.count(id) != 0; }
   void handle_event(std::uint64_t id);
   void expire(std::int64_t now_ms);
   std::int64_t next_deadline_ms() const;  // INT64_MAX: none
-  // Attempts under way or waiting to be fetched. NCCL drops an attempt without a word when it aborts, so one that
-  // nobody fetches is forgotten a second deadline later.
-  std::size_t attempt_count() const { return attempts_.size(); }
+  // Connects under way or waiting to be fetched. NCCL drops an attempt without a word when it aborts, so one that
+  // nobody fetches is forgotten a second deadline later. Joins do not count: they end with their comm.
+  std::size_t attempt_count() const;
 
  private:
   static constexpr std::int64_t kRetryMs = 100;
@@ -56,6 +61,8 @@ class OutboundHandshakes {
     Hello hello;
     std::vector<Stream> streams;
     std::int64_t deadline_ms = 0;
+    bool is_join = false;
+    std::weak_ptr<StreamArrivals> arrivals;  // of a join: expires with the comm
     bool over = false;
     Status failure;
     EstablishedConnection connection;

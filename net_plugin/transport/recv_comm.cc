@@ -7,22 +7,20 @@ namespace bagua_net {
 Status RecvComm::create(EstablishedConnection connection, WorkerPool* pool, std::unique_ptr<RecvComm>* comm) {
   std::vector<std::unique_ptr<ByteStream>> streams;
   for (OwnedFd& socket : connection.sockets) streams.push_back(make_tcp_byte_stream(std::move(socket)));
-  return create(std::move(streams), std::move(connection.peer), pool, comm);
+  return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), pool, comm);
 }
 
-Status RecvComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer, WorkerPool* pool,
-                        std::unique_ptr<RecvComm>* comm) {
-  std::unique_ptr<RecvComm> created(new RecvComm(std::move(peer)));
-  RecvComm* self = created.get();
-  std::vector<std::unique_ptr<DataStream>> data_streams;
-  for (std::size_t index = 0; index < streams.size(); ++index) {
-    data_streams.push_back(
-        std::make_unique<RecvStream>(std::move(streams[index]), self, static_cast<int>(index), &self->table_,
-                                     [self] { self->ended_streams_.fetch_add(1, std::memory_order_release); }));
-  }
-  BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(data_streams), pool));
+Status RecvComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
+                        std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm) {
+  std::unique_ptr<RecvComm> created(new RecvComm(std::move(peer), pool, std::move(arrivals)));
+  BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
   *comm = std::move(created);
   return Status::ok();
+}
+
+std::unique_ptr<DataStream> RecvComm::make_stream(std::unique_ptr<ByteStream> bytes, int index) {
+  return std::make_unique<RecvStream>(std::move(bytes), this, index, &table_,
+                                      [this] { ended_streams_.fetch_add(1, std::memory_order_release); });
 }
 
 Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* registration, Request** request) {
@@ -42,6 +40,8 @@ Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* regist
 
 Status RecvComm::check_progress_possible() {
   if (ended_streams_.load(std::memory_order_acquire) < streams_.size()) return Status::ok();
+  // A stream that joined just now may bring what is missing; the next test takes it in.
+  if (has_arrivals()) return Status::ok();
   // One that is done was merely not tested yet; any other waits in vain.
   for (const Request& request : requests_) {
     if (request.in_use_ && !request.is_done()) {

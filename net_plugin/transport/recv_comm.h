@@ -12,16 +12,17 @@ class RecvComm final : public Comm {
  public:
   static Status create(EstablishedConnection connection, WorkerPool* pool, std::unique_ptr<RecvComm>* comm);
   // The same over any byte streams: what create() does with sockets, and the tests with fakes.
-  static Status create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer, WorkerPool* pool,
-                       std::unique_ptr<RecvComm>* comm);
+  static Status create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
+                       std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm);
   ~RecvComm() override { stop_streams(); }
 
   // *request == nullptr: no room now, call again.
   Status irecv(void* data, std::size_t bytes, MemoryRegistration* registration, Request** request);
 
  private:
-  explicit RecvComm(std::string peer) : Comm(std::move(peer)) {}
+  using Comm::Comm;
 
+  std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) override;
   Status check_progress_possible() override;
   bool has_own_work(const Request&) const override { return true; }  // any message may come on stream 0
   std::size_t message_bytes(const Request& request) const override;

@@ -14,6 +14,7 @@ Status RecvStream::open_chunk() {
   BAGUA_NET_RETURN_IF_ERROR(decode_frame_header(staging_.data() + staging_begin_, &header_));
   BAGUA_NET_RETURN_IF_ERROR(table_->find(header_, index(), &request_));
   if (request_ == nullptr) return Status::ok();
+  was_used_ = true;
   staging_begin_ += kFrameHeaderBytes;
   destination_ = request_->data_ + header_.offset;
   remaining_ = header_.payload_bytes;
@@ -78,6 +79,8 @@ StreamProgress RecvStream::progress(std::size_t budget) {
     if (received == 0) return end_of_input();
     if (received < 0) {
       if (errno == EINTR) continue;
+      // A connection that joined just as the peer closed its comm is reset; it never carried anything.
+      if (errno == ECONNRESET && !was_used_) return end_of_input();
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
         return fail(Status::remote_error(Status::system_error("receive", errno).message()));
       }
@@ -86,8 +89,8 @@ StreamProgress RecvStream::progress(std::size_t budget) {
     }
     const auto bytes = static_cast<std::size_t>(received);
     moved += bytes;
-    // Fewer bytes than asked for: the socket is empty, and the poller tells of the next ones.
-    drained = bytes < asked;
+    // Fewer bytes than asked for: the socket is empty, and the poller tells of the next ones. It has told of the end.
+    drained = bytes < asked && !has_peer_ended();
     if (in_payload()) {
       const std::size_t payload = std::min(bytes, remaining_);
       destination_ += payload;

@@ -42,7 +42,8 @@ class RecvStream final : public DataStream {
   std::array<std::uint8_t, kStagingBytes> staging_;
   std::size_t staging_begin_ = 0;
   std::size_t staging_end_ = 0;
-  bool ended_ = false;  // on_end_ was called
+  bool was_used_ = false;  // a chunk came
+  bool ended_ = false;     // on_end_ was called
 };
 
 }  // namespace bagua_net

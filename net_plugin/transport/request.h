@@ -19,15 +19,6 @@ class Request {
   // *bytes is the size of the message, written when *done is.
   Status test(bool* done, std::size_t* bytes);
 
- private:
-  friend class ChunkScheduler;
-  friend class Comm;
-  friend class ReceiveTable;
-  friend class RecvComm;
-  friend class RecvStream;
-  friend class SendComm;
-  friend class SendStream;
-
   // Under the mutex of whatever publishes the request to the streams (scheduler or receive table), or before it.
   void start(Comm* comm, std::uint64_t number, void* data, std::size_t capacity, MemoryRegistration* registration) {
     comm_ = comm;
@@ -40,6 +31,15 @@ class Request {
     done_.store(false, std::memory_order_relaxed);
     in_use_ = true;
   }
+
+ private:
+  friend class ChunkScheduler;
+  friend class Comm;
+  friend class ReceiveTable;
+  friend class RecvComm;
+  friend class RecvStream;
+  friend class SendComm;
+  friend class SendStream;
 
   // Any thread, once a chunk has been moved whole. The last one completes the request: release, so that whoever sees
   // `done_` also sees every byte that the other threads wrote (acquire-release on `moved_` chains them).

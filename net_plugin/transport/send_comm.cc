@@ -3,42 +3,57 @@
 #include <algorithm>
 
 #include "base/monotonic_clock.h"
-#include "transport/send_stream.h"
 #include "transport/thread_load.h"
 
 namespace bagua_net {
+namespace {
 
-SendComm::SendComm(std::string peer, const SendPolicy& policy, std::size_t max_chunk_bytes, std::size_t streams,
-                   bool has_workers)
-    : Comm(std::move(peer)),
-      policy_(policy),
-      stripes_elsewhere_(has_workers && streams > 1),
-      own_chunks_(
-          {stripes_elsewhere_ ? 1 : streams, std::min(policy.min_chunk_bytes, max_chunk_bytes), max_chunk_bytes}),
-      striped_chunks_({std::max<std::size_t>(streams - 1, 1), std::min(policy.min_chunk_bytes, max_chunk_bytes),
-                       max_chunk_bytes}) {}
+// Streams that were asked for come within round trips, or the peer refused them and may do so again.
+constexpr std::int64_t kAskAgainNs = 10'000'000'000;
 
-Status SendComm::create(EstablishedConnection connection, const SendPolicy& policy, WorkerPool* pool,
+}  // namespace
+
+SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
+                   std::size_t streams)
+    : Comm(std::move(peer), pool, std::move(arrivals)),
+      policy_(std::move(policy)),
+      first_streams_(streams),
+      stripes_elsewhere_(pool->size() > 0 && streams > 1),
+      own_chunks_({1, std::min(policy_.min_chunk_bytes, policy_.max_chunk_bytes), policy_.max_chunk_bytes}),
+      striped_chunks_({1, std::min(policy_.min_chunk_bytes, policy_.max_chunk_bytes), policy_.max_chunk_bytes}) {}
+
+SendComm::~SendComm() {
+  if (large_under_way_ > 0) policy_.growth->end_busy(monotonic_ns());
+  stop_streams();
+}
+
+Status SendComm::create(EstablishedConnection connection, SendPolicy policy, WorkerPool* pool,
                         std::unique_ptr<SendComm>* comm) {
   std::vector<std::unique_ptr<ByteStream>> streams;
   for (OwnedFd& socket : connection.sockets) streams.push_back(make_tcp_byte_stream(std::move(socket)));
-  return create(std::move(streams), std::move(connection.peer), connection.max_chunk_bytes, policy, pool, comm);
+  policy.max_chunk_bytes = connection.max_chunk_bytes;
+  return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), std::move(policy), pool,
+                comm);
 }
 
-Status SendComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer, std::size_t max_chunk_bytes,
-                        const SendPolicy& policy, WorkerPool* pool, std::unique_ptr<SendComm>* comm) {
-  std::unique_ptr<SendComm> created(
-      new SendComm(std::move(peer), policy, max_chunk_bytes, streams.size(), pool->size() > 0));
-  std::vector<std::unique_ptr<DataStream>> data_streams;
-  for (std::size_t index = 0; index < streams.size(); ++index) {
-    ChunkScheduler* scheduler =
-        created->stripes_elsewhere_ && index > 0 ? &created->striped_chunks_ : &created->own_chunks_;
-    data_streams.push_back(
-        std::make_unique<SendStream>(std::move(streams[index]), created.get(), static_cast<int>(index), scheduler));
-  }
-  BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(data_streams), pool));
+Status SendComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
+                        std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
+                        std::unique_ptr<SendComm>* comm) {
+  const std::size_t count = streams.size();
+  std::unique_ptr<SendComm> created(new SendComm(std::move(peer), std::move(arrivals), std::move(policy), pool, count));
+  BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
+  created->follow_target(count, 0);
   *comm = std::move(created);
   return Status::ok();
+}
+
+std::unique_ptr<DataStream> SendComm::make_stream(std::unique_ptr<ByteStream> bytes, int index) {
+  ChunkScheduler* scheduler = stripes_elsewhere_ && index > 0 ? &striped_chunks_ : &own_chunks_;
+  std::function<void(int)> kick_stream;
+  if (policy_.measures_rates) kick_stream = [this](int other) { kick(other); };
+  auto stream = std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, std::move(kick_stream));
+  send_streams_.push_back(stream.get());
+  return stream;
 }
 
 bool SendComm::should_stripe(std::size_t bytes) const {
@@ -53,6 +68,8 @@ Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* 
   if (has_failed()) return failure();
   Request* posted = free_request();
   if (posted == nullptr) return Status::ok();
+  if (has_arrivals()) BAGUA_NET_RETURN_IF_ERROR(adopt_arrivals());
+  if (policy_.growth != nullptr && is_large(bytes)) watch_growth(bytes);
   // The schedulers only read through this pointer.
   posted->start(this, next_number_++, const_cast<void*>(data), bytes, registration);
   posted->striped_ = should_stripe(bytes);
@@ -62,21 +79,70 @@ Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* 
   } else {
     striped_chunks_.push(posted);
     ThreadLoad::of_this_thread().add_handed_over(bytes, monotonic_ns());
-    // No more streams than can get a chunk; blocked ones come back by themselves.
-    std::size_t wanted = (bytes + policy_.min_chunk_bytes - 1) / policy_.min_chunk_bytes;
-    for (std::size_t offset = 0; offset < streams_.size() - 1 && wanted > 0; ++offset) {
-      const std::size_t index = 1 + (posted->number_ + offset) % (streams_.size() - 1);
-      if (streams_[index].stream->is_blocked()) continue;
-      kick(static_cast<int>(index));
-      --wanted;
-    }
+    kick_streams(bytes, posted->number_);
   }
   *request = posted;
   return Status::ok();
 }
 
+void SendComm::kick_streams(std::size_t bytes, std::uint64_t message_number) {
+  // No more streams than can get a chunk; blocked ones come back by themselves.
+  std::size_t wanted = (bytes + policy_.min_chunk_bytes - 1) / policy_.min_chunk_bytes;
+  const std::size_t wide = in_use_ - 1;
+  for (std::size_t offset = 0; offset < wide && wanted > 0; ++offset) {
+    const std::size_t index = 1 + (message_number + offset) % wide;
+    if (streams_[index].stream->is_blocked()) continue;
+    kick(static_cast<int>(index));
+    --wanted;
+  }
+}
+
+void SendComm::watch_growth(std::size_t bytes) {
+  const std::int64_t now_ns = monotonic_ns();
+  const bool full = all_streams_are_full();
+  if (large_under_way_++ == 0) policy_.growth->begin_busy(now_ns);
+  policy_.growth->add_message(bytes, full, now_ns);
+  const auto target = static_cast<std::size_t>(std::min(policy_.growth->target(), policy_.most_streams));
+  follow_target(std::max(target, first_streams_), now_ns);
+}
+
+bool SendComm::all_streams_are_full() const {
+  for (std::size_t index = first_wide_stream(); index < in_use_; ++index) {
+    if (!send_streams_[index]->is_full()) return false;
+  }
+  return true;
+}
+
+void SendComm::follow_target(std::size_t target, std::int64_t now_ns) {
+  if (target > streams_.size()) {
+    if (now_ns >= ask_again_ns_) asked_for_ = streams_.size();
+    if (target > asked_for_) {
+      policy_.open_streams(static_cast<int>(target - asked_for_));
+      asked_for_ = target;
+      ask_again_ns_ = now_ns + kAskAgainNs;
+    }
+  }
+  const std::size_t in_use = std::min(target, streams_.size());
+  if (in_use == in_use_ && known_streams_ == streams_.size()) return;
+  for (std::size_t index = 0; index < send_streams_.size(); ++index) send_streams_[index]->set_in_use(index < in_use);
+  const bool fewer = in_use < in_use_;
+  in_use_ = in_use;
+  known_streams_ = streams_.size();
+  const auto first = static_cast<int>(first_wide_stream());
+  const int end = std::max(static_cast<int>(in_use), first + 1);
+  (stripes_elsewhere_ ? striped_chunks_ : own_chunks_).set_streams(first, end);
+  if (!fewer) return;
+  // Those that are out of use now may have been the only ones that were told of a message.
+  for (int index = first; index < end; ++index) kick(index);
+}
+
 bool SendComm::has_own_work(const Request& request) const { return !request.striped_; }
 
 std::size_t SendComm::message_bytes(const Request& request) const { return request.capacity_; }
+
+void SendComm::on_finished(const Request& request) {
+  if (policy_.growth == nullptr || !is_large(request.capacity_)) return;
+  if (--large_under_way_ == 0) policy_.growth->end_busy(monotonic_ns());
+}
 
 }  // namespace bagua_net

@@ -1,10 +1,14 @@
 // SendComm: the sending end of a connection. A message goes one of two ways: on stream 0, written at once by the
 // thread that posts it (small messages, and everything when there is one stream); or striped, cut into chunks which
-// the other streams pull.
+// the other streams pull. Where the number of streams is ours to choose, it follows StreamGrowth.
 #pragma once
+
+#include <functional>
 
 #include "transport/comm.h"
 #include "transport/established_connection.h"
+#include "transport/send_stream.h"
+#include "transport/stream_growth.h"
 
 namespace bagua_net {
 
@@ -13,32 +17,60 @@ struct SendPolicy {
   // has no time left.
   std::size_t inline_bytes = 65536;
   std::size_t min_chunk_bytes = 65536;
+  std::size_t max_chunk_bytes = 524288;
+  bool measures_rates = false;  // the streams may differ in speed: there is a network between the ends
+
+  StreamGrowth* growth = nullptr;  // of the interface, outlives the comm; nullptr: the number of streams is fixed
+  // Asks for so many more streams, which come in as arrivals, or never if the peer refuses.
+  std::function<void(int count)> open_streams;
+  int most_streams = 1;
 };
 
 class SendComm final : public Comm {
  public:
-  static Status create(EstablishedConnection connection, const SendPolicy& policy, WorkerPool* pool,
+  static Status create(EstablishedConnection connection, SendPolicy policy, WorkerPool* pool,
                        std::unique_ptr<SendComm>* comm);
   // The same over any byte streams: what create() does with sockets, and the tests with fakes.
-  static Status create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer, std::size_t max_chunk_bytes,
-                       const SendPolicy& policy, WorkerPool* pool, std::unique_ptr<SendComm>* comm);
-  ~SendComm() override { stop_streams(); }
+  static Status create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
+                       std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
+                       std::unique_ptr<SendComm>* comm);
+  ~SendComm() override;
 
   // *request == nullptr: no room now, call again.
   Status isend(const void* data, std::size_t bytes, MemoryRegistration* registration, Request** request);
 
  private:
-  SendComm(std::string peer, const SendPolicy& policy, std::size_t max_chunk_bytes, std::size_t streams,
-           bool has_workers);
+  SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
+           std::size_t streams);
 
+  std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) override;
   bool has_own_work(const Request& request) const override;
   std::size_t message_bytes(const Request& request) const override;
+  void on_finished(const Request& request) override;
   bool should_stripe(std::size_t bytes) const;
+  void kick_streams(std::size_t bytes, std::uint64_t message_number);
+
+  // The streams that large messages may take: all, or from 1 on where workers drive those.
+  std::size_t first_wide_stream() const { return stripes_elsewhere_ ? 1 : 0; }
+  bool is_large(std::size_t bytes) const { return bytes >= policy_.min_chunk_bytes; }
+  // Growth: tells of a large message, and brings the streams in use to the number that StreamGrowth names.
+  void watch_growth(std::size_t bytes);
+  bool all_streams_are_full() const;
+  void follow_target(std::size_t target, std::int64_t now_ns);
 
   const SendPolicy policy_;
-  const bool stripes_elsewhere_;  // workers drive the streams from 1 on
-  ChunkScheduler own_chunks_;     // pulled by the calling thread's streams
+  const std::size_t first_streams_;  // that the comm began with
+  const bool stripes_elsewhere_;     // workers drive the streams from 1 on
+  ChunkScheduler own_chunks_;        // pulled by the calling thread's streams
   ChunkScheduler striped_chunks_;
+
+  // All below: with mutex_ held.
+  std::vector<SendStream*> send_streams_;  // streams_ as what they are
+  std::size_t in_use_ = 0;                 // of them, from the first on
+  std::size_t known_streams_ = 0;          // when in_use_ was set
+  std::size_t large_under_way_ = 0;
+  std::size_t asked_for_ = 0;      // streams in all, those that are here included
+  std::int64_t ask_again_ns_ = 0;  // when to give up on those that did not come
 };
 
 }  // namespace bagua_net

@@ -1,7 +1,9 @@
-// SendStream: pulls chunks from its scheduler and writes them, header and payload in one call.
+// SendStream: pulls chunks from its scheduler and writes them, header and payload in one call. Between hosts it also
+// tells the scheduler how fast the peer receives what it writes.
 #pragma once
 
 #include <array>
+#include <functional>
 
 #include "transport/chunk_scheduler.h"
 #include "transport/data_stream.h"
@@ -11,19 +13,39 @@ namespace bagua_net {
 
 class SendStream final : public DataStream {
  public:
-  SendStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index, ChunkScheduler* scheduler)
-      : DataStream(std::move(bytes), failures, index), scheduler_(scheduler) {}
+  // kick: wakes another stream of the comm; nullptr: this stream does not measure. Called by the driver.
+  SendStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index, ChunkScheduler* scheduler,
+             std::function<void(int stream)> kick)
+      : DataStream(std::move(bytes), failures, index), scheduler_(scheduler), kick_(std::move(kick)) {}
 
   StreamProgress progress(std::size_t budget) override;
   std::uint32_t poll_flags() const override;
 
+  // A stream that is not in use finishes its chunk and takes no other. Any thread.
+  void set_in_use(bool in_use) { in_use_.store(in_use, std::memory_order_relaxed); }
+  // Has, or as far as the scheduler is concerned would have, no room for another chunk. Any thread.
+  bool is_full() const { return is_blocked() || passed_over_.load(std::memory_order_relaxed); }
+
  private:
   bool take_chunk();
+  Pull pull();
+  void look_at_delivery(std::int64_t not_since_ns);
 
   ChunkScheduler* const scheduler_;
+  const std::function<void(int stream)> kick_;
   Chunk chunk_;  // request == nullptr: none
   std::array<std::uint8_t, kFrameHeaderBytes> header_{};
   std::size_t written_ = 0;  // of header and payload together
+  std::atomic<bool> in_use_{true};
+  std::atomic<bool> passed_over_{false};
+
+  // Only if it measures.
+  std::int64_t looked_ns_ = 0;
+  std::uint64_t written_ever_ = 0;
+  std::uint64_t delivered_before_ = 0;  // bytes of the handshake
+  std::size_t under_way_ = 0;           // written, and not delivered when it looked last
+  Delivery rated_;                      // where the next sample of the rate begins
+  bool was_drained_ = false;            // at some time since then
 };
 
 }  // namespace bagua_net

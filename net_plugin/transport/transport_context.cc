@@ -112,14 +112,29 @@ Status TransportContext::connect(int device, std::uint8_t* handle, SendComm** co
   EstablishedConnection connection;
   BAGUA_NET_RETURN_IF_ERROR(connections->connect(handle, &ready, &connection));
   if (!ready) return Status::ok();
-  SendPolicy policy;
-  policy.inline_bytes = static_cast<std::size_t>(config_.inline_bytes);
-  policy.min_chunk_bytes = static_cast<std::size_t>(config_.min_chunk_bytes);
+  SendPolicy policy = send_policy(device, connection);
   std::unique_ptr<SendComm> created;
-  BAGUA_NET_RETURN_IF_ERROR(SendComm::create(std::move(connection), policy, &pool_, &created));
+  BAGUA_NET_RETURN_IF_ERROR(SendComm::create(std::move(connection), std::move(policy), &pool_, &created));
   *comm = created.get();
   comms_.emplace(*comm, std::move(created));
   return Status::ok();
+}
+
+SendPolicy TransportContext::send_policy(int device, const EstablishedConnection& connection) {
+  SendPolicy policy;
+  policy.inline_bytes = static_cast<std::size_t>(config_.inline_bytes);
+  policy.min_chunk_bytes = static_cast<std::size_t>(config_.min_chunk_bytes);
+  policy.measures_rates = !connection.same_host;
+  if (connection.arrivals == nullptr) return policy;
+  const int streams = static_cast<int>(connection.sockets.size());
+  // Every comm of an interface begins with the same number of streams.
+  const std::string& interface = devices_[static_cast<std::size_t>(device)].interface.name;
+  policy.growth = &growth_.try_emplace(interface, streams, connection.most_streams).first->second;
+  policy.most_streams = connection.most_streams;
+  // The service runs as long as any comm is open.
+  policy.open_streams = [service = service_.get(), ticket = connection.ticket,
+                         arrivals = connection.arrivals](int count) { service->join(ticket, count, arrivals); };
+  return policy;
 }
 
 Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {

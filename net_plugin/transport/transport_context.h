@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -24,6 +25,7 @@
 #include "transport/recv_comm.h"
 #include "transport/request.h"
 #include "transport/send_comm.h"
+#include "transport/stream_growth.h"
 #include "transport/worker_pool.h"
 
 namespace bagua_net {
@@ -62,6 +64,8 @@ class TransportContext {
   // The running connection service, started if need be. With mutex_ held.
   Status service(ConnectionService** service);
   Status check_device(int device) const;
+  // How a send comm over this connection sends. With mutex_ held.
+  SendPolicy send_policy(int device, const EstablishedConnection& connection);
   // Joins the threads if nothing is open any more. With mutex_ held.
   void rest_if_idle();
 
@@ -71,6 +75,7 @@ class TransportContext {
   WorkerPool pool_;
   std::mutex mutex_;  // guards everything below
   std::unique_ptr<ConnectionService> service_;
+  std::map<std::string, StreamGrowth> growth_;  // by interface name; outlives the comms
   std::map<ListenComm*, std::unique_ptr<ListenComm>> listen_comms_;
   std::map<Comm*, std::unique_ptr<Comm>> comms_;
 };

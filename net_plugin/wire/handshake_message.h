@@ -15,7 +15,8 @@
 //     64    48  host name, zero-padded
 //
 // Stream 0 goes first: its reply settles the number of streams and the chunk size (the smaller of what both ends
-// want), then the others join with the same comm id.
+// want), then the others join with the same comm id. Later the connector may let more join (kJoiningStream), as many as
+// the listener's handle allows in all.
 // Features are what later versions may switch on when both ends name them; version 1 knows none.
 #pragma once
 
@@ -30,6 +31,10 @@ namespace bagua_net {
 
 constexpr std::size_t kHelloBytes = 112;
 constexpr std::size_t kReplyBytes = 32;
+
+// The stream index of a connection that joins a comm which is in use already. It has no place of its own: chunks say
+// where they belong, so each end counts its streams as it likes. The reply's number of streams is 1.
+constexpr std::uint16_t kJoiningStream = 0xffff;
 
 enum class HandshakeVerdict : std::uint16_t {
   kAccepted = 0,

@@ -21,6 +21,13 @@ cpu_set_t any_cpu() {
   return set;
 }
 
+SendPolicy striping(std::size_t inline_bytes, std::size_t min_chunk_bytes) {
+  SendPolicy policy;
+  policy.inline_bytes = inline_bytes;
+  policy.min_chunk_bytes = min_chunk_bytes;
+  return policy;
+}
+
 // A connection without threads: the test's own calls drive both ends.
 struct Connection {
   WorkerPool no_workers{0, 0, any_cpu()};
@@ -37,8 +44,9 @@ struct Connection {
       sending.push_back(std::make_unique<BytePipeEnd>(pipes.back(), behaviour, seed + 2 * i));
       receiving.push_back(std::make_unique<BytePipeEnd>(pipes.back(), behaviour, seed + 2 * i + 1));
     }
-    CHECK_OK(SendComm::create(std::move(sending), "receiver", max_chunk_bytes, policy, &no_workers, &sender));
-    CHECK_OK(RecvComm::create(std::move(receiving), "sender", &no_workers, &receiver));
+    policy.max_chunk_bytes = max_chunk_bytes;
+    CHECK_OK(SendComm::create(std::move(sending), "receiver", nullptr, policy, &no_workers, &sender));
+    CHECK_OK(RecvComm::create(std::move(receiving), "sender", nullptr, &no_workers, &receiver));
   }
 };
 
@@ -159,7 +167,7 @@ TEST_CASE(one_byte_at_a_time_on_one_stream) {
 
 TEST_CASE(one_byte_at_a_time_on_four_streams) {
   for (unsigned seed = 1; seed <= 5; ++seed) {
-    Connection connection(4, {1, 20, 30}, seed, {64, 16}, 64);
+    Connection connection(4, {1, 20, 30}, seed, striping(64, 16), 64);
     exchange(connection, {700, 0, 1, 4097, 15, 16, 17, 333, 0, 64}, seed, 0);
   }
 }
@@ -167,7 +175,7 @@ TEST_CASE(one_byte_at_a_time_on_four_streams) {
 TEST_CASE(random_pieces_deeper_than_the_ring) {
   for (unsigned seed = 1; seed <= 20; ++seed) {
     std::mt19937 random(seed);
-    Connection connection(1 + seed % 5, {1 + random() % 200, 10, 10}, seed, {128, 32}, 256);
+    Connection connection(1 + seed % 5, {1 + random() % 200, 10, 10}, seed, striping(128, 32), 256);
     for (auto& pipe : connection.pipes) pipe->capacity = 1 + random() % 500;
     std::vector<std::size_t> sizes;
     for (int i = 0; i < 200; ++i) sizes.push_back(random() % 3 == 0 ? random() % 8 : random() % 1500);
@@ -176,7 +184,7 @@ TEST_CASE(random_pieces_deeper_than_the_ring) {
 }
 
 TEST_CASE(messages_larger_than_the_staging_buffer) {
-  Connection connection(2, {60000, 5, 5}, 3, {65536, 4096}, 16384);
+  Connection connection(2, {60000, 5, 5}, 3, striping(65536, 4096), 16384);
   for (auto& pipe : connection.pipes) pipe->capacity = 100000;
   exchange(connection, {100000, 8191, 8192, 8193, 8160, 40000}, 3, 100);
 }
@@ -309,7 +317,7 @@ TEST_CASE(chunk_of_a_finished_message_is_refused) {
 }
 
 TEST_CASE(deregistration_stops_io_and_fails_requests) {
-  Connection connection(2, kSmooth, 1, {64, 64}, 256);
+  Connection connection(2, kSmooth, 1, striping(64, 64), 256);
   std::vector<std::uint8_t> room(1000);
   MemoryRegistration* registration = nullptr;
   CHECK_OK(connection.receiver->register_memory(room.data(), room.size(), &registration));

@@ -1,0 +1,62 @@
+// StreamGrowth: how many connections a comm should spread its messages over, found by trying. Networks limit single
+// flows (cloud providers by rule, long or lossy paths by TCP's congestion window), and no property of an interface
+// tells. So while large messages wait for connections that take no more, the number is doubled; what the interface as a
+// whole moved in the time that it was in use, before and after, decides whether the new number stays.
+//
+// One per network interface, shared by its send comms: with a judge for each comm, comms would win from each other and
+// all of them would grow, for nothing. Any thread; the clock is passed in.
+//
+//   kWatching --connections are full, not too soon after a trial that failed--> kSettling (twice the number)
+//   kSettling --the new connections have found their rate--> kJudging
+//   kJudging  --it gained--> kWatching        --it did not--> kWatching (the former number; the next trial later)
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+namespace bagua_net {
+
+class StreamGrowth {
+ public:
+  StreamGrowth(int initial, int most) : most_(most), target_(initial) {}
+
+  // Connections that a comm should use now.
+  int target() const { return target_.load(std::memory_order_relaxed); }
+
+  // A comm begins to have large messages under way, or has none any more.
+  void begin_busy(std::int64_t now_ns);
+  void end_busy(std::int64_t now_ns);
+  // A large message is on its way. `full`: when it was posted, every connection in use was full.
+  void add_message(std::size_t bytes, bool full, std::int64_t now_ns);
+
+ private:
+  enum class Phase { kWatching, kSettling, kJudging };
+
+  struct Window {
+    std::int64_t busy_ns = 0;  // while at least one comm was busy
+    std::size_t bytes = 0;
+    int messages = 0;
+    int full_messages = 0;
+
+    double rate() const { return static_cast<double>(bytes) / static_cast<double>(busy_ns); }
+  };
+
+  void close_window(std::int64_t now_ns);
+  void end_trial(bool gained, std::int64_t now_ns);
+
+  const int most_;
+  std::atomic<int> target_;
+  std::mutex mutex_;  // guards everything below
+  Phase phase_ = Phase::kWatching;
+  int busy_comms_ = 0;
+  std::int64_t busy_since_ns_ = 0;
+  Window window_;
+  double former_rate_ = 0;  // before the trial
+  int former_target_ = 0;
+  std::int64_t next_trial_ns_ = 0;
+  std::int64_t pause_ns_ = 0;  // after the last trial that failed
+};
+
+}  // namespace bagua_net
