@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .errors import NetlabError
 from .lab import Host, Lab
-from .link_plan import LinkPlan, parse_rate_mbit
+from .link_plan import LinkPlan, SlowFlows, parse_rate_mbit
 from .namespace import NetworkNamespace, sweep
 from .requirements import missing_privilege, missing_requirement
 
@@ -19,6 +19,7 @@ __all__ = [
     "LinkPlan",
     "NetlabError",
     "NetworkNamespace",
+    "SlowFlows",
     "missing_privilege",
     "missing_requirement",
     "parse_rate_mbit",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .errors import NetlabError
 from .lab import Lab
-from .link_plan import parse_rate_mbit
+from .link_plan import SlowFlows, parse_rate_mbit, parse_slow_flows
 from .namespace import sweep
 from .rank_runner import RankRunner
 from .requirements import missing_requirement
@@ -35,6 +35,13 @@ def _one_rate(text: str) -> float:
     if len(rates) != 1:
         raise argparse.ArgumentTypeError(f"{text!r} has {len(rates)} rates; give one")
     return rates[0]
+
+
+def _slow_flows(text: str) -> SlowFlows:
+    try:
+        return parse_slow_flows(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _mtus(text: str) -> list[int]:
@@ -90,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--per-flow", type=_one_rate, metavar="RATE", help="cap of each TCP connection, as 400M")
     run.add_argument(
+        "--slow-flows", type=_slow_flows, metavar="1/N=RATE", help="lower cap of one connection in N, as 1/4=40M"
+    )
+    run.add_argument(
         "--uneven", type=_uneven, metavar="HOST:NIC=RATE", action="append", default=[], help="one link's rate"
     )
     run.add_argument(
@@ -126,6 +136,7 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.nics,
         rate_mbit=rate[0] if rate and len(rate) == 1 else rate,
         per_flow_mbit=arguments.per_flow,
+        slow_flows=arguments.slow_flows,
         mtu=mtu[0] if len(mtu) == 1 else mtu,
         uneven_mbit=dict(arguments.uneven),
         ip_versions=(4, 6) if arguments.ip == "both" else (int(arguments.ip),),

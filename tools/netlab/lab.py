@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from .errors import NetlabError, translated
-from .link_plan import LinkPlan, check_rate
+from .link_plan import LinkPlan, SlowFlows, check_rate
 from .namespace import NetworkNamespace, sweep, unique_name
 from .netlink import Netlink
 from .offload import disable_segmentation_offload
@@ -67,6 +67,7 @@ class Lab:
 
     rate_mbit:            rate of every link, or one for each NIC number; None: no limit
     per_flow_mbit:        cap of each TCP connection and direction, at the sending host (docs/netlab.md: how exact)
+    slow_flows:           a lower cap for some of them
     mtu:                  of every link, or one for each NIC number
     uneven_mbit:          rate of single links, by (host, NIC number); the others keep rate_mbit
     ip_versions:          (4, 6), (4,) or (6,)
@@ -81,6 +82,7 @@ class Lab:
         *,
         rate_mbit: float | Sequence[float] | None = None,
         per_flow_mbit: float | None = None,
+        slow_flows: SlowFlows | None = None,
         mtu: int | Sequence[int] = 1500,
         uneven_mbit: Mapping[tuple[int, int], float] | None = None,
         ip_versions: Sequence[int] = (4, 6),
@@ -96,13 +98,15 @@ class Lab:
         rates = _per_nic("rate_mbit", rate_mbit, nics)
         mtus = _per_nic("mtu", mtu, nics)
         self._plans: dict[tuple[int, int], LinkPlan] = {
-            (host, nic): LinkPlan(rates[nic], per_flow_mbit, mtus[nic]) for host in range(hosts) for nic in range(nics)
+            (host, nic): LinkPlan(rates[nic], per_flow_mbit, mtus[nic], slow_flows)
+            for host in range(hosts)
+            for nic in range(nics)
         }
         for key, rate in (uneven_mbit or {}).items():
             if key not in self._plans:
                 raise ValueError(f"uneven_mbit names host {key[0]} NIC {key[1]}; there are {hosts} hosts, {nics} NICs")
             check_rate("uneven_mbit", rate)
-            self._plans[key] = LinkPlan(rate, per_flow_mbit, mtus[key[1]])
+            self._plans[key] = LinkPlan(rate, per_flow_mbit, mtus[key[1]], slow_flows)
         self._host_count, self._nic_count = hosts, nics
         self._ip_versions = tuple(sorted(set(ip_versions)))
         self._segmentation_offload = segmentation_offload

@@ -32,6 +32,31 @@ def check_rate(name: str, rate_mbit: float) -> None:
         )
 
 
+_SLOW_FLOWS = re.compile(r"1/(?P<every>\d+)=(?P<rate>.+)")
+MAX_SLOW_FLOWS_EVERY = 64
+
+
+@dataclass(frozen=True)
+class SlowFlows:
+    """One flow in `every` has a lower cap than the others: of connections that are opened in a row, every nth."""
+
+    every: int
+    rate_mbit: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.every <= MAX_SLOW_FLOWS_EVERY:
+            raise ValueError(f"one slow flow in {self.every}; it must be one in 1 to {MAX_SLOW_FLOWS_EVERY}")
+        check_rate("rate of slow flows", self.rate_mbit)
+
+
+def parse_slow_flows(text: str) -> SlowFlows:
+    """`1/4=40M`: one flow in four is limited to 40 Mbit/s."""
+    match = _SLOW_FLOWS.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"slow flows {text!r} are not 1/N=RATE: write 1/4=40M for one flow in four at 40 Mbit/s")
+    return SlowFlows(int(match["every"]), parse_rate_mbit(match["rate"]))
+
+
 @dataclass(frozen=True)
 class LinkPlan:
     """Limits of one NIC, the same in both directions. None is "no limit"."""
@@ -39,11 +64,14 @@ class LinkPlan:
     rate_mbit: float | None = None
     per_flow_mbit: float | None = None
     mtu: int = 1500
+    slow_flows: SlowFlows | None = None
 
     def __post_init__(self) -> None:
         if self.rate_mbit is not None:
             check_rate("rate_mbit", self.rate_mbit)
         if self.per_flow_mbit is not None:
             check_rate("per_flow_mbit", self.per_flow_mbit)
+        if self.slow_flows is not None and self.per_flow_mbit is None:
+            raise ValueError("slow_flows without per_flow_mbit; give the cap of the other flows as well")
         if not MIN_MTU <= self.mtu <= MAX_MTU:
             raise ValueError(f"mtu is {self.mtu}; it must be {MIN_MTU} to {MAX_MTU} bytes (1500 and 9000 are usual)")

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from .errors import NetlabError, translated
-from .flow_filter import FLOW_CLASSES, flow_filter
+from .flow_filter import FLOW_CLASSES, flow_filter, neighbour_rank
 from .link_plan import MAX_RATE_MBIT, LinkPlan
 from .tc_request import attribute, send_tc_request
 
@@ -120,10 +120,13 @@ class Netlink:
             return
         # HTB grants a class its own rate even where the sum exceeds the link's, and lends up to its ceiling only what
         # the link has left: so the classes share the link's rate, and the ceiling is the cap.
-        cap = min(plan.per_flow_mbit, link_mbit)
-        share = min(cap, link_mbit / (FLOW_CLASSES + 1))
-        for minor in range(_FIRST_FLOW_MINOR, _FIRST_FLOW_MINOR + FLOW_CLASSES):
-            self._add_class(index, minor, share, cap)
+        for number in range(FLOW_CLASSES):
+            cap = plan.per_flow_mbit
+            if plan.slow_flows is not None and neighbour_rank(number) % plan.slow_flows.every == 0:
+                cap = plan.slow_flows.rate_mbit
+            cap = min(cap, link_mbit)
+            share = min(cap, link_mbit / (FLOW_CLASSES + 1))
+            self._add_class(index, _FIRST_FLOW_MINOR + number, share, cap)
         self._add_flow_filter(index)
 
     def limit_port_side(self, name: str, plan: LinkPlan) -> None:
