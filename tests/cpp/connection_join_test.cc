@@ -1,0 +1,341 @@
+// ConnectionService on the loopback interface: streams that join an established connection.
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/monotonic_clock.h"
+#include "support/check.h"
+#include "support/tcp_pair.h"
+#include "transport/connection_service.h"
+#include "transport/recv_comm.h"
+#include "transport/send_comm.h"
+#include "wire/connect_handle.h"
+#include "wire/handshake_message.h"
+
+namespace bagua_net {
+namespace {
+
+constexpr std::int64_t kDeadlineMs = 30000;
+
+template <typename Condition>
+void wait_until(Condition condition, const char* what) {
+  const std::int64_t end_ms = monotonic_ms() + kDeadlineMs;
+  while (!condition()) {
+    if (monotonic_ms() > end_ms) check::fail(__FILE__, __LINE__, std::string("waited in vain for ") + what);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+NetworkInterface loopback() {
+  NetworkInterface interface;
+  interface.name = "lo";
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  interface.address = SocketAddress(reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  return interface;
+}
+
+HandshakeSettings settings_with(std::optional<int> streams) {
+  HandshakeSettings settings;
+  settings.streams = streams;
+  settings.host_name = "here";
+  settings.process_id = static_cast<std::uint64_t>(::getpid());
+  return settings;
+}
+
+// A listening and a connecting process in one, and a connection of theirs. On one host the service offers no further
+// streams by itself, so the test keeps the arrivals of the connecting side.
+struct Processes {
+  ConnectionService listening;
+  ConnectionService connecting;
+  EstablishedConnection accepted;
+  EstablishedConnection connected;
+  std::shared_ptr<StreamArrivals> connected_arrivals = std::make_shared<StreamArrivals>();
+
+  explicit Processes(std::optional<int> listeners_streams = {})
+      : listening(settings_with(listeners_streams)), connecting(settings_with({})) {
+    CHECK_OK(listening.start());
+    CHECK_OK(connecting.start());
+    Token token;
+    // What NCCL's handle has room for behind ours is the state of connect.
+    std::array<std::uint8_t, 128> handle{};
+    CHECK_OK(listening.listen(loopback(), handle.data(), &token));
+    bool is_connected = false;
+    bool is_accepted = false;
+    wait_until(
+        [&] {
+          if (!is_connected) CHECK_OK(connecting.connect(handle.data(), &is_connected, &connected));
+          if (!is_accepted) CHECK_OK(listening.accept(token, &is_accepted, &accepted));
+          return is_connected && is_accepted;
+        },
+        "the connection");
+    listening.stop_listening(token);
+  }
+
+  JoinTicket ticket() const { return connected.ticket; }
+  void join(const JoinTicket& ticket, int count) { connecting.join(ticket, count, connected_arrivals); }
+};
+
+std::vector<OwnedFd> take(StreamArrivals& arrivals, std::size_t count) {
+  std::vector<OwnedFd> taken;
+  wait_until(
+      [&] {
+        for (OwnedFd& socket : arrivals.take()) taken.push_back(std::move(socket));
+        return taken.size() >= count;
+      },
+      "streams that join");
+  CHECK_EQ(taken.size(), count);
+  return taken;
+}
+
+void write_byte(const OwnedFd& socket, std::uint8_t value) {
+  CHECK_EQ(::send(socket.get(), &value, 1, MSG_NOSIGNAL), 1);
+}
+
+std::vector<std::uint8_t> read_all(const OwnedFd& socket) {
+  std::vector<std::uint8_t> bytes;
+  std::uint8_t byte = 0;
+  while (::recv(socket.get(), &byte, 1, MSG_DONTWAIT) == 1) bytes.push_back(byte);
+  return bytes;
+}
+
+// Each socket of one side is joined to exactly one of the other.
+void check_paired(const std::vector<OwnedFd>& writing, const std::vector<OwnedFd>& reading) {
+  CHECK_EQ(writing.size(), reading.size());
+  for (std::size_t i = 0; i < writing.size(); ++i) write_byte(writing[i], static_cast<std::uint8_t>(i));
+  std::vector<std::uint8_t> read;
+  for (const OwnedFd& socket : reading) {
+    pollfd readable{socket.get(), POLLIN, 0};
+    CHECK_EQ(::poll(&readable, 1, static_cast<int>(kDeadlineMs)), 1);
+    const std::vector<std::uint8_t> bytes = read_all(socket);
+    CHECK_EQ(bytes.size(), 1u);
+    read.push_back(bytes[0]);
+  }
+  std::sort(read.begin(), read.end());
+  for (std::size_t i = 0; i < read.size(); ++i) CHECK_EQ(std::size_t{read[i]}, i);
+}
+
+OwnedFd connect_to(const SocketAddress& address) {
+  OwnedFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  CHECK_EQ(::connect(socket.get(), address.data(), address.length()), 0);
+  return socket;
+}
+
+void say_hello(const OwnedFd& socket, const Hello& hello) {
+  std::array<std::uint8_t, kHelloBytes> bytes;
+  encode_hello(hello, bytes.data());
+  CHECK_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+}
+
+Hello joining(const JoinTicket& ticket) {
+  Hello hello = ticket.hello;
+  hello.stream_index = kJoiningStream;
+  return hello;
+}
+
+// What the listener answers to a hello.
+HandshakeVerdict verdict_on(const SocketAddress& address, const Hello& hello) {
+  const OwnedFd socket = connect_to(address);
+  say_hello(socket, hello);
+  std::array<std::uint8_t, kReplyBytes> bytes;
+  CHECK_EQ(::recv(socket.get(), bytes.data(), bytes.size(), MSG_WAITALL), static_cast<ssize_t>(bytes.size()));
+  Reply reply;
+  CHECK_OK(decode_reply(bytes.data(), &reply));
+  return reply.verdict;
+}
+
+void check_refused(Processes& processes, const Hello& hello) {
+  CHECK(verdict_on(processes.ticket().address, hello) == HandshakeVerdict::kUnknownStream);
+  if (processes.accepted.arrivals != nullptr) CHECK(!processes.accepted.arrivals->any());
+  check_paired(processes.connected.sockets, processes.accepted.sockets);
+}
+
+}  // namespace
+
+TEST_CASE(streams_that_join_arrive_at_both_ends) {
+  Processes processes;
+  processes.join(processes.ticket(), 3);
+  const std::vector<OwnedFd> near = take(*processes.connected_arrivals, 3);
+  const std::vector<OwnedFd> far = take(*processes.accepted.arrivals, 3);
+  CHECK(!processes.connected_arrivals->any());
+  CHECK(!processes.accepted.arrivals->any());
+  check_paired(near, far);
+  check_paired(far, near);
+  check_paired(processes.connected.sockets, processes.accepted.sockets);
+}
+
+TEST_CASE(streams_join_again_and_again_up_to_the_most) {
+  Processes processes;
+  const std::size_t first = processes.connected.sockets.size();
+  std::vector<OwnedFd> near;
+  std::vector<OwnedFd> far;
+  while (first + near.size() < kMaxStreams) {
+    const std::size_t count = std::min<std::size_t>(20, kMaxStreams - first - near.size());
+    processes.join(processes.ticket(), static_cast<int>(count));
+    for (OwnedFd& socket : take(*processes.connected_arrivals, count)) near.push_back(std::move(socket));
+    for (OwnedFd& socket : take(*processes.accepted.arrivals, count)) far.push_back(std::move(socket));
+  }
+  check_paired(near, far);
+  check_refused(processes, joining(processes.ticket()));
+}
+
+TEST_CASE(a_join_with_a_wrong_token_is_refused) {
+  Processes processes;
+  Hello hello = joining(processes.ticket());
+  hello.token[3] ^= 1;
+  check_refused(processes, hello);
+}
+
+TEST_CASE(a_join_of_an_unknown_comm_is_refused) {
+  Processes processes;
+  Hello hello = joining(processes.ticket());
+  hello.comm_id[7] ^= 1;
+  check_refused(processes, hello);
+}
+
+TEST_CASE(a_join_with_the_token_of_another_connection_is_refused) {
+  Processes first;
+  Processes second;
+  Hello hello = joining(first.ticket());
+  hello.token = second.ticket().hello.token;
+  check_refused(first, hello);
+}
+
+TEST_CASE(a_refused_join_brings_nothing_and_ends) {
+  Processes processes;
+  JoinTicket wrong = processes.ticket();
+  wrong.hello.token[0] ^= 1;
+  processes.join(wrong, 3);
+  // The one that follows is answered after it, and its streams are the only ones that come.
+  processes.join(processes.ticket(), 2);
+  check_paired(take(*processes.connected_arrivals, 2), take(*processes.accepted.arrivals, 2));
+  CHECK(!processes.accepted.arrivals->any());
+}
+
+TEST_CASE(a_join_of_a_comm_that_is_closed_is_refused) {
+  Processes processes;
+  processes.accepted.arrivals.reset();
+  check_refused(processes, joining(processes.ticket()));
+}
+
+TEST_CASE(more_streams_than_the_listener_allows_are_refused) {
+  Processes processes(2);
+  CHECK_EQ(processes.connected.sockets.size() <= 2, true);
+  const std::size_t left = 2 - processes.connected.sockets.size();
+  processes.join(processes.ticket(), static_cast<int>(left));
+  check_paired(take(*processes.connected_arrivals, left), take(*processes.accepted.arrivals, left));
+  check_refused(processes, joining(processes.ticket()));
+}
+
+TEST_CASE(a_join_under_way_does_not_keep_the_service) {
+  Processes processes;
+  // Somebody who listens and never answers.
+  const OwnedFd silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  JoinTicket ticket = processes.ticket();
+  ticket.address.set_port(0);
+  CHECK_EQ(::bind(silent.get(), ticket.address.data(), ticket.address.length()), 0);
+  CHECK_EQ(::listen(silent.get(), 8), 0);
+  ticket.address = local_address(silent.get());
+  processes.join(ticket, 3);
+  CHECK(processes.connecting.is_idle());
+  const OwnedFd accepted(::accept4(silent.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  CHECK(accepted.is_open());
+  std::array<char, kHelloBytes> hello;
+  CHECK_EQ(::recv(accepted.get(), hello.data(), hello.size(), MSG_WAITALL), static_cast<ssize_t>(hello.size()));
+  // The comm goes; the next time the service looks, so does its join.
+  processes.connected_arrivals = std::make_shared<StreamArrivals>();
+  processes.join(processes.ticket(), 1);
+  take(*processes.connected_arrivals, 1);
+  CHECK(has_ended(accepted.get()));
+}
+
+TEST_CASE(the_end_of_a_service_closes_the_joins_under_way) {
+  OwnedFd accepted;
+  {
+    Processes processes;
+    const OwnedFd silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    JoinTicket ticket = processes.ticket();
+    ticket.address.set_port(0);
+    CHECK_EQ(::bind(silent.get(), ticket.address.data(), ticket.address.length()), 0);
+    CHECK_EQ(::listen(silent.get(), 8), 0);
+    ticket.address = local_address(silent.get());
+    processes.join(ticket, 1);
+    accepted = OwnedFd(::accept4(silent.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    std::array<char, kHelloBytes> hello;
+    CHECK_EQ(::recv(accepted.get(), hello.data(), hello.size(), MSG_WAITALL), static_cast<ssize_t>(hello.size()));
+    for (int i = 0; i < 20; ++i) processes.join(processes.ticket(), 2);  // in whatever state the end finds them
+  }
+  CHECK(has_ended(accepted.get()));
+}
+
+TEST_CASE(a_join_whose_listener_is_gone_is_given_up_with_the_comm) {
+  Processes processes;
+  JoinTicket ticket = processes.ticket();
+  {
+    // A port where nobody listens: every attempt is refused, and tried again.
+    OwnedFd gone(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ticket.address.set_port(0);
+    CHECK_EQ(::bind(gone.get(), ticket.address.data(), ticket.address.length()), 0);
+    ticket.address = local_address(gone.get());
+  }
+  processes.join(ticket, 3);
+  processes.join(processes.ticket(), 1);
+  check_paired(take(*processes.connected_arrivals, 1), take(*processes.accepted.arrivals, 1));
+  CHECK(processes.connecting.is_idle());
+}
+
+// A sender that is done closes its comm while a stream is about to join: the reply meets a closed socket, and the
+// kernel resets the connection. What the sender wrote on the others must still arrive.
+TEST_CASE(a_join_that_is_given_up_does_not_harm_the_receiver) {
+  Processes processes;
+  const JoinTicket ticket = processes.ticket();
+  {
+    const OwnedFd given_up = connect_to(ticket.address);
+    say_hello(given_up, joining(ticket));
+    std::array<std::uint8_t, 1> first;
+    CHECK_EQ(::recv(given_up.get(), first.data(), 1, MSG_PEEK), 1);  // the reply is here, and stays unread
+  }
+  std::vector<OwnedFd> joined = take(*processes.accepted.arrivals, 1);
+  processes.accepted.arrivals->hand_in(std::move(joined[0]));  // where it is now for certain
+  cpu_set_t cpus;
+  ::sched_getaffinity(0, sizeof cpus, &cpus);
+  WorkerPool no_workers(0, 0, cpus);
+  std::unique_ptr<SendComm> sender;
+  std::unique_ptr<RecvComm> receiver;
+  CHECK_OK(SendComm::create(std::move(processes.connected), {}, &no_workers, &sender));
+  CHECK_OK(RecvComm::create(std::move(processes.accepted), &no_workers, &receiver));
+  const std::array<std::uint8_t, 3> sent{7, 8, 9};
+  for (const std::uint8_t& byte : sent) {
+    Request* send = nullptr;
+    CHECK_OK(sender->isend(&byte, 1, nullptr, &send));
+  }
+  sender.reset();
+  for (const std::uint8_t& byte : sent) {
+    std::uint8_t received = 0;
+    Request* receive = nullptr;
+    CHECK_OK(receiver->irecv(&received, 1, nullptr, &receive));
+    wait_until(
+        [&] {
+          bool done = false;
+          std::size_t bytes = 0;
+          CHECK_OK(receive->test(&done, &bytes));
+          return done;
+        },
+        "a message");
+    CHECK_EQ(int{received}, int{byte});
+  }
+}
+
+}  // namespace bagua_net
+
+CHECK_MAIN

@@ -1,0 +1,142 @@
+"""How many connections a comm uses: more where the network limits each of them, no more where nothing is won.
+
+Two bagua-net-drivers, each on a host of its own (a network namespace), or both on this one.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.load_driver import ANSWER_S, LoadDriver, StartDriver, plugin_library
+
+_ROOT = Path(__file__).resolve().parents[2]
+if str(_ROOT / "tools") not in sys.path:
+    sys.path.append(str(_ROOT / "tools"))  # behind everything else: `tools` holds programs, not an installed package
+
+from netlab import Lab, missing_privilege  # noqa: E402
+
+_LACKING = missing_privilege()
+needs_namespaces = pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))
+
+Pair = tuple[LoadDriver, LoadDriver]
+
+_MESSAGE_BYTES = 1 << 20
+_ESTABLISHED = "01"
+_LISTENING = "0A"
+
+
+def _start_arguments(rank: int) -> list[object]:
+    return ["peers", "--rank", rank, "--comms", 1, "--transport", "plugin", "--library", plugin_library()]
+
+
+@contextmanager
+def _pair_across(lab: Lab, tmp_path: Path, environment: dict[str, str]) -> Iterator[Pair]:
+    drivers: list[LoadDriver] = []
+    try:
+        for rank in range(2):
+            variables = {**environment, **lab.rank_environment(rank)}
+            with lab.inside(rank):
+                drivers.append(LoadDriver(_start_arguments(rank), variables, tmp_path / f"rank{rank}.log"))
+        yield drivers[0], drivers[1]
+    finally:
+        for driver in drivers:
+            driver.end()
+
+
+def _connect(pair: Pair) -> None:
+    handles = [rank.expect("listening")["handles"] for rank in pair]
+    for rank, peers in zip(pair, reversed(handles), strict=True):
+        rank.say("connect " + " ".join(peers))
+    for rank in pair:
+        rank.expect("connected")
+
+
+def _data_connections(pair: Pair) -> int:
+    """Those to the port at which rank 1 listens, as its host sees them."""
+    table = Path(f"/proc/{pair[1].process.pid}/net/tcp").read_text().splitlines()[1:]
+    rows = [(row[1], row[3], row[9]) for row in (line.split() for line in table)]
+    inodes = _socket_inodes(pair[1].process.pid)
+    (port,) = {local.rpartition(":")[2] for local, state, inode in rows if state == _LISTENING and inode in inodes}
+    return sum(local.endswith(f":{port}") and state == _ESTABLISHED and inode in inodes for local, state, inode in rows)
+
+
+def _socket_inodes(pid: int) -> set[str]:
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = str(entry.readlink())
+        except FileNotFoundError:
+            continue  # closed meanwhile
+        if target.startswith("socket:["):
+            inodes.add(target[len("socket:[") : -1])
+    return inodes
+
+
+def _verify(pair: Pair, messages: int) -> None:
+    for rank in pair:
+        rank.say(f"verify {_MESSAGE_BYTES} {messages}")
+    for rank in pair:
+        event = rank.expect("verified")
+        assert (event["bytes"], event["messages"]) == (_MESSAGE_BYTES, messages)
+        assert (event["wrong_elements"], event["first_wrong_message"]) == (0, None)
+
+
+def _quit(pair: Pair) -> None:
+    for rank in pair:
+        rank.say("quit")
+    for rank in pair:
+        rank.expect_end()
+
+
+@needs_namespaces
+@pytest.mark.netns
+@pytest.mark.parametrize(("workers", "doublings"), [(0, 2), (2, 1)])
+def test_a_comm_opens_more_connections_where_each_is_limited(
+    workers: int, doublings: int, environment: dict[str, str], tmp_path: Path
+) -> None:
+    variables = {**environment, "BAGUA_NET_NWORKERS": str(workers)}
+    with (
+        Lab(rate_mbit=320, per_flow_mbit=40, ip_versions=(4,)) as lab,
+        _pair_across(lab, tmp_path, variables) as pair,
+    ):
+        _connect(pair)
+        wanted = _data_connections(pair) * 2**doublings
+        deadline = time.monotonic() + ANSWER_S
+        while (connections := _data_connections(pair)) < wanted:
+            assert time.monotonic() < deadline, f"{connections} connections, and not {wanted}, after {ANSWER_S} s"
+            _verify(pair, 8)
+        # Those that came stay, and carry messages.
+        _verify(pair, 8)
+        assert _data_connections(pair) >= wanted
+        _quit(pair)
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_a_fixed_number_of_connections_stays(environment: dict[str, str], tmp_path: Path) -> None:
+    variables = {**environment, "BAGUA_NET_NSTREAMS": "1"}
+    with (
+        Lab(rate_mbit=320, per_flow_mbit=40, ip_versions=(4,)) as lab,
+        _pair_across(lab, tmp_path, variables) as pair,
+    ):
+        _connect(pair)
+        # More than a second at 40 Mbit/s, every connection full: a comm that may choose has opened others by then.
+        _verify(pair, 6)
+        assert _data_connections(pair) == 1
+        _quit(pair)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_on_one_host_the_number_stays(start_driver: StartDriver, workers: int) -> None:
+    first, second = (start_driver(*_start_arguments(rank), BAGUA_NET_NWORKERS=str(workers)) for rank in range(2))
+    pair = (first, second)
+    _connect(pair)
+    began_with = _data_connections(pair)
+    _verify(pair, 200)
+    assert _data_connections(pair) == began_with
+    _quit(pair)
