@@ -31,9 +31,11 @@ const std::vector<Knob>& knob_table() {
       boolean_knob("BAGUA_NET_REQUIRED", &Config::required,
                    "If Bagua-Net cannot start, the job fails with the reason instead of running on NCCL's own "
                    "transport."),
-      integer_or_auto_knob("BAGUA_NET_NSTREAMS", &Config::streams, 1, 64, "connections",
-                           "TCP connections that one comm (one direction of one channel between two ranks) may spread "
-                           "a message over. The two ends agree on the smaller number."),
+      integer_or_auto_knob(
+          "BAGUA_NET_NSTREAMS", &Config::streams, 1, 64, "connections",
+          "TCP connections that one comm (one direction of one channel between two ranks) may spread "
+          "a message over. The two ends agree on the smaller number. auto: one, or five where I/O threads "
+          "drive them; between hosts up to 16, as long as more of them move more."),
       integer_or_auto_knob("BAGUA_NET_NWORKERS", &Config::workers, 0, 64, "threads",
                            "I/O threads of this process, shared by all its comms. 0: NCCL's own thread does all the "
                            "I/O. auto: from the CPUs that this process may use and the ranks on this host."),

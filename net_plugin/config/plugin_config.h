@@ -18,7 +18,7 @@ enum class CongestionControl { kAuto, kSystem, kCubic, kReno, kBbr };
 struct PluginConfig {
   bool enabled = true;                    // ENABLE_BAGUA_NET: 0 makes the library decline
   bool required = false;                  // BAGUA_NET_REQUIRED: a failure to start is an error, not a fallback
-  std::optional<int> streams;             // BAGUA_NET_NSTREAMS: TCP connections per comm; empty = auto
+  std::optional<int> streams;             // BAGUA_NET_NSTREAMS: TCP connections per comm; empty = as many as pay
   std::optional<int> workers;             // BAGUA_NET_NWORKERS: I/O threads of this process; empty = auto
   std::optional<int> rails;               // BAGUA_NET_RAILS: devices that each NIC is shown as; empty = auto
   std::int64_t inline_bytes = 65536;      // BAGUA_NET_INLINE_BYTES: up to this size the calling thread does the I/O

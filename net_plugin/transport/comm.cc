@@ -49,8 +49,12 @@ Status Comm::add_stream(std::unique_ptr<DataStream> stream) {
 Status Comm::adopt_arrivals() {
   for (OwnedFd& socket : arrivals_->take()) {
     if (stopped_ || streams_.size() == streams_.capacity()) continue;  // the socket closes
-    BAGUA_NET_RETURN_IF_ERROR(
-        add_stream(make_stream(make_tcp_byte_stream(std::move(socket)), static_cast<int>(streams_.size()))));
+    const Status status =
+        add_stream(make_stream(make_tcp_byte_stream(std::move(socket)), static_cast<int>(streams_.size())));
+    if (status.is_ok()) continue;
+    // The peer may send on it already, and nobody would read that.
+    fail(status);
+    return failure();
   }
   return Status::ok();
 }

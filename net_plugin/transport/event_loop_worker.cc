@@ -21,11 +21,13 @@ Status EventLoopWorker::start(int number) {
 }
 
 Status EventLoopWorker::attach(DataStream* stream, std::uint64_t* stream_id) {
+  entering_.fetch_add(1);
   {
     const std::lock_guard<std::mutex> lock(streams_mutex_);
     *stream_id = next_id_++;
     streams_.emplace(*stream_id, Attached{stream});
   }
+  entering_.fetch_sub(1);
   // Edge-triggered: one event per change, none while a parked stream has unread bytes.
   const Status status = poller_.add(stream->fd(), *stream_id, stream->poll_flags() | EPOLLET);
   if (!status.is_ok()) {
@@ -37,12 +39,12 @@ Status EventLoopWorker::attach(DataStream* stream, std::uint64_t* stream_id) {
 
 void EventLoopWorker::detach(DataStream* stream, std::uint64_t stream_id) {
   poller_.remove(stream->fd());
-  detaching_.fetch_add(1);
+  entering_.fetch_add(1);
   {
     const std::lock_guard<std::mutex> lock(streams_mutex_);
     streams_.erase(stream_id);  // ids in runnable_, kicked_ and collected events become stale and are skipped
   }
-  detaching_.fetch_sub(1);
+  entering_.fetch_sub(1);
 }
 
 void EventLoopWorker::kick(std::uint64_t stream_id) {
@@ -116,7 +118,7 @@ void EventLoopWorker::run() {
       worked = !runnable_.empty();
       busy = run_streams();
     }
-    while (detaching_.load() > 0) sched_yield();
+    while (entering_.load() > 0) sched_yield();
 
     int timeout_ms = 0;
     if (!busy) {

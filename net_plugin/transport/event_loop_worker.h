@@ -53,10 +53,10 @@ class EventLoopWorker {
   EpollPoller poller_;
   std::thread thread_;
 
-  // Held by the thread while it drives streams, so that detach() is just taking it. `detaching_` makes the thread step
-  // aside: a mutex alone would let the loop retake it before the waiter wakes.
+  // Held by the thread while it drives streams, so that attach() and detach() are just taking it. `entering_` makes the
+  // thread step aside: a mutex alone would let the loop retake it before the waiter wakes.
   std::mutex streams_mutex_;
-  std::atomic<int> detaching_{0};
+  std::atomic<int> entering_{0};
   std::unordered_map<std::uint64_t, Attached> streams_;  // guarded by streams_mutex_
   std::vector<std::uint64_t> runnable_;                  // guarded by streams_mutex_
   std::vector<std::uint64_t> next_runnable_;             // guarded by streams_mutex_

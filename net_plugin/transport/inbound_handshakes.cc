@@ -28,6 +28,18 @@ void fill_handle_address(const SocketAddress& address, ConnectHandle* handle) {
   }
 }
 
+void log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict) {
+  const std::string text = "Bagua-Net: refused a connection from " + peer.to_string() + " (host " + hello.host_name +
+                           ", process " + std::to_string(hello.process_id) + ", protocol version " +
+                           std::to_string(hello.protocol_version) + ", ours " + std::to_string(kProtocolVersion) +
+                           "): " + handshake_verdict_name(verdict);
+  if (hello.stream_index == kJoiningStream) {
+    BAGUA_NET_INFO(text);  // its comm was closed meanwhile; the peer goes on without
+  } else {
+    BAGUA_NET_WARN(text);
+  }
+}
+
 }  // namespace
 
 Status InboundHandshakes::open_listening_socket(const NetworkInterface& interface, ListeningSocket** listening) {
@@ -149,10 +161,7 @@ void InboundHandshakes::read_hello(std::uint64_t id) {
   if (admission.reply.verdict == HandshakeVerdict::kAccepted) {
     take_in(stranger, admission);
   } else {
-    BAGUA_NET_WARN("Bagua-Net: refused a connection from " + stranger.peer.to_string() + " (host " + hello.host_name +
-                   ", process " + std::to_string(hello.process_id) + ", protocol version " +
-                   std::to_string(hello.protocol_version) + ", ours " + std::to_string(kProtocolVersion) +
-                   "): " + handshake_verdict_name(admission.reply.verdict));
+    log_refusal(stranger.peer, hello, admission.reply.verdict);
   }
   drop_stranger(id);
 }

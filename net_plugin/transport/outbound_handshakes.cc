@@ -14,15 +14,6 @@
 namespace bagua_net {
 namespace {
 
-// Streams that auto begins with: one for small messages and four for workers to fill; without workers one thread does
-// all I/O, and more than one stream only helps where the network limits each flow.
-constexpr int kAutoStreamsWithWorkers = 5;
-constexpr int kAutoStreamsOneThread = 1;
-// What auto may grow to between hosts.
-constexpr int kAutoStreamsMost = 16;
-
-int auto_streams(bool has_workers) { return has_workers ? kAutoStreamsWithWorkers : kAutoStreamsOneThread; }
-
 SocketAddress handle_address(const ConnectHandle& handle) {
   if (handle.address_family == 6) {
     sockaddr_in6 address{};
@@ -63,11 +54,11 @@ Status OutboundHandshakes::connect(std::uint8_t* handle, bool* ready, Establishe
     Attempt attempt;
     attempt.address = handle_address(decoded);
     attempt.deadline_ms = monotonic_ms() + settings_.connect_timeout_ms;
-    const int wanted = settings_.streams.value_or(auto_streams(settings_.has_workers));
+    const int wanted = settings_.streams.value_or(first_auto_streams(settings_.has_workers));
     const int most = std::max<int>(decoded.max_streams, 1);
     attempt.hello.streams_wanted = static_cast<std::uint16_t>(std::clamp(wanted, 1, most));
     attempt.connection.most_streams =
-        settings_.streams ? attempt.hello.streams_wanted : std::min(kAutoStreamsMost, most);
+        settings_.streams ? attempt.hello.streams_wanted : std::min(kMostAutoStreams, most);
     attempt.hello.token = decoded.token;
     BAGUA_NET_RETURN_IF_ERROR(fill_random(attempt.hello.comm_id.data(), attempt.hello.comm_id.size()));
     attempt.hello.process_id = settings_.process_id;

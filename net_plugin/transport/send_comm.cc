@@ -69,7 +69,7 @@ Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* 
   Request* posted = free_request();
   if (posted == nullptr) return Status::ok();
   if (has_arrivals()) BAGUA_NET_RETURN_IF_ERROR(adopt_arrivals());
-  if (policy_.growth != nullptr && is_large(bytes)) watch_growth(bytes);
+  if (policy_.growth != nullptr && is_large(bytes)) watch_growth();
   // The schedulers only read through this pointer.
   posted->start(this, next_number_++, const_cast<void*>(data), bytes, registration);
   posted->striped_ = should_stripe(bytes);
@@ -97,11 +97,11 @@ void SendComm::kick_streams(std::size_t bytes, std::uint64_t message_number) {
   }
 }
 
-void SendComm::watch_growth(std::size_t bytes) {
+void SendComm::watch_growth() {
   const std::int64_t now_ns = monotonic_ns();
   const bool full = all_streams_are_full();
   if (large_under_way_++ == 0) policy_.growth->begin_busy(now_ns);
-  policy_.growth->add_message(bytes, full, now_ns);
+  policy_.growth->add_posted(full);
   const auto target = static_cast<std::size_t>(std::min(policy_.growth->target(), policy_.most_streams));
   follow_target(std::max(target, first_streams_), now_ns);
 }
@@ -142,7 +142,9 @@ std::size_t SendComm::message_bytes(const Request& request) const { return reque
 
 void SendComm::on_finished(const Request& request) {
   if (policy_.growth == nullptr || !is_large(request.capacity_)) return;
-  if (--large_under_way_ == 0) policy_.growth->end_busy(monotonic_ns());
+  const std::int64_t now_ns = monotonic_ns();
+  policy_.growth->add_sent(request.capacity_, now_ns);
+  if (--large_under_way_ == 0) policy_.growth->end_busy(now_ns);
 }
 
 }  // namespace bagua_net

@@ -54,7 +54,7 @@ class SendComm final : public Comm {
   std::size_t first_wide_stream() const { return stripes_elsewhere_ ? 1 : 0; }
   bool is_large(std::size_t bytes) const { return bytes >= policy_.min_chunk_bytes; }
   // Growth: tells of a large message, and brings the streams in use to the number that StreamGrowth names.
-  void watch_growth(std::size_t bytes);
+  void watch_growth();
   bool all_streams_are_full() const;
   void follow_target(std::size_t target, std::int64_t now_ns);
 

@@ -6,9 +6,13 @@
 // One per network interface, shared by its send comms: with a judge for each comm, comms would win from each other and
 // all of them would grow, for nothing. Any thread; the clock is passed in.
 //
-//   kWatching --connections are full, not too soon after a trial that failed--> kSettling (twice the number)
+//   kWatching --connections are full, not too soon after a trial that failed--> twice the number: kSettling
 //   kSettling --the new connections have found their rate--> kJudging
-//   kJudging  --it gained--> kWatching        --it did not--> kWatching (the former number; the next trial later)
+//   kJudging  --it gained--> the former number again: kSettlingBack          --it did not--> kWatching
+//   kSettlingBack --> kConfirming
+//   kConfirming --what was gained is lost again--> twice the number: kWatching   --it is not--> kWatching
+//
+// Going back is what makes it safe: rates vary by themselves, and a number that was once kept for luck would stay.
 #pragma once
 
 #include <atomic>
@@ -28,11 +32,13 @@ class StreamGrowth {
   // A comm begins to have large messages under way, or has none any more.
   void begin_busy(std::int64_t now_ns);
   void end_busy(std::int64_t now_ns);
-  // A large message is on its way. `full`: when it was posted, every connection in use was full.
-  void add_message(std::size_t bytes, bool full, std::int64_t now_ns);
+  // A large message was posted. `full`: every connection in use was full.
+  void add_posted(bool full);
+  // One was sent.
+  void add_sent(std::size_t bytes, std::int64_t now_ns);
 
  private:
-  enum class Phase { kWatching, kSettling, kJudging };
+  enum class Phase { kWatching, kSettling, kJudging, kSettlingBack, kConfirming };
 
   struct Window {
     std::int64_t busy_ns = 0;  // while at least one comm was busy
@@ -44,6 +50,7 @@ class StreamGrowth {
   };
 
   void close_window(std::int64_t now_ns);
+  void begin_trial(double rate);
   void end_trial(bool gained, std::int64_t now_ns);
 
   const int most_;
@@ -54,7 +61,9 @@ class StreamGrowth {
   std::int64_t busy_since_ns_ = 0;
   Window window_;
   double former_rate_ = 0;  // before the trial
+  double trial_rate_ = 0;
   int former_target_ = 0;
+  int trial_target_ = 0;
   std::int64_t next_trial_ns_ = 0;
   std::int64_t pause_ns_ = 0;  // after the last trial that failed
 };

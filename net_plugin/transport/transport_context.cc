@@ -126,10 +126,9 @@ SendPolicy TransportContext::send_policy(int device, const EstablishedConnection
   policy.min_chunk_bytes = static_cast<std::size_t>(config_.min_chunk_bytes);
   policy.measures_rates = !connection.same_host;
   if (connection.arrivals == nullptr) return policy;
-  const int streams = static_cast<int>(connection.sockets.size());
-  // Every comm of an interface begins with the same number of streams.
   const std::string& interface = devices_[static_cast<std::size_t>(device)].interface.name;
-  policy.growth = &growth_.try_emplace(interface, streams, connection.most_streams).first->second;
+  policy.growth =
+      &growth_.try_emplace(interface, first_auto_streams(settings_.has_workers), kMostAutoStreams).first->second;
   policy.most_streams = connection.most_streams;
   // The service runs as long as any comm is open.
   policy.open_streams = [service = service_.get(), ticket = connection.ticket,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -44,7 +45,8 @@ class Sender {
       const int before = growth_->target();
       constexpr std::size_t kMessageBytes = 2 * kMegabyte;
       now_ns_ += static_cast<std::int64_t>(1e9 * kMessageBytes / network.rate(before));
-      growth_->add_message(kMessageBytes, full, now_ns_);
+      growth_->add_posted(full);
+      growth_->add_sent(kMessageBytes, now_ns_);
       if (growth_->target() != before) changes_.push_back({now_ns_, before, growth_->target()});
     }
   }
@@ -91,12 +93,16 @@ TEST_CASE(grows_to_the_number_that_fills_the_link_and_stays) {
   StreamGrowth growth(1, 64);
   Sender sender(&growth);
   sender.send_for(5 * kSecond, kCapped);
-  check_targets(sender, {2, 4, 8, 16, 8});  // the link was full with 8: the last trial gained nothing
+  // Each gain is lost again before it is kept. The link is full with 8: the last trial gained nothing.
+  check_targets(sender, {2, 1, 2, 4, 2, 4, 8, 4, 8, 16, 8});
+  const std::size_t settled = sender.changes().size();
   sender.send_for(3600 * kSecond, kCapped);
   CHECK_EQ(growth.target(), 8);
   // Later trials never keep what they tried, and become rare.
-  for (std::size_t i = 2; i < sender.changes().size(); ++i) CHECK_EQ(sender.changes()[i].to, i % 2 == 0 ? 8 : 16);
-  CHECK(sender.changes().size() < 50);
+  for (std::size_t i = settled; i < sender.changes().size(); ++i) {
+    CHECK_EQ(sender.changes()[i].to, (i - settled) % 2 == 0 ? 16 : 8);
+  }
+  CHECK(sender.changes().size() < 60);
 }
 
 TEST_CASE(a_link_that_limits_no_flow_keeps_one_connection) {
@@ -133,19 +139,21 @@ TEST_CASE(a_trial_that_gains_makes_the_next_pause_short_again) {
   // The first trial that failed on the new route was followed by one soon after.
   const std::vector<Change>& changes = sender.changes();
   for (std::size_t i = plain_changes; i + 1 < changes.size(); ++i) {
-    if (changes[i].to > changes[i].from) continue;
-    CHECK(changes[i + 1].at_ns - changes[i].at_ns <= 6 * kSecond);
+    const std::int64_t until_next_ns = changes[i + 1].at_ns - changes[i].at_ns;
+    // Up, or back to confirm a gain.
+    if (changes[i].to > changes[i].from || until_next_ns < kSecond) continue;
+    CHECK(until_next_ns <= 6 * kSecond);
     return;
   }
   check::fail(__FILE__, __LINE__, "no trial failed on the new route");
 }
 
 TEST_CASE(a_small_gain_is_none_and_a_clear_one_counts) {
-  for (const double gain : {1.0, 1.05, 1.2, 2.0}) {
+  for (const double gain : {1.0, 1.1, 1.3, 2.0}) {
     StreamGrowth growth(1, 2);
     Sender sender(&growth);
     sender.send_for(3 * kSecond, {100e6, gain * 100e6});
-    CHECK_EQ(growth.target(), gain > 1.1 ? 2 : 1);
+    CHECK_EQ(growth.target(), gain > 1.2 ? 2 : 1);
   }
 }
 
@@ -173,7 +181,8 @@ TEST_CASE(most_messages_of_a_window_must_find_connections_full) {
     growth.begin_busy(now_ns);
     for (int message = 0; message < 1000; ++message) {
       now_ns += kMillisecond;
-      growth.add_message(kMegabyte, message % 10 < full_of_ten, now_ns);
+      growth.add_posted(message % 10 < full_of_ten);
+      growth.add_sent(kMegabyte, now_ns);
       CHECK(growth.target() == 1 || full_of_ten > 5);
       if (growth.target() == 2) break;
     }
@@ -190,8 +199,7 @@ TEST_CASE(never_more_than_allowed) {
     sender.send_for(600 * kSecond, endless);
     CHECK_EQ(growth.target(), most);
     for (const Change& change : sender.changes()) {
-      CHECK(change.to > change.from);
-      CHECK_EQ(change.to, std::min(2 * change.from, most));
+      CHECK_EQ(std::max(change.to, change.from), std::min(2 * std::min(change.to, change.from), most));
     }
   }
 }
@@ -212,7 +220,8 @@ TEST_CASE(busy_time_of_several_comms_is_their_union) {
   std::int64_t now_ns = 0;
   while (growth.target() == 1) {
     now_ns += kMillisecond;
-    growth.add_message(kMegabyte, true, now_ns);
+    growth.add_posted(true);
+    growth.add_sent(kMegabyte, now_ns);
     CHECK(now_ns <= kSecond);
   }
   CHECK_EQ(now_ns, 200 * kMillisecond);
@@ -226,9 +235,11 @@ TEST_CASE(comms_that_take_turns_and_overlap_are_one_busy_time) {
   growth.end_busy(60 * kMillisecond);
   growth.end_busy(100 * kMillisecond);
   growth.begin_busy(500 * kMillisecond);
-  growth.add_message(kMegabyte, true, 599 * kMillisecond);
+  growth.add_posted(true);
+  growth.add_sent(kMegabyte, 599 * kMillisecond);
   CHECK_EQ(growth.target(), 1);
-  growth.add_message(kMegabyte, true, 600 * kMillisecond);
+  growth.add_posted(true);
+  growth.add_sent(kMegabyte, 600 * kMillisecond);
   CHECK_EQ(growth.target(), 2);
 }
 
@@ -236,12 +247,12 @@ TEST_CASE(idle_time_between_bursts_does_not_count) {
   StreamGrowth growth(1, 64);
   Sender sender(&growth);
   std::int64_t idle_ns = kMillisecond;
-  for (int burst = 0; burst < 2000 && growth.target() != 16; ++burst) {
+  for (int burst = 0; burst < 4000 && growth.target() != 16; ++burst) {
     sender.send_for(10 * kMillisecond, kCapped);
     sender.pause_for(idle_ns);
     idle_ns += kMillisecond;  // bursts get rarer: with the idle time the rate would only fall
   }
-  check_targets(sender, {2, 4, 8, 16});
+  check_targets(sender, {2, 1, 2, 4, 2, 4, 8, 4, 8, 16});
 }
 
 TEST_CASE(a_long_pause_within_a_trial_does_not_decide_it) {
@@ -249,9 +260,30 @@ TEST_CASE(a_long_pause_within_a_trial_does_not_decide_it) {
   Sender sender(&growth);
   while (growth.target() == 1) sender.send_for(kMillisecond, kCapped);
   sender.pause_for(3600 * kSecond);
-  sender.send_for(3 * kSecond, kCapped);
-  for (const Change& change : sender.changes()) CHECK(change.to > change.from || change.from == 16);
-  CHECK_EQ(growth.target(), 8);
+  sender.send_for(5 * kSecond, kCapped);
+  check_targets(sender, {2, 1, 2, 4, 2, 4, 8, 4, 8, 16, 8});
+}
+
+TEST_CASE(a_rate_that_rises_by_itself_is_no_gain) {
+  StreamGrowth growth(1, 64);
+  Sender sender(&growth);
+  while (growth.target() == 1) sender.send_for(kMillisecond, kPlain);
+  sender.send_for(3 * kSecond, {1e12, 800e6});  // the link became faster, for any number of connections
+  check_targets(sender, {2, 1});                // it looked like a gain until the number went back
+}
+
+TEST_CASE(chance_rarely_makes_it_grow) {
+  // The rate of one connection as of two varies by 5 % (standard deviation) from window to window.
+  int grown = 0;
+  for (unsigned seed = 0; seed < 100; ++seed) {
+    StreamGrowth growth(1, 16);
+    Sender sender(&growth);
+    std::mt19937 random(seed);
+    std::normal_distribution<double> rate(400e6, 20e6);
+    for (int window = 0; window < 5 * 600; ++window) sender.send_for(200 * kMillisecond, {1e12, rate(random)});
+    grown += growth.target() > 1 ? 1 : 0;
+  }
+  CHECK(grown <= 10);  // within ten minutes of traffic
 }
 
 }  // namespace bagua_net

@@ -155,24 +155,42 @@ struct Connection {
   }
 };
 
-// Makes StreamGrowth see a window of 200 ms, long after any that the comms themselves report.
-void pass_window(StreamGrowth& growth, std::size_t bytes) {
-  constexpr std::int64_t kFarNs = 1'000'000'000'000'000'000;
-  growth.begin_busy(kFarNs);
-  // More full messages than any that the comms may have reported since the last window.
-  for (int message = 0; message < 1000; ++message) growth.add_message(0, true, kFarNs);
-  growth.add_message(bytes, true, kFarNs + 200'000'000);
-  growth.end_busy(kFarNs + 200'000'000);
-}
+// Makes StreamGrowth see windows of 200 ms, long after any that the comms themselves report, and far apart.
+class Windows {
+ public:
+  explicit Windows(StreamGrowth& growth) : growth_(growth) {}
 
-void begin_trial(StreamGrowth& growth) {
-  constexpr std::size_t kMoreThanAnyNetwork = std::size_t{1} << 40;
-  for (const int before = growth.target(); growth.target() == before;) pass_window(growth, kMoreThanAnyNetwork);
-}
-// The next is put off until long after the test.
-void fail_trial(StreamGrowth& growth) {
-  for (const int before = growth.target(); growth.target() == before;) pass_window(growth, 1);
-}
+  void pass(std::size_t bytes) {
+    growth_.begin_busy(now_ns_);
+    // More full messages than any that the comms may have reported since the last window.
+    for (int message = 0; message < 1000; ++message) growth_.add_posted(true);
+    growth_.add_sent(bytes, now_ns_ + 200'000'000);
+    growth_.end_busy(now_ns_ + 200'000'000);
+    now_ns_ += 1'000'000'000'000;
+  }
+
+  // A network on which each connection adds as much: every trial gains.
+  void pass_until(int target) {
+    constexpr std::size_t kMoreThanAnyNetwork = std::size_t{1} << 40;
+    for (int window = 0; growth_.target() != target; ++window) {
+      CHECK(window < 100);
+      pass(static_cast<std::size_t>(growth_.target()) * kMoreThanAnyNetwork);
+    }
+  }
+
+  // Nothing moves until the number goes back.
+  void pass_until_fewer() {
+    const int before = growth_.target();
+    for (int window = 0; growth_.target() >= before; ++window) {
+      CHECK(window < 100);
+      pass(1);
+    }
+  }
+
+ private:
+  StreamGrowth& growth_;
+  std::int64_t now_ns_ = 1'000'000'000'000'000'000;
+};
 
 Status test_until_done(Request* request) {
   const Deadline deadline;
@@ -225,7 +243,8 @@ void streams_join_on_both_ends(int workers, std::size_t first_streams) {
 // The streams go from 2 to 4 and back to 2.
 void streams_go_out_of_use(int workers) {
   Connection connection(workers, 2, 2, 4);
-  begin_trial(connection.growth);
+  Windows windows(connection.growth);
+  windows.pass_until(4);
   CHECK_EQ(connection.growth.target(), 4);
   connection.exchange({4u << 20});
   CHECK_EQ(connection.asked.size(), 1u);
@@ -236,15 +255,15 @@ void streams_go_out_of_use(int workers) {
   while (connection.used_streams() < 4) {
     deadline.check("traffic on four streams");
     // On a busy machine the comm's own messages may already have ended the trial.
-    if (connection.growth.target() == 2) begin_trial(connection.growth);
+    windows.pass_until(4);
     connection.exchange({100, 4u << 20, 4u << 20, 4u << 20, 4u << 20});
   }
   // Messages are under way on all four when the number goes back.
   int rounds = 0;
   connection.exchange(std::vector<std::size_t>(16, 4u << 20), [&] {
     if (++rounds != 8) return;
-    if (connection.growth.target() == 2) begin_trial(connection.growth);
-    fail_trial(connection.growth);
+    windows.pass_until(4);
+    windows.pass_until_fewer();
   });
   CHECK_EQ(connection.growth.target(), 2);
   connection.exchange({kLarge});
@@ -481,9 +500,9 @@ TEST_CASE(a_further_trial_asks_for_the_difference) {
   Connection connection(0, 2, 2, 16);
   connection.exchange({kLarge});
   CHECK(connection.asked.empty());
-  for (std::size_t window = 0; connection.growth.target() < 8; ++window) {
-    CHECK(window < 10);
-    pass_window(connection.growth, std::size_t{1} << (40 + window));  // every trial gains
+  Windows windows(connection.growth);
+  for (const int target : {4, 8}) {
+    windows.pass_until(target);
     connection.exchange({kLarge});
   }
   CHECK_EQ(connection.asked.size(), 2u);
@@ -502,17 +521,22 @@ TEST_CASE(a_comm_that_is_closed_in_mid_message_leaves_no_busy_time) {
   const std::int64_t now_ns = monotonic_ns();
   constexpr std::int64_t kHourNs = 3'600'000'000'000;
   connection.growth.begin_busy(now_ns);
-  for (int i = 0; i < 10; ++i) connection.growth.add_message(kLarge, true, now_ns);
+  for (int i = 0; i < 10; ++i) {
+    connection.growth.add_posted(true);
+    connection.growth.add_sent(kLarge, now_ns);
+  }
   connection.growth.end_busy(now_ns);
   connection.growth.begin_busy(now_ns + kHourNs);
-  connection.growth.add_message(kLarge, true, now_ns + kHourNs);
+  connection.growth.add_posted(true);
+  connection.growth.add_sent(kLarge, now_ns + kHourNs);
   connection.growth.end_busy(now_ns + kHourNs);
   CHECK_EQ(connection.growth.target(), 1);
 }
 
 TEST_CASE(a_message_whose_streams_went_out_of_use_before_they_took_it_is_sent) {
   Connection connection(1, 2, 2, 4);
-  begin_trial(connection.growth);
+  Windows windows(connection.growth);
+  windows.pass_until(4);
   connection.exchange({kLarge});
   connection.join();
   connection.join();
@@ -542,7 +566,7 @@ TEST_CASE(a_message_whose_streams_went_out_of_use_before_they_took_it_is_sent) {
   // In a thread of its own, which has moved nothing yet and hence time left for `whole`.
   std::thread([&] {
     [[maybe_unused]] Status ignored = connection.sender->isend(striped.data(), striped.size(), nullptr, &sends[0]);
-    fail_trial(connection.growth);
+    windows.pass_until_fewer();
     ignored = connection.sender->isend(whole.data(), whole.size(), nullptr, &sends[1]);
   }).join();
   CHECK_EQ(connection.growth.target(), 2);

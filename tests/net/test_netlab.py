@@ -27,7 +27,15 @@ if str(_ROOT / "tools") not in sys.path:
     sys.path.append(str(_ROOT / "tools"))  # behind everything else: `tools` holds programs, not an installed package
 
 import netlab  # noqa: E402
-from netlab import Lab, LinkPlan, NetlabError, missing_privilege, parse_rate_mbit  # noqa: E402
+from netlab import (  # noqa: E402
+    Lab,
+    LinkPlan,
+    NetlabError,
+    SlowFlows,
+    missing_privilege,
+    parse_rate_mbit,
+    parse_slow_flows,
+)
 from netlab.netlink import Netlink  # noqa: E402
 from netlab.tc_request import send_tc_request  # noqa: E402
 
@@ -173,6 +181,20 @@ def test_caps_hold_on_a_link_without_a_rate() -> None:
     with Lab(per_flow_mbit=50) as lab:
         for flow in _measure(lab, 0, 1, (40000, 40001)):
             _assert_holds(flow, 50)
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_one_flow_in_four_is_slow() -> None:
+    with Lab(per_flow_mbit=40, slow_flows=SlowFlows(4, 8)) as lab:
+        flows = sorted(_measure(lab, 0, 1, range(40000, 40016, 2)))
+    slow = [flow for flow in flows if flow < 16]
+    # Two of eight neighbours; three where the numbers of the classes begin anew between them.
+    assert len(slow) in (2, 3), flows
+    for flow in slow:
+        _assert_holds(flow, 8)
+    for flow in flows[len(slow) :]:
+        _assert_holds(flow, 40)
 
 
 @needs_namespaces
@@ -629,6 +651,20 @@ def test_link_plans_check_their_values() -> None:
         LinkPlan(per_flow_mbit=0.5)
     with pytest.raises(ValueError, match="rate_mbit is nan"):
         LinkPlan(rate_mbit=float("nan"))
+    with pytest.raises(ValueError, match="slow_flows without per_flow_mbit; give the cap of the other flows"):
+        LinkPlan(slow_flows=SlowFlows(4, 8))
+    with pytest.raises(ValueError, match="one slow flow in 65; it must be one in 1 to 64"):
+        SlowFlows(65, 8)
+
+
+@pytest.mark.parametrize("text", ["4=8M", "1/4", "1/4=8", "1/x=8M", "2/4=8M"])
+def test_other_spellings_of_slow_flows_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"write 1/4=40M|is not a number with a unit"):
+        parse_slow_flows(text)
+
+
+def test_slow_flows_are_spelled_as_a_share_and_a_rate() -> None:
+    assert parse_slow_flows("1/8=40M") == SlowFlows(8, 40.0)
 
 
 def test_importing_netlab_needs_neither_pyroute2_nor_root() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .errors import NetlabError
 from .lab import Host, Lab
-from .link_plan import LinkPlan, SlowFlows, parse_rate_mbit
+from .link_plan import LinkPlan, SlowFlows, parse_rate_mbit, parse_slow_flows
 from .namespace import NetworkNamespace, sweep
 from .requirements import missing_privilege, missing_requirement
 
@@ -23,5 +23,6 @@ __all__ = [
     "missing_privilege",
     "missing_requirement",
     "parse_rate_mbit",
+    "parse_slow_flows",
     "sweep",
 ]

@@ -76,7 +76,7 @@ def _program(first_minor: int, classes: int, other_minor: int) -> list[_Step]:
 
 
 def neighbour_rank(flow_class: int) -> int:
-    """Numbers the classes so that connections opened in a row, whose source ports are 2 apart, have ranks in a row."""
+    """Numbers the classes so that source ports 2 apart have ranks in a row: connecting sockets get even ports."""
     return flow_class * pow(2, -1, FLOW_CLASSES) % FLOW_CLASSES
 
 

@@ -38,7 +38,7 @@ MAX_SLOW_FLOWS_EVERY = 64
 
 @dataclass(frozen=True)
 class SlowFlows:
-    """One flow in `every` has a lower cap than the others: of connections that are opened in a row, every nth."""
+    """One flow in `every`, on average, has a lower cap than the others. Which ones: their ports decide."""
 
     every: int
     rate_mbit: float
