@@ -6,8 +6,10 @@
 namespace bagua_net {
 namespace {
 
-// A window is this much time in use: many round trips of any network, and at 400 Mb/s still ten messages.
+// A window is this much time in use, many round trips of any network, and so many messages: they count when they have
+// been sent, and with fewer of them a rate would depend on where the window cuts.
 constexpr std::int64_t kWindowNs = 200'000'000;
+constexpr int kWindowMessages = 10;
 
 // Most messages found every connection full: more connections may help.
 constexpr double kFullShare = 0.5;
@@ -34,7 +36,7 @@ void StreamGrowth::end_busy(std::int64_t now_ns) {
 
 void StreamGrowth::add_posted(bool full) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  ++window_.messages;
+  ++window_.posted_messages;
   if (full) ++window_.full_messages;
 }
 
@@ -45,14 +47,15 @@ void StreamGrowth::add_sent(std::size_t bytes, std::int64_t now_ns) {
     busy_since_ns_ = now_ns;
   }
   window_.bytes += bytes;
-  if (window_.busy_ns >= kWindowNs) close_window(now_ns);
+  ++window_.sent_messages;
+  if (window_.busy_ns >= kWindowNs && window_.sent_messages >= kWindowMessages) close_window(now_ns);
 }
 
 void StreamGrowth::close_window(std::int64_t now_ns) {
   const Window closed = std::exchange(window_, {});
   switch (phase_) {
     case Phase::kWatching: {
-      const bool is_full = closed.full_messages > kFullShare * closed.messages;
+      const bool is_full = closed.full_messages > kFullShare * closed.posted_messages;
       if (is_full && target() < most_ && now_ns >= next_trial_ns_) begin_trial(closed.rate());
       return;
     }

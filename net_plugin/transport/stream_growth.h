@@ -43,7 +43,8 @@ class StreamGrowth {
   struct Window {
     std::int64_t busy_ns = 0;  // while at least one comm was busy
     std::size_t bytes = 0;
-    int messages = 0;
+    int sent_messages = 0;
+    int posted_messages = 0;
     int full_messages = 0;
 
     double rate() const { return static_cast<double>(bytes) / static_cast<double>(busy_ns); }

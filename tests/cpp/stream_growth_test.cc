@@ -92,7 +92,7 @@ void check_targets(const Sender& sender, const std::vector<int>& expected) {
 TEST_CASE(grows_to_the_number_that_fills_the_link_and_stays) {
   StreamGrowth growth(1, 64);
   Sender sender(&growth);
-  sender.send_for(5 * kSecond, kCapped);
+  sender.send_for(8 * kSecond, kCapped);
   // Each gain is lost again before it is kept. The link is full with 8: the last trial gained nothing.
   check_targets(sender, {2, 1, 2, 4, 2, 4, 8, 4, 8, 16, 8});
   const std::size_t settled = sender.changes().size();
@@ -227,6 +227,19 @@ TEST_CASE(busy_time_of_several_comms_is_their_union) {
   CHECK_EQ(now_ns, 200 * kMillisecond);
 }
 
+TEST_CASE(a_window_has_enough_messages_to_count) {
+  StreamGrowth growth(1, 2);
+  growth.begin_busy(0);
+  for (int second = 1; second < 10; ++second) {
+    growth.add_posted(true);
+    growth.add_sent(kMegabyte, second * kSecond);
+    CHECK_EQ(growth.target(), 1);
+  }
+  growth.add_posted(true);
+  growth.add_sent(kMegabyte, 10 * kSecond);
+  CHECK_EQ(growth.target(), 2);
+}
+
 TEST_CASE(comms_that_take_turns_and_overlap_are_one_busy_time) {
   StreamGrowth growth(1, 2);
   // 0 to 60 and 40 to 100 ms are 100 ms; the pause to 500 ms is none; 500 to 600 ms makes 200.
@@ -235,8 +248,10 @@ TEST_CASE(comms_that_take_turns_and_overlap_are_one_busy_time) {
   growth.end_busy(60 * kMillisecond);
   growth.end_busy(100 * kMillisecond);
   growth.begin_busy(500 * kMillisecond);
-  growth.add_posted(true);
-  growth.add_sent(kMegabyte, 599 * kMillisecond);
+  for (int message = 0; message < 20; ++message) {
+    growth.add_posted(true);
+    growth.add_sent(kMegabyte, 599 * kMillisecond);
+  }
   CHECK_EQ(growth.target(), 1);
   growth.add_posted(true);
   growth.add_sent(kMegabyte, 600 * kMillisecond);
@@ -260,7 +275,7 @@ TEST_CASE(a_long_pause_within_a_trial_does_not_decide_it) {
   Sender sender(&growth);
   while (growth.target() == 1) sender.send_for(kMillisecond, kCapped);
   sender.pause_for(3600 * kSecond);
-  sender.send_for(5 * kSecond, kCapped);
+  sender.send_for(8 * kSecond, kCapped);
   check_targets(sender, {2, 1, 2, 4, 2, 4, 8, 4, 8, 16, 8});
 }
 

@@ -164,6 +164,7 @@ class Windows {
     growth_.begin_busy(now_ns_);
     // More full messages than any that the comms may have reported since the last window.
     for (int message = 0; message < 1000; ++message) growth_.add_posted(true);
+    for (int message = 0; message < 100; ++message) growth_.add_sent(bytes / 100, now_ns_ + 199'000'000);
     growth_.add_sent(bytes, now_ns_ + 200'000'000);
     growth_.end_busy(now_ns_ + 200'000'000);
     now_ns_ += 1'000'000'000'000;
@@ -346,16 +347,16 @@ TEST_CASE(a_stream_that_the_sender_uses_before_the_receiver_has_it_waits) {
   Connection connection(0, 1, 2, 2);
   connection.exchange({kLarge});
   connection.receiver_arrivals->announce();
-  auto [near, far] = tcp_pair();
-  connection.watch(far);
-  connection.sender_arrivals->hand_in(std::move(near));
+  auto ends = tcp_pair();
+  connection.watch(ends.second);
+  connection.sender_arrivals->hand_in(std::move(ends.first));
   int rounds = 0;
   // Until the sender has used it: what it carries is missing at the receiver, which goes on waiting.
   const Deadline deadline;
   while (connection.used_streams() < 2) {
     deadline.check("traffic on the second stream");
     connection.exchange(std::vector<std::size_t>(4, 8u << 20), [&] {
-      if (++rounds == 200) connection.receiver_arrivals->hand_in_announced(std::move(far));
+      if (++rounds == 200) connection.receiver_arrivals->hand_in_announced(std::move(ends.second));
     });
   }
 }
