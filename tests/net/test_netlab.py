@@ -28,10 +28,13 @@ if str(_ROOT / "tools") not in sys.path:
 
 import netlab  # noqa: E402
 from netlab import (  # noqa: E402
+    FlowUsage,
     Lab,
     LinkPlan,
     NetlabError,
     SlowFlows,
+    data_flows,
+    describe_flows,
     missing_privilege,
     parse_rate_mbit,
     parse_slow_flows,
@@ -195,6 +198,21 @@ def test_one_flow_in_four_is_slow() -> None:
         _assert_holds(flow, 8)
     for flow in flows[len(slow) :]:
         _assert_holds(flow, 40)
+
+
+@needs_namespaces
+@pytest.mark.netns
+def test_flows_that_carried_data_are_told_with_their_caps() -> None:
+    with Lab(per_flow_mbit=40, slow_flows=SlowFlows(2, 8)) as lab:
+        assert describe_flows(lab.flow_usage(0)) == "no data"
+        _measure(lab, 0, 1, (40000, 40002))
+        used = data_flows(lab.flow_usage(0))
+        assert [usage.cap_mbit for usage in used] in ([40, 8], [8, 8])  # two neighbours, or the classes begin anew
+        assert all(usage.bytes_sent > 100_000 for usage in used)
+        received = lab.flow_usage(1)
+        assert max(usage.bytes_sent for usage in received) < used[0].bytes_sent / 10, "acknowledgements only"
+    with Lab(rate_mbit=100) as lab:
+        assert lab.flow_usage(0) == []
 
 
 @needs_namespaces
@@ -621,6 +639,8 @@ def test_cli_terminated_leaves_nothing() -> None:
         (["run", "--env", "A", "--", "true"], "'A' is not NAME=VALUE"),
         (["run", "--timeout", "-1", "--", "true"], "'-1' is out of range; give 0 or more seconds"),
         (["run", "--rate", "1G"], "no command; write it after --"),
+        (["run", "--show-flows", "--", "true"], "--show-flows without --per-flow"),
+        (["run", "--slow-flows", "1/4", "--", "true"], "write 1/4=40M for one flow in four"),
     ],
 )
 def test_cli_errors_name_the_value_and_the_remedy(arguments: list[str], message: str) -> None:
@@ -661,6 +681,13 @@ def test_link_plans_check_their_values() -> None:
 def test_other_spellings_of_slow_flows_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"write 1/4=40M|is not a number with a unit"):
         parse_slow_flows(text)
+
+
+def test_flows_are_counted_by_cap() -> None:
+    usages = [FlowUsage(20, 50), FlowUsage(200, 1000), FlowUsage(200, 900), FlowUsage(200, 3), FlowUsage(20, 0)]
+    assert describe_flows(usages) == "3 flows: 2 of up to 200 Mbit/s, 1 of up to 20 Mbit/s; together 420 Mbit/s"
+    assert describe_flows(usages[:1]) == "1 flow: 1 of up to 20 Mbit/s; together 20 Mbit/s"
+    assert describe_flows(usages[4:]) == "no data"
 
 
 def test_slow_flows_are_spelled_as_a_share_and_a_rate() -> None:

@@ -8,18 +8,22 @@ settings) and limits the links between them. See docs/netlab.md.
 from __future__ import annotations
 
 from .errors import NetlabError
+from .flow_usage import FlowUsage, data_flows, describe_flows
 from .lab import Host, Lab
 from .link_plan import LinkPlan, SlowFlows, parse_rate_mbit, parse_slow_flows
 from .namespace import NetworkNamespace, sweep
 from .requirements import missing_privilege, missing_requirement
 
 __all__ = [
+    "FlowUsage",
     "Host",
     "Lab",
     "LinkPlan",
     "NetlabError",
     "NetworkNamespace",
     "SlowFlows",
+    "data_flows",
+    "describe_flows",
     "missing_privilege",
     "missing_requirement",
     "parse_rate_mbit",

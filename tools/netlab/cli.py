@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from .errors import NetlabError
+from .flow_usage import describe_flows
 from .lab import Lab
 from .link_plan import SlowFlows, parse_rate_mbit, parse_slow_flows
 from .namespace import sweep
@@ -100,6 +101,9 @@ def _parser() -> argparse.ArgumentParser:
         "--slow-flows", type=_slow_flows, metavar="1/N=RATE", help="lower cap of one connection in N, as 1/4=40M"
     )
     run.add_argument(
+        "--show-flows", action="store_true", help="afterwards, say how many flows were used and what they can carry"
+    )
+    run.add_argument(
         "--uneven", type=_uneven, metavar="HOST:NIC=RATE", action="append", default=[], help="one link's rate"
     )
     run.add_argument(
@@ -130,6 +134,8 @@ def _run(arguments: argparse.Namespace) -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise ValueError("no command; write it after --, as in: netlab run --rate 10G -- bagua-net-bench")
+    if arguments.show_flows and arguments.per_flow is None:
+        raise ValueError("--show-flows without --per-flow: flows that have no cap are not told apart; give the cap")
     rate, mtu = arguments.rate, arguments.mtu
     with Lab(
         arguments.hosts,
@@ -149,7 +155,12 @@ def _run(arguments: argparse.Namespace) -> int:
             grace_seconds=arguments.grace,
             one_gpu_each=arguments.gpu_each,
         )
-        return runner.run(command, dict(arguments.env))
+        code = runner.run(command, dict(arguments.env))
+        if arguments.show_flows:
+            for host in range(arguments.hosts):
+                for nic in range(arguments.nics):
+                    print(f"netlab: host {host} eth{nic} sent over {describe_flows(lab.flow_usage(host, nic))}")
+        return code
 
 
 def _sweep() -> int:

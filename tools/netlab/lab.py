@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from .errors import NetlabError, translated
+from .flow_usage import FlowUsage
 from .link_plan import LinkPlan, SlowFlows, check_rate
 from .namespace import NetworkNamespace, sweep, unique_name
 from .netlink import Netlink
@@ -187,6 +188,12 @@ class Lab:
         """The calling thread is on that host: sockets that it opens meanwhile belong to it, also afterwards."""
         with self._host(host).namespace.inside():
             yield
+
+    def flow_usage(self, host: int, nic: int = 0) -> list[FlowUsage]:
+        """What each flow of a capped NIC has sent since the lab was built; empty without `per_flow_mbit`."""
+        plan = self._plans[self._host(host).index, nic]
+        with self.inside(host), Netlink() as netlink:
+            return netlink.flow_usage(f"eth{nic}", plan)
 
     def rank_environment(self, host: int) -> dict[str, str]:
         """What torchrun, or a launcher across real hosts, would set for the one rank of this host."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from .errors import NetlabError, translated
 from .flow_filter import FLOW_CLASSES, flow_filter, neighbour_rank
+from .flow_usage import FlowUsage
 from .link_plan import MAX_RATE_MBIT, LinkPlan
 from .tc_request import attribute, send_tc_request
 
@@ -44,6 +45,12 @@ _LINK_UP_SECONDS = 10.0
 
 def _bytes_per_second(rate_mbit: float) -> int:
     return round(rate_mbit * 1e6 / 8)
+
+
+def _flow_cap_mbit(per_flow_mbit: float, plan: LinkPlan, number: int) -> float:
+    is_slow = plan.slow_flows is not None and neighbour_rank(number) % plan.slow_flows.every == 0
+    cap = plan.slow_flows.rate_mbit if plan.slow_flows is not None and is_slow else per_flow_mbit
+    return cap if plan.rate_mbit is None else min(cap, plan.rate_mbit)
 
 
 class Netlink:
@@ -121,13 +128,23 @@ class Netlink:
         # HTB grants a class its own rate even where the sum exceeds the link's, and lends up to its ceiling only what
         # the link has left: so the classes share the link's rate, and the ceiling is the cap.
         for number in range(FLOW_CLASSES):
-            cap = plan.per_flow_mbit
-            if plan.slow_flows is not None and neighbour_rank(number) % plan.slow_flows.every == 0:
-                cap = plan.slow_flows.rate_mbit
-            cap = min(cap, link_mbit)
+            cap = _flow_cap_mbit(plan.per_flow_mbit, plan, number)
             share = min(cap, link_mbit / (FLOW_CLASSES + 1))
             self._add_class(index, _FIRST_FLOW_MINOR + number, share, cap)
         self._add_flow_filter(index)
+
+    def flow_usage(self, name: str, plan: LinkPlan) -> list[FlowUsage]:
+        """What each class of flows has sent; empty where flows are not capped."""
+        if plan.per_flow_mbit is None:
+            return []
+        usages = []
+        with translated(f"reading the traffic classes of {name}"):
+            for entry in self._route.get_classes(self.interface_index(name)):
+                number = (entry["handle"] & 0xFFFF) - _FIRST_FLOW_MINOR
+                if 0 <= number < FLOW_CLASSES:
+                    sent = entry.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")["bytes"]
+                    usages.append(FlowUsage(_flow_cap_mbit(plan.per_flow_mbit, plan, number), sent))
+        return usages
 
     def limit_port_side(self, name: str, plan: LinkPlan) -> None:
         """Limits what a switch port sends to its host: when several hosts send to one, it is here that they queue,
