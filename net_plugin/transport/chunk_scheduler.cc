@@ -9,9 +9,9 @@ namespace {
 
 constexpr std::size_t kChunkAlignment = 4096;  // pages: keeps the copies of neighbouring streams apart
 
-// Rates of equal streams vary; only a stream that is less than half as fast as the fastest is treated as slow.
+// A stream that is less than half as fast as the fastest gets smaller chunks. Rates of equal streams vary by less.
 constexpr double kSlowShare = 0.5;
-// The least for a slow stream.
+// The least of those.
 constexpr std::size_t kLeastSlowBytes = 16384;
 constexpr double kAverageWeight = 0.5;
 // Rates are estimates, and chunks do not come out even: what is late by no more than this is not late.

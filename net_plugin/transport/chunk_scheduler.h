@@ -1,9 +1,10 @@
 // ChunkScheduler: the messages of a comm that wait to be sent, in posting order, and who sends which piece. Data
 // streams pull: each takes the next chunk when its socket has room, so a slow stream simply takes fewer.
 //
-// Pulling alone is not enough for a stream that is *much* slower than another: a chunk of the usual size would keep its
-// message, and soon all that may be under way, waiting for it. Such a stream gets chunks that take it no longer than
-// the others take for theirs, and none at all when the others would be done with everything first.
+// Pulling alone is not enough where long queues stand behind the sockets: a chunk at the end of one keeps its message,
+// and soon all that may be under way, waiting. So a stream that would deliver a chunk later than all streams together
+// deliver everything leaves it to the stream that delivers it first, and a stream that is much slower than another gets
+// smaller chunks. Where no rates are measured, within a host, none of this happens.
 //
 // One mutex guards the queue: it is held for some 20 ns per chunk, and chunks are at least 64 KiB unless a whole
 // message is smaller, so streams practically never meet there.
@@ -40,7 +41,7 @@ struct ChunkPolicy {
 enum class Pull {
   kChunk,
   kNothing,     // nothing waits to be sent
-  kPassedOver,  // something does, and the others will be done with it before this stream could be
+  kPassedOver,  // another stream would deliver it first
 };
 
 class ChunkScheduler {

@@ -143,8 +143,8 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--peers", "0"], "0 is outside 1..1024; give a number in that range"),
-        (["--peers", "1,many"], "'many' is not a number; give one in 1..1024"),
+        (["--peers", "0"], "0 is outside 1..1024; give an integer in that range"),
+        (["--peers", "1,many"], "'many' is not an integer; give one in 1..1024"),
         (["--peers", "--message-sizes", "2G"], "a message of 2 GiB is outside 1 B..1 GiB"),
         (["--peers", "--message-sizes", "some"], "size 'some' is not a number"),
         (["--peers", "--in-flight", "33"], "33 is outside 1..32"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
+from bagua.net.bench.argument_types import byte_size, within
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.export import check_writable
 from bagua.net.bench.nccl_ab_contender import (
@@ -21,7 +21,7 @@ from bagua.net.bench.nccl_ab_contender import (
 from bagua.net.bench.nccl_ab_plan import ELEMENT_BYTES, GPU_COLLECTIVES
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 from bagua.net.bench.settings import check_library
-from bagua.net.bench.sizes import parse_size, size_series
+from bagua.net.bench.sizes import size_series
 from bagua.net.library import MissingFileError, library_path
 
 DEFAULT_REPEATS = 5
@@ -73,34 +73,11 @@ class NcclOptions:
     device: str
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
 def _sizes(text: str) -> tuple[int, ...]:
-    sizes = [_size(part) for part in text.split(",")]
+    sizes = [byte_size(part) for part in text.split(",")]
     if min(sizes) < 1:
         raise argparse.ArgumentTypeError(f"size 0 in {text!r} is below the limit of 1 B; leave it out")
     return tuple(sorted(set(sizes)))
-
-
-_Number = TypeVar("_Number", int, float)
-
-
-def _within(kind: Callable[[str], _Number], low: _Number, high: _Number) -> Callable[[str], _Number]:
-    def convert(text: str) -> _Number:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number; give one in {low}..{high}") from None
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text} is outside {low}..{high}; give a number in that range")
-        return value
-
-    return convert
 
 
 def _collectives(text: str) -> tuple[str, ...]:
@@ -126,12 +103,12 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     sizes = parser.add_argument_group("sizes (nccl-tests spellings)")
-    sizes.add_argument("-b", "--minbytes", type=_size, default=8, metavar="SIZE", help="smallest size (default 8)")
+    sizes.add_argument("-b", "--minbytes", type=byte_size, default=8, metavar="SIZE", help="smallest size (default 8)")
     sizes.add_argument(
-        "-e", "--maxbytes", type=_size, default=256 << 20, metavar="SIZE", help="largest size (default 256M)"
+        "-e", "--maxbytes", type=byte_size, default=256 << 20, metavar="SIZE", help="largest size (default 256M)"
     )
     sizes.add_argument(
-        "-f", "--stepfactor", type=_within(int, 2, 1024), default=2, metavar="N", help="from size to size (default 2)"
+        "-f", "--stepfactor", type=within(int, 2, 1024), default=2, metavar="N", help="from size to size (default 2)"
     )
     sizes.add_argument(
         "--sizes", type=_sizes, metavar="LIST", help="these sizes, with commas, instead of -b, -e and -f"
@@ -167,27 +144,27 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument("--without-plugin", action="store_true", help="NCCL's own settings only")
     what.add_argument("--library", type=Path, metavar="PATH", help="libnccl-net.so (default: the package's)")
     what.add_argument(
-        "--ranks", type=_within(int, 2, 128), metavar="W", help="GPUs of this machine to use (default all)"
+        "--ranks", type=within(int, 2, 128), metavar="W", help="GPUs of this machine to use (default all)"
     )
     what.add_argument("--no-verify", action="store_true", help="do not check the data")
 
     length = parser.add_argument_group("how long")
     length.add_argument(
-        "-n", "--iters", type=_within(int, 1, 100_000), metavar="N", help="iterations of a turn (default: by time)"
+        "-n", "--iters", type=within(int, 1, 100_000), metavar="N", help="iterations of a turn (default: by time)"
     )
     length.add_argument(
-        "-w", "--warmup_iters", type=_within(int, 0, 10_000), metavar="N", help="warm-ups of a turn (default: a tenth)"
+        "-w", "--warmup_iters", type=within(int, 0, 10_000), metavar="N", help="warm-ups of a turn (default: a tenth)"
     )
     length.add_argument(
         "--repeats",
-        type=_within(int, 1, 1000),
+        type=within(int, 1, 1000),
         default=DEFAULT_REPEATS,
         metavar="N",
         help=f"turns of each contender at each size (default {DEFAULT_REPEATS})",
     )
     length.add_argument(
         "--turn-seconds",
-        type=_within(float, 0.001, 60.0),
+        type=within(float, 0.001, 60.0),
         default=DEFAULT_TURN_S,
         metavar="S",
         help=f"how long the slowest contender's turn shall take (default {DEFAULT_TURN_S:g}); less where the time limit"
@@ -195,7 +172,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     length.add_argument(
         "--time-limit",
-        type=_within(float, 1.0, 86400.0),
+        type=within(float, 1.0, 86400.0),
         default=DEFAULT_TIME_LIMIT_S,
         metavar="S",
         help="seconds that the run shall fit into, once all contenders have started; after them no further turn begins,"
@@ -212,11 +189,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     network.add_argument("--interface", metavar="NAME", help="NCCL_SOCKET_IFNAME of all contenders")
     network.add_argument(
-        "--port", type=_within(int, 1, 65535), metavar="N", help="where launched ranks meet on rank 0's host"
+        "--port", type=within(int, 1, 65535), metavar="N", help="where launched ranks meet on rank 0's host"
     )
     network.add_argument(
         "--timeout",
-        type=_within(float, 1.0, 3600.0),
+        type=within(float, 1.0, 3600.0),
         default=DEFAULT_TIMEOUT_S,
         metavar="S",
         help=f"for anything that makes no progress (default {DEFAULT_TIMEOUT_S:g})",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagua.net.bench.argument_types import byte_size, within
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.export import check_writable
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 from bagua.net.bench.settings import BASELINE, CONTENDERS, RAW
-from bagua.net.bench.sizes import parse_size, size_series
+from bagua.net.bench.sizes import size_series
 
 # A default run ends within three minutes: starting torch for gloo and drawing a plot take what is left.
 DEFAULT_TIME_BUDGET_S = 160.0
@@ -72,41 +73,6 @@ class Options:
     busy_per_cpu: int
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not an integer; give one in {low}..{high}") from None
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{value} is outside {low}..{high}; give one in that range")
-        return value
-
-    return convert
-
-
-def _seconds(low: float, high: float) -> Callable[[str], float]:
-    def convert(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not a number of seconds; give one in {low}..{high}"
-            ) from None
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text} seconds are outside {low}..{high}; give a number in that range")
-        return value
-
-    return convert
-
-
 def _contenders(text: str) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in CONTENDERS]
@@ -119,7 +85,7 @@ def _contenders(text: str) -> tuple[str, ...]:
 
 
 def _stream_counts(text: str) -> tuple[int, ...]:
-    convert = _integer(1, MAX_STREAMS)
+    convert = within(int, 1, MAX_STREAMS)
     return tuple(sorted({convert(item.strip()) for item in text.split(",")}))
 
 
@@ -133,31 +99,37 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     sizes = parser.add_argument_group("sizes (nccl-tests spellings)")
-    sizes.add_argument("-b", "--minbytes", type=_size, metavar="SIZE", help="smallest size (default 8)")
-    sizes.add_argument("-e", "--maxbytes", type=_size, metavar="SIZE", help="largest size (default 256M)")
-    sizes.add_argument("-f", "--stepfactor", type=_integer(2, 1024), metavar="N", help="from size to size (default 2)")
+    sizes.add_argument("-b", "--minbytes", type=byte_size, metavar="SIZE", help="smallest size (default 8)")
+    sizes.add_argument("-e", "--maxbytes", type=byte_size, metavar="SIZE", help="largest size (default 256M)")
+    sizes.add_argument(
+        "-f", "--stepfactor", type=within(int, 2, 1024), metavar="N", help="from size to size (default 2)"
+    )
 
     length = parser.add_argument_group("how long")
     how_many = length.add_mutually_exclusive_group()
     how_many.add_argument(
-        "-n", "--iters", type=_integer(1, 100_000), metavar="N", help="iterations of a visit (default: by time budget)"
+        "-n",
+        "--iters",
+        type=within(int, 1, 100_000),
+        metavar="N",
+        help="iterations of a visit (default: by time budget)",
     )
     how_many.add_argument(
         "--time-budget",
-        type=_seconds(1, 86400),
+        type=within(float, 1, 86400),
         metavar="S",
         help=f"seconds for the run, which choose the iterations of each size (default {DEFAULT_TIME_BUDGET_S:g})",
     )
     length.add_argument(
         "-w",
         "--warmup_iters",
-        type=_integer(0, 10_000),
+        type=within(int, 0, 10_000),
         metavar="N",
         help="warm-ups of a visit (default: a sixth; 5 with -n)",
     )
     length.add_argument(
         "--repeats",
-        type=_integer(1, 1000),
+        type=within(int, 1, 1000),
         metavar="N",
         help=f"visits of each contender and size (default {DEFAULT_REPEATS}); their spread is min..max",
     )
@@ -172,10 +144,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help=f"of {','.join(CONTENDERS)} (default all; gloo only where torch is installed)",
     )
-    what.add_argument("--ranks", type=_integer(2, MAX_RANKS), metavar="W", help="processes on this machine (default 2)")
+    what.add_argument(
+        "--ranks", type=within(int, 2, MAX_RANKS), metavar="W", help="processes on this machine (default 2)"
+    )
     what.add_argument(
         "--channels",
-        type=_integer(1, MAX_CHANNELS),
+        type=within(int, 1, MAX_CHANNELS),
         default=2,
         metavar="C",
         help="ring connections of a rank (default 2)",
@@ -188,7 +162,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     what.add_argument(
         "--busy-per-cpu",
-        type=_integer(0, MAX_BUSY_PER_CPU),
+        type=within(int, 0, MAX_BUSY_PER_CPU),
         default=0,
         metavar="N",
         help="busy processes beside the ranks, for each CPU of a host (default 0)",
@@ -209,11 +183,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     network.add_argument("--address", metavar="IP", help="an address of this host instead of an interface")
     network.add_argument(
-        "--port", type=_integer(1, 65535), metavar="N", help="where launched ranks meet on rank 0's host"
+        "--port", type=within(int, 1, 65535), metavar="N", help="where launched ranks meet on rank 0's host"
     )
     network.add_argument(
         "--timeout",
-        type=_seconds(1, 3600),
+        type=within(float, 1, 3600),
         default=DEFAULT_TIMEOUT_S,
         metavar="S",
         help=f"for anything that makes no progress (default {DEFAULT_TIMEOUT_S:g})",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bagua.net.bench.argument_types import byte_size, within
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.export import check_writable
-from bagua.net.bench.sizes import format_size, parse_size
+from bagua.net.bench.sizes import format_size
 
 DEFAULT_COMMS = (1, 8, 64)
 MAX_COMMS = 1024
@@ -49,29 +50,13 @@ class PeersOptions:
     csv_path: Path | None
 
 
-def _within(kind: Callable[[str], float], low: float, high: float) -> Callable[[str], float]:
-    def convert(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number; give one in {low}..{high}") from None
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text} is outside {low}..{high}; give a number in that range")
-        return value
-
-    return convert
-
-
 def _comms(text: str) -> tuple[int, ...]:
-    convert = _within(int, 1, MAX_COMMS)
-    return tuple(sorted({int(convert(item.strip())) for item in text.split(",")}))
+    convert = within(int, 1, MAX_COMMS)
+    return tuple(sorted({convert(item.strip()) for item in text.split(",")}))
 
 
 def _message_sizes(text: str) -> tuple[int, ...]:
-    try:
-        sizes = [parse_size(item) for item in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    sizes = [byte_size(item) for item in text.split(",")]
     for size in sizes:
         if not 1 <= size <= MAX_MESSAGE_BYTES:
             raise argparse.ArgumentTypeError(
@@ -120,7 +105,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     traffic.add_argument(
         "--in-flight",
-        type=_within(int, 1, MAX_IN_FLIGHT),
+        type=within(int, 1, MAX_IN_FLIGHT),
         default=8,
         metavar="N",
         help="messages under way each way, over all comms together (default 8)",
@@ -128,27 +113,27 @@ def make_parser() -> argparse.ArgumentParser:
     length = parser.add_argument_group("how long")
     how_many = length.add_mutually_exclusive_group()
     how_many.add_argument(
-        "--messages", type=_within(int, 1, 10_000_000), metavar="N", help="of a visit (default: by time budget)"
+        "--messages", type=within(int, 1, 10_000_000), metavar="N", help="of a visit (default: by time budget)"
     )
     how_many.add_argument(
         "--time-budget",
-        type=_within(float, 1, 86400),
+        type=within(float, 1, 86400),
         default=30.0,
         metavar="S",
         help="seconds of traffic in all, which choose the messages of a visit (default 30)",
     )
     length.add_argument(
-        "--repeats", type=_within(int, 1, 1000), default=7, metavar="N", help="visits of each figure (default 7)"
+        "--repeats", type=within(int, 1, 1000), default=7, metavar="N", help="visits of each figure (default 7)"
     )
     length.add_argument(
         "--silence",
-        type=_within(float, 0, 3600),
+        type=within(float, 0, 3600),
         default=2.0,
         metavar="S",
         help="between the last message and the look at the idle processes (default 2)",
     )
     length.add_argument(
-        "--idle", type=_within(float, 0.1, 3600), default=3.0, metavar="S", help="seconds of that look (default 3)"
+        "--idle", type=within(float, 0.1, 3600), default=3.0, metavar="S", help="seconds of that look (default 3)"
     )
     what = parser.add_argument_group("what runs")
     what.add_argument(
@@ -164,7 +149,7 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument("--address", metavar="IP", help="an address of this host instead of an interface")
     what.add_argument(
         "--timeout",
-        type=_within(float, 1, 3600),
+        type=within(float, 1, 3600),
         default=60.0,
         metavar="S",
         help="for anything that makes no progress (default 60)",
