@@ -25,7 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        return int(options.execute(options))
+        exit_code = int(options.execute(options))
+        sys.stdout.flush()  # what is still in the buffer would otherwise meet the closed pipe after this function
+        return exit_code
     except CommandError as error:
         print(f"bagua-net {options.subcommand}: {error}", file=sys.stderr)
         return error.exit_code
