@@ -17,6 +17,7 @@ from bagua.net.bench.options import Options, check_outputs, parse_options
 from bagua.net.bench.peers_bench import run_peers
 from bagua.net.bench.peers_options import PeersOptions, parse_peers_options
 from bagua.net.bench.peers_options import check_outputs as check_peers_outputs
+from bagua.net.bench.peers_report import PeersReport
 from bagua.net.bench.plot import write_plot
 from bagua.net.bench.report import Report
 from bagua.net.bench.ring_bench import run_bench
@@ -108,12 +109,7 @@ def _run_peers(options: PeersOptions) -> int:
     print(report.head())
     print(report.tables(colour=colour))
     print(report.closing(colour=colour), end="", flush=True)
-    if options.json_path is not None:
-        write_json(
-            options.json_path, report.rows, report.machine, parameters=report.parameters, summary=report.summary()
-        )
-    if options.csv_path is not None:
-        write_csv(options.csv_path, report.rows, report.machine)
+    _export(report, options)
     _say_written(options.json_path, options.csv_path)
     return _EXIT_WRONG_OR_FAILED if report.results.wrong else 0
 
@@ -123,12 +119,7 @@ def _deliver(report: Report, options: Options) -> int:
     print(report.head())
     print(report.table(colour=colour))
     print(report.closing(colour=colour), end="", flush=True)
-    if options.json_path is not None:
-        write_json(
-            options.json_path, report.rows, report.machine, parameters=report.parameters, summary=report.summary()
-        )
-    if options.csv_path is not None:
-        write_csv(options.csv_path, report.rows, report.machine)
+    _export(report, options)
     if options.plot_path is not None:
         write_plot(
             options.plot_path,
@@ -140,6 +131,15 @@ def _deliver(report: Report, options: Options) -> int:
         )
     _say_written(options.json_path, options.csv_path, options.plot_path)
     return _EXIT_WRONG_OR_FAILED if report.wrong else 0
+
+
+def _export(report: Report | PeersReport, options: Options | PeersOptions) -> None:
+    if options.json_path is not None:
+        write_json(
+            options.json_path, report.rows, report.machine, parameters=report.parameters, summary=report.summary()
+        )
+    if options.csv_path is not None:
+        write_csv(options.csv_path, report.rows, report.machine)
 
 
 def _say_written(*paths: Path | None) -> None:

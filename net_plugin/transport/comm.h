@@ -78,7 +78,7 @@ class Comm : public FailureSink {
 
   struct DrivenStream {
     std::unique_ptr<DataStream> stream;
-    // Both as they were when the stream was published by stream_count_. nullptr: the calling thread drives it.
+    // Never change once the stream may be kicked. nullptr: the calling thread drives it.
     EventLoopWorker* worker = nullptr;
     std::uint64_t worker_stream_id = 0;
   };
