@@ -36,11 +36,12 @@ void ChunkScheduler::set_streams(int first, int end) {
   sum_up();
 }
 
-void ChunkScheduler::push(Request* request) {
+std::size_t ChunkScheduler::push(Request* request) {
   const std::lock_guard<std::mutex> lock(mutex_);
   queue_[tail_ % queue_.size()] = request;
   ++tail_;
   waiting_bytes_ += request->capacity_;
+  return waiting_bytes_;
 }
 
 Pull ChunkScheduler::pull(int stream, std::size_t under_way, Chunk* chunk, int* better) {

@@ -51,7 +51,8 @@ class ChunkScheduler {
   // The streams from `first` to before `end` pull from now on.
   void set_streams(int first, int end);
   // The request's data_, capacity_ and number_ must not change until it is done. At most kMaxRequestsPerComm wait.
-  void push(Request* request);
+  // Returns the bytes that now wait to be taken.
+  std::size_t push(Request* request);
   // under_way: bytes that the stream has taken and the peer not received yet. kPassedOver: *better is the stream that
   // would have delivered the chunk first; it may be idle.
   Pull pull(int stream, std::size_t under_way, Chunk* chunk, int* better);

@@ -40,7 +40,7 @@ Status Comm::add_stream(std::unique_ptr<DataStream> stream) {
     return Status::ok();
   }
   EventLoopWorker* worker = nullptr;
-  BAGUA_NET_RETURN_IF_ERROR(pool_->assign(&worker));
+  BAGUA_NET_RETURN_IF_ERROR(pool_->assign(driven.stream->index(), &worker));
   BAGUA_NET_RETURN_IF_ERROR(worker->attach(driven.stream.get(), &driven.worker_stream_id));
   driven.worker = worker;
   return Status::ok();
@@ -136,6 +136,17 @@ void Comm::kick(int stream_index) {
   // A kick that comes after the stream was detached finds nobody.
   const DrivenStream& driven = streams_[static_cast<std::size_t>(stream_index)];
   if (driven.worker != nullptr) driven.worker->kick(driven.worker_stream_id);
+}
+
+bool Comm::has_awake_worker() const {
+  return streams_.size() > 1 && streams_[1].worker != nullptr && streams_[1].worker->is_awake();
+}
+
+void Comm::rouse_workers(std::size_t streams) {
+  for (std::size_t index = 1; index < streams_.size() && index <= streams; ++index) {
+    EventLoopWorker* worker = streams_[index].worker;
+    if (worker != nullptr && !worker->is_awake()) worker->rouse();
+  }
 }
 
 Status Comm::test(Request* request, bool* done, std::size_t* bytes) {

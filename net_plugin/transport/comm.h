@@ -67,6 +67,10 @@ class Comm : public FailureSink {
   // Hands the calling thread's streams some time. With mutex_ held.
   void drive_own_streams();
   void kick(int stream_index);  // any thread
+  // The first stream that is not the calling thread's has a worker, and that one does not sleep. With mutex_ held.
+  bool has_awake_worker() const;
+  // Wakes the workers of the first so many of those streams. With mutex_ held.
+  void rouse_workers(std::size_t streams);
   Status failure();
   bool has_failed() const { return failed_.load(); }
   // Anything that makes an unfinished request hopeless, beyond a failure. With mutex_ held.

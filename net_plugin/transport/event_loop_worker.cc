@@ -59,6 +59,15 @@ void EventLoopWorker::kick(std::uint64_t stream_id) {
   if (wake) poller_.wake();
 }
 
+void EventLoopWorker::rouse() {
+  {
+    const std::lock_guard<std::mutex> lock(kick_mutex_);
+    if (!sleeping_) return;
+    sleeping_ = false;
+  }
+  poller_.wake();
+}
+
 void EventLoopWorker::make_runnable(std::uint64_t stream_id) {
   const auto found = streams_.find(stream_id);
   if (found == streams_.end() || found->second.runnable) return;
@@ -102,12 +111,14 @@ bool EventLoopWorker::prepare_to_sleep() {
   const std::lock_guard<std::mutex> lock(kick_mutex_);
   if (!kicked_.empty() || stopping_) return false;
   sleeping_ = true;
+  awake_.store(false, std::memory_order_relaxed);
   return true;
 }
 
 void EventLoopWorker::run() {
   std::vector<EpollPoller::Event> events;
   std::int64_t last_work_us = monotonic_us();
+  awake_.store(true, std::memory_order_relaxed);
   for (;;) {
     bool busy = false;
     bool worked = false;
@@ -134,6 +145,7 @@ void EventLoopWorker::run() {
     if (timeout_ms != 0) {
       const std::lock_guard<std::mutex> lock(kick_mutex_);
       sleeping_ = false;
+      awake_.store(true, std::memory_order_relaxed);
       last_work_us = monotonic_us();
     }
   }

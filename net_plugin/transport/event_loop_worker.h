@@ -31,6 +31,10 @@ class EventLoopWorker {
   void detach(DataStream* stream, std::uint64_t stream_id);
   // Work was added for the stream. Any thread.
   void kick(std::uint64_t stream_id);
+  // Work is about to come: a worker that sleeps wakes, and spins as after work. Any thread.
+  void rouse();
+  // A kick reaches it at once; otherwise after the time that waking a CPU takes. Any thread.
+  bool is_awake() const { return awake_.load(std::memory_order_relaxed); }
 
  private:
   struct Attached {
@@ -67,6 +71,7 @@ class EventLoopWorker {
   bool sleeping_ = false;               // guarded by kick_mutex_: a kick must wake the thread
   bool stopping_ = false;               // guarded by kick_mutex_
   std::atomic<bool> has_kicks_{false};  // hint that kicked_ is not empty, saves the lock while spinning
+  std::atomic<bool> awake_{false};      // written by the thread alone: one that was only told to wake is not awake yet
 };
 
 }  // namespace bagua_net

@@ -1,8 +1,16 @@
 #include "transport/recv_comm.h"
 
 #include "transport/recv_stream.h"
+#include "transport/thread_load.h"
 
 namespace bagua_net {
+namespace {
+
+// What the sender goes by, in its default settings (send_comm.cc).
+constexpr std::size_t kLargeBytes = 65536;
+constexpr std::size_t kMediumBytes = 16384;
+
+}  // namespace
 
 Status RecvComm::create(EstablishedConnection connection, WorkerPool* pool, std::unique_ptr<RecvComm>* comm) {
   std::vector<std::unique_ptr<ByteStream>> streams;
@@ -52,6 +60,14 @@ Status RecvComm::check_progress_possible() {
     }
   }
   return Status::ok();
+}
+
+void RecvComm::on_finished(const Request& request) {
+  // The sender is about to wake its workers, for the same reason.
+  const std::size_t bytes = request.message_bytes_;
+  if (bytes > kLargeBytes || (bytes > kMediumBytes && ThreadLoad::of_this_thread().is_busy())) {
+    rouse_workers((bytes + kLargeBytes - 1) / kLargeBytes);
+  }
 }
 
 std::size_t RecvComm::message_bytes(const Request& request) const { return request.message_bytes_; }

@@ -26,6 +26,7 @@ class RecvComm final : public Comm {
   Status check_progress_possible() override;
   bool has_own_work(const Request&) const override { return true; }  // any message may come on stream 0
   std::size_t message_bytes(const Request& request) const override;
+  void on_finished(const Request& request) override;
 
   ReceiveTable table_;
   // Streams that the peer ended between two frames. When all have, nothing more can come. Release by the driver,

@@ -11,6 +11,12 @@ namespace {
 // Streams that were asked for come within round trips, or the peer refused them and may do so again.
 constexpr std::int64_t kAskAgainNs = 10'000'000'000;
 
+// Waking a worker takes as long as copying some 256 KiB, handing a message to one that is awake as copying 16 KiB: in
+// units of BAGUA_NET_INLINE_BYTES, the largest message that sleeping workers are not waited for, and the largest that
+// those awake do not get.
+constexpr std::size_t kAsleepMultiple = 4;
+constexpr std::size_t kAwakeShare = 4;
+
 }  // namespace
 
 SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
@@ -57,9 +63,15 @@ std::unique_ptr<DataStream> SendComm::make_stream(std::unique_ptr<ByteStream> by
 }
 
 bool SendComm::should_stripe(std::size_t bytes) const {
-  if (!stripes_elsewhere_) return false;
-  if (bytes > policy_.inline_bytes) return true;
-  return bytes > policy_.inline_bytes / 4 && ThreadLoad::of_this_thread().is_saturated();
+  if (!stripes_elsewhere_ || bytes <= policy_.inline_bytes / kAwakeShare) return false;
+  if (has_awake_worker()) return true;
+  // Between hosts each connection may be limited, and what is a large message there takes longer than a wake-up.
+  return bytes > policy_.inline_bytes * (policy_.measures_rates ? 1 : kAsleepMultiple);
+}
+
+bool SendComm::wants_workers(std::size_t bytes) const {
+  if (!stripes_elsewhere_ || bytes <= policy_.inline_bytes / kAwakeShare) return false;
+  return bytes > policy_.inline_bytes || ThreadLoad::of_this_thread().is_busy();
 }
 
 Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* registration, Request** request) {
@@ -76,21 +88,25 @@ Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* 
   if (!posted->striped_) {
     own_chunks_.push(posted);
     drive_own_streams();
+    if (wants_workers(bytes)) rouse_workers(chunks_in(bytes));
   } else {
-    striped_chunks_.push(posted);
+    const std::size_t waiting = striped_chunks_.push(posted);
     ThreadLoad::of_this_thread().add_handed_over(bytes, monotonic_ns());
-    kick_streams(bytes, posted->number_);
+    kick_streams(waiting);
   }
   *request = posted;
   return Status::ok();
 }
 
-void SendComm::kick_streams(std::size_t bytes, std::uint64_t message_number) {
-  // No more streams than can get a chunk; blocked ones come back by themselves.
-  std::size_t wanted = (bytes + policy_.min_chunk_bytes - 1) / policy_.min_chunk_bytes;
-  const std::size_t wide = in_use_ - 1;
-  for (std::size_t offset = 0; offset < wide && wanted > 0; ++offset) {
-    const std::size_t index = 1 + (message_number + offset) % wide;
+std::size_t SendComm::chunks_in(std::size_t bytes) const {
+  return (bytes + policy_.min_chunk_bytes - 1) / policy_.min_chunk_bytes;
+}
+
+void SendComm::kick_streams(std::size_t waiting_bytes) {
+  // No more streams than can get a chunk; blocked ones come back by themselves. The first ones first: few workers that
+  // stay awake serve medium messages better than many that fall asleep in between.
+  std::size_t wanted = chunks_in(waiting_bytes);
+  for (std::size_t index = 1; index < in_use_ && wanted > 0; ++index) {
     if (streams_[index].stream->is_blocked()) continue;
     kick(static_cast<int>(index));
     --wanted;

@@ -48,7 +48,10 @@ class SendComm final : public Comm {
   std::size_t message_bytes(const Request& request) const override;
   void on_finished(const Request& request) override;
   bool should_stripe(std::size_t bytes) const;
-  void kick_streams(std::size_t bytes, std::uint64_t message_number);
+  // The calling thread moves a message of this size, and would rather not have to move the next.
+  bool wants_workers(std::size_t bytes) const;
+  void kick_streams(std::size_t waiting_bytes);
+  std::size_t chunks_in(std::size_t bytes) const;
 
   // The streams that large messages may take: all, or from 1 on where workers drive those.
   std::size_t first_wide_stream() const { return stripes_elsewhere_ ? 1 : 0; }

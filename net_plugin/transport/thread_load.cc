@@ -6,10 +6,9 @@ namespace {
 // Long enough to see several messages of each channel, short against the life of one collective of a few MiB.
 constexpr std::int64_t kWindowNs = 300000;
 
-// All-reduce on two GPUs with eight channels (docs/design/performance.md): with 0.5, messages of a 256 KiB all-reduce
-// are handed over too, which loses (229 us against 129); with 0.7, those of a 1 MiB one no longer are (461 us against
-// 316): part of the thread's time always goes into looking at sockets that have nothing yet.
-constexpr double kSaturatedShare = 0.6;
+// Part of the thread's time always goes into looking at sockets that have nothing yet: an all-reduce of 256 KiB on two
+// GPUs copies for 0.4 of it, and takes a third less time with workers (docs/design/performance.md).
+constexpr double kBusyShare = 0.3;
 
 constexpr double kAverageWeight = 0.1;
 
@@ -37,7 +36,7 @@ void ThreadLoad::add_handed_over(std::size_t bytes, std::int64_t now_ns) {
 void ThreadLoad::close_window(std::int64_t now_ns) {
   const std::int64_t length_ns = now_ns - window_start_ns_;
   if (length_ns < kWindowNs) return;
-  saturated_ = busy_ns_ > kSaturatedShare * static_cast<double>(length_ns);
+  busy_ = busy_ns_ > kBusyShare * static_cast<double>(length_ns);
   window_start_ns_ = now_ns;
   busy_ns_ = 0;
 }

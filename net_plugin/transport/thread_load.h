@@ -1,6 +1,6 @@
-// ThreadLoad: how busy a thread is with moving bytes. NCCL's progress thread serves every channel of a rank; as long as
-// it has time left it moves medium-sized messages itself, because waking a worker costs more than the copy. When
-// copying fills its time, the same messages are worth handing to workers.
+// ThreadLoad: how busy a thread is with moving bytes. NCCL's progress thread serves every channel of a rank; a medium-
+// sized message now and then it moves itself, because waking a worker costs more than the copy. When copying takes a
+// good part of its time, workers are worth waking.
 //
 // One per thread, touched by that thread only. The data streams report what they move, the send comms what they hand
 // over.
@@ -24,8 +24,8 @@ class ThreadLoad {
   // The thread handed bytes to workers: they count with what it would have needed for them.
   void add_handed_over(std::size_t bytes, std::int64_t now_ns);
 
-  // Copying fills, or would fill, most of the thread's time.
-  bool is_saturated() const { return saturated_; }
+  // Copying takes, or would take, a good part of the thread's time.
+  bool is_busy() const { return busy_; }
 
  private:
   void close_window(std::int64_t now_ns);
@@ -33,7 +33,7 @@ class ThreadLoad {
   std::int64_t window_start_ns_ = 0;
   double busy_ns_ = 0;               // in this window, handed-over bytes included
   double nanoseconds_per_byte_ = 0;  // of the thread's own copying; moving average
-  bool saturated_ = false;
+  bool busy_ = false;
 };
 
 }  // namespace bagua_net

@@ -1,8 +1,16 @@
 #include "transport/worker_pool.h"
 
-namespace bagua_net {
+#include <algorithm>
 
-Status WorkerPool::assign(EventLoopWorker** worker) {
+namespace bagua_net {
+namespace {
+
+// Most comms have four streams for workers: these lie evenly over the pool.
+constexpr std::size_t kUsualStreams = 4;
+
+}  // namespace
+
+Status WorkerPool::assign(int stream_index, EventLoopWorker** worker) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (size_ == 0) return Status::internal_error("a worker was asked of a pool without workers");
   if (workers_.empty()) {
@@ -16,7 +24,9 @@ Status WorkerPool::assign(EventLoopWorker** worker) {
       workers_.push_back(std::move(started));
     }
   }
-  *worker = workers_[next_++ % workers_.size()].get();
+  const auto index = static_cast<std::size_t>(stream_index);
+  const std::size_t distance = std::max<std::size_t>(workers_.size() / kUsualStreams, 1);
+  *worker = workers_[(assigned_[index]++ + index * distance) % workers_.size()].get();
   return Status::ok();
 }
 

@@ -2,12 +2,14 @@
 // by stop(); never more than its size, however many comms there are. Size 0: the calling threads do all I/O.
 #pragma once
 
-#include <cstdint>
+#include <array>
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "base/status.h"
+#include "transport/data_stream.h"
 #include "transport/event_loop_worker.h"
 
 namespace bagua_net {
@@ -17,8 +19,9 @@ class WorkerPool {
   WorkerPool(int size, int spin_us, const cpu_set_t& affinity) : size_(size), spin_us_(spin_us), affinity_(affinity) {}
 
   int size() const { return size_; }
-  // The next worker in turn; starts the threads if they do not run. The pool keeps ownership.
-  Status assign(EventLoopWorker** worker);
+  // A worker for the stream with this index in its comm: a comm's streams get different workers, and so do streams of
+  // equal index, of which the first are used most. Starts the threads if they do not run. The pool keeps ownership.
+  Status assign(int stream_index, EventLoopWorker** worker);
   // Joins the threads. Every stream must be detached.
   void stop();
 
@@ -28,7 +31,7 @@ class WorkerPool {
   const cpu_set_t affinity_;
   std::mutex mutex_;  // guards everything below
   std::vector<std::unique_ptr<EventLoopWorker>> workers_;
-  std::size_t next_ = 0;
+  std::array<std::size_t, kMaxStreams> assigned_{};  // streams of each index
 };
 
 }  // namespace bagua_net
