@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "abi/channel_policy.h"
+#include "abi/collective_policy.h"
 #include "abi/nccl_log.h"
 #include "abi/plugin_name.h"
 #include "abi/process_instance.h"
@@ -22,26 +22,44 @@ struct TunedCommunicator {
   std::size_t ranks;
 };
 
-// With any of these the user has chosen the number of channels. The names in RINGS are NCCL's older ones.
-constexpr const char* kChannelVariables[] = {"NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS",
-                                             "NCCL_MAX_CTAS",      "NCCL_MIN_NRINGS",    "NCCL_MAX_NRINGS"};
+// With any of these the user has chosen. The names in RINGS are NCCL's older ones.
+constexpr const char* kUsersChoices[] = {"NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS",
+                                         "NCCL_MAX_CTAS",      "NCCL_MIN_NRINGS",    "NCCL_MAX_NRINGS",
+                                         "NCCL_ALGO",          "NCCL_PROTO"};
+
+// NCCL's numbers.
+constexpr int kRing = 1;
+constexpr int kLowLatency = 0;
+constexpr int kSimple = 2;
+
+std::string shape(std::size_t nodes, std::size_t ranks) {
+  return std::to_string(ranks) + " ranks on " + std::to_string(nodes) + (nodes == 1 ? " node" : " nodes");
+}
 
 // Why NCCL's own numbers stand; empty if the policy applies.
-std::string reason_to_leave(std::size_t nodes, const EnvironmentReader& environment) {
+std::string reason_to_leave(std::size_t nodes, std::size_t ranks, const EnvironmentReader& environment) {
   // NCCL finds the tuner in this library also where another network carries its messages.
   if (current_epoch.load(std::memory_order_acquire) == 0) return "Bagua-Net is not active";
   const std::optional<std::string> network = environment("NCCL_NET");
   if (network && !network->empty() && strcasecmp(network->c_str(), kPluginName) != 0) return "NCCL_NET=" + *network;
-  for (const char* name : kChannelVariables) {
+  for (const char* name : kUsersChoices) {
     const std::optional<std::string> value = environment(name);
     if (value && !value->empty()) return std::string(name) + "=" + *value;
   }
   PluginConfig config;
   if (!parse_plugin_config(environment, &config).is_ok()) return "the settings cannot be read";
   if (config.rails) return "BAGUA_NET_RAILS=" + std::to_string(*config.rails);
-  if (nodes <= 2) return "nodes: " + std::to_string(nodes);
+  if (nodes < 2 || (nodes == 2 && ranks > 2)) return shape(nodes, ranks);
   return "";
 }
+
+CollectiveChoice choice_for(const void* ctx, nccl::TunedFunction function, std::size_t bytes) {
+  if (ctx == nullptr) return {};
+  const auto& tuned = *static_cast<const TunedCommunicator*>(ctx);
+  return choose_collective(function, bytes, tuned.nodes, tuned.ranks);
+}
+
+int number_of(RingProtocol protocol) { return protocol == RingProtocol::kLowLatency ? kLowLatency : kSimple; }
 
 }  // namespace
 
@@ -51,15 +69,15 @@ nccl::Result init(std::size_t ranks, std::size_t nodes, nccl::Logger* logger, vo
   // A failure here is one: if this rank alone left its numbers to NCCL, the collectives would hang.
   try {
     install_nccl_logger(logger);
-    const std::string reason = reason_to_leave(nodes, process_environment());
+    const std::string reason = reason_to_leave(nodes, ranks, process_environment());
     if (!reason.empty()) {
       BAGUA_NET_INFO("Bagua-Net tuner: leaves all to NCCL (" + reason + ")");
       return nccl::Result::kSuccess;
     }
     auto tuned = std::make_unique<TunedCommunicator>(TunedCommunicator{nodes, ranks});
-    BAGUA_NET_INFO("Bagua-Net tuner: at most 2 channels up to " + std::to_string(kTwoChannelBytes >> 10) +
-                   " KiB, 4 up to " + std::to_string(kFourChannelBytes >> 20) + " MiB, over " + std::to_string(nodes) +
-                   " nodes");
+    const bool is_measured = nodes == ranks && ranks <= kMostMeasuredRanks;
+    BAGUA_NET_INFO("Bagua-Net tuner: chooses " + std::string(is_measured ? "protocol and channels" : "channels") +
+                   " by size, " + shape(nodes, ranks));
     *ctx = tuned.release();
     return nccl::Result::kSuccess;
   } catch (...) {
@@ -67,11 +85,28 @@ nccl::Result init(std::size_t ranks, std::size_t nodes, nccl::Logger* logger, vo
   }
 }
 
-void choose_channels(const void* ctx, std::size_t bytes, int* channels) noexcept {
-  if (ctx == nullptr || channels == nullptr) return;
-  const auto& tuned = *static_cast<const TunedCommunicator*>(ctx);
-  const int most = most_channels(bytes, tuned.nodes, tuned.ranks);
-  if (most > 0) *channels = most;
+void choose(const void* ctx, nccl::TunedFunction function, std::size_t bytes, int* algorithm, int* protocol,
+            int* channels) noexcept {
+  const CollectiveChoice choice = choice_for(ctx, function, bytes);
+  if (choice.protocol != RingProtocol::kAny) {
+    *algorithm = kRing;
+    *protocol = number_of(choice.protocol);
+  }
+  if (choice.channels > 0) *channels = choice.channels;
+}
+
+void choose(const void* ctx, nccl::TunedFunction function, std::size_t bytes, float** cost_table, int algorithms,
+            int protocols, int* channels) noexcept {
+  const CollectiveChoice choice = choice_for(ctx, function, bytes);
+  if (choice.protocol != RingProtocol::kAny) {
+    const int protocol = number_of(choice.protocol);
+    if (kRing >= algorithms || protocol >= protocols) return;
+    // Really float[algorithms][protocols]; a negative cost says that the pair cannot run.
+    float* const cost = reinterpret_cast<float*>(cost_table) + kRing * protocols + protocol;
+    if (*cost < 0) return;
+    *cost = 0;
+  }
+  if (choice.channels > 0) *channels = choice.channels;
 }
 
 nccl::Result finalize(void* ctx) noexcept {

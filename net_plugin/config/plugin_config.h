@@ -28,6 +28,7 @@ struct PluginConfig {
   int connect_timeout_ms = 60000;         // BAGUA_NET_CONNECT_TIMEOUT_MS: deadline of a whole connect
   int handshake_timeout_ms = 10000;       // BAGUA_NET_HANDSHAKE_TIMEOUT_MS: deadline of an accepted socket's hello
   int keepalive_s = 30;                   // BAGUA_NET_KEEPALIVE_S: silence after which a dead host is an error
+  bool zero_copy = true;                  // BAGUA_NET_ZERO_COPY: send large messages of workers by reference
   std::int64_t socket_buffer_bytes = 0;   // BAGUA_NET_SOCKET_BUFFER: 0 = the kernel's autotuning
   CongestionControl congestion_control = CongestionControl::kAuto;  // BAGUA_NET_CONGESTION_CONTROL
 };

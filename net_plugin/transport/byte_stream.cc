@@ -4,8 +4,11 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <utility>
+
+#include "os/page_pipe.h"
 
 namespace bagua_net {
 namespace {
@@ -34,6 +37,28 @@ class TcpByteStream final : public ByteStream {
     return ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
   }
 
+  ssize_t write_by_reference(const iovec& copied, const iovec& referred) override {
+    if (copied.iov_len > 0) {
+      // It waits for the pages, to travel with them.
+      return ::send(socket_.get(), copied.iov_base, copied.iov_len, MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE);
+    }
+    if (pages_ == nullptr && may_refer_) {
+      pages_ = PagePipe::open();
+      may_refer_ = pages_ != nullptr;
+    }
+    if (pages_ == nullptr) {
+      errno = EOPNOTSUPP;
+      return -1;
+    }
+    const ssize_t sent = pages_->send(socket_.get(), referred.iov_base, referred.iov_len);
+    if (sent < 0 && errno == EOPNOTSUPP) {
+      pages_.reset();
+      may_refer_ = false;
+      errno = EOPNOTSUPP;
+    }
+    return sent;
+  }
+
   bool delivery(Delivery* delivery) const override {
     tcp_info info{};
     socklen_t length = sizeof info;
@@ -49,9 +74,16 @@ class TcpByteStream final : public ByteStream {
 
  private:
   OwnedFd socket_;
+  std::unique_ptr<PagePipe> pages_;  // opened by the first write by reference
+  bool may_refer_ = true;
 };
 
 }  // namespace
+
+ssize_t ByteStream::write_by_reference(const iovec&, const iovec&) {
+  errno = EOPNOTSUPP;
+  return -1;
+}
 
 std::unique_ptr<ByteStream> make_tcp_byte_stream(OwnedFd socket) {
   return std::make_unique<TcpByteStream>(std::move(socket));

@@ -27,6 +27,11 @@ class ByteStream {
   virtual ssize_t read(const iovec* pieces, std::size_t count) = 0;
   virtual ssize_t write(const iovec* pieces, std::size_t count) = 0;
 
+  // Writes `copied` and then `referred`, of which the kernel may keep references instead of a copy: it must stay as it
+  // is until the program at the other end has received it. `referred` goes on where the last call stopped. Fewer bytes
+  // than asked for do not mean that there is no room: EAGAIN does. EOPNOTSUPP: write() it; nothing was taken.
+  virtual ssize_t write_by_reference(const iovec& copied, const iovec& referred);
+
   // False: this stream cannot tell.
   virtual bool delivery(Delivery*) const { return false; }
 

@@ -60,6 +60,9 @@ class DataStream {
   // Reads or writes, and reports large moves to the driving thread's load.
   ssize_t read(const iovec* pieces, std::size_t count, std::size_t asked);
   ssize_t write(const iovec* pieces, std::size_t count, std::size_t asked);
+  ssize_t write_by_reference(const iovec& copied, const iovec& referred) {
+    return bytes_->write_by_reference(copied, referred);
+  }
   bool delivery(Delivery* delivery) const { return bytes_->delivery(delivery); }
   bool has_peer_ended() const { return peer_ended_; }
   void set_blocked(bool blocked) { blocked_.store(blocked, std::memory_order_relaxed); }

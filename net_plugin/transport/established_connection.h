@@ -24,6 +24,7 @@ struct EstablishedConnection {
   std::uint32_t max_chunk_bytes = 0;
   std::string peer;  // "10.0.0.2:4711 (host node2, process 4242)"
   bool same_host = false;
+  bool acknowledges = false;  // the connecting side: the peer acknowledges chunks that ask for it
 
   // Connections that join later come in here; nullptr: none will.
   std::shared_ptr<StreamArrivals> arrivals;

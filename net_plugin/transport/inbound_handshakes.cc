@@ -201,6 +201,7 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const Stranger& stranger, co
   admission->place = &connection.sockets[hello.stream_index];
   admission->reply.streams = static_cast<std::uint16_t>(connection.sockets.size());
   admission->reply.max_chunk_bytes = connection.max_chunk_bytes;
+  admission->reply.features = hello.features & kFeatureAcknowledgements;
   return HandshakeVerdict::kAccepted;
 }
 

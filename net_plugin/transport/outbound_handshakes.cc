@@ -64,6 +64,7 @@ Status OutboundHandshakes::connect(std::uint8_t* handle, bool* ready, Establishe
     attempt.hello.process_id = settings_.process_id;
     attempt.hello.host_name = settings_.host_name;
     attempt.hello.max_chunk_bytes = settings_.max_chunk_bytes;
+    attempt.hello.features = kFeatureAcknowledgements;
     attempt.streams.resize(1);
     const std::uint64_t started = next_attempt_++;
     store_connect_state(handle, started);
@@ -218,6 +219,7 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
     if (const auto arrivals = attempt.arrivals.lock()) arrivals->hand_in(std::move(stream.socket));
   } else if (index == 0) {
     attempt.connection.max_chunk_bytes = reply.max_chunk_bytes;
+    attempt.connection.acknowledges = (reply.features & kFeatureAcknowledgements) != 0;
     attempt.connection.peer = attempt.address.to_string() + " (process " + std::to_string(reply.process_id) + ")";
     attempt.streams.resize(reply.streams);
     for (std::size_t other = 1; other < attempt.streams.size() && !attempt.over; ++other) {

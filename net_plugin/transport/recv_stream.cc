@@ -8,7 +8,8 @@
 
 namespace bagua_net {
 
-std::uint32_t RecvStream::poll_flags() const { return EPOLLIN | EPOLLRDHUP; }
+// EPOLLOUT: for an acknowledgement that found no room. No event comes of it otherwise.
+std::uint32_t RecvStream::poll_flags() const { return EPOLLIN | EPOLLRDHUP | EPOLLOUT; }
 
 Status RecvStream::open_chunk() {
   BAGUA_NET_RETURN_IF_ERROR(decode_frame_header(staging_.data() + staging_begin_, &header_));
@@ -32,6 +33,26 @@ void RecvStream::take_staged_payload() {
 void RecvStream::finish_chunk() {
   request_->chunk_moved(header_.payload_bytes, header_.message_bytes);
   request_ = nullptr;
+  if (!header_.acknowledge) return;
+  received_bytes_ += header_.payload_bytes;
+  send_acknowledgement();
+}
+
+void RecvStream::send_acknowledgement() {
+  while (acknowledgement_left_ > 0 || acknowledged_bytes_ < received_bytes_) {
+    if (acknowledgement_left_ == 0) {
+      encode_acknowledgement(received_bytes_, acknowledgement_.data());
+      acknowledgement_left_ = acknowledgement_.size();
+      acknowledged_bytes_ = received_bytes_;
+    }
+    const iovec piece{acknowledgement_.data() + acknowledgement_.size() - acknowledgement_left_, acknowledgement_left_};
+    const ssize_t written = write(&piece, 1, acknowledgement_left_);
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      return;  // no room: the poller tells when there is; or the peer is gone: the next read tells
+    }
+    acknowledgement_left_ -= static_cast<std::size_t>(written);
+  }
 }
 
 StreamProgress RecvStream::end_of_input() {
@@ -50,6 +71,7 @@ StreamProgress RecvStream::progress(std::size_t budget) {
   std::size_t moved = 0;
   bool drained = false;
   set_blocked(false);
+  send_acknowledgement();
   for (;;) {
     while (!in_payload() && staged() >= kFrameHeaderBytes) {
       const Status status = open_chunk();

@@ -1,6 +1,6 @@
 // RecvStream: reads frames and puts each payload where its receive wants it. Every read also asks for what follows
 // the payload into a small staging buffer, so the next header, or several whole small messages, cost no call of
-// their own.
+// their own. A chunk whose header asks for it is acknowledged in the reverse direction.
 #pragma once
 
 #include <array>
@@ -8,6 +8,7 @@
 
 #include "transport/data_stream.h"
 #include "transport/receive_table.h"
+#include "wire/acknowledgement.h"
 #include "wire/frame_header.h"
 
 namespace bagua_net {
@@ -28,6 +29,7 @@ class RecvStream final : public DataStream {
   Status open_chunk();  // reads the staged header; request_ stays nullptr when the receive is not posted yet
   void take_staged_payload();
   void finish_chunk();
+  void send_acknowledgement();
   StreamProgress end_of_input();
 
   // Enough for a header and a small message; larger would only copy more of a large one twice.
@@ -42,7 +44,11 @@ class RecvStream final : public DataStream {
   std::array<std::uint8_t, kStagingBytes> staging_;
   std::size_t staging_begin_ = 0;
   std::size_t staging_end_ = 0;
-  bool was_used_ = false;  // a chunk came
+  std::uint64_t received_bytes_ = 0;  // of chunks that ask for acknowledgement
+  std::uint64_t acknowledged_bytes_ = 0;
+  std::array<std::uint8_t, kAcknowledgementBytes> acknowledgement_{};
+  std::size_t acknowledgement_left_ = 0;  // bytes of it to be written
+  bool was_used_ = false;                 // a chunk came
   bool ended_ = false;     // on_end_ was called
 };
 

@@ -40,6 +40,7 @@ class Request {
   friend class RecvStream;
   friend class SendComm;
   friend class SendStream;
+  friend class UnacknowledgedChunks;
 
   // Any thread, once a chunk has been moved whole. The last one completes the request: release, so that whoever sees
   // `done_` also sees every byte that the other threads wrote (acquire-release on `moved_` chains them).

@@ -57,7 +57,8 @@ std::unique_ptr<DataStream> SendComm::make_stream(std::unique_ptr<ByteStream> by
   ChunkScheduler* scheduler = stripes_elsewhere_ && index > 0 ? &striped_chunks_ : &own_chunks_;
   std::function<void(int)> kick_stream;
   if (policy_.measures_rates) kick_stream = [this](int other) { kick(other); };
-  auto stream = std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, std::move(kick_stream));
+  const bool refers = policy_.refers && scheduler == &striped_chunks_;
+  auto stream = std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, refers, std::move(kick_stream));
   send_streams_.push_back(stream.get());
   return stream;
 }

@@ -19,6 +19,7 @@ struct SendPolicy {
   std::size_t min_chunk_bytes = 65536;
   std::size_t max_chunk_bytes = 524288;
   bool measures_rates = false;  // the streams may differ in speed: there is a network between the ends
+  bool refers = false;          // workers send large chunks by reference, and the peer acknowledges them
 
   StreamGrowth* growth = nullptr;  // of the interface, outlives the comm; nullptr: the number of streams is fixed
   // Asks for so many more streams, which come in as arrivals, or never if the peer refuses.

@@ -2,6 +2,7 @@
 
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -15,9 +16,14 @@ constexpr std::int64_t kLookNs = 2'000'000;
 // The kernel counts busy time in ticks of up to 10 ms.
 constexpr std::int64_t kLeastBusyUs = 50'000;
 
+// Below this, two more system calls here and one for the acknowledgement cost as much as the copy.
+constexpr std::size_t kLeastReferredBytes = 65536;
+
 }  // namespace
 
-std::uint32_t SendStream::poll_flags() const { return EPOLLOUT; }
+std::uint32_t SendStream::poll_flags() const {
+  return reads_acknowledgements_ ? std::uint32_t{EPOLLOUT | EPOLLIN} : std::uint32_t{EPOLLOUT};
+}
 
 Pull SendStream::pull() {
   int better = 0;
@@ -45,6 +51,8 @@ bool SendStream::take_chunk() {
   header.message_number = chunk_.request->number_;
   header.offset = chunk_.offset;
   header.message_bytes = chunk_.request->capacity_;
+  header.acknowledge = may_refer_ && chunk_.bytes >= kLeastReferredBytes && !unacknowledged_.is_full();
+  waits_for_acknowledgement_ = chunk_refers_ = header.acknowledge;
   encode_frame_header(header, header_.data());
   written_ = 0;
   return true;
@@ -73,22 +81,20 @@ void SendStream::look_at_delivery(std::int64_t not_since_ns) {
 StreamProgress SendStream::progress(std::size_t budget) {
   std::size_t moved = 0;
   set_blocked(false);
+  if (!unacknowledged_.is_empty()) {
+    const Status status = read_acknowledgements();
+    if (!status.is_ok()) return fail(status);
+  }
   for (;;) {
     if (moved >= budget) return StreamProgress::kMore;
     if (chunk_.request == nullptr && !take_chunk()) return StreamProgress::kIdle;
-
-    iovec pieces[2];
-    std::size_t count = 0;
-    if (written_ < header_.size()) {
-      pieces[count++] = {header_.data() + written_, header_.size() - written_};
-    }
-    const std::size_t payload_written = written_ > header_.size() ? written_ - header_.size() : 0;
-    if (payload_written < chunk_.bytes) {
-      pieces[count++] = {chunk_.request->data_ + chunk_.offset + payload_written, chunk_.bytes - payload_written};
-    }
-    const ssize_t written = write(pieces, count, header_.size() + chunk_.bytes - written_);
+    const ssize_t written = write_chunk();
     if (written < 0) {
       if (errno == EINTR) continue;
+      if (errno == EOPNOTSUPP && chunk_refers_) {
+        may_refer_ = chunk_refers_ = false;
+        continue;
+      }
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
         return fail(Status::remote_error(Status::system_error("send", errno).message()));
       }
@@ -98,13 +104,56 @@ StreamProgress SendStream::progress(std::size_t budget) {
     moved += static_cast<std::size_t>(written);
     written_ += static_cast<std::size_t>(written);
     written_ever_ += static_cast<std::uint64_t>(written);
-    // A short write means a full socket buffer, and the kernel then tells the poller when there is room.
-    if (written_ < header_.size() + chunk_.bytes) {
+    if (written_ == header_.size() + chunk_.bytes) {
+      end_chunk();
+    } else if (!chunk_refers_) {
+      // A short write means a full socket buffer, and the kernel then tells the poller when there is room.
       set_blocked(true);
       return StreamProgress::kBlocked;
     }
+  }
+}
+
+ssize_t SendStream::write_chunk() {
+  const std::size_t header_written = std::min(written_, header_.size());
+  const std::size_t payload_written = written_ - header_written;
+  iovec pieces[2] = {
+      {header_.data() + header_written, header_.size() - header_written},
+      {chunk_.request->data_ + chunk_.offset + payload_written, chunk_.bytes - payload_written},
+  };
+  if (chunk_refers_) return write_by_reference(pieces[0], pieces[1]);
+  const std::size_t first = pieces[0].iov_len > 0 ? 0 : 1;
+  const std::size_t end = pieces[1].iov_len > 0 ? 2 : 1;
+  return write(pieces + first, end - first, pieces[0].iov_len + pieces[1].iov_len);
+}
+
+void SendStream::end_chunk() {
+  if (waits_for_acknowledgement_) {
+    unacknowledged_.add(chunk_);
+  } else {
     chunk_.request->chunk_moved(chunk_.bytes, chunk_.request->capacity_);
-    chunk_.request = nullptr;
+  }
+  chunk_.request = nullptr;
+}
+
+Status SendStream::read_acknowledgements() {
+  std::array<std::uint8_t, 16 * kAcknowledgementBytes> bytes;
+  for (;;) {
+    iovec piece{bytes.data(), bytes.size()};
+    const ssize_t received = read(&piece, 1, bytes.size());
+    if (received == 0) {
+      return Status::remote_error("the peer closed the connection before it had received message " +
+                                  std::to_string(unacknowledged_.first_message()) +
+                                  ": its process ended or aborted; see that rank's log");
+    }
+    if (received < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return Status::ok();
+      return Status::remote_error(Status::system_error("receive of acknowledgements", errno).message());
+    }
+    const auto count = static_cast<std::size_t>(received);
+    BAGUA_NET_RETURN_IF_ERROR(unacknowledged_.take(bytes.data(), count));
+    if (count < bytes.size()) return Status::ok();
   }
 }
 

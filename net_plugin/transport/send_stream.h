@@ -1,5 +1,6 @@
-// SendStream: pulls chunks from its scheduler and writes them, header and payload in one call. Between hosts it also
-// tells the scheduler how fast the peer receives what it writes.
+// SendStream: pulls chunks from its scheduler and writes them, header and payload in one call, or by reference, and then
+// a chunk has moved when the peer has acknowledged it. Between hosts it also tells the scheduler how fast the peer
+// receives what it writes.
 #pragma once
 
 #include <array>
@@ -7,16 +8,22 @@
 
 #include "transport/chunk_scheduler.h"
 #include "transport/data_stream.h"
+#include "transport/unacknowledged_chunks.h"
 #include "wire/frame_header.h"
 
 namespace bagua_net {
 
 class SendStream final : public DataStream {
  public:
+  // refers: large chunks go out by reference where the system can do that; the peer acknowledges them.
   // kick: wakes another stream of the comm; nullptr: this stream does not measure. Called by the driver.
   SendStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index, ChunkScheduler* scheduler,
-             std::function<void(int stream)> kick)
-      : DataStream(std::move(bytes), failures, index), scheduler_(scheduler), kick_(std::move(kick)) {}
+             bool refers, std::function<void(int stream)> kick)
+      : DataStream(std::move(bytes), failures, index),
+        scheduler_(scheduler),
+        kick_(std::move(kick)),
+        may_refer_(refers),
+        reads_acknowledgements_(refers) {}
 
   StreamProgress progress(std::size_t budget) override;
   std::uint32_t poll_flags() const override;
@@ -28,6 +35,9 @@ class SendStream final : public DataStream {
 
  private:
   bool take_chunk();
+  ssize_t write_chunk();
+  void end_chunk();
+  Status read_acknowledgements();
   Pull pull();
   void look_at_delivery(std::int64_t not_since_ns);
 
@@ -36,6 +46,11 @@ class SendStream final : public DataStream {
   Chunk chunk_;  // request == nullptr: none
   std::array<std::uint8_t, kFrameHeaderBytes> header_{};
   std::size_t written_ = 0;  // of header and payload together
+  bool chunk_refers_ = false;               // what is left of it is written by reference
+  bool waits_for_acknowledgement_ = false;  // its header asks for one
+  bool may_refer_;
+  const bool reads_acknowledgements_;
+  UnacknowledgedChunks unacknowledged_;
   std::atomic<bool> in_use_{true};
   std::atomic<bool> passed_over_{false};
 

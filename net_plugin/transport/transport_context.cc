@@ -125,6 +125,7 @@ SendPolicy TransportContext::send_policy(int device, const EstablishedConnection
   policy.inline_bytes = static_cast<std::size_t>(config_.inline_bytes);
   policy.min_chunk_bytes = static_cast<std::size_t>(config_.min_chunk_bytes);
   policy.measures_rates = !connection.same_host;
+  policy.refers = config_.zero_copy && connection.same_host && connection.acknowledges;
   if (connection.arrivals == nullptr) return policy;
   const std::string& interface = devices_[static_cast<std::size_t>(device)].interface.name;
   policy.growth =

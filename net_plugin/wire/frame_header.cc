@@ -12,6 +12,7 @@ constexpr std::uint8_t kChunkFrame = 1;
 void encode_frame_header(const FrameHeader& header, std::uint8_t* bytes) {
   std::memset(bytes, 0, kFrameHeaderBytes);
   bytes[0] = kChunkFrame;
+  bytes[1] = header.acknowledge ? 1 : 0;
   store_little_endian<std::uint32_t>(bytes + 4, header.payload_bytes);
   store_little_endian<std::uint64_t>(bytes + 8, header.message_number);
   store_little_endian<std::uint64_t>(bytes + 16, header.offset);
@@ -19,7 +20,7 @@ void encode_frame_header(const FrameHeader& header, std::uint8_t* bytes) {
 }
 
 Status decode_frame_header(const std::uint8_t* bytes, FrameHeader* header) {
-  if (bytes[0] != kChunkFrame || bytes[1] != 0 || bytes[2] != 0 || bytes[3] != 0) {
+  if (bytes[0] != kChunkFrame || bytes[1] > 1 || bytes[2] != 0 || bytes[3] != 0) {
     return Status::remote_error("frame of unknown type " + std::to_string(bytes[0]) +
                                 ": the peer broke the protocol or the stream is corrupt");
   }
@@ -27,6 +28,7 @@ Status decode_frame_header(const std::uint8_t* bytes, FrameHeader* header) {
   header->message_number = load_little_endian<std::uint64_t>(bytes + 8);
   header->offset = load_little_endian<std::uint64_t>(bytes + 16);
   header->message_bytes = load_little_endian<std::uint64_t>(bytes + 24);
+  header->acknowledge = bytes[1] != 0;
   // Written without additions of peer-supplied numbers, which could wrap round.
   const bool inside =
       header->offset <= header->message_bytes && header->payload_bytes <= header->message_bytes - header->offset;

@@ -1,9 +1,9 @@
 // FrameHeader: what precedes every chunk of a message on a data stream. Pure bytes, no system call.
 //
 //   byte  size  field
-//      0     1  type: 1 = chunk; every other value is refused (2 = cumulative acknowledgement is kept free for the
-//               reverse direction, see docs/design/wire-format.md)
-//      1     3  zero
+//      0     1  type: 1 = chunk; every other value is refused
+//      1     1  1 = acknowledge this chunk (wire/acknowledgement.h), 0 = do not
+//      2     2  zero
 //      4     4  payload bytes that follow
 //      8     8  message number: counts the messages of this comm from 0, in posting order
 //     16     8  offset of the payload in the message
@@ -26,6 +26,7 @@ struct FrameHeader {
   std::uint64_t message_number = 0;
   std::uint64_t offset = 0;
   std::uint64_t message_bytes = 0;
+  bool acknowledge = false;  // the sender's memory is in use until it hears that the chunk was received
 };
 
 void encode_frame_header(const FrameHeader& header, std::uint8_t* bytes);

@@ -35,6 +35,7 @@ void encode_hello(const Hello& hello, std::uint8_t* bytes) {
   std::copy(hello.comm_id.begin(), hello.comm_id.end(), bytes + 32);
   store_little_endian<std::uint64_t>(bytes + 48, hello.process_id);
   store_little_endian<std::uint32_t>(bytes + 56, hello.max_chunk_bytes);
+  store_little_endian<std::uint32_t>(bytes + 60, hello.features);
   const std::size_t name_bytes = std::min(hello.host_name.size(), kHelloBytes - kHostNameOffset - 1);
   std::memcpy(bytes + kHostNameOffset, hello.host_name.data(), name_bytes);
 }
@@ -47,6 +48,7 @@ void encode_reply(const Reply& reply, std::uint8_t* bytes) {
   store_little_endian<std::uint16_t>(bytes + 12, reply.streams);
   store_little_endian<std::uint64_t>(bytes + 16, reply.process_id);
   store_little_endian<std::uint32_t>(bytes + 24, reply.max_chunk_bytes);
+  store_little_endian<std::uint32_t>(bytes + 28, reply.features);
 }
 
 bool is_hello_prefix(const std::uint8_t* bytes, std::size_t count) {
@@ -61,6 +63,7 @@ void decode_hello(const std::uint8_t* bytes, Hello* hello) {
   std::copy(bytes + 32, bytes + 48, hello->comm_id.begin());
   hello->process_id = load_little_endian<std::uint64_t>(bytes + 48);
   hello->max_chunk_bytes = load_little_endian<std::uint32_t>(bytes + 56);
+  hello->features = load_little_endian<std::uint32_t>(bytes + 60);
   // The name goes into log lines only: anything unprintable from the network is replaced.
   const char* name = reinterpret_cast<const char*>(bytes + kHostNameOffset);
   hello->host_name.assign(name, strnlen(name, kHelloBytes - kHostNameOffset));
@@ -78,6 +81,7 @@ Status decode_reply(const std::uint8_t* bytes, Reply* reply) {
   reply->streams = load_little_endian<std::uint16_t>(bytes + 12);
   reply->process_id = load_little_endian<std::uint64_t>(bytes + 16);
   reply->max_chunk_bytes = load_little_endian<std::uint32_t>(bytes + 24);
+  reply->features = load_little_endian<std::uint32_t>(bytes + 28);
   return Status::ok();
 }
 

@@ -9,15 +9,15 @@
 //     14     2  zero                                      14     2  zero
 //     16    16  token of the listen                       16     8  process id
 //     32    16  comm id: random, one per connect          24     4  largest chunk of a striped message
-//     48     8  process id                                28     4  features: zero in version 1
+//     48     8  process id                                28     4  features
 //     56     4  largest chunk that the connector wants
-//     60     4  features: zero in version 1
+//     60     4  features
 //     64    48  host name, zero-padded
 //
 // Stream 0 goes first: its reply settles the number of streams and the chunk size (the smaller of what both ends
 // want), then the others join with the same comm id. Later the connector may let more join (kJoiningStream), as many as
 // the listener's handle allows in all.
-// Features are what later versions may switch on when both ends name them; version 1 knows none.
+// Features: a bit each; what both ends name is used. 1 = the listener acknowledges chunks whose header asks for it.
 #pragma once
 
 #include <cstddef>
@@ -36,6 +36,8 @@ constexpr std::size_t kReplyBytes = 32;
 // where they belong, so each end counts its streams as it likes. The reply's number of streams is 1.
 constexpr std::uint16_t kJoiningStream = 0xffff;
 
+constexpr std::uint32_t kFeatureAcknowledgements = 1;
+
 enum class HandshakeVerdict : std::uint16_t {
   kAccepted = 0,
   kWrongVersion = 1,   // the reply's version field says which is spoken
@@ -53,6 +55,7 @@ struct Hello {
   Token comm_id{};
   std::uint64_t process_id = 0;
   std::uint32_t max_chunk_bytes = 0;
+  std::uint32_t features = 0;
   std::string host_name;
 };
 
@@ -62,6 +65,7 @@ struct Reply {
   std::uint16_t streams = 1;
   std::uint64_t process_id = 0;
   std::uint32_t max_chunk_bytes = 0;
+  std::uint32_t features = 0;
 };
 
 void encode_hello(const Hello& hello, std::uint8_t* bytes);

@@ -1,0 +1,46 @@
+#include "abi/collective_policy.h"
+
+#include <algorithm>
+
+namespace bagua_net::abi {
+namespace {
+
+// A count that a tuner writes replaces NCCL's, also where NCCL would open fewer. NCCL gives a channel up when its share
+// is below 32 KiB (Simple) or 4 KiB per rank (LL on a ring), so above both no count of ours is more than NCCL's own.
+constexpr std::size_t kSimpleChannelBytes = std::size_t{32} << 10;
+constexpr std::size_t kLowLatencyChannelBytesPerRank = std::size_t{4} << 10;
+
+constexpr std::size_t kMostChannels = 4;
+
+// A chain from the root (broadcast, reduce) has no steps that wait for each other: it gains from every channel.
+bool goes_round_the_ring(nccl::TunedFunction function) {
+  return function == nccl::TunedFunction::kAllReduce || function == nccl::TunedFunction::kAllGather ||
+         function == nccl::TunedFunction::kReduceScatter;
+}
+
+CollectiveChoice choose_measured(std::size_t bytes, std::size_t ranks) {
+  const std::size_t bytes_per_rank = bytes / ranks;
+  if (bytes_per_rank < kLeastBytesPerRank) return {};
+  if (bytes_per_rank <= kLowLatencyBytesPerRank) return {RingProtocol::kLowLatency, 1};
+  if (bytes > (ranks == 2 ? kFourChannelBytesOfTwo : kFourChannelBytes)) return {RingProtocol::kSimple, 0};
+  const std::size_t channels = std::clamp<std::size_t>(bytes_per_rank / kStepBytes, 1, kMostChannels);
+  return {RingProtocol::kSimple, static_cast<int>(channels)};
+}
+
+int most_channels(std::size_t bytes, std::size_t nodes, std::size_t ranks) {
+  if (nodes <= 2 || bytes > kFourChannelBytes) return 0;
+  const int count = bytes <= kTwoChannelBytes ? 2 : 4;
+  const std::size_t share = std::max(kSimpleChannelBytes, kLowLatencyChannelBytesPerRank * ranks);
+  return bytes / share >= static_cast<std::size_t>(count) ? count : 0;
+}
+
+}  // namespace
+
+CollectiveChoice choose_collective(nccl::TunedFunction function, std::size_t bytes, std::size_t nodes,
+                                   std::size_t ranks) {
+  if (!goes_round_the_ring(function)) return {};
+  if (nodes >= 2 && nodes == ranks && ranks <= kMostMeasuredRanks) return choose_measured(bytes, ranks);
+  return {RingProtocol::kAny, most_channels(bytes, nodes, ranks)};
+}
+
+}  // namespace bagua_net::abi

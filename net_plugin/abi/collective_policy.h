@@ -1,0 +1,45 @@
+// What a collective over Bagua-Net is best run with: a pure function of what it is, of its size and of the
+// communicator's shape, so that every rank comes to the same answer. Any thread.
+#pragma once
+
+#include <cstddef>
+
+#include "abi/tuner_types.h"
+
+namespace bagua_net::abi {
+
+// One rank per node, few nodes: measured (docs/design/channels.md), and told in full. With more, only the number of
+// channels is lowered.
+constexpr std::size_t kMostMeasuredRanks = 4;
+
+// Up to so many bytes per rank, NCCL's low latency protocol on one channel is best: one look at one pair of sockets in
+// each step.
+constexpr std::size_t kLowLatencyBytesPerRank = std::size_t{16} << 10;
+// Below so many, the differences are within noise, and NCCL decides.
+constexpr std::size_t kLeastBytesPerRank = std::size_t{4} << 10;
+// Above, a channel pays for itself if each of its steps carries so many bytes, until the GPU's side of four channels is
+// the limit.
+constexpr std::size_t kStepBytes = std::size_t{64} << 10;
+
+// With three or more nodes, which make 2(n-1) steps of each collective.
+constexpr std::size_t kTwoChannelBytes = std::size_t{512} << 10;
+constexpr std::size_t kFourChannelBytes = std::size_t{16} << 20;
+// With two.
+constexpr std::size_t kFourChannelBytesOfTwo = std::size_t{2} << 20;
+
+enum class RingProtocol {
+  kAny,         // NCCL chooses the algorithm and the protocol
+  kLowLatency,  // ring, LL
+  kSimple,      // ring, Simple
+};
+
+struct CollectiveChoice {
+  RingProtocol protocol = RingProtocol::kAny;
+  int channels = 0;  // at most; 0: NCCL chooses
+};
+
+// bytes: NCCL's count, of the whole result.
+CollectiveChoice choose_collective(nccl::TunedFunction function, std::size_t bytes, std::size_t nodes,
+                                   std::size_t ranks);
+
+}  // namespace bagua_net::abi
