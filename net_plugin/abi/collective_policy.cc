@@ -6,7 +6,8 @@ namespace bagua_net::abi {
 namespace {
 
 // A count that a tuner writes replaces NCCL's, also where NCCL would open fewer. NCCL gives a channel up when its share
-// is below 32 KiB (Simple) or 4 KiB per rank (LL on a ring), so above both no count of ours is more than NCCL's own.
+// is below 32 KiB (Simple) or 4 KiB per rank (LL on a ring), so above both no count of ours is more than NCCL's own,
+// and it never runs more than it has opened.
 constexpr std::size_t kSimpleChannelBytes = std::size_t{32} << 10;
 constexpr std::size_t kLowLatencyChannelBytesPerRank = std::size_t{4} << 10;
 
@@ -36,10 +37,14 @@ int most_channels(std::size_t bytes, std::size_t nodes, std::size_t ranks) {
 
 }  // namespace
 
+bool is_measured_shape(std::size_t nodes, std::size_t ranks) {
+  return nodes >= 2 && nodes == ranks && ranks <= kMostMeasuredRanks;
+}
+
 CollectiveChoice choose_collective(nccl::TunedFunction function, std::size_t bytes, std::size_t nodes,
                                    std::size_t ranks) {
   if (!goes_round_the_ring(function)) return {};
-  if (nodes >= 2 && nodes == ranks && ranks <= kMostMeasuredRanks) return choose_measured(bytes, ranks);
+  if (is_measured_shape(nodes, ranks)) return choose_measured(bytes, ranks);
   return {RingProtocol::kAny, most_channels(bytes, nodes, ranks)};
 }
 

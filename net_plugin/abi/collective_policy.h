@@ -38,7 +38,10 @@ struct CollectiveChoice {
   int channels = 0;  // at most; 0: NCCL chooses
 };
 
-// bytes: NCCL's count, of the whole result.
+// The protocol is chosen, too.
+bool is_measured_shape(std::size_t nodes, std::size_t ranks);
+
+// bytes: NCCL's count, of the larger of a collective's input and output, summed over those that it runs as one.
 CollectiveChoice choose_collective(nccl::TunedFunction function, std::size_t bytes, std::size_t nodes,
                                    std::size_t ranks);
 

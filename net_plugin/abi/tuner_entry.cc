@@ -25,7 +25,7 @@ struct TunedCommunicator {
 // With any of these the user has chosen. The names in RINGS are NCCL's older ones.
 constexpr const char* kUsersChoices[] = {"NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS",
                                          "NCCL_MAX_CTAS",      "NCCL_MIN_NRINGS",    "NCCL_MAX_NRINGS",
-                                         "NCCL_ALGO",          "NCCL_PROTO"};
+                                         "NCCL_ALGO",          "NCCL_PROTO",         "NCCL_THREAD_THRESHOLDS"};
 
 // NCCL's numbers.
 constexpr int kRing = 1;
@@ -33,7 +33,8 @@ constexpr int kLowLatency = 0;
 constexpr int kSimple = 2;
 
 std::string shape(std::size_t nodes, std::size_t ranks) {
-  return std::to_string(ranks) + " ranks on " + std::to_string(nodes) + (nodes == 1 ? " node" : " nodes");
+  return std::to_string(ranks) + (ranks == 1 ? " rank on " : " ranks on ") + std::to_string(nodes) +
+         (nodes == 1 ? " node" : " nodes");
 }
 
 // Why NCCL's own numbers stand; empty if the policy applies.
@@ -49,7 +50,7 @@ std::string reason_to_leave(std::size_t nodes, std::size_t ranks, const Environm
   PluginConfig config;
   if (!parse_plugin_config(environment, &config).is_ok()) return "the settings cannot be read";
   if (config.rails) return "BAGUA_NET_RAILS=" + std::to_string(*config.rails);
-  if (nodes < 2 || (nodes == 2 && ranks > 2)) return shape(nodes, ranks);
+  if (nodes < 3 && !is_measured_shape(nodes, ranks)) return shape(nodes, ranks);
   return "";
 }
 
@@ -75,9 +76,8 @@ nccl::Result init(std::size_t ranks, std::size_t nodes, nccl::Logger* logger, vo
       return nccl::Result::kSuccess;
     }
     auto tuned = std::make_unique<TunedCommunicator>(TunedCommunicator{nodes, ranks});
-    const bool is_measured = nodes == ranks && ranks <= kMostMeasuredRanks;
-    BAGUA_NET_INFO("Bagua-Net tuner: chooses " + std::string(is_measured ? "protocol and channels" : "channels") +
-                   " by size, " + shape(nodes, ranks));
+    const std::string what = is_measured_shape(nodes, ranks) ? "protocol and channels" : "channels";
+    BAGUA_NET_INFO("Bagua-Net tuner: chooses " + what + " by size, " + shape(nodes, ranks));
     *ctx = tuned.release();
     return nccl::Result::kSuccess;
   } catch (...) {

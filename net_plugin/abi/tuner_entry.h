@@ -2,8 +2,8 @@
 // argument lists; tuner_v<N>.cc puts them into its table.
 //
 // The tuner tells NCCL what collective_policy.h says: fewer channels, and between few nodes also the protocol. NCCL
-// calls it for every collective, of every network, from any thread; a result other than success fails the collective. It
-// takes no locks and touches no network state: NCCL finalizes it before its proxy threads end.
+// calls it for every collective, of every network, from any thread; a result other than success fails the collective.
+// It takes no locks and touches no network state: NCCL finalizes it before its proxy threads end.
 //
 // All ranks must answer alike, or the collective hangs. So the answer depends on the arguments that are equal on all of
 // them, and on environment variables, which a job has to set alike on every rank, as it has to for NCCL's own.

@@ -34,7 +34,7 @@ const std::vector<Knob>& knob_table() {
       integer_or_auto_knob(
           "BAGUA_NET_NSTREAMS", &Config::streams, 1, 64, "connections",
           "TCP connections that one comm (one direction of one channel between two ranks) may spread "
-          "a message over. The two ends agree on the smaller number. auto: one, or five where I/O threads "
+          "a message over. The two ends agree on the smaller number. auto: one, or four where I/O threads "
           "drive them; between hosts up to 16, as long as more of them move more."),
       integer_or_auto_knob("BAGUA_NET_NWORKERS", &Config::workers, 0, 64, "threads",
                            "I/O threads of this process, shared by all its comms. 0: NCCL's own thread does all the "
@@ -45,11 +45,11 @@ const std::vector<Knob>& knob_table() {
                            "to 50 Gb/s, else 4."),
       size_knob(
           "BAGUA_NET_INLINE_BYTES", &Config::inline_bytes, 0, kGibibyte,
-          "Messages up to this size are written and read by NCCL's own thread, without waking an I/O thread; only "
-          "up to a quarter of it while copying fills that thread's time."),
+          "Messages up to this size are written and read by NCCL's own thread while the I/O threads sleep; those that "
+          "are awake take all above a quarter of it. 0: I/O threads take every message."),
       size_knob(kMinChunkName, &Config::min_chunk_bytes, kKibibyte, kGibibyte,
-                "The least that one connection takes of a message at a time. Must not be larger than "
-                "BAGUA_NET_MAX_CHUNKSIZE."),
+                "The least that one connection takes of a message at a time; within a host, twice as much. Must not be "
+                "larger than BAGUA_NET_MAX_CHUNKSIZE."),
       size_knob(kMaxChunkName, &Config::max_chunk_bytes, kKibibyte, kGibibyte,
                 "The most that one connection takes of a message at a time."),
       integer_knob("BAGUA_NET_SPIN_US", &Config::spin_us, 0, 1000000, "microseconds",

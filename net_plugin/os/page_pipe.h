@@ -1,6 +1,7 @@
-// PagePipe: sends memory over a socket without copying it. vmsplice() makes a pipe refer to the pages, splice() lets the
-// socket refer to them in its turn, and on one host the receiver's copy out of its socket is the only one there is. So
-// the memory must stay as it is until the receiving program has the bytes, which TCP's own acknowledgement does not say.
+// PagePipe: sends memory over a socket without copying it. vmsplice() makes a pipe refer to the pages, splice() lets
+// the socket refer to them in its turn, and on one host the receiver's copy out of its socket is the only one there is.
+// So the memory must stay as it is until the receiving program has the bytes, which TCP's own acknowledgement does not
+// say.
 //
 // A socket whose peer is gone raises SIGPIPE, and splice() has no MSG_NOSIGNAL: for threads that block the signal, as
 // all of ours do.

@@ -40,7 +40,7 @@ Status Comm::add_stream(std::unique_ptr<DataStream> stream) {
     return Status::ok();
   }
   EventLoopWorker* worker = nullptr;
-  BAGUA_NET_RETURN_IF_ERROR(pool_->assign(driven.stream->index(), &worker));
+  BAGUA_NET_RETURN_IF_ERROR(pool_->assign(lane_, driven.stream->index(), &worker));
   BAGUA_NET_RETURN_IF_ERROR(worker->attach(driven.stream.get(), &driven.worker_stream_id));
   driven.worker = worker;
   return Status::ok();

@@ -9,9 +9,9 @@
 
 namespace bagua_net {
 
-// Streams that "auto" begins with: one for small messages and four for workers to fill; without workers one thread does
-// all I/O, and more than one stream only helps where the network limits each flow.
-constexpr int first_auto_streams(bool has_workers) { return has_workers ? 5 : 1; }
+// Streams that "auto" begins with: one for small messages and three for workers to fill; without workers one thread
+// does all I/O, and more than one stream only helps where the network limits each flow.
+constexpr int first_auto_streams(bool has_workers) { return has_workers ? 4 : 1; }
 // What it may grow to between hosts.
 constexpr int kMostAutoStreams = 16;
 

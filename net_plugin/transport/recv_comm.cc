@@ -20,7 +20,7 @@ Status RecvComm::create(EstablishedConnection connection, WorkerPool* pool, std:
 
 Status RecvComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
                         std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm) {
-  std::unique_ptr<RecvComm> created(new RecvComm(std::move(peer), pool, std::move(arrivals)));
+  std::unique_ptr<RecvComm> created(new RecvComm(std::move(peer), Direction::kReceive, pool, std::move(arrivals)));
   BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
   *comm = std::move(created);
   return Status::ok();

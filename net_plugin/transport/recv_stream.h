@@ -49,7 +49,7 @@ class RecvStream final : public DataStream {
   std::array<std::uint8_t, kAcknowledgementBytes> acknowledgement_{};
   std::size_t acknowledgement_left_ = 0;  // bytes of it to be written
   bool was_used_ = false;                 // a chunk came
-  bool ended_ = false;     // on_end_ was called
+  bool ended_ = false;                    // on_end_ was called
 };
 
 }  // namespace bagua_net

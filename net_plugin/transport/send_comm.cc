@@ -21,7 +21,7 @@ constexpr std::size_t kAwakeShare = 4;
 
 SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
                    std::size_t streams)
-    : Comm(std::move(peer), pool, std::move(arrivals)),
+    : Comm(std::move(peer), Direction::kSend, pool, std::move(arrivals)),
       policy_(std::move(policy)),
       first_streams_(streams),
       stripes_elsewhere_(pool->size() > 0 && streams > 1),

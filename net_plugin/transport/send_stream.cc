@@ -16,7 +16,11 @@ constexpr std::int64_t kLookNs = 2'000'000;
 // The kernel counts busy time in ticks of up to 10 ms.
 constexpr std::int64_t kLeastBusyUs = 50'000;
 
-// Below this, two more system calls here and one for the acknowledgement cost as much as the copy.
+// By reference, a chunk costs less altogether, and longer until it has arrived: the receiver alone reads the memory,
+// where otherwise two CPUs copy at the same time. That pays in long streams of large messages
+// (docs/design/performance.md), and there for chunks that are worth two more system calls here and one for the
+// acknowledgement.
+constexpr std::size_t kLargestCopiedMessage = 524288;
 constexpr std::size_t kLeastReferredBytes = 65536;
 
 }  // namespace
@@ -51,7 +55,8 @@ bool SendStream::take_chunk() {
   header.message_number = chunk_.request->number_;
   header.offset = chunk_.offset;
   header.message_bytes = chunk_.request->capacity_;
-  header.acknowledge = may_refer_ && chunk_.bytes >= kLeastReferredBytes && !unacknowledged_.is_full();
+  header.acknowledge = may_refer_ && header.message_bytes > kLargestCopiedMessage &&
+                       chunk_.bytes >= kLeastReferredBytes && !unacknowledged_.is_full();
   waits_for_acknowledgement_ = chunk_refers_ = header.acknowledge;
   encode_frame_header(header, header_.data());
   written_ = 0;
@@ -81,9 +86,11 @@ void SendStream::look_at_delivery(std::int64_t not_since_ns) {
 StreamProgress SendStream::progress(std::size_t budget) {
   std::size_t moved = 0;
   set_blocked(false);
-  if (!unacknowledged_.is_empty()) {
-    const Status status = read_acknowledgements();
-    if (!status.is_ok()) return fail(status);
+  if (failed_) return StreamProgress::kEnded;  // the driver may come again
+  const Status status = read_acknowledgements();
+  if (!status.is_ok()) {
+    failed_ = true;
+    return fail(status);
   }
   for (;;) {
     if (moved >= budget) return StreamProgress::kMore;
@@ -138,23 +145,23 @@ void SendStream::end_chunk() {
 
 Status SendStream::read_acknowledgements() {
   std::array<std::uint8_t, 16 * kAcknowledgementBytes> bytes;
-  for (;;) {
+  while (!unacknowledged_.is_empty()) {
     iovec piece{bytes.data(), bytes.size()};
     const ssize_t received = read(&piece, 1, bytes.size());
-    if (received == 0) {
-      return Status::remote_error("the peer closed the connection before it had received message " +
+    if (received < 0 && errno == EINTR) continue;
+    if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Status::ok();
+    if (received <= 0) {
+      const std::string how = received == 0 ? "the peer closed the connection"
+                                            : Status::system_error("the connection was lost", errno).message();
+      return Status::remote_error(how + " before the peer had received message " +
                                   std::to_string(unacknowledged_.first_message()) +
                                   ": its process ended or aborted; see that rank's log");
     }
-    if (received < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return Status::ok();
-      return Status::remote_error(Status::system_error("receive of acknowledgements", errno).message());
-    }
-    const auto count = static_cast<std::size_t>(received);
-    BAGUA_NET_RETURN_IF_ERROR(unacknowledged_.take(bytes.data(), count));
-    if (count < bytes.size()) return Status::ok();
+    // Fewer bytes than there was room for do not mean that no more will be said: the end may stand right behind them,
+    // and the poller tells of both once.
+    BAGUA_NET_RETURN_IF_ERROR(unacknowledged_.take(bytes.data(), static_cast<std::size_t>(received)));
   }
+  return Status::ok();
 }
 
 }  // namespace bagua_net

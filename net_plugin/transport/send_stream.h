@@ -1,5 +1,5 @@
-// SendStream: pulls chunks from its scheduler and writes them, header and payload in one call, or by reference, and then
-// a chunk has moved when the peer has acknowledged it. Between hosts it also tells the scheduler how fast the peer
+// SendStream: pulls chunks from its scheduler and writes them, header and payload in one call, or by reference, and
+// then a chunk has moved when the peer has acknowledged it. Between hosts it also tells the scheduler how fast the peer
 // receives what it writes.
 #pragma once
 
@@ -45,12 +45,13 @@ class SendStream final : public DataStream {
   const std::function<void(int stream)> kick_;
   Chunk chunk_;  // request == nullptr: none
   std::array<std::uint8_t, kFrameHeaderBytes> header_{};
-  std::size_t written_ = 0;  // of header and payload together
+  std::size_t written_ = 0;                 // of header and payload together
   bool chunk_refers_ = false;               // what is left of it is written by reference
   bool waits_for_acknowledgement_ = false;  // its header asks for one
   bool may_refer_;
   const bool reads_acknowledgements_;
   UnacknowledgedChunks unacknowledged_;
+  bool failed_ = false;  // what the peer says means nothing any more
   std::atomic<bool> in_use_{true};
   std::atomic<bool> passed_over_{false};
 

@@ -123,8 +123,8 @@ Status TransportContext::connect(int device, std::uint8_t* handle, SendComm** co
 SendPolicy TransportContext::send_policy(int device, const EstablishedConnection& connection) {
   SendPolicy policy;
   policy.inline_bytes = static_cast<std::size_t>(config_.inline_bytes);
-  policy.min_chunk_bytes = static_cast<std::size_t>(config_.min_chunk_bytes);
   policy.measures_rates = !connection.same_host;
+  policy.min_chunk_bytes = static_cast<std::size_t>(config_.min_chunk_bytes) * (connection.same_host ? 2 : 1);
   policy.refers = config_.zero_copy && connection.same_host && connection.acknowledges;
   if (connection.arrivals == nullptr) return policy;
   const std::string& interface = devices_[static_cast<std::size_t>(device)].interface.name;

@@ -6,10 +6,7 @@ namespace bagua_net {
 
 std::uint64_t UnacknowledgedChunks::first_message() const { return chunks_[first_ % chunks_.size()].request->number_; }
 
-void UnacknowledgedChunks::add(const Chunk& chunk) {
-  chunks_[end_++ % chunks_.size()] = chunk;
-  added_bytes_ += chunk.bytes;
-}
+void UnacknowledgedChunks::add(const Chunk& chunk) { chunks_[end_++ % chunks_.size()] = chunk; }
 
 Status UnacknowledgedChunks::take(const std::uint8_t* bytes, std::size_t count) {
   while (count > 0) {
@@ -28,17 +25,21 @@ Status UnacknowledgedChunks::take(const std::uint8_t* bytes, std::size_t count) 
 }
 
 Status UnacknowledgedChunks::take_acknowledgement(std::uint64_t received_bytes) {
-  while (first_ != end_) {
+  std::uint64_t end = first_;
+  std::uint64_t bytes = acknowledged_bytes_;
+  while (end != end_ && bytes < received_bytes) bytes += chunks_[end++ % chunks_.size()].bytes;
+  if (bytes != received_bytes) {
+    return Status::remote_error("the receiver acknowledged " + std::to_string(received_bytes) +
+                                " bytes, where chunks ended at " + std::to_string(acknowledged_bytes_) +
+                                " and end at " + std::to_string(bytes) +
+                                ": it broke the protocol or the stream is corrupt");
+  }
+  acknowledged_bytes_ = bytes;
+  for (; first_ != end; ++first_) {
     const Chunk& chunk = chunks_[first_ % chunks_.size()];
-    if (received_bytes - acknowledged_bytes_ < chunk.bytes) break;
-    acknowledged_bytes_ += chunk.bytes;
-    ++first_;
     chunk.request->chunk_moved(chunk.bytes, chunk.request->capacity_);
   }
-  if (received_bytes == acknowledged_bytes_) return Status::ok();
-  return Status::remote_error("the receiver acknowledged " + std::to_string(received_bytes) + " bytes, but chunks end at " +
-                              std::to_string(acknowledged_bytes_) + " of " + std::to_string(added_bytes_) +
-                              " sent: it broke the protocol or the stream is corrupt");
+  return Status::ok();
 }
 
 }  // namespace bagua_net

@@ -30,7 +30,6 @@ class UnacknowledgedChunks {
   std::uint64_t first_ = 0;
   std::uint64_t end_ = 0;
   std::uint64_t acknowledged_bytes_ = 0;  // of all chunks ever added, those that are gone
-  std::uint64_t added_bytes_ = 0;
   std::array<std::uint8_t, kAcknowledgementBytes> partial_{};
   std::size_t partial_bytes_ = 0;
 };

@@ -9,19 +9,24 @@
 #include <vector>
 
 #include "base/status.h"
-#include "transport/data_stream.h"
 #include "transport/event_loop_worker.h"
 
 namespace bagua_net {
+
+enum class Direction { kSend, kReceive };
 
 class WorkerPool {
  public:
   WorkerPool(int size, int spin_us, const cpu_set_t& affinity) : size_(size), spin_us_(spin_us), affinity_(affinity) {}
 
   int size() const { return size_; }
-  // A worker for the stream with this index in its comm: a comm's streams get different workers, and so do streams of
-  // equal index, of which the first are used most. Starts the threads if they do not run. The pool keeps ownership.
-  Status assign(int stream_index, EventLoopWorker** worker);
+  // For the next comm of this direction, to be given to assign(). The comms of one direction are spread evenly: a
+  // collective may use only these.
+  std::size_t open_lane(Direction direction);
+  // A worker for the stream with this index in its comm: a comm's streams get different workers, and so do the streams
+  // of equal index in neighbouring lanes, since the first are used most. Starts the threads if they do not run. The
+  // pool keeps ownership.
+  Status assign(std::size_t lane, int stream_index, EventLoopWorker** worker);
   // Joins the threads. Every stream must be detached.
   void stop();
 
@@ -31,7 +36,7 @@ class WorkerPool {
   const cpu_set_t affinity_;
   std::mutex mutex_;  // guards everything below
   std::vector<std::unique_ptr<EventLoopWorker>> workers_;
-  std::array<std::size_t, kMaxStreams> assigned_{};  // streams of each index
+  std::array<std::size_t, 2> lanes_{};  // opened, by direction
 };
 
 }  // namespace bagua_net

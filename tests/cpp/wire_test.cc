@@ -1,9 +1,11 @@
-// The bytes of handle, hello, reply and frame header: fixed for a protocol version, and hostile bytes are errors.
+// The bytes of handle, hello, reply, frame header and acknowledgement: fixed for a protocol version, and hostile bytes
+// are errors.
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "support/check.h"
+#include "wire/acknowledgement.h"
 #include "wire/connect_handle.h"
 #include "wire/frame_header.h"
 #include "wire/handshake_message.h"
@@ -22,6 +24,62 @@ TEST_CASE(frame_header_bytes) {
   CHECK_EQ(header.message_number, std::uint64_t{5});
   CHECK_EQ(header.offset, std::uint64_t{6});
   CHECK_EQ(header.message_bytes, std::uint64_t{0x01020400});
+}
+
+TEST_CASE(a_frame_header_asks_for_acknowledgement_with_one_bit) {
+  FrameHeader header{0x01020304, 0x05, 0x06, 0x01020400, true};
+  std::uint8_t bytes[kFrameHeaderBytes];
+  encode_frame_header(header, bytes);
+  const std::uint8_t expected[kFrameHeaderBytes] = {1, 1, 0, 0, 4, 3, 2, 1, 5, 0, 0, 0, 0, 0, 0, 0,
+                                                    6, 0, 0, 0, 0, 0, 0, 0, 0, 4, 2, 1, 0, 0, 0, 0};
+  CHECK(std::memcmp(bytes, expected, sizeof bytes) == 0);
+  FrameHeader decoded;
+  CHECK_OK(decode_frame_header(bytes, &decoded));
+  CHECK(decoded.acknowledge);
+  // The same variable takes one header after the other.
+  bytes[1] = 0;
+  CHECK_OK(decode_frame_header(bytes, &decoded));
+  CHECK(!decoded.acknowledge);
+  for (int flags = 2; flags <= 0xff; ++flags) {
+    bytes[1] = static_cast<std::uint8_t>(flags);
+    CHECK(decode_frame_header(bytes, &decoded).code() == StatusCode::kRemoteError);
+  }
+}
+
+TEST_CASE(acknowledgement_bytes) {
+  std::uint8_t bytes[kAcknowledgementBytes];
+  std::memset(bytes, 0xee, sizeof bytes);
+  encode_acknowledgement(0x0102030405060708, bytes);
+  const std::uint8_t expected[kAcknowledgementBytes] = {2, 0, 0, 0, 0, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1};
+  CHECK(std::memcmp(bytes, expected, sizeof bytes) == 0);
+  for (const std::uint64_t received : {std::uint64_t{0}, std::uint64_t{65536}, ~std::uint64_t{0}}) {
+    encode_acknowledgement(received, bytes);
+    std::uint64_t decoded = 1;
+    CHECK_OK(decode_acknowledgement(bytes, &decoded));
+    CHECK_EQ(decoded, received);
+  }
+}
+
+TEST_CASE(what_is_no_acknowledgement_is_refused) {
+  std::uint8_t bytes[kAcknowledgementBytes];
+  encode_acknowledgement(77, bytes);
+  for (std::size_t position = 0; position < 8; ++position) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::uint8_t changed[kAcknowledgementBytes];
+      std::memcpy(changed, bytes, sizeof changed);
+      changed[position] ^= static_cast<std::uint8_t>(1 << bit);
+      std::uint64_t received = 5;
+      const Status status = decode_acknowledgement(changed, &received);
+      CHECK(status.code() == StatusCode::kRemoteError);
+      CHECK(status.message().find("type " + std::to_string(changed[0]) + " ") != std::string::npos);
+      CHECK_EQ(received, std::uint64_t{5});
+    }
+  }
+  // A chunk is none either: what is sent in the wrong direction is noticed.
+  std::uint8_t header[kFrameHeaderBytes];
+  encode_frame_header({1, 0, 0, 1, true}, header);
+  std::uint64_t received = 0;
+  CHECK(decode_acknowledgement(header, &received).code() == StatusCode::kRemoteError);
 }
 
 TEST_CASE(frame_of_another_type_is_refused) {
@@ -78,6 +136,60 @@ TEST_CASE(handle_of_another_version_names_both) {
   CHECK(status.message().find("version 9") != std::string::npos);
   CHECK(status.message().find("version " + std::to_string(kProtocolVersion)) != std::string::npos);
 }
+
+TEST_CASE(hello_bytes) {
+  Hello hello;
+  hello.stream_index = 0x0102;
+  hello.streams_wanted = 0x0304;
+  for (std::size_t i = 0; i < 16; ++i) {
+    hello.token[i] = static_cast<std::uint8_t>(0x10 + i);
+    hello.comm_id[i] = static_cast<std::uint8_t>(0x20 + i);
+  }
+  hello.process_id = 0x3132333435363738;
+  hello.max_chunk_bytes = 0x41424344;
+  hello.features = 0x51525354;
+  hello.host_name = "node";
+  std::vector<std::uint8_t> expected = {
+      'B',  'N',  'H',  'E',  'L',  'L',  'O',  '1',  1,    0,    2,    1,    4,    3,    0,    0,     // to the sizes
+      0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x1d, 0x1e, 0x1f,  // token
+      0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, 0x28, 0x29, 0x2a, 0x2b, 0x2c, 0x2d, 0x2e, 0x2f,  // comm id
+      0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31, 0x44, 0x43, 0x42, 0x41, 0x54, 0x53, 0x52, 0x51,  // to features
+      'n',  'o',  'd',  'e'};
+  expected.resize(kHelloBytes);
+  std::vector<std::uint8_t> bytes(kHelloBytes, 0xee);
+  encode_hello(hello, bytes.data());
+  CHECK(bytes == expected);
+  Hello decoded;
+  decode_hello(bytes.data(), &decoded);
+  CHECK_EQ(decoded.features, hello.features);
+  // Whoever names none has none.
+  encode_hello({}, bytes.data());
+  decode_hello(bytes.data(), &decoded);
+  CHECK_EQ(decoded.features, 0u);
+}
+
+TEST_CASE(reply_bytes) {
+  Reply reply;
+  reply.verdict = HandshakeVerdict::kUnknownStream;
+  reply.streams = 0x0102;
+  reply.process_id = 0x3132333435363738;
+  reply.max_chunk_bytes = 0x41424344;
+  reply.features = 0x51525354;
+  const std::vector<std::uint8_t> expected = {'B',  'N',  'R',  'E',  'P',  'L',  'Y',  '1',  1,    0,    3,
+                                              0,    2,    1,    0,    0,    0x38, 0x37, 0x36, 0x35, 0x34, 0x33,
+                                              0x32, 0x31, 0x44, 0x43, 0x42, 0x41, 0x54, 0x53, 0x52, 0x51};
+  std::vector<std::uint8_t> bytes(kReplyBytes, 0xee);
+  encode_reply(reply, bytes.data());
+  CHECK(bytes == expected);
+  Reply decoded;
+  CHECK_OK(decode_reply(bytes.data(), &decoded));
+  CHECK_EQ(decoded.features, reply.features);
+  encode_reply({}, bytes.data());
+  CHECK_OK(decode_reply(bytes.data(), &decoded));
+  CHECK_EQ(decoded.features, 0u);
+}
+
+TEST_CASE(the_feature_of_acknowledgements_is_the_first_bit) { CHECK_EQ(kFeatureAcknowledgements, 1u); }
 
 TEST_CASE(hello_round_trip_and_prefix) {
   Hello hello;

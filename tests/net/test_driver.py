@@ -1,4 +1,4 @@
-"""bagua-net-driver through its protocol: rings over the plugin and over plain sockets, raw TCP, and each error."""
+"""bagua-net-driver through its protocol: rings over the plugin and over plain sockets, and each error."""
 
 from __future__ import annotations
 
@@ -185,7 +185,6 @@ def test_a_driver_does_not_outlive_its_parent(environment: dict[str, str]) -> No
 
 
 RING = ("ring", "--transport", "bare", "--rank", "0", "--nranks", "2")
-RAW = ("raw", "--role", "server", "--streams", "1")
 
 
 @pytest.mark.parametrize(
@@ -213,13 +212,6 @@ RAW = ("raw", "--role", "server", "--streams", "1")
         ((*RING, "--address", "127.0.0.1:70000"), ['"70000"', "from 0 to 65535"]),
         ((*RING, "--address", "127.0.0.1:65535"), ["65535", "2 channels"]),
         ((*RING, "--address", "no such host"), ["cannot resolve", "no such host"]),
-        (("raw", "--role", "referee", "--streams", "1"), ['"referee"', "server, client"]),
-        (("raw", "--role", "server"), ["--streams is missing"]),
-        (("raw", "--role", "server", "--streams", "257"), ['--streams is "257"', "from 1 to 256"]),
-        ((*RAW, "--write-bytes", "0"), ['--write-bytes is "0"', "from 1 to"]),
-        ((*RAW, "--connect", "127.0.0.1:1"), ["--address", "--connect"]),
-        (("raw", "--role", "client", "--streams", "1"), ["--connect is missing"]),
-        (("raw", "--role", "client", "--streams", "1", "--connect", "127.0.0.1"), ["the port is missing"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -284,12 +276,10 @@ def test_a_bad_log_level_is_explained(start: StartDriver) -> None:
     assert 'BAGUA_DRIVER_LOG is "loud", but must be warn, info or empty' in driver.expect_failure()
 
 
-@pytest.mark.parametrize("mode", ["ring", "raw"])
-def test_a_port_in_use_is_explained(start: StartDriver, mode: str) -> None:
+def test_a_port_in_use_is_explained(start: StartDriver) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        arguments = (*RING, "--channels", "1") if mode == "ring" else RAW
-        message = start(*arguments, "--address", f"127.0.0.1:{port}").expect_failure()
+        message = start(*RING, "--channels", "1", "--address", f"127.0.0.1:{port}").expect_failure()
     assert f"127.0.0.1:{port}" in message
     assert "another process listens on that port" in message
 
@@ -417,94 +407,6 @@ def test_strangers_do_not_disturb_the_ring(start: StartDriver) -> None:
         assert silent.recv(1) == b""
     verify(ranks, 100_000)
     quit_all(ranks)
-
-
-def start_raw(start: StartDriver, streams: int, *options: object) -> tuple[LoadDriver, LoadDriver]:
-    server = start("raw", "--role", "server", "--streams", streams, *options)
-    address = server.expect("listening")["address"]
-    client = start("raw", "--role", "client", "--streams", streams, "--connect", address, *options)
-    for end in (server, client):
-        end.expect("connected")
-    return server, client
-
-
-@pytest.mark.parametrize("streams", [1, 3])
-def test_raw_tcp_moves_every_byte_and_reports_its_cost(start: StartDriver, streams: int) -> None:
-    ends = start_raw(start, streams, "--write-bytes", 65536)
-    for size in (1, 65537, 64 << 20):
-        moved, began = loopback_bytes(), time.monotonic()
-        results = everywhere(list(ends), f"run {size}", "result")
-        moved, wall = loopback_bytes() - moved, time.monotonic() - began
-        assert moved >= size
-        for result in results:
-            assert result["bytes"] == size
-            assert 0 < result["seconds"] < wall
-    assert all(result["cpu_user_s"] + result["cpu_system_s"] > 0 for result in results)
-    quit_all(list(ends))
-
-
-def test_a_raw_client_may_start_its_run_first(start: StartDriver) -> None:
-    server, client = start_raw(start, 2)
-    for size in (4 << 20, 12345):
-        client.say(f"run {size}")
-        time.sleep(0.3)
-        server.say(f"run {size}")
-        assert server.expect("result")["bytes"] == size
-        assert client.expect("result")["bytes"] == size
-    quit_all([server, client])
-
-
-def test_raw_ends_with_different_stream_counts_get_an_error(start: StartDriver) -> None:
-    server = start("raw", "--role", "server", "--streams", 2)
-    address = server.expect("listening")["address"]
-    client = start("raw", "--role", "client", "--streams", 3, "--connect", address)
-    assert "--streams 3, this server has 2" in server.expect_failure(SECONDS)
-    # The server is gone by then, or just going: while the client connects its streams, or waits for the answer.
-    message = client.expect_failure(SECONDS)
-    assert "stream" in message or f"connect to {address}" in message
-
-
-def test_a_raw_server_without_a_client_fails_at_the_deadline(start: StartDriver) -> None:
-    server = start("raw", "--role", "server", "--streams", 4, "--timeout-ms", 500)
-    host, _, port = server.expect("listening")["address"].rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=ANSWER_S):  # a silent stranger is no client
-        assert "only 0 of 4 streams were connected within 500 ms" in server.expect_failure(SECONDS)
-
-
-def test_a_raw_client_without_a_server_is_an_error(start: StartDriver) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
-    message = start("raw", "--role", "client", "--streams", 1, "--connect", f"127.0.0.1:{port}").expect_failure()
-    assert f"127.0.0.1:{port}" in message
-    assert "does the server run" in message
-
-
-def test_a_raw_end_that_dies_is_an_error_of_the_other(start: StartDriver) -> None:
-    for victim in (0, 1):
-        ends = start_raw(start, 2)
-        for end in ends:
-            end.say(f"run {1 << 40}")
-        time.sleep(0.3)
-        ends[victim].process.kill()
-        message = ends[1 - victim].expect_failure(SECONDS)
-        assert "stream" in message
-        assert "has that process ended" in message or "has the other process ended" in message
-
-
-def test_raw_runs_of_different_sizes_get_an_error(start: StartDriver) -> None:
-    server, client = start_raw(start, 2, "--timeout-ms", 1000)
-    server.say("run 2000000")
-    client.say("run 1000000")
-    assert "1000000 of 2000000 bytes" in server.expect_failure(SECONDS)
-    client.expect_failure(SECONDS)
-
-
-@pytest.mark.parametrize("command", ["run 0", "run", "run 1 2", "walk 5"])
-def test_a_bad_raw_command_is_explained(start: StartDriver, command: str) -> None:
-    server, _ = start_raw(start, 1)
-    server.say(command)
-    message = server.expect_failure()
-    assert command.split()[0] in message
 
 
 def test_help_needs_no_mode() -> None:

@@ -123,7 +123,11 @@ def run_raw(arguments: dict[str, str], faults: Faults) -> None:
         words = line.split()
         faults.strike(words[0])
         if words[0] == "run":
-            moved = int(words[1])
+            moved, memory = int(words[1]), int(words[2])
+            kept = int(arguments["--memory-bytes"])
+            if memory > kept:
+                emit("error", message=f"a run of {memory} B of memory, of which there are {kept}")
+                return
             # More streams are faster here.
             seconds = moved * SECONDS_PER_BYTE / (4 * streams)
             emit("result", bytes=moved, seconds=seconds, cpu_user_s=moved * 0.1e-9, cpu_system_s=0.0)

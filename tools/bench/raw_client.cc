@@ -16,7 +16,7 @@
 namespace bagua_net::bench {
 
 Status RawClient::connect() {
-  BAGUA_NET_RETURN_IF_ERROR(allocate_buffers());
+  BAGUA_NET_RETURN_IF_ERROR(allocate_memory());
   const std::int64_t deadline = monotonic_ms() + options_.timeout_ms;
   for (std::size_t stream = 0; stream < options_.streams; ++stream) {
     BAGUA_NET_RETURN_IF_ERROR(connect_stream(stream, deadline));
@@ -68,39 +68,43 @@ Status RawClient::receive_answer(std::uint8_t expected) {
 }
 
 void RawClient::send_blocks(std::size_t stream) {
-  const PageBuffer& buffer = buffers_[stream];
-  const auto block = static_cast<std::int64_t>(buffer.bytes());
   for (std::int64_t seen_run = 0;;) {
     std::int64_t total = 0;
+    std::size_t bytes_of_region = 0;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [&] { return is_stopping_ || run_number_ > seen_run; });
       if (is_stopping_) return;
       seen_run = run_number_;
       total = run_bytes_;
+      bytes_of_region = run_region_bytes_;
     }
+    RawRegion memory = region(stream, bytes_of_region);
     while (true) {
+      const auto block = static_cast<std::int64_t>(memory.block());
       const std::int64_t begin = next_byte_.fetch_add(block, std::memory_order_relaxed);
       if (begin >= total) break;
       const auto bytes = static_cast<std::size_t>(std::min(block, total - begin));
-      Status status = send_exactly(sockets_[stream].get(), stream, options_.timeout_ms, buffer.data(), bytes);
+      Status status = send_exactly(sockets_[stream].get(), stream, options_.timeout_ms, memory.data(), bytes);
       if (!status.is_ok()) {
         fail(std::move(status));
         return;
       }
+      memory.advance(bytes);
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     if (--sending_threads_ == 0) changed_.notify_all();
   }
 }
 
-Status RawClient::run(std::int64_t bytes) {
+Status RawClient::run(std::int64_t bytes, std::size_t memory_bytes) {
   const ResourceUsage before = ResourceUsage::now();
   const double began = monotonic_seconds();
   {
     std::unique_lock<std::mutex> lock(mutex_);
     next_byte_.store(0, std::memory_order_relaxed);
     run_bytes_ = bytes;
+    run_region_bytes_ = region_bytes(memory_bytes);
     sending_threads_ = options_.streams;
     ++run_number_;
     changed_.notify_all();

@@ -14,7 +14,7 @@ class RawClient final : public RawEnd {
   ~RawClient() override { stop_threads(); }
 
   Status connect() override;
-  Status run(std::int64_t bytes) override;
+  Status run(std::int64_t bytes, std::size_t memory_bytes) override;
 
  private:
   Status connect_stream(std::size_t stream, std::int64_t deadline);
@@ -24,6 +24,7 @@ class RawClient final : public RawEnd {
   // Guarded by mutex_.
   std::int64_t run_number_ = 0;  // a thread starts when it grows
   std::int64_t run_bytes_ = 0;
+  std::size_t run_region_bytes_ = 0;
   std::size_t sending_threads_ = 0;
   // The next byte of the run that no thread has taken; relaxed: the mutex orders its reset.
   std::atomic<std::int64_t> next_byte_{0};

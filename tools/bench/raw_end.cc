@@ -1,16 +1,16 @@
 #include "bench/raw_end.h"
 
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "bench/driver_protocol.h"
 
 namespace bagua_net::bench {
 
-Status RawEnd::allocate_buffers() {
-  for (PageBuffer& buffer : buffers_) {
-    BAGUA_NET_RETURN_IF_ERROR(buffer.allocate(options_.write_bytes, "a stream's buffer"));
-  }
-  return Status::ok();
+Status RawEnd::allocate_memory() {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  region_stride_ = (region_bytes(options_.memory_bytes) + page - 1) / page * page;
+  return memory_.allocate(options_.streams * region_stride_, "the buffer of all streams");
 }
 
 void RawEnd::stop_threads() {

@@ -13,12 +13,14 @@ namespace {
 
 constexpr std::int64_t kMaxStreams = 256;
 constexpr std::int64_t kMaxWriteBytes = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxMemoryBytes = std::int64_t{1} << 40;
 constexpr std::int64_t kMaxRunBytes = std::int64_t{1} << 50;
 
 Status parse_raw_options(const std::vector<std::string>& words, RawOptions* options) {
   CommandLine line;
   BAGUA_NET_RETURN_IF_ERROR(CommandLine::parse(
-      words, {"--role", "--streams", "--address", "--connect", "--write-bytes", "--timeout-ms"}, &line));
+      words, {"--role", "--streams", "--address", "--connect", "--write-bytes", "--memory-bytes", "--timeout-ms"},
+      &line));
   std::string role;
   BAGUA_NET_RETURN_IF_ERROR(line.choice("--role", {"server", "client"}, &role));
   options->is_server = role == "server";
@@ -40,12 +42,15 @@ Status parse_raw_options(const std::vector<std::string>& words, RawOptions* opti
   options->streams = static_cast<std::size_t>(number);
   BAGUA_NET_RETURN_IF_ERROR(line.integer_or("--write-bytes", 1, kMaxWriteBytes, std::int64_t{1} << 20, &number));
   options->write_bytes = static_cast<std::size_t>(number);
+  const auto block_each = static_cast<std::int64_t>(options->streams * options->write_bytes);
+  BAGUA_NET_RETURN_IF_ERROR(line.integer_or("--memory-bytes", 1, kMaxMemoryBytes, block_each, &number));
+  options->memory_bytes = static_cast<std::size_t>(number);
   BAGUA_NET_RETURN_IF_ERROR(line.integer_or("--timeout-ms", 100, 3'600'000, 60000, &number));
   options->timeout_ms = number;
   return Status::ok();
 }
 
-Status serve(RawEnd* end) {
+Status serve(std::size_t most_memory_bytes, RawEnd* end) {
   BAGUA_NET_RETURN_IF_ERROR(end->connect());
   write_event(JsonLine("connected"));
   std::vector<std::string> words;
@@ -54,10 +59,13 @@ Status serve(RawEnd* end) {
     if (words[0] != "run") {
       return Status::invalid_argument("unknown command \"" + words[0] + "\"; raw mode knows run and quit");
     }
-    BAGUA_NET_RETURN_IF_ERROR(expect_arguments(words, 1, "run BYTES"));
+    BAGUA_NET_RETURN_IF_ERROR(expect_arguments(words, 2, "run BYTES MEMORY"));
     std::int64_t bytes = 0;
     BAGUA_NET_RETURN_IF_ERROR(parse_integer("BYTES of run", words[1], 1, kMaxRunBytes, &bytes));
-    BAGUA_NET_RETURN_IF_ERROR(end->run(bytes));
+    std::int64_t memory_bytes = 0;
+    BAGUA_NET_RETURN_IF_ERROR(parse_integer("MEMORY of run (at most --memory-bytes)", words[2], 1,
+                                            static_cast<std::int64_t>(most_memory_bytes), &memory_bytes));
+    BAGUA_NET_RETURN_IF_ERROR(end->run(bytes, static_cast<std::size_t>(memory_bytes)));
   }
   limit_closing_time();
   write_event(JsonLine("bye"));
@@ -79,7 +87,7 @@ Status run_raw_mode(const std::vector<std::string>& words) {
   } else {
     end = std::make_unique<RawClient>(options);
   }
-  status = serve(end.get());
+  status = serve(options.memory_bytes, end.get());
   // Before the destructor: nobody has to wait for the news until every thread is joined.
   if (!status.is_ok()) report_failure(status);
   return status;

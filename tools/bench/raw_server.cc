@@ -24,7 +24,7 @@ constexpr std::int64_t kHelloDeadlineMs = 2000;
 Status RawServer::connect() {
   SocketAddress bound;
   BAGUA_NET_RETURN_IF_ERROR(listen_on(options_.address, &listener_, &bound));
-  BAGUA_NET_RETURN_IF_ERROR(allocate_buffers());
+  BAGUA_NET_RETURN_IF_ERROR(allocate_memory());
   write_event(JsonLine("listening").add("address", bound.to_string()));
 
   const std::int64_t deadline = monotonic_ms() + options_.timeout_ms;
@@ -33,6 +33,7 @@ Status RawServer::connect() {
   }
   listener_.reset();
   idle_usage_ = ResourceUsage::now();
+  run_region_bytes_.store(region_bytes(options_.memory_bytes), std::memory_order_relaxed);
   start_threads([this](std::size_t stream) { receive_blocks(stream); });
   return send_exactly(sockets_[0].get(), 0, options_.timeout_ms, &kAllConnected, 1);
 }
@@ -71,14 +72,16 @@ Status RawServer::accept_stream(std::int64_t deadline, std::size_t* accepted) {
 }
 
 void RawServer::receive_blocks(std::size_t stream) {
-  PageBuffer& buffer = buffers_[stream];
+  RawRegion memory = region(stream, run_region_bytes_.load(std::memory_order_relaxed));
   while (true) {
-    const ssize_t received = recv(sockets_[stream].get(), buffer.data(), buffer.bytes(), 0);
+    const ssize_t received = recv(sockets_[stream].get(), memory.data(), memory.block(), 0);
     if (received < 0 && errno == EINTR) continue;
     if (received <= 0) {
       fail(stream_failure("recv", stream, received, errno, options_.timeout_ms));
       return;
     }
+    memory.advance(static_cast<std::size_t>(received));
+    memory.resize(run_region_bytes_.load(std::memory_order_relaxed));
     const std::int64_t before = arrived_.fetch_add(received);
     if (before == run_begin_.load()) {
       first_arrival_.store(monotonic_seconds());
@@ -92,7 +95,8 @@ void RawServer::receive_blocks(std::size_t stream) {
   }
 }
 
-Status RawServer::run(std::int64_t bytes) {
+Status RawServer::run(std::int64_t bytes, std::size_t memory_bytes) {
+  run_region_bytes_.store(region_bytes(memory_bytes), std::memory_order_relaxed);
   std::int64_t seen = arrived_.load();
   const std::int64_t end = run_begin_.load() + bytes;
   {

@@ -30,6 +30,7 @@ class DriverRequest:
     role: str = "ring"  # or "server", "client" of a raw pair
     streams: int = 1  # of a raw pair
     connect: str = ""  # the server's host:port, for a client
+    memory_bytes: int = 0  # what an end of a raw pair keeps: as much as its largest size
 
     def __post_init__(self) -> None:
         if self.contender not in (*CONTENDERS, BASELINE):
@@ -39,6 +40,8 @@ class DriverRequest:
             raise BenchError(f"contender {self.contender!r} has no role {self.role!r}")
         if self.role == "client" and not _HOST_PORT.fullmatch(self.connect):
             raise BenchError(f"{self.connect!r} is no host:port to connect to")
+        if (self.memory_bytes > 0) != (self.contender == RAW):
+            raise BenchError(f"contender {self.contender!r} cannot be started with {self.memory_bytes} B of memory")
 
     @property
     def title(self) -> str:
@@ -70,7 +73,7 @@ class DriverSettings:
         if request.contender == RAW:
             raw = [str(self.driver), "raw", "--role", request.role, "--streams", str(request.streams)]
             end = ["--address", self.address] if request.role == "server" else ["--connect", request.connect]
-            return [*raw, *end]
+            return [*raw, *end, "--memory-bytes", str(request.memory_bytes)]
         ring = [str(self.driver), "ring", *ranks, "--channels", str(self.channels)]
         ring += ["--timeout-ms", timeout_ms]
         if request.contender == "bare":

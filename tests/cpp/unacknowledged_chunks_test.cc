@@ -1,0 +1,257 @@
+// What a sender makes of acknowledgements, however they are cut: each chunk counts as moved exactly when it was
+// acknowledged, and numbers that cannot be right complete nothing.
+#include "transport/unacknowledged_chunks.h"
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "support/check.h"
+#include "support/two_way_pipe.h"
+#include "transport/send_comm.h"
+
+namespace bagua_net {
+namespace {
+
+cpu_set_t any_cpu() {
+  cpu_set_t set;
+  sched_getaffinity(0, sizeof set, &set);
+  return set;
+}
+
+constexpr std::size_t kMostChunks = 64;
+
+std::vector<std::uint8_t> acknowledgements(const std::vector<std::uint64_t>& received_bytes) {
+  std::vector<std::uint8_t> bytes(received_bytes.size() * kAcknowledgementBytes);
+  for (std::size_t i = 0; i < received_bytes.size(); ++i) {
+    encode_acknowledgement(received_bytes[i], bytes.data() + i * kAcknowledgementBytes);
+  }
+  return bytes;
+}
+
+// Messages of which every byte is in unacknowledged chunks, as the sending stream of a comm has them.
+class Messages {
+ public:
+  UnacknowledgedChunks unacknowledged;
+
+  Messages() {
+    std::vector<std::unique_ptr<ByteStream>> streams;
+    streams.push_back(TwoWayEnd::make({}, {}, 1).first);
+    CHECK_OK(SendComm::create(std::move(streams), "receiver", nullptr, {}, &no_workers_, &comm_));
+  }
+
+  void send(std::size_t bytes, std::size_t chunks = 1) {
+    Request& request = requests_.emplace_back();
+    request.start(comm_.get(), requests_.size() - 1, nullptr, bytes, nullptr);
+    for (std::size_t i = 0; i < chunks; ++i) {
+      const std::size_t begin = bytes / chunks * i;
+      unacknowledged.add({&request, begin, (i + 1 == chunks ? bytes : begin + bytes / chunks) - begin});
+    }
+  }
+
+  Status take(const std::vector<std::uint8_t>& bytes) { return unacknowledged.take(bytes.data(), bytes.size()); }
+  Status acknowledge(std::uint64_t received_bytes) { return take(acknowledgements({received_bytes})); }
+
+  std::size_t count() const { return requests_.size(); }
+  bool is_done(std::size_t number) {
+    // A request that was done is dead after test.
+    if (number < done_.size() && done_[number]) return true;
+    done_.resize(requests_.size());
+    bool done = false;
+    std::size_t bytes = 0;
+    CHECK_OK(requests_[number].test(&done, &bytes));
+    done_[number] = done;
+    return done;
+  }
+  std::size_t done_count() {
+    std::size_t done = 0;
+    for (std::size_t number = 0; number < requests_.size(); ++number) done += is_done(number) ? 1 : 0;
+    return done;
+  }
+
+ private:
+  WorkerPool no_workers_{0, 0, any_cpu()};
+  std::unique_ptr<SendComm> comm_;
+  std::deque<Request> requests_;
+  std::vector<bool> done_;
+};
+
+void check_refused(const Status& status, const std::string& number) {
+  CHECK(status.code() == StatusCode::kRemoteError);
+  CHECK(status.message().find(number) != std::string::npos);
+}
+
+}  // namespace
+
+TEST_CASE(a_chunk_is_done_when_it_was_acknowledged) {
+  Messages messages;
+  CHECK(messages.unacknowledged.is_empty());
+  messages.send(100);
+  CHECK(!messages.unacknowledged.is_empty());
+  CHECK_EQ(messages.done_count(), 0u);
+  CHECK_OK(messages.acknowledge(100));
+  CHECK_EQ(messages.done_count(), 1u);
+  CHECK(messages.unacknowledged.is_empty());
+}
+
+TEST_CASE(a_message_is_done_with_its_last_chunk) {
+  Messages messages;
+  messages.send(100, 3);  // 33, 33, 34
+  for (const std::uint64_t received : {33, 66}) {
+    CHECK_OK(messages.acknowledge(received));
+    CHECK(!messages.is_done(0));
+  }
+  CHECK_OK(messages.acknowledge(100));
+  CHECK(messages.is_done(0));
+}
+
+TEST_CASE(an_acknowledgement_may_be_cut_anywhere) {
+  for (std::size_t cut = 0; cut <= kAcknowledgementBytes; ++cut) {
+    Messages messages;
+    messages.send(70000);
+    const std::vector<std::uint8_t> bytes = acknowledgements({70000});
+    CHECK_OK(messages.unacknowledged.take(bytes.data(), cut));
+    CHECK_EQ(messages.is_done(0), cut == kAcknowledgementBytes);
+    CHECK_OK(messages.unacknowledged.take(bytes.data() + cut, bytes.size() - cut));
+    CHECK(messages.is_done(0));
+  }
+}
+
+TEST_CASE(acknowledgements_come_byte_by_byte) {
+  Messages messages;
+  for (int i = 0; i < 3; ++i) messages.send(70000);
+  const std::vector<std::uint8_t> bytes = acknowledgements({70000, 140000, 210000});
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    CHECK_EQ(messages.done_count(), i / kAcknowledgementBytes);
+    CHECK_OK(messages.unacknowledged.take(&bytes[i], 1));
+  }
+  CHECK_EQ(messages.done_count(), 3u);
+}
+
+TEST_CASE(several_come_in_one_read_and_the_last_is_cut) {
+  Messages messages;
+  for (int i = 0; i < 5; ++i) messages.send(1000);
+  std::vector<std::uint8_t> bytes = acknowledgements({1000, 2000, 4000, 5000});
+  const std::vector<std::uint8_t> rest(bytes.end() - 9, bytes.end());
+  bytes.resize(bytes.size() - rest.size());
+  CHECK_OK(messages.take(bytes));
+  CHECK_EQ(messages.done_count(), 4u);
+  CHECK_OK(messages.take(rest));
+  CHECK_EQ(messages.done_count(), 5u);
+}
+
+TEST_CASE(one_acknowledgement_covers_all_before_it) {
+  Messages messages;
+  for (int i = 0; i < 4; ++i) messages.send(1000);
+  CHECK_OK(messages.acknowledge(3000));
+  CHECK_EQ(messages.done_count(), 3u);
+  CHECK_EQ(messages.unacknowledged.first_message(), std::uint64_t{3});
+  CHECK_OK(messages.acknowledge(4000));
+  CHECK_EQ(messages.done_count(), 4u);
+}
+
+TEST_CASE(the_same_acknowledgement_again_changes_nothing) {
+  Messages messages;
+  for (int i = 0; i < 2; ++i) messages.send(1000);
+  for (int i = 0; i < 3; ++i) CHECK_OK(messages.acknowledge(1000));
+  CHECK_EQ(messages.done_count(), 1u);
+}
+
+TEST_CASE(an_acknowledgement_that_ends_inside_a_chunk_is_refused) {
+  for (const std::uint64_t received : {999, 1001, 1999}) {
+    Messages messages;
+    for (int i = 0; i < 2; ++i) messages.send(1000);
+    check_refused(messages.acknowledge(received), std::to_string(received));
+    CHECK(!messages.is_done(1));
+  }
+}
+
+// A sender that believed it would tell its caller that the memory is free while the peer is still reading it.
+TEST_CASE(an_acknowledgement_of_more_than_was_sent_completes_nothing) {
+  for (const std::uint64_t received : {std::uint64_t{2001}, std::uint64_t{1} << 40, ~std::uint64_t{0}}) {
+    Messages messages;
+    for (int i = 0; i < 2; ++i) messages.send(1000);
+    check_refused(messages.acknowledge(received), std::to_string(received));
+    CHECK_EQ(messages.done_count(), 0u);
+  }
+}
+
+TEST_CASE(an_acknowledgement_of_less_than_the_last_completes_nothing) {
+  Messages messages;
+  for (int i = 0; i < 3; ++i) messages.send(1000);
+  CHECK_OK(messages.acknowledge(1000));
+  for (const std::uint64_t received : {0, 1, 999}) {
+    check_refused(messages.acknowledge(received), std::to_string(received));
+    CHECK_EQ(messages.done_count(), 1u);
+  }
+}
+
+TEST_CASE(an_acknowledgement_before_anything_was_sent_is_refused) {
+  Messages messages;
+  check_refused(messages.acknowledge(1000), "1000");
+  CHECK(messages.unacknowledged.is_empty());
+}
+
+TEST_CASE(other_frames_are_refused) {
+  for (std::size_t position = 0; position < 8; ++position) {
+    Messages messages;
+    messages.send(1000);
+    std::vector<std::uint8_t> bytes = acknowledgements({1000});
+    bytes[position] ^= 1;
+    CHECK(messages.take(bytes).code() == StatusCode::kRemoteError);
+    CHECK(!messages.is_done(0));
+  }
+}
+
+TEST_CASE(it_is_full_with_its_last_slot) {
+  Messages messages;
+  for (std::size_t i = 0; i < kMostChunks; ++i) {
+    CHECK(!messages.unacknowledged.is_full());
+    messages.send(10);
+  }
+  CHECK(messages.unacknowledged.is_full());
+  CHECK_EQ(messages.unacknowledged.first_message(), std::uint64_t{0});
+  CHECK_OK(messages.acknowledge(10));
+  CHECK(!messages.unacknowledged.is_full());
+  CHECK_EQ(messages.unacknowledged.first_message(), std::uint64_t{1});
+  messages.send(10);
+  CHECK(messages.unacknowledged.is_full());
+  CHECK_OK(messages.acknowledge(10 * (kMostChunks + 1)));
+  CHECK(messages.unacknowledged.is_empty());
+  CHECK_EQ(messages.done_count(), kMostChunks + 1);
+}
+
+// Sums beyond 32 bits, slots used again and again, and never one chunk more or less than was acknowledged.
+TEST_CASE(slots_are_used_again) {
+  for (unsigned seed = 1; seed <= 10; ++seed) {
+    std::mt19937 random(seed);
+    Messages messages;
+    std::vector<std::uint64_t> ends;  // of the messages
+    std::uint64_t end = 0;
+    std::size_t acknowledged = 0;
+    while (acknowledged < 1000) {
+      const std::size_t in_flight = messages.count() - acknowledged;
+      CHECK_EQ(messages.unacknowledged.is_full(), in_flight == kMostChunks);
+      CHECK_EQ(messages.unacknowledged.is_empty(), in_flight == 0);
+      if (in_flight < kMostChunks && random() % 100 < 55) {
+        const std::size_t bytes = 1 + random() % 0xffffffffu;
+        messages.send(bytes);
+        ends.push_back(end += bytes);
+      } else if (in_flight > 0) {
+        CHECK_EQ(messages.unacknowledged.first_message(), std::uint64_t{acknowledged});
+        acknowledged += 1 + random() % std::min<std::size_t>(in_flight, 3);
+        CHECK_OK(messages.acknowledge(ends[acknowledged - 1]));
+        CHECK(messages.is_done(acknowledged - 1));
+        if (acknowledged < messages.count()) CHECK(!messages.is_done(acknowledged));
+      }
+    }
+    CHECK(end > std::uint64_t{1} << 32);
+  }
+}
+
+}  // namespace bagua_net
+
+CHECK_MAIN

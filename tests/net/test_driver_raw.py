@@ -1,0 +1,239 @@
+"""Raw mode of bagua-net-driver: every byte, the memory that it goes through, and each error."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from support.load_driver import ANSWER_S, Event, LoadDriver, StartDriver
+from support.processes import wait_until
+
+MIB = 1 << 20
+SERVER = ("raw", "--role", "server", "--streams", "1")
+# For errors of a lost or silent peer: what counts as "within seconds" on a machine that is busy.
+SECONDS = 15.0
+
+
+def ask(ends: tuple[LoadDriver, LoadDriver], command: str, event: str) -> list[Event]:
+    for end in ends:
+        end.say(command)
+    return [end.expect(event) for end in ends]
+
+
+def quit_both(ends: tuple[LoadDriver, LoadDriver]) -> None:
+    for end in ends:
+        end.say("quit")
+    for end in ends:
+        end.expect_end()
+
+
+def loopback_bytes() -> int:
+    """Bytes that the loopback interface has received so far."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == "lo":
+            return int(counters.split()[0])
+    raise AssertionError("no loopback interface")
+
+
+def kernel_count(driver: LoadDriver, name: str) -> int:
+    """Bytes, of a line of smaps_rollup."""
+    path = Path(f"/proc/{driver.process.pid}/smaps_rollup")
+    if not path.exists():
+        pytest.skip("this kernel does not count a process's pages")
+    for line in path.read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"no {name} in {path}")
+
+
+def forget_use(driver: LoadDriver) -> None:
+    path = Path(f"/proc/{driver.process.pid}/clear_refs")
+    if not path.exists():
+        pytest.skip("this kernel does not mark the pages that a process uses")
+    path.write_text("1")
+
+
+def start_raw(start: StartDriver, streams: int, *options: object) -> tuple[LoadDriver, LoadDriver]:
+    server = start("raw", "--role", "server", "--streams", streams, *options)
+    address = server.expect("listening")["address"]
+    client = start("raw", "--role", "client", "--streams", streams, "--connect", address, *options)
+    for end in (server, client):
+        end.expect("connected")
+    return server, client
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_run_moves_every_byte_and_reports_its_cost(start_driver: StartDriver, streams: int) -> None:
+    ends = start_raw(start_driver, streams, "--write-bytes", 65536, "--memory-bytes", 8 * MIB)
+    # Memory of a byte, less than a block, more than the run, a whole number of blocks and none; it shrinks and grows.
+    runs = [
+        (1, 1),
+        (1000, 1),
+        (65537, 8 * MIB),
+        (MIB, 1000),
+        (64 * MIB, 8 * MIB),
+        (3 * MIB, 65536),
+        (64 * MIB, 100_003),
+    ]
+    for size, memory in runs:
+        moved, began = loopback_bytes(), time.monotonic()
+        results = ask(ends, f"run {size} {memory}", "result")
+        moved, wall = loopback_bytes() - moved, time.monotonic() - began
+        assert moved >= size
+        for result in results:
+            assert result["bytes"] == size
+            assert 0 < result["seconds"] < wall
+    assert all(result["cpu_user_s"] + result["cpu_system_s"] > 0 for result in results)
+    quit_both(ends)
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_run_goes_through_all_of_its_memory_and_no_more(start_driver: StartDriver, streams: int) -> None:
+    ends = start_raw(start_driver, streams, "--memory-bytes", 64 * MIB)
+    # Referenced: the kernel's mark on pages that were used since the last look. Those beside the run's memory are few,
+    # and of each of the server's streams a block of the run before.
+    for memory in (16 * MIB, 64 * MIB, 32 * MIB):
+        for end in ends:
+            forget_use(end)
+
+        def all_is_used(memory: int = memory) -> bool:
+            ask(ends, f"run {4 * memory} {memory}", "result")
+            return all(kernel_count(end, "Referenced") >= memory for end in ends)
+
+        # Again and again: which stream moves how much of a run is left to the scheduler.
+        wait_until(all_is_used, f"the use of {memory} bytes by both ends", ANSWER_S)
+        for end in ends:
+            assert kernel_count(end, "Referenced") < memory + 8 * MIB
+    quit_both(ends)
+
+
+def test_the_memory_is_there_before_the_first_run_and_stays(start_driver: StartDriver) -> None:
+    ends = start_raw(start_driver, 2, "--memory-bytes", 64 * MIB)
+    resident = [kernel_count(end, "Rss") for end in ends]
+    assert all(bytes_ >= 64 * MIB for bytes_ in resident), resident
+    for memory in (64 * MIB, MIB, 64 * MIB):
+        ask(ends, f"run {128 * MIB} {memory}", "result")
+    for end, before in zip(ends, resident, strict=True):
+        assert abs(kernel_count(end, "Rss") - before) < 8 * MIB
+    quit_both(ends)
+
+
+def test_memory_that_the_host_does_not_have_is_refused(start_driver: StartDriver) -> None:
+    message = start_driver(*SERVER, "--memory-bytes", 1 << 40).expect_failure()
+    assert "the buffer of all streams needs 1099511627776 bytes of memory" in message
+    assert "use a smaller size" in message
+
+
+def test_a_raw_client_may_start_its_run_first(start_driver: StartDriver) -> None:
+    server, client = start_raw(start_driver, 2)
+    for size in (4 * MIB, 12345):
+        client.say(f"run {size} {MIB}")
+        time.sleep(0.3)
+        server.say(f"run {size} {MIB}")
+        assert server.expect("result")["bytes"] == size
+        assert client.expect("result")["bytes"] == size
+    quit_both((server, client))
+
+
+def test_raw_ends_with_different_stream_counts_get_an_error(start_driver: StartDriver) -> None:
+    server = start_driver("raw", "--role", "server", "--streams", 2)
+    address = server.expect("listening")["address"]
+    client = start_driver("raw", "--role", "client", "--streams", 3, "--connect", address)
+    assert "--streams 3, this server has 2" in server.expect_failure(SECONDS)
+    # The server is gone by then, or just going: while the client connects its streams, or waits for the answer.
+    message = client.expect_failure(SECONDS)
+    assert "stream" in message or f"connect to {address}" in message
+
+
+def test_a_raw_server_without_a_client_fails_at_the_deadline(start_driver: StartDriver) -> None:
+    server = start_driver("raw", "--role", "server", "--streams", 4, "--timeout-ms", 500)
+    host, _, port = server.expect("listening")["address"].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=ANSWER_S):  # a silent stranger is no client
+        assert "only 0 of 4 streams were connected within 500 ms" in server.expect_failure(SECONDS)
+
+
+def test_a_raw_client_without_a_server_is_an_error(start_driver: StartDriver) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    message = start_driver("raw", "--role", "client", "--streams", 1, "--connect", f"127.0.0.1:{port}").expect_failure()
+    assert f"127.0.0.1:{port}" in message
+    assert "does the server run" in message
+
+
+def test_a_raw_end_that_dies_is_an_error_of_the_other(start_driver: StartDriver) -> None:
+    for victim in (0, 1):
+        ends = start_raw(start_driver, 2)
+        for end in ends:
+            end.say(f"run {1 << 40} {MIB}")
+        time.sleep(0.3)
+        ends[victim].process.kill()
+        message = ends[1 - victim].expect_failure(SECONDS)
+        assert "stream" in message
+        assert "has that process ended" in message or "has the other process ended" in message
+
+
+def test_raw_runs_of_different_sizes_get_an_error(start_driver: StartDriver) -> None:
+    server, client = start_raw(start_driver, 2, "--timeout-ms", 1000)
+    server.say("run 2000000 1000000")
+    client.say("run 1000000 1000000")
+    assert "1000000 of 2000000 bytes" in server.expect_failure(SECONDS)
+    client.expect_failure(SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("command", "parts"),
+    [
+        ("run 0 1", ['BYTES of run is "0"', "from 1 to"]),
+        ("run 1", ["has 1 arguments", "run BYTES MEMORY"]),
+        ("run 1 2 3", ["has 3 arguments", "run BYTES MEMORY"]),
+        ("run 1 0", ['MEMORY of run (at most --memory-bytes) is "0"', "from 1 to 65536"]),
+        ("run 1 65537", ['MEMORY of run (at most --memory-bytes) is "65537"', "from 1 to 65536"]),
+        ("run 1 all", ['MEMORY of run (at most --memory-bytes) is "all"']),
+        ("walk 5", ['unknown command "walk"', "run and quit"]),
+    ],
+)
+def test_a_bad_raw_command_is_explained(start_driver: StartDriver, command: str, parts: list[str]) -> None:
+    server, _ = start_raw(start_driver, 1, "--memory-bytes", 65536)
+    server.say(command)
+    message = server.expect_failure()
+    for part in parts:
+        assert part in message
+
+
+def test_without_an_option_there_is_a_block_for_each_stream(start_driver: StartDriver) -> None:
+    server, _ = start_raw(start_driver, 3, "--write-bytes", 1000)
+    server.say("run 1 3001")
+    assert "from 1 to 3000" in server.expect_failure()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("raw", "--role", "referee", "--streams", "1"), ['"referee"', "server, client"]),
+        (("raw", "--role", "server"), ["--streams is missing"]),
+        (("raw", "--role", "server", "--streams", "257"), ['--streams is "257"', "from 1 to 256"]),
+        ((*SERVER, "--write-bytes", "0"), ['--write-bytes is "0"', "from 1 to"]),
+        ((*SERVER, "--connect", "127.0.0.1:1"), ["--address", "--connect"]),
+        (("raw", "--role", "client", "--streams", "1"), ["--connect is missing"]),
+        (("raw", "--role", "client", "--streams", "1", "--connect", "127.0.0.1"), ["the port is missing"]),
+        ((*SERVER, "--memory-bytes", "0"), ['--memory-bytes is "0"', "from 1 to 1099511627776"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_bad_command_line_is_explained(
+    start_driver: StartDriver, arguments: tuple[str, ...], parts: list[str]
+) -> None:
+    message = start_driver(*arguments).expect_failure()
+    for part in parts:
+        assert part in message
+
+
+def test_a_port_in_use_is_explained(start_driver: StartDriver) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = start_driver(*SERVER, "--address", f"127.0.0.1:{port}").expect_failure()
+    assert f"127.0.0.1:{port}" in message
+    assert "another process listens on that port" in message
