@@ -204,6 +204,14 @@ struct Connection {
   }
 };
 
+// Every large message is one chunk.
+Connection::Settings one_worker_stream(int receiving_workers = 2) {
+  Connection::Settings settings;
+  settings.worker_streams = 1;
+  settings.receiving_workers = receiving_workers;
+  return settings;
+}
+
 // Messages of these sizes, with as many under way as the comm takes; the sender overwrites each the moment that it is
 // done, and receives are posted when so many messages were sent.
 void exchange(Connection& connection, const std::vector<std::size_t>& sizes, std::size_t lag) {
@@ -418,12 +426,10 @@ TEST_CASE(more_chunks_than_can_be_unacknowledged) {
 
 TEST_CASE(a_send_is_done_when_the_receiver_has_it_and_not_before) {
   for (const int receiving_workers : {0, 2}) {
-    Connection::Settings settings;
-    settings.receiving_workers = receiving_workers;
-    Connection connection(settings);
+    Connection connection(one_worker_stream(receiving_workers));
     std::vector<std::uint8_t>& message = connection.buffers.keep(make_message(0, kReferred));
     Request* send = connection.send(message.data(), message.size());
-    connection.written.wait_for(message.size());
+    connection.written.wait_for(kFrameHeaderBytes + message.size());
     for (int i = 0; i < 1000; ++i) CHECK(!is_done(send));
     std::vector<std::uint8_t>& room = connection.buffers.room(message.size());
     Request* receive = connection.receive(room.data(), room.size());
@@ -641,10 +647,10 @@ TEST_CASE(a_receiver_that_is_done_may_close_at_once) {
 }
 
 TEST_CASE(closing_a_sender_does_not_wait_for_acknowledgements) {
-  Connection connection;
+  Connection connection(one_worker_stream());
   std::vector<std::uint8_t>& message = connection.buffers.keep(make_message(0, kReferred));
   connection.send(message.data(), message.size());
-  connection.written.wait_for(message.size());
+  connection.written.wait_for(kFrameHeaderBytes + message.size());
   const std::int64_t begin_ms = monotonic_ms();
   connection.sender.reset();
   CHECK(monotonic_ms() - begin_ms < kDeadlineMs);
@@ -673,12 +679,12 @@ TEST_CASE(deregistered_memory_may_go_at_once) {
 // The caller may overwrite what it deregistered. Whatever the receiver reports as received must not be that.
 TEST_CASE(an_aborted_sender_does_not_forge_messages) {
   for (const bool closes : {false, true}) {
-    Connection connection;
+    Connection connection(one_worker_stream());
     std::vector<std::uint8_t>& message = connection.buffers.keep(make_message(0, kReferred));
     MemoryRegistration* registration = nullptr;
     CHECK_OK(connection.sender->register_memory(message.data(), message.size(), &registration));
     connection.send(message.data(), message.size(), registration);
-    connection.written.wait_for(message.size());
+    connection.written.wait_for(kFrameHeaderBytes + message.size());
     CHECK_OK(connection.sender->deregister_memory(registration));
     if (closes) connection.sender.reset();
     std::fill(message.begin(), message.end(), std::uint8_t{0x5a});

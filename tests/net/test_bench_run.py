@@ -153,11 +153,6 @@ def test_a_failing_driver_ends_the_run_and_leaves_nothing(bench: Bench, fault: d
         (["--contenders", "nccl"], 2, "unknown contender 'nccl'"),
         (["--json", "/no/such/run.json"], 2, "'/no/such' does not exist"),
         (["-e", "1024G", "-b", "1024G"], 1, "lower -e/--maxbytes"),
-        (
-            ["-e", "1024G", "-b", "1024G", "--contenders", "raw"],
-            1,
-            "4 ends of raw TCP (1024 GiB each) needs 4096 GiB of memory",
-        ),
     ],
 )
 def test_what_cannot_start_says_why(bench: Bench, arguments: list[str], code: int, message: str) -> None:

@@ -11,7 +11,8 @@ from bagua.net.bench.errors import BenchError
 from bagua.net.bench.sessions import RawSession
 from bagua.net.bench.settings import RAW, DriverRequest
 
-LARGEST = 4 << 20
+LARGEST = 64 << 20
+MEMORY_OF_LARGEST = 2 * 8 << 20  # two channels, eight slots of 1 MiB
 
 
 class RecordingEnd:
@@ -60,24 +61,29 @@ def place() -> RecordingPlace:
 
 @pytest.fixture
 def session(place: RecordingPlace) -> RawSession:
-    session = RawSession(2, (1, place), (0, place), ranks=2, largest_bytes=LARGEST)
+    session = RawSession(2, (1, place), (0, place), ranks=2, channels=2, largest_bytes=LARGEST)
     session.connect(timeout_s=5)
     return session
 
 
 @pytest.mark.usefixtures("session")
-def test_both_ends_keep_the_memory_of_the_largest_size(place: RecordingPlace) -> None:
+def test_both_ends_keep_the_memory_of_the_ring_at_the_largest_size(place: RecordingPlace) -> None:
     server, client = place.requests
-    assert (server.role, server.rank, server.memory_bytes) == ("server", 1, LARGEST)
-    assert (client.role, client.rank, client.memory_bytes) == ("client", 0, LARGEST)
+    assert (server.role, server.rank, server.memory_bytes) == ("server", 1, MEMORY_OF_LARGEST)
+    assert (client.role, client.rank, client.memory_bytes) == ("client", 0, MEMORY_OF_LARGEST)
     assert client.connect == "127.0.0.1:9"
 
 
-def test_a_run_moves_the_memory_of_its_size_again_and_again(session: RawSession, place: RecordingPlace) -> None:
+def test_a_run_moves_the_memory_of_a_ring_again_and_again(session: RawSession, place: RecordingPlace) -> None:
     sample = session.run(1 << 20, iterations=10, warmup=3, timeout_s=5)
     session.run(LARGEST, iterations=1, warmup=0, timeout_s=5)
     for end in place.ends:
-        assert end.lines == [f"run {3 << 20} {1 << 20}", f"run {10 << 20} {1 << 20}", f"run {LARGEST} {LARGEST}"]
+        # 1 MiB: two channels, eight slots each, of the 256 KiB that a rank and a channel have of it.
+        assert end.lines == [
+            f"run {3 << 20} {4 << 20}",
+            f"run {10 << 20} {4 << 20}",
+            f"run {LARGEST} {MEMORY_OF_LARGEST}",
+        ]
     assert (sample.iterations, sample.moved_bytes) == (10, 10 << 20)
     assert (sample.seconds, sample.cpu_seconds) == (pytest.approx(0.1), 6.0)
 

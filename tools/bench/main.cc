@@ -30,9 +30,10 @@ bagua-net-driver peers --transport plugin|bare --rank 0|1 --comms N
     [--in-flight 8] [--max-message-bytes 1048576] [--timeout-ms 60000], and the transport's options as above
   stdin: connect HANDLE... | run BYTES MESSAGES WARMUP | verify BYTES MESSAGES | footprint | quit
 
-bagua-net-driver raw --role server [--address 127.0.0.1[:PORT]] --streams N [--write-bytes 1048576] [--timeout-ms 60000]
-bagua-net-driver raw --role client --connect HOST:PORT          --streams N [--write-bytes 1048576] [--timeout-ms 60000]
-  stdin: run BYTES | quit
+bagua-net-driver raw --role server [--address 127.0.0.1[:PORT]] --streams N
+bagua-net-driver raw --role client --connect HOST:PORT          --streams N
+    [--write-bytes 1048576] [--memory-bytes a block per stream] [--timeout-ms 60000]
+  stdin: run BYTES MEMORY | quit
 
 bagua-net-driver burn [--working-set-bytes 4194304]
   stdin: quit

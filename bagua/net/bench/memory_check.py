@@ -18,28 +18,17 @@ def available_bytes(meminfo: str) -> int | None:
     return int(match.group(1)) * 1024 if match else None
 
 
-def check_memory(
-    largest_bytes: int,
-    local_ranks: int,
-    ring_contenders: int,
-    *,
-    raw_bytes: int = 0,
-    raw_ends: int = 0,
-    meminfo: str | None = None,
-) -> None:
-    """`raw_bytes`: the largest size of raw TCP, which may differ from the ring's; each of its ends here has as much."""
+def check_memory(largest_bytes: int, local_ranks: int, ring_contenders: int, meminfo: str | None = None) -> None:
     if meminfo is None:
         try:
             meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
         except OSError:
             return
     available = available_bytes(meminfo)
-    of_rings = largest_bytes * local_ranks * (ring_contenders + _BUFFERS - 1) if ring_contenders else 0
-    needed = of_rings + raw_bytes * raw_ends
+    needed = largest_bytes * local_ranks * (ring_contenders + _BUFFERS - 1)
     if available is not None and needed > available:
         raise BenchError(
-            f"size {format_size(largest_bytes)} with {local_ranks} ranks, {ring_contenders} ring contenders and"
-            f" {raw_ends} ends of raw TCP ({format_size(raw_bytes)} each) needs {format_size(needed)} of memory, and"
-            f" {format_size(available)} are available; lower -e/--maxbytes,"
-            " --ranks or the number of --contenders or --raw-streams"
+            f"size {format_size(largest_bytes)} with {local_ranks} ranks and {ring_contenders} contenders needs"
+            f" {format_size(needed)} of memory, and {format_size(available)} are available; lower -e/--maxbytes,"
+            " --ranks or the number of --contenders"
         )

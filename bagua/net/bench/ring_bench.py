@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from bagua.net.bench.endpoint import Event
 from bagua.net.bench.errors import UsageError
@@ -47,28 +46,7 @@ def chosen_contenders(options: Options) -> tuple[list[str], list[str]]:
     return [name for name in options.contenders if name != "gloo"], ["gloo (torch is not installed: bagua[torch])"]
 
 
-@dataclass(frozen=True)
-class RawPlan:
-    """The pairs of raw TCP: one for each number of connections, all between the same two ranks."""
-
-    streams: Sequence[int]  # empty without the contender
-    sizes: Sequence[int]
-    sender: int
-    receiver: int
-
-
-def plan_raw(team: Team, options: Options, names: Sequence[str]) -> RawPlan:
-    # One way along the ring's own direction.
-    sender = team.measured_link
-    return RawPlan(
-        streams=(options.raw_streams or default_raw_streams(usable_cpus())) if RAW in names else (),
-        sizes=[size for size in options.sizes if size >= RAW_MIN_BYTES] or [RAW_ONLY_BYTES],
-        sender=sender,
-        receiver=(sender + 1) % team.ranks,
-    )
-
-
-def start_sessions(team: Team, options: Options, names: Sequence[str], raw: RawPlan) -> list[Session]:
+def start_sessions(team: Team, options: Options, names: Sequence[str], raw_sizes: Sequence[int]) -> list[Session]:
     """All drivers of all contenders, connected. They stay until the team ends."""
     sessions: list[Session] = []
     # The slowest to start first: importing torch overlaps with the others.
@@ -76,9 +54,12 @@ def start_sessions(team: Team, options: Options, names: Sequence[str], raw: RawP
         if name != RAW:
             sessions.append(RingSession(name, team.places))
             continue
-        for streams in raw.streams:
-            ends = (raw.receiver, team.places[raw.receiver]), (raw.sender, team.places[raw.sender])
-            sessions.append(RawSession(streams, *ends, team.ranks, max(raw.sizes)))
+        # One way along the ring's own direction.
+        sender = team.measured_link
+        receiver = (sender + 1) % team.ranks
+        for streams in options.raw_streams or default_raw_streams(usable_cpus()):
+            ends = (receiver, team.places[receiver]), (sender, team.places[sender])
+            sessions.append(RawSession(streams, *ends, team.ranks, options.channels, max(raw_sizes)))
     ordered = sorted(sessions, key=lambda session: names.index(session.name.split(" ")[0]))
     for session in ordered:
         session.connect(options.timeout_s)
@@ -88,22 +69,16 @@ def start_sessions(team: Team, options: Options, names: Sequence[str], raw: RawP
 def run_bench(team: Team, options: Options, environment: Mapping[str, str], stream_is_quiet: bool = False) -> Report:
     names, left_out = chosen_contenders(options)
     began = time.monotonic()
-    raw = plan_raw(team, options, names)
-    check_memory(
-        max(options.sizes),
-        _ranks_here(team),
-        sum(name != RAW for name in names),
-        raw_bytes=max(raw.sizes),
-        raw_ends=len(raw.streams) * sum(team.places[rank] is team.places[0] for rank in (raw.sender, raw.receiver)),
-    )
+    check_memory(max(options.sizes), _ranks_here(team), sum(name != RAW for name in names))
     machine = describe_machine()
+    raw_sizes = [size for size in options.sizes if size >= RAW_MIN_BYTES] or [RAW_ONLY_BYTES]
     with Progress(1, quiet=stream_is_quiet) as display:
         display.message(f"starting {len(names)} contenders of {team.ranks} ranks")
         for reason in left_out:
             display.message(f"left out: {reason}")
-        sessions = start_sessions(team, options, names, raw)
+        sessions = start_sessions(team, options, names, raw_sizes)
     sizes = {
-        session.name: raw.sizes if isinstance(session, RawSession) else list(options.sizes) for session in sessions
+        session.name: raw_sizes if isinstance(session, RawSession) else list(options.sizes) for session in sessions
     }
     results = run_interleaved(
         Visit(sessions, sizes),

@@ -14,6 +14,7 @@ from bagua.net.bench.errors import BenchError
 from bagua.net.bench.measurement import percentile
 from bagua.net.bench.places import Place
 from bagua.net.bench.settings import RAW, DriverRequest
+from bagua.net.bench.traffic_pattern import ring_memory_bytes
 
 
 @dataclass(frozen=True)
@@ -118,20 +119,27 @@ class RingSession:
 class RawSession:
     """One raw TCP pair: client to server over a number of connections, a thread each.
 
-    At each size both ends move as much memory as that size, again and again: from a smaller buffer, which stays in the
-    CPUs' caches, TCP copies faster and for less CPU.
+    At each size both ends move the memory that a rank of the ring moves, again and again: how much of it fits into the
+    CPUs' caches decides how fast TCP copies, and for how much CPU.
     """
 
     collective = "one_way"
 
     def __init__(
-        self, streams: int, server: tuple[int, Place], client: tuple[int, Place], ranks: int, largest_bytes: int
+        self,
+        streams: int,
+        server: tuple[int, Place],
+        client: tuple[int, Place],
+        ranks: int,
+        channels: int,
+        largest_bytes: int,
     ) -> None:
         self.streams = streams
         self._ranks = ranks
+        self._channels = channels
         self._client_place = client
-        self._largest_bytes = largest_bytes
-        request = DriverRequest(RAW, server[0], ranks, "server", streams, memory_bytes=largest_bytes)
+        self._memory_bytes = ring_memory_bytes(largest_bytes, ranks, channels)
+        request = DriverRequest(RAW, server[0], ranks, "server", streams, memory_bytes=self._memory_bytes)
         self._server: Endpoint = server[1].start(request)
         self._client: Endpoint | None = None
 
@@ -143,7 +151,7 @@ class RawSession:
         (listening,) = gather([self._server], "listening", timeout_s, "starting")
         rank, place = self._client_place
         request = DriverRequest(
-            RAW, rank, self._ranks, "client", self.streams, listening["address"], self._largest_bytes
+            RAW, rank, self._ranks, "client", self.streams, listening["address"], self._memory_bytes
         )
         self._client = place.start(request)
         gather([self._server, self._client], "connected", timeout_s, f"connecting to {listening['address']}")
@@ -152,10 +160,11 @@ class RawSession:
         """TCP knows no messages, so the iterations are one transfer."""
         assert self._client is not None, "connect() comes first"
         ends = [self._server, self._client]
+        memory_bytes = ring_memory_bytes(size_bytes, self._ranks, self._channels)
         if warmup:
-            ask(ends, f"run {size_bytes * warmup} {size_bytes}", "result", timeout_s)
+            ask(ends, f"run {size_bytes * warmup} {memory_bytes}", "result", timeout_s)
         moved = size_bytes * iterations
-        results = ask(ends, f"run {moved} {size_bytes}", "result", timeout_s)
+        results = ask(ends, f"run {moved} {memory_bytes}", "result", timeout_s)
         return Sample(
             iterations=iterations,
             # The client's clock: from its first write to the server's word that all has arrived.

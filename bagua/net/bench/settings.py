@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bagua.net.bench.errors import BenchError
+from bagua.net.bench.traffic_pattern import DEPTH, SLICE_BYTES
 
 RING_CONTENDERS = ("plugin", "plugin-1", "bare", "gloo")
 RAW = "raw"
@@ -30,7 +31,7 @@ class DriverRequest:
     role: str = "ring"  # or "server", "client" of a raw pair
     streams: int = 1  # of a raw pair
     connect: str = ""  # the server's host:port, for a client
-    memory_bytes: int = 0  # what an end of a raw pair keeps: as much as its largest size
+    memory_bytes: int = 0  # what an end of a raw pair keeps
 
     def __post_init__(self) -> None:
         if self.contender not in (*CONTENDERS, BASELINE):
@@ -75,7 +76,7 @@ class DriverSettings:
             end = ["--address", self.address] if request.role == "server" else ["--connect", request.connect]
             return [*raw, *end, "--memory-bytes", str(request.memory_bytes)]
         ring = [str(self.driver), "ring", *ranks, "--channels", str(self.channels)]
-        ring += ["--timeout-ms", timeout_ms]
+        ring += ["--slice-bytes", str(SLICE_BYTES), "--depth", str(DEPTH), "--timeout-ms", timeout_ms]
         if request.contender == "bare":
             return [*ring, "--transport", "bare", "--address", self.address]
         return [*ring, "--transport", "plugin", "--library", str(self._library_of(request))]
