@@ -192,6 +192,8 @@ def test_no_worker_outlives_the_command(library: Path) -> None:
     try:
         wait_until(lambda: len(workers_of(process.pid)) == 6, "six workers", 60.0)
         workers = workers_of(process.pid)
+        # However many GPUs there are: the plugin shares the CPUs out among the ranks.
+        assert all(b"\0LOCAL_WORLD_SIZE=2\0" in Path(f"/proc/{pid}/environ").read_bytes() for pid in workers)
     finally:
         process.kill()
         process.wait()

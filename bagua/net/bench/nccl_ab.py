@@ -146,8 +146,9 @@ def _local_crew(options: NcclOptions, environment: Mapping[str, str], logs: Path
                 f"{ranks} ranks need as many GPUs, at least 2, and torch sees {gpus}; lower --ranks, look at"
                 " CUDA_VISIBLE_DEVICES and nvidia-smi, or leave --nccl out to measure the plugin without GPUs"
             )
-    local = LocalWorkers(_settings(options, environment, logs))
-    return Crew(local, {}, list(range(ranks)), 1, LOOPBACK)
+    # As launchers say it: the plugin shares the CPUs out by it. Of GPUs there may be more than ranks.
+    settings = _settings(options, {**environment, "LOCAL_WORLD_SIZE": str(ranks)}, logs)
+    return Crew(LocalWorkers(settings), {}, list(range(ranks)), 1, LOOPBACK)
 
 
 def _gpu_count() -> int:
