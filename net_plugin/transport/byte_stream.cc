@@ -2,6 +2,7 @@
 
 #include <linux/tcp.h>  // the whole tcp_info; <netinet/tcp.h> has the beginning
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -71,6 +72,15 @@ class TcpByteStream final : public ByteStream {
 
   int fd() const override { return socket_.get(); }
   void shutdown() override { ::shutdown(socket_.get(), SHUT_RDWR); }
+  // Disconnecting sends the reset before the call returns, also when a forked child holds a duplicate of the socket.
+  void reset() override {
+    const sockaddr nowhere{AF_UNSPEC, {}};
+    if (::connect(socket_.get(), &nowhere, sizeof nowhere) != 0) shutdown();
+  }
+  bool is_broken() const override {
+    pollfd state{socket_.get(), 0, 0};
+    return ::poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0;
+  }
 
  private:
   OwnedFd socket_;

@@ -39,6 +39,10 @@ class ByteStream {
   virtual int fd() const = 0;
   // Ends both directions: the peer sees the end of input, bytes that the kernel took are still delivered. Any thread.
   virtual void shutdown() = 0;
+  // Breaks the connection at once, whatever is under way: for memory that is referred to and about to change.
+  virtual void reset() { shutdown(); }
+  // The peer has done that, or the connection was lost. Bytes that came before can still be read.
+  virtual bool is_broken() const { return false; }
 };
 
 std::unique_ptr<ByteStream> make_tcp_byte_stream(OwnedFd socket);

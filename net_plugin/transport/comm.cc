@@ -65,6 +65,7 @@ void Comm::stop_streams() {
   if (stopped_) return;
   for (DrivenStream& driven : streams_) {
     if (driven.worker != nullptr) driven.worker->detach(driven.stream.get(), driven.worker_stream_id);
+    driven.stream->abandon();
   }
   stopped_ = true;
 }

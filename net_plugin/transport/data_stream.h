@@ -47,6 +47,8 @@ class DataStream {
   int fd() const { return bytes_->fd(); }
   int index() const { return index_; }
   void shutdown() { bytes_->shutdown(); }
+  // No driver will come again, and the caller is about to have its memory back.
+  virtual void abandon() {}
 
   // True while a kick could achieve nothing because the poller's event comes anyway. Written by the driver before it
   // looks for work under the scheduler's or table's mutex, read by the kicker after it added work under that mutex.
@@ -64,6 +66,8 @@ class DataStream {
     return bytes_->write_by_reference(copied, referred);
   }
   bool delivery(Delivery* delivery) const { return bytes_->delivery(delivery); }
+  void reset() { bytes_->reset(); }
+  bool is_broken() const { return bytes_->is_broken(); }
   bool has_peer_ended() const { return peer_ended_; }
   void set_blocked(bool blocked) { blocked_.store(blocked, std::memory_order_relaxed); }
 

@@ -30,12 +30,20 @@ void RecvStream::take_staged_payload() {
   remaining_ -= bytes;
 }
 
-void RecvStream::finish_chunk() {
+Status RecvStream::finish_chunk() {
+  // Such a chunk was the sender's memory until now. A sender that gives up resets the connection before it touches
+  // that.
+  if (header_.acknowledge && is_broken()) {
+    return Status::remote_error("the peer aborted while message " + std::to_string(header_.message_number) +
+                                " was under way; see that rank's log");
+  }
   request_->chunk_moved(header_.payload_bytes, header_.message_bytes);
   request_ = nullptr;
-  if (!header_.acknowledge) return;
-  received_bytes_ += header_.payload_bytes;
-  send_acknowledgement();
+  if (header_.acknowledge) {
+    received_bytes_ += header_.payload_bytes;
+    send_acknowledgement();
+  }
+  return Status::ok();
 }
 
 void RecvStream::send_acknowledgement() {
@@ -78,7 +86,8 @@ StreamProgress RecvStream::progress(std::size_t budget) {
       if (!status.is_ok()) return fail(status);
       if (!in_payload()) return StreamProgress::kIdle;  // parked
       take_staged_payload();
-      if (remaining_ == 0) finish_chunk();
+      const Status finished = remaining_ == 0 ? finish_chunk() : Status::ok();
+      if (!finished.is_ok()) return fail(finished);
     }
     // Here the staging buffer holds less than a header, or nothing while a payload is incomplete.
     if (drained) {
@@ -118,7 +127,8 @@ StreamProgress RecvStream::progress(std::size_t budget) {
       destination_ += payload;
       remaining_ -= payload;
       staging_end_ += bytes - payload;
-      if (remaining_ == 0) finish_chunk();
+      const Status finished = remaining_ == 0 ? finish_chunk() : Status::ok();
+      if (!finished.is_ok()) return fail(finished);
     } else {
       staging_end_ += bytes;
     }

@@ -28,7 +28,7 @@ class RecvStream final : public DataStream {
   bool in_payload() const { return request_ != nullptr; }
   Status open_chunk();  // reads the staged header; request_ stays nullptr when the receive is not posted yet
   void take_staged_payload();
-  void finish_chunk();
+  Status finish_chunk();
   void send_acknowledgement();
   StreamProgress end_of_input();
 

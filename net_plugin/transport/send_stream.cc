@@ -121,6 +121,11 @@ StreamProgress SendStream::progress(std::size_t budget) {
   }
 }
 
+// The peer would go on reading memory that is no longer ours, and take for a message whatever it finds there.
+void SendStream::abandon() {
+  if (!unacknowledged_.is_empty() || (chunk_.request != nullptr && waits_for_acknowledgement_)) reset();
+}
+
 ssize_t SendStream::write_chunk() {
   const std::size_t header_written = std::min(written_, header_.size());
   const std::size_t payload_written = written_ - header_written;

@@ -11,7 +11,9 @@
 #include <array>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -157,6 +159,7 @@ struct Connection {
     std::size_t worker_streams = 2;
     int receiving_workers = 2;
     int buffer_bytes = 0;
+    int receive_buffer_bytes = 0;
     SendPolicy policy = referring();
   };
 
@@ -164,6 +167,8 @@ struct Connection {
   WorkerPool sending_pool;
   WorkerPool receiving_pool;
   WrittenBytes written;
+  std::vector<OwnedFd> fars;  // duplicates of the receiving ends, where their buffers are set
+  bool has_large_receive_buffers = true;
   std::unique_ptr<SendComm> sender;
   std::unique_ptr<RecvComm> receiver;
 
@@ -175,6 +180,14 @@ struct Connection {
     for (std::size_t i = 0; i <= settings.worker_streams; ++i) {
       auto [near, far] = connected(settings.buffer_bytes);
       if (i > 0) written.watch(near);
+      if (settings.receive_buffer_bytes > 0) {
+        set_buffer(far, SO_RCVBUF, settings.receive_buffer_bytes);
+        int granted = 0;
+        socklen_t length = sizeof granted;
+        CHECK_EQ(::getsockopt(far.get(), SOL_SOCKET, SO_RCVBUF, &granted, &length), 0);
+        has_large_receive_buffers &= granted >= settings.receive_buffer_bytes;
+        fars.emplace_back(::fcntl(far.get(), F_DUPFD_CLOEXEC, 0));
+      }
       sending.push_back(make_tcp_byte_stream(std::move(near)));
       receiving.push_back(make_tcp_byte_stream(std::move(far)));
     }
@@ -210,6 +223,27 @@ Connection::Settings one_worker_stream(int receiving_workers = 2) {
   settings.worker_streams = 1;
   settings.receiving_workers = receiving_workers;
   return settings;
+}
+
+// Sends a message, and one behind it of so many bytes; when the first is where it should be, the sender gives up, and
+// its caller overwrites the memory.
+void abort_and_overwrite(Connection& connection, std::size_t bytes_behind, bool closes,
+                         const std::function<void(std::size_t bytes)>& wait_until_there) {
+  std::vector<std::uint8_t>& message = connection.buffers.keep(make_message(0, kReferred));
+  MemoryRegistration* registration = nullptr;
+  CHECK_OK(connection.sender->register_memory(message.data(), message.size(), &registration));
+  connection.send(message.data(), message.size(), registration);
+  if (bytes_behind > 0) connection.send(connection.buffers.room(bytes_behind).data(), bytes_behind);
+  wait_until_there(kFrameHeaderBytes + message.size());
+  CHECK_OK(connection.sender->deregister_memory(registration));
+  if (closes) connection.sender.reset();
+  std::fill(message.begin(), message.end(), std::uint8_t{0x5a});
+}
+
+void receive_nothing_forged(Connection& connection) {
+  std::vector<std::uint8_t>& room = connection.buffers.room(kReferred);
+  Request* receive = connection.receive(room.data(), room.size());
+  if (test_until_done(receive).is_ok()) CHECK(room == make_message(0, kReferred));
 }
 
 // Messages of these sizes, with as many under way as the comm takes; the sender overwrites each the moment that it is
@@ -676,21 +710,40 @@ TEST_CASE(deregistered_memory_may_go_at_once) {
   }
 }
 
-// The caller may overwrite what it deregistered. Whatever the receiver reports as received must not be that.
+// The caller may overwrite what it deregistered. Whatever the receiver reports as received must not be that, wherever
+// the bytes are when the sender gives up: in its own socket,
 TEST_CASE(an_aborted_sender_does_not_forge_messages) {
   for (const bool closes : {false, true}) {
     Connection connection(one_worker_stream());
-    std::vector<std::uint8_t>& message = connection.buffers.keep(make_message(0, kReferred));
-    MemoryRegistration* registration = nullptr;
-    CHECK_OK(connection.sender->register_memory(message.data(), message.size(), &registration));
-    connection.send(message.data(), message.size(), registration);
-    connection.written.wait_for(kFrameHeaderBytes + message.size());
-    CHECK_OK(connection.sender->deregister_memory(registration));
-    if (closes) connection.sender.reset();
-    std::fill(message.begin(), message.end(), std::uint8_t{0x5a});
-    std::vector<std::uint8_t>& room = connection.buffers.room(message.size());
-    Request* receive = connection.receive(room.data(), room.size());
-    if (test_until_done(receive).is_ok()) CHECK(room == make_message(0, kReferred));
+    abort_and_overwrite(connection, 0, closes, [&](std::size_t bytes) { connection.written.wait_for(bytes); });
+    receive_nothing_forged(connection);
+  }
+}
+
+// in the receiver's,
+TEST_CASE(an_aborted_sender_does_not_forge_messages_that_have_arrived) {
+  Connection::Settings settings = one_worker_stream();
+  settings.receive_buffer_bytes = 4 * kReferred;
+  for (const bool closes : {false, true}) {
+    Connection connection(settings);
+    if (!connection.has_large_receive_buffers) {
+      std::printf("        net.core.rmem_max is too small for a message\n");
+      return;
+    }
+    abort_and_overwrite(connection, 0, closes, [&](std::size_t bytes) {
+      wait_until([&] { return bytes_received(connection.fars[1].get()) >= bytes; }, "bytes at the receiver");
+    });
+    receive_nothing_forged(connection);
+  }
+}
+
+// or in front of others that the receiver has no room for, and that an end of the stream would wait behind.
+TEST_CASE(an_aborted_sender_does_not_forge_messages_with_others_behind_them) {
+  for (const bool closes : {false, true}) {
+    Connection connection(one_worker_stream());
+    abort_and_overwrite(connection, 64 * kReferred, closes,
+                        [&](std::size_t bytes) { connection.written.wait_for(bytes + kReferred / 2); });
+    receive_nothing_forged(connection);
   }
 }
 

@@ -417,6 +417,26 @@ TEST_CASE(small_chunks_ask_for_nothing) {
   }
 }
 
+// Of a message of many chunks, the last may be too small to be worth it; and so may a message that is all one chunk.
+TEST_CASE(the_last_chunk_and_the_message_decide_what_is_worth_it) {
+  Sender sender({}, 2);
+  constexpr std::size_t kFrame = kFrameHeaderBytes + kLeastChunk;
+  sender.send(kLeastMessage);
+  std::vector<std::uint8_t> frames = sender.read();
+  CHECK_EQ(kLeastMessage % kLeastChunk, 1u);
+  for (std::size_t chunk = 0; chunk < kLeastMessage / kLeastChunk; ++chunk) {
+    CHECK(header_at(frames, chunk * kFrame).acknowledge);
+  }
+  CHECK(!header_at(frames, kLeastMessage / kLeastChunk * kFrame).acknowledge);
+  CHECK(!sender.is_sent(0));
+  sender.acknowledge(kLeastMessage - 1);
+  sender.driver->run();
+  CHECK(sender.is_sent(0));
+  sender.send(kLeastMessage - 1);
+  CHECK(!header_at(sender.read(), 0).acknowledge);
+  CHECK(sender.is_sent(1));
+}
+
 // What the header asked for stays true, whether the payload went out by reference or not.
 TEST_CASE(a_chunk_that_is_copied_after_all_waits_for_its_acknowledgement) {
   for (const std::size_t refers :
