@@ -102,7 +102,8 @@ void choose(const void* ctx, nccl::TunedFunction function, std::size_t bytes, fl
     const int protocol = number_of(choice.protocol);
     if (kRing >= algorithms || protocol >= protocols) return;
     // Really float[algorithms][protocols]; a negative cost says that the pair cannot run.
-    float* const cost = reinterpret_cast<float*>(cost_table) + kRing * protocols + protocol;
+    const auto ring_row = static_cast<std::size_t>(kRing) * static_cast<std::size_t>(protocols);
+    float* const cost = reinterpret_cast<float*>(cost_table) + ring_row + protocol;
     if (*cost < 0) return;
     *cost = 0;
   }

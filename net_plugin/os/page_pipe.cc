@@ -12,9 +12,10 @@ namespace {
 // A ring over 16 channels with four streams each. Descriptors are the process's own, of which it may have as few as
 // 1024: what goes beyond is copied.
 constexpr int kMostPipes = 64;
-// 64 pages: fewer calls than with the usual 16. Unprivileged users have a limit for all their pipes together, beyond
-// which it stays at 16.
+// 64 pages: fewer calls than with the usual 16.
 constexpr int kPipeBytes = 64 * 4096;
+// Beyond the limit for all pipes of an unprivileged user (pipe-user-pages-soft) new ones get two: slower than a copy.
+constexpr int kLeastPipeBytes = 16 * 4096;
 
 std::atomic<int> open_pipes{0};
 
@@ -30,8 +31,10 @@ std::unique_ptr<PagePipe> PagePipe::open() {
     open_pipes.fetch_sub(1);
     return nullptr;
   }
-  [[maybe_unused]] const int ignored = ::fcntl(ends[1], F_SETPIPE_SZ, kPipeBytes);
-  return std::unique_ptr<PagePipe>(new PagePipe(OwnedFd(ends[0]), OwnedFd(ends[1])));
+  std::unique_ptr<PagePipe> pipe(new PagePipe(OwnedFd(ends[0]), OwnedFd(ends[1])));
+  if (::fcntl(ends[1], F_SETPIPE_SZ, kPipeBytes) < 0 && ::fcntl(ends[1], F_GETPIPE_SZ) < kLeastPipeBytes)
+    return nullptr;
+  return pipe;
 }
 
 PagePipe::~PagePipe() { open_pipes.fetch_sub(1); }
@@ -49,9 +52,13 @@ ssize_t PagePipe::send(int socket, const void* data, std::size_t bytes) {
   }
   const unsigned more = piped_ < bytes ? SPLICE_F_MORE : 0;
   const ssize_t sent = ::splice(read_end_.get(), nullptr, socket, nullptr, piped_, SPLICE_F_NONBLOCK | more);
-  if (sent < 0 && (errno == EINVAL || errno == ENOSYS)) errno = EOPNOTSUPP;
-  if (sent > 0) piped_ -= static_cast<std::size_t>(sent);
-  return sent;
+  if (sent > 0) {
+    piped_ -= static_cast<std::size_t>(sent);
+    return sent;
+  }
+  // Of anything else the copy that comes next will say what it is.
+  if (sent == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) errno = EOPNOTSUPP;
+  return -1;
 }
 
 }  // namespace bagua_net

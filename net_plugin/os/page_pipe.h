@@ -23,8 +23,8 @@ class PagePipe {
   ~PagePipe();
 
   // Like send() on a non-blocking socket, but fewer bytes than asked for do not mean that the socket is full: EAGAIN
-  // does. `data` goes on where the last call stopped. EOPNOTSUPP: this memory cannot be referred to, and no byte from
-  // `data` on was sent.
+  // does. `data` goes on where the last call stopped. EOPNOTSUPP: this memory cannot be referred to, or the socket is
+  // broken; no byte from `data` on was sent, and a plain send() will tell.
   ssize_t send(int socket, const void* data, std::size_t bytes);
 
  private:

@@ -54,14 +54,18 @@ Status Comm::adopt_arrivals() {
     if (status.is_ok()) continue;
     // The peer may send on it already, and nobody would read that.
     fail(status);
-    return failure();
+    return give_up();
   }
   return Status::ok();
 }
 
 void Comm::stop_streams() {
-  // Holding mutex_ while waiting for a worker is safe: workers never take it.
   const std::lock_guard<std::mutex> lock(mutex_);
+  stop_driving();
+}
+
+void Comm::stop_driving() {
+  // Holding mutex_ while waiting for a worker is safe: workers never take it.
   if (stopped_) return;
   for (DrivenStream& driven : streams_) {
     if (driven.worker != nullptr) driven.worker->detach(driven.stream.get(), driven.worker_stream_id);
@@ -110,6 +114,11 @@ void Comm::fail(Status status) {
   for (std::size_t index = 0; index < count; ++index) streams_[index].stream->shutdown();
 }
 
+Status Comm::give_up() {
+  stop_driving();
+  return failure();
+}
+
 Status Comm::failure() {
   const std::lock_guard<std::mutex> lock(failure_mutex_);
   return failure_;
@@ -156,10 +165,10 @@ Status Comm::test(Request* request, bool* done, std::size_t* bytes) {
   if (!request->in_use_) return Status::internal_error("test of a request that is not outstanding");
   if (has_arrivals()) BAGUA_NET_RETURN_IF_ERROR(adopt_arrivals());
   if (!request->is_done()) {
-    if (has_failed()) return failure();
+    if (has_failed()) return give_up();
     if (has_own_work(*request)) drive_own_streams();
     if (!request->is_done()) {
-      if (has_failed()) return failure();
+      if (has_failed()) return give_up();
       return check_progress_possible();
     }
   }

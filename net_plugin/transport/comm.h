@@ -61,6 +61,9 @@ class Comm : public FailureSink {
   virtual std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) = 0;
   // Takes every stream away from its driver, for good. Derived destructors call it before their members go.
   void stop_streams();
+  void stop_driving();  // the same, with mutex_ held
+  // What a caller is told of a failed comm: from then on its memory is its own again. With mutex_ held.
+  Status give_up();
 
   // The next free request of the ring; nullptr when the oldest is not finished: "later".
   Request* free_request();

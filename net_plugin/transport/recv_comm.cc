@@ -34,7 +34,7 @@ std::unique_ptr<DataStream> RecvComm::make_stream(std::unique_ptr<ByteStream> by
 Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* registration, Request** request) {
   *request = nullptr;
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (has_failed()) return failure();
+  if (has_failed()) return give_up();
   Request* posted = free_request();
   if (posted == nullptr) return Status::ok();
   std::uint64_t parked = table_.post(posted, this, next_number_++, data, bytes, registration);

@@ -37,12 +37,13 @@ Status RecvStream::finish_chunk() {
     return Status::remote_error("the peer aborted while message " + std::to_string(header_.message_number) +
                                 " was under way; see that rank's log");
   }
-  request_->chunk_moved(header_.payload_bytes, header_.message_bytes);
-  request_ = nullptr;
+  // Before the request is done: then this process may end, and the sender still waits for it.
   if (header_.acknowledge) {
     received_bytes_ += header_.payload_bytes;
     send_acknowledgement();
   }
+  request_->chunk_moved(header_.payload_bytes, header_.message_bytes);
+  request_ = nullptr;
   return Status::ok();
 }
 

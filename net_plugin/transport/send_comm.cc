@@ -78,7 +78,7 @@ bool SendComm::wants_workers(std::size_t bytes) const {
 Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* registration, Request** request) {
   *request = nullptr;
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (has_failed()) return failure();
+  if (has_failed()) return give_up();
   Request* posted = free_request();
   if (posted == nullptr) return Status::ok();
   if (has_arrivals()) BAGUA_NET_RETURN_IF_ERROR(adopt_arrivals());

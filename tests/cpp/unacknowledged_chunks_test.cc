@@ -2,6 +2,9 @@
 // acknowledged, and numbers that cannot be right complete nothing.
 #include "transport/unacknowledged_chunks.h"
 
+#include <sched.h>
+
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>

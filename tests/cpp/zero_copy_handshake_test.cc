@@ -1,5 +1,6 @@
 // Who sends by reference: the handshake's feature bit, the knob and the peer's address decide, whatever the other
 // settings of the two ends; every combination moves messages whole.
+#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -8,7 +9,6 @@
 #include <cstring>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/monotonic_clock.h"

@@ -1,12 +1,13 @@
 // Sending and receiving streams over byte streams that keep references, deliver few bytes at a time, interrupt and
 // refuse in both directions, and wake a stream only once for every change: the sender overwrites its memory the moment
 // a request is done, and still every message arrives whole, and no stream is left asleep with work to do.
+#include <sched.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <deque>
-#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -263,6 +264,7 @@ class Sender {
     post(bytes);
     driver->run();
   }
+  void abandon() { stream_->abandon(); }
   bool is_sent(std::size_t number) {
     Message& one = messages_[number];
     one.done = one.done || is_done(one.request);
@@ -586,6 +588,55 @@ TEST_CASE(an_acknowledgement_that_nobody_asked_for_is_refused_with_the_first_tha
   sender.driver->run();
   CHECK(!sender.failures.all.empty());
   CHECK(sender.failures.all[0].message().find("acknowledged 5 bytes") != std::string::npos);
+}
+
+// A sender that gives up memory which the peer may still read says so first: what the peer has not received by then is
+// no message, though every byte of it can be read.
+TEST_CASE(what_a_sender_abandoned_is_not_received) {
+  Sender sender;
+  sender.send(kLeastMessage);
+  CHECK_EQ(sender.peer->unread_bytes(), kFrameHeaderBytes + kLeastMessage);
+  sender.abandon();
+  IdleComms comms;
+  ReceiveTable table;
+  Failures failures;
+  TwoWayEnd* const end = sender.peer.get();
+  RecvStream stream(std::move(sender.peer), &failures, 0, &table, [] {});
+  Driver driver(&stream, end);
+  std::vector<std::uint8_t> room(kLeastMessage);
+  Request receive;
+  table.post(&receive, comms.receiving.get(), 0, room.data(), room.size(), nullptr);
+  driver.kick();
+  driver.run();
+  check_failed_at_message(failures, 0);
+  CHECK(!is_done(receive));
+}
+
+TEST_CASE(a_chunk_in_the_middle_is_abandoned_too) {
+  TwoWayBehaviour behaviour;
+  behaviour.capacity = kLeastMessage;
+  behaviour.refers_bytes = kLeastMessage / 2;  // and then copies
+  Sender sender(behaviour);
+  sender.send(kLeastMessage);
+  CHECK(!sender.peer->is_broken());
+  sender.abandon();
+  CHECK(sender.peer->is_broken());
+}
+
+// A comm that is closed as usual: what was copied still arrives.
+TEST_CASE(a_sender_with_nothing_to_abandon_resets_nothing) {
+  Sender sender;
+  sender.abandon();
+  CHECK(!sender.peer->is_broken());
+  sender.send(kLeastMessage);
+  sender.read();
+  sender.acknowledge(kLeastMessage);
+  sender.driver->run();
+  CHECK(sender.is_sent(0));
+  sender.send(100);
+  sender.abandon();
+  CHECK(!sender.peer->is_broken());
+  CHECK_EQ(sender.peer->unread_bytes(), kFrameHeaderBytes + 100);
 }
 
 // After a failure the poller still tells of the end that the failure brings about.

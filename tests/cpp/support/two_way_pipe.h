@@ -93,15 +93,17 @@ class TwoWayEnd final : public ByteStream {
     end(*in_);
   }
   // The peer finds a connection reset, once it has read what there is.
-  void reset() {
+  void reset() override {
     shutdown();
     out_->reset = true;
   }
+  bool is_broken() const override { return in_->reset; }
 
   // What the poller would say now; the same change is told once.
   Event take_event() {
-    const bool ready = std::exchange(in_->reader_event, false) | std::exchange(out_->writer_event, false);
-    return {ready, in_->ended, in_->reset};
+    const bool readable = std::exchange(in_->reader_event, false);
+    const bool writable = std::exchange(out_->writer_event, false);
+    return {readable || writable, in_->ended, in_->reset};
   }
   bool has_event() const { return in_->reader_event || out_->writer_event; }
   // Written by the other end, and not read yet.
