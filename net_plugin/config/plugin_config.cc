@@ -63,8 +63,8 @@ const std::vector<Knob>& knob_table() {
       integer_knob("BAGUA_NET_KEEPALIVE_S", &Config::keepalive_s, 0, 3600, "seconds",
                    "Silence after which a host that went away is reported as an error. 0: never."),
       boolean_knob("BAGUA_NET_ZERO_COPY", &Config::zero_copy,
-                   "Within a host, I/O threads let the kernel refer to large messages instead of copying them, where "
-                   "the kernel can do that (vmsplice)."),
+                   "Within a host, I/O threads let the kernel refer to messages above 512 KiB instead of copying them, "
+                   "where it can do that (vmsplice)."),
       size_knob("BAGUA_NET_SOCKET_BUFFER", &Config::socket_buffer_bytes, 0, kGibibyte,
                 "Send and receive buffer of each connection. 0 leaves both to the kernel's autotuning, which is "
                 "nearly always better."),

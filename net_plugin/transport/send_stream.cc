@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "base/monotonic_clock.h"
@@ -58,7 +59,12 @@ bool SendStream::take_chunk() {
   header.acknowledge = may_refer_ && header.message_bytes > kLargestCopiedMessage &&
                        chunk_.bytes >= kLeastReferredBytes && !unacknowledged_.is_full();
   waits_for_acknowledgement_ = chunk_refers_ = header.acknowledge;
-  encode_frame_header(header, header_.data());
+  encode_frame_header(header, front_.data());
+  front_bytes_ = kFrameHeaderBytes;
+  if (chunk_.bytes > 0 && chunk_.bytes <= kSmallBytes) {
+    std::memcpy(front_.data() + kFrameHeaderBytes, chunk_.request->data_ + chunk_.offset, chunk_.bytes);
+    front_bytes_ += chunk_.bytes;
+  }
   written_ = 0;
   return true;
 }
@@ -111,7 +117,7 @@ StreamProgress SendStream::progress(std::size_t budget) {
     moved += static_cast<std::size_t>(written);
     written_ += static_cast<std::size_t>(written);
     written_ever_ += static_cast<std::uint64_t>(written);
-    if (written_ == header_.size() + chunk_.bytes) {
+    if (written_ == kFrameHeaderBytes + chunk_.bytes) {
       end_chunk();
     } else if (!chunk_refers_) {
       // A short write means a full socket buffer, and the kernel then tells the poller when there is room.
@@ -127,16 +133,16 @@ void SendStream::abandon() {
 }
 
 ssize_t SendStream::write_chunk() {
-  const std::size_t header_written = std::min(written_, header_.size());
-  const std::size_t payload_written = written_ - header_written;
-  iovec pieces[2] = {
-      {header_.data() + header_written, header_.size() - header_written},
-      {chunk_.request->data_ + chunk_.offset + payload_written, chunk_.bytes - payload_written},
-  };
-  if (chunk_refers_) return write_by_reference(pieces[0], pieces[1]);
-  const std::size_t first = pieces[0].iov_len > 0 ? 0 : 1;
-  const std::size_t end = pieces[1].iov_len > 0 ? 2 : 1;
-  return write(pieces + first, end - first, pieces[0].iov_len + pieces[1].iov_len);
+  const std::size_t end = kFrameHeaderBytes + chunk_.bytes;
+  iovec pieces[2];
+  std::size_t count = 0;
+  if (written_ < front_bytes_) pieces[count++] = {front_.data() + written_, front_bytes_ - written_};
+  const std::size_t position = std::max(written_, front_bytes_);
+  if (position < end) {
+    pieces[count++] = {chunk_.request->data_ + chunk_.offset + (position - kFrameHeaderBytes), end - position};
+  }
+  if (!chunk_refers_) return write(pieces, count, end - written_);
+  return count == 2 ? write_by_reference(pieces[0], pieces[1]) : write_by_reference({}, pieces[0]);
 }
 
 void SendStream::end_chunk() {
