@@ -18,6 +18,7 @@
 
 #include "base/monotonic_clock.h"
 #include "support/check.h"
+#include "support/stalling_stream.h"
 #include "support/tcp_pair.h"
 #include "transport/recv_comm.h"
 #include "transport/send_comm.h"
@@ -275,38 +276,6 @@ void streams_go_out_of_use(int workers) {
   CHECK_EQ(after[2], before[2]);
   CHECK_EQ(after[3], before[3]);
 }
-
-// Keeps its worker from looking after any other stream until it is released.
-class StallingStream final : public DataStream {
- public:
-  StallingStream(OwnedFd socket, FailureSink* failures)
-      : DataStream(make_tcp_byte_stream(std::move(socket)), failures, 0) {}
-
-  StreamProgress progress(std::size_t) override {
-    std::unique_lock<std::mutex> lock(mutex_);
-    stalling_ = true;
-    changed_.notify_all();
-    changed_.wait(lock, [this] { return released_; });
-    return StreamProgress::kIdle;
-  }
-  std::uint32_t poll_flags() const override { return 0; }
-
-  void wait_until_stalling() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return stalling_; });
-  }
-  void release() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    released_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool stalling_ = false;
-  bool released_ = false;
-};
 
 struct NoFailures final : FailureSink {
   void fail(Status) override {}
