@@ -1,6 +1,5 @@
 // What a peer says, and how it ends, while chunks wait for its acknowledgement; and a receiver that has no room to say
 // it.
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
