@@ -9,8 +9,8 @@
 namespace bagua_net {
 namespace {
 
-// A ring over 16 channels with four streams each. Descriptors are the process's own, of which it may have as few as
-// 1024: what goes beyond is copied.
+// More than a ring over 16 channels needs, with three streams each. Descriptors are the process's own, of which it may
+// have as few as 1024: what goes beyond is copied.
 constexpr int kMostPipes = 64;
 // 64 pages: fewer calls than with the usual 16.
 constexpr int kPipeBytes = 64 * 4096;
@@ -32,8 +32,8 @@ std::unique_ptr<PagePipe> PagePipe::open() {
     return nullptr;
   }
   std::unique_ptr<PagePipe> pipe(new PagePipe(OwnedFd(ends[0]), OwnedFd(ends[1])));
-  if (::fcntl(ends[1], F_SETPIPE_SZ, kPipeBytes) < 0 && ::fcntl(ends[1], F_GETPIPE_SZ) < kLeastPipeBytes)
-    return nullptr;
+  const bool is_large = ::fcntl(ends[1], F_SETPIPE_SZ, kPipeBytes) >= 0;
+  if (!is_large && ::fcntl(ends[1], F_GETPIPE_SZ) < kLeastPipeBytes) return nullptr;
   return pipe;
 }
 

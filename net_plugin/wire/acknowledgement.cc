@@ -1,6 +1,6 @@
 #include "wire/acknowledgement.h"
 
-#include <cstring>
+#include <string>
 
 #include "wire/byte_order.h"
 

@@ -8,18 +8,13 @@
 
 #include "support/byte_pipe.h"
 #include "support/check.h"
+#include "support/comm_parts.h"
 #include "transport/recv_comm.h"
 #include "transport/send_comm.h"
 #include "wire/frame_header.h"
 
 namespace bagua_net {
 namespace {
-
-cpu_set_t any_cpu() {
-  cpu_set_t set;
-  sched_getaffinity(0, sizeof set, &set);
-  return set;
-}
 
 SendPolicy striping(std::size_t inline_bytes, std::size_t min_chunk_bytes) {
   SendPolicy policy;
@@ -49,16 +44,6 @@ struct Connection {
     CHECK_OK(RecvComm::create(std::move(receiving), "sender", nullptr, &no_workers, &receiver));
   }
 };
-
-std::uint8_t pattern(std::size_t message, std::size_t position) {
-  return static_cast<std::uint8_t>(message * 131 + position * 7 + position / 251);
-}
-
-std::vector<std::uint8_t> make_message(std::size_t number, std::size_t bytes) {
-  std::vector<std::uint8_t> message(bytes);
-  for (std::size_t i = 0; i < bytes; ++i) message[i] = pattern(number, i);
-  return message;
-}
 
 // Posts and tests in a random order, as deep as the comm allows, until every message has arrived; each receive has
 // room for `extra` bytes more than its message, and they must stay untouched.
@@ -121,7 +106,7 @@ void exchange(Connection& connection, const std::vector<std::size_t>& sizes, uns
   CHECK_EQ(receives_done, sizes.size());
   for (std::size_t number = 0; number < sizes.size(); ++number) {
     for (std::size_t i = 0; i < sizes[number] + extra; ++i) {
-      CHECK_EQ(int{received[number][i]}, int{i < sizes[number] ? pattern(number, i) : 0xee});
+      CHECK_EQ(int{received[number][i]}, int{i < sizes[number] ? sent[number][i] : 0xee});
     }
   }
 }

@@ -16,6 +16,7 @@
 
 #include "base/monotonic_clock.h"
 #include "support/check.h"
+#include "support/comm_parts.h"
 #include "support/stalling_stream.h"
 #include "support/tcp_pair.h"
 #include "transport/recv_comm.h"
@@ -26,29 +27,6 @@ namespace bagua_net {
 namespace {
 
 constexpr std::size_t kLarge = 65536;  // SendPolicy's min_chunk_bytes
-constexpr std::int64_t kDeadlineMs = 30000;
-
-cpu_set_t any_cpu() {
-  cpu_set_t set;
-  sched_getaffinity(0, sizeof set, &set);
-  return set;
-}
-
-class Deadline {
- public:
-  void check(const char* what) const {
-    if (monotonic_ms() > end_ms_) check::fail(__FILE__, __LINE__, std::string("waited in vain for ") + what);
-  }
-
- private:
-  const std::int64_t end_ms_ = monotonic_ms() + kDeadlineMs;
-};
-
-std::vector<std::uint8_t> make_message(std::size_t number, std::size_t bytes) {
-  std::vector<std::uint8_t> message(bytes);
-  for (std::size_t i = 0; i < bytes; ++i) message[i] = static_cast<std::uint8_t>(number * 131 + i * 7 + i / 251);
-  return message;
-}
 
 // Two comms of one process over TCP; the test hands the streams in that join.
 struct Connection {

@@ -13,17 +13,12 @@
 #include <vector>
 
 #include "support/check.h"
+#include "support/comm_parts.h"
 #include "support/two_way_pipe.h"
 #include "transport/send_comm.h"
 
 namespace bagua_net {
 namespace {
-
-cpu_set_t any_cpu() {
-  cpu_set_t set;
-  sched_getaffinity(0, sizeof set, &set);
-  return set;
-}
 
 constexpr std::size_t kMostChunks = 64;
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "support/check.h"
+#include "support/comm_parts.h"
 #include "support/two_way_pipe.h"
 #include "transport/chunk_scheduler.h"
 #include "transport/receive_table.h"
@@ -31,18 +32,6 @@ constexpr std::size_t kLeastChunk = 65536;
 constexpr std::size_t kLeastMessage = 524289;
 constexpr std::size_t kMostUnacknowledged = 64;
 constexpr std::size_t kTurnBytes = 1u << 20;
-
-cpu_set_t any_cpu() {
-  cpu_set_t set;
-  sched_getaffinity(0, sizeof set, &set);
-  return set;
-}
-
-std::vector<std::uint8_t> make_message(std::size_t number, std::size_t bytes) {
-  std::vector<std::uint8_t> message(bytes);
-  for (std::size_t i = 0; i < bytes; ++i) message[i] = static_cast<std::uint8_t>(number * 131 + i * 7 + i / 251);
-  return message;
-}
 
 struct Failures final : FailureSink {
   std::vector<Status> all;

@@ -13,7 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.load_driver import ANSWER_S, Event, LoadDriver, StartDriver, driver_executable, plugin_library
+from support.load_driver import (
+    ANSWER_S,
+    Event,
+    LoadDriver,
+    StartDriver,
+    driver_executable,
+    loopback_bytes,
+    plugin_library,
+    quit_all,
+)
 from support.processes import is_alive, wait_until
 
 TRANSPORTS = ("bare", "plugin")
@@ -56,22 +65,6 @@ def everywhere(ranks: list[LoadDriver], command: str, event: str) -> list[Event]
 def verify(ranks: list[LoadDriver], size: int) -> None:
     for event in everywhere(ranks, f"verify {size}", "verified"):
         assert event == {"event": "verified", "bytes": size, "wrong_elements": 0, "first_wrong": None}
-
-
-def quit_all(ranks: list[LoadDriver]) -> None:
-    for rank in ranks:
-        rank.say("quit")
-    for rank in ranks:
-        rank.expect_end()
-
-
-def loopback_bytes() -> int:
-    """Bytes that the loopback interface has received so far."""
-    for line in Path("/proc/net/dev").read_text().splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == "lo":
-            return int(counters.split()[0])
-    raise AssertionError("no loopback interface")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

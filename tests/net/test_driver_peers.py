@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.load_driver import ANSWER_S, Event, LoadDriver, StartDriver, driver_executable, plugin_library
+from support.load_driver import ANSWER_S, Event, LoadDriver, StartDriver, driver_executable, plugin_library, quit_all
 from support.processes import is_alive, wait_until
 
 TRANSPORTS = ("bare", "plugin")
@@ -50,13 +50,6 @@ def verify(pair: tuple[LoadDriver, LoadDriver], size: int, messages: int) -> Non
         assert event == {"event": "verified", **expected}
 
 
-def quit_both(pair: tuple[LoadDriver, LoadDriver]) -> None:
-    for rank in pair:
-        rank.say("quit")
-    for rank in pair:
-        rank.expect_end()
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(("comms", "in_flight"), [(1, 1), (1, 32), (3, 8), (MANY, 8)], ids=str)
 def test_every_message_arrives_rightly(start_driver: StartDriver, transport: str, comms: int, in_flight: int) -> None:
@@ -65,7 +58,7 @@ def test_every_message_arrives_rightly(start_driver: StartDriver, transport: str
     for size in (1, 1000, 65536, 100_001, 1 << 20):
         # Neither a multiple of the comms nor of the window.
         verify(pair, size, 2 * comms + 3)
-    quit_both(pair)
+    quit_all(pair)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -81,7 +74,7 @@ def test_a_run_reports_its_cost(start_driver: StartDriver, transport: str) -> No
         assert result["cpu_user_s"] + result["cpu_system_s"] > 0
     # Nothing of a run is left over in the connections.
     verify(pair, 1000, 11)
-    quit_both(pair)
+    quit_all(pair)
 
 
 def switches(pair: tuple[LoadDriver, LoadDriver]) -> list[dict[str, float]]:
@@ -124,7 +117,7 @@ def test_no_thread_of_the_plugin_wakes_while_nothing_flows(start_driver: StartDr
     for before, after in zip(asleep, awake, strict=True):
         assert after.keys() == before.keys()
         assert sum(after.values()) > sum(before.values())
-    quit_both(pair)
+    quit_all(pair)
 
 
 def test_many_comms_need_no_more_threads_than_one(start_driver: StartDriver) -> None:
@@ -138,7 +131,7 @@ def test_many_comms_need_no_more_threads_than_one(start_driver: StartDriver) -> 
         assert all(footprint["threads"] <= 4 for footprint in footprints), footprints
         threads.append([sorted(footprint["thread_names"]) for footprint in footprints])
         assert [event["before_threads"] for event in listening] == [1, 1]
-        quit_both(pair)
+        quit_all(pair)
     assert threads[0] == threads[1]
 
 
@@ -155,7 +148,7 @@ def test_an_idle_comm_holds_little_memory(start_driver: StartDriver, transport: 
         assert after["descriptors"] >= after["tcp_sockets"]
         assert after["socket_memory_bytes"] < 2 * MANY * 64 * 1024
         assert before["before_tcp_sockets"] == 0
-    quit_both(pair)
+    quit_all(pair)
 
 
 def test_sockets_that_hold_data_are_counted(start_driver: StartDriver) -> None:
@@ -186,7 +179,7 @@ def test_a_low_limit_of_descriptors_is_raised(start_driver: StartDriver) -> None
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     connect(pair)
     verify(pair, 1000, 200)
-    quit_both(pair)
+    quit_all(pair)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.load_driver import ANSWER_S, Event, LoadDriver, StartDriver
+from support.load_driver import ANSWER_S, Event, LoadDriver, StartDriver, loopback_bytes, quit_all
 from support.processes import wait_until
 
 MIB = 1 << 20
@@ -20,22 +20,6 @@ def ask(ends: tuple[LoadDriver, LoadDriver], command: str, event: str) -> list[E
     for end in ends:
         end.say(command)
     return [end.expect(event) for end in ends]
-
-
-def quit_both(ends: tuple[LoadDriver, LoadDriver]) -> None:
-    for end in ends:
-        end.say("quit")
-    for end in ends:
-        end.expect_end()
-
-
-def loopback_bytes() -> int:
-    """Bytes that the loopback interface has received so far."""
-    for line in Path("/proc/net/dev").read_text().splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == "lo":
-            return int(counters.split()[0])
-    raise AssertionError("no loopback interface")
 
 
 def kernel_count(driver: LoadDriver, name: str) -> int:
@@ -87,7 +71,7 @@ def test_a_run_moves_every_byte_and_reports_its_cost(start_driver: StartDriver, 
             assert result["bytes"] == size
             assert 0 < result["seconds"] < wall
     assert all(result["cpu_user_s"] + result["cpu_system_s"] > 0 for result in results)
-    quit_both(ends)
+    quit_all(ends)
 
 
 @pytest.mark.parametrize("streams", [1, 3])
@@ -107,7 +91,7 @@ def test_a_run_goes_through_all_of_its_memory_and_no_more(start_driver: StartDri
         wait_until(all_is_used, f"the use of {memory} bytes by both ends", ANSWER_S)
         for end in ends:
             assert kernel_count(end, "Referenced") < memory + 8 * MIB
-    quit_both(ends)
+    quit_all(ends)
 
 
 def test_the_memory_is_there_before_the_first_run_and_stays(start_driver: StartDriver) -> None:
@@ -118,7 +102,7 @@ def test_the_memory_is_there_before_the_first_run_and_stays(start_driver: StartD
         ask(ends, f"run {128 * MIB} {memory}", "result")
     for end, before in zip(ends, resident, strict=True):
         assert abs(kernel_count(end, "Rss") - before) < 8 * MIB
-    quit_both(ends)
+    quit_all(ends)
 
 
 def test_memory_that_the_host_does_not_have_is_refused(start_driver: StartDriver) -> None:
@@ -135,7 +119,7 @@ def test_a_raw_client_may_start_its_run_first(start_driver: StartDriver) -> None
         server.say(f"run {size} {MIB}")
         assert server.expect("result")["bytes"] == size
         assert client.expect("result")["bytes"] == size
-    quit_both((server, client))
+    quit_all((server, client))
 
 
 def test_raw_ends_with_different_stream_counts_get_an_error(start_driver: StartDriver) -> None:

@@ -7,7 +7,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +103,20 @@ class LoadDriver:
 
 # What the fixture start_driver gives: LoadDriver(*arguments) with the given variables set.
 StartDriver = Callable[..., LoadDriver]
+
+
+def quit_all(drivers: Iterable[LoadDriver]) -> None:
+    drivers = list(drivers)
+    for driver in drivers:
+        driver.say("quit")
+    for driver in drivers:
+        driver.expect_end()
+
+
+def loopback_bytes() -> int:
+    """Bytes that the loopback interface has received so far."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == "lo":
+            return int(counters.split()[0])
+    raise AssertionError("no loopback interface")

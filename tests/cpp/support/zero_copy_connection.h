@@ -24,6 +24,7 @@
 
 #include "base/monotonic_clock.h"
 #include "support/check.h"
+#include "support/comm_parts.h"
 #include "support/tcp_pair.h"
 #include "transport/recv_comm.h"
 #include "transport/send_comm.h"
@@ -31,25 +32,8 @@
 
 namespace bagua_net {
 
-constexpr std::int64_t kDeadlineMs = 30000;
 constexpr std::size_t kLeastChunk = 65536;
 constexpr std::size_t kReferred = 1u << 20;  // large enough a message to go out by reference
-
-inline cpu_set_t any_cpu() {
-  cpu_set_t set;
-  sched_getaffinity(0, sizeof set, &set);
-  return set;
-}
-
-class Deadline {
- public:
-  void check(const char* what) const {
-    if (monotonic_ms() > end_ms_) check::fail(__FILE__, __LINE__, std::string("waited in vain for ") + what);
-  }
-
- private:
-  const std::int64_t end_ms_ = monotonic_ms() + kDeadlineMs;
-};
 
 template <typename Condition>
 inline void wait_until(Condition condition, const char* what) {
@@ -58,12 +42,6 @@ inline void wait_until(Condition condition, const char* what) {
     deadline.check(what);
     sched_yield();
   }
-}
-
-inline std::vector<std::uint8_t> make_message(std::size_t number, std::size_t bytes) {
-  std::vector<std::uint8_t> message(bytes);
-  for (std::size_t i = 0; i < bytes; ++i) message[i] = static_cast<std::uint8_t>(number * 131 + i * 7 + i / 251);
-  return message;
 }
 
 inline void set_buffer(const OwnedFd& socket, int option, int bytes) {
