@@ -43,18 +43,14 @@ class TcpByteStream final : public ByteStream {
       // It waits for the pages, to travel with them.
       return ::send(socket_.get(), copied.iov_base, copied.iov_len, MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE);
     }
-    if (pages_ == nullptr && may_refer_) {
-      pages_ = PagePipe::open();
-      may_refer_ = pages_ != nullptr;
-    }
+    if (pages_ == nullptr) pages_ = PagePipe::open();
     if (pages_ == nullptr) {
       errno = EOPNOTSUPP;
       return -1;
     }
     const ssize_t sent = pages_->send(socket_.get(), referred.iov_base, referred.iov_len);
     if (sent < 0 && errno == EOPNOTSUPP) {
-      pages_.reset();
-      may_refer_ = false;
+      pages_.reset();  // with what it may still hold: the caller writes that
       errno = EOPNOTSUPP;
     }
     return sent;
@@ -85,7 +81,6 @@ class TcpByteStream final : public ByteStream {
  private:
   OwnedFd socket_;
   std::unique_ptr<PagePipe> pages_;  // opened by the first write by reference
-  bool may_refer_ = true;
 };
 
 }  // namespace
