@@ -2,9 +2,12 @@
 
 #include <strings.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "abi/collective_policy.h"
 #include "abi/nccl_log.h"
@@ -23,9 +26,16 @@ struct TunedCommunicator {
 };
 
 // With any of these the user has chosen. The names in RINGS are NCCL's older ones.
-constexpr const char* kUsersChoices[] = {"NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS",
-                                         "NCCL_MAX_CTAS",      "NCCL_MIN_NRINGS",    "NCCL_MAX_NRINGS",
-                                         "NCCL_ALGO",          "NCCL_PROTO",         "NCCL_THREAD_THRESHOLDS"};
+constexpr const char* kUsersChoices[] = {
+    "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS",         "NCCL_MAX_CTAS",
+    "NCCL_MIN_NRINGS",    "NCCL_MAX_NRINGS",    "NCCL_THREAD_THRESHOLDS"};
+// With these, too, unless they only forbid what the policy never asks for: torch sets NCCL_ALGO=^NVLS in its
+// deterministic mode, and NCCL_PROTO=^LL128 is a known remedy.
+struct NamedChoice {
+  const char* variable;
+  std::vector<std::string_view> ours;
+};
+const NamedChoice kNamedChoices[] = {{"NCCL_ALGO", {"ring"}}, {"NCCL_PROTO", {"ll", "simple"}}};
 
 // NCCL's numbers.
 constexpr int kRing = 1;
@@ -37,6 +47,20 @@ std::string shape(std::size_t nodes, std::size_t ranks) {
          (nodes == 1 ? " node" : " nodes");
 }
 
+// "^A,B" with neither of `ours`. NCCL's longer form, a list per collective, counts as a choice.
+bool only_forbids_others(std::string_view value, const std::vector<std::string_view>& ours) {
+  if (value.empty() || value.front() != '^' || value.find_first_of(":;") != std::string_view::npos) return false;
+  value.remove_prefix(1);
+  while (!value.empty()) {
+    const std::string name(value.substr(0, value.find(',')));
+    for (const std::string_view mine : ours) {
+      if (strcasecmp(name.c_str(), mine.data()) == 0) return false;
+    }
+    value.remove_prefix(std::min(value.size(), name.size() + 1));
+  }
+  return true;
+}
+
 // Why NCCL's own numbers stand; empty if the policy applies.
 std::string reason_to_leave(std::size_t nodes, std::size_t ranks, const EnvironmentReader& environment) {
   // NCCL finds the tuner in this library also where another network carries its messages.
@@ -46,6 +70,12 @@ std::string reason_to_leave(std::size_t nodes, std::size_t ranks, const Environm
   for (const char* name : kUsersChoices) {
     const std::optional<std::string> value = environment(name);
     if (value && !value->empty()) return std::string(name) + "=" + *value;
+  }
+  for (const NamedChoice& choice : kNamedChoices) {
+    const std::optional<std::string> value = environment(choice.variable);
+    if (value && !value->empty() && !only_forbids_others(*value, choice.ours)) {
+      return std::string(choice.variable) + "=" + *value;
+    }
   }
   PluginConfig config;
   if (!parse_plugin_config(environment, &config).is_ok()) return "the settings cannot be read";

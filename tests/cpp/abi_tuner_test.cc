@@ -162,7 +162,7 @@ bool register_all() {
   const Environment settings{{"NCCL_MIN_NCHANNELS", "4"}, {"NCCL_MAX_NCHANNELS", "4"},
                              {"NCCL_MIN_CTAS", "8"},      {"NCCL_MAX_CTAS", "2"},
                              {"NCCL_MIN_NRINGS", "4"},    {"NCCL_MAX_NRINGS", "2"},
-                             {"NCCL_ALGO", "Tree"},       {"NCCL_PROTO", "^LL128"},
+                             {"NCCL_ALGO", "Tree"},       {"NCCL_PROTO", "LL128"},
                              {"BAGUA_NET_RAILS", "2"},    {"NCCL_THREAD_THRESHOLDS", "16 64 8 32 128 512"},
                              {"NCCL_NET", "Socket"}};
   for (const auto& [variable, value] : settings) {
@@ -170,6 +170,17 @@ bool register_all() {
     register_tuner_case("leaves_all_with_" + variable, {{variable, value}},
                         [=](int version) { leaves_all_with_the_users_setting(version, setting); });
   }
+  const Environment forbidding_ours{{"NCCL_ALGO", "^NVLS,RING"},
+                                    {"NCCL_PROTO", "^LL128,simple"},
+                                    {"NCCL_ALGO", "allreduce:^nvls"},
+                                    {"NCCL_PROTO", "^ll"}};
+  for (const auto& [variable, value] : forbidding_ours) {
+    const std::string setting = variable + "=" + value;
+    register_tuner_case("leaves_all_with_" + setting, {{variable, value}},
+                        [=](int version) { leaves_all_with_the_users_setting(version, setting); });
+  }
+  register_tuner_case("acts_where_others_are_forbidden",
+                      {{"NCCL_ALGO", "^NVLS,CollnetDirect"}, {"NCCL_PROTO", "^LL128"}}, acts);
   register_tuner_case("leaves_all_with_unreadable_settings", {}, leaves_all_with_unreadable_settings);
   register_tuner_case("leaves_all_without_the_network", {}, leaves_all_without_the_network);
   register_tuner_case("leaves_all_when_the_network_declined", {{"ENABLE_BAGUA_NET", "0"}},
