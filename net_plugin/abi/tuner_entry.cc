@@ -26,9 +26,9 @@ struct TunedCommunicator {
 };
 
 // With any of these the user has chosen. The names in RINGS are NCCL's older ones.
-constexpr const char* kUsersChoices[] = {
-    "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS",         "NCCL_MAX_CTAS",
-    "NCCL_MIN_NRINGS",    "NCCL_MAX_NRINGS",    "NCCL_THREAD_THRESHOLDS"};
+constexpr const char* kUsersChoices[] = {"NCCL_MIN_NCHANNELS",    "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS",
+                                         "NCCL_MAX_CTAS",         "NCCL_MIN_NRINGS",    "NCCL_MAX_NRINGS",
+                                         "NCCL_THREAD_THRESHOLDS"};
 // With these, too, unless they only forbid what the policy never asks for: torch sets NCCL_ALGO=^NVLS in its
 // deterministic mode, and NCCL_PROTO=^LL128 is a known remedy.
 struct NamedChoice {

@@ -41,7 +41,7 @@ Status Comm::add_stream(std::unique_ptr<DataStream> stream) {
   }
   EventLoopWorker* worker = nullptr;
   BAGUA_NET_RETURN_IF_ERROR(pool_->assign(lane_, driven.stream->index(), &worker));
-  BAGUA_NET_RETURN_IF_ERROR(worker->attach(driven.stream.get(), &driven.worker_stream_id));
+  BAGUA_NET_RETURN_IF_ERROR(worker->attach(driven.stream.get(), &driven.worker_stream_id, lane_.path));
   driven.worker = worker;
   return Status::ok();
 }

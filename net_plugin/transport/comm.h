@@ -48,8 +48,8 @@ class Comm : public FailureSink {
   friend class Request;
 
   // arrivals: where streams that join later come in; nullptr: none will.
-  Comm(std::string peer, Direction direction, WorkerPool* pool, std::shared_ptr<StreamArrivals> arrivals)
-      : peer_(std::move(peer)), pool_(pool), lane_(pool->open_lane(direction)), arrivals_(std::move(arrivals)) {
+  Comm(std::string peer, Direction direction, Path path, WorkerPool* pool, std::shared_ptr<StreamArrivals> arrivals)
+      : peer_(std::move(peer)), pool_(pool), lane_(pool->open_lane(direction, path)), arrivals_(std::move(arrivals)) {
     streams_.reserve(arrivals_ == nullptr ? 1 : kMaxStreams);
   }
 
@@ -107,7 +107,7 @@ class Comm : public FailureSink {
 
   const std::string peer_;
   WorkerPool* const pool_;
-  const std::size_t lane_;  // in the pool
+  const WorkerPool::Lane lane_;
   const std::shared_ptr<StreamArrivals> arrivals_;
   bool stopped_ = false;  // guarded by mutex_: no stream is driven any more
   std::vector<std::unique_ptr<MemoryRegistration>> registrations_;

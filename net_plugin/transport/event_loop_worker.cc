@@ -1,9 +1,18 @@
 #include "transport/event_loop_worker.h"
 
+#include <algorithm>
+
 #include "base/background_thread.h"
 #include "base/monotonic_clock.h"
 
 namespace bagua_net {
+namespace {
+
+// Between hosts the next chunk comes when the network has carried it, tens of microseconds later: who looked for it all
+// that time would keep a core from the job (measured: docs/design/performance.md).
+constexpr int kNetworkSpinUs = 20;
+
+}  // namespace
 
 EventLoopWorker::~EventLoopWorker() {
   if (!thread_.joinable()) return;
@@ -20,19 +29,20 @@ Status EventLoopWorker::start(int number) {
   return start_background_thread("bagua-net-io" + std::to_string(number), &affinity_, [this] { run(); }, &thread_);
 }
 
-Status EventLoopWorker::attach(DataStream* stream, std::uint64_t* stream_id) {
+Status EventLoopWorker::attach(DataStream* stream, std::uint64_t* stream_id, Path path) {
   entering_.fetch_add(1);
   {
     const std::lock_guard<std::mutex> lock(streams_mutex_);
     *stream_id = next_id_++;
-    streams_.emplace(*stream_id, Attached{stream});
+    streams_.emplace(*stream_id, Attached{stream, path});
+    if (path == Path::kWithinHost) ++within_host_;
   }
   entering_.fetch_sub(1);
   // Edge-triggered: one event per change, none while a parked stream has unread bytes.
   const Status status = poller_.add(stream->fd(), *stream_id, stream->poll_flags() | EPOLLET);
   if (!status.is_ok()) {
     const std::lock_guard<std::mutex> lock(streams_mutex_);
-    streams_.erase(*stream_id);
+    forget(*stream_id);
   }
   return status;
 }
@@ -42,10 +52,19 @@ void EventLoopWorker::detach(DataStream* stream, std::uint64_t stream_id) {
   entering_.fetch_add(1);
   {
     const std::lock_guard<std::mutex> lock(streams_mutex_);
-    streams_.erase(stream_id);  // ids in runnable_, kicked_ and collected events become stale and are skipped
+    forget(stream_id);  // ids in runnable_, kicked_ and collected events become stale and are skipped
   }
   entering_.fetch_sub(1);
 }
+
+void EventLoopWorker::forget(std::uint64_t stream_id) {
+  const auto found = streams_.find(stream_id);
+  if (found == streams_.end()) return;
+  if (found->second.path == Path::kWithinHost) --within_host_;
+  streams_.erase(found);
+}
+
+int EventLoopWorker::spin_us_now() const { return within_host_ > 0 ? spin_us_ : std::min(spin_us_, kNetworkSpinUs); }
 
 void EventLoopWorker::kick(std::uint64_t stream_id) {
   bool wake = false;
@@ -122,12 +141,14 @@ void EventLoopWorker::run() {
   for (;;) {
     bool busy = false;
     bool worked = false;
+    int spin_us = 0;
     {
       const std::lock_guard<std::mutex> lock(streams_mutex_);
       for (const EpollPoller::Event& event : events) take_event(event);
       collect_kicks();
       worked = !runnable_.empty();
       busy = run_streams();
+      spin_us = spin_us_now();
     }
     while (entering_.load() > 0) sched_yield();
 
@@ -135,7 +156,7 @@ void EventLoopWorker::run() {
     if (!busy) {
       const std::int64_t now_us = monotonic_us();
       if (worked) last_work_us = now_us;
-      if (now_us - last_work_us >= spin_us_) {
+      if (now_us - last_work_us >= spin_us) {
         if (prepare_to_sleep()) timeout_ms = -1;
         const std::lock_guard<std::mutex> lock(kick_mutex_);
         if (stopping_) return;

@@ -1,5 +1,6 @@
 // EventLoopWorker: one I/O thread of the pool. It drives the data streams attached to it: spins while traffic flows,
-// then sleeps in epoll until a socket is ready or somebody kicks a stream. An idle worker never wakes.
+// a short time if all of it goes to other hosts, then sleeps in epoll until a socket is ready or somebody kicks a
+// stream. An idle worker never wakes.
 #pragma once
 
 #include <sched.h>
@@ -17,6 +18,9 @@
 
 namespace bagua_net {
 
+// What lies between the two ends of a connection.
+enum class Path { kWithinHost, kBetweenHosts };
+
 class EventLoopWorker {
  public:
   // affinity: the CPUs to run on. The caller's own mask would be that of NCCL's proxy thread: the CPUs near one GPU.
@@ -26,7 +30,7 @@ class EventLoopWorker {
   Status start(int number);
 
   // The stream is driven by this worker until detach() returned.
-  Status attach(DataStream* stream, std::uint64_t* stream_id);
+  Status attach(DataStream* stream, std::uint64_t* stream_id, Path path = Path::kWithinHost);
   // Waits until the worker is outside the stream; it never enters it again. Bounded: a worker never blocks in I/O.
   void detach(DataStream* stream, std::uint64_t stream_id);
   // Work was added for the stream. Any thread.
@@ -39,6 +43,7 @@ class EventLoopWorker {
  private:
   struct Attached {
     DataStream* stream;
+    Path path;
     bool runnable = false;  // in runnable_
   };
 
@@ -48,6 +53,8 @@ class EventLoopWorker {
   bool run_streams();  // true: some stream wants to go on at once
   void collect_kicks();
   bool prepare_to_sleep();
+  void forget(std::uint64_t stream_id);  // with streams_mutex_ held
+  int spin_us_now() const;               // with streams_mutex_ held
 
   // What one stream moves before the next has its turn.
   static constexpr std::size_t kTurnBytes = 1u << 20;
@@ -65,6 +72,7 @@ class EventLoopWorker {
   std::vector<std::uint64_t> runnable_;                  // guarded by streams_mutex_
   std::vector<std::uint64_t> next_runnable_;             // guarded by streams_mutex_
   std::uint64_t next_id_ = 0;                            // guarded by streams_mutex_
+  std::size_t within_host_ = 0;                          // guarded by streams_mutex_: of streams_
 
   std::mutex kick_mutex_;
   std::vector<std::uint64_t> kicked_;   // guarded by kick_mutex_

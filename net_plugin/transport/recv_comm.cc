@@ -15,12 +15,15 @@ constexpr std::size_t kMediumBytes = 16384;
 Status RecvComm::create(EstablishedConnection connection, WorkerPool* pool, std::unique_ptr<RecvComm>* comm) {
   std::vector<std::unique_ptr<ByteStream>> streams;
   for (OwnedFd& socket : connection.sockets) streams.push_back(make_tcp_byte_stream(std::move(socket)));
-  return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), pool, comm);
+  return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), pool, comm,
+                connection.same_host ? Path::kWithinHost : Path::kBetweenHosts);
 }
 
 Status RecvComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
-                        std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm) {
-  std::unique_ptr<RecvComm> created(new RecvComm(std::move(peer), Direction::kReceive, pool, std::move(arrivals)));
+                        std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm,
+                        Path path) {
+  std::unique_ptr<RecvComm> created(
+      new RecvComm(std::move(peer), Direction::kReceive, path, pool, std::move(arrivals)));
   BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
   *comm = std::move(created);
   return Status::ok();

@@ -13,7 +13,8 @@ class RecvComm final : public Comm {
   static Status create(EstablishedConnection connection, WorkerPool* pool, std::unique_ptr<RecvComm>* comm);
   // The same over any byte streams: what create() does with sockets, and the tests with fakes.
   static Status create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
-                       std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm);
+                       std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm,
+                       Path path = Path::kWithinHost);
   ~RecvComm() override { stop_streams(); }
 
   // *request == nullptr: no room now, call again.

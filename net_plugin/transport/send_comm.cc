@@ -21,7 +21,8 @@ constexpr std::size_t kAwakeShare = 4;
 
 SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
                    std::size_t streams)
-    : Comm(std::move(peer), Direction::kSend, pool, std::move(arrivals)),
+    : Comm(std::move(peer), Direction::kSend, policy.measures_rates ? Path::kBetweenHosts : Path::kWithinHost, pool,
+           std::move(arrivals)),
       policy_(std::move(policy)),
       first_streams_(streams),
       stripes_elsewhere_(pool->size() > 0 && streams > 1),
@@ -116,9 +117,11 @@ void SendComm::kick_streams(std::size_t waiting_bytes) {
 
 void SendComm::watch_growth() {
   const std::int64_t now_ns = monotonic_ns();
-  const bool full = all_streams_are_full();
+  // Another still waits for its turn, or the kernel has no room. Workers pull a chunk when the kernel takes it, so that
+  // their connections hardly ever look full, however long messages wait.
+  const bool waits = large_under_way_ > 0 || all_streams_are_full();
   if (large_under_way_++ == 0) policy_.growth->begin_busy(now_ns);
-  policy_.growth->add_posted(full);
+  policy_.growth->add_posted(waits);
   const auto target = static_cast<std::size_t>(std::min(policy_.growth->target(), policy_.most_streams));
   follow_target(std::max(target, first_streams_), now_ns);
 }

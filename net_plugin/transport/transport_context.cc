@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -36,6 +37,17 @@ void raise_open_file_limit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+// Workers for connections between hosts: two directions of some 20 Gb/s keep one busy. Virtual interfaces often do not
+// tell their speed, or tell a wrong one, hence the least.
+int workers_between_hosts(const PluginConfig& config, const std::vector<Device>& devices, int workers) {
+  constexpr int kLeast = 4;
+  constexpr int kMbpsPerWorker = 20'000;
+  if (config.workers) return workers;  // the user's number
+  int fastest = 0;
+  for (const Device& device : devices) fastest = std::max(fastest, device.interface.speed_mbps);
+  return std::max(kLeast, (fastest + kMbpsPerWorker - 1) / kMbpsPerWorker);
+}
+
 Status check_size(std::size_t bytes) {
   if (bytes <= kMaxMessageBytes) return Status::ok();
   return Status::invalid_argument("a message of " + std::to_string(bytes) + " bytes is larger than the limit of " +
@@ -64,7 +76,7 @@ TransportContext::TransportContext(const PluginConfig& config, std::vector<Devic
     : config_(config),
       devices_(std::move(devices)),
       settings_(handshake_settings(config, workers)),
-      pool_(workers, config.spin_us, affinity) {}
+      pool_(workers, config.spin_us, affinity, workers_between_hosts(config, devices_, workers)) {}
 
 TransportContext::~TransportContext() {
   comms_.clear();  // before the pool: each takes its streams away from the workers

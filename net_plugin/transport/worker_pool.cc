@@ -10,14 +10,14 @@ constexpr std::size_t kUsualStreams = 3;
 
 }  // namespace
 
-std::size_t WorkerPool::open_lane(Direction direction) {
+WorkerPool::Lane WorkerPool::open_lane(Direction direction, Path path) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const std::size_t number = lanes_[static_cast<std::size_t>(direction)]++;
+  const std::size_t number = lanes_[static_cast<std::size_t>(path)][static_cast<std::size_t>(direction)]++;
   // The first streams of a comm and of its counterpart in the ring should not meet.
-  return direction == Direction::kSend ? number : number + static_cast<std::size_t>(size_) / 2;
+  return {direction == Direction::kSend ? number : number + width(path) / 2, path};
 }
 
-Status WorkerPool::assign(std::size_t lane, int stream_index, EventLoopWorker** worker) {
+Status WorkerPool::assign(const Lane& lane, int stream_index, EventLoopWorker** worker) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (size_ == 0) return Status::internal_error("a worker was asked of a pool without workers");
   if (workers_.empty()) {
@@ -31,8 +31,9 @@ Status WorkerPool::assign(std::size_t lane, int stream_index, EventLoopWorker** 
       workers_.push_back(std::move(started));
     }
   }
-  const std::size_t distance = std::max<std::size_t>(workers_.size() / kUsualStreams, 1);
-  *worker = workers_[(lane + static_cast<std::size_t>(stream_index) * distance) % workers_.size()].get();
+  const std::size_t count = width(lane.path);
+  const std::size_t distance = std::max<std::size_t>(count / kUsualStreams, 1);
+  *worker = workers_[(lane.first + static_cast<std::size_t>(stream_index) * distance) % count].get();
   return Status::ok();
 }
 

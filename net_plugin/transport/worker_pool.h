@@ -17,26 +17,45 @@ enum class Direction { kSend, kReceive };
 
 class WorkerPool {
  public:
-  WorkerPool(int size, int spin_us, const cpu_set_t& affinity) : size_(size), spin_us_(spin_us), affinity_(affinity) {}
+  // A comm's place in the pool.
+  struct Lane {
+    std::size_t first = 0;
+    Path path = Path::kWithinHost;
+  };
+
+  // most_between_hosts: workers that serve connections between hosts, the first of the pool. A network is slower than
+  // memory: with more, each sleeps and wakes for a chunk at a time.
+  WorkerPool(int size, int spin_us, const cpu_set_t& affinity, int most_between_hosts = kAll)
+      : size_(size),
+        between_hosts_(most_between_hosts < size ? most_between_hosts : size),
+        spin_us_(spin_us),
+        affinity_(affinity) {}
 
   int size() const { return size_; }
   // For the next comm of this direction, to be given to assign(). The comms of one direction are spread evenly: a
   // collective may use only these.
-  std::size_t open_lane(Direction direction);
+  Lane open_lane(Direction direction, Path path);
   // A worker for the stream with this index in its comm: a comm's streams get different workers, and so do the streams
   // of equal index in neighbouring lanes, since the first are used most. Starts the threads if they do not run. The
   // pool keeps ownership.
-  Status assign(std::size_t lane, int stream_index, EventLoopWorker** worker);
+  Status assign(const Lane& lane, int stream_index, EventLoopWorker** worker);
   // Joins the threads. Every stream must be detached.
   void stop();
 
  private:
+  static constexpr int kAll = 1 << 30;
+
+  std::size_t width(Path path) const {
+    return static_cast<std::size_t>(path == Path::kWithinHost ? size_ : between_hosts_);
+  }
+
   const int size_;
+  const int between_hosts_;
   const int spin_us_;
   const cpu_set_t affinity_;
   std::mutex mutex_;  // guards everything below
   std::vector<std::unique_ptr<EventLoopWorker>> workers_;
-  std::array<std::size_t, 2> lanes_{};  // opened, by direction
+  std::array<std::array<std::size_t, 2>, 2> lanes_{};  // opened, by path and direction
 };
 
 }  // namespace bagua_net

@@ -495,7 +495,7 @@ TEST_CASE(a_message_whose_streams_went_out_of_use_before_they_took_it_is_sent) {
   NoFailures no_failures;
   StallingStream stalling(std::move(stalling_socket), &no_failures);
   EventLoopWorker* worker = nullptr;
-  CHECK_OK(connection.sending_pool.assign(0, 0, &worker));
+  CHECK_OK(connection.sending_pool.assign({}, 0, &worker));
   std::uint64_t stalling_id = 0;
   CHECK_OK(worker->attach(&stalling, &stalling_id));
   worker->kick(stalling_id);

@@ -1,0 +1,60 @@
+// WorkerPool: which workers serve a comm, by what lies between its ends.
+#include "transport/worker_pool.h"
+
+#include <set>
+
+#include "support/check.h"
+#include "support/comm_parts.h"
+
+namespace bagua_net {
+namespace {
+
+constexpr int kStreams = 16;
+
+std::set<EventLoopWorker*> workers_of(WorkerPool& pool, Path path, int comms) {
+  std::set<EventLoopWorker*> found;
+  for (int comm = 0; comm < comms; ++comm) {
+    for (const Direction direction : {Direction::kSend, Direction::kReceive}) {
+      const WorkerPool::Lane lane = pool.open_lane(direction, path);
+      for (int index = 1; index < kStreams; ++index) {
+        EventLoopWorker* worker = nullptr;
+        CHECK_OK(pool.assign(lane, index, &worker));
+        found.insert(worker);
+      }
+    }
+  }
+  return found;
+}
+
+TEST_CASE(connections_between_hosts_get_the_first_workers_only) {
+  WorkerPool pool(6, 50, any_cpu(), 2);
+  const std::set<EventLoopWorker*> network = workers_of(pool, Path::kBetweenHosts, 5);
+  const std::set<EventLoopWorker*> all = workers_of(pool, Path::kWithinHost, 5);
+  CHECK_EQ(network.size(), std::size_t{2});
+  CHECK_EQ(all.size(), std::size_t{6});
+  for (EventLoopWorker* worker : network) CHECK(all.count(worker) == 1);
+  pool.stop();
+}
+
+TEST_CASE(connections_between_hosts_get_all_workers_of_a_small_pool) {
+  WorkerPool pool(2, 50, any_cpu(), 4);
+  CHECK_EQ(workers_of(pool, Path::kBetweenHosts, 3).size(), std::size_t{2});
+  pool.stop();
+}
+
+TEST_CASE(the_first_streams_of_both_directions_have_different_workers) {
+  for (const Path path : {Path::kWithinHost, Path::kBetweenHosts}) {
+    WorkerPool pool(8, 50, any_cpu(), 4);
+    EventLoopWorker* sending = nullptr;
+    EventLoopWorker* receiving = nullptr;
+    CHECK_OK(pool.assign(pool.open_lane(Direction::kSend, path), 1, &sending));
+    CHECK_OK(pool.assign(pool.open_lane(Direction::kReceive, path), 1, &receiving));
+    CHECK(sending != receiving);
+    pool.stop();
+  }
+}
+
+}  // namespace
+}  // namespace bagua_net
+
+CHECK_MAIN
