@@ -1,0 +1,132 @@
+"""Moves the bytes of flat, contiguous tensors between the ranks of a communicator, whatever they mean.
+
+Every collective that computes nothing is done on bytes: so each takes every dtype, on every backend. Runs on the
+caller's thread. On the CPU a call returns when it is done; on a GPU the caller's current stream is made to wait.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bagua.collectives import torch_internals
+from bagua.collectives.communicator import BaguaCommunicator
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements as one dimension, sharing memory, without autograd."""
+    # Not view(-1): a dimension of size 1 may have any stride, and the view would keep that.
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return flat(tensor).view(torch.uint8)
+
+
+def parts(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """A flat tensor as `count` equal views."""
+    return list(tensor.view(count, tensor.numel() // count).unbind())
+
+
+def without_overlap(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """`source`, or a copy of it if it shares memory with `target`, which is written while it is read."""
+    begin, end = source.data_ptr(), source.data_ptr() + source.nbytes
+    is_apart = end <= target.data_ptr() or target.data_ptr() + target.nbytes <= begin
+    return source if is_apart else source.clone()
+
+
+def perform(
+    comm: BaguaCommunicator,
+    tensor: torch.Tensor,
+    operation: Callable[..., dist.Work | None],
+    *arguments: Any,
+    **named: Any,
+) -> None:
+    """A collective of torch.distributed; `tensor`, one of its arguments, says on which device it runs."""
+    if tensor.device.type == "cpu":
+        comm.finish(operation(*arguments, **named, group=comm.torch_group, async_op=True))
+    else:
+        operation(*arguments, **named, group=comm.torch_group)
+
+
+def send(comm: BaguaCommunicator, tensor: torch.Tensor, destination: int) -> None:
+    dist.send(as_bytes(tensor), comm.ranks[destination], group=comm.torch_group)
+
+
+def receive(comm: BaguaCommunicator, tensor: torch.Tensor, source: int) -> None:
+    dist.recv(as_bytes(tensor), comm.ranks[source], group=comm.torch_group)
+
+
+def broadcast(comm: BaguaCommunicator, tensor: torch.Tensor, source: int) -> None:
+    perform(comm, tensor, dist.broadcast, as_bytes(tensor), comm.ranks[source])
+
+
+def all_gather(comm: BaguaCommunicator, source: torch.Tensor, target: torch.Tensor) -> None:
+    source = without_overlap(source, target)
+    perform(comm, source, torch_internals.all_gather_flat, as_bytes(target), as_bytes(source))
+
+
+def gather(comm: BaguaCommunicator, source: torch.Tensor, target: torch.Tensor | None, destination: int) -> None:
+    """`target` is needed on the destination only."""
+    received = None
+    if comm.rank() == destination:
+        assert target is not None
+        source = without_overlap(source, target)
+        received = parts(as_bytes(target), comm.nranks())
+    perform(comm, source, dist.gather, as_bytes(source), received, comm.ranks[destination])
+
+
+def scatter(comm: BaguaCommunicator, source: torch.Tensor | None, target: torch.Tensor, root: int) -> None:
+    """`source` is needed on the root only."""
+    sent = None
+    if comm.rank() == root:
+        assert source is not None
+        sent = parts(as_bytes(without_overlap(source, target)), comm.nranks())
+    perform(comm, target, dist.scatter, as_bytes(target), sent, comm.ranks[root])
+
+
+def all_to_all(comm: BaguaCommunicator, source: torch.Tensor, target: torch.Tensor) -> None:
+    source = without_overlap(source, target)
+    perform(comm, source, dist.all_to_all_single, as_bytes(target), as_bytes(source))
+
+
+def all_to_all_segments(
+    comm: BaguaCommunicator,
+    source: torch.Tensor,
+    sent: Sequence[slice],
+    target: torch.Tensor,
+    received: Sequence[slice],
+) -> None:
+    """Of flat tensors: to rank i goes the part `sent[i]` of `source`, and what comes from it fills `received[i]`."""
+    packed = _adjacent(source, sent)
+    packed = torch.cat([source[part] for part in sent]) if packed is None else without_overlap(packed, target)
+    in_place = _adjacent(target, received)
+    arrived = target.new_empty(sum(map(_length, received))) if in_place is None else in_place
+    perform(
+        comm,
+        source,
+        dist.all_to_all_single,
+        as_bytes(arrived),
+        as_bytes(packed),
+        [_length(part) * target.itemsize for part in received],
+        [_length(part) * source.itemsize for part in sent],
+    )
+    if in_place is None:
+        for part, values in zip(received, torch.split(arrived, [_length(part) for part in received]), strict=True):
+            target[part].copy_(values)
+
+
+def _length(part: slice) -> int:
+    length: int = part.stop - part.start
+    return length
+
+
+def _adjacent(tensor: torch.Tensor, segments: Sequence[slice]) -> torch.Tensor | None:
+    """The segments as one view, if each begins where the one before it ends."""
+    if all(after.start == before.stop for before, after in itertools.pairwise(segments)):
+        return tensor[segments[0].start : segments[-1].stop]
+    return None

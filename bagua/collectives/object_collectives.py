@@ -1,0 +1,106 @@
+"""Collectives of Python objects, by pickle. For settings and states of moderate size, between processes that trust each
+other: unpickling runs code of the sender's choice. Called as the collectives are; runs on the caller's thread.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import torch
+
+from bagua.collectives import byte_transport, torch_internals
+from bagua.collectives.arguments import check_rank, resolve
+from bagua.collectives.communicator import BaguaCommunicator
+
+_FAILED = -1  # instead of a size: the object could not be pickled. Without it the others would wait for ever.
+
+
+def broadcast_object(obj: Any, src: int = 0, comm: BaguaCommunicator | None = None) -> Any:
+    """
+    Args:
+        obj: what rank `src` of the communicator gives; that of the others is ignored.
+
+    Returns:
+        the object of rank `src`: itself there, a copy elsewhere. `obj` for processes that are no members.
+
+    Raises:
+        what pickling raises, on rank `src`; RuntimeError on the others then.
+    """
+    member = resolve(comm, "broadcast_object")
+    if member is None:
+        return obj
+    source = check_rank("broadcast_object", "src", src, member)
+    device = _device(member)
+    is_source = member.rank() == source
+    data, error = _pickled(obj) if is_source else (b"", None)
+    size = torch.tensor([len(data) if error is None else _FAILED], device=device)
+    byte_transport.broadcast(member, size, source)
+    if error is not None:
+        raise error
+    if size.item() == _FAILED:
+        raise RuntimeError(f"broadcast_object: rank {source} could not pickle its object; its error says why")
+    payload = _tensor(data, device) if is_source else torch.empty(int(size.item()), dtype=torch.uint8, device=device)
+    byte_transport.broadcast(member, payload, source)
+    return obj if is_source else _unpickled(payload)
+
+
+def all_gather_object(obj: Any, comm: BaguaCommunicator | None = None) -> list[Any]:
+    """
+    Returns:
+        the objects of all ranks in their order; this rank's is itself. Empty for processes that are no members.
+
+    Raises:
+        what pickling raises, on ranks where it does; RuntimeError, which names these ranks, on the others then.
+    """
+    member = resolve(comm, "all_gather_object")
+    if member is None:
+        return []
+    device = _device(member)
+    data, error = _pickled(obj)
+    sizes = torch.empty(member.nranks(), dtype=torch.int64, device=device)
+    own_size = torch.tensor([len(data) if error is None else _FAILED], device=device)
+    byte_transport.all_gather(member, own_size, sizes)
+    if error is not None:
+        raise error
+    lengths = [int(size) for size in sizes.tolist()]
+    failed = [rank for rank, length in enumerate(lengths) if length == _FAILED]
+    if failed:
+        raise RuntimeError(f"all_gather_object: ranks {failed} could not pickle their objects; their errors say why")
+    # Padded to the longest: one collective, and on the network no more than n times that.
+    room = max(lengths)
+    padded = torch.zeros(room, dtype=torch.uint8, device=device)
+    padded[: len(data)] = _tensor(data, device)
+    everything = torch.empty(member.nranks() * room, dtype=torch.uint8, device=device)
+    byte_transport.all_gather(member, padded, everything)
+    pieces = byte_transport.parts(everything, member.nranks())
+    return [
+        obj if rank == member.rank() else _unpickled(piece[:length])
+        for rank, (piece, length) in enumerate(zip(pieces, lengths, strict=True))
+    ]
+
+
+def _device(comm: BaguaCommunicator) -> torch.device:
+    """Where the bytes travel: they come from the CPU, so there if the group has a backend for it."""
+    served = torch_internals.device_types(comm.torch_group)
+    if "cpu" in served or "cuda" not in served:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _pickled(obj: Any) -> tuple[bytes, Exception | None]:
+    try:
+        return pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), None
+    except Exception as error:
+        return b"", error
+
+
+def _tensor(data: bytes, device: torch.device) -> torch.Tensor:
+    # A bytearray, because torch warns of memory that it must not write.
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+
+
+def _unpickled(payload: torch.Tensor) -> Any:
+    data = bytearray(payload.numel())
+    torch.frombuffer(data, dtype=torch.uint8).copy_(payload)
+    return pickle.loads(data)

@@ -1,0 +1,248 @@
+"""Bagua's process groups: a torch group with its communicators and a CUDA stream for work beside the caller's.
+
+A group lives as long as its user or, if it was adopted from torch, as its torch group. Any thread may use one; the
+communicators that are made on first use are made under a lock, by all their members.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import threading
+import weakref
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from bagua.collectives import group_topology, torch_internals
+from bagua.collectives.communicator import BaguaCommunicator, CommMember, TorchGroupReference
+from bagua.collectives.member_group import create_member_group
+
+DEFAULT_TIMEOUT = datetime.timedelta(minutes=30)
+STREAM_PRIORITY = -1  # above the default: communication is what the next step waits for
+
+
+class BaguaProcessGroup:
+    """
+    Ranks that communicate with each other. Made by `new_group`, `from_torch_group` or `init_process_group`.
+
+    Attributes:
+        ranks: global ranks, ascending unless the adopted torch group says otherwise; a rank of the group is a position
+            in this list.
+        group_name: a number that counts the Bagua groups of this process.
+        timeout: of a collective on the CPU.
+    """
+
+    def __init__(
+        self,
+        torch_group: dist.ProcessGroup | None,
+        ranks: Sequence[int],
+        stream: torch.cuda.Stream | None = None,
+        timeout: datetime.timedelta | None = None,
+    ) -> None:
+        self.ranks = list(ranks)
+        self.group_name = str(next(_group_names))
+        self.timeout = timeout or DEFAULT_TIMEOUT
+        self._reference = TorchGroupReference(torch_group, f"Bagua group {self.group_name}") if torch_group else None
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._global: BaguaCommunicator | None = None
+        self._intra_node: BaguaCommunicator | None = None
+        self._inter_node: BaguaCommunicator | None = None
+        self._topology: group_topology.GroupTopology | None = None
+        _groups_by_name[self.group_name] = self
+        if torch_group is not None:
+            group_topology.publish_place(dist.get_rank())
+
+    @property
+    def is_member(self) -> bool:
+        return self._reference is not None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its torch group exists, which torch destroys in `destroy_process_group`."""
+        return self._reference is not None and self._reference.is_alive
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def torch_group(self) -> dist.ProcessGroup | None:
+        """None for those that are no members. Raises RuntimeError if it has been destroyed."""
+        return self._reference.get() if self._reference else None
+
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """On the device that is current at the first use. None without CUDA."""
+        if self._stream is None and torch.cuda.is_available():
+            with self._lock:
+                if self._stream is None:
+                    self._stream = torch.cuda.Stream(priority=STREAM_PRIORITY)  # type: ignore[no-untyped-call]
+        return self._stream
+
+    @property
+    def topology(self) -> group_topology.GroupTopology:
+        """Raises RuntimeError or ValueError: see `find_topology`."""
+        if self._topology is None:
+            self._topology = group_topology.find_topology(self.ranks)
+        return self._topology
+
+    def get_global_communicator(self) -> BaguaCommunicator:
+        """Of all members. The sentinel NON_COMM_MEMBER for other processes."""
+        with self._lock:
+            if self._global is None:
+                self._global = self._communicator(self.torch_group, "global", self.ranks)
+            return self._global
+
+    def get_intra_node_communicator(self) -> BaguaCommunicator:
+        """Of the members on this node. On first use all of those have to call it."""
+        with self._lock:
+            if self._intra_node is None:
+                ranks = self.topology.node_of(dist.get_rank()) if self.is_member else ()
+                self._intra_node = self._sub_communicator("intra-node", ranks)
+            return self._intra_node
+
+    def get_inter_node_communicator(self) -> BaguaCommunicator:
+        """Of the first member of every node, NON_COMM_MEMBER for others. On first use all of those have to call it."""
+        with self._lock:
+            if self._inter_node is None:
+                self._inter_node = self._sub_communicator("inter-node", self.topology.leaders if self.is_member else ())
+            return self._inter_node
+
+    def _sub_communicator(self, kind: str, ranks: Sequence[int]) -> BaguaCommunicator:
+        if not self.is_member or dist.get_rank() not in ranks:
+            return CommMember.NON_COMM_MEMBER
+        # Not the global group, even where it has the same members: collectives of different kinds may be under way at
+        # the same time, and each needs an order of its own.
+        return self._communicator(create_member_group(sorted(ranks), self.timeout), kind, sorted(ranks))
+
+    def _communicator(self, group: dist.ProcessGroup | None, kind: str, ranks: Sequence[int]) -> BaguaCommunicator:
+        if group is None:
+            return CommMember.NON_COMM_MEMBER
+        return BaguaCommunicator(group, ranks, self.group_name, kind, lambda: self.stream)
+
+    def __repr__(self) -> str:
+        return f"BaguaProcessGroup(group_name={self.group_name!r}, ranks={self.ranks})"
+
+
+_group_names = itertools.count()
+_groups_by_name: weakref.WeakValueDictionary[str, BaguaProcessGroup] = weakref.WeakValueDictionary()
+_default_group: BaguaProcessGroup | None = None
+# Empties by itself: the values do not hold the keys, and torch lets go of a group when it is destroyed.
+_torch_to_bagua_pg_map: weakref.WeakKeyDictionary[dist.ProcessGroup, BaguaProcessGroup] = weakref.WeakKeyDictionary()
+
+
+def is_initialized() -> bool:
+    """Whether `init_process_group` was called, and torch was not shut down since."""
+    group = _default_group
+    # Whoever holds on to the old torch group keeps it alive, so being alive is not enough.
+    return group is not None and group.is_alive and group.torch_group is dist.group.WORLD
+
+
+def _get_default_group() -> BaguaProcessGroup:
+    if _default_group is None or not is_initialized():
+        raise RuntimeError(
+            "the default process group of Bagua is not initialized; call bagua.torch_api.init_process_group() first"
+        )
+    return _default_group
+
+
+def set_default_group(group: BaguaProcessGroup) -> None:
+    """By `init_process_group` alone."""
+    global _default_group
+    _default_group = group
+
+
+def get_communicator(group_name: str, comm_name: str) -> BaguaCommunicator:
+    """
+    Args:
+        comm_name: "global", "inter" or "intra".
+
+    Raises:
+        ValueError: there is no such group, or no such communicator of a group.
+    """
+    group = _groups_by_name.get(group_name)
+    if group is None:
+        raise ValueError(f"there is no Bagua process group named {group_name!r}; there are {sorted(_groups_by_name)}")
+    getters = {
+        "global": group.get_global_communicator,
+        "inter": group.get_inter_node_communicator,
+        "intra": group.get_intra_node_communicator,
+    }
+    if comm_name not in getters:
+        raise ValueError(f"comm_name is {comm_name!r}, must be one of {', '.join(getters)}")
+    return getters[comm_name]()
+
+
+def new_group(ranks: Sequence[int] | None = None, stream: torch.cuda.Stream | None = None) -> BaguaProcessGroup:
+    """
+    Every process calls this, members or not, and in the same order if there are several.
+
+    Args:
+        ranks: global ranks of the members, in any order; the group's order is ascending. None: all.
+        stream: for work beside the caller's; None: a new one of high priority when it is needed.
+
+    Raises:
+        RuntimeError: Bagua is not initialized.
+        ValueError: a rank is out of range or named twice, or there is none.
+    """
+    default = _get_default_group()
+    world_size = dist.get_world_size()
+    members = sorted(range(world_size) if ranks is None else ranks)
+    if not members:
+        raise ValueError("ranks is empty; a group has at least one member")
+    if members[0] < 0 or members[-1] >= world_size:
+        raise ValueError(f"ranks {members} must be between 0 and {world_size - 1}, the world size is {world_size}")
+    if len(set(members)) != len(members):
+        raise ValueError(f"ranks {members} names a rank more than once")
+    group = dist.new_group(members, timeout=default.timeout)
+    is_member = dist.get_rank() in members
+    return BaguaProcessGroup(group if is_member else None, members, stream, default.timeout)
+
+
+def from_torch_group(group: dist.ProcessGroup, stream: torch.cuda.Stream | None = None) -> BaguaProcessGroup:
+    """
+    The Bagua group on top of a torch group, which this process is a member of; always the same for the same torch
+    group. Only the members have to call it.
+
+    Args:
+        stream: for work beside the caller's, if the torch group has no Bagua group yet.
+
+    Raises:
+        TypeError: `group` is no torch process group; what torch.distributed.new_group gives to those that are no
+            members is none.
+    """
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(
+            f"group is {group!r}, must be a torch.distributed.ProcessGroup that this process is a member of"
+        )
+    known = _torch_to_bagua_pg_map.get(group)
+    if known is None:
+        timeout = torch_internals.backend_timeout(group)
+        known = BaguaProcessGroup(group, dist.get_process_group_ranks(group), stream, timeout)
+        _torch_to_bagua_pg_map[group] = known
+    return known
+
+
+def to_bagua_process_group(group: BaguaProcessGroup | dist.ProcessGroup | None = None) -> BaguaProcessGroup:
+    """
+    Args:
+        group: a Bagua group is returned as it is, a torch group is adopted. None: Bagua's default group or, if only
+            torch is initialized, torch's.
+
+    Raises:
+        RuntimeError: None is given and neither is initialized.
+        TypeError: anything else is given.
+    """
+    if isinstance(group, BaguaProcessGroup):
+        return group
+    if group is None:
+        if not is_initialized() and dist.is_initialized():
+            assert dist.group.WORLD is not None
+            return from_torch_group(dist.group.WORLD)
+        return _get_default_group()
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"process_group is {group!r}, must be a Bagua or torch process group or None")
+    return from_torch_group(group)

@@ -1,0 +1,118 @@
+"""The parts of torch.distributed that have no public name, or another one in another version.
+
+For torch 2.5 and later, tested with 2.13. Each function says what it stands on.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# torch.distributed has these three as well, but does not declare them to type checkers.
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed import distributed_c10d
+
+__all__ = [
+    "HashStore",
+    "PrefixStore",
+    "Store",
+    "abort_group",
+    "all_gather_flat",
+    "backend_name",
+    "backend_timeout",
+    "default_store",
+    "device_types",
+    "no_bound_device",
+    "reduce_scatter_flat",
+    "registered_groups",
+    "registered_groups_raised_to",
+]
+
+# Flat tensors in, flat tensors out. The newer names come first: the older ones warn since torch 2.13.
+all_gather_flat: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_flat: Callable[..., dist.Work | None] = getattr(
+    dist, "reduce_scatter_single", dist.reduce_scatter_tensor
+)
+
+
+def default_store() -> Store:
+    """The key-value store through which the default group met; torch's own subsystems ask for it the same way."""
+    return distributed_c10d._get_default_store()
+
+
+def registered_groups() -> int:
+    """
+    How many groups this process has registered. torch derives the name of a group that only its members create
+    (`use_local_synchronization`) from the members and this number.
+    """
+    return len(distributed_c10d._world.pg_names)
+
+
+@contextmanager
+def registered_groups_raised_to(number: int) -> Iterator[None]:
+    """Lets it look as if this process had at least so many groups, while one is created and named."""
+    names: dict[Any, Any] = distributed_c10d._world.pg_names
+    fillers = [object() for _ in range(number - len(names))]
+    names.update((filler, f"filler {position}") for position, filler in enumerate(fillers))
+    try:
+        yield
+    finally:
+        for filler in fillers:
+            del names[filler]
+
+
+def backend_timeout(group: dist.ProcessGroup) -> datetime.timedelta | None:
+    """The timeout of the group's first backend, if it says one."""
+    for device_type in device_types(group):
+        options = getattr(group._get_backend(torch.device(device_type)), "options", None)
+        timeout = getattr(options, "_timeout", None)
+        if isinstance(timeout, datetime.timedelta):
+            return timeout
+    return None
+
+
+def device_types(group: dist.ProcessGroup) -> tuple[str, ...]:
+    """The kinds of device that the group has a backend for: "cpu", "cuda"."""
+    return tuple(device.type for device in group._device_types)
+
+
+def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
+    """ "gloo" or "nccl", or what another backend calls itself. RuntimeError if the group has none for the device."""
+    return group._get_backend(device).name()
+
+
+@contextmanager
+def no_bound_device() -> Iterator[None]:
+    """
+    While a group of some ranks is created. If the default group is bound to a device, which is an option of its
+    `init_process_group`, torch splits its NCCL communicator instead of making a new one, and for that it needs every
+    rank of the default group, those outside the new group too.
+    """
+    group = distributed_c10d._get_default_group()
+    device = group.bound_device_id
+    if device is None:
+        yield
+        return
+    group.bound_device_id = None
+    try:
+        yield
+    finally:
+        group.bound_device_id = device
+
+
+def abort_group(group: dist.ProcessGroup) -> None:
+    """Ends NCCL's collectives under way. gloo has no such thing: its waiting calls have to give up by themselves."""
+    for device_type in device_types(group):
+        backend = group._get_backend(torch.device(device_type))
+        if backend.name() != "nccl":
+            continue
+        for name in ("abort", "_abort", "_shutdown"):  # newest first
+            method = getattr(backend, name, None)
+            if method is not None:
+                method()
+                break

@@ -1,0 +1,112 @@
+"""Process groups and collectives under their public names. The work is in bagua.collectives."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from bagua.collectives import coalesced, collectives
+from bagua.collectives.communicator import BaguaCommunicator, CommMember
+from bagua.collectives.initialization import init_process_group
+from bagua.collectives.object_collectives import broadcast_object
+from bagua.collectives.process_group import (
+    BaguaProcessGroup,
+    _get_default_group,
+    _torch_to_bagua_pg_map,
+    from_torch_group,
+    get_communicator,
+    is_initialized,
+    new_group,
+)
+from bagua.collectives.reduce_op import ReduceOp
+from bagua.engine.comm_scheduler import CommScheduler
+from bagua.engine.data_parallel import engines_by_name
+
+broadcast_coalesced = coalesced.broadcast_coalesced
+allreduce_coalesced_inplace = coalesced.all_reduce_coalesced_inplace
+
+send = collectives.send
+recv = collectives.recv
+barrier = collectives.barrier
+broadcast = collectives.broadcast
+reduce = collectives.reduce
+allreduce = collectives.all_reduce
+allgather = collectives.all_gather
+gather = collectives.gather
+scatter = collectives.scatter
+reduce_scatter = collectives.reduce_scatter
+alltoall = collectives.all_to_all
+alltoall_v = collectives.all_to_all_v
+
+reduce_inplace = collectives.reduce_inplace
+allreduce_inplace = collectives.all_reduce_inplace
+allgather_inplace = collectives.all_gather_inplace
+gather_inplace = collectives.gather_inplace
+scatter_inplace = collectives.scatter_inplace
+reduce_scatter_inplace = collectives.reduce_scatter_inplace
+alltoall_inplace = collectives.all_to_all_inplace
+alltoall_v_inplace = collectives.all_to_all_v_inplace
+
+__all__ = [
+    "BaguaCommunicator",
+    "BaguaProcessGroup",
+    "CommMember",
+    "ReduceOp",
+    "_get_default_group",
+    "_rank_not_in_comm",
+    "_rank_not_in_group",
+    "_torch_to_bagua_pg_map",
+    "allgather",
+    "allgather_inplace",
+    "allreduce",
+    "allreduce_coalesced_inplace",
+    "allreduce_inplace",
+    "alltoall",
+    "alltoall_inplace",
+    "alltoall_v",
+    "alltoall_v_inplace",
+    "barrier",
+    "broadcast",
+    "broadcast_coalesced",
+    "broadcast_object",
+    "from_torch_group",
+    "gather",
+    "gather_inplace",
+    "get_backend",
+    "get_communicator",
+    "init_process_group",
+    "is_initialized",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_inplace",
+    "reduce_scatter",
+    "reduce_scatter_inplace",
+    "scatter",
+    "scatter_inplace",
+    "send",
+]
+
+
+def get_backend(model_name: str) -> CommScheduler:
+    """
+    What launches the buckets of the module whose `bagua_module_name` this is.
+
+    Raises:
+        ValueError: no module of this name is trained with Bagua.
+    """
+    engine = engines_by_name.get(model_name)
+    if engine is None:
+        raise ValueError(f"no module named {model_name!r} is trained with Bagua; there are {sorted(engines_by_name)}")
+    return engine.scheduler
+
+
+def _rank_not_in_comm(comm: BaguaCommunicator | None) -> bool:
+    """Whether this process is no member. None stands for the global communicator of the default group."""
+    return comm is CommMember.NON_COMM_MEMBER
+
+
+def _rank_not_in_group(group: BaguaProcessGroup | dist.ProcessGroup | None) -> bool:
+    """Whether this process is no member. None stands for the default group."""
+    if isinstance(group, BaguaProcessGroup):
+        return not group.is_member
+    return group is not None and not isinstance(group, dist.ProcessGroup)

@@ -1,0 +1,78 @@
+"""Python objects between ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.ranks import device_for, run_ranks
+
+import bagua.torch_api as bagua
+from bagua.collectives.object_collectives import all_gather_object
+from bagua.torch_api import communication
+
+OBJECTS: list[Any] = [None, 0, "", "some text", {"a": [1, 2.5], "b": (None, b"\0" * 70_000)}, torch.float16, [[]] * 9]
+
+
+def broadcast_objects() -> list[Any]:
+    device_for(rank := bagua.get_rank())
+    bagua.init_process_group()
+    received = []
+    for number, one in enumerate(OBJECTS):
+        source = number % bagua.get_world_size()
+        mine = one if rank == source else object()  # others' is not even pickled
+        result = communication.broadcast_object(mine, source)
+        assert rank != source or result is one
+        received.append(result)
+    return received
+
+
+def test_broadcast() -> None:
+    assert run_ranks(3, broadcast_objects) == [OBJECTS] * 3
+
+
+def broadcast_in_group() -> Any:
+    """The source is a rank of the communicator: 0 is the global rank 1 here, and 1 the global rank 2."""
+    device_for(rank := bagua.get_rank())
+    bagua.init_process_group()
+    comm = communication.new_group([1, 2]).get_global_communicator()
+    return [communication.broadcast_object(f"from {rank}", source, comm) for source in (0, 1)]
+
+
+def test_the_source_is_a_rank_of_the_communicator() -> None:
+    outside, one, two = run_ranks(3, broadcast_in_group)
+    assert outside == ["from 0", "from 0"]  # no member: its own, unchanged
+    assert one == two == ["from 1", "from 2"]
+
+
+def gather_objects() -> list[Any]:
+    device_for(rank := bagua.get_rank())
+    bagua.init_process_group()
+    return all_gather_object({"rank": rank, "padding": "x" * (1000 * rank)})
+
+
+def test_all_gather() -> None:
+    expected = [{"rank": rank, "padding": "x" * (1000 * rank)} for rank in range(3)]
+    assert run_ranks(3, gather_objects) == [expected] * 3
+
+
+def fail_to_pickle() -> list[str]:
+    device_for(rank := bagua.get_rank())
+    bagua.init_process_group()
+    local = (lambda: None) if rank == 1 else "fine"
+    messages = []
+    for exchange in (lambda: communication.broadcast_object(local, 1), lambda: all_gather_object(local)):
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is what is tested
+            exchange()
+        messages.append(f"{type(caught.value).__name__}: {caught.value}")
+        bagua.barrier()  # the ranks are still in step
+    return messages
+
+
+def test_what_cannot_be_pickled_is_an_error_everywhere() -> None:
+    zero, one, two = run_ranks(3, fail_to_pickle)
+    assert zero == two
+    assert "rank 1 could not pickle" in zero[0]
+    assert "ranks [1] could not pickle" in zero[1]
+    assert all("pickle" in message and "RuntimeError" not in message for message in one)

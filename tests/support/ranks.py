@@ -1,0 +1,293 @@
+"""Runs one function in several processes, one per rank, as a launcher would start them.
+
+    def sum_of_ranks(factor: int) -> float:
+        bagua.init_process_group()
+        ...
+
+    results = run_ranks(3, sum_of_ranks, 10)
+
+The ranks are forked from one server per test process (support.rank_server), which has imported torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import random
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+from support.processes import wait_until
+from support.rank_server import LENGTH, receive_message, send_message
+
+DEVICE_VARIABLE = "BAGUA_TEST_DEVICE"
+SERVER_START_S = 240  # importing torch takes minutes on a machine where everything else is being built
+GRACE_S = 1.0  # after one rank failed: the others notice lost connections by themselves, and say more than a stack
+DUMP_S = 3.0
+# Of a launcher that the test process itself may run under. What a rank sees is only what the test says.
+LAUNCHER_VARIABLES = ("GROUP_RANK", "NODE_RANK", "ROLE_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")
+
+Environment = Mapping[str, str]
+
+
+def device_for(rank: int) -> Any:
+    """The torch.device of this rank, made current: the CPU, or with BAGUA_TEST_DEVICE=cuda a GPU of its own."""
+    import torch
+
+    if os.environ.get(DEVICE_VARIABLE, "cpu") == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def run_ranks(
+    world_size: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    timeout: float = 60,
+    env: Environment | Sequence[Environment] | None = None,
+    expect_death: Collection[int] = (),
+) -> list[Any]:
+    """
+    Calls `function(*arguments)` in `world_size` processes at once.
+
+    Args:
+        function: of the top level of a test file; arguments and results are pickled.
+        timeout: seconds for all of it.
+        env: added to the environment of every rank, or one mapping per rank.
+        expect_death: ranks that may end without a result; theirs is None then. An exception is a failure even there.
+
+    Returns:
+        the results by rank.
+
+    Raises:
+        AssertionError: a rank raised, died or was not done in time; holds what every rank has to say.
+    """
+    if os.environ.get(DEVICE_VARIABLE, "cpu") != "cpu":
+        gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+        if gpus < world_size:
+            pytest.skip(f"needs {world_size} GPUs, one per rank; this machine has {gpus}")
+    environments = [dict(env or {})] * world_size if env is None or isinstance(env, Mapping) else list(env)
+    if len(environments) != world_size:
+        raise ValueError(f"env has {len(environments)} mappings for {world_size} ranks")
+    module = sys.modules[function.__module__]
+    if "<" in function.__qualname__ or not module.__file__:
+        raise ValueError(f"{function.__qualname__} must be a function of the top level of a file")
+
+    with tempfile.TemporaryDirectory(prefix="bagua-ranks-") as folder:
+        port = _free_port()
+        tasks = []
+        inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
+        for rank, extra in enumerate(environments):
+            environment = {
+                "OMP_NUM_THREADS": "1",
+                **inherited,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(world_size),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(world_size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                **extra,
+            }
+            tasks.append(
+                {
+                    "environment": environment,
+                    "module": function.__module__,
+                    "path": module.__file__,
+                    "function": function.__qualname__,
+                    "arguments": pickle.dumps(arguments),
+                    "output": str(Path(folder, f"{rank}.out")),
+                }
+            )
+        with _Run(_server(), tasks) as run:
+            run.wait(timeout, set(expect_death))
+            return run.results(timeout, set(expect_death))
+
+
+def _free_port() -> int:
+    """Below the range from which the kernel takes ports for connections: gloo's own would collide with it sometimes."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 30_000)
+        with socket.socket() as trial:
+            try:
+                trial.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+@dataclass
+class _Rank:
+    pid: int
+    connection: socket.socket
+    output: Path
+    buffer: bytearray
+    report: tuple[str, Any] | None = None  # ("result", pickle) or ("failure", traceback)
+    ended: bool = False  # it closed the connection
+    stacks: str = ""
+
+    def read(self) -> None:
+        piece = self.connection.recv(1 << 20)
+        if not piece:
+            self.ended = True
+            return
+        self.buffer += piece
+        if len(self.buffer) >= LENGTH.size and len(self.buffer) - LENGTH.size >= LENGTH.unpack_from(self.buffer)[0]:
+            self.report = pickle.loads(bytes(self.buffer[LENGTH.size :]))
+
+    @property
+    def is_settled(self) -> bool:
+        return self.ended or self.report is not None
+
+    def failed(self, may_die: bool) -> bool:
+        if self.report is not None:
+            return self.report[0] == "failure"
+        return self.ended and not may_die
+
+
+class _Run:
+    """The processes of one call. Leaving the context ends them all."""
+
+    def __init__(self, server: _Server, tasks: list[dict[str, Any]]) -> None:
+        self.server = server
+        pairs = [socket.socketpair() for _ in tasks]
+        try:
+            pids = server.start(tasks, [theirs.fileno() for _, theirs in pairs])
+        finally:
+            for _, theirs in pairs:
+                theirs.close()
+        self.ranks = [
+            _Rank(pid, ours, Path(task["output"]), bytearray())
+            for pid, (ours, _), task in zip(pids, pairs, tasks, strict=True)
+        ]
+
+    def __enter__(self) -> _Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for rank in self.ranks:
+            rank.connection.close()  # those that have reported leave
+            if rank.report is None and not rank.ended:
+                os.kill(rank.pid, signal.SIGKILL)
+        self.server.collect()
+
+    def wait(self, timeout: float, may_die: set[int]) -> None:
+        """Until every rank has reported or died, or time is up. After a failure the others get a short while."""
+        deadline = time.monotonic() + timeout
+        failed = False
+        with selectors.DefaultSelector() as selector:
+            for rank in self.ranks:
+                selector.register(rank.connection, selectors.EVENT_READ, rank)
+            while not all(rank.is_settled for rank in self.ranks):
+                for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                    key.data.read()
+                    if key.data.is_settled:
+                        selector.unregister(key.fileobj)
+                if not failed and any(rank.failed(number in may_die) for number, rank in enumerate(self.ranks)):
+                    failed = True
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+                if time.monotonic() >= deadline:
+                    break
+        for rank in self.ranks:
+            if not rank.is_settled:
+                self._dump_stacks(rank)
+
+    def _dump_stacks(self, rank: _Rank) -> None:
+        size = rank.output.stat().st_size if rank.output.exists() else 0
+        os.kill(rank.pid, signal.SIGUSR1)
+
+        def is_written() -> bool:
+            text = rank.output.read_bytes()[size:] if rank.output.exists() else b""
+            changed = text != rank.stacks.encode(errors="replace")
+            rank.stacks = text.decode(errors="replace")
+            return b"most recent call first" in text and not changed
+
+        try:
+            wait_until(is_written, "stacks of a rank", DUMP_S)
+        except AssertionError:
+            rank.stacks += "\n(no stack within the time: the process is stopped or in uninterruptible sleep)"
+
+    def results(self, timeout: float, may_die: set[int]) -> list[Any]:
+        if any(not rank.is_settled or rank.failed(number in may_die) for number, rank in enumerate(self.ranks)):
+            raise AssertionError(
+                "\n".join(
+                    self._story(number, rank, timeout, number in may_die) for number, rank in enumerate(self.ranks)
+                )
+            )
+        return [pickle.loads(rank.report[1]) if rank.report else None for rank in self.ranks]
+
+    def _story(self, number: int, rank: _Rank, timeout: float, may_die: bool) -> str:
+        output = rank.output.read_text(errors="replace").strip() if rank.output.exists() else ""
+        if rank.report is not None:
+            how = "returned" if rank.report[0] == "result" else f"raised\n{rank.report[1]}"
+        elif rank.ended:
+            how = "died, as it may" if may_die else "died without a result"
+        else:
+            how = f"was stopped: another rank failed, or it was not done within {timeout:g} s\n{rank.stacks.strip()}"
+            output = output.replace(rank.stacks.strip(), "").strip()
+        return f"--- rank {number} {how}" + (f"\n    output:\n{output}" if output else "")
+
+
+class _Server:
+    def __init__(self) -> None:
+        self.control, theirs = socket.socketpair()
+        program = Path(__file__).with_name("rank_server.py")
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            # Whoever asks for CUDA while it imports must not wake the driver, which does not survive a fork.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        }
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, str(program), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the test process; we follow it
+            )
+        self.control.settimeout(SERVER_START_S)
+        receive_message(self.control)
+
+    def start(self, tasks: list[dict[str, Any]], descriptors: list[int]) -> list[int]:
+        message = pickle.dumps(("start", tasks))
+        socket.send_fds(self.control, [LENGTH.pack(len(message))], descriptors)
+        self.control.sendall(message)
+        pids: list[int] = receive_message(self.control)
+        return pids
+
+    def collect(self) -> None:
+        send_message(self.control, ("collect", None))
+        receive_message(self.control)
+
+    def close(self) -> None:
+        self.control.close()
+        self.process.wait(SERVER_START_S)
+
+
+_the_server: _Server | None = None
+
+
+def _server() -> _Server:
+    global _the_server
+    if _the_server is None or _the_server.process.poll() is not None:
+        _the_server = _Server()
+        atexit.register(_the_server.close)
+    return _the_server

@@ -1,0 +1,137 @@
+"""What bagua.torch_api.env reads from the environment, and what bagua.torch_api exports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.ranks import run_ranks
+
+import bagua.torch_api
+from bagua.env import EnvironmentValueError
+from bagua.torch_api import env
+
+# name of the function -> variable, value if it is not set, a text and what it means, a text that means nothing
+SETTINGS = {
+    "get_world_size": ("WORLD_SIZE", 1, "8", 8, "eight"),
+    "get_rank": ("RANK", 0, "3", 3, "first"),
+    "get_local_rank": ("LOCAL_RANK", 0, " 2 ", 2, "1.5"),
+    "get_local_size": ("LOCAL_WORLD_SIZE", 1, "4", 4, "x"),
+    "get_node_rank": ("NODE_RANK", 0, "5", 5, "x"),
+    "get_master_addr": ("MASTER_ADDR", "127.0.0.1", "10.0.0.1", "10.0.0.1", None),
+    "get_default_bucket_size": ("BAGUA_DEFAULT_BUCKET_SIZE", 10485760, "1024", 1024, "0"),
+    "get_bagua_service_port": ("BAGUA_SERVICE_PORT", -1, "29501", 29501, "http"),
+    "get_autotune_level": ("BAGUA_AUTOTUNE", 0, "1", 1, "on"),
+    "get_autotune_max_samples": ("BAGUA_AUTOTUNE_MAX_SAMPLES", 60, "5", 5, "-1"),
+    "get_autotune_sampling_confidence_time_s": ("BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S", 5.0, "0.5", 0.5, "soon"),
+    "get_autotune_warmup_time_s": ("BAGUA_AUTOTUNE_WARMUP_TIME_S", 30.0, "0", 0.0, "inf"),
+    "get_autotune_server_wait_time": ("BAGUA_AUTOTUNE_SERVER_WAIT_TIME", 300, "60", 60, "x"),
+    "get_is_output_autotune_log": ("BAGUA_IS_OUTPUT_AUTOTUNE_LOG", False, "1", True, "maybe"),
+    "is_report_metrics_switch_on": ("BAGUA_REPORT_METRICS", False, "yes", True, "maybe"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*(variable for variable, *_ in SETTINGS.values()), "GROUP_RANK"]:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("function", SETTINGS)
+def test_setting(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    """Read at every call; unset and blank are the same; what means nothing is an error that names it."""
+    variable, default, text, value, nonsense = SETTINGS[function]
+    read: Callable[[], object] = getattr(env, function)
+    assert read() == default
+    monkeypatch.setenv(variable, "  ")
+    assert read() == default
+    monkeypatch.setenv(variable, text)
+    assert read() == value
+    assert type(read()) is type(default)
+    if nonsense is not None:
+        monkeypatch.setenv(variable, nonsense)
+        with pytest.raises(EnvironmentValueError, match=f"{variable}={nonsense}: must be"):
+            read()
+
+
+@pytest.mark.parametrize("text", ["0", "false", "off", "no"])
+def test_a_switch_can_be_turned_off(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("BAGUA_IS_OUTPUT_AUTOTUNE_LOG", text)
+    assert env.get_is_output_autotune_log() is False
+
+
+def test_the_wait_for_the_service_is_never_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAGUA_AUTOTUNE_SERVER_WAIT_TIME", "3")
+    assert env.get_autotune_server_wait_time() == 30
+
+
+def test_node_rank_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GROUP_RANK counts only together with what else torchrun sets; other programs use the name, too."""
+    monkeypatch.setenv("GROUP_RANK", "7")
+    monkeypatch.setenv("NODE_RANK", "5")
+    assert env.get_node_rank() == 5
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")
+    assert env.get_node_rank() == 7
+
+
+def test_top_level_names() -> None:
+    collectives = ["allgather", "allreduce", "alltoall", "alltoall_v", "gather", "reduce", "reduce_scatter", "scatter"]
+    names = [
+        *collectives,
+        *(f"{name}_inplace" for name in collectives),
+        *["get_backend", "init_process_group", "send", "recv", "barrier", "broadcast", "ReduceOp", "BaguaModule"],
+        *["BaguaTensor", "get_rank", "get_world_size", "get_local_rank", "get_local_size"],
+        *["communication", "algorithms", "data_parallel"],
+    ]
+    missing = [name for name in names if not hasattr(bagua.torch_api, name) or name not in bagua.torch_api.__all__]
+    assert missing == []
+
+
+def test_names_of_communication() -> None:
+    names = ["new_group", "from_torch_group", "is_initialized", "broadcast_object", "broadcast_coalesced"]
+    names += ["allreduce_coalesced_inplace", "BaguaProcessGroup", "get_communicator", "_get_default_group"]
+    names += ["_rank_not_in_group", "_torch_to_bagua_pg_map", "CommMember"]
+    assert [name for name in names if not hasattr(bagua.torch_api.communication, name)] == []
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'all_you_need'"):
+        _ = bagua.torch_api.all_you_need
+
+
+def test_backend_of_an_unknown_model() -> None:
+    with pytest.raises(ValueError, match="no module named 'nobody' is trained with Bagua"):
+        bagua.torch_api.get_backend("nobody")
+
+
+def ask_for_backend() -> None:
+    bagua.torch_api.init_process_group()
+    model: Any = torch.nn.Linear(2, 2)
+    algorithm = bagua.torch_api.algorithms.gradient_allreduce.GradientAllReduceAlgorithm()
+    model.with_bagua([torch.optim.SGD(model.parameters(), lr=0.1)], algorithm)
+    assert bagua.torch_api.get_backend(model.bagua_module_name) is model.bagua_ddp.scheduler
+
+
+def test_backend_of_a_model() -> None:
+    run_ranks(1, ask_for_backend)
+
+
+def test_what_is_loaded_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, not there, and there but lacking a package."""
+    lazy = bagua.torch_api._LAZY
+    monkeypatch.setitem(lazy, "now", "bagua.torch_api.env")
+    assert bagua.torch_api.now is env
+    for path in ("bagua.torch_api.later", "bagua.torch_api.later.still"):
+        monkeypatch.setitem(lazy, "later", path)
+        with pytest.raises(AttributeError, match=f"this version of Bagua has no {path}"):
+            _ = bagua.torch_api.later
+
+    def lacks_package(_: str) -> None:
+        raise ModuleNotFoundError("No module named 'redis'", name="redis")
+
+    monkeypatch.setattr("importlib.import_module", lacks_package)
+    with pytest.raises(ModuleNotFoundError, match="redis"):
+        _ = bagua.torch_api.now
