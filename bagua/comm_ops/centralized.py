@@ -1,0 +1,101 @@
+"""Centralized synchronous communication: every rank ends with the sum or the mean over all.
+
+The mean is computed as torch's DDP does it, so that the results are the same bits: each rank's share is divided by the
+number of ranks, then all are added.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bagua.collectives.communicator import BaguaCommunicator
+    from bagua.collectives.process_group import BaguaProcessGroup
+    from bagua.engine.bucket import Bucket
+
+
+class AllReduce:
+    """Sum or mean of the bucket over the group, in one all-reduce."""
+
+    inline = True
+
+    def __init__(self, communicator: BaguaCommunicator, average: bool) -> None:
+        self._communicator = communicator
+        self._average = average
+
+    def run(self, bucket: Bucket) -> dist.Work | None:
+        flat = bucket.flattened_tensor()
+        options = dist.AllreduceOptions()
+        if self._average and flat.device.type == "cuda":
+            options.reduceOp = dist.ReduceOp.AVG  # NCCL multiplies by 1/n while it reads
+        elif self._average:
+            _divide(flat, self._communicator.nranks())
+        # Not dist.all_reduce, whose checks and logging cost more than this once per bucket.
+        work: dist.Work = self._communicator.torch_group.allreduce([flat], options)
+        return work
+
+
+class HierarchicalAllReduce:
+    """Sum or mean of the bucket over the group, by way of one leader per node: a reduction within each node, an
+    all-reduce among the leaders, a broadcast within each node. Between nodes travels what one rank per node has."""
+
+    inline = False
+
+    def __init__(self, group: BaguaProcessGroup, average: bool) -> None:
+        self._ranks = group.size
+        self._intra = group.get_intra_node_communicator()
+        # Leaders only; for others it is no communicator.
+        self._inter = group.get_inter_node_communicator() if self._intra.rank() == 0 else None
+        self._average = average
+
+    def run(self, bucket: Bucket) -> dist.Work | None:
+        flat = bucket.flattened_tensor()
+        if self._average:
+            # Before any sum, as without a hierarchy: the mean over all ranks, also where nodes have different sizes.
+            _divide(flat, self._ranks)
+        leader = self._intra.ranks[0]
+        if self._intra.nranks() > 1:
+            dist.reduce(flat, leader, dist.ReduceOp.SUM, group=self._intra.torch_group)
+        if self._inter is not None and self._inter.nranks() > 1:
+            dist.all_reduce(flat, dist.ReduceOp.SUM, group=self._inter.torch_group)
+        if self._intra.nranks() > 1:
+            dist.broadcast(flat, leader, group=self._intra.torch_group)
+        return None
+
+
+class ScatterGatherAllReduce:
+    """Sum or mean of the bucket over the group: all-to-all, a local sum, all-gather. The bucket's length is a multiple
+    of the number of ranks."""
+
+    inline = False
+
+    def __init__(self, communicator: BaguaCommunicator, average: bool) -> None:
+        self._communicator = communicator
+        self._average = average
+
+    def run(self, bucket: Bucket) -> dist.Work | None:
+        flat = bucket.flattened_tensor()
+        ranks = self._communicator.nranks()
+        if flat.numel() % ranks:
+            raise ValueError(
+                f"bucket {bucket.name!r} has {flat.numel()} elements, which {ranks} ranks cannot share evenly; make it"
+                f" with alignment={ranks}"
+            )
+        if self._average:
+            _divide(flat, ranks)
+        shares = torch.empty_like(flat)
+        group = self._communicator.torch_group
+        dist.all_to_all_single(shares, flat, group=group)
+        mine = shares.view(ranks, -1).sum(dim=0)
+        dist.all_gather(list(flat.view(ranks, -1).unbind()), mine, group=group)
+        return None
+
+
+def _divide(flat: Tensor, ranks: int) -> None:
+    if ranks > 1:
+        flat.mul_(1.0 / ranks)

@@ -1,0 +1,1 @@
+"""Buckets, readiness, launch order and hooks: what every algorithm runs on."""

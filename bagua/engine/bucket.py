@@ -1,0 +1,219 @@
+"""A bucket: tensors that are communicated together, in one flat piece of memory.
+
+Owned by the engine of its module. `gather` and the operations run on the thread that finds the bucket ready or, on CPU,
+on the engine's communication thread; never on two at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from bagua.engine.bucket_op import BucketOp, FunctionOp
+from bagua.engine.tensor import TensorRecord, effective_tensor, gradient_of, replace_effective, require_record
+
+
+class Bucket:
+    """Named tensors of one dtype, device and module, and the operations that communicate them.
+
+    Args:
+        tensors: Bagua tensors (see bagua.engine.tensor), in the order in which they lie in memory.
+        name: unique in its module; alike on all ranks.
+        flatten: the effective tensors become views of the bucket's memory, which saves copying. Otherwise they are
+            copied into it before communication, and back after it.
+        alignment: the bucket's length, in elements, is rounded up to a multiple of this, with zeros.
+
+    Raises:
+        ValueError: no tensors, a bad alignment, or tensors of several dtypes, devices or modules.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], name: str, flatten: bool = True, alignment: int = 1) -> None:
+        if not tensors:
+            raise ValueError(f"bucket {name!r} has no tensors; leave it out")
+        if alignment < 1:
+            raise ValueError(f"bucket {name!r}: alignment {alignment} must be at least 1 element")
+        self.tensors = list(tensors)
+        self.name = name
+        self.flatten = flatten
+        self._records = [require_record(tensor) for tensor in self.tensors]
+        # A gradient that does not exist yet is laid out like its parameter, without being made for that.
+        self.holds_gradients = all(record.getter is gradient_of for record in self._records)
+        layouts = self.tensors if self.holds_gradients else [effective_tensor(tensor) for tensor in self.tensors]
+        for what, found in (
+            ("dtypes", {layout.dtype for layout in layouts}),
+            ("devices", {layout.device for layout in layouts}),
+            ("modules", {record.module_name for record in self._records}),
+        ):
+            if len(found) > 1:
+                raise ValueError(f"bucket {name!r} mixes {what} {sorted(map(str, found))}; make a bucket for each")
+        self._elements = sum(layout.numel() for layout in layouts)
+        padding = -self._elements % alignment
+        self._flat = torch.zeros(self._elements + padding, dtype=layouts[0].dtype, device=layouts[0].device)
+        self.views = _views(self._flat, layouts)
+        self.padding_tensor: Tensor | None = self._flat[self._elements :] if padding else None
+        self._ops: list[BucketOp] = []
+        # Gradients are taken over when the first backward has made them, all others now.
+        if flatten:
+            for tensor, view, record in zip(self.tensors, self.views, self._records, strict=True):
+                record.view = view
+                if not self.holds_gradients or tensor.grad is not None:
+                    self._take_over(tensor, view)
+
+    @property
+    def records(self) -> list[TensorRecord]:
+        return self._records
+
+    @property
+    def device(self) -> torch.device:
+        return self._flat.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._flat.dtype
+
+    @property
+    def backend_bucket(self) -> Bucket:
+        """This bucket: what operations of old code are handed."""
+        return self
+
+    def flattened_tensor(self) -> Tensor:
+        """The bucket's memory: 1-D, every tensor's elements in order, then the padding."""
+        return self._flat
+
+    def bytes(self) -> int:
+        """Bytes of the tensors, without padding."""
+        return self._elements * self._flat.element_size()
+
+    def check_flatten(self) -> bool:
+        """Whether the effective tensors lie in the bucket's memory, so that nothing needs to be copied."""
+        if not self.flatten:
+            return False
+        for tensor, view in zip(self.tensors, self.views, strict=True):
+            effective = tensor.grad if self.holds_gradients else effective_tensor(tensor)
+            if effective is None or effective.data_ptr() != view.data_ptr():
+                return False
+        return True
+
+    # --- operations --------------------------------------------------------------------------------------------------
+
+    @property
+    def ops(self) -> list[BucketOp]:
+        return self._ops
+
+    def append_op(self, op: BucketOp) -> Bucket:
+        """Run `op` after those before it. Returns the bucket."""
+        self._ops.append(op)
+        return self
+
+    def append_python_op(self, python_function: Callable[[str], None], group: object = None) -> Bucket:
+        """Run `python_function(bucket_name)` as an operation: with CUDA under the group's stream, where it must not
+        wait on the host; an exception ends the backward pass. `group` is accepted for old code: the stream is that of
+        the module's group. Returns the bucket."""
+        return self.append_op(FunctionOp(python_function))
+
+    def clear_ops(self) -> Bucket:
+        """Forget all operations. Returns the bucket."""
+        self._ops.clear()
+        return self
+
+    # --- before and after communication ------------------------------------------------------------------------------
+
+    def gather(self) -> None:
+        """Bring what the effective tensors hold now into the bucket's memory, and make them views of it (`flatten`).
+        A gradient that does not exist counts as zeros. On the current stream."""
+        with torch.no_grad():
+            if self.holds_gradients:
+                self._gather_gradients()
+                return
+            outside = []
+            for tensor, view in zip(self.tensors, self.views, strict=True):
+                effective = effective_tensor(tensor)
+                if effective.data_ptr() != view.data_ptr():
+                    outside.append((tensor, effective, view))
+            if outside:
+                torch._foreach_copy_([view for _, _, view in outside], [effective for _, effective, _ in outside])
+                if self.flatten:
+                    for tensor, _, view in outside:
+                        replace_effective(tensor, view)
+
+    def _gather_gradients(self) -> None:
+        views, gradients, absent = [], [], []
+        for tensor, view, record in zip(self.tensors, self.views, self._records, strict=True):
+            gradient = tensor.grad
+            if gradient is view:
+                continue
+            if gradient is None:
+                absent.append(view)
+            else:
+                check_gradient(gradient, record.name)
+                views.append(view)
+                gradients.append(gradient)
+            if self.flatten:
+                tensor.grad = view
+        if views:
+            torch._foreach_copy_(views, gradients)
+        if absent:
+            torch._foreach_zero_(absent)
+
+    def scatter(self) -> None:
+        """Copy the results back to effective tensors that are no views (`flatten` off). On the current stream."""
+        if self.flatten:
+            return
+        with torch.no_grad():
+            torch._foreach_copy_([effective_tensor(tensor) for tensor in self.tensors], self.views)
+
+    def _take_over(self, tensor: Tensor, view: Tensor) -> None:
+        with torch.no_grad():
+            view.copy_(effective_tensor(tensor))
+            replace_effective(tensor, view)
+
+    def release(self) -> None:
+        """Give the tensors memory of their own again, where they are views of this bucket's, and forget the views."""
+        for tensor, view, record in zip(self.tensors, self.views, self._records, strict=True):
+            if record.view is not view:
+                continue
+            record.view = None
+            if self.holds_gradients:
+                if tensor.grad is not None and tensor.grad.data_ptr() == view.data_ptr():
+                    tensor.grad = tensor.grad.clone()
+            else:
+                effective = effective_tensor(tensor)
+                if effective.data_ptr() == view.data_ptr():
+                    replace_effective(tensor, effective.detach().clone())
+
+
+def check_gradient(gradient: Tensor, name: str) -> None:
+    """
+    Raises:
+        NotImplementedError: a sparse gradient.
+    """
+    if gradient.layout is not torch.strided:
+        raise NotImplementedError(
+            f"the gradient of {name!r} is sparse ({gradient.layout}), and buckets are dense; use sparse=False, or put"
+            " the name into the module's _bagua_params_and_buffers_to_ignore"
+        )
+
+
+def _views(flat: Tensor, layouts: Sequence[Tensor]) -> list[Tensor]:
+    """A view for each tensor, with its strides where these are dense: autograd then keeps a gradient's layout."""
+    views, offset = [], 0
+    for layout in layouts:
+        if layout.is_contiguous() or not _is_dense(layout):
+            view = flat[offset : offset + layout.numel()].view(layout.shape)
+        else:
+            view = flat.as_strided(layout.shape, layout.stride(), offset)
+        views.append(view)
+        offset += layout.numel()
+    return views
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Strides that are a permutation of contiguous ones, channels_last for instance."""
+    expected = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda one: one[1]):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,44 @@
+"""Which parameters are reduced together: a pure function of the list, so that every rank comes to the same plan.
+
+Any thread. Knows nothing of gradients or groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def plan_buckets(tensors: Sequence[Tensor], bucket_bytes: int, first_bucket_bytes: int | None = None) -> list[list[int]]:
+    """Indices of `tensors`, grouped in their order: a group has one dtype and device, and ends with the tensor that
+    makes it reach its limit.
+
+    Groups are ordered by their last tensor, so that a group whose dtype is rare does not hold back those that are
+    complete before it.
+
+    Args:
+        tensors: in the order in which they are expected to become ready.
+        bucket_bytes: the limit of a group in bytes.
+        first_bucket_bytes: the limit of the first group, where communication should begin early.
+
+    Raises:
+        ValueError: a limit below one byte.
+    """
+    for limit in (bucket_bytes, first_bucket_bytes):
+        if limit is not None and limit < 1:
+            raise ValueError(f"a bucket of {limit} bytes: the limit must be at least 1 byte")
+    open_groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    open_bytes: dict[tuple[torch.dtype, torch.device], int] = {}
+    done: list[list[int]] = []
+    for index, tensor in enumerate(tensors):
+        kind = (tensor.dtype, tensor.device)
+        open_groups.setdefault(kind, []).append(index)
+        open_bytes[kind] = open_bytes.get(kind, 0) + tensor.numel() * tensor.element_size()
+        limit = bucket_bytes if done or first_bucket_bytes is None else first_bucket_bytes
+        if open_bytes[kind] >= limit:
+            done.append(open_groups.pop(kind))
+            del open_bytes[kind]
+    done.extend(open_groups.values())
+    return sorted(done, key=lambda group: group[-1])

@@ -1,0 +1,104 @@
+"""The broadcast of a module's buffers at the start of a forward pass: one message per dtype, with memory that is kept.
+
+Owned by a wrapper; runs on the thread of forward, on its current stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bagua.engine.failure_report import failures_named
+
+if TYPE_CHECKING:
+    from bagua.collectives.process_group import BaguaProcessGroup
+
+
+class BufferBroadcast:
+    """
+    Args:
+        module: its buffers are dense, of one device that the group has a backend for, and alike on all ranks. They may
+            be replaced by others, as `self.mean = 0.9 * self.mean + ...` does.
+        ignored: names of buffers that are left alone.
+        group: whose ranks have the same buffers.
+    """
+
+    def __init__(self, module: nn.Module, ignored: Sequence[str], group: BaguaProcessGroup) -> None:
+        self._group = group
+        # Where the buffers are found: going through the module takes longer than looking at all of them.
+        self._places: list[tuple[str, dict[str, Tensor | None], str]] = []
+        for prefix, owner in module.named_modules():
+            for key in owner._buffers:
+                name = f"{prefix}.{key}" if prefix else key
+                if name not in ignored:
+                    self._places.append((name, owner._buffers, key))
+        self._buffers: list[Tensor] = []
+        self._portions: list[_Portion] = []
+
+    @property
+    def has_buffers(self) -> bool:
+        return bool(self._places)
+
+    def named_buffers(self) -> list[tuple[str, Tensor]]:
+        """(name, buffer), each once, as they are now."""
+        found: dict[int, tuple[str, Tensor]] = {}
+        for name, owner, key in self._places:
+            buffer = owner.get(key)
+            if buffer is not None:
+                found.setdefault(id(buffer), (name, buffer))
+        return list(found.values())
+
+    def run(self, source: int = 0) -> None:
+        """Overwrite the buffers with those of group rank `source`. Autograd does not see it, as with torch's DDP: a
+        forward pass whose backward pass is still to come may have used them.
+
+        Raises:
+            RuntimeError: communication failed; names the ranks that are gone, where that can be found out.
+        """
+        self._look()
+        communicator = self._group.get_global_communicator()
+        is_source = communicator.rank() == source
+        with torch.no_grad(), failures_named(self._group, "broadcasting buffers"):
+            for portion in self._portions:
+                if is_source:
+                    torch._foreach_copy_(portion.parts, portion.buffers)
+                # As bytes: not every backend knows every dtype.
+                dist.broadcast(
+                    portion.flat.view(torch.uint8), communicator.ranks[source], group=communicator.torch_group
+                )
+                if not is_source:
+                    torch._foreach_copy_(portion.buffers, portion.parts)
+
+    def _look(self) -> None:
+        """Make the messages anew if the buffers are others than before."""
+        buffers = [buffer for _, buffer in self.named_buffers()]
+        if len(buffers) == len(self._buffers) and all(map(_is, buffers, self._buffers)):
+            return
+        self._buffers = buffers
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in buffers:
+            if buffer.numel():
+                by_dtype.setdefault(buffer.dtype, []).append(buffer)
+        with torch.inference_mode(False):  # this memory is used in later passes
+            self._portions = [_Portion(tensors) for tensors in by_dtype.values()]
+
+
+class _Portion:
+    """Buffers of one dtype, and the message's memory with a view for each."""
+
+    def __init__(self, buffers: list[Tensor]) -> None:
+        # The same memory, but a version of its own, so that autograd does not see that it is written.
+        self.buffers = [buffer.data for buffer in buffers]
+        self.flat = torch.empty(
+            sum(buffer.numel() for buffer in buffers), dtype=buffers[0].dtype, device=buffers[0].device
+        )
+        pieces = torch.split(self.flat, [buffer.numel() for buffer in buffers])
+        self.parts = [piece.view(buffer.shape) for piece, buffer in zip(pieces, buffers, strict=True)]
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other

@@ -1,0 +1,292 @@
+"""Launches buckets in one fixed order, each as soon as it and all before it are ready, and waits for them.
+
+The order is what keeps the ranks together: autograd makes gradients in an order of its own, and collectives that two
+ranks start in different orders wait for each other for ever. The buckets form a queue. A tensor that becomes ready is
+marked; when the bucket at the front has all its marks, they are taken back, its operations start, and it goes to the
+end of the queue, so that the next round of marks finds the same order.
+
+Marks come from autograd's threads (one per device), launches happen there. An operation that goes on in the background
+by itself (`inline`), alone in its bucket, is started on the spot. Others are queued, with CUDA, on the group's stream,
+which first waits for the stream that made the tensors; the host never waits. On CPU one communication thread runs them,
+which lives as long as the scheduler.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import torch
+
+from bagua.engine.bucket import Bucket
+from bagua.engine.failure_report import failures_named
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from bagua.collectives.process_group import BaguaProcessGroup
+
+
+class CommScheduler:
+    """Of one module.
+
+    Args:
+        buckets: in launch order, the same on all ranks.
+        group: whose stream carries the operations.
+
+    Raises:
+        ValueError: a tensor, or its name, is in two buckets.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], group: BaguaProcessGroup) -> None:
+        _check_distinct(buckets)
+        self._group = group
+        self._states = [_BucketState(bucket) for bucket in buckets]
+        self._queue = deque(self._states)
+        self._started: list[_Started] = []
+        # Guards all below, and the states of the buckets.
+        self.lock = threading.RLock()
+        self._thread: _CommThread | None = None
+        for state in self._states:
+            for index, record in enumerate(state.bucket.records):
+                record.mark_ready = _marker(self, state, index)
+
+    # --- marks and launches ------------------------------------------------------------------------------------------
+
+    def marks(self) -> dict[int, Callable[[], None]]:
+        """By the id of each tensor, what marks it as ready."""
+        found = {}
+        for state in self._states:
+            for tensor, record in zip(state.bucket.tensors, state.bucket.records, strict=True):
+                assert record.mark_ready is not None
+                found[id(tensor)] = record.mark_ready
+        return found
+
+    def launch_complete(self) -> None:
+        """The last mark of a bucket was made: launch it and those behind it, as far as they are complete."""
+        while self._queue[0].may_launch:
+            self._launch(self._queue[0])
+
+    def _launch(self, state: _BucketState) -> None:
+        self._queue.rotate(-1)
+        state.reset()
+        state.launched_in_pass = state.launched_in_step = True
+        bucket = state.bucket
+        if len(bucket.ops) == 1 and bucket.ops[0].inline:
+            bucket.gather()
+            work = bucket.ops[0].run(bucket)
+            self._started.append(_Started(bucket, work=work))
+        elif bucket.device.type == "cuda":
+            self._started.append(self._start_on_stream(bucket))
+        else:
+            bucket.gather()
+            if self._thread is None:
+                self._thread = _CommThread()
+                weakref.finalize(self, self._thread.stop)
+            self._started.append(_Started(bucket, future=self._thread.submit(bucket)))
+
+    def _start_on_stream(self, bucket: Bucket) -> _Started:
+        stream = self._group.stream
+        assert stream is not None
+        bucket.gather()
+        stream.wait_stream(torch.cuda.current_stream(bucket.device))
+        with torch.cuda.stream(stream):
+            run_ops(bucket)
+            bucket.scatter()
+            event = torch.cuda.Event()
+            event.record(stream)
+        return _Started(bucket, event=event)
+
+    # --- the end of a pass -------------------------------------------------------------------------------------------
+
+    def wait_pending_comm_ops(self) -> None:
+        """Results of all launched buckets are in place for what follows: on CPU on return, with CUDA on the current
+        stream. The next pass may begin.
+
+        Raises:
+            RuntimeError: communication failed; names the ranks that are gone, where that can be found out.
+        """
+        with self.lock:
+            for state in self._states:
+                state.held = False
+            self.launch_complete()
+            started, self._started = self._started, []
+            for state in self._states:
+                state.launched_in_pass = False
+                state.held = state.is_marked
+        if not started:
+            return
+        with failures_named(self._group, "waiting for the buckets of a backward pass"):
+            for one in started:
+                one.wait()
+
+    def end_step(self) -> list[str]:
+        """Names of the tensors that were not communicated while others were, since the last call. A complete step, or
+        none at all, gives an empty list."""
+        with self.lock:
+            names: list[str] = []
+            if any(state.launched_in_step or state.is_marked for state in self._states):
+                for state in self._states:
+                    if state.is_marked or not state.launched_in_step:
+                        names.extend(state.unmarked_names())
+            for state in self._states:
+                state.launched_in_step = False
+            return names
+
+    def reset(self) -> None:
+        """Forget all marks and restore the order: after an error, before a new beginning. What was launched has been
+        waited for."""
+        with self.lock:
+            self._queue = deque(self._states)
+            for state in self._states:
+                state.reset()
+                state.launched_in_pass = state.launched_in_step = state.held = False
+
+    def close(self) -> None:
+        """Take the marks' functions back from the tensors and end the thread."""
+        for state in self._states:
+            for record in state.bucket.records:
+                record.mark_ready = None
+        if self._thread is not None:
+            self._thread.stop()
+            self._thread = None
+
+
+def run_ops(bucket: Bucket) -> None:
+    """All operations of the bucket, one after the other, on this thread and the current stream."""
+    for op in bucket.ops:
+        work = op.run(bucket)
+        if work is not None:
+            work.wait()
+
+
+class _BucketState:
+    """
+    Attributes:
+        ready: a mark for each tensor.
+        missing: how many lack it.
+        launched_in_pass: until the pass is waited for.
+        launched_in_step: until the step ends.
+        held: it has marks of an earlier pass, whose gradients this pass may add to: it is launched at the end of it.
+    """
+
+    __slots__ = ("bucket", "held", "launched_in_pass", "launched_in_step", "missing", "ready")
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.bucket = bucket
+        self.ready = bytearray(len(bucket.tensors))
+        self.missing = len(bucket.tensors)
+        self.launched_in_pass = self.launched_in_step = self.held = False
+
+    @property
+    def may_launch(self) -> bool:
+        return self.missing == 0 and not self.launched_in_pass and not self.held
+
+    @property
+    def is_marked(self) -> bool:
+        return self.missing < len(self.ready)
+
+    def unmarked_names(self) -> list[str]:
+        return [record.name for record, ready in zip(self.bucket.records, self.ready, strict=True) if not ready]
+
+    def reset(self) -> None:
+        self.ready = bytearray(len(self.bucket.tensors))
+        self.missing = len(self.bucket.tensors)
+
+
+class _Started:
+    """A launched bucket: exactly one of its three ways to be waited for."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        work: dist.Work | None = None,
+        future: Future[None] | None = None,
+        event: torch.cuda.Event | None = None,
+    ) -> None:
+        self._bucket = bucket
+        self._work = work
+        self._future = future
+        self._event = event
+
+    def wait(self) -> None:
+        if self._event is not None:
+            torch.cuda.current_stream(self._bucket.device).wait_event(self._event)
+            return
+        if self._future is not None:
+            self._future.result()
+        if self._work is not None:
+            self._work.wait()
+        self._bucket.scatter()
+
+
+class _CommThread:
+    """Runs buckets' operations in the order in which they were submitted. After a failure the rest fails likewise: the
+    peers would not understand operations that come out of order."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Bucket, Future[None]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_serve, args=(self._jobs,), name="bagua-comm", daemon=True)
+        self._thread.start()
+
+    def submit(self, bucket: Bucket) -> Future[None]:
+        future: Future[None] = Future()
+        self._jobs.put((bucket, future))
+        return future
+
+    def stop(self) -> None:
+        self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5.0)
+
+
+def _serve(jobs: queue.SimpleQueue[tuple[Bucket, Future[None]] | None]) -> None:
+    failure: BaseException | None = None
+    while (job := jobs.get()) is not None:
+        bucket, future = job
+        if failure is None:
+            try:
+                run_ops(bucket)
+            except BaseException as error:  # noqa: BLE001 - whoever waits for the future raises it
+                failure = error
+        if failure is not None:
+            future.set_exception(failure)
+        else:
+            future.set_result(None)
+
+
+def _marker(scheduler: CommScheduler, state: _BucketState, index: int) -> Callable[[], None]:
+    """Runs once per tensor and step, so it is short."""
+    lock = scheduler.lock
+
+    def mark() -> None:
+        with lock:
+            if state.launched_in_pass:
+                raise RuntimeError(
+                    f"{state.bucket.records[index].name!r} became ready again after its bucket was sent: one backward"
+                    " pass made its gradient twice. Reentrant activation checkpointing of a module that is used more"
+                    " than once does that; use checkpoint(..., use_reentrant=False)"
+                )
+            if not state.ready[index]:
+                state.ready[index] = 1
+                state.missing -= 1
+                if state.missing == 0:
+                    scheduler.launch_complete()
+
+    return mark
+
+
+def _check_distinct(buckets: Sequence[Bucket]) -> None:
+    names: dict[str, str] = {}
+    proxies: dict[int, str] = {}
+    for bucket in buckets:
+        for tensor, record in zip(bucket.tensors, bucket.records, strict=True):
+            other = names.get(record.name) or proxies.get(id(tensor))
+            if other is not None:
+                raise ValueError(f"tensor {record.name!r} of bucket {bucket.name!r} is already in bucket {other!r}")
+            names[record.name] = proxies[id(tensor)] = bucket.name

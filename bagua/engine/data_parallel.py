@@ -1,0 +1,356 @@
+"""The engine of one module: it keeps the replicas alike at the start, and runs an algorithm's communication after that.
+
+[Note: a training step]
+forward pre-hook    step counter, the algorithm's re-initialisation if it asks for one, the algorithm's own hook
+forward hook        a hook on the outputs, so that the start of the backward pass is seen
+gradient hooks      one per parameter, on autograd's thread: the algorithm's backward hook, which usually marks the
+                    gradient as ready; the scheduler launches buckets (bagua.engine.comm_scheduler)
+end of backward     autograd's callback: the algorithm's post-backward hook, which usually waits for what was launched
+optimizer.step      refused while a gradient is missing; after it the algorithm's post-step hook
+
+The engine never names an algorithm: it knows the extension points that bagua.torch_api.algorithms.base documents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from bagua.engine.bucket_plan import plan_buckets
+from bagua.engine.comm_scheduler import CommScheduler
+from bagua.engine.gradient_hooks import algorithm_hook, marking_hook
+from bagua.engine.module_hooks import ModuleHooks, is_in_backward
+from bagua.engine.parameters import TrainableWatch, ignored_names, trainable_parameters
+from bagua.engine.replica_check import check_replicas
+from bagua.engine.state_broadcast import broadcast_optimizer_state, broadcast_parameters
+from bagua.engine.tensor import drop_record, record_of
+from bagua.engine.unused_parameters import Presence, agree_on_presence
+
+if TYPE_CHECKING:
+    from bagua.collectives.communicator import BaguaCommunicator
+    from bagua.collectives.process_group import BaguaProcessGroup
+    from bagua.engine.bucket import Bucket
+
+# Names that an error message lists.
+_MOST_NAMES = 10
+
+_module_counts: dict[str, Iterator[int]] = defaultdict(itertools.count)
+
+# Every engine at work, by the name of its module.
+engines_by_name: weakref.WeakValueDictionary[str, BaguaDistributedDataParallel] = weakref.WeakValueDictionary()
+
+
+class BaguaDistributedDataParallel:
+    """Data parallelism of `module` by `algorithm`. `module.with_bagua` makes one.
+
+    Args:
+        module: every rank's replica.
+        optimizers: whose state follows group rank 0, and after whose steps the algorithm may communicate.
+        algorithm: a bagua.torch_api.algorithms.Algorithm.
+        process_group: the ranks that train together; this process is one of them.
+        bagua_module_name: alike on all ranks. None: the class's name and a count.
+        gradient_as_bucket_view: what is communicated lies in the memory of its bucket.
+        find_unused_parameters: parameters that a backward pass does not reach contribute zeros.
+        bucket_bytes: the size at which a bucket is closed.
+        first_bucket_bytes: likewise, of the first, which is launched earliest.
+
+    Raises:
+        ValueError: nothing to train, not a member of the group, or an optimizer whose state cannot be synchronised.
+        RuntimeError: the ranks' modules differ; names the first difference.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        algorithm: Any,
+        process_group: BaguaProcessGroup,
+        bagua_module_name: str | None = None,
+        gradient_as_bucket_view: bool = True,
+        find_unused_parameters: bool = False,
+        bucket_bytes: int = 10 << 20,
+        first_bucket_bytes: int | None = None,
+    ) -> None:
+        if not process_group.is_member:
+            raise ValueError(
+                f"this rank is no member of the process group (ranks {process_group.ranks}); call with_bagua on the"
+                " members only"
+            )
+        kind = type(module).__name__
+        self.module = module
+        self.bagua_optimizers = list(optimizers)
+        self.process_group = process_group
+        self.bagua_module_name = bagua_module_name or f"{kind}_{next(_module_counts[kind])}"
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.find_unused_parameters = find_unused_parameters
+        self.bucket_bytes = bucket_bytes
+        self.first_bucket_bytes = first_bucket_bytes
+        self.require_backward_grad_sync = True
+        # Gradients are multiplied by this after communication, where some ranks contribute nothing.
+        self.gradient_scale: float | None = None
+        self.bagua_train_step_counter = 0
+        self.bagua_algorithm = algorithm.reify(process_group)
+        self.bagua_buckets: list[Bucket] = []
+        self.parameters_to_ignore = ignored_names(module)
+        self._scheduler: CommScheduler | None = None
+        self._hooks = ModuleHooks()
+        self._parameters: list[tuple[str, nn.Parameter]] = []
+        self._trainable = TrainableWatch(module)
+        # Of the last backward pass: parameters that got a gradient; None before the first.
+        self._used: set[int] = set()
+        self._used_anywhere: set[str] | None = None
+        # A backward pass has begun, and its end is not handled yet.
+        self.pass_is_open = False
+        # What the gradient hooks of parameters call that only need to be marked, by the hook's slot.
+        self.marks: list[Callable[[], None]] = []
+        self._initialize()
+        engines_by_name[self.bagua_module_name] = self
+
+    # --- what algorithms and users see -------------------------------------------------------------------------------
+
+    @property
+    def communicator(self) -> BaguaCommunicator:
+        communicator: BaguaCommunicator = self.process_group.get_global_communicator()
+        return communicator
+
+    @property
+    def is_attached(self) -> bool:
+        """False after `detach`."""
+        return self._scheduler is not None
+
+    @property
+    def scheduler(self) -> CommScheduler:
+        assert self._scheduler is not None
+        return self._scheduler
+
+    @property
+    def _bagua_backend(self) -> CommScheduler:
+        """The scheduler, by the name that algorithms written for the old core use."""
+        return self.scheduler
+
+    def bagua_build_params(self) -> list[tuple[str, nn.Parameter]]:
+        """(name, parameter) of all that are synchronised, in the module's order. With `find_unused_parameters`, of
+        those that any rank used in the last backward pass."""
+        parameters = trainable_parameters(self.module, self.parameters_to_ignore)
+        if self.find_unused_parameters and self._used_anywhere is not None:
+            return [(name, parameter) for name, parameter in parameters if name in self._used_anywhere]
+        return parameters
+
+    @property
+    def synchronized_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """(name, parameter) in the module's order, used or not: what `init_tensors` communicates."""
+        return list(self._parameters)
+
+    def mark_ready(self, name: str, parameter: Tensor) -> None:
+        """The usual backward hook: `parameter`'s tensor may be communicated."""
+        record = record_of(parameter)
+        if record is not None and record.mark_ready is not None:
+            record.mark_ready()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes within accumulate gradients without communication; the next one outside sends their sum."""
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    def contribute_zeros(self) -> None:
+        """Take part in the communication of a backward pass that the other ranks run, with zeros. This rank's gradients
+        are lost."""
+        for _, parameter in self._parameters:
+            parameter.grad = None
+        self._used.clear()
+        if not self.find_unused_parameters:  # otherwise the end of the pass finds that none was used
+            for name, parameter in self._parameters:
+                self._backward_hook(name, parameter)
+        self._post_backward()
+        for _, parameter in self._parameters:
+            parameter.grad = None
+
+    def rebuild_buckets(self) -> None:
+        """Ask the algorithm for its tensors, buckets and operations again. Collective only in that all ranks do it."""
+        self._release_buckets()
+        tensors = self.bagua_algorithm.init_tensors(self)
+        plan = plan_buckets(tensors, self.bucket_bytes, self.first_bucket_bytes)
+        groups = [[tensors[index] for index in group] for group in plan]
+        self.bagua_buckets = self.bagua_algorithm.tensors_to_buckets(groups, self.gradient_as_bucket_view)
+        for bucket in self.bagua_buckets:
+            self.bagua_algorithm.init_operations(self, bucket)
+        self._scheduler = CommScheduler(self.bagua_buckets, self.process_group)
+
+    def detach(self) -> None:
+        """Remove every hook and give the tensors memory of their own: the module is ordinary again."""
+        self._hooks.remove()
+        self._release_buckets()
+        for _, parameter in self._parameters:
+            drop_record(parameter)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of the module has no engine: wrap it again."""
+        return None
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _no_engine, ()
+
+    # --- initialisation ----------------------------------------------------------------------------------------------
+
+    @torch.inference_mode(False)  # what is made here is used in later passes
+    def _initialize(self) -> None:
+        """All ranks start alike. At the beginning, when the algorithm asks for it, and when parameters were frozen or
+        unfrozen."""
+        self._hooks.remove()
+        before = self._parameters
+        self._trainable = TrainableWatch(self.module)
+        self._parameters = trainable_parameters(self.module, self.parameters_to_ignore)
+        listed = {id(parameter) for _, parameter in self._parameters}
+        gone = [parameter for _, parameter in before if id(parameter) not in listed]
+        if gone:
+            self._release_buckets()
+            for parameter in gone:
+                drop_record(parameter)
+        if not self._parameters:
+            raise ValueError(
+                f"{type(self.module).__name__} has no parameter to synchronise: all are frozen or ignored"
+            )
+        check_replicas(self._parameters, self.communicator)
+        broadcast_parameters(self._parameters, self.communicator)
+        for optimizer in self.bagua_optimizers:
+            broadcast_optimizer_state(optimizer, self.communicator)
+        self.rebuild_buckets()
+        self._install_hooks()
+
+    def _release_buckets(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.close()
+        for bucket in self.bagua_buckets:
+            bucket.release()
+        self.bagua_buckets, self._scheduler = [], None
+
+    def _install_hooks(self) -> None:
+        hook = self.bagua_algorithm.init_backward_hook(self)
+        after_step = self.bagua_algorithm.init_post_optimizer_step_hook(self)
+        self._hooks.before_forward(self.module, self._before_forward)
+        self._hooks.after_forward(self.module, self._after_forward)
+        plain = hook == self.mark_ready and not self.find_unused_parameters
+        places = self.scheduler.marks()
+        self._backward_hook = hook
+        self.marks = []
+        for name, parameter in self._parameters:
+            if plain and id(parameter) in places:
+                self._hooks.after_gradient(parameter, marking_hook(self, len(self.marks)))
+                self.marks.append(places[id(parameter)])
+            else:
+                self._hooks.after_gradient(parameter, algorithm_hook(self, name))
+        self._hooks.around_step(
+            self.bagua_optimizers, lambda _: self._refuse_incomplete("before optimizer.step()"), after_step
+        )
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    def _before_forward(self, arguments: tuple[Any, ...]) -> None:
+        if is_in_backward():
+            return
+        needs_reset = self.bagua_algorithm.need_reset()
+        if not self.module.training:
+            return
+        if torch.is_grad_enabled():
+            self._refuse_incomplete("before the next forward pass")
+        self.bagua_train_step_counter += 1
+        if needs_reset or self._trainable.has_changed():
+            self._initialize()
+        self.bagua_algorithm.init_forward_pre_hook(self)(arguments)
+
+    def _after_forward(self, outputs: list[Tensor]) -> None:
+        if self.require_backward_grad_sync:
+            for output in outputs:
+                if not output.is_leaf:  # a parameter would collect a hook in every step
+                    output.register_hook(self._on_backward_start)
+
+    def _on_backward_start(self, gradient: Tensor) -> None:
+        """The outputs come first. The callback belongs to the backward pass that queues it: without this, one that
+        checkpointing starts within another would end it too early."""
+        if self.require_backward_grad_sync and not self.pass_is_open:
+            self.open_pass()
+
+    def open_pass(self) -> None:
+        """A backward pass has begun; called on autograd's thread."""
+        self.pass_is_open = True
+        self._used.clear()
+        Variable._execution_engine.queue_callback(self._post_backward)  # type: ignore[no-untyped-call]
+
+    def on_gradient(self, name: str, parameter: Tensor) -> None:
+        """The gradient of a parameter is complete: the algorithm's turn."""
+        self._used.add(id(parameter))
+        self._backward_hook(name, parameter)
+
+    def _post_backward(self) -> None:
+        self.pass_is_open = False
+        presence: list[Presence] = []
+        if self.find_unused_parameters:
+            presence = [self._presence(parameter) for _, parameter in self._parameters]
+            for (name, parameter), one in zip(self._parameters, presence, strict=True):
+                if one is not Presence.USED:
+                    self._backward_hook(name, parameter)
+        self.bagua_algorithm.init_post_backward_hook(self)()
+        if self.gradient_scale is not None and self.gradient_scale != 1:
+            with torch.no_grad():
+                for bucket in self.bagua_buckets:
+                    bucket.flattened_tensor().mul_(self.gradient_scale)
+                    bucket.scatter()
+        if self.find_unused_parameters:
+            self._forget_unused(presence)
+
+    def _presence(self, parameter: nn.Parameter) -> Presence:
+        if id(parameter) in self._used:
+            return Presence.USED
+        return Presence.ABSENT if parameter.grad is None else Presence.KEPT
+
+    def _forget_unused(self, presence: list[Presence]) -> None:
+        """A parameter that has a gradient on no rank keeps none, so that optimizers leave it alone."""
+        anywhere = agree_on_presence(presence, self.communicator, self._parameters[0][1].device)
+        self._used_anywhere = set()
+        for (name, parameter), one in zip(self._parameters, anywhere, strict=True):
+            if one is Presence.USED:
+                self._used_anywhere.add(name)
+            elif one is Presence.ABSENT:
+                parameter.grad = None
+
+    def _refuse_incomplete(self, when: str) -> None:
+        interrupted, self.pass_is_open = self.pass_is_open, False
+        if interrupted:
+            self.scheduler.wait_pending_comm_ops()
+        names = self.scheduler.end_step()
+        if not names:
+            return
+        self.scheduler.reset()
+        if interrupted:
+            remedy = (
+                "It ended with an exception. If that was so on every rank, training can go on with another forward"
+                " pass; otherwise the ranks are out of step, start all of them again from the last checkpoint"
+            )
+        elif self._trainable.is_outdated():
+            remedy = "The module has other parameters now than when it was wrapped: wrap it again"
+        else:
+            remedy = (
+                "If the loss does not depend on them in every step, use find_unused_parameters=True; if it never does,"
+                " freeze them (requires_grad_(False))"
+            )
+        shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else "")
+        raise RuntimeError(
+            f"{when}: {len(names)} of {len(self._parameters)} parameters got no gradient in the last backward pass, so"
+            f" that their buckets were not communicated: {shown}. {remedy}"
+        )
+
+
+def _no_engine() -> None:
+    return None

@@ -1,0 +1,140 @@
+"""Says which ranks are gone when a collective fails, in the words of somebody who has to repair it. Functions; any
+thread that runs collectives.
+
+What can be named depends on the backend. gloo's calls raise where they wait. NCCL's do not: kernels wait on the GPU,
+and errors and timeouts are noticed by torch's watchdog thread, which by default ends the process with a message of its
+own; no Python code runs after that, and nothing is named here. Errors that do reach Python are: those of creating a
+communicator, which the first collective does, and, with TORCH_NCCL_BLOCKING_WAIT=1, timeouts and lost peers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch.distributed as dist
+
+from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.engine.roll_call import FAILED, Roll, current_roll_call
+
+ROLL_CALL_S = 5.0
+MAX_RANKS = 16
+MAX_ERROR_LENGTH = 200  # characters; the whole is in the error's cause
+
+# What gloo says of connections that are lost, cannot be made, or are silent for too long. It has no type of its own for
+# these, and its failed assertions ("enforce fail at") are about arguments.
+_GLOO_FAILURE = re.compile(
+    r"gloo.*(time(d )?\s?out|closed|read error|writev|connecti|broken pipe|reset by|unreachable|no route|SSL_)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+class CollectiveError(RuntimeError):
+    """
+    A collective failed because of a peer or the network; chained from the backend's error.
+
+    Attributes:
+        missing_ranks: global ranks that did not answer; empty also if that cannot be known.
+    """
+
+    def __init__(self, message: str, missing_ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.missing_ranks = tuple(missing_ranks)
+
+
+@contextmanager
+def failures_named(group: BaguaProcessGroup, what: str) -> Iterator[None]:
+    """
+    Around collectives of the group: names the ranks that are gone if one fails. Other errors pass as they are. All
+    members have to use it, since whoever is inside also answers for this process.
+
+    Args:
+        what: is being done, for the message: "the all-reduce of bucket 3".
+
+    Raises:
+        CollectiveError: instead of an error of communication. The group cannot be used any more.
+    """
+    with ExitStack() as stack:
+        if len(group.ranks) > 1 and dist.is_initialized():
+            stack.enter_context(current_roll_call().waiting(group.ranks, what))
+        try:
+            yield
+        except Exception as error:
+            if not is_communication_error(error):
+                raise
+            raise explain_failure(error, group, what) from error
+
+
+def is_communication_error(error: BaseException) -> bool:
+    """Whether a peer or the network is to blame, and not the arguments. Not if that has been found out already."""
+    if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
+        return True
+    text = str(error)
+    return type(error) is RuntimeError and "enforce fail at" not in text and bool(_GLOO_FAILURE.search(text))
+
+
+def explain_failure(error: BaseException, group: BaguaProcessGroup, what: str = "a collective") -> CollectiveError:
+    """
+    Calls the roll of the group and puts the outcome into words. Takes at most ROLL_CALL_S or the group's timeout,
+    whichever is shorter, and two seconds; raises nothing.
+
+    Returns:
+        the error to raise; `error` is its cause.
+    """
+    window_s = ROLL_CALL_S
+    rank: int | None = None
+    try:
+        window_s = min(ROLL_CALL_S, group.timeout.total_seconds())
+        rank = dist.get_rank()
+        roll = current_roll_call().call(group.ranks, what, window_s)
+    except Exception as problem:  # an explanation that fails must not hide what it explains
+        roll = Roll(store_problem=_one_line(problem))
+    report = CollectiveError(_message(error, group, what, rank, roll, window_s), roll.missing)
+    report.__cause__ = error
+    return report
+
+
+def _message(
+    error: BaseException, group: BaguaProcessGroup, what: str, rank: int | None, roll: Roll, window_s: float
+) -> str:
+    here = "" if rank is None else f" on rank {rank}"
+    sentences = [f"{what} failed{here} (group {group.group_name}, {_ranks(group.ranks)})"]
+    if roll.missing:
+        when = f"within {window_s:g} s" if roll.store_problem is None else f"when asked {roll.age_s:.0f} s ago"
+        sentences.append(
+            f"No answer {when} from {_ranks(roll.missing, roll.hosts)}: died, cannot be reached, or is busy outside of "
+            f"collectives. Read the end of the log of {_ranks(roll.missing[:1])} first, its error is the cause; if "
+            "there is none, it was killed, for lack of memory perhaps (dmesg on its host)"
+        )
+    elif roll.store_problem is None:
+        sentences.append("All ranks answered, none is gone: the network between them failed, or one of them was late")
+        doing = {who: text.removeprefix(FAILED) for who, text in roll.doing.items()}
+        elsewhere = [f"rank {who} is in {text}" for who, text in doing.items() if text != what]
+        sentences.extend(elsewhere[:MAX_RANKS])
+    else:
+        sentences.append(
+            f"Which ranks are gone cannot be found out: the store through which they would answer is gone. "
+            f"{_store_server()} serves it and has died or left; read the end of its log first. ({roll.store_problem})"
+        )
+    sentences.append(
+        "The group cannot be used any more: start all ranks again from the last checkpoint, as torchrun --max-restarts "
+        "does"
+    )
+    sentences.append(f"What the backend says: {_one_line(error)}")
+    return ". ".join(sentences)
+
+
+def _store_server() -> str:
+    return "The torchrun agent of the first host, or rank 0," if dist.is_torchelastic_launched() else "Rank 0"
+
+
+def _ranks(ranks: Sequence[int], hosts: dict[int, str] | None = None) -> str:
+    hosts = hosts or {}
+    shown = [f"{rank} (host {hosts[rank]})" if rank in hosts else str(rank) for rank in ranks[:MAX_RANKS]]
+    more = f" and {len(ranks) - MAX_RANKS} more" if len(ranks) > MAX_RANKS else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(shown)}{more}"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR_LENGTH].rstrip(". ")

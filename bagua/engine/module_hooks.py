@@ -1,0 +1,103 @@
+"""The hooks by which the engine takes part in forward, backward and optimizer step, and their removal.
+
+Owned by one engine. A copy or a pickle of the module carries none of them: its hooks become functions that do nothing,
+for they would work on the buckets of the original.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+
+class HookCallable:
+    """A hook that belongs to this module object alone. torch.compile runs it outside the compiled code."""
+
+    # What torch._dynamo.disable sets; without importing it, which takes seconds.
+    _torchdynamo_disable = True
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._function(*arguments, **keywords)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return do_nothing
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        return _do_nothing_of, ()
+
+
+def do_nothing(*arguments: Any, **keywords: Any) -> None:
+    """What a hook becomes in a copy of the module."""
+
+
+def _do_nothing_of() -> Callable[..., None]:
+    return do_nothing
+
+
+def is_in_backward() -> bool:
+    """Whether this thread is in a backward pass. A forward pass there is one that activation checkpointing repeats."""
+    running: int = torch._C._current_graph_task_id()
+    return running != -1
+
+
+class ModuleHooks:
+    """All hooks of one engine; `remove` takes them back."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+
+    def before_forward(self, module: nn.Module, hook: Callable[[tuple[Any, ...]], None]) -> None:
+        """`hook(positional arguments)` before each forward."""
+        callable_ = HookCallable(lambda _module, arguments: hook(arguments))
+        self._handles.append(module.register_forward_pre_hook(callable_))
+
+    def after_forward(self, module: nn.Module, hook: Callable[[list[Tensor]], None]) -> None:
+        """`hook(tensors of the output that require gradients)` after each forward."""
+        callable_ = HookCallable(lambda _module, _arguments, output: hook(_tensors_with_gradient(output)))
+        self._handles.append(module.register_forward_hook(callable_))
+
+    def after_gradient(self, parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
+        """`hook(parameter)` each time its gradient has been accumulated, on autograd's thread."""
+        self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def around_step(
+        self,
+        optimizers: Iterable[torch.optim.Optimizer],
+        before: Callable[[torch.optim.Optimizer], None],
+        after: Callable[[torch.optim.Optimizer], None],
+    ) -> None:
+        """`before(optimizer)` and `after(optimizer)` each `step`."""
+        for optimizer in optimizers:
+            self._handles.append(
+                optimizer.register_step_pre_hook(HookCallable(lambda one, _arguments, _keywords: before(one)))
+            )
+            self._handles.append(
+                optimizer.register_step_post_hook(HookCallable(lambda one, _arguments, _keywords: after(one)))
+            )
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def _tensors_with_gradient(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output] if output.requires_grad else []
+    found = []
+    for leaf in pytree.tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            if leaf.requires_grad:
+                found.append(leaf)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for field in dataclasses.fields(leaf):
+                found.extend(_tensors_with_gradient(getattr(leaf, field.name, None)))
+    return found

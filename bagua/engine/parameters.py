@@ -1,0 +1,73 @@
+"""Which parameters of a module are synchronised, under which names."""
+
+from __future__ import annotations
+
+from torch import nn
+
+_IGNORE_LISTS = ("_bagua_params_and_buffers_to_ignore", "_ddp_params_and_buffers_to_ignore")
+
+
+def ignored_names(module: nn.Module) -> list[str]:
+    """Names in the module's ignore lists, without the leading dot that old code writes for root-level parameters."""
+    names = [name for ignore_list in _IGNORE_LISTS for name in getattr(module, ignore_list, ())]
+    return list(dict.fromkeys(name.removeprefix(".") for name in names))
+
+
+def replicated_parameters(module: nn.Module, ignored: list[str]) -> list[tuple[str, nn.Parameter]]:
+    """(name, parameter) in the module's order, each parameter once, under the first of its names.
+
+    Left out are those in `ignored` (under any of their names), and experts of a mixture (`parameter.expert`), which
+    differ by rank on purpose.
+    """
+    excluded = _excluded(module, ignored)
+    return [
+        (name, parameter)
+        for name, parameter in module.named_parameters()
+        if id(parameter) not in excluded and not getattr(parameter, "expert", False)
+    ]
+
+
+def trainable_parameters(module: nn.Module, ignored: list[str]) -> list[tuple[str, nn.Parameter]]:
+    """Those of `replicated_parameters` that need a gradient.
+
+    Raises:
+        NotImplementedError: an embedding with sparse gradients.
+    """
+    _refuse_sparse(module, _excluded(module, ignored))
+    return [one for one in replicated_parameters(module, ignored) if one[1].requires_grad]
+
+
+def _excluded(module: nn.Module, ignored: list[str]) -> set[int]:
+    skip = set(ignored)
+    return {id(parameter) for name, parameter in module.named_parameters(remove_duplicate=False) if name in skip}
+
+
+def _refuse_sparse(module: nn.Module, excluded: set[int]) -> None:
+    for name, child in module.named_modules():
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse and child.weight.requires_grad:
+            if id(child.weight) in excluded:
+                continue
+            raise NotImplementedError(
+                f"{name or type(child).__name__}.weight has sparse gradients, and buckets are dense; use sparse=False,"
+                " or put the name into the module's _bagua_params_and_buffers_to_ignore"
+            )
+
+
+class TrainableWatch:
+    """Notices that a parameter was frozen or unfrozen. It remembers the module's parameters: finding them takes longer
+    than looking at all of them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._parameters = list(module.parameters())
+        self._flags = self._read()
+
+    def has_changed(self) -> bool:
+        return self._read() != self._flags
+
+    def is_outdated(self) -> bool:
+        """Whether parameters were added, removed or replaced since."""
+        return [id(parameter) for parameter in self._module.parameters()] != [id(one) for one in self._parameters]
+
+    def _read(self) -> list[bool]:
+        return [parameter.requires_grad for parameter in self._parameters]

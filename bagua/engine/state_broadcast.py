@@ -1,0 +1,299 @@
+"""Makes parameters and optimizer state of every replica equal to those of rank 0.
+
+Owned by nobody: functions. They run on the training thread, before the first step and when an algorithm starts anew.
+Every rank of the communicator has to call them in the same order, and no other collective may be under way there.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+
+from bagua.collectives.communicator import BaguaCommunicator
+from bagua.collectives.object_collectives import all_gather_object, broadcast_object
+from bagua.engine.tensor_broadcast import broadcast_tensors, why_unsendable
+
+MAX_PROBLEMS = 3  # that one error tells
+MAX_PROBLEM_LENGTH = 300  # characters
+
+# What of an optimizer an entry belongs to, and its place there: ("group", index), ("defaults", 0),
+# ("state", position of the parameter) or ("shared", key of state that belongs to no parameter).
+EntryKey = tuple[str, Hashable]
+
+
+def broadcast_parameters(named_tensors: Iterable[tuple[str, torch.Tensor]], communicator: BaguaCommunicator) -> None:
+    """
+    Overwrites the tensors, in place and unseen by autograd, with those of the communicator's rank 0.
+
+    Small tensors travel together: one flat buffer per dtype and kind of device. Tensors that are not contiguous keep
+    their strides, which may differ between ranks.
+
+    Args:
+        named_tensors: the same names, shapes and dtypes in the same order on every rank (see `check_replicas`). Any
+            dtype, CPU or CUDA, also on a device that the group has no backend for.
+
+    Raises:
+        ValueError: a tensor is sparse or has no storage yet.
+    """
+    tensors = []
+    for name, tensor in named_tensors:
+        problem = why_unsendable(tensor)
+        if problem is not None:
+            raise ValueError(f"{name} cannot be broadcast: {problem}")
+        tensors.append(tensor)
+    broadcast_tensors(tensors, communicator)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, communicator: BaguaCommunicator) -> None:
+    """
+    Makes `optimizer.state`, the options in `optimizer.param_groups` (lr and the others) and `optimizer.defaults` those
+    of the communicator's rank 0: what only rank 0 has is created, what it lacks is removed.
+
+    State belongs to a parameter by its position in `param_groups`. A tensor of the same shape, dtype and device is
+    overwritten in place, so that captured CUDA graphs stay valid. `.grad` is not touched. State under a tensor that is
+    in no group has no position and stays as it is.
+
+    Raises:
+        ValueError: the optimizer is LBFGS.
+        RuntimeError: on every rank, if one of them has other groups or parameters, or something cannot be pickled.
+    """
+    _refuse_lbfgs(optimizer)
+    if communicator.nranks() == 1:
+        return
+    is_source = communicator.rank() == 0
+    description: _Description | str | None = None
+    tensors: list[torch.Tensor] = []
+    entries: dict[EntryKey, Any] = {}
+    if is_source:
+        description, tensors = _describe(optimizer)
+    description = broadcast_object(description, 0, communicator)
+    problem: str | None = None
+    if not isinstance(description, _Description):
+        problem = description if is_source else None
+    elif not is_source:
+        try:
+            entries, tensors = _prepare(optimizer, description)
+        except Exception as error:  # whatever unpickling raises; the other ranks wait for us
+            problem = _one_line(error)
+    _raise_together(problem, communicator)
+    broadcast_tensors(tensors, communicator)
+    if not is_source:
+        _install(optimizer, entries)
+
+
+def _refuse_lbfgs(optimizer: torch.optim.Optimizer) -> None:
+    if any(kind.__name__ == "LBFGS" for kind in type(optimizer).__mro__):
+        raise ValueError(
+            f"{type(optimizer).__name__}: L-BFGS does not train in data parallel here. It keeps one flat history of "
+            "directions over all parameters, and one step evaluates its closure several times, as often as the local "
+            "loss says, so that ranks would communicate unequally often. Take another optimizer, or leave this one out "
+            "of those given to Bagua and average loss and gradients over the ranks inside the closure."
+        )
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Place of a tensor in rank 0's optimizer."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device_type: str
+    entry: EntryKey
+    name: Hashable  # under which the entry, a dict, holds the tensor itself; None: it lies deeper
+
+
+@dataclass
+class _Description:
+    """Rank 0's optimizer without the values of its tensors. Travels pickled."""
+
+    shapes: list[list[tuple[int, ...]]]  # of the parameters, by group
+    entries: list[bytes]  # each a pair of EntryKey and value
+    slots: list[_Slot]
+
+
+class _SlotTable:
+    """The tensors met while rank 0's optimizer is pickled. Holds them, so that no id is used twice."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.slots: list[_Slot] = []
+        self._numbers: dict[int, int] = {}
+
+    def number_of(self, tensor: torch.Tensor, entry: EntryKey, name: Hashable) -> int:
+        if id(tensor) not in self._numbers:
+            problem = why_unsendable(tensor)
+            if problem is not None:
+                raise ValueError(problem)
+            self._numbers[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)
+            self.slots.append(_Slot(tuple(tensor.shape), tensor.dtype, tensor.device.type, entry, name))
+        return self._numbers[id(tensor)]
+
+
+class _EntryPickler(pickle.Pickler):
+    """Pickles an entry. Tensors in it, however deep, become numbers of slots; a tensor met again is the same slot."""
+
+    def __init__(self, file: io.BytesIO, table: _SlotTable, entry: EntryKey, value: object) -> None:
+        super().__init__(file)
+        self._table = table
+        self._entry = entry
+        self._names = {id(item): name for name, item in _items(value) if isinstance(item, torch.Tensor)}
+
+    def persistent_id(self, value: object) -> int | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        return self._table.number_of(value, self._entry, self._names.get(id(value)))
+
+
+class _EntryUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, number: int) -> torch.Tensor:
+        return self._tensors[number]
+
+
+def _items(value: object) -> Iterable[tuple[Any, Any]]:
+    return value.items() if isinstance(value, Mapping) else ()
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _shapes(optimizer: torch.optim.Optimizer) -> list[list[tuple[int, ...]]]:
+    return [[tuple(parameter.shape) for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _entries(optimizer: torch.optim.Optimizer) -> dict[EntryKey, Any]:
+    entries: dict[EntryKey, Any] = {}
+    for index, group in enumerate(optimizer.param_groups):
+        entries["group", index] = {name: value for name, value in group.items() if name != "params"}
+    entries["defaults", 0] = optimizer.defaults
+    for position, parameter in enumerate(_parameters(optimizer)):
+        if parameter in optimizer.state:  # reading what is absent would create it
+            entries["state", position] = optimizer.state[parameter]
+    state: dict[Any, Any] = optimizer.state
+    entries.update((("shared", key), value) for key, value in state.items() if not isinstance(key, torch.Tensor))
+    return entries
+
+
+def _describe(optimizer: torch.optim.Optimizer) -> tuple[_Description | str, list[torch.Tensor]]:
+    """The description and the tensors of its slots; a text instead of the description says why there is none."""
+    table = _SlotTable()
+    pickles: list[bytes] = []
+    for key, value in _entries(optimizer).items():
+        file = io.BytesIO()
+        try:
+            _EntryPickler(file, table, key, value).dump((key, value))
+        except Exception as error:  # whatever a __reduce__ raises; the other ranks wait for us
+            return f"{key[0]} {key[1]} cannot be sent: {_one_line(error)}", []
+        pickles.append(file.getvalue())
+    return _Description(_shapes(optimizer), pickles, table.slots), table.tensors
+
+
+def _prepare(
+    optimizer: torch.optim.Optimizer, description: _Description
+) -> tuple[dict[EntryKey, Any], list[torch.Tensor]]:
+    """The entries as rank 0 has them, and the tensors in them, which wait for their values."""
+    shapes = _shapes(optimizer)
+    if shapes != description.shapes:
+        raise ValueError(_difference(shapes, description.shapes))
+    local = _entries(optimizer)
+    parameters = _parameters(optimizer)
+    tensors: list[torch.Tensor] = []
+    taken: set[int] = set()
+    for slot in description.slots:
+        present = dict(_items(local.get(slot.entry))).get(slot.name)
+        tensor = present if _fits(present, slot) and id(present) not in taken else _allocate(slot, parameters)
+        taken.add(id(tensor))
+        tensors.append(tensor)
+    entries = dict(_EntryUnpickler(io.BytesIO(data), tensors).load() for data in description.entries)
+    return entries, tensors
+
+
+def _fits(present: object, slot: _Slot) -> TypeGuard[torch.Tensor]:
+    """Whether rank 0's values can be written into a tensor that is there."""
+    return (
+        isinstance(present, torch.Tensor)
+        and why_unsendable(present) is None
+        and (tuple(present.shape), present.dtype, present.device.type) == (slot.shape, slot.dtype, slot.device_type)
+        and not any(stride == 0 and length > 1 for stride, length in zip(present.stride(), present.shape, strict=True))
+    )
+
+
+def _allocate(slot: _Slot, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """On the parameter's device, if of that kind, and with its strides: fused kernels rely on equal ones."""
+    kind, place = slot.entry
+    owner = parameters[place] if kind == "state" and isinstance(place, int) else next(iter(parameters), None)
+    if owner is None or owner.device.type != slot.device_type:
+        return torch.empty(slot.shape, dtype=slot.dtype, device=slot.device_type)
+    if kind == "state" and tuple(owner.shape) == slot.shape:
+        return torch.empty_like(owner.detach(), dtype=slot.dtype)
+    return torch.empty(slot.shape, dtype=slot.dtype, device=owner.device)
+
+
+def _install(optimizer: torch.optim.Optimizer, entries: Mapping[EntryKey, Any]) -> None:
+    """The dicts that are there stay the same objects: schedulers and captured graphs may hold them."""
+    parameters = _parameters(optimizer)
+    positions = {id(parameter): position for position, parameter in enumerate(parameters)}
+    state: dict[Any, Any] = optimizer.state
+    for key in list(state):
+        if isinstance(key, torch.Tensor):
+            is_stale = id(key) in positions and ("state", positions[id(key)]) not in entries
+        else:
+            is_stale = ("shared", key) not in entries
+        if is_stale:
+            del state[key]
+    for (kind, place), value in entries.items():
+        if kind == "group":
+            assert isinstance(place, int)
+            group = optimizer.param_groups[place]
+            _assign(group, {"params": group["params"], **value})
+        elif kind == "defaults":
+            _assign(optimizer.defaults, value)
+        else:
+            owner: Any = parameters[place] if kind == "state" and isinstance(place, int) else place
+            present = state.get(owner)
+            if isinstance(present, dict) and type(present) is type(value):
+                _assign(present, value)
+            else:
+                state[owner] = value
+
+
+def _assign(target: dict[Any, Any], source: Mapping[Any, Any]) -> None:
+    target.clear()
+    target.update(source)
+
+
+def _difference(ours: Sequence[Sequence[tuple[int, ...]]], theirs: Sequence[Sequence[tuple[int, ...]]]) -> str:
+    if len(ours) != len(theirs):
+        return f"{len(ours)} param_groups, rank 0 has {len(theirs)}"
+    group = next(index for index, (our, their) in enumerate(zip(ours, theirs, strict=True)) if our != their)
+    our, their = ours[group], theirs[group]
+    if len(our) != len(their):
+        return f"{len(our)} parameters in param_groups[{group}], rank 0 has {len(their)}"
+    place = next(index for index, (mine, other) in enumerate(zip(our, their, strict=True)) if mine != other)
+    return f"shape {our[place]} of parameter {place} in param_groups[{group}], rank 0 has {their[place]}"
+
+
+def _raise_together(problem: str | None, communicator: BaguaCommunicator) -> None:
+    """RuntimeError on every rank if one of them has a problem: a rank that left alone would let the others wait."""
+    problems: list[str | None] = all_gather_object(problem, communicator)
+    told = [f"rank {communicator.ranks[index]}: {text}" for index, text in enumerate(problems) if text is not None]
+    if told:
+        more = f"; and {len(told) - MAX_PROBLEMS} other ranks" if len(told) > MAX_PROBLEMS else ""
+        raise RuntimeError(
+            f"the optimizer cannot follow rank 0: {'; '.join(told[:MAX_PROBLEMS])}{more}. Build the same optimizer, "
+            "with the same parameters in the same groups and order, on every rank"
+        )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_PROBLEM_LENGTH]

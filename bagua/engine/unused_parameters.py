@@ -1,0 +1,35 @@
+"""Agreement of all ranks on what a backward pass reached. Runs at the end of the pass, on autograd's thread."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from bagua.collectives.communicator import BaguaCommunicator
+
+
+class Presence(enum.IntEnum):
+    """Of a gradient at the end of a backward pass, in the order in which the ranks' answers win over each other."""
+
+    ABSENT = 0  # there is none
+    KEPT = 1  # there is one, of an earlier pass
+    USED = 2  # this pass reached the parameter
+
+
+def agree_on_presence(
+    presence: Sequence[Presence], communicator: BaguaCommunicator, device: torch.device
+) -> list[Presence]:
+    """For each position, the most that any rank has. Collective; with CUDA the host waits for it.
+
+    Args:
+        presence: on every rank of the same length.
+        device: of the small tensor that travels.
+    """
+    flags = torch.tensor([int(one) for one in presence], dtype=torch.int32, device=device)
+    dist.all_reduce(flags, dist.ReduceOp.MAX, group=communicator.torch_group)
+    return [Presence(flag) for flag in flags.tolist()]

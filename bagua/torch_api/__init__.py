@@ -1,0 +1,100 @@
+"""Bagua for PyTorch: `import bagua.torch_api as bagua`.
+
+Importing it adds `with_bagua` and what belongs to it to torch.nn.Module, the methods of BaguaTensor to torch.Tensor,
+and `bagua_patch` and what belongs to it to torch.distributed.ProcessGroup. It sets up nothing else: no CUDA, no process
+group.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from bagua.torch_api import algorithms, communication, data_parallel, env, tensor
+from bagua.torch_api.communication import (
+    ReduceOp,
+    allgather,
+    allgather_inplace,
+    allreduce,
+    allreduce_inplace,
+    alltoall,
+    alltoall_inplace,
+    alltoall_v,
+    alltoall_v_inplace,
+    barrier,
+    broadcast,
+    gather,
+    gather_inplace,
+    get_backend,
+    init_process_group,
+    recv,
+    reduce,
+    reduce_inplace,
+    reduce_scatter,
+    reduce_scatter_inplace,
+    scatter,
+    scatter_inplace,
+    send,
+)
+from bagua.torch_api.distributed import BaguaModule
+from bagua.torch_api.env import get_local_rank, get_local_size, get_rank, get_world_size
+from bagua.torch_api.process_group_patch import patch_process_group
+from bagua.torch_api.tensor import BaguaTensor
+
+__all__ = [
+    "BaguaModule",
+    "BaguaTensor",
+    "ReduceOp",
+    "algorithms",
+    "allgather",
+    "allgather_inplace",
+    "allreduce",
+    "allreduce_inplace",
+    "alltoall",
+    "alltoall_inplace",
+    "alltoall_v",
+    "alltoall_v_inplace",
+    "barrier",
+    "broadcast",
+    "communication",
+    "data_parallel",
+    "env",
+    "gather",
+    "gather_inplace",
+    "get_backend",
+    "get_local_rank",
+    "get_local_size",
+    "get_rank",
+    "get_world_size",
+    "init_process_group",
+    "recv",
+    "reduce",
+    "reduce_inplace",
+    "reduce_scatter",
+    "reduce_scatter_inplace",
+    "scatter",
+    "scatter_inplace",
+    "send",
+    "tensor",
+]
+
+# Loaded when they are asked for: what they import would slow down every program that does without.
+_LAZY = {
+    "checkpoint": "bagua.torch_api.checkpoint",
+    "contrib": "bagua.torch_api.contrib",
+    "moe": "bagua.torch_api.model_parallel.moe",
+}
+
+patch_process_group()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__} has no attribute {name!r}")
+    path = _LAZY[name]
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            raise  # a package that it needs, which the message names
+        raise AttributeError(f"this version of Bagua has no {path}") from None

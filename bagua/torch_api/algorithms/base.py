@@ -1,0 +1,149 @@
+"""What an algorithm is: a recipe that users construct (Algorithm), and what it becomes for one module (AlgorithmImpl).
+
+An algorithm decides which tensors are communicated, how they are grouped, when each is ready, and what is done with a
+group that is. Everything else is the engine's (bagua.engine.data_parallel), which calls the extension points below.
+docs/algorithms.md shows how to write one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bagua.comm_ops.public_bucket import BaguaBucket
+from bagua.engine.tensor import ensure_record, gradient_of, set_gradient
+
+if TYPE_CHECKING:
+    from bagua.collectives.process_group import BaguaProcessGroup
+    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+
+
+class AlgorithmImpl:
+    """An algorithm at work for one module. The methods here are those of plain gradient communication without any
+    operation: override what differs.
+
+    Args:
+        process_group: the ranks that train together.
+    """
+
+    def __init__(self, process_group: BaguaProcessGroup) -> None:
+        self.process_group = process_group
+
+    def need_reset(self) -> bool:
+        """Asked before every forward pass. True: in training, everything is initialised again, parameters and optimizer
+        states broadcast, and the methods below called anew."""
+        return False
+
+    def init_tensors(self, bagua_ddp: BaguaDistributedDataParallel) -> list[Tensor]:
+        """The Bagua tensors to communicate, in the order in which they are expected to become ready: by default the
+        gradients of all parameters, the last first."""
+        tensors: list[Tensor] = []
+        for name, parameter in reversed(bagua_ddp.synchronized_parameters):
+            ensure_record(parameter, name, bagua_ddp.bagua_module_name, gradient_of, set_gradient)
+            tensors.append(parameter)
+        return tensors
+
+    def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> Sequence[BaguaBucket]:
+        """A bucket for each group of tensors, in launch order.
+
+        Args:
+            tensors: groups of one dtype and device each.
+            do_flatten: whether effective tensors become views of their bucket.
+        """
+        return [BaguaBucket(group, str(number), do_flatten) for number, group in enumerate(tensors)]
+
+    def init_operations(self, bagua_ddp: BaguaDistributedDataParallel, bucket: BaguaBucket) -> None:
+        """Append the operations that communicate `bucket`."""
+
+    def init_forward_pre_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[Any], None]:
+        """A function of the positional arguments, called before each forward pass in training."""
+        return _nothing
+
+    def init_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[str, Tensor], None]:
+        """A function of name and parameter, called when the parameter's gradient is complete. By default it marks the
+        parameter's tensor as ready."""
+        return bagua_ddp.mark_ready
+
+    def init_post_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[], None]:
+        """A function called at the end of each backward pass. By default it waits for what has been launched."""
+        return bagua_ddp.scheduler.wait_pending_comm_ops
+
+    def init_post_optimizer_step_hook(
+        self, bagua_ddp: BaguaDistributedDataParallel
+    ) -> Callable[[torch.optim.Optimizer], None]:
+        """A function of the optimizer, called after its step."""
+        return _nothing
+
+
+class Algorithm:
+    """A recipe: options, without state. One object may serve several modules."""
+
+    def reify(self, process_group: BaguaProcessGroup) -> AlgorithmImpl:
+        """The algorithm for one module."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it works: define reify(process_group)")
+
+    @classmethod
+    def init(cls, name: str, **arguments: Any) -> Algorithm:
+        """The algorithm that is registered as `name`, constructed with `arguments`.
+
+        Raises:
+            KeyError: no such name; lists those that there are.
+        """
+        algorithm: Algorithm = GlobalAlgorithmRegistry.get(name)(**arguments)
+        return algorithm
+
+
+class AlgorithmRegistry:
+    """Algorithms by name, so that a configuration can choose one."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, tuple[Callable[..., Algorithm], str | None]] = {}
+
+    def register(self, name: str, algorithm: Callable[..., Algorithm], description: str | None = None) -> None:
+        """
+        Raises:
+            TypeError: `name` is no string.
+            ValueError: `name` is taken.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"the name of an algorithm is a string, not {type(name).__name__} ({name!r})")
+        if name in self._entries:
+            raise ValueError(f"an algorithm {name!r} is already registered; choose another name")
+        self._entries[name] = (algorithm, description)
+
+    def get(self, name: str) -> Callable[..., Algorithm]:
+        """
+        Raises:
+            KeyError: no such name; lists those that there are.
+        """
+        if name not in self._entries:
+            raise KeyError(f"no algorithm {name!r}; there are {', '.join(sorted(self._entries))}")
+        return self._entries[name][0]
+
+    def description(self, name: str) -> str | None:
+        """
+        Raises:
+            KeyError: no such name.
+        """
+        self.get(name)
+        return self._entries[name][1]
+
+    def available_algorithms(self) -> list[str]:
+        """All names, sorted."""
+        return sorted(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.available_algorithms())
+
+
+GlobalAlgorithmRegistry = AlgorithmRegistry()
+
+
+def _nothing(*arguments: Any) -> None:
+    """The hook of an algorithm that has nothing to do there."""

@@ -1,0 +1,45 @@
+"""Gradient all-reduce: every rank steps with the mean (or sum) of all ranks' gradients, as torch's DDP does.
+
+    g = 1/n * sum over ranks i of g_i        (average=True)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bagua.comm_ops.public_bucket import BaguaBucket
+from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+
+if TYPE_CHECKING:
+    from bagua.collectives.process_group import BaguaProcessGroup
+    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+
+
+class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
+    """See GradientAllReduceAlgorithm."""
+
+    def __init__(self, process_group: BaguaProcessGroup, hierarchical: bool = False, average: bool = True) -> None:
+        super().__init__(process_group)
+        self.hierarchical = hierarchical
+        self.average = average
+
+    def init_operations(self, bagua_ddp: BaguaDistributedDataParallel, bucket: BaguaBucket) -> None:
+        bucket.clear_ops()
+        bucket.append_centralized_synchronous_op(
+            hierarchical=self.hierarchical, average=self.average, group=self.process_group
+        )
+
+
+class GradientAllReduceAlgorithm(Algorithm):
+    """
+    Args:
+        hierarchical: reduce within each node first, so that only one rank per node sends to other nodes.
+        average: the mean of the gradients; otherwise their sum.
+    """
+
+    def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
+        self.hierarchical = hierarchical
+        self.average = average
+
+    def reify(self, process_group: BaguaProcessGroup) -> GradientAllReduceAlgorithmImpl:
+        return GradientAllReduceAlgorithmImpl(process_group, self.hierarchical, self.average)

@@ -1,0 +1,7 @@
+"""The kept path of the engine."""
+
+from __future__ import annotations
+
+from bagua.engine.data_parallel import BaguaDistributedDataParallel
+
+__all__ = ["BaguaDistributedDataParallel"]

@@ -1,0 +1,307 @@
+"""DistributedDataParallel: torch's wrapper, argument for argument, over Bagua's engine and algorithms."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.utils import _pytree as pytree
+
+from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
+from bagua.engine.buffer_broadcast import BufferBroadcast
+from bagua.engine.data_parallel import BaguaDistributedDataParallel
+from bagua.engine.module_hooks import is_in_backward
+from bagua.engine.parameters import replicated_parameters
+from bagua.engine.state_broadcast import broadcast_parameters
+from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua.torch_api.data_parallel.uneven_inputs import UnevenInputs
+from bagua.torch_api.distributed import check_arguments
+from bagua.torch_api.wrap_summary import log_wrap
+
+if TYPE_CHECKING:
+    from bagua.engine.bucket import Bucket
+
+__all__ = ["DistributedDataParallel", "DistributedDataParallel_V1_9_0", "to_bagua_process_group"]
+
+# Communication begins with a small bucket, while backward has just begun.
+_FIRST_BUCKET_BYTES = 1 << 20
+_MIB = 1 << 20
+
+
+class DistributedDataParallel(nn.Module, Joinable):
+    """Data parallelism of `module`, whose replicas every rank has on one device.
+
+    Parameters and buffers are broadcast from group rank 0 when it is made, buffers again at the start of each forward
+    pass in training. `state_dict` has the prefix `module.`, as torch's.
+
+    Args:
+        module: to train; its `forward` takes what this module's takes.
+        device_ids: None, or the one CUDA device of the module; inputs are moved there.
+        output_device: where outputs are moved; default: they stay.
+        dim: of the batch, where inputs are split over several devices; there is one, so it says nothing.
+        broadcast_buffers: whether forward begins with a broadcast of the buffers.
+        process_group: Bagua's or torch's; None: the default group.
+        bucket_cap_mb: the size at which a bucket is closed, in MiB.
+        find_unused_parameters: parameters that a backward pass does not reach count as zeros; costs a small
+            all-reduce a step.
+        check_reduction: kept for old code: missing gradients are always found.
+        gradient_as_bucket_view: gradients are views of their buckets, which saves copies and memory.
+        optimizers: that step the parameters; their states are broadcast too. Algorithms other than gradient
+            all-reduce may need them.
+        algorithm: what is communicated, and when.
+
+    Raises:
+        ValueError: several devices, or devices of several types.
+        RuntimeError: no parameter needs a gradient, no process group is initialised, or the ranks' modules differ.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Sequence[int | torch.device] | None = None,
+        output_device: int | torch.device | None = None,
+        dim: int = 0,
+        broadcast_buffers: bool = True,
+        process_group: BaguaProcessGroup | dist.ProcessGroup | None = None,
+        bucket_cap_mb: float = 25,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = True,
+        optimizers: Sequence[torch.optim.Optimizer] = [],
+        algorithm: Algorithm = GradientAllReduceAlgorithm(),  # noqa: B008 - without state
+    ) -> None:
+        nn.Module.__init__(self)
+        Joinable.__init__(self)
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise RuntimeError(
+                f"{type(module).__name__} has no parameter that requires a gradient: it needs no data parallelism"
+            )
+        if bucket_cap_mb <= 0:
+            raise ValueError(f"bucket_cap_mb={bucket_cap_mb}: must be more than 0 MiB")
+        self.device = _device_of(module)
+        self.device_type = self.device.type
+        self.device_ids = _checked_device_ids(device_ids, self.device)
+        self.output_device = None if output_device is None else _as_device(output_device)
+        self.dim = dim
+        self.broadcast_buffers = broadcast_buffers
+        self.bucket_cap_mb = bucket_cap_mb
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.find_unused_parameters = find_unused_parameters
+        self.is_multi_device_module = False
+        self.static_graph = False
+        self.module = module
+        self._recipe = algorithm
+        self._start_engine(check_arguments(optimizers, algorithm), to_bagua_process_group(process_group))
+
+    def _start_engine(self, optimizers: list[torch.optim.Optimizer], group: BaguaProcessGroup) -> None:
+        self.process_group = group
+        # Buffers are up to date: they are broadcast here.
+        self._buffers_differ = False
+        previous: BaguaDistributedDataParallel | None = self.module.__dict__.pop("bagua_ddp", None)
+        if previous is not None:
+            previous.detach()
+        self.inner = BaguaDistributedDataParallel(
+            self.module,
+            optimizers,
+            self._recipe,
+            group,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            find_unused_parameters=self.find_unused_parameters,
+            bucket_bytes=max(1, int(self.bucket_cap_mb * _MIB)),
+            first_bucket_bytes=min(_FIRST_BUCKET_BYTES, max(1, int(self.bucket_cap_mb * _MIB))),
+        )
+        self.module.__dict__["bagua_ddp"] = self.inner
+        frozen = [one for one in self.replicated_parameters() if not one[1].requires_grad]
+        self._buffer_broadcast = BufferBroadcast(self.module, self.inner.parameters_to_ignore, group)
+        broadcast_parameters([*frozen, *self._buffer_broadcast.named_buffers()], self.inner.communicator)
+        self._uneven = UnevenInputs(self)
+        log_wrap(self.inner)
+
+    # --- forward -----------------------------------------------------------------------------------------------------
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The module's forward pass.
+
+        Raises:
+            RuntimeError: the module has been wrapped again since.
+        """
+        if not is_in_backward():
+            self._begin_forward()
+        if self.device_ids:
+            inputs, kwargs = _moved((inputs, kwargs), self.device)
+        output = self.module(*inputs, **kwargs)
+        return output if self.output_device is None else _moved(output, self.output_device)
+
+    def _begin_forward(self) -> None:
+        if not self.inner.is_attached:
+            raise RuntimeError(
+                f"{type(self.module).__name__} was wrapped again after this wrapper was made, which does not"
+                " communicate any more; use the new one"
+            )
+        self._uneven.before_forward()
+        if self.will_sync_module_buffers():
+            self._broadcast_buffers()
+        self._buffers_differ = torch.is_grad_enabled() and self.require_backward_grad_sync
+
+    def will_sync_module_buffers(self) -> bool:
+        """Whether the next forward pass begins with a broadcast of the buffers."""
+        return self.broadcast_buffers and self._buffers_differ and self._buffer_broadcast.has_buffers
+
+    def _broadcast_buffers(self) -> None:
+        self._buffer_broadcast.run(self._uneven.source_rank())
+
+    def replicated_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """(name, parameter) of all that are alike on all ranks, trained or frozen."""
+        return replicated_parameters(self.module, self.inner.parameters_to_ignore)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes within accumulate gradients without communication; the next one outside sends their sum."""
+        with self.inner.no_sync():
+            yield
+
+    # --- uneven inputs -----------------------------------------------------------------------------------------------
+
+    def join(
+        self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
+    ) -> Join:
+        """A context in which ranks may run out of inputs at different times: those that have take part with zeros.
+
+        Args:
+            divide_by_initial_world_size: gradients are divided by the number of ranks; otherwise by the number of those
+                that still have inputs.
+            enable: False: the context does nothing.
+            throw_on_early_termination: all ranks raise as soon as one runs out.
+
+        Raises:
+            NotImplementedError: the algorithm communicates something else than gradients.
+        """
+        return Join(
+            [self], enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size
+        )
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Used by torch.distributed.algorithms.Join."""
+        return self._uneven.hook(**kwargs)
+
+    @property
+    def join_device(self) -> torch.device:
+        """Of the small tensors by which the ranks count those that still have inputs."""
+        return self.device
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        """The torch group of all ranks that train together."""
+        return self.inner.communicator.torch_group
+
+    # --- what algorithms and users see -------------------------------------------------------------------------------
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """Whether backward communicates; see no_sync."""
+        return self.inner.require_backward_grad_sync
+
+    @property
+    def parameters_to_ignore(self) -> list[str]:
+        """Names of parameters and buffers that are not synchronised."""
+        return self.inner.parameters_to_ignore
+
+    def bagua_build_params(self) -> list[tuple[str, nn.Parameter]]:
+        """(name, parameter) of all that are synchronised, in the module's order."""
+        return self.inner.bagua_build_params()
+
+    @property
+    def bagua_module_name(self) -> str:
+        """The name by which the ranks know this module."""
+        return self.inner.bagua_module_name
+
+    @property
+    def bagua_algorithm(self) -> AlgorithmImpl:
+        """The algorithm at work."""
+        algorithm: AlgorithmImpl = self.inner.bagua_algorithm
+        return algorithm
+
+    @property
+    def bagua_optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that were given."""
+        return self.inner.bagua_optimizers
+
+    @property
+    def bagua_buckets(self) -> list[Bucket]:
+        """The buckets, in launch order."""
+        return self.inner.bagua_buckets
+
+    @property
+    def bagua_train_step_counter(self) -> int:
+        """Forward passes in training so far."""
+        return self.inner.bagua_train_step_counter
+
+    def register_comm_hook(self, state: object, hook: object) -> None:
+        """Not for Bagua's wrapper: an algorithm is what decides about communication.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("register_comm_hook: write an Algorithm instead (docs/algorithms.md)")
+
+    # --- copies ------------------------------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
+        """A replica of its own, in the same group; all ranks have to copy. It has no optimizers: they step the
+        original."""
+        duplicate = self.__class__.__new__(self.__class__)
+        memo[id(self)] = duplicate
+        duplicate._restore(copy.deepcopy(self.__getstate__(), memo), self.process_group)
+        return duplicate
+
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = {"inner", "process_group", "_uneven", "_buffer_broadcast", "_join_config"}
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Raises RuntimeError: no process group is initialised. The default group is used."""
+        self._restore(state, to_bagua_process_group(None))
+
+    def _restore(self, state: dict[str, Any], group: BaguaProcessGroup) -> None:
+        nn.Module.__setstate__(self, state)
+        Joinable.__init__(self)
+        self._start_engine([], group)
+
+
+# The name that Lightning's strategy imports.
+DistributedDataParallel_V1_9_0 = DistributedDataParallel
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    devices = {parameter.device for parameter in module.parameters()}
+    if len(devices) > 1:
+        raise ValueError(
+            f"the parameters of {type(module).__name__} are on {sorted(map(str, devices))}; a replica has one device"
+        )
+    return devices.pop()
+
+
+def _checked_device_ids(device_ids: Sequence[int | torch.device] | None, device: torch.device) -> list[torch.device]:
+    if not device_ids:
+        return []
+    ids = [_as_device(one) for one in device_ids]
+    if len(ids) > 1:
+        raise ValueError(f"device_ids={list(device_ids)}: a process trains on one device; start one process per GPU")
+    if device.type != "cuda" or ids[0] != device:
+        raise ValueError(f"device_ids={list(device_ids)}, but the module is on {device}; move it there, or leave it out")
+    return ids
+
+
+def _as_device(one: int | torch.device) -> torch.device:
+    return torch.device("cuda", one) if isinstance(one, int) else torch.device(one)
+
+
+def _moved(tree: Any, device: torch.device) -> Any:
+    return pytree.tree_map(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, tree)

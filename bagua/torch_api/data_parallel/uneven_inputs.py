@@ -1,0 +1,114 @@
+"""Ranks that run out of inputs before others (`DistributedDataParallel.join`).
+
+A rank without inputs must take part in everything that the others do in a step, in the same order, or they wait for it
+for ever. torch.distributed.algorithms.Join tells it that a step begins; after that, in this order:
+
+1. one all-reduce of the flags of the step, by which the others say whether its backward pass communicates
+2. the broadcast of buffers, from the last rank that still has inputs
+3. the operations of every bucket, with zeros
+4. with find_unused_parameters, the agreement on what was used
+
+When all are done, what the last ones learned is broadcast from one of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+
+from bagua.collectives.coalesced import broadcast_coalesced
+
+if TYPE_CHECKING:
+    from bagua.torch_api.data_parallel.distributed import DistributedDataParallel
+
+# Positions of the flags, which are summed over the ranks.
+_ACTIVE, _BACKWARD, _BUFFERS = range(3)
+
+
+class UnevenInputs:
+    """Of one wrapper; idle outside of `join`."""
+
+    def __init__(self, wrapper: DistributedDataParallel) -> None:
+        self._wrapper = wrapper
+        self._source = 0
+        self._divide_by_active = False
+
+    def hook(self, divide_by_initial_world_size: bool = True, **_: Any) -> JoinHook:
+        engine = self._wrapper.inner
+        if not all(bucket.holds_gradients for bucket in engine.bagua_buckets):
+            raise NotImplementedError(
+                f"join: {type(engine.bagua_algorithm).__name__} communicates something else than gradients, for which a"
+                " rank without inputs has no neutral contribution; give every rank as many batches"
+            )
+        engine.gradient_scale = None
+        self._divide_by_active = not divide_by_initial_world_size
+        return _ShadowStep(self._wrapper, self)
+
+    def source_rank(self) -> int:
+        """The group rank whose buffers count."""
+        return self._source
+
+    def before_forward(self) -> None:
+        """On a rank that has inputs: tell those that have none what this step will do."""
+        wrapper = self._wrapper
+        if not wrapper._join_config.enable:
+            return
+        work = Join.notify_join_context(wrapper)
+        backward = torch.is_grad_enabled() and wrapper.require_backward_grad_sync
+        self.exchange(active=True, backward=backward, buffers=wrapper.will_sync_module_buffers())
+        if work is not None:
+            work.wait()
+
+    def exchange(self, active: bool, backward: bool, buffers: bool) -> tuple[bool, bool]:
+        """All ranks: (whether the step's backward pass communicates, whether buffers are broadcast)."""
+        wrapper = self._wrapper
+        communicator = wrapper.inner.communicator
+        ranks = communicator.nranks()
+        flags = torch.zeros(ranks, 3, dtype=torch.int32, device=wrapper.device)
+        flags[communicator.rank()] = torch.tensor([active, backward, buffers], dtype=torch.int32)
+        dist.all_reduce(flags, group=communicator.torch_group)
+        table = flags.tolist()
+        running = [rank for rank in range(ranks) if table[rank][_ACTIVE]]
+        # The last one, as torch's DDP has it.
+        self._source = running[-1] if running else 0
+        if self._divide_by_active and running:
+            wrapper.inner.gradient_scale = ranks / len(running)
+        return any(row[_BACKWARD] for row in table), any(row[_BUFFERS] for row in table)
+
+    def finish(self) -> None:
+        """All ranks have run out, and have the same parameters and buffers."""
+        self._source = 0
+        self._wrapper.inner.gradient_scale = None
+        self._wrapper._buffers_differ = False
+        # Outside of the context, ranks may call forward unequally often.
+        Joinable.__init__(self._wrapper)
+
+
+class _ShadowStep(JoinHook):
+    """What a rank without inputs does, step by step."""
+
+    def __init__(self, wrapper: DistributedDataParallel, uneven: UnevenInputs) -> None:
+        super().__init__()
+        self._wrapper = wrapper
+        self._uneven = uneven
+
+    def main_hook(self) -> None:
+        wrapper = self._wrapper
+        backward, buffers = self._uneven.exchange(active=False, backward=False, buffers=False)
+        if buffers:
+            wrapper._broadcast_buffers()
+        if backward:
+            wrapper.inner.contribute_zeros()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        wrapper = self._wrapper
+        communicator = wrapper.inner.communicator
+        mine = communicator.rank() if is_last_joiner else -1
+        chosen = torch.tensor([mine], dtype=torch.int32, device=wrapper.device)
+        dist.all_reduce(chosen, dist.ReduceOp.MAX, group=communicator.torch_group)
+        state = [*wrapper.replicated_parameters(), *wrapper._buffer_broadcast.named_buffers()]
+        broadcast_coalesced([tensor for _, tensor in state], int(chosen.item()), communicator)
+        self._uneven.finish()

@@ -1,0 +1,173 @@
+"""BaguaModule: what Bagua gives to every torch.nn.Module, `with_bagua` first of all.
+
+Importing this module (`import bagua.torch_api` does) puts the members of BaguaModule on torch.nn.Module. A module's own
+attributes of the same names win over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
+from bagua.engine.data_parallel import BaguaDistributedDataParallel
+from bagua.torch_api.env import get_default_bucket_size
+from bagua.torch_api.wrap_summary import log_wrap
+
+if TYPE_CHECKING:
+    from bagua.engine.bucket import Bucket
+    from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+
+
+class _OfEngine:
+    """Reads an attribute of the module's engine. It has no `__set__`, so that a module's own attribute wins."""
+
+    def __init__(self, read: Callable[[BaguaDistributedDataParallel], Any]) -> None:
+        self._read = read
+        self.__doc__ = read.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, module: None, owner: type) -> _OfEngine: ...
+    @overload
+    def __get__(self, module: Any, owner: type) -> Any: ...
+    def __get__(self, module: Any, owner: type) -> Any:
+        if module is None:
+            return self
+        engine = module.__dict__.get("bagua_ddp")
+        if engine is None:
+            raise AttributeError(f"{type(module).__name__} has no {self._name}: call its with_bagua(...) first")
+        return self._read(engine)
+
+
+class BaguaModule:
+    """Data parallelism for torch.nn.Module. Never constructed: these are members of nn.Module.
+
+    After `with_bagua`, `bagua_ddp` is the module's engine (bagua.engine.data_parallel).
+    """
+
+    def with_bagua(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        algorithm: Algorithm,
+        process_group: BaguaProcessGroup | dist.ProcessGroup | None = None,
+        do_flatten: bool = True,
+    ) -> Any:
+        """Train this module in parallel with the same module of the other ranks.
+
+        Parameters and optimizer states are broadcast from group rank 0. From then on `forward`, `backward` and
+        `step` of the listed optimizers communicate as `algorithm` says. Called again, it replaces what the last call
+        set up.
+
+        Args:
+            optimizers: all that step parameters of this module.
+            algorithm: what is communicated, and when; see bagua.torch_api.algorithms.
+            process_group: Bagua's or torch's; None: the default group.
+            do_flatten: what is communicated lies in the memory of its bucket, which saves copies.
+
+        Returns:
+            This same module.
+
+        Raises:
+            RuntimeError: no process group is initialised, or the ranks' modules differ.
+            TypeError: `optimizers` is no list of optimizers, or `algorithm` is no Algorithm.
+            ValueError: nothing to train, or an optimizer whose state cannot be synchronised (LBFGS).
+        """
+        module: nn.Module = self  # type: ignore[assignment]
+        engine_arguments = check_arguments(optimizers, algorithm)
+        group = to_bagua_process_group(process_group)
+        previous: BaguaDistributedDataParallel | None = module.__dict__.pop("bagua_ddp", None)
+        if previous is not None:
+            previous.detach()
+        engine = BaguaDistributedDataParallel(
+            module,
+            engine_arguments,
+            algorithm,
+            group,
+            bagua_module_name=module.__dict__.get("bagua_module_name"),
+            gradient_as_bucket_view=do_flatten,
+            bucket_bytes=get_default_bucket_size(),
+        )
+        module.__dict__["bagua_ddp"] = engine
+        log_wrap(engine)
+        return self
+
+    def bagua_build_params(self) -> list[tuple[str, nn.Parameter]]:
+        """(name, parameter) of all that are synchronised, in the module's order."""
+        engine: BaguaDistributedDataParallel = _engine(self)
+        return engine.bagua_build_params()
+
+    @_OfEngine
+    def bagua_module_name(engine: BaguaDistributedDataParallel) -> str:  # noqa: N805
+        """The name by which the ranks know this module. May be set before with_bagua."""
+        return engine.bagua_module_name
+
+    @_OfEngine
+    def bagua_algorithm(engine: BaguaDistributedDataParallel) -> AlgorithmImpl:  # noqa: N805
+        """The algorithm at work."""
+        algorithm: AlgorithmImpl = engine.bagua_algorithm
+        return algorithm
+
+    @_OfEngine
+    def bagua_optimizers(engine: BaguaDistributedDataParallel) -> list[torch.optim.Optimizer]:  # noqa: N805
+        """The optimizers given to with_bagua."""
+        return engine.bagua_optimizers
+
+    @_OfEngine
+    def bagua_buckets(engine: BaguaDistributedDataParallel) -> list[Bucket]:  # noqa: N805
+        """The buckets, in launch order."""
+        return engine.bagua_buckets
+
+    @_OfEngine
+    def parameters_to_ignore(engine: BaguaDistributedDataParallel) -> list[str]:  # noqa: N805
+        """Names of parameters that are not synchronised."""
+        return engine.parameters_to_ignore
+
+    @_OfEngine
+    def bagua_train_step_counter(engine: BaguaDistributedDataParallel) -> int:  # noqa: N805
+        """Forward passes in training so far."""
+        return engine.bagua_train_step_counter
+
+
+def check_arguments(
+    optimizers: Sequence[torch.optim.Optimizer], algorithm: Any
+) -> list[torch.optim.Optimizer]:
+    """The optimizers as a list.
+
+    Raises:
+        TypeError: what is no list of optimizers, or no algorithm.
+    """
+    if isinstance(optimizers, torch.optim.Optimizer):
+        raise TypeError(f"optimizers is one {type(optimizers).__name__}; give a list of them: [optimizer]")
+    given = list(optimizers)
+    for one in given:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise TypeError(f"optimizers holds a {type(one).__name__}; each must be a torch.optim.Optimizer")
+    if not callable(getattr(algorithm, "reify", None)) or isinstance(algorithm, type):
+        raise TypeError(
+            f"algorithm is {algorithm!r}; give an instance of an Algorithm, for example"
+            " GradientAllReduceAlgorithm() or Algorithm.init('gradient_allreduce')"
+        )
+    return given
+
+
+def _engine(module: Any) -> BaguaDistributedDataParallel:
+    engine: BaguaDistributedDataParallel | None = module.__dict__.get("bagua_ddp")
+    if engine is None:
+        raise RuntimeError(f"{type(module).__name__} is not wrapped; call its with_bagua(...) first")
+    return engine
+
+
+def _give_to_torch_module() -> None:
+    for name, member in vars(BaguaModule).items():
+        if not name.startswith("__"):
+            setattr(nn.Module, name, member)
+
+
+_give_to_torch_module()

@@ -1,0 +1,134 @@
+"""BaguaTensor: the methods that Bagua gives to every torch.Tensor.
+
+Importing this module (`import bagua.torch_api` does) puts the methods of BaguaTensor on torch.Tensor. They are thin:
+the record behind them is bagua.engine.tensor's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bagua.engine import tensor as engine_tensor
+from bagua.engine.tensor import Getter, Setter
+
+
+class BaguaTensor:
+    """A tensor that is communicated under a name. Never constructed: these are methods of torch.Tensor."""
+
+    @property
+    def bagua_tensor_name(self) -> str:
+        """The name by which the ranks know it. AttributeError: it is no Bagua tensor."""
+        return _attributes(self).name
+
+    @property
+    def bagua_module_name(self) -> str | None:
+        """The name of its module. AttributeError: it is no Bagua tensor."""
+        return _attributes(self).module_name
+
+    def is_bagua_tensor(self) -> bool:
+        """Whether it has a name and a record."""
+        return engine_tensor.record_of(_tensor(self)) is not None
+
+    def ensure_bagua_tensor(
+        self,
+        name: str | None = None,
+        module_name: str | None = None,
+        getter_closure: Getter | None = None,
+        setter_closure: Setter | None = None,
+    ) -> Tensor:
+        """Make this tensor, in place, a Bagua tensor, and return it.
+
+        Args:
+            name: unique in its module, alike on all ranks.
+            module_name: of the module that it belongs to.
+            getter_closure: given this tensor, returns the effective one, which is communicated; None: itself.
+            setter_closure: given this tensor and another, makes that the effective one.
+
+        Raises:
+            ValueError: another name than it has, or a setter without a getter.
+        """
+        engine_tensor.ensure_record(_tensor(self), name, module_name, getter_closure, setter_closure)
+        return _tensor(self)
+
+    def to_bagua_tensor(
+        self,
+        name: str | None = None,
+        module_name: str | None = None,
+        getter_closure: Getter | None = None,
+        setter_closure: Setter | None = None,
+    ) -> Tensor:
+        """As ensure_bagua_tensor, of a new tensor that shares this one's memory."""
+        view = _tensor(self).view(_tensor(self).shape)
+        engine_tensor.ensure_record(view, name, module_name, getter_closure, setter_closure)
+        return view
+
+    def bagua_getter_closure(self) -> Tensor:
+        """The effective tensor now."""
+        return engine_tensor.effective_tensor(_tensor(self))
+
+    def bagua_setter_closure(self, tensor: Tensor) -> None:
+        """Make `tensor` the effective one."""
+        engine_tensor.replace_effective(_tensor(self), tensor)
+
+    def bagua_backend_tensor(self) -> Tensor:
+        """What is communicated: the effective tensor."""
+        return engine_tensor.effective_tensor(_tensor(self))
+
+    def bagua_ensure_grad(self) -> Tensor:
+        """This tensor, whose gradient now exists; zeros if there was none."""
+        tensor = _tensor(self)
+        if tensor.grad is None:
+            with torch.no_grad():
+                tensor.grad = torch.zeros_like(tensor)
+        return tensor
+
+    def bagua_mark_communication_ready(self) -> None:
+        """What the current stream was given so far completes the tensor; it may be communicated.
+
+        Raises:
+            RuntimeError: it belongs to no bucket of a wrapped module.
+        """
+        record = engine_tensor.require_record(_tensor(self))
+        if record.mark_ready is None:
+            raise RuntimeError(
+                f"tensor {record.name!r} belongs to no bucket that is communicated; wrap its module with with_bagua"
+            )
+        record.mark_ready()
+
+    def bagua_mark_communication_ready_without_synchronization(self) -> None:
+        """The same: streams are ordered by events, and nobody waits on the host."""
+        BaguaTensor.bagua_mark_communication_ready(self)
+
+    def bagua_set_storage(self, storage: torch.UntypedStorage | torch.TypedStorage, storage_offset: int = 0) -> None:
+        """Make the effective tensor lie in `storage`, from element `storage_offset` on, with the strides that it has.
+        The values are those of the storage."""
+        untyped = storage if isinstance(storage, torch.UntypedStorage) else storage.untyped()  # type: ignore[no-untyped-call]
+        effective = engine_tensor.effective_tensor(_tensor(self))
+        new = torch.empty(0, dtype=effective.dtype, device=effective.device)
+        with torch.no_grad():
+            new.set_(untyped, storage_offset, effective.shape, effective.stride())  # type: ignore[no-untyped-call]
+        engine_tensor.replace_effective(_tensor(self), new)
+
+
+def _tensor(self: Any) -> Tensor:
+    tensor: Tensor = self
+    return tensor
+
+
+def _attributes(self: Any) -> engine_tensor.TensorRecord:
+    record = engine_tensor.record_of(self)
+    if record is None:
+        raise AttributeError("no Bagua tensor: call ensure_bagua_tensor(name) first")
+    return record
+
+
+def _give_to_torch_tensor() -> None:
+    for name, member in vars(BaguaTensor).items():
+        if not name.startswith("__"):
+            setattr(Tensor, name, member)
+
+
+_give_to_torch_tensor()

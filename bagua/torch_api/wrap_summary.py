@@ -1,0 +1,75 @@
+"""The line that says what was wrapped, and how it will communicate. Level INFO of the logger `bagua`, on group rank 0;
+BAGUA_LOG_LEVEL chooses the level (docs/training.md)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from bagua.env import EnvironmentValueError, read_switch, read_text
+
+if TYPE_CHECKING:
+    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+
+_LEVELS = ("debug", "info", "warning", "error")
+
+_logger = logging.getLogger("bagua")
+
+
+def configure_logging() -> None:
+    """Give the logger `bagua` the level of BAGUA_LOG_LEVEL, and a handler if nobody has set up logging.
+
+    Raises:
+        EnvironmentValueError: another word than debug, info, warning or error.
+    """
+    word = (read_text(os.environ, "BAGUA_LOG_LEVEL") or "info").lower()
+    if word not in _LEVELS:
+        raise EnvironmentValueError(f"BAGUA_LOG_LEVEL={word}: must be one of {', '.join(_LEVELS)}")
+    _logger.setLevel(word.upper())
+    if not _logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("bagua: %(message)s"))
+        _logger.addHandler(handler)
+
+
+def log_wrap(engine: BaguaDistributedDataParallel) -> None:
+    """One line about the engine and, at level debug, one about each of its buckets."""
+    configure_logging()
+    if engine.communicator.rank() != 0:
+        return
+    _logger.info(summary(engine))
+    if _logger.isEnabledFor(logging.DEBUG):
+        for bucket in engine.bagua_buckets:
+            names = [record.name for record in bucket.records]
+            _logger.debug(
+                f"bucket {bucket.name}: {len(names)} tensors, {_size(bucket.bytes())}, {bucket.dtype},"
+                f" {names[0]} to {names[-1]}"
+            )
+
+
+def summary(engine: BaguaDistributedDataParallel) -> str:
+    """For example: MLP: 0.6 M parameters in 6 tensors, 2 buckets, 2.3 MiB; GradientAllReduceAlgorithmImpl over 4 ranks,
+    nccl, Bagua-Net on."""
+    parameters = [parameter for _, parameter in engine.synchronized_parameters]
+    group = engine.process_group
+    device = parameters[0].device
+    backend = dist.get_backend(group.torch_group) if group.torch_group is not None else "no group"
+    if ":" in backend:
+        backend = dict(part.split(":") for part in backend.split(",")).get(device.type, backend)
+    algorithm = type(engine.bagua_algorithm).__name__.removesuffix("Impl").removesuffix("Algorithm")
+    count = sum(parameter.numel() for parameter in parameters)
+    buckets = engine.bagua_buckets
+    size = sum(bucket.bytes() for bucket in buckets)
+    network = f", Bagua-Net {'on' if read_switch(os.environ, 'ENABLE_BAGUA_NET') else 'off'}" if device.type == "cuda" else ""
+    return (
+        f"{type(engine.module).__name__}: {count / 1e6:.1f} M parameters in {len(parameters)} tensors,"
+        f" {len(buckets)} bucket{'s' * (len(buckets) != 1)}, {_size(size)}; {algorithm} over {group.size}"
+        f" rank{'s' * (group.size != 1)}, {backend}{network}"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 20):.1f} MiB"

@@ -1,0 +1,280 @@
+"""`module.with_bagua`: what it puts on a module, calling it again, and which parameters take part."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks
+from support.training import (
+    batches,
+    begin,
+    check_close,
+    check_equal,
+    check_ranks_equal,
+    counted_all_reduces,
+    loss_of,
+    message_of,
+    mlp,
+    torch_ddp,
+    train,
+    with_algorithm,
+)
+from torch import Tensor, nn
+
+import bagua.torch_api as bagua
+import bagua.torch_api.communication as communication
+from bagua.torch_api.algorithms import Algorithm
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm, GradientAllReduceAlgorithmImpl
+from bagua.torch_api.data_parallel.bagua_distributed import BaguaDistributedDataParallel
+
+
+def _sgd(module: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
+# --- what a wrapped module has ---------------------------------------------------------------------------------------
+
+
+def _attributes() -> str:
+    rank, device = begin()
+    net = mlp(rank, device)
+    for name in ("bagua_module_name", "bagua_algorithm", "bagua_optimizers", "bagua_buckets"):
+        assert not hasattr(net, name), name
+    assert "with_bagua" in message_of(RuntimeError, net.bagua_build_params)
+    optimizer = _sgd(net)
+    assert with_algorithm(net, optimizer) is net
+    assert isinstance(net.bagua_ddp, BaguaDistributedDataParallel)
+    assert isinstance(net.bagua_algorithm, GradientAllReduceAlgorithmImpl)
+    assert net.bagua_optimizers == [optimizer]
+    assert [bucket.name for bucket in net.bagua_buckets] == ["0"]
+    assert net.parameters_to_ignore == []
+    names = [name for name, _ in net.bagua_build_params()]
+    assert names == ["0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias"]
+    assert net.bagua_train_step_counter == 0
+    train(net, optimizer, batches(rank, 3, device))
+    net.eval()
+    net(batches(rank, 1, device)[0][0])
+    assert net.bagua_train_step_counter == 3
+    second = with_algorithm(mlp(rank, device), _sgd(net))
+    assert second.bagua_module_name != net.bagua_module_name
+    assert communication.get_backend(net.bagua_module_name) is net.bagua_ddp.scheduler
+    named = nn.Linear(2, 2).to(device)
+    named.bagua_module_name = "chosen"
+    with_algorithm(named, _sgd(named))
+    assert named.bagua_module_name == named.bagua_ddp.bagua_module_name == "chosen"
+    return str(net.bagua_module_name)
+
+
+def test_what_a_wrapped_module_has() -> None:
+    names = run_ranks(2, _attributes)
+    assert names[0] == names[1]
+
+
+class Crowded(nn.Module):
+    """Has attributes of its own with the names of ours."""
+
+    bagua_buckets = "mine"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parameters_to_ignore = nn.Linear(2, 4)
+        self.bagua_optimizers = 5
+        self.register_buffer("bagua_train_step_counter", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.parameters_to_ignore(x) * self.bagua_optimizers
+
+
+def _crowded() -> None:
+    rank, device = begin()
+    torch.manual_seed(rank)
+    net: Any = Crowded().to(device)
+    twin = copy.deepcopy(net)
+    optimizer, other = _sgd(net), _sgd(twin)
+    with_algorithm(net, optimizer)
+    train(net, optimizer, batches(rank, 5, device))
+    train(torch_ddp(twin), other, batches(rank, 5, device))
+    check_equal(net, twin)
+    assert net.bagua_buckets == "mine"
+    assert net.bagua_optimizers == 5
+    assert isinstance(net.parameters_to_ignore, nn.Linear)
+    assert net.bagua_train_step_counter.tolist() == [0]
+
+
+def test_attributes_of_the_module_itself_win() -> None:
+    run_ranks(2, _crowded)
+
+
+# --- again -----------------------------------------------------------------------------------------------------------
+
+
+def _again() -> None:
+    rank, device = begin()
+    net, twin = mlp(rank, device), mlp(rank, device)
+    optimizer, other = _sgd(net), _sgd(twin)
+    data = batches(rank, 6, device)
+    for _ in range(3):
+        with_algorithm(net, optimizer)
+    reference = torch_ddp(twin)
+    with counted_all_reduces() as calls:
+        train(net, optimizer, data[:3])
+    assert len(calls) == 3, calls
+    with_algorithm(net, optimizer)
+    assert net.bagua_train_step_counter == 0
+    with counted_all_reduces() as calls:
+        train(net, optimizer, data[3:])
+    assert len(calls) == 3, calls
+    train(reference, other, data)
+    check_equal(net, twin)
+
+
+def test_a_second_call_replaces_the_first() -> None:
+    run_ranks(2, _again)
+
+
+def _other_optimizer() -> None:
+    rank, device = begin()
+    net, twin = mlp(rank, device), mlp(rank, device)
+    first, second = _sgd(net), torch.optim.Adam(net.parameters(), lr=0.01)
+    with_algorithm(net, first)
+    train(net, first, batches(rank, 3, device))
+    with_algorithm(net, second)
+    train(net, second, batches(rank, 3, device, seed=1))
+    first.step()  # of no concern to us any more, also in the middle of a step
+    other = _sgd(twin)
+    reference = torch_ddp(twin)
+    train(reference, other, batches(rank, 3, device))
+    train(reference, torch.optim.Adam(twin.parameters(), lr=0.01), batches(rank, 3, device, seed=1))
+    other.step()
+    check_equal(net, twin)
+    assert not first._optimizer_step_pre_hooks
+    assert not first._optimizer_step_post_hooks
+
+
+def test_another_optimizer_on_the_way() -> None:
+    run_ranks(2, _other_optimizer)
+
+
+def _failed_call() -> None:
+    rank, device = begin()
+    net = mlp(rank, device)
+    optimizer = _sgd(net)
+    with_algorithm(net, optimizer)
+    train(net, optimizer, batches(rank, 2, device))
+    # Refused before anything is touched:
+    for kind, call in (
+        (TypeError, lambda: net.with_bagua(optimizer, GradientAllReduceAlgorithm())),
+        (TypeError, lambda: net.with_bagua([optimizer, None], GradientAllReduceAlgorithm())),
+        (TypeError, lambda: net.with_bagua([optimizer], GradientAllReduceAlgorithm)),
+        (TypeError, lambda: net.with_bagua([optimizer], "gradient_allreduce")),
+        (TypeError, lambda: net.with_bagua([optimizer], GradientAllReduceAlgorithm(), process_group="world")),
+    ):
+        message_of(kind, call)
+    train(net, optimizer, batches(rank, 2, device, seed=1))
+    check_ranks_equal(net)
+    lbfgs = torch.optim.LBFGS(net.parameters())
+    assert "LBFGS" in message_of(ValueError, lambda: with_algorithm(net, lbfgs))
+    with_algorithm(net, optimizer)
+    train(net, optimizer, batches(rank, 2, device, seed=2))
+    check_ranks_equal(net)
+
+
+def test_a_call_that_is_refused_leaves_the_module_usable() -> None:
+    run_ranks(2, _failed_call)
+
+
+def _nothing_to_train() -> list[str]:
+    rank, device = begin()
+    frozen = nn.Linear(2, 2).requires_grad_(False).to(device)
+    net: Any = nn.Linear(2, 2 + rank).to(device)
+    empty = message_of(ValueError, lambda: frozen.with_bagua([], GradientAllReduceAlgorithm()))
+    return [empty, message_of(RuntimeError, lambda: net.with_bagua([], GradientAllReduceAlgorithm()))]
+
+
+def test_what_cannot_be_trained_is_refused_on_every_rank() -> None:
+    for empty, differs in run_ranks(2, _nothing_to_train):
+        assert "Linear has no parameter to synchronise" in empty
+        assert "weight" in differs
+        assert "rank 1 has" in differs
+
+
+def _without_a_group() -> str:
+    net: Any = nn.Linear(2, 2)
+    return message_of(RuntimeError, lambda: net.with_bagua([], GradientAllReduceAlgorithm()))
+
+
+def test_without_a_process_group() -> None:
+    assert "init_process_group" in run_ranks(1, _without_a_group)[0]
+
+
+def _member_or_not() -> str:
+    rank, device = begin()
+    pair = communication.new_group([0, 2])
+    net = mlp(rank, device)
+    optimizer = _sgd(net)
+    algorithm = Algorithm.init("gradient_allreduce")
+    if rank == 1:
+        return message_of(ValueError, lambda: net.with_bagua([optimizer], algorithm, process_group=pair))
+    net.with_bagua([optimizer], algorithm, process_group=pair)
+    train(net, optimizer, batches(rank, 3, device))
+    return str(sum(parameter.sum().item() for parameter in net.parameters()))
+
+
+def test_only_members_of_the_group_can_wrap() -> None:
+    zero, one, two = run_ranks(3, _member_or_not)
+    assert "no member" in one
+    assert "[0, 2]" in one
+    assert zero == two
+
+
+# --- several models --------------------------------------------------------------------------------------------------
+
+
+def _several_models() -> None:
+    rank, device = begin()
+    ours = [mlp(rank, device), mlp(rank + 10, device)]
+    theirs = copy.deepcopy(ours)
+    our_optimizers, their_optimizers = [_sgd(net) for net in ours], [_sgd(net) for net in theirs]
+    for net, optimizer in zip(ours, our_optimizers, strict=True):
+        with_algorithm(net, optimizer)
+    references = [torch_ddp(net) for net in theirs]
+    for nets, optimizers in ((ours, our_optimizers), (references, their_optimizers)):
+        for step, batch in enumerate(batches(rank, 10, device, (8, 2))):
+            for number in (step % 2, 1 - step % 2):
+                train(nets[number], optimizers[number], [batch])
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            # One through the other, as in adversarial training.
+            hidden = nets[0](batch[0])
+            (loss_of(nets[1], (hidden[:, :2], batch[1])) + hidden.square().mean()).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    for ours_one, theirs_one in zip(ours, theirs, strict=True):
+        check_equal(ours_one, theirs_one)
+
+
+def test_two_models_by_turns_and_one_through_the_other() -> None:
+    run_ranks(2, _several_models)
+
+
+def _subgroup_of_torch_only() -> None:
+    """Without bagua.init_process_group: torch's default group is adopted."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    net = mlp(rank)
+    optimizer = _sgd(net)
+    with_algorithm(net, optimizer)
+    train(net, optimizer, batches(rank, 3))
+    check_ranks_equal(net)
+    bagua.init_process_group()
+    with_algorithm(net, optimizer)
+    train(net, optimizer, batches(rank, 3))
+    check_ranks_equal(net)
+    check_close(net, net)
+
+
+def test_on_a_group_that_torch_made() -> None:
+    run_ranks(2, _subgroup_of_torch_only)

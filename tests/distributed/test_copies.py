@@ -1,0 +1,140 @@
+"""Copies, pickles and files of wrapped modules, and wrapping them again."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from support.ranks import run_ranks
+from support.training import (
+    Batch,
+    NormNet,
+    batches,
+    begin,
+    check_equal,
+    check_ranks_equal,
+    counted_all_reduces,
+    message_of,
+    momentum,
+    pair,
+    torch_ddp,
+    train,
+    with_algorithm,
+)
+from torch import nn
+
+from bagua.torch_api.data_parallel import DistributedDataParallel
+
+HOW = ("with_bagua", "wrapper")
+
+
+def _compare(both: list[tuple[Any, Any]], what: str = "") -> None:
+    check_equal(both[0][0], both[1][0], what)
+
+
+def _copies(how: str) -> None:
+    rank, device = begin()
+    both = pair(how, rank, device, NormNet)
+    data = batches(rank, 6, device)
+    for model, optimizer in both:
+        train(model, optimizer, data[:2])
+    ours, optimizer = both[0]
+    inner = ours.module if how == "wrapper" else ours
+    file = io.BytesIO()
+    torch.save(inner, file)
+    file.seek(0)
+    for duplicate in (copy.deepcopy(inner), torch.load(file, weights_only=False), pickle.loads(pickle.dumps(inner))):
+        check_equal(duplicate, inner)
+        # An ordinary module: it trains alone, and neither disturbs nor is disturbed.
+        alone = momentum(duplicate)
+        with counted_all_reduces() as calls:
+            train(duplicate, alone, batches(rank, 2, device, seed=7))
+        assert not calls
+        assert getattr(duplicate, "bagua_ddp", None) is None
+        assert not hasattr(duplicate, "bagua_buckets")
+        # It can be wrapped in its turn.
+        with_algorithm(duplicate, alone)
+        train(duplicate, alone, batches(rank, 2, device, seed=8))
+        check_ranks_equal(nn.ParameterList(duplicate.parameters()))
+    copied = copy.deepcopy(optimizer)
+    assert not copied._optimizer_step_pre_hooks
+    for model, one in both:
+        train(model, one, data[2:])
+    _compare(both) if how == "wrapper" else check_ranks_equal(nn.ParameterList(ours.parameters()))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_copies_of_a_wrapped_module_are_ordinary(how: str) -> None:
+    run_ranks(2, _copies, how)
+
+
+def _copied_wrapper() -> None:
+    rank, device = begin()
+    ((model, optimizer), _) = pair("wrapper", rank, device, NormNet)
+    train(model, optimizer, batches(rank, 2, device))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for duplicate in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        twin = torch_ddp(copy.deepcopy(duplicate.module))
+        ours, theirs = momentum(duplicate), momentum(twin)
+        before = copy.deepcopy(model.state_dict())
+        train(duplicate, ours, batches(rank, 3, device, seed=1))
+        train(twin, theirs, batches(rank, 3, device, seed=1))
+        check_equal(duplicate, twin)
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, before[name]), name
+
+
+def test_copies_of_a_wrapper_are_replicas_of_their_own() -> None:
+    run_ranks(2, _copied_wrapper)
+
+
+def _state_dicts() -> None:
+    rank, device = begin()
+    both = pair("wrapper", rank, device, NormNet)
+    (ours, optimizer), (theirs, _) = both
+    for model, one in both:
+        train(model, one, batches(rank, 2, device))
+    state = ours.state_dict()
+    assert all(name.startswith("module.") for name in state)
+    theirs.load_state_dict(state)
+    ours.load_state_dict(theirs.state_dict())
+    plain = NormNet().to(device)
+    plain.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    _compare(both)
+    for model, one in both:
+        train(model, one, batches(rank, 2, device, seed=1))
+    _compare(both)
+
+
+def test_state_dicts_are_those_of_torch_ddp() -> None:
+    run_ranks(2, _state_dicts)
+
+
+def _wrapped_again() -> str:
+    rank, device = begin()
+    both = pair("wrapper", rank, device)
+    (ours, optimizer), (theirs, other) = both
+    data: list[Batch] = batches(rank, 6, device)
+    train(ours, optimizer, data[:2])
+    again = DistributedDataParallel(ours.module, find_unused_parameters=True, optimizers=[optimizer])
+    with counted_all_reduces() as calls:
+        train(again, optimizer, data[2:4])
+    assert len(calls) == 4, "a bucket and the agreement on what was used, in each step"
+    message = message_of(RuntimeError, lambda: ours(data[4][0]))
+    last = with_algorithm(again.module, optimizer)
+    train(last, optimizer, data[4:])
+    train(theirs, other, data)
+    check_equal(last, theirs)
+    return message
+
+
+def test_a_module_can_be_wrapped_again() -> None:
+    for message in run_ranks(2, _wrapped_again):
+        assert "wrapped again" in message

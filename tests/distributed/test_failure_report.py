@@ -1,0 +1,298 @@
+"""When a rank dies inside a collective, the others name it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import re
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.processes import wait_until
+from support.ranks import run_ranks
+
+from bagua.collectives import torch_internals
+from bagua.collectives.initialization import init_process_group
+from bagua.collectives.process_group import BaguaProcessGroup, from_torch_group, to_bagua_process_group
+from bagua.engine import failure_report, roll_call
+from bagua.engine.failure_report import CollectiveError, explain_failure, failures_named, is_communication_error
+
+WHAT = "the all-reduce of bucket 7"
+# What the tests wait for at most; far beyond what they need.
+PATIENCE_S = 20.0
+
+
+def start(timeout_s: float = 120.0, roll_call_s: float = 3.0) -> tuple[int, BaguaProcessGroup]:
+    """A group of all ranks, whose connections exist."""
+    failure_report.ROLL_CALL_S = roll_call_s
+    init_process_group()
+    world = dist.new_group(timeout=datetime.timedelta(seconds=timeout_s))
+    assert isinstance(world, dist.ProcessGroup)
+    group = from_torch_group(world)
+    all_reduce(group)
+    # By the store: a rank that dies must not take the end of a collective away from the others.
+    say(f"started {dist.get_rank()}")
+    hear(*(f"started {rank}" for rank in group.ranks))
+    return dist.get_rank(), group
+
+
+def say(key: str) -> None:
+    torch_internals.default_store().set(key, "")
+
+
+def hear(*keys: str) -> None:
+    torch_internals.default_store().wait(list(keys), datetime.timedelta(seconds=PATIENCE_S))
+
+
+def all_reduce(group: BaguaProcessGroup) -> None:
+    with failures_named(group, WHAT):
+        # Long enough for a ring of pieces, in which only neighbours talk to each other.
+        dist.all_reduce(torch.ones(1 << 16), group=group.torch_group)
+
+
+def report_of(group: BaguaProcessGroup) -> tuple[str, tuple[int, ...], str]:
+    """Of an all-reduce that cannot succeed: message, missing ranks, and what the backend had said."""
+    try:
+        all_reduce(group)
+    except CollectiveError as error:
+        return str(error), error.missing_ranks, str(error.__cause__)
+    raise AssertionError("the all-reduce succeeded")
+
+
+# --- a rank dies ----------------------------------------------------------------------------------------------------
+
+
+def lose_a_rank(victim: int) -> tuple[str, tuple[int, ...], str]:
+    rank, group = start(roll_call_s=1.5)
+    if rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return report_of(group)
+
+
+def test_survivors_name_the_dead_rank() -> None:
+    results = run_ranks(3, lose_a_rank, 1, expect_death={1})
+    for rank in (0, 2):
+        message, missing, cause = results[rank]
+        assert missing == (1,)
+        assert re.search(
+            rf"{WHAT} failed on rank {rank} \(group \d+, ranks 0, 1, 2\)\. No answer within 1\.5 s from rank 1 ",
+            message,
+        )
+        assert f"rank 1 (host {socket.gethostname()})" in message
+        assert re.search("(Read error|Connection closed).* 127", message.replace("[", " "))
+        assert "start all ranks again from the last checkpoint" in message
+        assert "gloo" in cause
+
+
+def lose_a_rank_of_six() -> tuple[str, tuple[int, ...], str]:
+    """In the ring, 2 and 4 notice that 3 is dead. The others cannot return; they leave when the two have reported."""
+    rank, group = start()
+    if rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank in (0, 1, 5):
+
+        def leave() -> None:
+            try:
+                hear("reported 2", "reported 4")
+            finally:  # rank 0 may have left before us, and the store with it
+                os._exit(0)
+
+        threading.Thread(target=leave, daemon=True).start()
+    report = report_of(group)
+    say(f"reported {rank}")
+    return report
+
+
+def test_ranks_that_still_wait_are_not_taken_for_dead() -> None:
+    results = run_ranks(6, lose_a_rank_of_six, expect_death={0, 1, 3, 5})
+    assert [result and result[1] for result in results] == [None, None, (3,), None, (3,), None]
+
+
+def lose_the_store() -> tuple[str, tuple[int, ...], str]:
+    rank, group = start()
+    roll = roll_call.current_roll_call()
+    wait_until(lambda: roll._client is not None, "a connection of the roll call's own", PATIENCE_S)
+    say(f"connected {rank}")
+    if rank == 0:
+        hear(*(f"connected {other}" for other in group.ranks))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return report_of(group)
+
+
+def test_the_store_dies_with_its_rank() -> None:
+    for message, missing, cause in run_ranks(3, lose_the_store, expect_death={0})[1:]:
+        assert missing == ()
+        assert re.search(r"the store .* is gone\. Rank 0 serves it and has died or left", message)
+        assert "gloo" in cause
+
+
+def lose_rank_1_then_the_store() -> tuple[str, tuple[int, ...], str]:
+    """In a ring of four, 0 and 2 notice that 1 is dead. 3 notices when 0 leaves, which takes the store along."""
+    rank, group = start()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 3:
+        roll = roll_call.current_roll_call()
+
+        def tell_when_seen() -> None:
+            wait_until(lambda: roll._last is not None and roll._last[1].missing == (1,), "the roll", PATIENCE_S)
+            say("rank 3 knows")
+
+        threading.Thread(target=tell_when_seen, daemon=True).start()
+    report = report_of(group)
+    if rank == 0:
+        hear("rank 3 knows", "reported 2")
+        os._exit(0)
+    if rank == 2:
+        say("reported 2")
+    return report
+
+
+def test_what_was_known_before_the_store_died_is_told() -> None:
+    results = run_ranks(4, lose_rank_1_then_the_store, expect_death={0, 1})
+    message, missing, _ = results[3]
+    assert missing == (1,)
+    assert re.search(r"No answer when asked \d+ s ago from rank 1 \(host .*\): died", message)
+    assert results[2][1] == (1,)
+
+
+# --- nobody dies ----------------------------------------------------------------------------------------------------
+
+
+def be_absent(what: str | None) -> tuple[str, tuple[int, ...], str] | None:
+    """Rank 2 does not take part. Nothing: it computes. Else it is in a collective that the others are not in."""
+    rank, group = start(timeout_s=2.0)
+    if rank != 2:
+        report = report_of(group)
+        say(f"reported {rank}")
+        return report
+    with roll_call.current_roll_call().waiting(group.ranks, what) if what else contextlib.nullcontext():
+        hear("reported 0", "reported 1")
+    return None
+
+
+def test_a_rank_that_computes_on_does_not_answer() -> None:
+    for message, missing, cause in run_ranks(3, be_absent, None)[:2]:
+        assert missing == (2,)
+        assert re.search("No answer within 2 s from rank 2 .*busy outside of collectives", message)
+        assert "Timed out" in cause
+
+
+def test_a_rank_in_another_collective_is_told() -> None:
+    for message, missing, _ in run_ranks(3, be_absent, "the broadcast of the weights")[:2]:
+        assert missing == ()
+        assert "All ranks answered" in message
+        assert "rank 2 is in the broadcast of the weights" in message
+        assert "rank 1 is in" not in message
+
+
+# --- what is translated, and what is not ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        dist.DistBackendError("NCCL error: remote process exited"),
+        dist.DistNetworkError("Connection reset by peer"),
+        RuntimeError(
+            "[/x/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [::1]:7: Connection reset by peer"
+        ),
+        RuntimeError("[/x/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:7"),
+        RuntimeError("[/x/gloo/transport/tcp/unbound_buffer.cc:79] Timed out waiting 100ms for recv operation"),
+        RuntimeError("[/x/gloo/transport/tcp/pair.cc:314] Write timeout [::1]:7"),
+        RuntimeError("[/x/gloo/transport/tcp/pair.cc:339] writev [::1]:7: Broken pipe"),
+        RuntimeError("[/x/gloo/transport/tcp/pair.cc:812] Socket closed [::1]:7"),
+        RuntimeError("Gloo connectFullMesh failed with [/x/gloo/transport/tcp/pair.h:311] Connect timeout [::1]:7"),
+    ],
+)
+def test_errors_of_communication(error: Exception) -> None:
+    assert is_communication_error(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("gloo connection closed"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("Connection closed by the data loader"),
+        RuntimeError("[enforce fail at /x/third_party/gloo/gloo/allreduce.cc:31] connection count. 1 vs 2"),
+        dist.DistStoreError("wait timeout after 100ms"),
+        NotImplementedError("gloo: timeout"),
+        KeyError("gloo timeout"),
+    ],
+)
+def test_other_errors(error: Exception) -> None:
+    assert not is_communication_error(error)
+
+
+def raise_within(ranks: int) -> None:
+    _, group = start()
+    mine = ValueError("wrong argument")
+    with pytest.raises(ValueError, match="wrong argument") as raised, failures_named(group, WHAT):
+        raise mine
+    assert raised.value is mine
+    with pytest.raises(KeyboardInterrupt), failures_named(group, WHAT):
+        raise KeyboardInterrupt
+
+    inner = CollectiveError("gloo: connection closed, told by an inner one", (7,))
+    with pytest.raises(CollectiveError) as told, failures_named(group, WHAT):
+        raise inner
+    assert told.value is inner
+
+    lost = dist.DistNetworkError("connection closed")
+    with pytest.raises(CollectiveError, match=WHAT) as named, failures_named(group, WHAT):
+        raise lost
+    assert named.value.__cause__ is lost
+    assert named.value.missing_ranks == ()
+    assert ("All ranks answered" in str(named.value)) == (ranks > 0)
+
+    # Again, within the same minute: a roll of its own.
+    with pytest.raises(CollectiveError, match="All ranks answered"), failures_named(group, WHAT):
+        raise lost
+    assert not roll_call.current_roll_call()._waits
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_only_errors_of_communication_are_translated(ranks: int) -> None:
+    run_ranks(ranks, raise_within, ranks)
+
+
+def explain_after_shutdown() -> str:
+    _, group = start()
+    dist.destroy_process_group()
+    with failures_named(group, WHAT):
+        pass
+    error = dist.DistBackendError("lost")
+    report = explain_failure(error, group, WHAT)
+    assert report.__cause__ is error
+    return str(report)
+
+
+def test_an_explanation_that_fails_is_still_a_report() -> None:
+    assert re.search(
+        f"{WHAT} failed.*cannot be found out.*DistBackendError: lost", run_ranks(1, explain_after_shutdown)[0]
+    )
+
+
+def start_again(folder: str) -> bool:
+    rank, group = start()
+    first = roll_call.current_roll_call()
+    dist.destroy_process_group()
+    init_process_group(dist.FileStore(f"{folder}/store", 2), rank, 2, 2)
+    group = to_bagua_process_group()
+    all_reduce(group)
+    second = roll_call.current_roll_call()
+    first._thread.join(PATIENCE_S)
+    with pytest.raises(CollectiveError, match="All ranks answered"), failures_named(group, WHAT):
+        raise dist.DistNetworkError("connection closed")
+    return first is not second and not first._thread.is_alive() and second._thread.is_alive()
+
+
+def test_a_new_default_group_has_its_own_roll_call(tmp_path: Path) -> None:
+    assert run_ranks(2, start_again, str(tmp_path)) == [True, True]

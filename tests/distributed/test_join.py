@@ -1,0 +1,212 @@
+"""Ranks that run out of inputs before others, against torch's DistributedDataParallel."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks
+from support.training import (
+    Branches,
+    NormNet,
+    batches,
+    begin,
+    check_close,
+    check_equal,
+    check_ranks_equal,
+    loss_of,
+    message_of,
+    mlp,
+    torch_ddp,
+    train,
+)
+from torch import nn
+
+from bagua.torch_api.data_parallel import DistributedDataParallel
+
+# Batches of each rank.
+COUNTS = {"more by rank": [1, 3], "fewer by rank": [4, 1], "none": [0, 2], "alike": [3, 3]}
+
+
+def _sgd(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.05)
+
+
+def _pair(make: Callable[[], nn.Module], rank: int, device: torch.device, **options: Any) -> list[tuple[Any, Any]]:
+    """Ours and torch's, each with its optimizer."""
+    torch.manual_seed(rank)
+    ours = make().to(device)
+    theirs = copy.deepcopy(ours)
+    optimizer, other = _sgd(ours), _sgd(theirs)
+    wrapped = DistributedDataParallel(ours, optimizers=[optimizer], **options)
+    return [(wrapped, optimizer), (torch_ddp(theirs, **options), other)]
+
+
+def _uneven(make: Callable[[], nn.Module], counts: list[int], by_initial_size: bool) -> None:
+    rank, device = begin()
+    pair = _pair(make, rank, device)
+    exact = by_initial_size and len(counts) == 2
+    check = check_equal if exact else check_close
+
+    def join(seed: int) -> None:
+        for model, optimizer in pair:
+            with model.join(divide_by_initial_world_size=by_initial_size):
+                train(model, optimizer, batches(rank, counts[rank], device, seed=seed))
+        check_ranks_equal(pair[0][0])
+
+    join(seed=0)
+    check(pair[0][0], pair[1][0], "after join")
+    for model, optimizer in pair:
+        train(model, optimizer, batches(rank, 2, device, seed=1))
+    # From here on without buffers: torch goes on taking them from the last rank, we take them from the first again.
+    check(*(nn.ParameterList(model.parameters()) for model, _ in pair), "after plain training")
+    join(seed=2)
+    check(*(nn.ParameterList(model.parameters()) for model, _ in pair), "after another join")
+
+
+@pytest.mark.parametrize("by_initial_size", [True, False])
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("make", [mlp, NormNet], ids=["plain", "with buffers"])
+def test_two_ranks_end_where_torch_ddp_does(make: Callable[[], nn.Module], counts: str, by_initial_size: bool) -> None:
+    run_ranks(2, _uneven, make, COUNTS[counts], by_initial_size)
+
+
+@pytest.mark.parametrize("by_initial_size", [True, False])
+def test_four_ranks_end_where_torch_ddp_does(by_initial_size: bool) -> None:
+    run_ranks(4, _uneven, NormNet, [2, 5, 1, 3], by_initial_size)
+
+
+def _branches(counts: list[int]) -> None:
+    rank, device = begin()
+    pair = _pair(Branches, rank, device, find_unused_parameters=True)
+    never = copy.deepcopy(pair[0][0].module.never)
+    for model, optimizer in pair:
+        with model.join():
+            for number, batch in enumerate(batches(rank, counts[rank], device)):
+                optimizer.zero_grad()
+                loss_of(model, batch, take=("left", "right")[(number + rank) % 2 :][:1]).backward()
+                optimizer.step()
+    check_equal(pair[0][0], pair[1][0])
+    dist.broadcast(never.weight.data, 0)
+    assert torch.equal(pair[0][0].module.never.weight, never.weight)
+
+
+@pytest.mark.parametrize("counts", [[1, 4], [3, 2]])
+def test_branches_by_rank(counts: list[int]) -> None:
+    run_ranks(2, _branches, counts)
+
+
+def _accumulating(counts: list[int]) -> None:
+    rank, device = begin()
+    pair = _pair(NormNet, rank, device)
+    for model, optimizer in pair:
+        with model.join():
+            for number, batch in enumerate(batches(rank, counts[rank], device)):
+                quiet = number % 2 == 0
+                with model.no_sync() if quiet else nullcontext():
+                    loss_of(model, batch).backward()
+                if not quiet:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    check_equal(pair[0][0], pair[1][0])
+
+
+@pytest.mark.parametrize("counts", [[2, 6], [6, 4]])
+def test_accumulation_within(counts: list[int]) -> None:
+    run_ranks(2, _accumulating, counts)
+
+
+def _evaluating(counts: list[int]) -> None:
+    """Forward passes without gradients in between, which torch's DDP has no answer for."""
+    rank, device = begin()
+    (ours, optimizer), (reference, other) = _pair(NormNet, rank, device)
+    data = batches(rank, counts[rank], device)
+    with reference.join():
+        train(reference, other, data)
+    with ours.join():
+        for batch in data:
+            train(ours, optimizer, [batch])
+            ours.eval()
+            with torch.no_grad():
+                ours(batch[0])
+            ours.train()
+    check_equal(*(nn.ParameterList(model.parameters()) for model in (ours, reference)))
+
+
+@pytest.mark.parametrize("counts", [[2, 4], [3, 1]])
+def test_evaluation_within(counts: list[int]) -> None:
+    run_ranks(2, _evaluating, counts)
+
+
+def _one_goes_forward_alone() -> int:
+    rank, device = begin()
+    model = DistributedDataParallel(mlp(rank, device))
+    optimizer = _sgd(model)
+    with model.join():
+        train(model, optimizer, batches(rank, 1 + rank, device))
+    if rank == 0:
+        with torch.no_grad():
+            model(batches(rank, 1, device)[0][0])
+    # Rank 1 would meet rank 0's collective here.
+    total = torch.ones(1, device=device)
+    dist.all_reduce(total)
+    return int(total.item())
+
+
+def test_after_the_context_a_rank_may_go_forward_alone() -> None:
+    assert run_ranks(2, _one_goes_forward_alone) == [2, 2]
+
+
+def _disabled() -> None:
+    rank, device = begin()
+    pair = _pair(mlp, rank, device)
+    for model, optimizer in pair:
+        with model.join(enable=False):
+            train(model, optimizer, batches(rank, 3, device))
+    check_equal(pair[0][0], pair[1][0])
+
+
+def test_disabled_it_does_nothing() -> None:
+    run_ranks(2, _disabled)
+
+
+def _thrown() -> str:
+    rank, device = begin()
+    model = DistributedDataParallel(mlp(rank, device))
+    optimizer = _sgd(model)
+
+    def run() -> None:
+        with model.join(throw_on_early_termination=True):
+            train(model, optimizer, batches(rank, 2 + rank, device))
+
+    return message_of(RuntimeError, run)
+
+
+def test_all_ranks_can_be_made_to_stop() -> None:
+    zero, one = run_ranks(2, _thrown)
+    assert "exhausted" in zero
+    assert "exhausted inputs" in one
+
+
+def _experts() -> None:
+    """What is not synchronised is not overwritten at the end either."""
+    rank, device = begin()
+    net: Any = mlp(0, device)
+    net.loose = nn.Parameter(torch.full((1,), float(rank), device=device))
+    net.loose.expert = True
+    net.register_buffer("own", torch.full((1,), float(rank), device=device))
+    net._bagua_params_and_buffers_to_ignore = ["own"]
+    model = DistributedDataParallel(net)
+    with model.join():
+        train(model, _sgd(model), batches(rank, 1 + rank, device))
+    assert net.loose.item() == rank
+    assert net.own.item() == rank
+
+
+def test_experts_and_ignored_buffers_stay_with_their_rank() -> None:
+    run_ranks(2, _experts)

@@ -1,0 +1,206 @@
+"""Several backward passes before a step: without communication in between, and with it."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from support.ranks import run_ranks
+from support.training import (
+    WRAPPERS,
+    Branches,
+    NormNet,
+    batches,
+    begin,
+    check_equal,
+    check_tensor_on_ranks,
+    counted_all_reduces,
+    loss_of,
+    mlp,
+    torch_ddp,
+    wrap,
+)
+from torch import nn
+
+from bagua.torch_api.data_parallel import DistributedDataParallel
+
+ROUNDS = 4
+
+
+def _momentum(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+
+
+def _no_sync(model: Any) -> AbstractContextManager[None]:
+    context: AbstractContextManager[None] = (model if hasattr(model, "no_sync") else model.bagua_ddp).no_sync()
+    return context
+
+
+def _clear(optimizer: torch.optim.Optimizer, zeroing: str) -> None:
+    if zeroing == "by hand":
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(0)
+    else:
+        optimizer.zero_grad(set_to_none=zeroing == "to none")
+
+
+def _accumulated(how: str, zeroing: str, silent: bool) -> None:
+    rank, device = begin()
+    ours, theirs = mlp(rank, device), mlp(rank, device)
+    optimizer, other = _momentum(ours), _momentum(theirs)
+    wrapped, reference = wrap(how, ours, optimizer), torch_ddp(theirs)
+    data = batches(rank, 3 * ROUNDS, device)
+    for round_number in range(ROUNDS):
+        first, second, third = data[3 * round_number : 3 * round_number + 3]
+        for model, one in ((wrapped, optimizer), (reference, other)):
+            _clear(one, zeroing)
+            with counted_all_reduces() as calls:
+                for batch in (first, second):
+                    with _no_sync(model) if silent else nullcontext():
+                        loss_of(model, batch).backward()
+                if model is wrapped:
+                    assert len(calls) == (0 if silent else 2), calls
+            loss_of(model, third).backward()
+            one.step()
+        check_equal(ours, theirs, f"round {round_number}")
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["no_sync", "every pass"])
+@pytest.mark.parametrize("zeroing", ["to none", "to zero", "by hand"])
+@pytest.mark.parametrize("how", WRAPPERS)
+def test_accumulated_gradients_are_those_of_torch_ddp(how: str, zeroing: str, silent: bool) -> None:
+    run_ranks(2, _accumulated, how, zeroing, silent)
+
+
+def _restored() -> None:
+    rank, device = begin()
+    model = DistributedDataParallel(mlp(rank, device))
+    batch = batches(rank, 1, device)[0]
+    with model.no_sync():
+        assert not model.require_backward_grad_sync
+        with model.no_sync():
+            pass
+        assert not model.require_backward_grad_sync
+    assert model.require_backward_grad_sync
+    try:
+        with model.no_sync():
+            raise KeyError("of the user")
+    except KeyError:
+        assert model.require_backward_grad_sync
+    # The forward pass outside, its backward pass inside: nothing is sent, and nothing is missed afterwards.
+    with counted_all_reduces() as calls:
+        loss = loss_of(model, batch)
+        with model.no_sync():
+            loss.backward()
+        assert not calls
+        loss_of(model, batch).backward()
+        assert len(calls) == 1
+    # Only gradients that a rank accumulated alone differ.
+    model.zero_grad()
+    with model.no_sync():
+        loss_of(model, batch).backward()
+    alone = [parameter.grad.clone() for parameter in model.parameters()]
+    loss_of(model, batch).backward()
+    for before, parameter in zip(alone, model.parameters(), strict=True):
+        assert not torch.equal(before, parameter.grad)
+        check_tensor_on_ranks(parameter.grad, "a gradient")
+
+
+def test_no_sync_ends_with_its_context() -> None:
+    run_ranks(2, _restored)
+
+
+# --- several backward passes of one forward pass ---------------------------------------------------------------------
+
+
+def _reference_gradients(net: nn.Module, losses: Any, data: Any) -> dict[str, torch.Tensor]:
+    """The mean over the ranks' data, computed alone."""
+    for rank_data in data:
+        for loss in losses(net, rank_data):
+            (loss / len(data)).backward(retain_graph=True)
+    return {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}
+
+
+def _two_losses(model: Any, batch: Any) -> list[torch.Tensor]:
+    output = model(batch[0])
+    return [(output - batch[1]).square().mean(), output.abs().sum()]
+
+
+def _halves(model: Any, batch: Any) -> list[torch.Tensor]:
+    """Each reaches one of two branches, and nothing is reached by both: the trunk is frozen."""
+    left, right = model(batch[0], take=("left",)), model(batch[0], take=("right",))
+    return [(left - batch[1]).square().mean(), right.abs().sum()]
+
+
+def _overlapping(model: Any, batch: Any) -> list[torch.Tensor]:
+    """As before, but the first loss and the second both reach the trunk."""
+    return _halves(model, batch)
+
+
+def _passes(kind: str, small_buckets: bool, how: str) -> None:
+    rank, device = begin()
+    torch.manual_seed(0)
+    if kind == "same parameters":
+        net: Any = mlp(0, device)
+        losses = _two_losses
+    else:
+        net = Branches().to(device)
+        del net.never
+        losses = _halves
+        if kind == "halves":
+            net.trunk.requires_grad_(False)
+    alone = copy.deepcopy(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    if how == "wrapper" and small_buckets:
+        model: Any = DistributedDataParallel(net, bucket_cap_mb=1e-6, optimizers=[optimizer])
+    else:
+        model = wrap(how, net, optimizer)
+    for step in range(3):
+        data = [batches(other, 1, device, seed=step)[0] for other in range(2)]
+        optimizer.zero_grad()
+        alone.zero_grad()
+        for loss in losses(model, data[rank]):
+            loss.backward(retain_graph=True)
+        expected = _reference_gradients(alone, losses, data)
+        for name, parameter in net.named_parameters():
+            if name in expected:
+                assert torch.allclose(parameter.grad, expected[name], rtol=1e-5, atol=1e-6), f"{name} in step {step}"
+                check_tensor_on_ranks(parameter.grad, name)
+        optimizer.step()
+        alone.load_state_dict(net.state_dict())
+
+
+@pytest.mark.parametrize("kind", ["same parameters", "halves", "overlapping halves"])
+@pytest.mark.parametrize("small_buckets", [False, True])
+@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
+def test_two_losses_before_one_step(kind: str, small_buckets: bool, how: str) -> None:
+    env = {"BAGUA_DEFAULT_BUCKET_SIZE": "1"} if small_buckets else None
+    run_ranks(2, _passes, kind, small_buckets, how, env=env)
+
+
+def _forward_twice(model_kind: str) -> None:
+    rank, device = begin()
+    torch.manual_seed(rank)
+    ours: nn.Module = NormNet().to(device) if model_kind == "with buffers" else mlp(rank, device)
+    theirs = copy.deepcopy(ours)
+    optimizer, other = _momentum(ours), _momentum(theirs)
+    wrapped, reference = DistributedDataParallel(ours, optimizers=[optimizer]), torch_ddp(theirs)
+    data = batches(rank, 8, device)
+    for number in range(4):
+        for model, one in ((wrapped, optimizer), (reference, other)):
+            one.zero_grad()
+            # One graph of two forward passes, as of siamese networks.
+            first, second = (model(data[2 * number + index][0]) for index in range(2))
+            (first - second).square().mean().backward()
+            one.step()
+        check_equal(ours, theirs, f"step {number}")
+
+
+@pytest.mark.parametrize("model_kind", ["plain", "with buffers"])
+def test_two_forward_passes_in_one_graph(model_kind: str) -> None:
+    run_ranks(2, _forward_twice, model_kind)

@@ -1,0 +1,323 @@
+"""What users of torch do around a module: precision, clipping, copies, files, odd outputs, errors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from support.ranks import run_ranks
+from support.training import (
+    NormNet,
+    batches,
+    begin,
+    check_equal,
+    check_ranks_equal,
+    counted_all_reduces,
+    loss_of,
+    message_of,
+    mlp,
+    pair,
+    train,
+)
+from torch import Tensor, nn
+
+HOW = ("with_bagua", "wrapper")
+
+
+def _compare(both: list[tuple[Any, Any]], what: str = "") -> None:
+    check_equal(both[0][0], both[1][0], what)
+
+
+# --- precision, clipping, optimizers ---------------------------------------------------------------------------------
+
+
+def _autocast(how: str) -> None:
+    rank, device = begin()
+    both = pair(how, rank, device)
+    for model, optimizer in both:
+        scaler = torch.amp.GradScaler(device.type, init_scale=2.0**10, growth_interval=2)
+        for step, batch in enumerate(batches(rank, 8, device)):
+            optimizer.zero_grad()
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = loss_of(model, batch)
+            # Infinite on one rank: all of them skip the step.
+            scaler.scale(loss * float("inf") if step == 4 and rank == 1 else loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == 2.0**12
+    _compare(both)
+    check_ranks_equal(both[0][0])
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_autocast_and_gradient_scaling(how: str) -> None:
+    run_ranks(2, _autocast, how)
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "foreach": lambda module: torch.optim.Adam(module.parameters(), lr=0.01, foreach=True),
+    "not foreach": lambda module: torch.optim.Adam(module.parameters(), lr=0.01, foreach=False),
+    "fused": lambda module: torch.optim.AdamW(module.parameters(), lr=0.01, fused=True),
+    "maximize": lambda module: torch.optim.SGD(module.parameters(), lr=0.01, maximize=True),
+    "rprop": lambda module: torch.optim.Rprop(module.parameters(), lr=0.01),
+}
+
+
+def _optimizer(kind: str, how: str) -> None:
+    rank, device = begin()
+    both = pair(how, rank, device, make_optimizer=OPTIMIZERS[kind])
+    for model, optimizer in both:
+        train(model, optimizer, batches(rank, 10, device))
+    _compare(both)
+
+
+@pytest.mark.parametrize("how", ["with_bagua", "wrapper without views"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_kinds_of_optimizers(kind: str, how: str) -> None:
+    run_ranks(2, _optimizer, kind, how)
+
+
+def _schedule(how: str) -> None:
+    rank, device = begin()
+    both = pair(how, rank, device, make_optimizer=lambda net: torch.optim.SGD(net[0].parameters(), lr=0.1))
+    for model, optimizer in both:
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+        inner = model.module if hasattr(model, "module") else model
+        for number, batch in enumerate(batches(rank, 8, device)):
+            if number == 4:
+                optimizer.add_param_group({"params": inner[2].parameters(), "lr": 0.03})
+                scheduler.base_lrs.append(0.03)
+            optimizer.zero_grad()
+            loss_of(model, batch).backward(retain_graph=True)
+            optimizer.step(lambda: 7.0)
+            scheduler.step()
+    _compare(both)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_schedules_closures_and_groups_that_come_later(how: str) -> None:
+    run_ranks(2, _schedule, how)
+
+
+def _gradient_penalty(how: str) -> None:
+    """Backward through a gradient: autograd.grad runs through the module's outputs, too."""
+    rank, device = begin()
+    both = pair(how, rank, device)
+    for model, optimizer in both:
+        for x, y in batches(rank, 4, device):
+            x = x.requires_grad_()
+            optimizer.zero_grad()
+            output = model(x)
+            (slope,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+            ((output - y).square().mean() + slope.square().mean()).backward()
+            optimizer.step()
+    _compare(both)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_gradient_penalty(how: str) -> None:
+    run_ranks(2, _gradient_penalty, how)
+
+
+# --- inputs and outputs ----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Answer:
+    logits: Tensor
+    rest: list[Any]
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+class Packing(nn.Module):
+    """Takes keywords, gives its two outputs in a structure of the given kind; with None, numbers and no tensor at all
+    among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp(int(torch.randint(1000, ()).item()))
+        self.head = nn.Linear(2, 4)
+
+    def forward(self, *, x: Tensor, kind: str) -> Any:
+        first, second = self.net(x), self.head(x)
+        return {
+            "dict": {"first": first, "more": [None, 3, {"second": second}]},
+            "tuple": (first, (second, "text")),
+            "named tuple": Pair(first, second),
+            "dataclass": Answer(first, [second, None]),
+        }[kind]
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output]
+    if dataclasses.is_dataclass(output):
+        output = [getattr(output, field.name) for field in dataclasses.fields(output)]
+    if isinstance(output, dict):
+        output = list(output.values())
+    return [one for part in output for one in _tensors(part)] if isinstance(output, (list, tuple)) else []
+
+
+def _structured(kind: str, how: str) -> None:
+    rank, device = begin()
+    both = pair(how, rank, device, Packing)
+    for model, optimizer in both:
+        for x, y in batches(rank, 4, device):
+            optimizer.zero_grad()
+            first, second = _tensors(model(x=x, kind=kind))
+            ((first + second - y) ** 2).mean().backward()
+            optimizer.step()
+    _compare(both)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", ["dict", "tuple", "named tuple", "dataclass"])
+def test_structured_outputs_and_keywords(kind: str, how: str) -> None:
+    run_ranks(2, _structured, kind, how)
+
+
+class Table(nn.Module):
+    """Gives its parameter itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4, 2))
+
+    def forward(self) -> Tensor:
+        return self.table
+
+
+def _own_parameter() -> None:
+    rank, device = begin()
+    ((model, optimizer),) = pair("with_bagua", rank, device, Table)[:1]
+    for x, y in batches(rank, 5, device):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(x @ model().t(), y).backward()
+        optimizer.step()
+    check_ranks_equal(model)
+    assert not model.table._backward_hooks, "one more in every step"
+
+
+def test_a_module_that_gives_its_parameter() -> None:
+    run_ranks(2, _own_parameter)
+
+
+class Averaging(nn.Module):
+    """Replaces its buffer in every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x) - self.mean
+        self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(dim=0)
+        return y
+
+
+@pytest.mark.parametrize("make", [Averaging, NormNet])
+def test_buffers_follow_the_first_rank(make: Callable[[], nn.Module]) -> None:
+    run_ranks(2, _buffers, make)
+
+
+def _buffers(make: Callable[[], nn.Module]) -> None:
+    rank, device = begin()
+    both = pair("wrapper", rank, device, make)
+    (ours, optimizer), (theirs, other) = both
+    for number, batch in enumerate(batches(rank, 6, device)):
+        for model, one in both:
+            train(model, one, [batch])
+            model.train(number % 2 == 0)
+            with torch.inference_mode(number % 3 == 0), torch.no_grad():
+                model(batch[0])
+            model.train()
+        _compare(both, f"step {number}")
+    assert optimizer is not other
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+
+
+# --- without gradients, and errors -----------------------------------------------------------------------------------
+
+
+def _inference(how: str) -> None:
+    rank, device = begin()
+    both = pair(how, rank, device)
+    ours = both[0][0]
+    inner = ours.module if how == "wrapper" else ours
+    for number, batch in enumerate(batches(rank, 4, device)):
+        for context in (torch.no_grad(), torch.inference_mode()):
+            # In training mode, too, and where a change makes everything begin anew.
+            inner[0].bias.requires_grad_(number % 2 == 1)
+            with context, counted_all_reduces() as calls:
+                ours.train(number % 2 == 0)
+                ours(batch[0])
+                ours.train()
+                if number == 2:
+                    ours(batch[0])
+        inner[0].bias.requires_grad_(True)
+        for model, optimizer in both:
+            train(model, optimizer, [batch])
+    assert not calls
+    _compare(both)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_forward_without_gradients_in_between(how: str) -> None:
+    run_ranks(2, _inference, how)
+
+
+class Stumbling(nn.Module):
+    """Raises in forward, or in the middle of backward, when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, where: str = "") -> Tensor:
+        x = self.first(x)
+        if where == "forward":
+            raise KeyError(where)
+        if where == "backward":
+            x.register_hook(_raise)
+        return self.second(x)
+
+
+def _raise(_: Tensor) -> None:
+    raise KeyError("backward")
+
+
+def _errors(how: str, where: str) -> str | None:
+    rank, device = begin()
+    both = pair(how, rank, device, Stumbling)
+    first, second, third = batches(rank, 3, device)
+    for model, optimizer in both:
+        train(model, optimizer, [first])
+    ours, optimizer = both[0]
+    message_of(KeyError, lambda: ours(second[0], where).sum().backward())
+    message = None
+    if where == "backward":
+        # Not all ranks may have failed, so it is said once.
+        message = message_of(RuntimeError, lambda: ours(third[0]))
+    for model, optimizer in both:
+        train(model, optimizer, [third])
+    _compare(both)
+    return message
+
+
+@pytest.mark.parametrize("small_buckets", [True, False])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_training_goes_on_after_an_error_of_all_ranks(where: str, small_buckets: bool) -> None:
+    env = {"BAGUA_DEFAULT_BUCKET_SIZE": "1"} if small_buckets else None
+    for message in run_ranks(2, _errors, "with_bagua", where, env=env):
+        assert (message is None) == (where == "forward")
+        assert message is None or ("first.weight" in message and "ended with an exception" in message)

@@ -1,0 +1,340 @@
+"""tools/train/compare_core.py without ranks: options, statistics, the order of turns, models. Traces are in
+test_core_comparison_traces.py, real ranks in tests/distributed/test_core_comparison.py."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
+
+from core_comparison.agreement import Reference, parameters_on_host
+from core_comparison.catalogue import BASELINE, CONTENDERS, DEFAULT_MODELS, DEFAULT_MODELS_ON_CPU, MODELS
+from core_comparison.comparison_run import ComparisonRun, Outcome
+from core_comparison.models import Gpt2, ModelSize, build, resnet50, tiny
+from core_comparison.options import Options, parse_options
+from core_comparison.report import closing_lines, render, write_document
+from core_comparison.step_statistics import TurnResult, faults_of, quantile, rows_of, turn_result
+
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.machine import describe_machine
+from bagua.net.bench.progress import Progress
+
+MIB = 1 << 20
+
+
+def options(*words: str) -> Options:
+    return parse_options(["--device", "cpu", *words])
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            (["--model", "vgg16,vgg17"], "unknown model 'vgg17'; give one or several, with commas, of resnet50"),
+            (["--contenders", "ddp"], "unknown contender 'ddp'"),
+            (["--contenders", "with-bagua"], "has nothing to be compared with; add torch-ddp"),
+            (["--steps", "0"], "0 is outside 1..100000"),
+            (["--network", "tcp"], "--network tcp is a choice of NCCL's"),
+            (["--json", "/nowhere/core.json"], "folder '/nowhere' does not exist"),
+            (["--step", "3"], "unrecognized arguments"),
+        ],
+    )
+    def test_errors_name_value_and_remedy(
+        self, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as ended:
+            options(*words)
+        assert ended.value.code == 2
+        assert says in capsys.readouterr().err
+
+    def test_a_rank_needs_a_gpu_of_its_own(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            parse_options(["--nproc-per-node", "4"], gpus=lambda: 2)
+        assert "--nproc-per-node 4 needs as many GPUs, this machine shows 2" in capsys.readouterr().err
+
+    def test_the_device_decides_models_and_sizes(self) -> None:
+        on_gpu, on_cpu = parse_options([], gpus=lambda: 2), parse_options([], gpus=lambda: 0)
+        assert (on_gpu.device, on_gpu.models, on_gpu.network) == ("cuda", DEFAULT_MODELS, "nvlink")
+        assert (on_cpu.device, on_cpu.models, on_cpu.network) == ("cpu", DEFAULT_MODELS_ON_CPU, None)
+        assert on_gpu.turn("gpt2") == {"model": "gpt2", "length": 1024, "batch_size": 4, "dtype": "bf16"}
+        assert on_cpu.turn("vgg16")["dtype"] == "float32"
+        assert options("--length", "64", "--batch-size", "3", "--dtype", "bf16").turn("vgg16") == {
+            "model": "vgg16",
+            "length": 64,
+            "batch_size": 3,
+            "dtype": "bf16",
+        }
+
+
+def turn(contender: str, number: int, steps_ms: list[float], **changes: Any) -> TurnResult:
+    fields: dict[str, Any] = {
+        "model": "mlp",
+        "contender": contender,
+        "round": number,
+        "step_seconds": [ms / 1e3 for ms in steps_ms],
+        "last_loss": 1.0,
+        "parameters": 10,
+        "gradients": 2,
+        "peak_bytes": None,
+        "steps_peak_bytes": None,
+        "replicas_agree": True,
+        "largest_difference": 0.0,
+        "relative_difference": 0.0,
+        "kept": None,
+    }
+    return TurnResult(**{**fields, **changes})
+
+
+def answer(seconds: list[float], **changes: Any) -> dict[str, Any]:
+    fields = {
+        "event": "turn",
+        "step_seconds": seconds,
+        "last_loss": 2.0,
+        "parameters": 10,
+        "gradients": 2,
+        "peak_bytes": 3 * MIB,
+        "steps_peak_bytes": MIB,
+        "fingerprint": [1, 2],
+        "difference": None,
+        "kept": None,
+    }
+    return {**fields, **changes}
+
+
+class TestStatistics:
+    def test_a_step_is_as_long_as_on_its_slowest_rank(self) -> None:
+        found = turn_result("mlp", BASELINE, 0, [answer([1, 5, 2]), answer([3, 4, 2], peak_bytes=4 * MIB)])
+        assert found.step_seconds == [3, 5, 2]
+        assert found.peak_bytes == 4 * MIB
+        assert found.replicas_agree
+
+    def test_one_bit_of_one_rank_is_seen(self) -> None:
+        assert not turn_result("mlp", BASELINE, 0, [answer([1]), answer([1], fingerprint=[1, 3])]).replicas_agree
+
+    def test_ratios_are_taken_within_a_round(self) -> None:
+        """The machine became three times slower in round 1, which is nobody's merit."""
+        turns = [turn(BASELINE, 0, [10, 10]), turn("with-bagua", 0, [8, 8])]
+        turns += [turn("with-bagua", 1, [24, 24]), turn(BASELINE, 1, [30, 30]), turn("with-bagua", 2, [1])]
+        ddp, ours = rows_of(turns, {("mlp", "with-bagua"): {"hidden_share": 0.5}})
+        assert ddp.over_ddp is None
+        assert ours.over_ddp is not None
+        assert (ours.over_ddp.median, ours.over_ddp.low, ours.over_ddp.high) == pytest.approx((1.25, 1.25, 1.25))
+        assert (ours.rounds, ours.hidden_share, ddp.hidden_share) == (3, 0.5, None)
+        assert ours.step_ms == pytest.approx(8)
+
+    def test_quantiles_lie_between_values(self) -> None:
+        assert quantile([1, 2, 3, 4, 5], 0.5) == 3
+        assert quantile([0, 10], 0.1) == pytest.approx(1)
+        assert quantile([7], 0.9) == 7
+
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            ({"replicas_agree": False}, "the ranks ended with different parameters"),
+            ({"last_loss": math.nan}, "the loss became nan"),
+            ({"relative_difference": 0.2}, "differ from torch-ddp's by 0.2 of the way from the start; allowed 0.1"),
+            ({"relative_difference": math.inf}, "differ from torch-ddp's by inf"),
+            ({"relative_difference": math.nan}, "differ from torch-ddp's by nan"),
+        ],
+    )
+    def test_another_training_is_a_fault(self, changes: Mapping[str, Any], says: str) -> None:
+        (fault,) = faults_of([turn(BASELINE, 0, [1]), turn("bagua-ddp", 0, [1], **changes)], 0.1)
+        assert "bagua-ddp with mlp" in fault
+        assert says in fault
+
+    def test_what_rounds_of_ddp_differ_by_is_allowed_to_others_thrice(self) -> None:
+        turns = [turn(BASELINE, 0, [1], relative_difference=None), turn(BASELINE, 1, [1], relative_difference=0.1)]
+        assert faults_of([*turns, turn("bagua-ddp", 0, [1], relative_difference=0.29)], 0.1) == []
+        assert len(faults_of([*turns, turn("bagua-ddp", 0, [1], relative_difference=0.31)], 0.1)) == 1
+
+
+class TestReport:
+    def test_the_table_shows_what_there_is(self) -> None:
+        turns = [turn(BASELINE, 0, [10.0] * 3, peak_bytes=100 * MIB), turn("with-bagua", 0, [8, 9, 10])]
+        turns += [turn(BASELINE, 0, [0.5], model="convnet", replicas_agree=False)]
+        lines = render(rows_of(turns, {})).splitlines()
+        head = "model contender step p10..p90 over DDP by round peak from DDP replicas"
+        assert lines[0].split() == head.split(), "no column for what was not traced"
+        assert lines[2].split() == ["mlp", "torch-ddp", "10.0", "10.0..10.0", "-", "-", "100", "0", "agree"]
+        ours = "mlp with-bagua 9.00 8.20..9.80 1.111 1.111..1.111 - 0 agree"
+        assert lines[3].split() == ours.split()
+        assert lines[4] == ""
+        assert lines[5].split()[-1] == "DIFFER"
+
+    def test_closing_lines_end_with_errors(self) -> None:
+        turns = [turn(BASELINE, 0, [10]), turn("bagua-ddp", 0, [8])]
+        turns.insert(1, turn("with-bagua", 0, [8], largest_difference=1e-6, relative_difference=1e-7))
+        lines = closing_lines(rows_of(turns, {}), Outcome(turns, errors=["it broke"], notes=["a note"]))
+        assert lines[1] == (
+            "final parameters beside those of torch-ddp, mlp: with-bagua at most 1e-06 apart (1e-07 of the way from the"
+            " start), bagua-ddp equal"
+        )
+        assert lines[-2:] == ["note: a note", "ERROR: it broke"]
+
+    def test_the_document_is_json_whatever_the_loss(self, tmp_path: Path) -> None:
+        turns = [turn(BASELINE, 0, [10], last_loss=math.nan)]
+        path = tmp_path / "core.json"
+        write_document(path, options(), rows_of(turns, {}), Outcome(turns), describe_machine())
+        document = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        assert document["turns"][0]["last_loss"] is None
+        assert document["parameters"]["models"]["mlp"]["gradients"] == 2
+
+
+class PlayedTeam:
+    """Answers at once, fails where a test says, and lets the clock pass."""
+
+    facts: Mapping[str, Any] = {"torch": "2"}
+
+    def __init__(self, journal: list[str], fails: Callable[[str, str, str], bool], advance: Callable[[], None]) -> None:
+        self._journal, self._fails, self._advance = journal, fails, advance
+        journal.append("start")
+
+    def ask(self, operation: str, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:
+        self._advance()
+        self._journal.append(f"{operation} {fields['model']} {fields['contender']}")
+        if self._fails(operation, fields["model"], fields["contender"]):
+            raise BenchError("rank 1 failed")
+        if operation == "trace":
+            return [{"communication": {"hidden_share": 0.5}}, {"communication": None}]
+        return [answer([0.01]), answer([0.01])]
+
+    def close(self, *, failed: bool) -> None:
+        self._journal.append("killed" if failed else "closed")
+
+
+def play(settings: Options, fails: Callable[[str, str, str], bool] = lambda *_: False) -> tuple[list[str], Outcome]:
+    """Every question takes a second."""
+    journal: list[str] = []
+    now = [0.0]
+
+    def advance() -> None:
+        now[0] += 1.0
+
+    run = ComparisonRun(
+        settings, lambda: PlayedTeam(journal, fails, advance), Progress(1, quiet=True), clock=lambda: now[0]
+    )
+    return journal, run.run()
+
+
+class TestRun:
+    def test_every_round_begins_with_another_contender(self, tmp_path: Path) -> None:
+        journal, outcome = play(options("--model", "mlp", "--rounds", "2", "--trace", str(tmp_path)))
+        first, second, third = (f"mlp {name}" for name in CONTENDERS)
+        asked = [f"turn {name}" for name in (first, second, third, second, third, first)]
+        assert journal == [
+            "start",
+            f"settle {first}",
+            *asked,
+            *(f"trace {name}" for name in (first, second, third)),
+            "closed",
+        ]
+        assert [turn.round for turn in outcome.turns] == [0, 0, 0, 1, 1, 1]
+        assert outcome.traces["mlp", BASELINE] == {"hidden_share": 0.5}
+
+    def test_who_fails_is_left_out_of_that_model_and_ranks_start_anew(self) -> None:
+        settings = options("--model", "mlp,convnet", "--rounds", "2", "--contenders", "torch-ddp,with-bagua")
+        journal, outcome = play(settings, lambda _, model, name: (model, name) == ("mlp", "with-bagua"))
+        assert journal[2:5] == ["turn mlp torch-ddp", "turn mlp with-bagua", "killed"]
+        assert journal[5:7] == ["start", "settle mlp torch-ddp"], "also what a new process does once is in no turn"
+        assert journal.count("turn mlp with-bagua") == 1
+        assert journal.count("turn mlp torch-ddp") == journal.count("turn convnet with-bagua") == 2
+        assert outcome.errors == ["with-bagua with mlp: rank 1 failed"]
+
+    def test_ranks_that_cannot_start_anew_cost_nothing_that_was_measured(self) -> None:
+        settings = options("--model", "mlp", "--rounds", "2", "--contenders", "torch-ddp,with-bagua")
+        teams = [PlayedTeam([], lambda _, __, name: name == "with-bagua", lambda: None)]
+
+        def start() -> PlayedTeam:
+            if not teams:
+                raise BenchError("no port is free")
+            return teams.pop()
+
+        outcome = ComparisonRun(settings, start, Progress(1, quiet=True)).run()
+        assert [turn.contender for turn in outcome.turns] == [BASELINE]
+        assert outcome.errors[1] == "the ranks could not be started anew: no port is free"
+        with pytest.raises(BenchError, match="no port is free"):
+            ComparisonRun(settings, start, Progress(1, quiet=True)).run()
+
+    def test_models_share_the_time_and_no_round_is_cut_short(self) -> None:
+        settings = options("--model", "mlp,convnet", "--rounds", "100", "--time-limit", "16")
+        _, outcome = play(settings)
+        rounds = {model: {turn.round for turn in outcome.turns if turn.model == model} for model in settings.models}
+        assert rounds == {"mlp": {0, 1}, "convnet": {0, 1}}, "of 8 s each, one to settle and two rounds of three turns"
+        assert len(outcome.turns) == 12
+        assert len(outcome.notes) == 2
+
+
+class TestModels:
+    @pytest.mark.parametrize(
+        ("make", "parameters", "tensors"),
+        [(resnet50, 25_557_032, 161), (Gpt2, 124_439_808, 148), (lambda: tiny(2000), 544_000, 4000)],
+    )
+    def test_they_are_the_published_ones(self, make: Callable[[], Any], parameters: int, tensors: int) -> None:
+        with torch.device("meta"):
+            # The rotations of `tiny` are made of numbers.
+            model = make() if make in (resnet50, Gpt2) else None
+        model = model or make()
+        found = [parameter.numel() for parameter in model.parameters()]
+        assert (sum(found), len(found)) == (parameters, tensors)
+
+    def test_resnet50_has_the_buffers_of_53_norms(self) -> None:
+        with torch.device("meta"):
+            assert len(list(resnet50().buffers())) == 3 * 53
+
+    @pytest.mark.parametrize("name", ["convnet", "mlp", "tiny-2000"])
+    def test_they_learn_and_ranks_differ(self, name: str) -> None:
+        size = ModelSize(MODELS[name].length_on_cpu if name != "tiny-2000" else 50, 8, "float32")
+        one, other = (build(name, size, torch.device("cpu"), seed=1, rank=rank) for rank in (0, 1))
+        assert not torch.equal(one.inputs[0], other.inputs[0])
+        assert not torch.equal(next(one.model.parameters()), next(other.model.parameters()))
+        losses = []
+        for _ in range(8):
+            one.optimizer.zero_grad()
+            loss = one.loss(one.model, 0)
+            loss.backward()
+            one.optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < losses[0]
+
+    def test_gpt2_cannot_see_what_comes(self) -> None:
+        torch.manual_seed(0)
+        model = Gpt2(layers=2, width=16, heads=2, vocabulary=11, tokens=8).eval()
+        tokens = torch.randint(11, (1, 8))
+        changed = tokens.clone()
+        changed[0, 5] = (changed[0, 5] + 1) % 11
+        before, after = model(tokens), model(changed)
+        assert torch.equal(before[0, :5], after[0, :5])
+        assert not torch.allclose(before[0, 5:], after[0, 5:])
+
+    @pytest.mark.parametrize(("name", "size"), [("vgg16", 33), ("resnet50", 16), ("convnet", 10), ("nothing", 32)])
+    def test_a_size_that_cannot_be_is_an_error(self, name: str, size: int) -> None:
+        with pytest.raises(ValueError, match=r"use|choose"):
+            build(name, ModelSize(size, 1, "float32"), torch.device("cpu"), seed=1, rank=0)
+
+
+class TestAgreement:
+    def test_differences_are_measured_against_the_way_from_the_start(self) -> None:
+        model = torch.nn.Linear(2, 1, bias=False)
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor([[1.0, 2.0]]))
+        reference = Reference([torch.zeros(1, 2)], [torch.tensor([[1.0, 2.5]])])
+        difference = reference.compare(model)
+        assert difference.largest == 0.5
+        assert difference.relative == pytest.approx(0.5 / math.hypot(1.0, 2.5))
+        assert Reference([torch.zeros(1, 2)], parameters_on_host(model)).compare(model).relative == 0.0
+
+    def test_what_is_no_number_is_equal_to_nothing(self) -> None:
+        model = torch.nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            model.weight.fill_(math.nan)
+        assert Reference([torch.zeros(1, 1)], [torch.zeros(1, 1)]).compare(model).relative == math.inf

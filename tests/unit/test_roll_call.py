@@ -1,0 +1,161 @@
+"""Roll calls between threads that share a store, and with stores that are slow, stopped or gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from support.processes import wait_until
+
+from bagua.collectives.torch_internals import HashStore
+from bagua.engine import roll_call
+from bagua.engine.roll_call import RollCall
+
+WINDOW_S = 0.5
+# For answers that do come: nothing waits for so long.
+PATIENCE_S = 20.0
+
+
+class Ranks:
+    """Roll calls of several ranks on one store, in one process."""
+
+    def __init__(self, store: Any, count: int) -> None:
+        self.rolls = [RollCall(store, rank) for rank in range(count)]
+        self.ranks = tuple(range(count))
+        self.pool = ThreadPoolExecutor(count)
+
+    def call(self, *callers: int, window_s: float = WINDOW_S) -> list[roll_call.Roll]:
+        """The callers' collective fails in the same moment."""
+        return list(self.pool.map(lambda rank: self.rolls[rank].call(self.ranks, f"work of {rank}", window_s), callers))
+
+    def stop(self) -> None:
+        for roll in self.rolls:
+            roll.stop()
+        self.pool.shutdown()
+
+
+@pytest.fixture
+def store() -> Any:
+    return HashStore()
+
+
+@pytest.fixture
+def four(store: Any) -> Iterator[Ranks]:
+    ranks = Ranks(store, 4)
+    yield ranks
+    ranks.stop()
+
+
+def call_number(store: Any) -> int:
+    number, _ = store.get(f"{roll_call._PREFIX}/call").decode().split(":")
+    return int(number)
+
+
+def test_those_who_fail_together_share_a_call(four: Ranks, store: Any) -> None:
+    for roll in four.call(0, 1, 2, 3, window_s=PATIENCE_S):
+        assert roll.missing == ()
+        assert roll.store_problem is None
+        assert roll.doing == {rank: f"failed: work of {rank}" for rank in range(4)}
+    assert call_number(store) == 1
+
+
+def test_who_does_not_answer_is_missing(four: Ranks) -> None:
+    for roll in four.call(0, 3):
+        assert roll.missing == (1, 2)
+        assert sorted(roll.doing) == [0, 3]
+
+
+def test_a_thread_answers_for_those_who_wait(four: Ranks) -> None:
+    with four.rolls[1].waiting((0, 1, 2, 3), "a gather"), four.rolls[2].waiting((1, 2), "a scatter"):
+        for roll in four.call(0, 3, window_s=PATIENCE_S):
+            assert roll.missing == ()
+            assert (roll.doing[1], roll.doing[2]) == ("a gather", "a scatter")
+    assert four.call(0)[0].missing == (1, 2, 3)  # they have left
+
+
+def test_who_waited_knows_when_the_store_is_gone(four: Ranks) -> None:
+    waiting = four.rolls[1]
+    with waiting.waiting((0, 1, 2, 3), "a gather"):
+        four.call(0, 2)
+        wait_until(lambda: waiting._last is not None and waiting._last[1].missing == (3,), "the roll", PATIENCE_S)
+        waiting._client = GoneStore()
+        roll = waiting.call((0, 1, 2, 3), "a gather", WINDOW_S)
+    assert roll.missing == (3,)
+    assert roll.store_problem == "ConnectionError: the server has left"
+    assert waiting.call((0, 1), "a gather", WINDOW_S).missing == ()
+
+
+def test_the_next_failure_is_a_new_call(four: Ranks, store: Any) -> None:
+    four.call(0, 1, 2, 3, window_s=PATIENCE_S)
+    (roll,) = four.call(0)
+    assert roll.missing == (1, 2, 3)
+    assert call_number(store) == 2
+    (late,) = four.call(1)  # of the second failure; joins
+    assert late.missing == (2, 3)
+    assert call_number(store) == 2
+
+
+@pytest.mark.parametrize("age_s", [3600.0, -3600.0])
+def test_an_old_call_is_not_joined(four: Ranks, store: Any, age_s: float) -> None:
+    """Also if the caller's clock is wrong: its answers still count, since each rank answers earlier calls, too."""
+    store.set(f"{roll_call._PREFIX}/call", f"5:{time.time() - age_s}")
+    store.set(f"{roll_call._PREFIX}/5/1", "long ago")
+    (roll,) = four.call(0)
+    assert roll.missing == (1, 2, 3)
+    assert call_number(store) == 6
+    assert store.check([f"{roll_call._PREFIX}/5/0"])
+
+
+class GoneStore(HashStore):
+    def compare_set(self, *_: Any) -> bytes:
+        raise ConnectionError("the server\nhas left")
+
+
+class StoppedStore(HashStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = threading.Event()
+
+    def check(self, *_: Any) -> bool:
+        self.released.wait(PATIENCE_S)
+        return False
+
+
+def test_a_store_that_is_gone() -> None:
+    store = GoneStore()
+    roll = RollCall(store, 0)
+    result = roll.call((0, 1), "work", WINDOW_S)
+    assert (result.missing, result.store_problem) == ((), "ConnectionError: the server has left")
+    roll.stop()
+
+
+def test_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roll_call, "GRACE_S", 0.1)
+    monkeypatch.setattr(roll_call, "STOP_S", 0.1)
+    store = StoppedStore()
+    roll = RollCall(store, 0)
+    result = roll.call((0, 1), "work", 0.1)
+    assert (result.missing, result.store_problem) == ((), "it did not answer within 0.2 s")
+    roll.stop()
+    store.released.set()
+
+
+def test_a_store_that_nobody_holds_any_more() -> None:
+    roll = RollCall(HashStore(), 0)
+    wait_until(lambda: roll._client is not None, "the thread's first look at the store", PATIENCE_S)
+    roll._client = None
+    assert "shut down" in (roll.call((0, 1), "work", WINDOW_S).store_problem or "")
+    roll.stop()
+
+
+@pytest.mark.parametrize("missing", [(), (0,), (5,), (2, 3), (0, 9), tuple(range(10))])
+def test_absent_keys_are_found_by_halving(store: Any, missing: tuple[int, ...]) -> None:
+    ranks = tuple(range(10))
+    for rank in ranks:
+        if rank not in missing:
+            store.set(f"{roll_call._PREFIX}/1/{rank}", "")
+    assert roll_call._absent(store, 1, ranks) == missing
