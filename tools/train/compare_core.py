@@ -1,0 +1,65 @@
+"""Train with torch's DDP and with Bagua's core in turns, and compare step time, memory and hidden communication.
+
+    python tools/train/compare_core.py --nproc-per-node 2
+    python tools/train/compare_core.py --nproc-per-node 4 --model vgg16,gpt2 --trace traces --json core.json
+
+It starts its ranks itself, all in one process group, and nothing is downloaded. Exit status 1 if a contender failed,
+ranks disagree, a training differs too much from DDP's, or NCCL's log shows another network than --network tcp asks for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+# Python itself adds the script's folder, but not with PYTHONSAFEPATH. At the end: nothing there may hide a package.
+sys.path.append(str(Path(__file__).resolve().parent))
+
+from core_comparison.comparison_run import ComparisonRun
+from core_comparison.options import parse_options
+from core_comparison.ranks import RankTeam
+from core_comparison.report import closing_lines, heading, render, trace_summary, write_document, write_json
+from core_comparison.step_statistics import faults_of, rows_of
+
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.machine import describe_machine
+from bagua.net.bench.nccl_ab_contender import ignored_variables
+from bagua.net.bench.progress import Progress
+from bagua.net.bench.table import shows_colour
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    options = parse_options(words)
+    with tempfile.TemporaryDirectory(prefix="compare-core-") as temporary:
+        logs = options.output_folder or Path(temporary)
+        with Progress(options.rounds * len(options.models) * len(options.contenders)) as progress:
+            try:
+                outcome = ComparisonRun(options, lambda: RankTeam(options, logs), progress).run()
+            except BenchError as error:
+                print(f"compare_core.py: {error}", file=sys.stderr)
+                return 1
+    if ignored := ignored_variables(os.environ):
+        outcome.notes.append(f"left out of the ranks' environment: {', '.join(ignored)}")
+    outcome.errors += faults_of(outcome.turns, options.tolerance)
+    rows = rows_of(outcome.turns, outcome.traces)
+    if rows:
+        print(heading(options, outcome) + "\n")
+        print(render(rows, colour=shows_colour(sys.stdout)) + "\n")
+    print("\n".join(closing_lines(rows, outcome)))
+    written = []
+    if options.trace_folder is not None:
+        written.append(options.trace_folder / "summary.json")
+        write_json(written[-1], trace_summary(outcome))
+    if options.json_path is not None:
+        written.append(options.json_path)
+        write_document(options.json_path, options, rows, outcome, describe_machine())
+    if written:
+        print("written: " + ", ".join(map(str, written)))
+    return 1 if outcome.errors or not rows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

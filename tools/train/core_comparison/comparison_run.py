@@ -1,0 +1,160 @@
+"""The run: model by model, round by round, contender by contender in an order that rotates. One thread drives it.
+
+A contender that fails with a model is left out of it from then on and reported; the ranks are started anew, because
+those that are left may be stuck in a collective.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from bagua.net.bench.endpoint import Event
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.interleaved_run import rotated
+from bagua.net.bench.progress import Progress
+from core_comparison.options import TRACED_STEPS, Options
+from core_comparison.step_statistics import TurnResult, turn_result
+
+
+class Team(Protocol):
+    """See RankTeam."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
+    def ask(self, operation: str, timeout_s: float, **fields: object) -> list[Event]: ...
+    def close(self, *, failed: bool) -> None: ...
+
+
+@dataclass
+class Outcome:
+    """What was measured, and what was not."""
+
+    turns: list[TurnResult] = field(default_factory=list)
+    traces: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)  # by model and contender
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class ComparisonRun:
+    def __init__(
+        self,
+        options: Options,
+        start: Callable[[], Team],
+        progress: Progress,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._start = start
+        self._progress = progress
+        self._clock = clock
+        self._deadline = clock() + options.time_limit_s
+        self._team: Team | None = None
+        self._settled: set[str] = set()  # models that this team has trained
+        self._failed: set[tuple[str, str]] = set()
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        """Raises BenchError only when no ranks can be started at all; later on it is one of the outcome's errors."""
+        try:
+            self._models()
+        except BenchError as error:
+            if not self.outcome.turns:
+                raise
+            self.outcome.errors.append(f"the ranks could not be started anew: {error}")
+        except BaseException:
+            self._close(failed=True)
+            raise
+        self._close(failed=False)
+        return self.outcome
+
+    def _models(self) -> None:
+        for place, model in enumerate(self._options.models):
+            self._rounds(model, models_left=len(self._options.models) - place)
+            if self._options.trace_folder is not None:
+                self._traces(model, self._options.trace_folder)
+
+    def _close(self, *, failed: bool) -> None:
+        if self._team is not None:
+            self._team.close(failed=failed)
+            self._team = None
+            self._settled.clear()
+
+    def _rounds(self, model: str, models_left: int) -> None:
+        options = self._options
+        began = self._clock()
+        # An equal share for every model: a slow one may not use up the time of those after it.
+        deadline = began + max(0.0, self._deadline - began) / models_left
+        longest = 0.0
+        for number in range(options.rounds):
+            round_began = self._clock()
+            if round_began >= self._deadline or (number and longest > deadline - round_began):
+                self.outcome.notes.append(
+                    f"{model}: {number} of {options.rounds} rounds ran, for no more fits into its share of"
+                    f" --time-limit {options.time_limit_s:g} s"
+                )
+                return
+            for contender in rotated(options.contenders, number):
+                if (model, contender) not in self._failed:
+                    self._turn(model, contender, number)
+            longest = max(longest, self._clock() - round_began)
+
+    def _turn(self, model: str, contender: str, number: int) -> None:
+        options = self._options
+        what = f"{model}, {contender}, round {number + 1}/{options.rounds}"
+        self._progress.advance(what, 0)
+        events = None
+        if self._has_settled(model, contender):
+            events = self._ask("turn", model, contender, steps=options.steps, warmup=options.warmup)
+        self._progress.advance(what)
+        if events is None:
+            return
+        turn = turn_result(model, contender, number, events)
+        self.outcome.turns.append(turn)
+        if turn.kept is not None:
+            # Stated once: what is said of later turns' memory is then wrong by as much.
+            note = f"{contender} did not free everything with {model} ({turn.kept})"
+            if not any(text.startswith(note.split(" (")[0]) for text in self.outcome.notes):
+                self.outcome.notes.append(note)
+
+    def _has_settled(self, model: str, contender: str) -> bool:
+        """What these processes do once (load kernels, meet memory and peers) would be in the first turn's figures: an
+        unmeasured one comes before it. False if that failed."""
+        if model not in self._settled:
+            events = self._ask("settle", model, contender, steps=max(1, self._options.warmup))
+            if events is not None:
+                self._settled.add(model)
+        return model in self._settled
+
+    def _traces(self, model: str, folder: Path) -> None:
+        for contender in self._options.contenders:
+            if (model, contender) in self._failed:
+                continue
+            if self._clock() >= self._deadline:
+                self.outcome.notes.append(f"{model}, {contender}: not traced, --time-limit has passed")
+                continue
+            self._progress.advance(f"{model}, {contender}, trace", 0)
+            path = folder / f"{model}.{contender}.json.gz"
+            warmup = self._options.warmup
+            events = self._ask("trace", model, contender, steps=TRACED_STEPS, warmup=warmup, path=str(path))
+            if events is not None:
+                self.outcome.traces[model, contender] = events[0]["communication"]
+
+    def _ask(self, operation: str, model: str, contender: str, **fields: object) -> list[Event] | None:
+        """None when it failed, which is then reported."""
+        if self._team is None:
+            self._team = self._start()
+            self.outcome.facts = self._team.facts
+        size = self._options.turn(model)
+        try:
+            return self._team.ask(operation, self._options.timeout_s, contender=contender, **size, **fields)
+        except BenchError as error:
+            self.outcome.errors.append(f"{contender} with {model}: {error}")
+            self._progress.message(f"FAILED: {contender} with {model}: {error}")
+            self._failed.add((model, contender))
+            self._close(failed=True)
+            return None

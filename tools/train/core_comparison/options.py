@@ -1,0 +1,224 @@
+"""The command line of compare_core.py: parsing, defaults by device and model, and every check that needs no rank."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bagua.net.bench.argument_types import within
+from bagua.net.bench.export import check_writable
+from core_comparison.catalogue import (
+    BASELINE,
+    CONTENDERS,
+    DEFAULT_MODELS,
+    DEFAULT_MODELS_ON_CPU,
+    DTYPES,
+    FLOAT32,
+    MODELS,
+)
+
+# A contender's sums may be of another order than DDP's, and training carries the last bit's difference on. A gradient
+# that was not averaged is ten times beyond this.
+DEFAULT_TOLERANCE = 0.1
+TRACED_STEPS = 3
+
+_EPILOG = """\
+models:
+{models}
+
+One process group for all; in every round each contender trains a fresh copy of the model from the same start, in an
+order that rotates, and frees it. A step's time is that of its slowest rank.
+
+examples:
+  python tools/train/compare_core.py --nproc-per-node 2                          CPUs: mlp and convnet
+  python tools/train/compare_core.py --nproc-per-node 4 --trace traces --json core.json
+  python tools/train/compare_core.py --nproc-per-node 2 --network tcp --model vgg16,gpt2
+
+exit status: 0, or 1 if a contender failed, ranks disagree, a training differs too much from DDP's or NCCL's log shows
+another network, or 2 if an option was wrong.
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    ranks: int
+    device: str  # "cuda" or "cpu"
+    models: tuple[str, ...]
+    contenders: tuple[str, ...]
+    steps: int
+    warmup: int
+    rounds: int
+    batch_size: int | None  # None: the model's
+    dtype: str | None
+    length: int | None
+    network: str | None  # None on a CPU
+    seed: int
+    deterministic: bool
+    tolerance: float
+    timeout_s: float
+    time_limit_s: float
+    json_path: Path | None
+    trace_folder: Path | None
+    output_folder: Path | None
+
+    def turn(self, model: str) -> dict[str, object]:
+        """The command's part that says how large the model is."""
+        entry = MODELS[model]
+        on_gpu = self.device == "cuda"
+        return {
+            "model": model,
+            "length": self.length or (entry.length if on_gpu else entry.length_on_cpu),
+            "batch_size": self.batch_size or (entry.batch_size if on_gpu else entry.batch_size_on_cpu),
+            "dtype": self.dtype or (entry.dtype if on_gpu else FLOAT32),
+        }
+
+
+def _names(kind: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    def convert(text: str) -> tuple[str, ...]:
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        unknown = [name for name in names if name not in known]
+        if unknown or not names:
+            raise argparse.ArgumentTypeError(
+                f"unknown {kind} {', '.join(map(repr, unknown)) or repr(text)}; give one or several, with commas, of"
+                f" {', '.join(known)}"
+            )
+        return tuple(dict.fromkeys(names))
+
+    return convert
+
+
+def _epilog() -> str:
+    lines = [f"  {name:<10} {entry.about}" for name, entry in MODELS.items()]
+    return _EPILOG.format(models="\n".join(lines))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="compare_core.py",
+        description="Training with Bagua's core beside torch's DistributedDataParallel: step time, memory and how much"
+        " of the communication backward compute hides.",
+        epilog=_epilog(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--nproc-per-node", type=within(int, 1, 128), default=2, metavar="N", help="ranks, one per GPU (default 2)"
+    )
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: CUDA if any")
+    parser.add_argument(
+        "--model",
+        type=_names("model", list(MODELS)),
+        metavar="LIST",
+        help=f"of {', '.join(MODELS)} (default {','.join(DEFAULT_MODELS)}; on CPUs {','.join(DEFAULT_MODELS_ON_CPU)})",
+    )
+    parser.add_argument(
+        "--contenders",
+        type=_names("contender", CONTENDERS),
+        default=CONTENDERS,
+        metavar="LIST",
+        help=f"default {','.join(CONTENDERS)}",
+    )
+    length = parser.add_argument_group("how long")
+    length.add_argument("--steps", type=within(int, 1, 100_000), default=20, help="timed steps of a turn (default 20)")
+    length.add_argument("--warmup", type=within(int, 0, 10_000), default=5, help="steps before them (default 5)")
+    length.add_argument(
+        "--rounds", type=within(int, 1, 1000), default=5, help="turns of each contender with each model (default 5)"
+    )
+    length.add_argument(
+        "--time-limit",
+        type=within(float, 1.0, 86400.0),
+        default=420.0,
+        metavar="S",
+        help="seconds for the whole run; no round begins that is longer than what is left (default 420)",
+    )
+    length.add_argument(
+        "--timeout", type=within(float, 1.0, 3600.0), default=120.0, metavar="S", help="for one turn (default 120)"
+    )
+    what = parser.add_argument_group("what is trained")
+    what.add_argument("--batch-size", type=within(int, 1, 65536), metavar="N", help="per rank (default: the model's)")
+    what.add_argument("--dtype", choices=DTYPES, help="bf16: autocast (default: the model's; float32 on CPUs)")
+    what.add_argument(
+        "--length", type=within(int, 1, 65536), metavar="N", help="pixels, tokens or layers (default: the model's)"
+    )
+    what.add_argument("--seed", type=int, default=1)
+    what.add_argument("--deterministic", action="store_true", help="deterministic kernels where there are such")
+    what.add_argument(
+        "--tolerance",
+        type=within(float, 0.0, 10.0),
+        default=DEFAULT_TOLERANCE,
+        metavar="X",
+        help="how far final parameters may be from DDP's, as a part of the way from the start; never less than thrice"
+        f" what rounds of DDP differ by (default {DEFAULT_TOLERANCE:g})",
+    )
+    network = parser.add_argument_group("network (CUDA)")
+    network.add_argument(
+        "--network",
+        choices=("nvlink", "tcp"),
+        help="nvlink: what NCCL takes on this host; tcp: P2P and shared memory off, loopback through Bagua-Net"
+        " (default nvlink)",
+    )
+    output = parser.add_argument_group("results")
+    output.add_argument("--json", type=Path, metavar="PATH", help="every figure and the machine's facts")
+    output.add_argument(
+        "--trace",
+        type=Path,
+        metavar="DIR",
+        help="trace a few steps of each contender: traces and summary.json there",
+    )
+    output.add_argument("--output-dir", type=Path, metavar="DIR", help="keep NCCL's logs there")
+    return parser
+
+
+def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int] | None = None) -> Options:
+    """Exits with code 2 and a message that names value, limit and remedy, as argparse does. `gpus` counts them."""
+    parser = make_parser()
+    given = parser.parse_args(words)
+    found = (gpus or count_gpus)() if given.device != "cpu" else 0
+    device = "cpu" if found == 0 and given.device == "auto" else given.device.replace("auto", "cuda")
+    if device == "cuda" and found < given.nproc_per_node:
+        parser.error(
+            f"--nproc-per-node {given.nproc_per_node} needs as many GPUs, this machine shows {found}; lower it, or use"
+            " --device cpu"
+        )
+    if device == "cpu" and given.network is not None:
+        parser.error(f"--network {given.network} is a choice of NCCL's; gloo on CPUs has loopback TCP: leave it out")
+    if BASELINE not in given.contenders and len(given.contenders) < 2:
+        parser.error(f"--contenders {given.contenders[0]} has nothing to be compared with; add {BASELINE}")
+    try:
+        if given.json is not None:
+            check_writable("--json", given.json)
+        for folder in (given.trace, given.output_dir):
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    return Options(
+        ranks=given.nproc_per_node,
+        device=device,
+        models=given.model or (DEFAULT_MODELS if device == "cuda" else DEFAULT_MODELS_ON_CPU),
+        contenders=given.contenders,
+        steps=given.steps,
+        warmup=given.warmup,
+        rounds=given.rounds,
+        batch_size=given.batch_size,
+        dtype=given.dtype,
+        length=given.length,
+        network=(given.network or "nvlink") if device == "cuda" else None,
+        seed=given.seed,
+        deterministic=given.deterministic,
+        tolerance=given.tolerance,
+        timeout_s=given.timeout,
+        time_limit_s=given.time_limit,
+        json_path=given.json,
+        trace_folder=None if given.trace is None else given.trace.absolute(),
+        output_folder=None if given.output_dir is None else given.output_dir.absolute(),
+    )
+
+
+def count_gpus() -> int:
+    """Those that torch would use: a driver without them, or hidden ones, are none."""
+    import torch
+
+    return torch.cuda.device_count()

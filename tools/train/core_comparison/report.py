@@ -1,0 +1,171 @@
+"""What is printed and what is written of a comparison."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bagua.net.bench.machine import MachineFacts
+from bagua.net.bench.table import BOLD, DIM, LOUD, MISSING, RESET
+from core_comparison.catalogue import BASELINE
+from core_comparison.comparison_run import Outcome
+from core_comparison.options import TRACED_STEPS, Options
+from core_comparison.step_statistics import Row, own_spread
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    unit: str
+    cell: Callable[[Row], str]
+    left: bool = False
+    optional: bool = False  # left out when no row has a value
+
+
+def _or_missing(value: float | None, style: str) -> str:
+    return MISSING if value is None else format(value, style)
+
+
+def format_ms(value: float) -> str:
+    """Three to four significant digits: 0.938, 9.38, 93.8, 938."""
+    if value < 1:
+        return f"{value:.3f}"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+COLUMNS = (
+    Column("model", "", lambda row: row.model, left=True),
+    Column("contender", "", lambda row: row.contender, left=True),
+    Column("step", "ms", lambda row: format_ms(row.step_ms)),
+    Column("p10..p90", "ms", lambda row: f"{format_ms(row.step_ms_low)}..{format_ms(row.step_ms_high)}"),
+    Column("over DDP", "x", lambda row: MISSING if row.over_ddp is None else f"{row.over_ddp.median:.3f}"),
+    Column(
+        "by round",
+        "x",
+        lambda row: MISSING if row.over_ddp is None else f"{row.over_ddp.low:.3f}..{row.over_ddp.high:.3f}",
+    ),
+    Column("peak", "MiB", lambda row: _or_missing(row.peak_mib, ".0f"), optional=True),
+    Column("hidden", "%", lambda row: _or_missing(_percent(row.hidden_share), ".0f"), optional=True),
+    Column("from DDP", "largest", lambda row: _or_missing(row.largest_difference, ".2g"), optional=True),
+    Column("replicas", "", lambda row: "agree" if row.replicas_agree else "DIFFER"),
+)
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else share * 100
+
+
+def render(rows: Sequence[Row], *, colour: bool = False) -> str:
+    """Two head lines (title, unit), then a line a contender; a blank line where the model changes."""
+    cells = {column.title: [column.cell(row) for row in rows] for column in COLUMNS}
+    shown = [one for one in COLUMNS if not one.optional or any(text != MISSING for text in cells[one.title])]
+    widths = [max(len(text) for text in (one.title, one.unit, *cells[one.title])) for one in shown]
+
+    def line(texts: Sequence[str]) -> str:
+        parts = [
+            text.ljust(width) if column.left else text.rjust(width)
+            for text, width, column in zip(texts, widths, shown, strict=True)
+        ]
+        return "  ".join(parts).rstrip()
+
+    head = [line([one.title for one in shown]), line([one.unit for one in shown])]
+    lines = [f"{BOLD}{head[0]}{RESET}", f"{DIM}{head[1]}{RESET}"] if colour else head
+    for number, row in enumerate(rows):
+        if number and rows[number - 1].model != row.model:
+            lines.append("")
+        text = line([cells[one.title][number] for one in shown])
+        lines.append(f"{LOUD}{text}{RESET}" if colour and not row.replicas_agree else text)
+    return "\n".join(lines)
+
+
+def heading(options: Options, outcome: Outcome) -> str:
+    facts = outcome.facts
+    nccl = f", NCCL {facts['nccl']}" if facts.get("nccl") else ""
+    network = f"network {options.network}" if options.network else f"gloo, {facts.get('threads', '?')} threads each"
+    return (
+        f"{options.ranks} ranks on {facts.get('device', '?')}, torch {facts.get('torch', '?')}{nccl}, {network};"
+        f" turns of {options.steps} steps after {options.warmup}"
+    )
+
+
+def closing_lines(rows: Sequence[Row], outcome: Outcome) -> list[str]:
+    lines = []
+    if any(row.over_ddp is not None for row in rows):
+        lines.append(f"over DDP: step time of {BASELINE} over the contender's, within a round; above 1 is faster")
+    for model in dict.fromkeys(row.model for row in rows):
+        compared = [row for row in rows if row.model == model and row.contender != BASELINE]
+        if found := [_difference(row) for row in compared if row.largest_difference is not None]:
+            lines.append(f"final parameters beside those of {BASELINE}, {model}: {', '.join(found)}")
+    spreads = {model: own_spread(outcome.turns, model) for model in dict.fromkeys(row.model for row in rows)}
+    lines += [
+        f"rounds of {BASELINE}, {model}: final parameters differ by {spread:.2g} of the way from the start"
+        for model, spread in spreads.items()
+        if spread
+    ]
+    if outcome.traces:
+        lines.append(f"hidden: part of the communication under backward compute, {TRACED_STEPS} traced steps of rank 0")
+    lines += [f"note: {note}" for note in outcome.notes]
+    return [*lines, *(f"ERROR: {error}" for error in outcome.errors)]
+
+
+def _difference(row: Row) -> str:
+    if not row.largest_difference:
+        return f"{row.contender} equal"
+    return (
+        f"{row.contender} at most {row.largest_difference:.2g} apart ({row.relative_difference:.2g} of the way from the"
+        " start)"
+    )
+
+
+def trace_summary(outcome: Outcome) -> dict[str, object]:
+    return {
+        "steps": TRACED_STEPS,
+        "rank": 0,
+        "traces": [
+            {"model": model, "contender": contender, **found} for (model, contender), found in outcome.traces.items()
+        ],
+    }
+
+
+def write_document(path: Path, options: Options, rows: Sequence[Row], outcome: Outcome, machine: MachineFacts) -> None:
+    models = {model: _facts_of(model, options, outcome) for model in options.models}
+    document = {
+        "machine": machine.as_dict(),
+        "ranks": dict(outcome.facts),
+        "parameters": {
+            **{name: value for name, value in asdict(options).items() if not isinstance(value, Path)},
+            "models": models,
+        },
+        "summary": [row.as_dict() for row in rows],
+        "own_spread": {model: own_spread(outcome.turns, model) for model in models},
+        "trace": trace_summary(outcome),
+        "notes": outcome.notes,
+        "errors": outcome.errors,
+        "turns": [asdict(turn) for turn in outcome.turns],
+    }
+    write_json(path, document)
+
+
+def _facts_of(model: str, options: Options, outcome: Outcome) -> dict[str, object]:
+    turn = next((turn for turn in outcome.turns if turn.model == model), None)
+    counts = {} if turn is None else {"parameters": turn.parameters, "gradients": turn.gradients}
+    return {**options.turn(model), **counts}
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """JSON has no infinities; what is no number is written as null."""
+    path.write_text(json.dumps(_finite(document), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value

@@ -1,0 +1,174 @@
+"""From turns to rows: step times over all rounds, ratios to DDP within each round, memory and agreement."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from bagua.net.bench.endpoint import Event
+from bagua.net.bench.summary import PairedRatio, paired_ratio
+from core_comparison.catalogue import BASELINE
+
+MIB = 1 << 20
+# Of rounds of DDP against each other; three of them are hardly the largest difference there is.
+_SPREAD_FACTOR = 3.0
+
+
+@dataclass(frozen=True)
+class TurnResult:
+    """One turn, all ranks together."""
+
+    model: str
+    contender: str
+    round: int
+    step_seconds: list[float]  # of each step the slowest rank's
+    last_loss: float  # mean over the ranks
+    parameters: int
+    gradients: int
+    peak_bytes: int | None  # the rank with most; None on a CPU
+    steps_peak_bytes: int | None
+    replicas_agree: bool
+    largest_difference: float | None  # from DDP's final parameters; None: that is what the others are compared with
+    relative_difference: float | None
+    kept: str | None  # what a rank did not free
+
+    @property
+    def step_ms(self) -> float:
+        return statistics.median(self.step_seconds) * 1e3
+
+
+def turn_result(model: str, contender: str, number: int, events: Sequence[Event]) -> TurnResult:
+    difference: Mapping[str, float] = events[0]["difference"] or {}
+    kept = [f"rank {rank}: {event['kept']}" for rank, event in enumerate(events) if event["kept"]]
+    return TurnResult(
+        model=model,
+        contender=contender,
+        round=number,
+        step_seconds=[max(step) for step in zip(*(event["step_seconds"] for event in events), strict=True)],
+        last_loss=statistics.fmean(event["last_loss"] for event in events),
+        parameters=events[0]["parameters"],
+        gradients=events[0]["gradients"],
+        peak_bytes=_most([event["peak_bytes"] for event in events]),
+        steps_peak_bytes=_most([event["steps_peak_bytes"] for event in events]),
+        replicas_agree=all(event["fingerprint"] == events[0]["fingerprint"] for event in events),
+        largest_difference=difference.get("largest"),
+        relative_difference=difference.get("relative"),
+        kept="; ".join(kept) or None,
+    )
+
+
+def _most(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender with one model, over all its rounds."""
+
+    model: str
+    contender: str
+    rounds: int
+    step_ms: float  # median of all steps
+    step_ms_low: float  # a tenth of the steps is below, a tenth above
+    step_ms_high: float
+    step_ms_by_round: list[float]
+    over_ddp: PairedRatio | None  # DDP's step time over this one's: above 1 it is faster
+    peak_mib: float | None  # of the whole turn
+    steps_peak_mib: float | None
+    replicas_agree: bool
+    largest_difference: float | None
+    relative_difference: float | None
+    hidden_share: float | None = None
+    communication: Mapping[str, Any] = field(default_factory=dict)  # of the trace
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def rows_of(turns: Sequence[TurnResult], traces: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[Row]:
+    """In the order in which models and contenders appeared; `traces` by model and contender."""
+    cases = list(dict.fromkeys((turn.model, turn.contender) for turn in turns))
+    models = list(dict.fromkeys(model for model, _ in cases))
+    cases.sort(key=lambda case: models.index(case[0]))  # stable: contenders keep their order
+    return [_row(turns, model, contender, traces.get((model, contender), {})) for model, contender in cases]
+
+
+def _row(turns: Sequence[TurnResult], model: str, contender: str, trace: Mapping[str, Any]) -> Row:
+    mine = [turn for turn in turns if (turn.model, turn.contender) == (model, contender)]
+    steps_ms = sorted(seconds * 1e3 for turn in mine for seconds in turn.step_seconds)
+    peak = _most([turn.peak_bytes for turn in mine])
+    steps_peak = _most([turn.steps_peak_bytes for turn in mine])
+    return Row(
+        model=model,
+        contender=contender,
+        rounds=len(mine),
+        step_ms=statistics.median(steps_ms),
+        step_ms_low=quantile(steps_ms, 0.1),
+        step_ms_high=quantile(steps_ms, 0.9),
+        step_ms_by_round=[turn.step_ms for turn in mine],
+        over_ddp=_over_ddp(turns, model, contender),
+        peak_mib=None if peak is None else peak / MIB,
+        steps_peak_mib=None if steps_peak is None else steps_peak / MIB,
+        replicas_agree=all(turn.replicas_agree for turn in mine),
+        largest_difference=_largest([turn.largest_difference for turn in mine]),
+        relative_difference=_largest([turn.relative_difference for turn in mine]),
+        hidden_share=trace.get("hidden_share"),
+        communication=trace,
+    )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Between the two nearest values where it falls between them."""
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _over_ddp(turns: Sequence[TurnResult], model: str, contender: str) -> PairedRatio | None:
+    """Of the rounds that both have; None for DDP itself and without it."""
+    if contender == BASELINE:
+        return None
+    times = {(turn.contender, turn.round): turn.step_ms for turn in turns if turn.model == model}
+    shared = [number for name, number in times if name == contender and (BASELINE, number) in times]
+    if not shared:
+        return None
+    return paired_ratio([times[BASELINE, n] for n in shared], [times[contender, n] for n in shared])
+
+
+def faults_of(turns: Sequence[TurnResult], tolerance: float) -> list[str]:
+    """What makes figures worthless: ranks or contenders that did not train the same model."""
+    faults = [
+        f"{turn.contender} with {turn.model}, round {turn.round}: the ranks ended with different parameters"
+        for turn in turns
+        if not turn.replicas_agree
+    ]
+    faults += [
+        f"{turn.contender} with {turn.model}, round {turn.round}: the loss became {turn.last_loss}"
+        for turn in turns
+        if not math.isfinite(turn.last_loss)
+    ]
+    for row in rows_of(turns, {}):
+        own = own_spread(turns, row.model)
+        allowed = max(tolerance, _SPREAD_FACTOR * own)
+        difference = row.relative_difference
+        if row.contender != BASELINE and difference is not None and not difference <= allowed:
+            faults.append(
+                f"{row.contender} with {row.model}: final parameters differ from {BASELINE}'s by {difference:.3g} of"
+                f" the way from the start; allowed {allowed:.3g}, rounds of {BASELINE} differ by {own:.3g}"
+            )
+    return faults
+
+
+def own_spread(turns: Sequence[TurnResult], model: str) -> float:
+    """How far rounds of DDP end from its first: what this machine's arithmetic does by itself."""
+    own = [turn.relative_difference for turn in turns if (turn.model, turn.contender) == (model, BASELINE)]
+    finite = [value for value in own if value is not None and math.isfinite(value)]
+    return max(finite, default=0.0)
