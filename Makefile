@@ -163,8 +163,9 @@ tsan: build/tsan/build.ninja
 	@BAGUA_CPP_BUILD=build/tsan BAGUA_CPP_SLOWDOWN=8 $(TSAN_RUN) $(BIN)/pytest -n $(TEST_WORKERS) tests/cpp $(PYTEST_ARGS)
 
 .PHONY: docs
-docs: $(VENV)/.bagua ## Write docs/knobs.md from the library's knob table
+docs: $(VENV)/.bagua ## Write docs/knobs.md from the knob table, and build/docs/api from the docstrings
 	@$(BIN)/python tools/docs/generate_knobs.py
+	@$(BIN)/python tools/docs/generate_api.py build/docs/api
 
 .PHONY: clean
 clean: ## Remove what was built; .venv stays

@@ -70,6 +70,7 @@ class BaguaCommunicator:
         return self._rank
 
     def nranks(self) -> int:
+        """How many members there are."""
         return len(self.ranks)
 
     def barrier(self) -> None:
@@ -113,9 +114,17 @@ class BaguaCommunicator:
         torch_internals.abort_group(self.torch_group)
 
     def check_abort(self) -> bool:
+        """Whether `abort` was called in this process."""
         return self._is_aborted
 
     def raise_if_aborted(self, what: str) -> None:
+        """
+        Args:
+            what: would be done, for the message.
+
+        Raises:
+            RuntimeError: `abort` was called in this process.
+        """
         if self._is_aborted:
             raise RuntimeError(
                 f"{what} on the {self.kind} communicator of group {self.group_name}: it was aborted; make a new group"

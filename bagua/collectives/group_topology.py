@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from bagua.collectives import launch_environment, torch_internals
 
-_KEY = "bagua/place/{}"
+PLACE_KEY = "bagua/place/{}"
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _fits(node: Sequence[Place]) -> bool:
 
 def publish_place(rank: int) -> None:
     """Lets the others know where this global rank, which is this process, runs."""
-    torch_internals.default_store().set(_KEY.format(rank), json.dumps(asdict(place_of_this_process())))
+    torch_internals.default_store().set(PLACE_KEY.format(rank), json.dumps(asdict(place_of_this_process())))
 
 
 def find_topology(ranks: Sequence[int]) -> GroupTopology:
@@ -134,7 +134,7 @@ def find_topology(ranks: Sequence[int]) -> GroupTopology:
     places = {}
     for rank in ranks:
         try:
-            text = store.get(_KEY.format(rank))
+            text = store.get(PLACE_KEY.format(rank))
         except dist.DistError as error:
             raise RuntimeError(
                 f"rank {rank} has not said on which node it runs; it has to call init_process_group of "

@@ -57,6 +57,7 @@ class BaguaProcessGroup:
 
     @property
     def is_member(self) -> bool:
+        """Whether this process is."""
         return self._reference is not None
 
     @property
@@ -66,6 +67,7 @@ class BaguaProcessGroup:
 
     @property
     def size(self) -> int:
+        """How many members there are."""
         return len(self.ranks)
 
     @property
@@ -226,23 +228,25 @@ def from_torch_group(group: dist.ProcessGroup, stream: torch.cuda.Stream | None 
     return known
 
 
-def to_bagua_process_group(group: BaguaProcessGroup | dist.ProcessGroup | None = None) -> BaguaProcessGroup:
+def to_bagua_process_group(process_group: BaguaProcessGroup | dist.ProcessGroup | None = None) -> BaguaProcessGroup:
     """
+    The Bagua group that is meant.
+
     Args:
-        group: a Bagua group is returned as it is, a torch group is adopted. None: Bagua's default group or, if only
-            torch is initialized, torch's.
+        process_group: a Bagua group is returned as it is, a torch group is adopted. None: Bagua's default group or, if
+            only torch is initialized, torch's.
 
     Raises:
         RuntimeError: None is given and neither is initialized.
         TypeError: anything else is given.
     """
-    if isinstance(group, BaguaProcessGroup):
-        return group
-    if group is None:
+    if isinstance(process_group, BaguaProcessGroup):
+        return process_group
+    if process_group is None:
         if not is_initialized() and dist.is_initialized():
             assert dist.group.WORLD is not None
             return from_torch_group(dist.group.WORLD)
         return _get_default_group()
-    if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(f"process_group is {group!r}, must be a Bagua or torch process group or None")
-    return from_torch_group(group)
+    if not isinstance(process_group, dist.ProcessGroup):
+        raise TypeError(f"process_group is {process_group!r}, must be a Bagua or torch process group or None")
+    return from_torch_group(process_group)

@@ -32,7 +32,7 @@ class AllReduce:
         flat = bucket.flattened_tensor()
         options = dist.AllreduceOptions()
         if self._average and flat.device.type == "cuda":
-            options.reduceOp = dist.ReduceOp.AVG  # NCCL multiplies by 1/n while it reads
+            options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)  # NCCL multiplies by 1/n while it reads
         elif self._average:
             _divide(flat, self._communicator.nranks())
         # Not dist.all_reduce, whose checks and logging cost more than this once per bucket.

@@ -52,6 +52,7 @@ class Bucket:
         padding = -self._elements % alignment
         self._flat = torch.zeros(self._elements + padding, dtype=layouts[0].dtype, device=layouts[0].device)
         self.views = _views(self._flat, layouts)
+        self._addresses = [view.data_ptr() for view in self.views]
         self.padding_tensor: Tensor | None = self._flat[self._elements :] if padding else None
         self._ops: list[BucketOp] = []
         # Gradients are taken over when the first backward has made them, all others now.
@@ -63,14 +64,17 @@ class Bucket:
 
     @property
     def records(self) -> list[TensorRecord]:
+        """What is known about each tensor, in the order of `tensors`."""
         return self._records
 
     @property
     def device(self) -> torch.device:
+        """Of all its tensors."""
         return self._flat.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of all its tensors."""
         return self._flat.dtype
 
     @property
@@ -100,6 +104,7 @@ class Bucket:
 
     @property
     def ops(self) -> list[BucketOp]:
+        """In the order in which they run."""
         return self._ops
 
     def append_op(self, op: BucketOp) -> Bucket:
@@ -140,14 +145,17 @@ class Bucket:
 
     def _gather_gradients(self) -> None:
         views, gradients, absent = [], [], []
-        for tensor, view, record in zip(self.tensors, self.views, self._records, strict=True):
+        for tensor, view, address, record in zip(self.tensors, self.views, self._addresses, self._records, strict=True):
+            # A conversion of the module gives the gradient, which is the same object as the view, other memory.
+            if view.data_ptr() != address:
+                raise RuntimeError(_converted(record.name))
             gradient = tensor.grad
             if gradient is view:
                 continue
             if gradient is None:
                 absent.append(view)
             else:
-                check_gradient(gradient, record.name)
+                check_gradient(gradient, view, record.name)
                 views.append(view)
                 gradients.append(gradient)
             if self.flatten:
@@ -184,16 +192,26 @@ class Bucket:
                     replace_effective(tensor, effective.detach().clone())
 
 
-def check_gradient(gradient: Tensor, name: str) -> None:
+def check_gradient(gradient: Tensor, view: Tensor, name: str) -> None:
     """
     Raises:
         NotImplementedError: a sparse gradient.
+        RuntimeError: it does not fit into its bucket, since the parameter has another dtype or device than before.
     """
     if gradient.layout is not torch.strided:
         raise NotImplementedError(
             f"the gradient of {name!r} is sparse ({gradient.layout}), and buckets are dense; use sparse=False, or put"
             " the name into the module's _bagua_params_and_buffers_to_ignore"
         )
+    if gradient.dtype != view.dtype or gradient.device != view.device:
+        raise RuntimeError(_converted(name))
+
+
+def _converted(name: str) -> str:
+    return (
+        f"the gradient of {name!r} does not lie in its bucket any more, or does not fit into it: the module was"
+        " converted or moved (to, half, double, ...) after it was wrapped; wrap it again"
+    )
 
 
 def _views(flat: Tensor, layouts: Sequence[Tensor]) -> list[Tensor]:

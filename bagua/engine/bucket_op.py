@@ -8,6 +8,7 @@ its bucket runs on the thread and the stream that found the bucket ready, and go
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class BucketOp(Protocol):
 class FunctionOp:
     """A Python function of the bucket's name as an operation."""
 
-    def __init__(self, function, inline: bool = False) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, function: Callable[[str], None], inline: bool = False) -> None:
         self._function = function
         self.inline = inline
 

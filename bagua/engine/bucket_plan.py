@@ -10,8 +10,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+# As torch's DDP. Buckets of 10 MiB, which Bagua once had, took 9 to 14 % longer over TCP (docs/benchmarks.md).
+DEFAULT_BUCKET_BYTES = 25 << 20
+# Communication begins with a small bucket, while backward has just begun.
+FIRST_BUCKET_BYTES = 1 << 20
 
-def plan_buckets(tensors: Sequence[Tensor], bucket_bytes: int, first_bucket_bytes: int | None = None) -> list[list[int]]:
+
+def plan_buckets(
+    tensors: Sequence[Tensor], bucket_bytes: int, first_bucket_bytes: int | None = None
+) -> list[list[int]]:
     """Indices of `tensors`, grouped in their order: a group has one dtype and device, and ends with the tensor that
     makes it reach its limit.
 

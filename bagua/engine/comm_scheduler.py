@@ -77,18 +77,21 @@ class CommScheduler:
         state.reset()
         state.launched_in_pass = state.launched_in_step = True
         bucket = state.bucket
-        if len(bucket.ops) == 1 and bucket.ops[0].inline:
-            bucket.gather()
-            work = bucket.ops[0].run(bucket)
-            self._started.append(_Started(bucket, work=work))
-        elif bucket.device.type == "cuda":
-            self._started.append(self._start_on_stream(bucket))
-        else:
-            bucket.gather()
-            if self._thread is None:
-                self._thread = _CommThread()
-                weakref.finalize(self, self._thread.stop)
-            self._started.append(_Started(bucket, future=self._thread.submit(bucket)))
+        with failures_named(self._group, "starting the communication of a bucket"):
+            self._started.append(self._start(bucket))
+
+    def _start(self, bucket: Bucket) -> _Started:
+        is_inline = len(bucket.ops) == 1 and bucket.ops[0].inline
+        if bucket.device.type == "cuda" and not is_inline:
+            return self._start_on_stream(bucket)
+        bucket.gather()
+        # Once there is a thread, all goes there: it may still have to start operations of buckets before this one.
+        if is_inline and self._thread is None:
+            return _Started(bucket, work=bucket.ops[0].run(bucket))
+        if self._thread is None:
+            self._thread = _CommThread()
+            weakref.finalize(self, self._thread.stop)
+        return _Started(bucket, future=self._thread.submit(bucket))
 
     def _start_on_stream(self, bucket: Bucket) -> _Started:
         stream = self._group.stream
@@ -98,7 +101,7 @@ class CommScheduler:
         with torch.cuda.stream(stream):
             run_ops(bucket)
             bucket.scatter()
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(stream)
         return _Started(bucket, event=event)
 
@@ -252,7 +255,7 @@ def _serve(jobs: queue.SimpleQueue[tuple[Bucket, Future[None]] | None]) -> None:
         if failure is None:
             try:
                 run_ops(bucket)
-            except BaseException as error:  # noqa: BLE001 - whoever waits for the future raises it
+            except BaseException as error:  # whoever waits for the future raises it
                 failure = error
         if failure is not None:
             future.set_exception(failure)

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from bagua.engine.bucket_plan import plan_buckets
+from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES, FIRST_BUCKET_BYTES, plan_buckets
 from bagua.engine.comm_scheduler import CommScheduler
+from bagua.engine.failure_report import failures_named
 from bagua.engine.gradient_hooks import algorithm_hook, marking_hook
 from bagua.engine.module_hooks import ModuleHooks, is_in_backward
 from bagua.engine.parameters import TrainableWatch, ignored_names, trainable_parameters
@@ -60,7 +61,7 @@ class BaguaDistributedDataParallel:
         gradient_as_bucket_view: what is communicated lies in the memory of its bucket.
         find_unused_parameters: parameters that a backward pass does not reach contribute zeros.
         bucket_bytes: the size at which a bucket is closed.
-        first_bucket_bytes: likewise, of the first, which is launched earliest.
+        first_bucket_bytes: likewise, of the first, which is launched earliest; None: as the others.
 
     Raises:
         ValueError: nothing to train, not a member of the group, or an optimizer whose state cannot be synchronised.
@@ -76,8 +77,8 @@ class BaguaDistributedDataParallel:
         bagua_module_name: str | None = None,
         gradient_as_bucket_view: bool = True,
         find_unused_parameters: bool = False,
-        bucket_bytes: int = 10 << 20,
-        first_bucket_bytes: int | None = None,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        first_bucket_bytes: int | None = FIRST_BUCKET_BYTES,
     ) -> None:
         if not process_group.is_member:
             raise ValueError(
@@ -118,6 +119,7 @@ class BaguaDistributedDataParallel:
 
     @property
     def communicator(self) -> BaguaCommunicator:
+        """Of all ranks that train together."""
         communicator: BaguaCommunicator = self.process_group.get_global_communicator()
         return communicator
 
@@ -128,6 +130,7 @@ class BaguaDistributedDataParallel:
 
     @property
     def scheduler(self) -> CommScheduler:
+        """What launches the buckets. Another one after each initialisation."""
         assert self._scheduler is not None
         return self._scheduler
 
@@ -197,7 +200,6 @@ class BaguaDistributedDataParallel:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of the module has no engine: wrap it again."""
-        return None
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _no_engine, ()
@@ -219,13 +221,12 @@ class BaguaDistributedDataParallel:
             for parameter in gone:
                 drop_record(parameter)
         if not self._parameters:
-            raise ValueError(
-                f"{type(self.module).__name__} has no parameter to synchronise: all are frozen or ignored"
-            )
-        check_replicas(self._parameters, self.communicator)
-        broadcast_parameters(self._parameters, self.communicator)
-        for optimizer in self.bagua_optimizers:
-            broadcast_optimizer_state(optimizer, self.communicator)
+            raise ValueError(f"{type(self.module).__name__} has no parameter to synchronise: all are frozen or ignored")
+        with failures_named(self.process_group, "broadcasting parameters and optimizer states"):
+            check_replicas(self._parameters, self.communicator)
+            broadcast_parameters(self._parameters, self.communicator)
+            for optimizer in self.bagua_optimizers:
+                broadcast_optimizer_state(optimizer, self.communicator)
         self.rebuild_buckets()
         self._install_hooks()
 
@@ -274,7 +275,7 @@ class BaguaDistributedDataParallel:
         if self.require_backward_grad_sync:
             for output in outputs:
                 if not output.is_leaf:  # a parameter would collect a hook in every step
-                    output.register_hook(self._on_backward_start)
+                    output.register_hook(self._on_backward_start)  # type: ignore[no-untyped-call]
 
     def _on_backward_start(self, gradient: Tensor) -> None:
         """The outputs come first. The callback belongs to the backward pass that queues it: without this, one that
@@ -286,7 +287,7 @@ class BaguaDistributedDataParallel:
         """A backward pass has begun; called on autograd's thread."""
         self.pass_is_open = True
         self._used.clear()
-        Variable._execution_engine.queue_callback(self._post_backward)  # type: ignore[no-untyped-call]
+        Variable._execution_engine.queue_callback(self._post_backward)
 
     def on_gradient(self, name: str, parameter: Tensor) -> None:
         """The gradient of a parameter is complete: the algorithm's turn."""
@@ -345,7 +346,8 @@ class BaguaDistributedDataParallel:
                 "If the loss does not depend on them in every step, use find_unused_parameters=True; if it never does,"
                 " freeze them (requires_grad_(False))"
             )
-        shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else "")
+        more = f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else ""
+        shown = ", ".join(names[:_MOST_NAMES]) + more
         raise RuntimeError(
             f"{when}: {len(names)} of {len(self._parameters)} parameters got no gradient in the last backward pass, so"
             f" that their buckets were not communicated: {shown}. {remedy}"

@@ -7,6 +7,7 @@ for they would work on the buckets of the original.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,10 +19,8 @@ from torch.utils import _pytree as pytree
 class HookCallable:
     """A hook that belongs to this module object alone. torch.compile runs it outside the compiled code."""
 
-    # What torch._dynamo.disable sets; without importing it, which takes seconds.
-    _torchdynamo_disable = True
-
     def __init__(self, function: Callable[..., Any]) -> None:
+        _keep_compiler_out()
         self._function = function
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -32,6 +31,12 @@ class HookCallable:
 
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
         return _do_nothing_of, ()
+
+
+@functools.cache
+def _keep_compiler_out() -> None:
+    # Not a decorator: the compiler takes seconds to import. Every optimizer imports it, but no module should.
+    HookCallable.__call__ = torch.compiler.disable(HookCallable.__call__)  # type: ignore[method-assign, no-untyped-call]
 
 
 def do_nothing(*arguments: Any, **keywords: Any) -> None:
@@ -66,7 +71,7 @@ class ModuleHooks:
 
     def after_gradient(self, parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
         """`hook(parameter)` each time its gradient has been accumulated, on autograd's thread."""
-        self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def around_step(
         self,

@@ -245,7 +245,7 @@ def _absent(client: torch_internals.Store, number: int, ranks: tuple[int, ...]) 
 def _hosts(client: torch_internals.Store, ranks: Sequence[int]) -> dict[int, str]:
     hosts = {}
     for rank in ranks:
-        key = group_topology._KEY.format(rank)
+        key = group_topology.PLACE_KEY.format(rank)
         if client.check([key]):
             hosts[rank] = str(json.loads(client.get(key))["host"])
     return hosts

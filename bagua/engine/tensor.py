@@ -1,8 +1,8 @@
 """Bagua tensors: what is communicated on behalf of a parameter.
 
-A *proxy* tensor (usually an nn.Parameter) has a name and closures that get and set its *effective* tensor: the gradient,
-the parameter itself, or an optimizer's state. What the closures give may be replaced at any time, for instance when
-`zero_grad(set_to_none=True)` drops a gradient; whoever communicates asks again each time.
+A *proxy* tensor (usually an nn.Parameter) has a name and closures that get and set its *effective* tensor: the
+gradient, the parameter itself, or an optimizer's state. What the closures give may be replaced at any time, for
+instance when `zero_grad(set_to_none=True)` drops a gradient; whoever communicates asks again each time.
 
 The record of a proxy hangs on the tensor as one attribute. Copies and pickles of the tensor do not carry it on: they
 belong to no bucket.
@@ -121,13 +121,13 @@ def replace_effective(tensor: Tensor, new: Tensor) -> None:
     record = require_record(tensor)
     if record.getter is None:
         with torch.no_grad():
-            tensor.set_(new.untyped_storage(), new.storage_offset(), new.shape, new.stride())  # type: ignore[no-untyped-call]
+            tensor.set_(new.untyped_storage(), new.storage_offset(), new.shape, new.stride())
     elif record.setter is not None:
         record.setter(tensor, new)
     else:
         target = effective_tensor(tensor)
         with torch.no_grad():
-            target.set_(new.untyped_storage(), new.storage_offset(), new.shape, new.stride())  # type: ignore[no-untyped-call]
+            target.set_(new.untyped_storage(), new.storage_offset(), new.shape, new.stride())
 
 
 def gradient_of(parameter: Tensor) -> Tensor | None:

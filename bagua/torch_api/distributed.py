@@ -6,6 +6,7 @@ attributes of the same names win over them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
@@ -14,13 +15,18 @@ import torch.distributed as dist
 from torch import nn
 
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
+from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES, FIRST_BUCKET_BYTES
 from bagua.engine.data_parallel import BaguaDistributedDataParallel
+from bagua.env import read_text
 from bagua.torch_api.env import get_default_bucket_size
 from bagua.torch_api.wrap_summary import log_wrap
 
 if TYPE_CHECKING:
     from bagua.engine.bucket import Bucket
     from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+
+
+_KEPT_APART = ("_parameters", "_buffers", "_modules")
 
 
 class _OfEngine:
@@ -40,10 +46,14 @@ class _OfEngine:
     def __get__(self, module: Any, owner: type) -> Any:
         if module is None:
             return self
+        # nn.Module keeps these where only its __getattr__ looks, which comes after this.
+        for kept in _KEPT_APART:
+            if self._name in module.__dict__.get(kept, ()):
+                return module.__dict__[kept][self._name]
         engine = module.__dict__.get("bagua_ddp")
-        if engine is None:
-            raise AttributeError(f"{type(module).__name__} has no {self._name}: call its with_bagua(...) first")
-        return self._read(engine)
+        if engine is not None:
+            return self._read(engine)
+        raise AttributeError(f"{type(module).__name__} has no {self._name}: call its with_bagua(...) first")
 
 
 class BaguaModule:
@@ -85,6 +95,7 @@ class BaguaModule:
         previous: BaguaDistributedDataParallel | None = module.__dict__.pop("bagua_ddp", None)
         if previous is not None:
             previous.detach()
+        bucket_bytes, first_bucket_bytes = _bucket_limits()
         engine = BaguaDistributedDataParallel(
             module,
             engine_arguments,
@@ -92,7 +103,8 @@ class BaguaModule:
             group,
             bagua_module_name=module.__dict__.get("bagua_module_name"),
             gradient_as_bucket_view=do_flatten,
-            bucket_bytes=get_default_bucket_size(),
+            bucket_bytes=bucket_bytes,
+            first_bucket_bytes=first_bucket_bytes,
         )
         module.__dict__["bagua_ddp"] = engine
         log_wrap(engine)
@@ -135,9 +147,7 @@ class BaguaModule:
         return engine.bagua_train_step_counter
 
 
-def check_arguments(
-    optimizers: Sequence[torch.optim.Optimizer], algorithm: Any
-) -> list[torch.optim.Optimizer]:
+def check_arguments(optimizers: Sequence[torch.optim.Optimizer], algorithm: Any) -> list[torch.optim.Optimizer]:
     """The optimizers as a list.
 
     Raises:
@@ -157,6 +167,13 @@ def check_arguments(
     return given
 
 
+def _bucket_limits() -> tuple[int, int | None]:
+    """Of all buckets, and of the first: the user's, if BAGUA_DEFAULT_BUCKET_SIZE is set; else the engine's."""
+    if read_text(os.environ, "BAGUA_DEFAULT_BUCKET_SIZE") is None:
+        return DEFAULT_BUCKET_BYTES, FIRST_BUCKET_BYTES
+    return get_default_bucket_size(), None
+
+
 def _engine(module: Any) -> BaguaDistributedDataParallel:
     engine: BaguaDistributedDataParallel | None = module.__dict__.get("bagua_ddp")
     if engine is None:
@@ -168,6 +185,18 @@ def _give_to_torch_module() -> None:
     for name, member in vars(BaguaModule).items():
         if not name.startswith("__"):
             setattr(nn.Module, name, member)
+    list_names = nn.Module.__dir__
+
+    def names_that_can_be_read(module: nn.Module) -> list[str]:
+        """torch.compile reads all that `dir` names of modules that it makes itself."""
+        names: list[str] = list_names(module)  # type: ignore[no-untyped-call]
+        own = {*module.__dict__, *(name for kept in _KEPT_APART for name in module.__dict__.get(kept, ()))}
+        if "bagua_ddp" in own:
+            return names
+        kind = type(module)
+        return [name for name in names if name in own or not isinstance(getattr(kind, name, None), _OfEngine)]
+
+    nn.Module.__dir__ = names_that_can_be_read  # type: ignore[method-assign]
 
 
 _give_to_torch_module()

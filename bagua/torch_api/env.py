@@ -45,7 +45,7 @@ def get_master_addr() -> str:
 
 
 def get_default_bucket_size() -> int:
-    """BAGUA_DEFAULT_BUCKET_SIZE in bytes; 10 MiB if not set."""
+    """BAGUA_DEFAULT_BUCKET_SIZE in bytes; 10 MiB if not set, while with_bagua then takes what measured better."""
     return _read_positive("BAGUA_DEFAULT_BUCKET_SIZE", 10 << 20)
 
 

@@ -105,11 +105,12 @@ class BaguaTensor:
     def bagua_set_storage(self, storage: torch.UntypedStorage | torch.TypedStorage, storage_offset: int = 0) -> None:
         """Make the effective tensor lie in `storage`, from element `storage_offset` on, with the strides that it has.
         The values are those of the storage."""
-        untyped = storage if isinstance(storage, torch.UntypedStorage) else storage.untyped()  # type: ignore[no-untyped-call]
+        is_untyped = isinstance(storage, torch.UntypedStorage)
+        untyped = storage if is_untyped else storage.untyped()  # type: ignore[no-untyped-call]
         effective = engine_tensor.effective_tensor(_tensor(self))
         new = torch.empty(0, dtype=effective.dtype, device=effective.device)
         with torch.no_grad():
-            new.set_(untyped, storage_offset, effective.shape, effective.stride())  # type: ignore[no-untyped-call]
+            new.set_(untyped, storage_offset, effective.shape, effective.stride())
         engine_tensor.replace_effective(_tensor(self), new)
 
 

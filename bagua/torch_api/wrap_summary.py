@@ -51,8 +51,8 @@ def log_wrap(engine: BaguaDistributedDataParallel) -> None:
 
 
 def summary(engine: BaguaDistributedDataParallel) -> str:
-    """For example: MLP: 0.6 M parameters in 6 tensors, 2 buckets, 2.3 MiB; GradientAllReduceAlgorithmImpl over 4 ranks,
-    nccl, Bagua-Net on."""
+    """For example: VGG: 138.4 M parameters in 32 tensors, 7 buckets, 527.8 MiB; GradientAllReduce over 4 ranks, nccl,
+    Bagua-Net on."""
     parameters = [parameter for _, parameter in engine.synchronized_parameters]
     group = engine.process_group
     device = parameters[0].device
@@ -63,13 +63,25 @@ def summary(engine: BaguaDistributedDataParallel) -> str:
     count = sum(parameter.numel() for parameter in parameters)
     buckets = engine.bagua_buckets
     size = sum(bucket.bytes() for bucket in buckets)
-    network = f", Bagua-Net {'on' if read_switch(os.environ, 'ENABLE_BAGUA_NET') else 'off'}" if device.type == "cuda" else ""
+    network = ""
+    if device.type == "cuda":
+        network = f", Bagua-Net {'on' if read_switch(os.environ, 'ENABLE_BAGUA_NET') else 'off'}"
     return (
-        f"{type(engine.module).__name__}: {count / 1e6:.1f} M parameters in {len(parameters)} tensors,"
+        f"{type(engine.module).__name__}: {_count(count)} parameters in {len(parameters)} tensors,"
         f" {len(buckets)} bucket{'s' * (len(buckets) != 1)}, {_size(size)}; {algorithm} over {group.size}"
         f" rank{'s' * (group.size != 1)}, {backend}{network}"
     )
 
 
+def _count(number: int) -> str:
+    for unit, size in (("G", 10**9), ("M", 10**6), ("K", 10**3)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return str(number)
+
+
 def _size(count: int) -> str:
-    return f"{count / (1 << 20):.1f} MiB"
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

@@ -133,6 +133,90 @@ def test_python_imports_point_down() -> None:
     assert [violation for path in files for violation in violations_of_layers(path)] == []
 
 
+# --- the training core -----------------------------------------------------------------------------------------------
+
+# Folders that carry algorithms out without knowing any.
+NAMELESS = ("collectives", "engine")
+# Of torch_api, what is loaded only when it is asked for: it needs other packages, or takes long.
+ON_DEMAND = {"bagua.torch_api.contrib", "bagua.torch_api.checkpoint", "bagua.torch_api.model_parallel"}
+
+
+def algorithm_names(sources: dict[str, str]) -> set[str]:
+    """The modules of algorithms, their classes, and the names under which they are registered."""
+    names = set(sources) - {"__init__", "base"}
+    for module, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef) and module != "base":
+                names.add(node.name)
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Registry.register"):
+                names.update(one.value for one in node.args[:1] if isinstance(one, ast.Constant))
+    return names
+
+
+def words_of(source: str) -> set[str]:
+    """Identifiers, and the words of strings and comments."""
+    return set(re.findall(r"\w+", source))
+
+
+def test_engine_and_collectives_name_no_algorithm() -> None:
+    folder = PACKAGE / "torch_api" / "algorithms"
+    names = algorithm_names({path.stem: path.read_text() for path in folder.glob("*.py")})
+    assert {"gradient_allreduce", "GradientAllReduceAlgorithm"} <= names
+    wrong = [
+        f"{path.relative_to(REPOSITORY)} names {name}"
+        for path in python_files(*NAMELESS)
+        for name in sorted(names & words_of(path.read_text()))
+    ]
+    assert wrong == []
+
+
+def test_algorithms_know_nothing_of_what_runs_them() -> None:
+    """They are told the engine in their methods; what wraps modules imports them, not the other way round."""
+    allowed = {"bagua.torch_api.algorithms", "bagua.torch_api.env"}
+    files = python_files("torch_api/algorithms")
+    assert files
+    wrong = [
+        f"{path.relative_to(REPOSITORY)}:{one.line} imports {one.module}"
+        for path in files
+        for one in imports_of_file(path)
+        if one.is_of("bagua.torch_api") and not any(one.is_of(package) for package in allowed)
+    ]
+    assert wrong == []
+
+
+def test_what_is_loaded_on_demand_is_imported_nowhere_else() -> None:
+    wrong = [
+        f"{path.relative_to(REPOSITORY)}:{one.line} imports {one.module} at import time; import it inside a function"
+        for path in python_files("torch_api")
+        if not module_name(path).startswith(tuple(ON_DEMAND))
+        for one in imports_of_file(path)
+        if not one.lazy and any(one.is_of(package) for package in ON_DEMAND)
+    ]
+    assert wrong == []
+
+
+def test_the_core_imports_nothing_but_torch() -> None:
+    """At import time: a user who has torch has all that plain training needs."""
+    wrong = [
+        f"{path.relative_to(REPOSITORY)}:{one.line} imports {one.module}"
+        for path in python_files("collectives", "engine", "comm_ops", "torch_api")
+        if not module_name(path).startswith(tuple(ON_DEMAND))
+        for one in imports_of_file(path)
+        if not one.lazy and one.module.split(".")[0] not in sys.stdlib_module_names | {"torch", "bagua"}
+    ]
+    assert wrong == []
+
+
+def test_the_search_for_algorithms_finds_them() -> None:
+    sources = {
+        "base": "class Algorithm: ...",
+        "__init__": "GlobalAlgorithmRegistry.register('by_name', far.FarAlgorithm)",
+        "far": "class FarAlgorithm(Algorithm): ...",
+    }
+    assert algorithm_names(sources) == {"by_name", "far", "FarAlgorithm"}
+    assert "by_name" in words_of("x = 1  # as by_name does")
+
+
 def test_root_files_import_only_the_standard_library_at_import_time() -> None:
     for path in sorted(PACKAGE.glob("*.py")):
         for one in imports_of_file(path):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import os
+import weakref
 from typing import Any
 
 import torch
@@ -28,6 +31,7 @@ import bagua.torch_api as bagua
 import bagua.torch_api.communication as communication
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm, GradientAllReduceAlgorithmImpl
+from bagua.torch_api.data_parallel import DistributedDataParallel
 from bagua.torch_api.data_parallel.bagua_distributed import BaguaDistributedDataParallel
 
 
@@ -156,6 +160,44 @@ def _other_optimizer() -> None:
 
 def test_another_optimizer_on_the_way() -> None:
     run_ranks(2, _other_optimizer)
+
+
+def _collected() -> None:
+    rank, device = begin()
+    for how in ("with_bagua", "wrapper"):
+        net = mlp(rank, device)
+        optimizer = _sgd(net)
+        model: Any = with_algorithm(net, optimizer) if how == "with_bagua" else DistributedDataParallel(net)
+        train(model, optimizer, batches(rank, 2, device))
+        traces = [weakref.ref(one) for one in (net, net[0].weight, net.bagua_ddp, net.bagua_ddp.scheduler)]
+        del net, model, optimizer
+        gc.collect()
+        assert [trace() for trace in traces] == [None] * 4, how
+
+
+def test_a_wrapped_module_is_freed_with_its_last_reference() -> None:
+    run_ranks(2, _collected)
+
+
+def _another_job() -> None:
+    rank, device = begin()
+    net = mlp(rank, device)
+    optimizer = _sgd(net)
+    with_algorithm(net, optimizer)
+    train(net, optimizer, batches(rank, 2, device))
+    dist.barrier()
+    dist.destroy_process_group()
+    message = message_of(RuntimeError, lambda: train(net, optimizer, batches(rank, 1, device)))
+    assert "has been destroyed" in message
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    bagua.init_process_group()
+    with_algorithm(net, optimizer)
+    train(net, optimizer, batches(rank, 2, device))
+    check_ranks_equal(net)
+
+
+def test_the_group_is_destroyed_and_made_again() -> None:
+    run_ranks(2, _another_job)
 
 
 def _failed_call() -> None:

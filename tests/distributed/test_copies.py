@@ -54,6 +54,7 @@ def _copies(how: str) -> None:
         with counted_all_reduces() as calls:
             train(duplicate, alone, batches(rank, 2, device, seed=7))
         assert not calls
+        assert inner.bagua_train_step_counter == 2, inner.bagua_train_step_counter
         assert getattr(duplicate, "bagua_ddp", None) is None
         assert not hasattr(duplicate, "bagua_buckets")
         # It can be wrapped in its turn.

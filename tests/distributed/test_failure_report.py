@@ -92,7 +92,7 @@ def test_survivors_name_the_dead_rank() -> None:
 
 def lose_a_rank_of_six() -> tuple[str, tuple[int, ...], str]:
     """In the ring, 2 and 4 notice that 3 is dead. The others cannot return; they leave when the two have reported."""
-    rank, group = start()
+    rank, group = start(roll_call_s=5.0)
     if rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     if rank in (0, 1, 5):

@@ -178,6 +178,22 @@ def test_a_missing_gradient_is_named_where_it_is_missing(how: str, small_buckets
     assert "find_unused_parameters=True" in message
 
 
+def _missing_last_bucket() -> str:
+    """Everything before it has been sent when the pass ends."""
+    rank, device = begin()
+    net: Any = DistributedDataParallel(ThreeLayers().to(device), bucket_cap_mb=1e-6)
+    x = batches(rank, 1, device)[0][0]
+    net.module.fc1.register_forward_hook(lambda _module, _inputs, output: output.detach())
+    net(x, use_last=True).sum().backward()
+    return message_of(RuntimeError, lambda: net(x, True))
+
+
+def test_a_missing_gradient_is_named_if_nothing_waits_for_it() -> None:
+    for message in run_ranks(2, _missing_last_bucket):
+        assert "1 of 3 parameters" in message
+        assert "fc1.weight" in message
+
+
 def _missing_first_bucket() -> None:
     """The last layer is the first in launch order: everything behind it waits."""
     rank, device = begin()

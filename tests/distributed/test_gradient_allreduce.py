@@ -1,4 +1,4 @@
-"""Gradient all-reduce against torch's DistributedDataParallel: the same weights, bit for bit where sums have one order."""
+"""Gradient all-reduce gives the weights of torch's DistributedDataParallel, to the bit where sums have one order."""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ def test_program(program: Program, tmp_path: Path) -> None:
     run_ranks(program.ranks, run_program, program.page, program.name, str(tmp_path))
 
 
-@pytest.mark.slow
 def test_quick_start_by_torchrun(tmp_path: Path) -> None:
     """The script of docs/training.md, under its name, by the command that is shown below it."""
     (program,) = (one for one in PROGRAMS if one.name.endswith(".py"))

@@ -139,6 +139,9 @@ def _frozen_late() -> None:
         names = {name.split(".")[0] for name, _ in net.bagua_build_params()}
         assert names == {"0", "2", "4"} - {str(layer) for layer in layers}
     assert net.bagua_train_step_counter == 15
+    # What is frozen is not ours any more.
+    taken: Any = nn.ModuleDict({"first": net[0].requires_grad_(True)})
+    with_algorithm(taken, _sgd(taken))
 
 
 def test_parameters_frozen_and_unfrozen_on_the_way() -> None:
@@ -171,6 +174,33 @@ def test_a_layer_that_was_replaced_is_noticed() -> None:
         assert "4.weight" in message
         assert "other parameters now" in message
         assert "wrap it again" in message
+
+
+def _converted(set_to_none: bool) -> list[str]:
+    """What changes the parameters under our hands is said, not mixed up."""
+    rank, device = begin()
+    net = mlp(rank, device)
+    with_algorithm(net, _sgd(net))
+    loss_of(net, batches(rank, 1, device)[0]).backward()
+    net.double()
+    net.zero_grad(set_to_none)
+    x = batches(rank, 1, device)[0][0].double()
+    messages = [message_of(RuntimeError, lambda: net(x).sum().backward())]
+    with_algorithm(net, _sgd(net))
+    net(x).sum().backward()
+    check_tensor_on_ranks(net[0].weight.grad, "gradient")
+    lazy: Any = nn.Sequential(nn.LazyLinear(4)).to(device)
+    messages.append(message_of(ValueError, lambda: with_algorithm(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1))))
+    return messages
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_conversions_and_lazy_layers_are_named(set_to_none: bool) -> None:
+    for converted, lazy in run_ranks(2, _converted, set_to_none):
+        assert "'4.bias'" in converted
+        assert "wrap it again" in converted
+        assert "0.weight" in lazy
+        assert "one forward pass" in lazy
 
 
 def _sparse_embedding() -> list[str]:

@@ -104,6 +104,47 @@ def test_schedules_closures_and_groups_that_come_later(how: str) -> None:
     run_ranks(2, _schedule, how)
 
 
+def _closure(how: str) -> None:
+    """The step itself runs forward and backward."""
+    rank, device = begin()
+    both = pair(how, rank, device)
+    for model, optimizer in both:
+        for batch in batches(rank, 5, device):
+
+            def evaluate(model: Any = model, optimizer: Any = optimizer, batch: Any = batch) -> Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(model, batch)
+                loss.backward()
+                return loss
+
+            assert optimizer.step(evaluate).requires_grad
+    _compare(both)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_step_with_a_closure(how: str) -> None:
+    run_ranks(2, _closure, how)
+
+
+def _parametrized() -> nn.Module:
+    net = mlp()
+    nn.utils.parametrizations.weight_norm(net[0])
+    nn.utils.parametrizations.orthogonal(net[4])
+    return net
+
+
+def _with_parametrizations() -> None:
+    rank, device = begin()
+    both = pair("wrapper", rank, device, _parametrized)
+    for model, optimizer in both:
+        train(model, optimizer, batches(rank, 5, device))
+    _compare(both)
+
+
+def test_parametrized_layers() -> None:
+    run_ranks(2, _with_parametrizations)
+
+
 def _gradient_penalty(how: str) -> None:
     """Backward through a gradient: autograd.grad runs through the module's outputs, too."""
     rank, device = begin()
@@ -274,6 +315,23 @@ def _inference(how: str) -> None:
 @pytest.mark.parametrize("how", HOW)
 def test_forward_without_gradients_in_between(how: str) -> None:
     run_ranks(2, _inference, how)
+
+
+def _changed_without_gradients(how: str) -> None:
+    """The first forward pass after a change is one without gradients: what is made then serves the later ones."""
+    rank, device = begin()
+    ours, optimizer = pair(how, rank, device)[0]
+    train(ours, optimizer, batches(rank, 2, device))
+    (ours.module if how == "wrapper" else ours)[0].requires_grad_(False)
+    with torch.inference_mode():
+        ours(batches(rank, 1, device)[0][0])
+    train(ours, optimizer, batches(rank, 4, device, seed=1), set_to_none=False)
+    check_ranks_equal(ours)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_change_that_inference_meets_first(how: str) -> None:
+    run_ranks(2, _changed_without_gradients, how)
 
 
 class Stumbling(nn.Module):

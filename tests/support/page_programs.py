@@ -1,4 +1,4 @@
-"""The programs in the documentation: code blocks of a page that a comment before them, unseen by readers, ties together.
+"""The programs in the documentation: code blocks of a page, tied together by comments that readers do not see.
 
     <!-- program: join, 2 ranks -->      the Python block that follows is the beginning of the program `join`
     <!-- program: join -->               ... is its next part
@@ -53,9 +53,10 @@ class Program:
 
     def run(self) -> dict[str, object]:
         """Execute it in this process. Tracebacks name page and line. Returns its names."""
-        names: dict[str, object] = {"__name__": "__main__"}
+        page = str(REPOSITORY / self.page)
+        names: dict[str, object] = {"__name__": "__main__", "__file__": page}
         for part in self.parts:
-            code = compile("\n" * (part.line - 1) + part.source, str(REPOSITORY / self.page), "exec")
+            code = compile("\n" * (part.line - 1) + part.source, page, "exec")
             exec(code, names)
         return names
 
@@ -89,7 +90,9 @@ def parse_page(path: str, text: str) -> Page:
         where = f"{path}:{_line(text, comment.start())}"
         mark = _MARK.fullmatch(comment["text"].rstrip())
         if mark is None:
-            raise ValueError(f"{where}: cannot read {comment['text'].strip()!r}; it is `program: NAME[, N ranks][, hidden]`")
+            raise ValueError(
+                f"{where}: cannot read {comment['text'].strip()!r}; it is `program: NAME[, N ranks][, hidden]`"
+            )
         program = _program(programs, path, mark, where)
         if mark["hidden"]:
             offset = comment.start("text") + mark.start("body")

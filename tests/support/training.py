@@ -66,16 +66,17 @@ def mlp(seed: int = 0, device: torch.device | str = "cpu") -> nn.Sequential:
 
 
 class Scaled(nn.Module):
-    """A matrix at the root, a scale of no dimension and a parameter without elements."""
+    """A matrix at the root, a scale of no dimension, and parameters without elements, one the only one of its dtype."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(4, 2))
         self.scale = nn.Parameter(torch.randn(()))
         self.nothing = nn.Parameter(torch.randn(0, 3))
+        self.alone = nn.Parameter(torch.randn(3, 0, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.scale * (x @ self.weight.t()) + self.nothing.sum()
+        return self.scale * (x @ self.weight.t()) + self.nothing.sum() + self.alone.sum().float()
 
 
 class MixedDtypes(nn.Module):

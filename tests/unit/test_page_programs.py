@@ -1,7 +1,10 @@
-"""Every Python block of the pages about training belongs to a program that tests run (tests/distributed), and the reader
-of these programs finds what it must find."""
+"""Every Python block of the pages about training belongs to a program that tests/distributed runs, and the reader of
+these programs finds what it must find."""
 
 from __future__ import annotations
+
+import traceback
+from pathlib import Path
 
 import pytest
 from support.page_programs import MOST_RANKS, REPOSITORY, parse_page, read_page
@@ -10,7 +13,11 @@ from support.page_programs import MOST_RANKS, REPOSITORY, parse_page, read_page
 NOT_RUN = {"docs/activation.md", "docs/netlab.md"}
 PAGES = sorted(
     str(page.relative_to(REPOSITORY))
-    for page in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "examples").rglob("*.md")]
+    for page in [
+        *REPOSITORY.glob("*.md"),
+        *(REPOSITORY / "docs").rglob("*.md"),
+        *(REPOSITORY / "examples").rglob("*.md"),
+    ]
 )
 
 
@@ -77,8 +84,8 @@ class TestReader:
         (program,) = parse_page("p.md", text).programs
         with pytest.raises(NameError) as raised:
             program.run()
-        last = raised.traceback[-1]
-        assert (last.path.name, last.lineno + 1) == ("p.md", 18)
+        last = traceback.extract_tb(raised.value.__traceback__)[-1]
+        assert (Path(last.filename).name, last.lineno) == ("p.md", 18)
 
     @pytest.mark.parametrize(
         ("text", "problem"),

@@ -82,7 +82,11 @@ class Algorithm:
     """A recipe: options, without state. One object may serve several modules."""
 
     def reify(self, process_group: BaguaProcessGroup) -> AlgorithmImpl:
-        """The algorithm for one module."""
+        """The algorithm for one module.
+
+        Raises:
+            NotImplementedError: the class does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not say how it works: define reify(process_group)")
 
     @classmethod

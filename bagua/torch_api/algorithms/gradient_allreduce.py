@@ -1,6 +1,6 @@
 """Gradient all-reduce: every rank steps with the mean (or sum) of all ranks' gradients, as torch's DDP does.
 
-    g = 1/n * sum over ranks i of g_i        (average=True)
+g = 1/n * sum over ranks i of g_i        (average=True)
 """
 
 from __future__ import annotations

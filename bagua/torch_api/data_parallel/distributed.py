@@ -14,9 +14,10 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.utils import _pytree as pytree
 
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
+from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
 from bagua.engine.buffer_broadcast import BufferBroadcast
 from bagua.engine.data_parallel import BaguaDistributedDataParallel
-from bagua.engine.module_hooks import is_in_backward
+from bagua.engine.module_hooks import HookCallable, is_in_backward
 from bagua.engine.parameters import replicated_parameters
 from bagua.engine.state_broadcast import broadcast_parameters
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DistributedDataParallel", "DistributedDataParallel_V1_9_0", "to_bagua_process_group"]
 
-# Communication begins with a small bucket, while backward has just begun.
-_FIRST_BUCKET_BYTES = 1 << 20
 _MIB = 1 << 20
 
 
@@ -115,13 +114,14 @@ class DistributedDataParallel(nn.Module, Joinable):
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             find_unused_parameters=self.find_unused_parameters,
             bucket_bytes=max(1, int(self.bucket_cap_mb * _MIB)),
-            first_bucket_bytes=min(_FIRST_BUCKET_BYTES, max(1, int(self.bucket_cap_mb * _MIB))),
+            first_bucket_bytes=min(FIRST_BUCKET_BYTES, max(1, int(self.bucket_cap_mb * _MIB))),
         )
         self.module.__dict__["bagua_ddp"] = self.inner
         frozen = [one for one in self.replicated_parameters() if not one[1].requires_grad]
         self._buffer_broadcast = BufferBroadcast(self.module, self.inner.parameters_to_ignore, group)
         broadcast_parameters([*frozen, *self._buffer_broadcast.named_buffers()], self.inner.communicator)
         self._uneven = UnevenInputs(self)
+        self._before_forward = HookCallable(self._begin_forward)
         log_wrap(self.inner)
 
     # --- forward -----------------------------------------------------------------------------------------------------
@@ -132,14 +132,18 @@ class DistributedDataParallel(nn.Module, Joinable):
         Raises:
             RuntimeError: the module has been wrapped again since.
         """
-        if not is_in_backward():
-            self._begin_forward()
+        self._before_forward()
         if self.device_ids:
             inputs, kwargs = _moved((inputs, kwargs), self.device)
         output = self.module(*inputs, **kwargs)
         return output if self.output_device is None else _moved(output, self.output_device)
 
     def _begin_forward(self) -> None:
+        makes_them_differ = torch.is_grad_enabled() and self.require_backward_grad_sync
+        if is_in_backward():
+            # Of a forward pass that is repeated. The first time, gradients may have been off.
+            self._buffers_differ |= makes_them_differ
+            return
         if not self.inner.is_attached:
             raise RuntimeError(
                 f"{type(self.module).__name__} was wrapped again after this wrapper was made, which does not"
@@ -148,7 +152,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._uneven.before_forward()
         if self.will_sync_module_buffers():
             self._broadcast_buffers()
-        self._buffers_differ = torch.is_grad_enabled() and self.require_backward_grad_sync
+        self._buffers_differ = makes_them_differ
 
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward pass begins with a broadcast of the buffers."""
@@ -251,6 +255,30 @@ class DistributedDataParallel(nn.Module, Joinable):
         """
         raise NotImplementedError("register_comm_hook: write an Algorithm instead (docs/algorithms.md)")
 
+    def scatter(self, inputs: object, kwargs: object, device_ids: object) -> None:
+        """Not here: a process has one device, to which `forward` moves inputs.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("scatter: a process trains on one device, to which forward moves its inputs")
+
+    def to_kwargs(self, inputs: object, kwargs: object, device_id: object) -> None:
+        """As scatter.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("to_kwargs: a process trains on one device, to which forward moves its inputs")
+
+    def gather(self, outputs: object, output_device: object) -> None:
+        """Not here: a process has one device, so that there is nothing to gather.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("gather: a process trains on one device; its outputs are there already")
+
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
@@ -262,7 +290,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = {"inner", "process_group", "_uneven", "_buffer_broadcast", "_join_config"}
+        left_out = {"inner", "process_group", "_uneven", "_buffer_broadcast", "_before_forward", "_join_config"}
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -270,7 +298,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._restore(state, to_bagua_process_group(None))
 
     def _restore(self, state: dict[str, Any], group: BaguaProcessGroup) -> None:
-        nn.Module.__setstate__(self, state)
+        nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
         Joinable.__init__(self)
         self._start_engine([], group)
 
@@ -295,7 +323,9 @@ def _checked_device_ids(device_ids: Sequence[int | torch.device] | None, device:
     if len(ids) > 1:
         raise ValueError(f"device_ids={list(device_ids)}: a process trains on one device; start one process per GPU")
     if device.type != "cuda" or ids[0] != device:
-        raise ValueError(f"device_ids={list(device_ids)}, but the module is on {device}; move it there, or leave it out")
+        raise ValueError(
+            f"device_ids={list(device_ids)}, but the module is on {device}; move it there, or leave device_ids out"
+        )
     return ids
 
 

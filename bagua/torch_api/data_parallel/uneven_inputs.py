@@ -37,6 +37,11 @@ class UnevenInputs:
         self._divide_by_active = False
 
     def hook(self, divide_by_initial_world_size: bool = True, **_: Any) -> JoinHook:
+        """What a rank does when it has run out; made at the beginning of the context.
+
+        Raises:
+            NotImplementedError: the algorithm communicates something else than gradients.
+        """
         engine = self._wrapper.inner
         if not all(bucket.holds_gradients for bucket in engine.bagua_buckets):
             raise NotImplementedError(

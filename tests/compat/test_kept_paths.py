@@ -1,0 +1,334 @@
+"""The import paths and signatures of Bagua 0.9 that this version keeps: scripts that were written for it go on working.
+
+The tables are the interface as it was specified, not what the code says now. A parameter may have got a default, and
+parameters may have been added behind the others; names, order and defaults stay.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+PATHS: dict[str, set[str]] = {
+    "bagua.torch_api": {
+        *("get_backend", "init_process_group", "send", "recv", "barrier", "broadcast", "ReduceOp"),
+        *("BaguaModule", "BaguaTensor", "get_rank", "get_world_size", "get_local_rank", "get_local_size"),
+        *("allgather", "allreduce", "alltoall", "alltoall_v", "gather", "reduce", "reduce_scatter", "scatter"),
+        *("allgather_inplace", "allreduce_inplace", "alltoall_inplace", "alltoall_v_inplace", "gather_inplace"),
+        *("reduce_inplace", "reduce_scatter_inplace", "scatter_inplace"),
+        *("communication", "algorithms", "data_parallel"),
+    },
+    "bagua.torch_api.communication": {
+        *("new_group", "from_torch_group", "is_initialized", "broadcast_object", "broadcast_coalesced"),
+        *("allreduce_coalesced_inplace", "BaguaProcessGroup", "get_communicator", "ReduceOp", "get_backend"),
+        *("_get_default_group", "_rank_not_in_group", "_torch_to_bagua_pg_map"),
+    },
+    "bagua.torch_api.env": {
+        *("get_world_size", "get_rank", "get_local_rank", "get_local_size", "get_node_rank", "get_master_addr"),
+        *("get_default_bucket_size", "get_bagua_service_port", "get_autotune_level", "get_autotune_max_samples"),
+        *("get_autotune_sampling_confidence_time_s", "get_autotune_warmup_time_s", "get_autotune_server_wait_time"),
+        *("get_is_output_autotune_log", "is_report_metrics_switch_on"),
+    },
+    "bagua.torch_api.bucket": {"BaguaBucket"},
+    "bagua.torch_api.tensor": {"BaguaTensor"},
+    "bagua.torch_api.distributed": {"BaguaModule"},
+    "bagua.torch_api.data_parallel": {"DistributedDataParallel"},
+    "bagua.torch_api.data_parallel.distributed": {
+        *("DistributedDataParallel", "DistributedDataParallel_V1_9_0", "to_bagua_process_group"),
+    },
+    "bagua.torch_api.data_parallel.bagua_distributed": {"BaguaDistributedDataParallel"},
+    "bagua.torch_api.data_parallel.functional": {"all_reduce"},
+    "bagua.torch_api.algorithms": {
+        *("Algorithm", "AlgorithmImpl", "GlobalAlgorithmRegistry"),
+        *("base", "gradient_allreduce"),
+    },
+    "bagua.torch_api.algorithms.base": {"Algorithm", "AlgorithmImpl", "GlobalAlgorithmRegistry"},
+    "bagua.torch_api.algorithms.gradient_allreduce": {
+        "GradientAllReduceAlgorithm",
+        "GradientAllReduceAlgorithmImpl",
+    },
+}
+
+SUM = "op=ReduceOp.SUM"
+DDP = (
+    "module, device_ids=None, output_device=None, dim=0, broadcast_buffers=True, process_group=None, bucket_cap_mb=25, "
+    "find_unused_parameters=False, check_reduction=False, gradient_as_bucket_view=True, optimizers=[], algorithm=..."
+)
+CLOSURES = "name=None, module_name=None, getter_closure=None, setter_closure=None"
+
+# As one would write the parameters, without self. `...` stands for a default that is an object.
+SIGNATURES: dict[str, str] = {
+    "init_process_group": "store=None, rank=-1, world_size=-1, local_world_size=-1",
+    "get_backend": "model_name",
+    "communication.is_initialized": "",
+    "communication.new_group": "ranks=None, stream=None",
+    "communication.from_torch_group": "group, stream=None",
+    "communication.get_communicator": "group_name, comm_name",
+    "communication.BaguaProcessGroup.get_global_communicator": "",
+    "communication.BaguaProcessGroup.get_inter_node_communicator": "",
+    "communication.BaguaProcessGroup.get_intra_node_communicator": "",
+    "send": "tensor, dst, comm=None",
+    "recv": "tensor, src, comm=None",
+    "broadcast": "tensor, src=0, comm=None",
+    "communication.broadcast_object": "obj, src=0, comm=None",
+    "communication.broadcast_coalesced": "tensors, src=0, comm=None",
+    "communication.allreduce_coalesced_inplace": f"tensors, {SUM}, comm=None",
+    "reduce": f"send_tensor, recv_tensor, dst, {SUM}, comm=None",
+    "reduce_inplace": f"tensor, dst, {SUM}, comm=None",
+    "allreduce": f"send_tensor, recv_tensor, {SUM}, comm=None",
+    "allreduce_inplace": f"tensor, {SUM}, comm=None",
+    "allgather": "send_tensor, recv_tensor, comm=None",
+    "allgather_inplace": "tensor, comm=None",
+    "gather": "send_tensor, recv_tensor, dst, comm=None",
+    "gather_inplace": "tensor, count, dst, comm=None",
+    "scatter": "send_tensor, recv_tensor, src, comm=None",
+    "scatter_inplace": "tensor, count, src, comm=None",
+    "reduce_scatter": f"send_tensor, recv_tensor, {SUM}, comm=None",
+    "reduce_scatter_inplace": f"tensor, {SUM}, comm=None",
+    "alltoall": "send_tensor, recv_tensor, comm=None",
+    "alltoall_inplace": "tensor, comm=None",
+    "alltoall_v": "send_tensor, send_counts, send_displs, recv_tensor, recv_counts, recv_displs, comm=None",
+    "alltoall_v_inplace": "tensor, counts, displs, comm=None",
+    "barrier": "comm=None",
+    "BaguaModule.with_bagua": "optimizers, algorithm, process_group=None, do_flatten=True",
+    "BaguaModule.bagua_build_params": "",
+    "BaguaTensor.is_bagua_tensor": "",
+    "BaguaTensor.ensure_bagua_tensor": CLOSURES,
+    "BaguaTensor.to_bagua_tensor": CLOSURES,
+    "BaguaTensor.bagua_getter_closure": "",
+    "BaguaTensor.bagua_setter_closure": "tensor",
+    "BaguaTensor.bagua_backend_tensor": "",
+    "BaguaTensor.bagua_ensure_grad": "",
+    "BaguaTensor.bagua_mark_communication_ready": "",
+    "BaguaTensor.bagua_mark_communication_ready_without_synchronization": "",
+    "BaguaTensor.bagua_set_storage": "storage, storage_offset=0",
+    "bucket.BaguaBucket": "tensors, name, flatten, alignment=1",
+    "bucket.BaguaBucket.flattened_tensor": "",
+    "bucket.BaguaBucket.check_flatten": "",
+    "bucket.BaguaBucket.bytes": "",
+    "bucket.BaguaBucket.clear_ops": "",
+    "bucket.BaguaBucket.append_python_op": "python_function, group=None",
+    "bucket.BaguaBucket.append_centralized_synchronous_op": (
+        "hierarchical=False, average=True, scattergather=False, compression=None, group=None"
+    ),
+    "data_parallel.DistributedDataParallel": DDP,
+    "data_parallel.distributed.DistributedDataParallel_V1_9_0": DDP,
+    "data_parallel.distributed.DistributedDataParallel_V1_9_0.no_sync": "",
+    "data_parallel.distributed.DistributedDataParallel_V1_9_0.join": (
+        "divide_by_initial_world_size=True, enable=True, throw_on_early_termination=False"
+    ),
+    "data_parallel.distributed.DistributedDataParallel_V1_9_0.register_comm_hook": "state, hook",
+    "data_parallel.distributed.DistributedDataParallel_V1_9_0.will_sync_module_buffers": "",
+    "data_parallel.distributed.DistributedDataParallel_V1_9_0.bagua_build_params": "",
+    "data_parallel.distributed.to_bagua_process_group": "process_group=None",
+    "data_parallel.functional.all_reduce": f"tensor, {SUM}, group=...",
+    "data_parallel.bagua_distributed.BaguaDistributedDataParallel": (
+        "module, optimizers, algorithm, process_group, bagua_module_name=None, gradient_as_bucket_view=True, "
+        "find_unused_parameters=False"
+    ),
+    "data_parallel.bagua_distributed.BaguaDistributedDataParallel.bagua_build_params": "",
+    "algorithms.Algorithm.reify": "process_group",
+    "algorithms.Algorithm.init": "name, **kwargs",
+    "algorithms.AlgorithmImpl": "process_group",
+    "algorithms.AlgorithmImpl.need_reset": "",
+    "algorithms.AlgorithmImpl.init_tensors": "bagua_ddp",
+    "algorithms.AlgorithmImpl.tensors_to_buckets": "tensors, do_flatten",
+    "algorithms.AlgorithmImpl.init_forward_pre_hook": "bagua_ddp",
+    "algorithms.AlgorithmImpl.init_backward_hook": "bagua_ddp",
+    "algorithms.AlgorithmImpl.init_post_backward_hook": "bagua_ddp",
+    "algorithms.AlgorithmImpl.init_post_optimizer_step_hook": "bagua_ddp",
+    "algorithms.AlgorithmImpl.init_operations": "bagua_ddp, bucket",
+    "algorithms.GlobalAlgorithmRegistry.register": "name, algorithm, description=None",
+    "algorithms.GlobalAlgorithmRegistry.get": "name",
+    "algorithms.GlobalAlgorithmRegistry.available_algorithms": "",
+    "algorithms.gradient_allreduce.GradientAllReduceAlgorithm": "hierarchical=False, average=True",
+}
+
+ATTRIBUTES: dict[str, set[str]] = {
+    "BaguaModule": {
+        *("bagua_module_name", "bagua_algorithm", "bagua_optimizers", "bagua_buckets"),
+        *("parameters_to_ignore", "bagua_train_step_counter"),
+    },
+    "BaguaTensor": {"bagua_tensor_name", "bagua_module_name"},
+    "data_parallel.distributed.DistributedDataParallel_V1_9_0": {
+        *("require_backward_grad_sync", "parameters_to_ignore", "bagua_module_name", "bagua_algorithm"),
+        *("bagua_optimizers", "bagua_buckets", "bagua_train_step_counter"),
+    },
+}
+
+
+def look_up(path: str) -> Any:
+    found: Any = importlib.import_module("bagua.torch_api")
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def check_signature(function: Callable[..., Any], specified: str) -> list[str]:
+    """What a caller of the specified signature would trip over."""
+    stub = ast.parse(f"def stub({specified}): pass").body[0]
+    assert isinstance(stub, ast.FunctionDef)
+    wanted = stub.args.args
+    defaults = [None] * (len(wanted) - len(stub.args.defaults)) + stub.args.defaults
+    parameters = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
+    has_keywords = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    positional = [one for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    problems = []
+    for position, (argument, default) in enumerate(zip(wanted, defaults, strict=True)):
+        if position >= len(positional) or positional[position].name != argument.arg:
+            given = positional[position].name if position < len(positional) else "nothing"
+            problems.append(f"parameter {position} is {given}, must be {argument.arg}")
+        elif default is not None and not is_default(positional[position].default, default):
+            problems.append(f"{argument.arg}={positional[position].default!r}, must be {ast.unparse(default)}")
+    problems += [
+        f"{added.name} is new and has no default"
+        for added in parameters
+        if added not in positional[: len(wanted)]
+        and added.default is inspect.Parameter.empty
+        and added.kind not in (added.VAR_POSITIONAL, added.VAR_KEYWORD)
+    ]
+    if stub.args.kwarg is not None and not has_keywords:
+        problems.append("takes no further keywords")
+    return problems
+
+
+def is_default(given: Any, specified: ast.expr) -> bool:
+    text = ast.unparse(specified)
+    if given is inspect.Parameter.empty:
+        return False
+    if text == "...":
+        return True
+    if text == "ReduceOp.SUM":
+        return bool(given == look_up("ReduceOp").SUM)
+    value = ast.literal_eval(text)
+    # A list as a default may be an empty tuple: it is only read.
+    return (list(given) == value) if isinstance(value, list) else (given == value and type(given) is type(value))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_path_has_its_names(path: str) -> None:
+    module = importlib.import_module(path)
+    assert sorted(name for name in PATHS[path] if not hasattr(module, name)) == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_all_names_what_is_there(path: str) -> None:
+    module = importlib.import_module(path)
+    names = getattr(module, "__all__", None)
+    if names is not None:
+        assert [name for name in names if not hasattr(module, name)] == []
+        assert sorted(set(names)) == sorted(names)
+
+
+@pytest.mark.parametrize("path", SIGNATURES)
+def test_signature(path: str) -> None:
+    assert check_signature(look_up(path), SIGNATURES[path]) == []
+
+
+@pytest.mark.parametrize("path", ATTRIBUTES)
+def test_class_has_its_attributes(path: str) -> None:
+    found = look_up(path)
+    assert sorted(name for name in ATTRIBUTES[path] if inspect.getattr_static(found, name, None) is None) == []
+
+
+def test_what_belongs_to_groups_is_not_at_the_top() -> None:
+    api = importlib.import_module("bagua.torch_api")
+    only_there = {"new_group", "from_torch_group", "is_initialized", "broadcast_object", "BaguaProcessGroup"}
+    assert [name for name in only_there if name in api.__all__ or hasattr(api, name)] == []
+
+
+def test_star_import_gives_the_public_names() -> None:
+    names: dict[str, Any] = {}
+    exec("from bagua.torch_api import *", names)
+    missing = PATHS["bagua.torch_api"] - set(names)
+    assert missing == set()
+    assert not [name for name in names if name.startswith("_") and name != "__builtins__"]
+
+
+def test_names_that_are_the_same_object() -> None:
+    distributed = look_up("data_parallel.distributed")
+    assert distributed.DistributedDataParallel_V1_9_0 is look_up("data_parallel.DistributedDataParallel")
+    assert issubclass(distributed.DistributedDataParallel_V1_9_0, torch.nn.Module)
+    assert look_up("communication.ReduceOp") is look_up("ReduceOp")
+
+
+def test_numbers_of_reduce_op() -> None:
+    numbers = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BOR": 7, "BAND": 8, "BXOR": 9, "AVG": 10}
+    assert {op.name: int(op) for op in look_up("ReduceOp")} == numbers
+
+
+def test_import_gives_torch_its_methods() -> None:
+    look_up("BaguaModule")
+    given = {
+        torch.nn.Module: ["with_bagua", "bagua_build_params", *ATTRIBUTES["BaguaModule"]],
+        torch.Tensor: [path.removeprefix("BaguaTensor.") for path in SIGNATURES if path.startswith("BaguaTensor.")],
+        dist.ProcessGroup: [
+            *("bagua_patch", "bagua_pg", "bagua_get_global_communicator"),
+            *("bagua_get_inter_node_communicator", "bagua_get_intra_node_communicator"),
+        ],
+    }
+    for kind, names in given.items():
+        assert [name for name in names if inspect.getattr_static(kind, name, None) is None] == []
+    assert check_signature(dist.ProcessGroup.bagua_patch, "stream=None") == []
+
+
+def test_a_module_that_is_not_wrapped_can_still_be_looked_through() -> None:
+    """torch.compile, for one, reads every attribute that `dir` names."""
+    look_up("BaguaModule")
+    module = torch.nn.Linear(1, 1)
+    for name in dir(module):
+        getattr(module, name)
+
+
+def test_registered_algorithms() -> None:
+    assert "gradient_allreduce" in look_up("algorithms.GlobalAlgorithmRegistry").available_algorithms()
+
+
+def run_fresh(program: str) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=120)
+
+
+def test_bagua_alone_loads_no_torch() -> None:
+    run_fresh("import sys, bagua; assert not {'torch', 'numpy', 'bagua.torch_api'} & set(sys.modules)")
+
+
+def test_import_sets_nothing_up() -> None:
+    run_fresh(
+        "import sys, threading, bagua.torch_api, torch\n"
+        "assert not torch.distributed.is_initialized() and not torch.cuda.is_initialized()\n"
+        "assert threading.active_count() == 1, threading.enumerate()\n"
+        "loaded = {name.split('.')[0] for name in sys.modules}\n"
+        "assert not {'flask', 'redis', 'pytorch_lightning', 'lightning'} & loaded\n"
+        "assert not {'bagua.service', 'bagua.lightning', 'bagua.torch_api.contrib'} & set(sys.modules)"
+    )
+
+
+class TestComparison:
+    """The comparison above finds what it must find."""
+
+    @pytest.mark.parametrize(
+        ("source", "is_compatible"),
+        [
+            ("lambda a, b=1: 0", True),
+            ("lambda a=3, b=1, c=None: 0", True),
+            ("lambda b=1, a=3: 0", False),
+            ("lambda a, b=2: 0", False),
+            ("lambda a, b=True: 0", False),
+            ("lambda a, b: 0", False),
+            ("lambda a: 0", False),
+            ("lambda a, *, b=1: 0", False),
+            ("lambda a, b=1, *, c: 0", False),
+            ("lambda a, b=1, **more: 0", True),
+        ],
+    )
+    def test_of_a_and_b(self, source: str, is_compatible: bool) -> None:
+        assert (check_signature(eval(source), "a, b=1") == []) is is_compatible

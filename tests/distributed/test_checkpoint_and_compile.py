@@ -1,0 +1,266 @@
+"""Activation checkpointing, whose forward passes are repeated within backward, and torch.compile."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.ranks import run_ranks
+from support.training import (
+    NormNet,
+    batches,
+    begin,
+    check_close,
+    check_equal,
+    check_ranks_equal,
+    counted_all_reduces,
+    loss_of,
+    message_of,
+    mlp,
+    momentum,
+    pair,
+    torch_ddp,
+    train,
+    with_algorithm,
+)
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from bagua.torch_api.data_parallel import DistributedDataParallel
+
+HOW = ("with_bagua", "wrapper")
+
+
+class Blocks(nn.Module):
+    """Three blocks, each checkpointed in the way given; the last can be one that was used before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(2, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 4)
+        self.reentrant: bool | None = None
+        self.share = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in (self.first, self.second, self.second if self.share else self.third):
+            x = torch.tanh(self._run(block, x))
+        return self.head(x)
+
+    def _run(self, block: nn.Module, x: Tensor) -> Tensor:
+        if self.reentrant is None:
+            return block(x)
+        return checkpoint(block, x.requires_grad_(), use_reentrant=self.reentrant)
+
+
+class Reentrant(Blocks):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reentrant = True
+
+
+class NotReentrant(Blocks):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reentrant = False
+
+
+class Shared(NotReentrant):
+    """One block is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share = True
+        del self.third
+
+
+def _checkpointed(make: Callable[[], nn.Module], how: str) -> list[int]:
+    rank, device = begin()
+    both = pair(how, rank, device, make)
+    ours, optimizer = both[0]
+    data = batches(rank, 6, device)
+    with counted_all_reduces() as calls:
+        train(ours, optimizer, data)
+    train(*both[1], data)
+    check_equal(ours, both[1][0])
+    return calls
+
+
+@pytest.mark.parametrize("small_buckets", [False, True])
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("make", [Reentrant, NotReentrant, Shared])
+def test_checkpointed_blocks(make: Callable[[], nn.Module], how: str, small_buckets: bool) -> None:
+    env = {"BAGUA_DEFAULT_BUCKET_SIZE": "1"} if small_buckets else None
+    calls = run_ranks(2, _checkpointed, make, how, env=env)[0]
+    tensors = 6 if make is Shared else 8
+    assert len(calls) == 6 * (tensors if small_buckets and how == "with_bagua" else 1)
+
+
+@dataclasses.dataclass
+class Answer:
+    logits: Tensor
+
+
+class ReentrantInDataclass(Reentrant):
+    """What comes out is where pytree does not look."""
+
+    def forward(self, x: Tensor) -> Any:
+        return Answer(super().forward(x))
+
+
+def _checkpointed_with_unused(make: Callable[[], Blocks]) -> None:
+    """The end of a nested backward pass is not the end of the pass, or what comes later would count as unused."""
+    rank, device = begin()
+    ours, theirs = make().to(device), Blocks().to(device)
+    theirs.load_state_dict(ours.state_dict())
+    optimizer, other = momentum(ours), momentum(theirs)
+    wrapped = DistributedDataParallel(ours, find_unused_parameters=True, optimizers=[optimizer])
+    data = batches(rank, 6, device)
+
+    def run(x: Tensor) -> Tensor:
+        output = wrapped(x)
+        logits: Tensor = output.logits if isinstance(output, Answer) else output
+        return logits
+
+    with counted_all_reduces() as calls:
+        train(run, optimizer, data)
+    assert len(calls) == 12, "a bucket and the agreement on what was used, in each step"
+    train(torch_ddp(theirs), other, data)
+    check_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("make", [Reentrant, ReentrantInDataclass])
+def test_checkpointed_blocks_while_looking_for_unused_parameters(make: Callable[[], Blocks]) -> None:
+    run_ranks(2, _checkpointed_with_unused, make)
+
+
+def _reentrant_twice() -> str:
+    rank, device = begin()
+    torch.manual_seed(rank)
+    net: Any = Reentrant().to(device)
+    net.share = True
+    del net.third
+    with_algorithm(net, momentum(net))
+    return message_of(RuntimeError, lambda: loss_of(net, batches(rank, 1, device)[0]).backward())
+
+
+def test_a_reentrant_block_that_is_used_twice_is_refused() -> None:
+    for message in run_ranks(2, _reentrant_twice, env={"BAGUA_DEFAULT_BUCKET_SIZE": "1"}):
+        assert "'second." in message
+        assert "use_reentrant=False" in message
+
+
+def _whole_module(reentrant: bool, how: str) -> None:
+    """The forward pass that is repeated is the wrapped module's own: no step of its own, no broadcast of buffers."""
+    rank, device = begin()
+    torch.manual_seed(rank)
+    both = pair(how, rank, device, NormNet)
+    (ours, optimizer), (theirs, other) = both
+    repeated = _call_checkpointed(ours, reentrant)
+    data = batches(rank, 5, device)
+    broadcasts = []
+    if how == "wrapper":
+        broadcast = ours._broadcast_buffers
+        ours._broadcast_buffers = lambda: broadcasts.append(broadcast())
+    train(repeated, optimizer, data)
+    assert len(broadcasts) == (4 if how == "wrapper" else 0)
+    counter = (ours.inner if how == "wrapper" else ours.bagua_ddp).bagua_train_step_counter
+    assert counter == 5, counter
+    train(theirs, other, data)
+    # Batch normalisation sees the batch twice; what it computes with is the same.
+    check_equal(*(nn.ParameterList(model.parameters()) for model, _ in both))
+
+
+def _call_checkpointed(model: Any, reentrant: bool) -> Callable[[Tensor], Tensor]:
+    return lambda x: checkpoint(model, x.requires_grad_(), use_reentrant=reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("how", HOW)
+def test_the_whole_module_checkpointed(reentrant: bool, how: str) -> None:
+    run_ranks(2, _whole_module, reentrant, how)
+
+
+# --- torch.compile ---------------------------------------------------------------------------------------------------
+
+
+def _compiled(where: str, backend: str) -> None:
+    from torch._dynamo.utils import counters
+
+    rank, device = begin()
+    warnings.simplefilter("default")  # the compiler's own, where a graph ends at a tensor that needs a gradient
+    ours, theirs = NormNet(), NormNet()
+    torch.manual_seed(rank)
+    ours.load_state_dict({name: torch.rand_like(value.float()) for name, value in ours.state_dict().items()})
+    theirs.load_state_dict(ours.state_dict())
+    optimizer, other = momentum(ours.to(device)), momentum(theirs.to(device))
+    data = batches(rank, 15, device)
+    if where == "inside with_bagua":
+        ours.first = torch.compile(ours.first, backend=backend)
+        model: Any = with_algorithm(ours, optimizer)
+    elif where == "of with_bagua":
+        model = torch.compile(with_algorithm(ours, optimizer), backend=backend)
+    elif where == "of with_bagua in place":
+        model = with_algorithm(ours, optimizer)
+        model.compile(backend=backend)
+    elif where == "inside the wrapper":
+        model = DistributedDataParallel(torch.compile(ours, backend=backend), optimizers=[optimizer])
+    else:
+        model = torch.compile(DistributedDataParallel(ours, optimizers=[optimizer]), backend=backend)
+    reference = torch_ddp(theirs)
+    with counted_all_reduces() as calls:
+        train(model, optimizer, data[:3])
+        frames = counters["frames"]["total"]
+        train(model, optimizer, data[3:])
+    assert len(calls) == 15, calls
+    assert counters["frames"]["ok"] > 0, "nothing was compiled"
+    assert counters["frames"]["total"] == frames, "compiled again and again"
+    train(reference, other, data)
+    parameters = [nn.ParameterList(net.parameters()) for net in (ours, theirs)]
+    check_close(*parameters)
+    check_ranks_equal(parameters[0])
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["inside with_bagua", "of with_bagua", "of with_bagua in place", "inside the wrapper", "of the wrapper"],
+)
+def test_compiled(where: str) -> None:
+    run_ranks(2, _compiled, where, "aot_eager", timeout=150)
+
+
+def _not_ours() -> None:
+    """Whatever else of torch goes through all attributes of a module."""
+    warnings.simplefilter("ignore")
+    net = NormNet().eval()
+    x = torch.randn(3, 2)
+    expected = net(x)
+    for convert in (
+        lambda: torch.compile(net, backend="eager", fullgraph=True),
+        lambda: torch.jit.script(net),
+        lambda: torch.fx.symbolic_trace(net),
+        lambda: torch.export.export(net, (x,)).module(),
+    ):
+        assert torch.allclose(convert()(x), expected)
+    assert not [name for name in dir(net) if not hasattr(net, name)]
+
+
+def test_modules_that_are_not_wrapped_compile_as_without_us() -> None:
+    run_ranks(1, _not_ours, timeout=150)
+
+
+def _compiled_find_unused() -> None:
+    rank, device = begin()
+    warnings.simplefilter("default")
+    net = mlp(rank, device)
+    optimizer = momentum(net)
+    wrapped = DistributedDataParallel(net, find_unused_parameters=True, optimizers=[optimizer])
+    train(torch.compile(wrapped, backend="aot_eager"), optimizer, batches(rank, 3, device))
+    check_ranks_equal(net)
+
+
+def test_compiled_while_looking_for_unused_parameters() -> None:
+    run_ranks(2, _compiled_find_unused, timeout=150)

@@ -1,0 +1,99 @@
+"""A rank dies in the middle of training: the others say which, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import device_for, run_ranks
+from support.training import NormNet, batches, loss_of, momentum, wrap
+from torch import nn
+
+import bagua.torch_api as bagua
+from bagua.engine import failure_report
+from bagua.engine.failure_report import CollectiveError
+
+# Of collectives: a rank that has no connection to the one that died notices so, for the others stay until all are done.
+TIMEOUT = datetime.timedelta(seconds=6)
+ROLL_CALL_S = 3.0
+VICTIM = 1
+
+
+def _begin() -> tuple[int, torch.device]:
+    rank = int(os.environ["RANK"])
+    device = device_for(rank)
+    dist.init_process_group(timeout=TIMEOUT)
+    bagua.init_process_group()
+    failure_report.ROLL_CALL_S = ROLL_CALL_S
+    return rank, device
+
+
+def _die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _interrupted(how: str, where: str, hierarchical: bool) -> tuple[str, tuple[int, ...]]:
+    rank, device = _begin()
+    torch.manual_seed(rank)
+    net = NormNet().to(device)
+    optimizer = momentum(net)
+    model = wrap(how, net, optimizer, hierarchical=hierarchical)
+    if rank == VICTIM:
+        # After the last layer's gradient, or before the forward pass of step 3 begins.
+        if where == "backward":
+            net.second.weight.register_hook(_Countdown(3))
+        else:
+            model.register_forward_pre_hook(_Countdown(3))
+    try:
+        for batch in batches(rank, 6, device):
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+    except CollectiveError as error:
+        return str(error), error.missing_ranks
+    raise AssertionError("all steps were made without the rank that died")
+
+
+class _Countdown:
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+
+    def __call__(self, *_: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            _die()
+
+
+@pytest.mark.parametrize(
+    ("how", "where", "hierarchical"),
+    [("with_bagua", "backward", False), ("with_bagua", "forward", True), ("wrapper", "forward", False)],
+)
+def test_survivors_name_the_rank_that_died(how: str, where: str, hierarchical: bool) -> None:
+    told = run_ranks(3, _interrupted, how, where, hierarchical, expect_death={VICTIM}, timeout=50)
+    assert told[VICTIM] is None
+    for message, missing in (told[0], told[2]):
+        assert missing == (VICTIM,), message
+        assert f"rank {VICTIM}" in message
+        assert "from the last checkpoint" in message
+
+
+def _at_the_beginning() -> tuple[int, ...]:
+    """While parameters are compared and broadcast."""
+    rank, device = _begin()
+    net: Any = nn.Linear(2, 4).to(device)
+    if rank == VICTIM:
+        _die()
+    try:
+        wrap("with_bagua", net, momentum(net))
+    except CollectiveError as error:
+        return error.missing_ranks
+    raise AssertionError("wrapped without the rank that died")
+
+
+def test_survivors_name_a_rank_that_died_before_the_first_step() -> None:
+    assert run_ranks(3, _at_the_beginning, expect_death={VICTIM}, timeout=50) == [(VICTIM,), None, (VICTIM,)]

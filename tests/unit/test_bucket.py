@@ -1,0 +1,145 @@
+"""A bucket's memory: where tensors and gradients lie in it, and how they get in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
+from bagua.engine.bucket import Bucket
+from bagua.engine.tensor import ensure_record, gradient_of, set_gradient
+
+SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=6)
+
+
+def _named(tensors: list[Tensor], module: str = "module") -> list[Tensor]:
+    for number, tensor in enumerate(tensors):
+        ensure_record(tensor, f"t{number}", module)
+    return tensors
+
+
+def _parameters(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    parameters = [nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
+    for number, parameter in enumerate(parameters):
+        ensure_record(parameter, f"p{number}", "module", gradient_of, set_gradient)
+    return parameters
+
+
+@settings(deadline=None)
+@given(shapes=SHAPES, alignment=st.integers(1, 9), flatten=st.booleans())
+def test_memory_holds_the_tensors_in_order_and_zeros_behind(
+    shapes: list[tuple[int, ...]], alignment: int, flatten: bool
+) -> None:
+    tensors = _named([torch.randn(shape) for shape in shapes])
+    values = [tensor.clone() for tensor in tensors]
+    bucket = Bucket(tensors, "b", flatten, alignment)
+    bucket.gather()
+    elements = sum(value.numel() for value in values)
+    flat = bucket.flattened_tensor()
+    assert flat.numel() % alignment == 0
+    assert flat.numel() - elements < alignment
+    assert torch.equal(flat[:elements], torch.cat([value.reshape(-1) for value in values]))
+    assert not flat[elements:].any()
+    assert (bucket.padding_tensor is None) == (flat.numel() == elements)
+    assert bucket.bytes() == 4 * elements
+    for tensor, value in zip(tensors, values, strict=True):
+        assert torch.equal(tensor, value)
+        assert tensor.shape == value.shape
+    # What communication leaves there comes back.
+    flat.add_(1)
+    bucket.scatter()
+    for tensor, value in zip(tensors, values, strict=True):
+        assert torch.equal(tensor, value + 1)
+    assert bucket.check_flatten() == flatten or elements == 0
+    bucket.release()
+    flat.zero_()
+    for tensor, value in zip(tensors, values, strict=True):
+        assert torch.equal(tensor, value + 1)
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+def test_gradients_are_taken_over_when_they_exist(flatten: bool) -> None:
+    first, second = _parameters((2, 2), (3,))
+    first.grad = torch.ones(2, 2)
+    bucket = Bucket([first, second], "b", flatten)
+    assert second.grad is None
+    assert bucket.holds_gradients
+    bucket.gather()
+    assert torch.equal(bucket.flattened_tensor(), torch.tensor([1.0] * 4 + [0.0] * 3))
+    assert bucket.check_flatten() == flatten
+    if flatten:
+        assert second.grad is bucket.views[1]
+        assert first.grad is bucket.views[0]
+    else:
+        assert second.grad is None
+        bucket.scatter()
+        assert not second.grad.any()
+
+
+def test_a_gradient_that_was_dropped_counts_as_zeros_and_another_is_copied() -> None:
+    first, second = _parameters((2,), (2,))
+    first.grad, second.grad = torch.ones(2), torch.ones(2)
+    bucket = Bucket([first, second], "b")
+    first.grad, second.grad = None, torch.full((2,), 5.0)
+    bucket.gather()
+    assert bucket.flattened_tensor().tolist() == [0, 0, 5, 5]
+    assert bucket.check_flatten()
+
+
+def test_views_have_the_strides_of_their_parameter() -> None:
+    (weight,) = _parameters((4, 3, 2, 2))
+    weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+    transposed = nn.Parameter(torch.randn(3, 5).t())
+    spread = nn.Parameter(torch.randn(6, 4)[::2])  # holes: no strides to keep
+    for name, parameter in (("transposed", transposed), ("spread", spread)):
+        ensure_record(parameter, name, "module", gradient_of, set_gradient)
+    bucket = Bucket([weight, transposed, spread], "b")
+    (weight.sum() * 2 + transposed.square().sum() + spread.square().sum()).backward()
+    gradients = [parameter.grad.clone() for parameter in (weight, transposed, spread)]
+    bucket.gather()
+    assert [view.stride() for view in bucket.views] == [weight.stride(), transposed.stride(), (4, 1)]
+    for parameter, gradient in zip((weight, transposed, spread), gradients, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+    # Autograd goes on adding to the same memory.
+    weight.sum().backward()
+    assert bucket.check_flatten()
+    assert torch.equal(bucket.flattened_tensor()[: weight.numel()], torch.full((weight.numel(),), 3.0))
+
+
+def test_a_sparse_gradient_is_refused_by_name() -> None:
+    (table,) = _parameters((5, 2))
+    bucket = Bucket([table], "b")
+    nn.functional.embedding(torch.tensor([1]), table, sparse=True).sum().backward()
+    with pytest.raises(NotImplementedError, match="'p0' is sparse"):
+        bucket.gather()
+
+
+def test_what_does_not_belong_together_is_refused() -> None:
+    with pytest.raises(ValueError, match="no tensors"):
+        Bucket([], "b")
+    with pytest.raises(ValueError, match="alignment 0"):
+        Bucket(_named([torch.ones(1)]), "b", alignment=0)
+    with pytest.raises(ValueError, match=r"mixes dtypes \['torch.float32', 'torch.float64'\]"):
+        Bucket(_named([torch.ones(1), torch.ones(1).double()]), "b")
+    with pytest.raises(ValueError, match="mixes modules"):
+        Bucket(_named([torch.ones(1)], "one") + _named([torch.ones(1)], "other"), "b")
+    with pytest.raises(RuntimeError, match="no Bagua tensor"):
+        Bucket([torch.ones(2)], "b")
+
+
+def test_operations_can_be_appended_in_a_chain_and_cleared() -> None:
+    bucket: Any = Bucket(_named([torch.ones(2)]), "b")
+    calls: list[str] = []
+    assert bucket.append_python_op(calls.append).append_python_op(calls.append, group=None) is bucket
+    assert len(bucket.ops) == 2
+    assert bucket.backend_bucket is bucket
+    for op in bucket.ops:
+        assert op.run(bucket) is None
+    assert calls == ["b", "b"]
+    assert bucket.clear_ops() is bucket
+    assert not bucket.ops

@@ -1,0 +1,302 @@
+"""The launch order, whatever the order of marks; passes, errors, and the communication thread. Without a group."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
+from bagua.engine.bucket import Bucket
+from bagua.engine.bucket_op import BucketOp, FunctionOp
+from bagua.engine.comm_scheduler import CommScheduler
+
+# Nobody else is in it, and no stream: what a machine without CUDA has.
+ALONE: Any = SimpleNamespace(ranks=[0], stream=None)
+
+
+def _bucket(name: str, size: int, *ops: BucketOp) -> Bucket:
+    tensors: list[Any] = [torch.full((2,), float(number)) for number in range(size)]
+    for number, tensor in enumerate(tensors):
+        tensor.ensure_bagua_tensor(f"{name}.{number}", "module")
+    bucket = Bucket(tensors, name)
+    for op in ops:
+        bucket.append_op(op)
+    return bucket
+
+
+def _recording(sizes: Sequence[int], inline: bool = True) -> tuple[list[Bucket], list[str]]:
+    launched: list[str] = []
+    buckets = [_bucket(str(number), size, FunctionOp(launched.append, inline)) for number, size in enumerate(sizes)]
+    return buckets, launched
+
+
+def _marks(buckets: Sequence[Bucket]) -> list[Callable[[], None]]:
+    return [tensor.bagua_mark_communication_ready for bucket in buckets for tensor in bucket.tensors]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(1, 4), st.booleans(), st.randoms())
+def test_the_order_is_that_of_the_buckets(sizes: list[int], passes: int, inline: bool, draw: random.Random) -> None:
+    buckets, launched = _recording(sizes, inline)
+    scheduler = CommScheduler(buckets, ALONE)
+    marks = _marks(buckets)
+    for _ in range(passes):
+        draw.shuffle(marks)
+        for mark in marks:
+            mark()
+        scheduler.wait_pending_comm_ops()
+        assert scheduler.end_step() == []
+    assert launched == [bucket.name for bucket in buckets] * passes
+    scheduler.close()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=5), st.randoms())
+def test_a_bucket_is_launched_as_soon_as_it_and_all_before_it_are_ready(sizes: list[int], draw: random.Random) -> None:
+    buckets, launched = _recording(sizes)
+    scheduler = CommScheduler(buckets, ALONE)
+    order = [(number, index) for number, size in enumerate(sizes) for index in range(size)]
+    draw.shuffle(order)
+    missing = [set(range(size)) for size in sizes]
+    for number, index in order:
+        buckets[number].tensors[index].bagua_mark_communication_ready()
+        missing[number].discard(index)
+        complete = next((place for place, rest in enumerate(missing) if rest), len(sizes))
+        assert launched == [str(place) for place in range(complete)]
+    scheduler.close()
+
+
+def test_marks_of_several_threads() -> None:
+    buckets, launched = _recording([8] * 20)
+    scheduler = CommScheduler(buckets, ALONE)
+    marks = _marks(buckets)
+    random.Random(1).shuffle(marks)
+    for _ in range(20):
+        threads = [
+            threading.Thread(target=lambda part: [mark() for mark in part], args=(marks[n::4],)) for n in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        scheduler.wait_pending_comm_ops()
+    assert launched == [str(number) for number in range(20)] * 20
+    scheduler.close()
+
+
+# --- passes and steps ------------------------------------------------------------------------------------------------
+
+
+def test_marks_of_two_passes_add_up_and_nothing_is_sent_before_the_second_ends() -> None:
+    buckets, launched = _recording([2, 2])
+    scheduler = CommScheduler(buckets, ALONE)
+    (a, b), (c, d) = ([tensor.bagua_mark_communication_ready for tensor in bucket.tensors] for bucket in buckets)
+    for mark in (a, c, d):
+        mark()
+    scheduler.wait_pending_comm_ops()
+    assert launched == []
+    # The second pass makes the gradient of `a` once more, after the bucket has all its marks.
+    b()
+    a()
+    assert launched == []
+    scheduler.wait_pending_comm_ops()
+    assert launched == ["0", "1"]
+    assert scheduler.end_step() == []
+    # As ever after that.
+    for mark in (a, b):
+        mark()
+    assert launched == ["0", "1", "0"]
+    scheduler.close()
+
+
+def test_a_gradient_that_is_made_twice_in_one_pass_is_an_error() -> None:
+    buckets, _ = _recording([1, 1])
+    scheduler = CommScheduler(buckets, ALONE)
+    first = buckets[0].tensors[0].bagua_mark_communication_ready
+    first()
+    with pytest.raises(RuntimeError, match=r"'0\.0' became ready again.*use_reentrant=False"):
+        first()
+    # A later pass of the same step may, though: accumulation.
+    scheduler.wait_pending_comm_ops()
+    first()
+    scheduler.close()
+
+
+@pytest.mark.parametrize(
+    ("marked", "missing"),
+    [
+        ([], []),
+        (["0.0", "0.1", "1.0", "2.0"], []),
+        (["0.0"], ["0.1", "1.0", "2.0"]),
+        (["1.0"], ["0.0", "0.1", "2.0"]),
+        (["0.0", "0.1"], ["1.0", "2.0"]),  # a whole bucket was sent, and nothing of the others was marked
+        (["0.0", "0.1", "2.0"], ["1.0"]),
+    ],
+)
+def test_what_a_step_lacks(marked: list[str], missing: list[str]) -> None:
+    buckets, launched = _recording([2, 1, 1])
+    scheduler = CommScheduler(buckets, ALONE)
+    for bucket in buckets:
+        for tensor in bucket.tensors:
+            if tensor.bagua_tensor_name in marked:
+                tensor.bagua_mark_communication_ready()
+    scheduler.wait_pending_comm_ops()
+    assert scheduler.end_step() == missing
+    # After an error everything begins anew, in the first order.
+    scheduler.reset()
+    assert scheduler.end_step() == []
+    launched.clear()
+    for mark in _marks(buckets):
+        mark()
+    assert launched == ["0", "1", "2"]
+    scheduler.close()
+
+
+def test_a_bucket_may_be_sent_more_often_than_others_in_a_step() -> None:
+    buckets, launched = _recording([1, 1])
+    scheduler = CommScheduler(buckets, ALONE)
+    first, second = _marks(buckets)
+    for marks in ((first,), (first, second)):
+        for mark in marks:
+            mark()
+        scheduler.wait_pending_comm_ops()
+    assert scheduler.end_step() == []
+    # The first waited for its turn.
+    assert launched == ["0", "1", "0"]
+    scheduler.close()
+
+
+# --- operations ------------------------------------------------------------------------------------------------------
+
+
+def test_operations_run_in_their_order_and_see_the_results_of_those_before() -> None:
+    seen: list[float] = []
+    bucket = _bucket("b", 2)
+
+    def double(_: str) -> None:
+        bucket.flattened_tensor().mul_(2)
+
+    bucket.append_python_op(double).append_python_op(lambda _: seen.append(float(bucket.flattened_tensor().sum())))
+    bucket.append_python_op(double)
+    scheduler = CommScheduler([bucket], ALONE)
+    for mark in _marks([bucket]):
+        mark()
+    scheduler.wait_pending_comm_ops()
+    assert seen == [4.0]
+    assert bucket.flattened_tensor().tolist() == [0, 0, 4, 4]
+    scheduler.close()
+
+
+def test_operations_that_block_run_on_one_thread_of_their_own() -> None:
+    threads: list[threading.Thread] = []
+    release = threading.Event()
+
+    def block(_: str) -> None:
+        threads.append(threading.current_thread())
+        assert release.wait(30)
+
+    buckets = [_bucket(str(number), 1, FunctionOp(block)) for number in range(3)]
+    scheduler = CommScheduler(buckets, ALONE)
+    for mark in _marks(buckets):
+        mark()  # returns while the operations wait
+    release.set()
+    scheduler.wait_pending_comm_ops()
+    assert len(threads) == 3
+    assert len(set(threads)) == 1
+    assert threads[0] is not threading.current_thread()
+    scheduler.close()
+    assert not threads[0].is_alive()
+
+
+def test_an_operation_that_could_start_at_once_does_not_overtake_one_that_blocks() -> None:
+    ran: list[str] = []
+    release = threading.Event()
+
+    def block(name: str) -> None:
+        assert release.wait(30)
+        ran.append(name)
+
+    buckets = [
+        _bucket("0", 1, FunctionOp(ran.append, inline=True)),
+        _bucket("1", 1, FunctionOp(block)),
+        _bucket("2", 1, FunctionOp(ran.append, inline=True)),
+    ]
+    scheduler = CommScheduler(buckets, ALONE)
+    for expected in (["0"], []):  # from the second pass on, all goes through the thread
+        for mark in _marks(buckets):
+            mark()
+        assert ran == expected
+        release.set()
+        scheduler.wait_pending_comm_ops()
+        assert ran == ["0", "1", "2"]
+        ran.clear()
+        release.clear()
+    scheduler.close()
+
+
+def test_without_its_scheduler_the_thread_ends() -> None:
+    threads: list[threading.Thread] = []
+    bucket = _bucket("b", 1, FunctionOp(lambda _: threads.append(threading.current_thread())))
+    scheduler = CommScheduler([bucket], ALONE)
+    _marks([bucket])[0]()
+    scheduler.wait_pending_comm_ops()
+    bucket.records[0].mark_ready = None  # it holds the scheduler
+    del scheduler
+    threads[0].join(30)
+    assert not threads[0].is_alive()
+
+
+def _fail(name: str) -> None:
+    raise KeyError(f"of bucket {name}")
+
+
+def test_an_error_of_an_operation_surfaces_where_it_is_waited_for_and_stays() -> None:
+    launched: list[str] = []
+    buckets = [_bucket("0", 1, FunctionOp(_fail)), _bucket("1", 1, FunctionOp(launched.append))]
+    scheduler = CommScheduler(buckets, ALONE)
+    for mark in _marks(buckets):
+        mark()
+    with pytest.raises(KeyError, match="of bucket 0"):
+        scheduler.wait_pending_comm_ops()
+    # The peers would not understand what came after it.
+    for mark in _marks(buckets):
+        mark()
+    with pytest.raises(KeyError, match="of bucket 0"):
+        scheduler.wait_pending_comm_ops()
+    assert launched == []
+    scheduler.close()
+
+
+def test_an_error_of_an_inline_operation_surfaces_at_the_mark() -> None:
+    bucket = _bucket("0", 1, FunctionOp(_fail, inline=True))
+    scheduler = CommScheduler([bucket], ALONE)
+    with pytest.raises(KeyError, match="of bucket 0"):
+        _marks([bucket])[0]()
+    scheduler.close()
+
+
+# --- registration ----------------------------------------------------------------------------------------------------
+
+
+def test_names_and_tensors_are_in_one_bucket() -> None:
+    one, other = _bucket("b", 1), _bucket("b", 1)
+    with pytest.raises(ValueError, match=r"'b\.0' of bucket 'b' is already in bucket 'b'"):
+        CommScheduler([one, other], ALONE)
+    with pytest.raises(ValueError, match="already in bucket"):
+        CommScheduler([one, Bucket(one.tensors, "again")], ALONE)
+
+
+def test_after_close_there_is_nothing_to_mark() -> None:
+    bucket = _bucket("b", 1)
+    tensor: Any = bucket.tensors[0]
+    CommScheduler([bucket], ALONE).close()
+    with pytest.raises(RuntimeError, match=r"'b\.0' belongs to no bucket"):
+        tensor.bagua_mark_communication_ready()

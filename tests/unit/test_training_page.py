@@ -1,0 +1,64 @@
+"""docs/training.md quotes messages and variables that the sources have: who searches for one finds it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = (REPOSITORY / "docs" / "training.md").read_text()
+CORE = ("collectives", "engine", "comm_ops", "torch_api")
+# Of torch, and of Python's way to print exceptions.
+NOT_OURS = {"terminate called without an active exception", "CollectiveError: ", "TORCH_NCCL_BLOCKING_WAIT"}
+SHORTEST = 8  # characters of a quotation that say something
+
+
+def strings_of_the_core() -> list[str]:
+    """Every string constant, and the constant pieces of f-strings."""
+    found: list[str] = []
+    for folder in CORE:
+        for path in sorted((REPOSITORY / "bagua" / folder).rglob("*.py")):
+            nodes = ast.walk(ast.parse(path.read_text()))
+            found += [one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    return found
+
+
+STRINGS = strings_of_the_core()
+
+
+def section(heading: str) -> str:
+    return PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+
+
+def quoted_messages() -> list[str]:
+    """What stands in code in the first column, cut where a message has values of its own."""
+    rows = [line for line in section("When something fails").splitlines() if line.startswith("| `")]
+    quotations = [quotation for row in rows for quotation in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    pieces = [piece for quotation in quotations for piece in re.split(r"\.\.\.|\d+|\bb\b", quotation)]
+    return sorted({piece for piece in pieces if len(piece.strip()) >= SHORTEST})
+
+
+@pytest.mark.parametrize("piece", [piece for piece in quoted_messages() if piece not in NOT_OURS])
+def test_message_is_in_the_sources(piece: str) -> None:
+    assert any(piece.strip(" ():") in string for string in STRINGS)
+
+
+def test_messages_are_found_on_the_page() -> None:
+    assert len(quoted_messages()) > 10
+
+
+@pytest.mark.parametrize("heading", ["Environment variables", "Logging"])
+def test_variables_are_read(heading: str) -> None:
+    names = set(re.findall(r"`([A-Z][A-Z_]{3,})(?:=\w+)?`", section(heading)))
+    assert names
+    assert sorted(names - set(STRINGS)) == []
+
+
+def test_levels_of_the_log_are_those_that_are_known() -> None:
+    row = next(line for line in PAGE.splitlines() if line.startswith("| `BAGUA_LOG_LEVEL`"))
+    levels = re.findall(r"`(\w+)`", row.split("|")[2])
+    assert levels == ["debug", "info", "warning", "error"]
+    assert set(levels) <= set(STRINGS)
