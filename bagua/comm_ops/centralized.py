@@ -24,19 +24,22 @@ class AllReduce:
 
     inline = True
 
-    def __init__(self, communicator: BaguaCommunicator, average: bool) -> None:
+    def __init__(self, communicator: BaguaCommunicator, average: bool, device: torch.device) -> None:
         self._communicator = communicator
-        self._average = average
+        self._op = dist.ReduceOp.SUM
+        self.prescale: float | None = None
+        if average and device.type == "cuda":
+            self._op = dist.ReduceOp.AVG  # NCCL multiplies by 1/n while it reads
+        elif average and communicator.nranks() > 1:
+            self.prescale = 1.0 / communicator.nranks()
 
     def run(self, bucket: Bucket) -> dist.Work | None:
-        flat = bucket.flattened_tensor()
+        if self.prescale is not None and bucket.ops[0] is not self:
+            bucket.flattened_tensor().mul_(self.prescale)
         options = dist.AllreduceOptions()
-        if self._average and flat.device.type == "cuda":
-            options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)  # NCCL multiplies by 1/n while it reads
-        elif self._average:
-            _divide(flat, self._communicator.nranks())
+        options.reduceOp = dist.ReduceOp(self._op)
         # Not dist.all_reduce, whose checks and logging cost more than this once per bucket.
-        work: dist.Work = self._communicator.torch_group.allreduce([flat], options)
+        work: dist.Work = self._communicator.torch_group.allreduce([bucket.flattened_tensor()], options)
         return work
 
 

@@ -43,7 +43,7 @@ class BaguaBucket(Bucket):
         elif hierarchical:
             self.append_op(HierarchicalAllReduce(chosen, average))
         else:
-            self.append_op(AllReduce(chosen.get_global_communicator(), average))
+            self.append_op(AllReduce(chosen.get_global_communicator(), average, self.device))
         return self
 
 

@@ -127,10 +127,12 @@ class Bucket:
 
     def gather(self) -> None:
         """Bring what the effective tensors hold now into the bucket's memory, and make them views of it (`flatten`).
-        A gradient that does not exist counts as zeros. On the current stream."""
+        A gradient that does not exist counts as zeros. All are multiplied by what the first operation asks for
+        (`prescale`). On the current stream."""
         with torch.no_grad():
+            scale: float | None = getattr(self._ops[0], "prescale", None) if self._ops else None
             if self.holds_gradients:
-                self._gather_gradients()
+                self._gather_gradients(scale)
                 return
             outside = []
             for tensor, view in zip(self.tensors, self.views, strict=True):
@@ -142,28 +144,50 @@ class Bucket:
                 if self.flatten:
                     for tensor, _, view in outside:
                         replace_effective(tensor, view)
+            if scale is not None:
+                self._flat.mul_(scale)
 
-    def _gather_gradients(self) -> None:
-        views, gradients, absent = [], [], []
-        for tensor, view, address, record in zip(self.tensors, self.views, self._addresses, self._records, strict=True):
+    def _gather_gradients(self, scale: float | None) -> None:
+        """Runs over every parameter in every step: what it asks of each gradient is little."""
+        views: list[Tensor] = []
+        gradients: list[Tensor] = []
+        absent: list[Tensor] = []
+        dtype, strided, flatten = self._flat.dtype, torch.strided, self.flatten
+        for index, (tensor, view, address) in enumerate(zip(self.tensors, self.views, self._addresses, strict=True)):
             # A conversion of the module gives the gradient, which is the same object as the view, other memory.
             if view.data_ptr() != address:
-                raise RuntimeError(_converted(record.name))
+                raise RuntimeError(_converted(self._records[index].name))
             gradient = tensor.grad
             if gradient is view:
+                if scale is not None:
+                    view.mul_(scale)
                 continue
             if gradient is None:
                 absent.append(view)
             else:
-                check_gradient(gradient, view, record.name)
+                if gradient.dtype is not dtype or gradient.layout is not strided or not gradients:
+                    self._check(gradient, index)
                 views.append(view)
                 gradients.append(gradient)
-            if self.flatten:
+            if flatten:
                 tensor.grad = view
-        if views:
+        if scale is not None:
+            for view, gradient in zip(views, gradients, strict=True):
+                torch.mul(gradient, scale, out=view)
+        elif views:
             torch._foreach_copy_(views, gradients)
         if absent:
             torch._foreach_zero_(absent)
+
+    def _check(self, gradient: Tensor, index: int) -> None:
+        name = self._records[index].name
+        if gradient.layout is not torch.strided:
+            raise NotImplementedError(
+                f"the gradient of {name!r} is sparse ({gradient.layout}), and buckets are dense; use sparse=False, or"
+                " put the name into the module's _bagua_params_and_buffers_to_ignore"
+            )
+        if gradient.dtype != self.dtype or gradient.device != self.device:
+            raise RuntimeError(_converted(name))
 
     def scatter(self) -> None:
         """Copy the results back to effective tensors that are no views (`flatten` off). On the current stream."""
@@ -190,21 +214,6 @@ class Bucket:
                 effective = effective_tensor(tensor)
                 if effective.data_ptr() == view.data_ptr():
                     replace_effective(tensor, effective.detach().clone())
-
-
-def check_gradient(gradient: Tensor, view: Tensor, name: str) -> None:
-    """
-    Raises:
-        NotImplementedError: a sparse gradient.
-        RuntimeError: it does not fit into its bucket, since the parameter has another dtype or device than before.
-    """
-    if gradient.layout is not torch.strided:
-        raise NotImplementedError(
-            f"the gradient of {name!r} is sparse ({gradient.layout}), and buckets are dense; use sparse=False, or put"
-            " the name into the module's _bagua_params_and_buffers_to_ignore"
-        )
-    if gradient.dtype != view.dtype or gradient.device != view.device:
-        raise RuntimeError(_converted(name))
 
 
 def _converted(name: str) -> str:

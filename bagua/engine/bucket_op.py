@@ -22,6 +22,9 @@ class BucketOp(Protocol):
     """One step of communication.
 
     inline: `run` returns at once, with a Work that goes on in the background, so that it needs no thread and no stream.
+
+    An operation may also have `prescale`, a number or None: if it is the first of its bucket, everything is multiplied
+    by it while the bucket is filled, which is cheaper than a pass over the bucket of its own.
     """
 
     inline: bool

@@ -1,4 +1,4 @@
-"""The broadcast of a module's buffers at the start of a forward pass: one message per dtype, with memory that is kept.
+"""The broadcast of a module's buffers at the start of a forward pass: one message, whose memory is kept.
 
 Owned by a wrapper; runs on the thread of forward, on its current stream.
 """
@@ -16,6 +16,10 @@ from bagua.engine.failure_report import failures_named
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
+
+
+# Of each dtype's part of the message, in bytes: no dtype has larger elements.
+_ALIGNMENT = 16
 
 
 class BufferBroadcast:
@@ -38,6 +42,8 @@ class BufferBroadcast:
                     self._places.append((name, owner._buffers, key))
         self._buffers: list[Tensor] = []
         self._portions: list[_Portion] = []
+        # Of bytes: not every backend knows every dtype, and one message is cheaper than one for each.
+        self._message: Tensor | None = None
 
     @property
     def has_buffers(self) -> bool:
@@ -63,15 +69,13 @@ class BufferBroadcast:
         communicator = self._group.get_global_communicator()
         is_source = communicator.rank() == source
         with torch.no_grad(), failures_named(self._group, "broadcasting buffers"):
-            for portion in self._portions:
-                if is_source:
-                    torch._foreach_copy_(portion.parts, portion.buffers)
-                # As bytes: not every backend knows every dtype.
-                dist.broadcast(
-                    portion.flat.view(torch.uint8), communicator.ranks[source], group=communicator.torch_group
-                )
-                if not is_source:
-                    torch._foreach_copy_(portion.buffers, portion.parts)
+            if self._message is None:
+                return
+            for portion in self._portions if is_source else ():
+                torch._foreach_copy_(portion.parts, portion.buffers)
+            dist.broadcast(self._message, communicator.ranks[source], group=communicator.torch_group)
+            for portion in self._portions if not is_source else ():
+                torch._foreach_copy_(portion.buffers, portion.parts)
 
     def _look(self) -> None:
         """Make the messages anew if the buffers are others than before."""
@@ -83,20 +87,24 @@ class BufferBroadcast:
         for buffer in buffers:
             if buffer.numel():
                 by_dtype.setdefault(buffer.dtype, []).append(buffer)
+        self._portions, self._message = [], None
+        sizes = {dtype: sum(tensor.numel() for tensor in tensors) for dtype, tensors in by_dtype.items()}
+        lengths = [-(-size * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT for dtype, size in sizes.items()]
+        if not lengths:
+            return
         with torch.inference_mode(False):  # this memory is used in later passes
-            self._portions = [_Portion(tensors) for tensors in by_dtype.values()]
+            self._message = torch.empty(sum(lengths), dtype=torch.uint8, device=buffers[0].device)
+            for piece, (dtype, tensors) in zip(torch.split(self._message, lengths), by_dtype.items(), strict=True):
+                self._portions.append(_Portion(tensors, piece.view(dtype)[: sizes[dtype]]))
 
 
 class _Portion:
-    """Buffers of one dtype, and the message's memory with a view for each."""
+    """Buffers of one dtype, and a view of the message's memory for each."""
 
-    def __init__(self, buffers: list[Tensor]) -> None:
+    def __init__(self, buffers: list[Tensor], flat: Tensor) -> None:
         # The same memory, but a version of its own, so that autograd does not see that it is written.
         self.buffers = [buffer.data for buffer in buffers]
-        self.flat = torch.empty(
-            sum(buffer.numel() for buffer in buffers), dtype=buffers[0].dtype, device=buffers[0].device
-        )
-        pieces = torch.split(self.flat, [buffer.numel() for buffer in buffers])
+        pieces = torch.split(flat, [buffer.numel() for buffer in buffers])
         self.parts = [piece.view(buffer.shape) for piece, buffer in zip(pieces, buffers, strict=True)]
 
 

@@ -49,7 +49,7 @@ class CommScheduler:
         self._states = [_BucketState(bucket) for bucket in buckets]
         self._queue = deque(self._states)
         self._started: list[_Started] = []
-        # Guards all below, and the states of the buckets.
+        # Guards all below, and the states of the buckets but for their marks.
         self.lock = threading.RLock()
         self._thread: _CommThread | None = None
         for state in self._states:
@@ -69,8 +69,9 @@ class CommScheduler:
 
     def launch_complete(self) -> None:
         """The last mark of a bucket was made: launch it and those behind it, as far as they are complete."""
-        while self._queue[0].may_launch:
-            self._launch(self._queue[0])
+        with self.lock:
+            while self._queue[0].may_launch:
+                self._launch(self._queue[0])
 
     def _launch(self, state: _BucketState) -> None:
         self._queue.rotate(-1)
@@ -264,22 +265,21 @@ def _serve(jobs: queue.SimpleQueue[tuple[Bucket, Future[None]] | None]) -> None:
 
 
 def _marker(scheduler: CommScheduler, state: _BucketState, index: int) -> Callable[[], None]:
-    """Runs once per tensor and step, so it is short."""
-    lock = scheduler.lock
+    """Runs once per tensor and step, so it is short. Without the lock: the tensors of a bucket are of one device, whose
+    gradients one thread makes, and reentrant passes wait for each other."""
 
     def mark() -> None:
-        with lock:
-            if state.launched_in_pass:
-                raise RuntimeError(
-                    f"{state.bucket.records[index].name!r} became ready again after its bucket was sent: one backward"
-                    " pass made its gradient twice. Reentrant activation checkpointing of a module that is used more"
-                    " than once does that; use checkpoint(..., use_reentrant=False)"
-                )
-            if not state.ready[index]:
-                state.ready[index] = 1
-                state.missing -= 1
-                if state.missing == 0:
-                    scheduler.launch_complete()
+        if state.launched_in_pass:
+            raise RuntimeError(
+                f"{state.bucket.records[index].name!r} became ready again after its bucket was sent: one backward pass"
+                " made its gradient twice. Reentrant activation checkpointing of a module that is used more than once"
+                " does that; use checkpoint(..., use_reentrant=False)"
+            )
+        if not state.ready[index]:
+            state.ready[index] = 1
+            state.missing -= 1
+            if state.missing == 0:
+                scheduler.launch_complete()
 
     return mark
 

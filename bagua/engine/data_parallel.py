@@ -112,7 +112,11 @@ class BaguaDistributedDataParallel:
         self.pass_is_open = False
         # What the gradient hooks of parameters call that only need to be marked, by the hook's slot.
         self.marks: list[Callable[[], None]] = []
-        self._initialize()
+        try:
+            self._initialize()
+        except BaseException:
+            self.detach()  # so that the module can be wrapped by something that works
+            raise
         engines_by_name[self.bagua_module_name] = self
 
     # --- what algorithms and users see -------------------------------------------------------------------------------
@@ -169,7 +173,7 @@ class BaguaDistributedDataParallel:
 
     def contribute_zeros(self) -> None:
         """Take part in the communication of a backward pass that the other ranks run, with zeros. This rank's gradients
-        are lost."""
+        are those of all then, and its own are lost."""
         for _, parameter in self._parameters:
             parameter.grad = None
         self._used.clear()
@@ -177,8 +181,6 @@ class BaguaDistributedDataParallel:
             for name, parameter in self._parameters:
                 self._backward_hook(name, parameter)
         self._post_backward()
-        for _, parameter in self._parameters:
-            parameter.grad = None
 
     def rebuild_buckets(self) -> None:
         """Ask the algorithm for its tensors, buckets and operations again. Collective only in that all ranks do it."""

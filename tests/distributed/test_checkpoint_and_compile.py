@@ -30,13 +30,14 @@ from support.training import (
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm, GradientAllReduceAlgorithmImpl
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
 HOW = ("with_bagua", "wrapper")
 
 
 class Blocks(nn.Module):
-    """Three blocks, each checkpointed in the way given; the last can be one that was used before."""
+    """Three blocks and a head, each checkpointed in the way given; the last block can be one that was used before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,12 +49,13 @@ class Blocks(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for block in (self.first, self.second, self.second if self.share else self.third):
             x = torch.tanh(self._run(block, x))
-        return self.head(x)
+        return self._run(self.head, x)
 
     def _run(self, block: nn.Module, x: Tensor) -> Tensor:
         if self.reentrant is None:
             return block(x)
-        return checkpoint(block, x.requires_grad_(), use_reentrant=self.reentrant)
+        x = x if x.requires_grad else x.requires_grad_()
+        return checkpoint(block, x, use_reentrant=self.reentrant)
 
 
 class Reentrant(Blocks):
@@ -187,6 +189,26 @@ def test_the_whole_module_checkpointed(reentrant: bool, how: str) -> None:
 # --- torch.compile ---------------------------------------------------------------------------------------------------
 
 
+class Noting(GradientAllReduceAlgorithm):
+    """Gradient all-reduce that notes whether its forward hook is being compiled."""
+
+    def __init__(self, compiled: list[bool]) -> None:
+        super().__init__()
+        self.compiled = compiled
+
+    def reify(self, process_group: Any) -> GradientAllReduceAlgorithmImpl:
+        return _NotingImpl(process_group, self.compiled)
+
+
+class _NotingImpl(GradientAllReduceAlgorithmImpl):
+    def __init__(self, process_group: Any, compiled: list[bool]) -> None:
+        super().__init__(process_group)
+        self.compiled = compiled
+
+    def init_forward_pre_hook(self, bagua_ddp: Any) -> Callable[[Any], None]:
+        return lambda _: self.compiled.append(torch.compiler.is_compiling())
+
+
 def _compiled(where: str, backend: str) -> None:
     from torch._dynamo.utils import counters
 
@@ -198,24 +220,29 @@ def _compiled(where: str, backend: str) -> None:
     theirs.load_state_dict(ours.state_dict())
     optimizer, other = momentum(ours.to(device)), momentum(theirs.to(device))
     data = batches(rank, 15, device)
+    compiled: list[bool] = []
+    algorithm = Noting(compiled)
     if where == "inside with_bagua":
         ours.first = torch.compile(ours.first, backend=backend)
-        model: Any = with_algorithm(ours, optimizer)
+        model: Any = ours.with_bagua([optimizer], algorithm)
     elif where == "of with_bagua":
-        model = torch.compile(with_algorithm(ours, optimizer), backend=backend)
+        model = torch.compile(ours.with_bagua([optimizer], algorithm), backend=backend)
+    elif where == "before with_bagua":
+        model = torch.compile(ours, backend=backend).with_bagua([optimizer], algorithm)
     elif where == "of with_bagua in place":
-        model = with_algorithm(ours, optimizer)
+        model = ours.with_bagua([optimizer], algorithm)
         model.compile(backend=backend)
     elif where == "inside the wrapper":
-        model = DistributedDataParallel(torch.compile(ours, backend=backend), optimizers=[optimizer])
+        model = DistributedDataParallel(torch.compile(ours, backend=backend), algorithm=algorithm)
     else:
-        model = torch.compile(DistributedDataParallel(ours, optimizers=[optimizer]), backend=backend)
+        model = torch.compile(DistributedDataParallel(ours, algorithm=algorithm), backend=backend)
     reference = torch_ddp(theirs)
     with counted_all_reduces() as calls:
         train(model, optimizer, data[:3])
         frames = counters["frames"]["total"]
         train(model, optimizer, data[3:])
     assert len(calls) == 15, calls
+    assert compiled == [False] * 15, "hooks run outside of what is compiled"
     assert counters["frames"]["ok"] > 0, "nothing was compiled"
     assert counters["frames"]["total"] == frames, "compiled again and again"
     train(reference, other, data)
@@ -226,7 +253,14 @@ def _compiled(where: str, backend: str) -> None:
 
 @pytest.mark.parametrize(
     "where",
-    ["inside with_bagua", "of with_bagua", "of with_bagua in place", "inside the wrapper", "of the wrapper"],
+    [
+        "inside with_bagua",
+        "before with_bagua",
+        "of with_bagua",
+        "of with_bagua in place",
+        "inside the wrapper",
+        "of the wrapper",
+    ],
 )
 def test_compiled(where: str) -> None:
     run_ranks(2, _compiled, where, "aot_eager", timeout=150)

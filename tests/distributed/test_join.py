@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -26,6 +27,7 @@ from support.training import (
     train,
 )
 from torch import nn
+from torch.distributed.algorithms.join import Join
 
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
@@ -160,6 +162,44 @@ def _one_goes_forward_alone() -> int:
 
 def test_after_the_context_a_rank_may_go_forward_alone() -> None:
     assert run_ranks(2, _one_goes_forward_alone) == [2, 2]
+
+
+def _with_another(counts: list[int]) -> None:
+    """With an optimizer of which each rank has a part, so that ranks without inputs step, too. With torch's DDP
+    they do so with an old gradient; it has to be as if one rank had the whole optimizer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, about what it uses itself
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    rank, device = begin()
+    (ours, _), (reference, _) = _pair(mlp, rank, device)
+    data = batches(rank, counts[rank], device)
+    sharded: Any = ZeroRedundancyOptimizer(ours.parameters(), torch.optim.Adam, lr=0.01)
+    with Join([ours, sharded]):
+        train(ours, sharded, data)
+    with reference.join():
+        train(reference, torch.optim.Adam(reference.parameters(), lr=0.01), data)
+    check_equal(ours, reference)
+
+
+@pytest.mark.parametrize("counts", [[1, 3], [3, 2]])
+def test_an_optimizer_that_joins_as_well(counts: list[int]) -> None:
+    run_ranks(2, _with_another, counts)
+
+
+def _stepping_on() -> None:
+    """After the last batch all ranks have its gradient, with inputs or without."""
+    rank, device = begin()
+    model = DistributedDataParallel(mlp(rank, device))
+    optimizer = _sgd(model)
+    with model.join():
+        train(model, optimizer, batches(rank, 1 + 2 * rank, device))
+    optimizer.step()
+    check_ranks_equal(model)
+
+
+def test_gradients_are_the_same_afterwards() -> None:
+    run_ranks(2, _stepping_on)
 
 
 def _disabled() -> None:

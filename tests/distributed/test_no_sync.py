@@ -156,8 +156,12 @@ def _passes(kind: str, small_buckets: bool, how: str) -> None:
             net.trunk.requires_grad_(False)
     alone = copy.deepcopy(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    if how == "wrapper" and small_buckets:
-        model: Any = DistributedDataParallel(net, bucket_cap_mb=1e-6, optimizers=[optimizer])
+    if how in ("wrapper", "looking for unused"):
+        cap = 1e-6 if small_buckets else 25
+        unused = how == "looking for unused"
+        model: Any = DistributedDataParallel(
+            net, bucket_cap_mb=cap, optimizers=[optimizer], find_unused_parameters=unused
+        )
     else:
         model = wrap(how, net, optimizer)
     for step in range(3):
@@ -177,7 +181,7 @@ def _passes(kind: str, small_buckets: bool, how: str) -> None:
 
 @pytest.mark.parametrize("kind", ["same parameters", "halves", "overlapping halves"])
 @pytest.mark.parametrize("small_buckets", [False, True])
-@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
+@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper", "looking for unused"])
 def test_two_losses_before_one_step(kind: str, small_buckets: bool, how: str) -> None:
     env = {"BAGUA_DEFAULT_BUCKET_SIZE": "1"} if small_buckets else None
     run_ranks(2, _passes, kind, small_buckets, how, env=env)

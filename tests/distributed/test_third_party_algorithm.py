@@ -341,6 +341,34 @@ def test_an_error_of_an_operation_ends_the_backward_pass() -> None:
     run_ranks(2, _failing)
 
 
+class UnfinishedImpl(AlgorithmImpl):
+    def init_operations(self, bagua_ddp: Any, bucket: BaguaBucket) -> None:
+        raise KeyError("not written yet")
+
+
+class Unfinished(Algorithm):
+    def reify(self, process_group: Any) -> UnfinishedImpl:
+        return UnfinishedImpl(process_group)
+
+
+def _unfinished() -> None:
+    rank, device = begin()
+    net: Any = mlp(rank, device)
+    optimizer = momentum(net)
+    for _ in range(2):
+        message_of(KeyError, lambda: net.with_bagua([optimizer], Unfinished()))
+        message_of(KeyError, lambda: DistributedDataParallel(net, algorithm=Unfinished()))
+    assert not net[0].weight.is_bagua_tensor()
+    assert not net._forward_pre_hooks
+    net.with_bagua([optimizer], Algorithm.init("gradient_allreduce"))
+    train(net, optimizer, batches(rank, 3, device))
+    check_ranks_equal(net)
+
+
+def test_a_module_is_free_again_if_an_algorithm_cannot_begin() -> None:
+    run_ranks(2, _unfinished)
+
+
 def _registry() -> None:
     begin()
     assert GlobalAlgorithmRegistry.get("gradient_allreduce") is not None

@@ -42,6 +42,11 @@ def _marks(buckets: Sequence[Bucket]) -> list[Callable[[], None]]:
     return [tensor.bagua_mark_communication_ready for bucket in buckets for tensor in bucket.tensors]
 
 
+def _call_all(functions: Sequence[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(1, 4), st.booleans(), st.randoms())
 def test_the_order_is_that_of_the_buckets(sizes: list[int], passes: int, inline: bool, draw: random.Random) -> None:
@@ -74,15 +79,11 @@ def test_a_bucket_is_launched_as_soon_as_it_and_all_before_it_are_ready(sizes: l
     scheduler.close()
 
 
-def test_marks_of_several_threads() -> None:
+def test_buckets_whose_tensors_different_threads_make() -> None:
     buckets, launched = _recording([8] * 20)
     scheduler = CommScheduler(buckets, ALONE)
-    marks = _marks(buckets)
-    random.Random(1).shuffle(marks)
     for _ in range(20):
-        threads = [
-            threading.Thread(target=lambda part: [mark() for mark in part], args=(marks[n::4],)) for n in range(4)
-        ]
+        threads = [threading.Thread(target=_call_all, args=(_marks(buckets[number::4]),)) for number in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
