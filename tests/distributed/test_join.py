@@ -49,8 +49,15 @@ def _pair(make: Callable[[], nn.Module], rank: int, device: torch.device, **opti
     return [(wrapped, optimizer), (torch_ddp(theirs, **options), other)]
 
 
-def _uneven(make: Callable[[], nn.Module], counts: list[int], by_initial_size: bool) -> None:
+def _uneven(make: Callable[[], nn.Module], counts: list[int]) -> None:
     rank, device = begin()
+    for by_initial_size in (True, False):
+        _joined(rank, device, make, counts, by_initial_size)
+
+
+def _joined(
+    rank: int, device: torch.device, make: Callable[[], nn.Module], counts: list[int], by_initial_size: bool
+) -> None:
     pair = _pair(make, rank, device)
     exact = by_initial_size and len(counts) == 2
     check = check_equal if exact else check_close
@@ -71,16 +78,14 @@ def _uneven(make: Callable[[], nn.Module], counts: list[int], by_initial_size: b
     check(*(nn.ParameterList(model.parameters()) for model, _ in pair), "after another join")
 
 
-@pytest.mark.parametrize("by_initial_size", [True, False])
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("make", [mlp, NormNet], ids=["plain", "with buffers"])
-def test_two_ranks_end_where_torch_ddp_does(make: Callable[[], nn.Module], counts: str, by_initial_size: bool) -> None:
-    run_ranks(2, _uneven, make, COUNTS[counts], by_initial_size)
+def test_two_ranks_end_where_torch_ddp_does(make: Callable[[], nn.Module], counts: str) -> None:
+    run_ranks(2, _uneven, make, COUNTS[counts])
 
 
-@pytest.mark.parametrize("by_initial_size", [True, False])
-def test_four_ranks_end_where_torch_ddp_does(by_initial_size: bool) -> None:
-    run_ranks(4, _uneven, NormNet, [2, 5, 1, 3], by_initial_size)
+def test_four_ranks_end_where_torch_ddp_does() -> None:
+    run_ranks(4, _uneven, NormNet, [2, 5, 1, 3])
 
 
 def _branches(counts: list[int]) -> None:

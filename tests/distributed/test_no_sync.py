@@ -27,7 +27,8 @@ from torch import nn
 
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
-ROUNDS = 4
+# Ways to begin a round, by turns.
+ZEROING = ("to none", "to zero", "by hand", "to none", "by hand", "to zero")
 
 
 def _momentum(module: nn.Module) -> torch.optim.Optimizer:
@@ -49,13 +50,13 @@ def _clear(optimizer: torch.optim.Optimizer, zeroing: str) -> None:
         optimizer.zero_grad(set_to_none=zeroing == "to none")
 
 
-def _accumulated(how: str, zeroing: str, silent: bool) -> None:
+def _accumulated(how: str, silent: bool) -> None:
     rank, device = begin()
     ours, theirs = mlp(rank, device), mlp(rank, device)
     optimizer, other = _momentum(ours), _momentum(theirs)
     wrapped, reference = wrap(how, ours, optimizer), torch_ddp(theirs)
-    data = batches(rank, 3 * ROUNDS, device)
-    for round_number in range(ROUNDS):
+    data = batches(rank, 3 * len(ZEROING), device)
+    for round_number, zeroing in enumerate(ZEROING):
         first, second, third = data[3 * round_number : 3 * round_number + 3]
         for model, one in ((wrapped, optimizer), (reference, other)):
             _clear(one, zeroing)
@@ -67,14 +68,13 @@ def _accumulated(how: str, zeroing: str, silent: bool) -> None:
                     assert len(calls) == (0 if silent else 2), calls
             loss_of(model, third).backward()
             one.step()
-        check_equal(ours, theirs, f"round {round_number}")
+        check_equal(ours, theirs, f"round {round_number}, gradients set {zeroing}")
 
 
 @pytest.mark.parametrize("silent", [True, False], ids=["no_sync", "every pass"])
-@pytest.mark.parametrize("zeroing", ["to none", "to zero", "by hand"])
 @pytest.mark.parametrize("how", WRAPPERS)
-def test_accumulated_gradients_are_those_of_torch_ddp(how: str, zeroing: str, silent: bool) -> None:
-    run_ranks(2, _accumulated, how, zeroing, silent)
+def test_accumulated_gradients_are_those_of_torch_ddp(how: str, silent: bool) -> None:
+    run_ranks(2, _accumulated, how, silent)
 
 
 def _restored() -> None:
@@ -132,59 +132,71 @@ def _two_losses(model: Any, batch: Any) -> list[torch.Tensor]:
 
 
 def _halves(model: Any, batch: Any) -> list[torch.Tensor]:
-    """Each reaches one of two branches, and nothing is reached by both: the trunk is frozen."""
+    """Each reaches one of two branches and, unless it is frozen, the trunk."""
     left, right = model(batch[0], take=("left",)), model(batch[0], take=("right",))
     return [(left - batch[1]).square().mean(), right.abs().sum()]
 
 
-def _overlapping(model: Any, batch: Any) -> list[torch.Tensor]:
-    """As before, but the first loss and the second both reach the trunk."""
-    return _halves(model, batch)
+def _plain(device: torch.device) -> nn.Module:
+    return mlp(0, device)
 
 
-def _passes(kind: str, small_buckets: bool, how: str) -> None:
-    rank, device = begin()
+def _two_branches(device: torch.device) -> nn.Module:
     torch.manual_seed(0)
-    if kind == "same parameters":
-        net: Any = mlp(0, device)
-        losses = _two_losses
-    else:
-        net = Branches().to(device)
-        del net.never
-        losses = _halves
-        if kind == "halves":
-            net.trunk.requires_grad_(False)
-    alone = copy.deepcopy(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    if how in ("wrapper", "looking for unused"):
-        cap = 1e-6 if small_buckets else 25
-        unused = how == "looking for unused"
-        model: Any = DistributedDataParallel(
-            net, bucket_cap_mb=cap, optimizers=[optimizer], find_unused_parameters=unused
-        )
-    else:
-        model = wrap(how, net, optimizer)
-    for step in range(3):
-        data = [batches(other, 1, device, seed=step)[0] for other in range(2)]
-        optimizer.zero_grad()
-        alone.zero_grad()
-        for loss in losses(model, data[rank]):
-            loss.backward(retain_graph=True)
-        expected = _reference_gradients(alone, losses, data)
-        for name, parameter in net.named_parameters():
-            if name in expected:
-                assert torch.allclose(parameter.grad, expected[name], rtol=1e-5, atol=1e-6), f"{name} in step {step}"
-                check_tensor_on_ranks(parameter.grad, name)
-        optimizer.step()
-        alone.load_state_dict(net.state_dict())
+    net = Branches().to(device)
+    del net.never
+    return net
 
 
-@pytest.mark.parametrize("kind", ["same parameters", "halves", "overlapping halves"])
+def _branches_alone(device: torch.device) -> nn.Module:
+    net: Any = _two_branches(device)
+    net.trunk.requires_grad_(False)
+    return net
+
+
+KINDS = {
+    "both reach all": (_plain, _two_losses),
+    "halves": (_branches_alone, _halves),
+    "overlapping halves": (_two_branches, _halves),
+}
+
+
+def _passes(small_buckets: bool, how: str) -> None:
+    rank, device = begin()
+    for kind, (make, losses) in KINDS.items():
+        net = make(device)
+        alone = copy.deepcopy(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if how in ("wrapper", "looking for unused"):
+            model: Any = DistributedDataParallel(
+                net,
+                bucket_cap_mb=1e-6 if small_buckets else 25,
+                optimizers=[optimizer],
+                find_unused_parameters=how == "looking for unused",
+            )
+        else:
+            model = wrap(how, net, optimizer)
+        for step in range(3):
+            data = [batches(other, 1, device, seed=step)[0] for other in range(2)]
+            optimizer.zero_grad()
+            alone.zero_grad()
+            for loss in losses(model, data[rank]):
+                loss.backward(retain_graph=True)
+            expected = _reference_gradients(alone, losses, data)
+            for name, parameter in net.named_parameters():
+                if name in expected:
+                    what = f"{kind}: {name} in step {step}"
+                    assert torch.allclose(parameter.grad, expected[name], rtol=1e-5, atol=1e-6), what
+                    check_tensor_on_ranks(parameter.grad, what)
+            optimizer.step()
+            alone.load_state_dict(net.state_dict())
+
+
 @pytest.mark.parametrize("small_buckets", [False, True])
 @pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper", "looking for unused"])
-def test_two_losses_before_one_step(kind: str, small_buckets: bool, how: str) -> None:
+def test_two_losses_before_one_step(small_buckets: bool, how: str) -> None:
     env = {"BAGUA_DEFAULT_BUCKET_SIZE": "1"} if small_buckets else None
-    run_ranks(2, _passes, kind, small_buckets, how, env=env)
+    run_ranks(2, _passes, small_buckets, how, env=env)
 
 
 def _forward_twice(model_kind: str) -> None:

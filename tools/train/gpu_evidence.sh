@@ -109,7 +109,7 @@ for chosen in "${parts[@]}"; do
         --sizes 8,64,512,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M,1G --repeats 3 --time-limit "${SECONDS_BEST:-110}"
       ;;
     tests)
-      part tests 280 python3 -m pytest -q --tb=short -p no:cacheprovider --timeout 120 -m gpu --rootdir "$repository" \
+      part tests 590 python3 -m pytest -q --tb=short -p no:cacheprovider --timeout 290 -m gpu --rootdir "$repository" \
         -c "$repository/pyproject.toml" "$repository/tests/gpu"
       ;;
   esac
