@@ -33,7 +33,7 @@ constexpr const char* kUsersChoices[] = {"NCCL_MIN_NCHANNELS",    "NCCL_MAX_NCHA
 // deterministic mode, and NCCL_PROTO=^LL128 is a known remedy.
 struct NamedChoice {
   const char* variable;
-  std::vector<std::string_view> ours;
+  std::vector<const char*> ours;
 };
 const NamedChoice kNamedChoices[] = {{"NCCL_ALGO", {"ring"}}, {"NCCL_PROTO", {"ll", "simple"}}};
 
@@ -48,13 +48,13 @@ std::string shape(std::size_t nodes, std::size_t ranks) {
 }
 
 // "^A,B" with neither of `ours`. NCCL's longer form, a list per collective, counts as a choice.
-bool only_forbids_others(std::string_view value, const std::vector<std::string_view>& ours) {
+bool only_forbids_others(std::string_view value, const std::vector<const char*>& ours) {
   if (value.empty() || value.front() != '^' || value.find_first_of(":;") != std::string_view::npos) return false;
   value.remove_prefix(1);
   while (!value.empty()) {
     const std::string name(value.substr(0, value.find(',')));
-    for (const std::string_view mine : ours) {
-      if (strcasecmp(name.c_str(), mine.data()) == 0) return false;
+    for (const char* mine : ours) {
+      if (strcasecmp(name.c_str(), mine) == 0) return false;
     }
     value.remove_prefix(std::min(value.size(), name.size() + 1));
   }

@@ -366,6 +366,7 @@ def _errors(how: str, where: str) -> str | None:
     if where == "backward":
         # Not all ranks may have failed, so it is said once.
         message = message_of(RuntimeError, lambda: ours(third[0]))
+        assert not ours.bagua_ddp.scheduler._started, "what was sent before the error has been waited for"
     for model, optimizer in both:
         train(model, optimizer, [third])
     _compare(both)

@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import traceback
+import types
 import warnings
 from pathlib import Path
 from typing import Any, NoReturn
@@ -62,6 +63,11 @@ def load_module(name: str, path: str) -> Any:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    # Unpickling imports the packages above a module as well, which pytest made up.
+    package = name.rpartition(".")[0]
+    while package:
+        sys.modules.setdefault(package, types.ModuleType(package))
+        package = package.rpartition(".")[0]
     spec.loader.exec_module(module)
     return module
 
