@@ -101,6 +101,8 @@ def run_ranks(
                 "LOCAL_WORLD_SIZE": str(world_size),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
+                # torch looks up the name of every peer's address; where no name server answers, that takes seconds.
+                "RES_OPTIONS": "timeout:1 attempts:1",
                 **extra,
             }
             tasks.append(
