@@ -26,20 +26,18 @@ class AllReduce:
 
     def __init__(self, communicator: BaguaCommunicator, average: bool, device: torch.device) -> None:
         self._communicator = communicator
-        self._op = dist.ReduceOp.SUM
+        self._options = dist.AllreduceOptions()
         self.prescale: float | None = None
         if average and device.type == "cuda":
-            self._op = dist.ReduceOp.AVG  # NCCL multiplies by 1/n while it reads
+            self._options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)  # NCCL multiplies by 1/n while it reads
         elif average and communicator.nranks() > 1:
             self.prescale = 1.0 / communicator.nranks()
 
     def run(self, bucket: Bucket) -> dist.Work | None:
         if self.prescale is not None and bucket.ops[0] is not self:
             bucket.flattened_tensor().mul_(self.prescale)
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp(self._op)
         # Not dist.all_reduce, whose checks and logging cost more than this once per bucket.
-        work: dist.Work = self._communicator.torch_group.allreduce([bucket.flattened_tensor()], options)
+        work: dist.Work = self._communicator.torch_group.allreduce([bucket.flattened_tensor()], self._options)
         return work
 
 

@@ -58,15 +58,6 @@ class CommScheduler:
 
     # --- marks and launches ------------------------------------------------------------------------------------------
 
-    def marks(self) -> dict[int, Callable[[], None]]:
-        """By the id of each tensor, what marks it as ready."""
-        found = {}
-        for state in self._states:
-            for tensor, record in zip(state.bucket.tensors, state.bucket.records, strict=True):
-                assert record.mark_ready is not None
-                found[id(tensor)] = record.mark_ready
-        return found
-
     def launch_complete(self) -> None:
         """The last mark of a bucket was made: launch it and those behind it, as far as they are complete."""
         with self.lock:
@@ -183,8 +174,7 @@ class _BucketState:
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
-        self.ready = bytearray(len(bucket.tensors))
-        self.missing = len(bucket.tensors)
+        self.reset()
         self.launched_in_pass = self.launched_in_step = self.held = False
 
     @property

@@ -245,13 +245,13 @@ class BaguaDistributedDataParallel:
         self._hooks.before_forward(self.module, self._before_forward)
         self._hooks.after_forward(self.module, self._after_forward)
         plain = hook == self.mark_ready and not self.find_unused_parameters
-        places = self.scheduler.marks()
         self._backward_hook = hook
         self.marks = []
         for name, parameter in self._parameters:
-            if plain and id(parameter) in places:
+            record = record_of(parameter)
+            if plain and record is not None and record.mark_ready is not None:
                 self._hooks.after_gradient(parameter, marking_hook(self, len(self.marks)))
-                self.marks.append(places[id(parameter)])
+                self.marks.append(record.mark_ready)
             else:
                 self._hooks.after_gradient(parameter, algorithm_hook(self, name))
         self._hooks.around_step(

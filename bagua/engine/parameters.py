@@ -19,7 +19,8 @@ def replicated_parameters(module: nn.Module, ignored: list[str]) -> list[tuple[s
     Left out are those in `ignored` (under any of their names), and experts of a mixture (`parameter.expert`), which
     differ by rank on purpose.
     """
-    excluded = _excluded(module, ignored)
+    skip = set(ignored)
+    excluded = {id(parameter) for name, parameter in module.named_parameters(remove_duplicate=False) if name in skip}
     return [
         (name, parameter)
         for name, parameter in module.named_parameters()
@@ -33,20 +34,14 @@ def trainable_parameters(module: nn.Module, ignored: list[str]) -> list[tuple[st
     Raises:
         NotImplementedError: an embedding with sparse gradients.
     """
-    _refuse_sparse(module, _excluded(module, ignored))
-    return [one for one in replicated_parameters(module, ignored) if one[1].requires_grad]
+    parameters = [one for one in replicated_parameters(module, ignored) if one[1].requires_grad]
+    _refuse_sparse(module, {id(parameter) for _, parameter in parameters})
+    return parameters
 
 
-def _excluded(module: nn.Module, ignored: list[str]) -> set[int]:
-    skip = set(ignored)
-    return {id(parameter) for name, parameter in module.named_parameters(remove_duplicate=False) if name in skip}
-
-
-def _refuse_sparse(module: nn.Module, excluded: set[int]) -> None:
+def _refuse_sparse(module: nn.Module, listed: set[int]) -> None:
     for name, child in module.named_modules():
-        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse and child.weight.requires_grad:
-            if id(child.weight) in excluded:
-                continue
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse and id(child.weight) in listed:
             raise NotImplementedError(
                 f"{name or type(child).__name__}.weight has sparse gradients, and buckets are dense; use sparse=False,"
                 " or put the name into the module's _bagua_params_and_buffers_to_ignore"

@@ -38,7 +38,8 @@ const std::vector<Knob>& knob_table() {
           "drive them; between hosts up to 16, as long as more of them move more."),
       integer_or_auto_knob("BAGUA_NET_NWORKERS", &Config::workers, 0, 64, "threads",
                            "I/O threads of this process, shared by all its comms. 0: NCCL's own thread does all the "
-                           "I/O. auto: from the CPUs that this process may use and the ranks on this host."),
+                           "I/O. auto: from the CPUs that this process may use and the ranks on this host; connections "
+                           "to other hosts then share four of them, or one for each 20 Gb/s of the interface."),
       integer_or_auto_knob("BAGUA_NET_RAILS", &Config::rails, 1, 16, "devices",
                            "Devices that each network interface is shown to NCCL as. NCCL opens two channels per "
                            "device, so this sets how many channels move data at once. auto: 1 for an interface of up "
@@ -53,7 +54,8 @@ const std::vector<Knob>& knob_table() {
       size_knob(kMaxChunkName, &Config::max_chunk_bytes, kKibibyte, kGibibyte,
                 "The most that one connection takes of a message at a time."),
       integer_knob("BAGUA_NET_SPIN_US", &Config::spin_us, 0, 1000000, "microseconds",
-                   "How long an I/O thread that ran out of work keeps looking for more before it sleeps."),
+                   "How long an I/O thread that ran out of work keeps looking for more before it sleeps; at most 20 "
+                   "if all its connections go to other hosts."),
       integer_knob("BAGUA_NET_CONNECT_TIMEOUT_MS", &Config::connect_timeout_ms, 100, 3600000, "milliseconds",
                    "Deadline for connecting to a peer, with all retries. After it the job gets an error that names "
                    "the peer."),

@@ -11,8 +11,8 @@ namespace {
 constexpr std::int64_t kWindowNs = 200'000'000;
 constexpr int kWindowMessages = 10;
 
-// Most messages found every connection full: more connections may help.
-constexpr double kFullShare = 0.5;
+// Most messages had to wait for connections: more of them may help.
+constexpr double kWaitingShare = 0.5;
 
 // Twice the connections under a limit of each flow are twice the rate, until the interface is full. The rate of one and
 // the same number of connections varies by 3 to 10 % from window to window.
@@ -34,10 +34,10 @@ void StreamGrowth::end_busy(std::int64_t now_ns) {
   if (--busy_comms_ == 0) window_.busy_ns += std::max<std::int64_t>(now_ns - busy_since_ns_, 0);
 }
 
-void StreamGrowth::add_posted(bool full) {
+void StreamGrowth::add_posted(bool waits) {
   const std::lock_guard<std::mutex> lock(mutex_);
   ++window_.posted_messages;
-  if (full) ++window_.full_messages;
+  if (waits) ++window_.waiting_messages;
 }
 
 void StreamGrowth::add_sent(std::size_t bytes, std::int64_t now_ns) {
@@ -55,8 +55,8 @@ void StreamGrowth::close_window(std::int64_t now_ns) {
   const Window closed = std::exchange(window_, {});
   switch (phase_) {
     case Phase::kWatching: {
-      const bool is_full = closed.full_messages > kFullShare * closed.posted_messages;
-      if (is_full && target() < most_ && now_ns >= next_trial_ns_) begin_trial(closed.rate());
+      const bool is_short = closed.waiting_messages > kWaitingShare * closed.posted_messages;
+      if (is_short && target() < most_ && now_ns >= next_trial_ns_) begin_trial(closed.rate());
       return;
     }
     case Phase::kSettling: phase_ = Phase::kJudging; return;

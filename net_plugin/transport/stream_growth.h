@@ -6,7 +6,7 @@
 // One per network interface, shared by its send comms: with a judge for each comm, comms would win from each other and
 // all of them would grow, for nothing. Any thread; the clock is passed in.
 //
-//   kWatching --connections are full, not too soon after a trial that failed--> twice the number: kSettling
+//   kWatching --messages wait, not too soon after a trial that failed--> twice the number: kSettling
 //   kSettling --the new connections have found their rate--> kJudging
 //   kJudging  --it gained--> the former number again: kSettlingBack          --it did not--> kWatching
 //   kSettlingBack --> kConfirming
@@ -32,8 +32,8 @@ class StreamGrowth {
   // A comm begins to have large messages under way, or has none any more.
   void begin_busy(std::int64_t now_ns);
   void end_busy(std::int64_t now_ns);
-  // A large message was posted. `full`: every connection in use was full.
-  void add_posted(bool full);
+  // A large message was posted. `waits`: others still waited for the connections in use, or all of those were full.
+  void add_posted(bool waits);
   // One was sent.
   void add_sent(std::size_t bytes, std::int64_t now_ns);
 
@@ -45,7 +45,7 @@ class StreamGrowth {
     std::size_t bytes = 0;
     int sent_messages = 0;
     int posted_messages = 0;
-    int full_messages = 0;
+    int waiting_messages = 0;
 
     double rate() const { return static_cast<double>(bytes) / static_cast<double>(busy_ns); }
   };

@@ -169,6 +169,9 @@ ATTRIBUTES: dict[str, set[str]] = {
 def look_up(path: str) -> Any:
     found: Any = importlib.import_module("bagua.torch_api")
     for part in path.split("."):
+        if not hasattr(found, part) and inspect.ismodule(found):
+            # A module of a package is its attribute once somebody has imported it: another test, or nobody yet.
+            importlib.import_module(f"{found.__name__}.{part}")
         found = getattr(found, part)
     return found
 
