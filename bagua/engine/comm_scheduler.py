@@ -49,6 +49,8 @@ class CommScheduler:
         self._states = [_BucketState(bucket) for bucket in buckets]
         self._queue = deque(self._states)
         self._started: list[_Started] = []
+        # The buckets of the pass that was waited for last.
+        self.sent: list[Bucket] = []
         # Guards all below, and the states of the buckets but for their marks.
         self.lock = threading.RLock()
         self._thread: _CommThread | None = None
@@ -114,6 +116,7 @@ class CommScheduler:
             for state in self._states:
                 state.launched_in_pass = False
                 state.held = state.is_marked
+            self.sent = [one.bucket for one in started]
         if not started:
             return
         with failures_named(self._group, "waiting for the buckets of a backward pass"):
@@ -203,20 +206,20 @@ class _Started:
         future: Future[None] | None = None,
         event: torch.cuda.Event | None = None,
     ) -> None:
-        self._bucket = bucket
+        self.bucket = bucket
         self._work = work
         self._future = future
         self._event = event
 
     def wait(self) -> None:
         if self._event is not None:
-            torch.cuda.current_stream(self._bucket.device).wait_event(self._event)
+            torch.cuda.current_stream(self.bucket.device).wait_event(self._event)
             return
         if self._future is not None:
             self._future.result()
         if self._work is not None:
             self._work.wait()
-        self._bucket.scatter()
+        self.bucket.scatter()
 
 
 class _CommThread:

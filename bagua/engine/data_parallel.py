@@ -17,7 +17,7 @@ import contextlib
 import itertools
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -193,6 +193,24 @@ class BaguaDistributedDataParallel:
             self.bagua_algorithm.init_operations(self, bucket)
         self._scheduler = CommScheduler(self.bagua_buckets, self.process_group)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank's next steps depend on beside the states of module and optimizers: the step counter and the
+        algorithm's own state. Save it with theirs; algorithms that let replicas differ need all three of every rank."""
+        return {"train_step_counter": self.bagua_train_step_counter, "algorithm": self.bagua_algorithm.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the engine that gave `state` was. Load it last, after wrapping and after the states of module and
+        optimizers, which wrapping overwrites with those of rank 0.
+
+        Raises:
+            ValueError: the state is of another algorithm, or of something else than an engine.
+        """
+        expected = {"train_step_counter", "algorithm"}
+        if set(state) != expected:
+            raise ValueError(f"a state of an engine has {sorted(expected)}, this has {sorted(state)}")
+        self.bagua_algorithm.load_state_dict(self, state["algorithm"])
+        self.bagua_train_step_counter = int(state["train_step_counter"])
+
     def detach(self) -> None:
         """Remove every hook and give the tensors memory of their own: the module is ordinary again."""
         self._hooks.remove()
@@ -307,7 +325,7 @@ class BaguaDistributedDataParallel:
         self.bagua_algorithm.init_post_backward_hook(self)()
         if self.gradient_scale is not None and self.gradient_scale != 1:
             with torch.no_grad():
-                for bucket in self.bagua_buckets:
+                for bucket in self.scheduler.sent:
                     bucket.flattened_tensor().mul_(self.gradient_scale)
                     bucket.scatter()
         if self.find_unused_parameters:

@@ -108,6 +108,39 @@ def test_branches_by_rank(counts: list[int]) -> None:
     run_ranks(2, _branches, counts)
 
 
+class _TwoHalves(nn.Module):
+    """Two results, each of parameters of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(2, 4), nn.Linear(2, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.left(x), self.right(x)
+
+
+def _passes_of_half_a_model() -> None:
+    rank, device = begin()
+    torch.manual_seed(0)
+    net = _TwoHalves().to(device)
+    alone = copy.deepcopy(net)
+    model = DistributedDataParallel(net, optimizers=[_sgd(net)], bucket_cap_mb=1e-5)
+    assert len(model.bagua_buckets) >= 2
+    with model.join(divide_by_initial_world_size=False):
+        for inputs, _ in batches(rank, [1, 3][rank], device):
+            for module in (model, alone):
+                module.zero_grad()
+                for half in reversed(module(inputs)):  # in launch order
+                    half.square().mean().backward()
+    if rank == 1:  # the only one in the last two steps, so that the mean is its own gradient
+        for (name, parameter), other in zip(net.named_parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, other.grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_a_bucket_is_rescaled_only_in_the_pass_that_sends_it() -> None:
+    run_ranks(2, _passes_of_half_a_model)
+
+
 def _accumulating(counts: list[int]) -> None:
     rank, device = begin()
     pair = _pair(NormNet, rank, device)

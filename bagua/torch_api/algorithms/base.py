@@ -7,7 +7,7 @@ docs/algorithms.md shows how to write one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,6 +76,23 @@ class AlgorithmImpl:
     ) -> Callable[[torch.optim.Optimizer], None]:
         """A function of the optimizer, called after its step."""
         return _nothing
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next steps depend on beside the states of module and optimizers: of this rank, to be saved with
+        theirs. Nothing by default. Tensors in it may be those at work, as in a module's."""
+        return {}
+
+    def load_state_dict(self, bagua_ddp: BaguaDistributedDataParallel, state: Mapping[str, Any]) -> None:
+        """Go on as the algorithm that gave `state` would. Called after the module was wrapped.
+
+        Raises:
+            ValueError: the state is of another algorithm.
+        """
+        if state:
+            raise ValueError(
+                f"{type(self).__name__} has no state, but was given {sorted(state)}: wrap the module with the algorithm"
+                " that the state was saved with"
+            )
 
 
 class Algorithm:
