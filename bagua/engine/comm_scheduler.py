@@ -7,13 +7,12 @@ end of the queue, so that the next round of marks finds the same order.
 
 Marks come from autograd's threads (one per device), launches happen there. An operation that goes on in the background
 by itself (`inline`), alone in its bucket, is started on the spot. Others are queued, with CUDA, on the group's stream,
-which first waits for the stream that made the tensors; the host never waits. On CPU one communication thread runs them,
-which lives as long as the scheduler.
+which first waits for the stream that made the tensors; the host never waits. On CPU the group's communication thread
+runs them (bagua.engine.comm_thread).
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 import weakref
 from collections import deque
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from bagua.engine.bucket import Bucket
+from bagua.engine.comm_thread import CommThread, has_thread, join_thread
 from bagua.engine.failure_report import failures_named
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ class CommScheduler:
         self.sent: list[Bucket] = []
         # Guards all below, and the states of the buckets but for their marks.
         self.lock = threading.RLock()
-        self._thread: _CommThread | None = None
+        self._thread: CommThread | None = None
+        self._leave_thread: Callable[[], object] | None = None
         for state in self._states:
             for index, record in enumerate(state.bucket.records):
                 record.mark_ready = _marker(self, state, index)
@@ -79,13 +80,13 @@ class CommScheduler:
         if bucket.device.type == "cuda" and not is_inline:
             return self._start_on_stream(bucket)
         bucket.gather()
-        # Once there is a thread, all goes there: it may still have to start operations of buckets before this one.
-        if is_inline and self._thread is None:
+        # Once there is a thread, all goes there: it may still have to start operations that come before this one.
+        if is_inline and not has_thread(self._group):
             return _Started(bucket, work=bucket.ops[0].run(bucket))
         if self._thread is None:
-            self._thread = _CommThread()
-            weakref.finalize(self, self._thread.stop)
-        return _Started(bucket, future=self._thread.submit(bucket))
+            self._thread = join_thread(self._group)
+            self._leave_thread = weakref.finalize(self, self._thread.leave)
+        return _Started(bucket, future=self._thread.submit(lambda: run_ops(bucket)))
 
     def _start_on_stream(self, bucket: Bucket) -> _Started:
         stream = self._group.stream
@@ -146,13 +147,13 @@ class CommScheduler:
                 state.launched_in_pass = state.launched_in_step = state.held = False
 
     def close(self) -> None:
-        """Take the marks' functions back from the tensors and end the thread."""
+        """Take the marks' functions back from the tensors and leave the thread."""
         for state in self._states:
             for record in state.bucket.records:
                 record.mark_ready = None
-        if self._thread is not None:
-            self._thread.stop()
-            self._thread = None
+        if self._leave_thread is not None:
+            self._leave_thread()
+            self._thread = self._leave_thread = None
 
 
 def run_ops(bucket: Bucket) -> None:
@@ -220,41 +221,6 @@ class _Started:
         if self._work is not None:
             self._work.wait()
         self.bucket.scatter()
-
-
-class _CommThread:
-    """Runs buckets' operations in the order in which they were submitted. After a failure the rest fails likewise: the
-    peers would not understand operations that come out of order."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Bucket, Future[None]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=_serve, args=(self._jobs,), name="bagua-comm", daemon=True)
-        self._thread.start()
-
-    def submit(self, bucket: Bucket) -> Future[None]:
-        future: Future[None] = Future()
-        self._jobs.put((bucket, future))
-        return future
-
-    def stop(self) -> None:
-        self._jobs.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=5.0)
-
-
-def _serve(jobs: queue.SimpleQueue[tuple[Bucket, Future[None]] | None]) -> None:
-    failure: BaseException | None = None
-    while (job := jobs.get()) is not None:
-        bucket, future = job
-        if failure is None:
-            try:
-                run_ops(bucket)
-            except BaseException as error:  # whoever waits for the future raises it
-                failure = error
-        if failure is not None:
-            future.set_exception(failure)
-        else:
-            future.set_result(None)
 
 
 def _marker(scheduler: CommScheduler, state: _BucketState, index: int) -> Callable[[], None]:

@@ -6,7 +6,7 @@ forward hook        a hook on the outputs, so that the start of the backward pas
 gradient hooks      one per parameter, on autograd's thread: the algorithm's backward hook, which usually marks the
                     gradient as ready; the scheduler launches buckets (bagua.engine.comm_scheduler)
 end of backward     autograd's callback: the algorithm's post-backward hook, which usually waits for what was launched
-optimizer.step      refused while a gradient is missing; after it the algorithm's post-step hook
+optimizer.step      refused while a gradient is missing; around it the algorithm's pre-step and post-step hooks
 
 The engine never names an algorithm: it knows the extension points that bagua.torch_api.algorithms.base documents.
 """
@@ -105,6 +105,9 @@ class BaguaDistributedDataParallel:
         self._hooks = ModuleHooks()
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._trainable = TrainableWatch(module)
+        # What algorithms seed from parameters is alike on all ranks: they were broadcast just now. Not so in a mere
+        # `rebuild_buckets`.
+        self.replicas_are_equal = False
         # Of the last backward pass: parameters that got a gradient; None before the first.
         self._used: set[int] = set()
         self._used_anywhere: set[str] | None = None
@@ -231,6 +234,9 @@ class BaguaDistributedDataParallel:
         """All ranks start alike. At the beginning, when the algorithm asks for it, and when parameters were frozen or
         unfrozen."""
         self._hooks.remove()
+        if self._scheduler is not None:
+            # What an algorithm has under way works on the tensors that are about to be overwritten.
+            self.bagua_algorithm.finish(self)
         before = self._parameters
         self._trainable = TrainableWatch(self.module)
         self._parameters = trainable_parameters(self.module, self.parameters_to_ignore)
@@ -247,18 +253,27 @@ class BaguaDistributedDataParallel:
             broadcast_parameters(self._parameters, self.communicator)
             for optimizer in self.bagua_optimizers:
                 broadcast_optimizer_state(optimizer, self.communicator)
-        self.rebuild_buckets()
+        self.replicas_are_equal = True
+        try:
+            self.rebuild_buckets()
+        finally:
+            self.replicas_are_equal = False
         self._install_hooks()
 
     def _release_buckets(self) -> None:
-        if self._scheduler is not None:
+        if self._scheduler is None:
+            return
+        try:
+            self.bagua_algorithm.finish(self)  # before the memory that it works on is given back
+        finally:
             self._scheduler.close()
-        for bucket in self.bagua_buckets:
-            bucket.release()
-        self.bagua_buckets, self._scheduler = [], None
+            for bucket in self.bagua_buckets:
+                bucket.release()
+            self.bagua_buckets, self._scheduler = [], None
 
     def _install_hooks(self) -> None:
         hook = self.bagua_algorithm.init_backward_hook(self)
+        before_step = self.bagua_algorithm.init_pre_optimizer_step_hook(self)
         after_step = self.bagua_algorithm.init_post_optimizer_step_hook(self)
         self._hooks.before_forward(self.module, self._before_forward)
         self._hooks.after_forward(self.module, self._after_forward)
@@ -272,9 +287,12 @@ class BaguaDistributedDataParallel:
                 self.marks.append(record.mark_ready)
             else:
                 self._hooks.after_gradient(parameter, algorithm_hook(self, name))
-        self._hooks.around_step(
-            self.bagua_optimizers, lambda _: self._refuse_incomplete("before optimizer.step()"), after_step
-        )
+
+        def before(optimizer: torch.optim.Optimizer) -> None:
+            self._refuse_incomplete("before optimizer.step()")
+            before_step(optimizer)
+
+        self._hooks.around_step(self.bagua_optimizers, before, after_step)
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -317,7 +335,9 @@ class BaguaDistributedDataParallel:
     def _post_backward(self) -> None:
         self.pass_is_open = False
         presence: list[Presence] = []
-        if self.find_unused_parameters:
+        # Asked once: the end of this pass may be what changes it.
+        finds_unused = self.find_unused_parameters and self.bagua_algorithm.ranks_in_step
+        if finds_unused:
             presence = [self._presence(parameter) for _, parameter in self._parameters]
             for (name, parameter), one in zip(self._parameters, presence, strict=True):
                 if one is not Presence.USED:
@@ -328,7 +348,7 @@ class BaguaDistributedDataParallel:
                 for bucket in self.scheduler.sent:
                     bucket.flattened_tensor().mul_(self.gradient_scale)
                     bucket.scatter()
-        if self.find_unused_parameters:
+        if finds_unused:
             self._forget_unused(presence)
 
     def _presence(self, parameter: nn.Parameter) -> Presence:

@@ -1,0 +1,92 @@
+"""The thread that runs operations on CPU: one for each process group, shared by all modules that train over it.
+
+A group's collectives must start in one order, the same on all ranks. Two threads would start them in an order that is
+up to the kernel, so that one rank's broadcast meets another's all-reduce. The thread begins with the first operation
+that needs it and ends with the last scheduler that used it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from bagua.collectives.process_group import BaguaProcessGroup
+
+_Job = tuple[Callable[[], None], Future[None]]
+
+# How long the last user waits for the thread's end.
+_JOIN_SECONDS = 5.0
+
+# Guards the table and the users of its threads. Reentrant: garbage collection may call `leave` anywhere.
+_lock = threading.RLock()
+_threads: weakref.WeakKeyDictionary[dist.ProcessGroup, CommThread] = weakref.WeakKeyDictionary()
+
+
+class CommThread:
+    """Runs jobs in the order in which they were submitted. After a failure the rest fails likewise: the peers would not
+    understand operations that come out of order."""
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_serve, args=(self._jobs,), name="bagua-comm", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], None]) -> Future[None]:
+        """Any thread. The future has the job's exception, or that of the one that failed before it."""
+        future: Future[None] = Future()
+        self._jobs.put((job, future))
+        return future
+
+    def leave(self) -> None:
+        """One user less; with the last one the thread ends, after what was submitted."""
+        with _lock:
+            self._users -= 1
+            if self._users:
+                return
+            for group, thread in list(_threads.items()):
+                if thread is self:
+                    del _threads[group]
+        self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=_JOIN_SECONDS)
+
+
+def has_thread(group: BaguaProcessGroup) -> bool:
+    """Whether somebody uses the group's thread now."""
+    with _lock:
+        return group.torch_group in _threads
+
+
+def join_thread(group: BaguaProcessGroup) -> CommThread:
+    """The group's thread with one more user, who calls `leave` once."""
+    assert group.torch_group is not None, "members only"
+    with _lock:
+        thread = _threads.get(group.torch_group)
+        if thread is None:
+            thread = _threads[group.torch_group] = CommThread()
+        thread._users += 1
+        return thread
+
+
+def _serve(jobs: queue.SimpleQueue[_Job | None]) -> None:
+    failure: BaseException | None = None
+    while (entry := jobs.get()) is not None:
+        job, future = entry
+        if failure is None:
+            try:
+                job()
+            except BaseException as error:  # whoever waits for the future raises it
+                failure = error
+        if failure is not None:
+            future.set_exception(failure)
+        else:
+            future.set_result(None)
+        del entry, job, future  # they hold the bucket while the queue is empty
