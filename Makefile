@@ -16,6 +16,8 @@ BENCH_ARGS ?=
 # What `make perf` compares with (a tag, branch or commit; default: the last release), and its options (see --help).
 PERF_BASE ?=
 PERF_ARGS ?=
+# E.g.: make sweep SWEEP_ARGS="--rates 1G,10G --delays 0,5ms"   (see --help)
+SWEEP_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -106,6 +108,12 @@ perf: $(VENV)/.bagua ## Faster or slower than the last release? Of another commi
 	@mkdir -p build/perf
 	@echo "== perf $(PERF_BASE) $(PERF_ARGS)"
 	@PYTHONPATH=tools $(BIN)/python -m perf $(PERF_BASE) $(PERF_ARGS)
+
+.PHONY: sweep
+sweep: $(VENV)/.bagua ## Which algorithm is the fastest at which rate and delay of the network? Needs root
+	@mkdir -p build/sweep
+	@echo "== sweep $(SWEEP_ARGS)"
+	@PYTHONPATH=tools $(BIN)/python -m sweep --json build/sweep/results.json --plot build/sweep/winners.png $(SWEEP_ARGS)
 
 .PHONY: test
 test: $(VENV)/.bagua cpp-tests ## Run every test, C++ and Python

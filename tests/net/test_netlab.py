@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from support.lab_traffic import assert_holds, connections, mbit_per_flow, measure
 from support.processes import is_alive, wait_until
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -53,84 +53,6 @@ def _namespaces_of(pid: int) -> list[str]:
     return sorted(path.name for path in _RUN_DIR.glob(f"netlab-{pid}-*"))
 
 
-@contextmanager
-def _connections(
-    lab: Lab, source: int, target: int, ports: Sequence[int], ip_version: int = 4, nic: int = 0
-) -> Iterator[tuple[list[socket.socket], list[socket.socket]]]:
-    """(sending, receiving) ends of one connection for each source port (0: any)."""
-    family = socket.AF_INET if ip_version == 4 else socket.AF_INET6
-    with ExitStack() as stack:
-        with lab.inside(target):
-            listener = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-        listener.bind((lab.hosts[target].address(nic, ip_version), 0))
-        listener.listen(len(ports))
-        listener.settimeout(5)
-        senders, receivers = [], []
-        for port in ports:
-            with lab.inside(source):
-                sender = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            sender.settimeout(5)
-            sender.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sender.bind((lab.hosts[source].address(nic, ip_version), port))
-            sender.connect(listener.getsockname()[:2])
-            receivers.append(stack.enter_context(listener.accept()[0]))
-            senders.append(sender)
-        yield senders, receivers
-
-
-def _send_until(stop: threading.Event, sender: socket.socket) -> None:
-    block = bytes(65536)
-    sender.settimeout(0.2)
-    while not stop.is_set():
-        try:
-            sender.send(block)
-        except TimeoutError:
-            continue
-        except OSError:
-            return
-
-
-def _mbit_per_flow(senders: list[socket.socket], receivers: list[socket.socket], seconds: float = 0.7) -> list[float]:
-    """Payload rate of each connection, all sending at once. The first 0.3 s do not count: the token buckets start
-    full, and TCP starts slowly."""
-    stop = threading.Event()
-    threads = [threading.Thread(target=_send_until, args=(stop, sender)) for sender in senders]
-    received = dict.fromkeys(receivers, 0)
-    with selectors.DefaultSelector() as selector:
-        for receiver in receivers:
-            receiver.setblocking(False)
-            selector.register(receiver, selectors.EVENT_READ)
-        for thread in threads:
-            thread.start()
-        begin = time.monotonic() + 0.3
-        while (now := time.monotonic()) < begin + seconds:
-            for key, _ in selector.select(timeout=0.1):
-                receiver = key.fileobj
-                assert isinstance(receiver, socket.socket)
-                count = len(receiver.recv(1 << 20))
-                received[receiver] += count if now >= begin else 0
-        elapsed = time.monotonic() - begin
-    stop.set()
-    for receiver in receivers:
-        receiver.close()  # resets the connection: a sender that waits for room wakes
-    for thread in threads:
-        thread.join(5)
-        assert not thread.is_alive()
-    return [count * 8e-6 / elapsed for count in received.values()]
-
-
-def _measure(
-    lab: Lab, source: int, target: int, ports: Sequence[int] = (0,), ip_version: int = 4, nic: int = 0
-) -> list[float]:
-    with _connections(lab, source, target, ports, ip_version, nic) as (senders, receivers):
-        return _mbit_per_flow(senders, receivers)
-
-
-def _assert_holds(measured: float, limit_mbit: float) -> None:
-    """Never above the limit but by the bucket's burst; below it by headers (6 % at MTU 1500) and a busy machine."""
-    assert 0.6 * limit_mbit < measured < 1.08 * limit_mbit
-
-
 # --- rates, caps, MTU ---
 
 
@@ -140,8 +62,8 @@ def _assert_holds(measured: float, limit_mbit: float) -> None:
 def test_link_rate_holds_in_both_directions(ip_version: int) -> None:
     with Lab(rate_mbit=200) as lab:
         for source, target in ((0, 1), (1, 0)):
-            _assert_holds(sum(_measure(lab, source, target, ip_version=ip_version)), 200)
-            _assert_holds(sum(_measure(lab, source, target, (0, 0, 0), ip_version)), 200)
+            assert_holds(sum(measure(lab, source, target, ip_version=ip_version)), 200)
+            assert_holds(sum(measure(lab, source, target, (0, 0, 0), ip_version)), 200)
 
 
 @needs_namespaces
@@ -149,7 +71,7 @@ def test_link_rate_holds_in_both_directions(ip_version: int) -> None:
 def test_link_without_a_rate_is_not_limited() -> None:
     """What the other tests find limited is limited by the link, and not by the way they measure."""
     with Lab() as lab:
-        assert sum(_measure(lab, 0, 1)) > 600
+        assert sum(measure(lab, 0, 1)) > 600
 
 
 @needs_namespaces
@@ -157,9 +79,9 @@ def test_link_without_a_rate_is_not_limited() -> None:
 @pytest.mark.parametrize("ip_version", [4, 6])
 def test_each_flow_is_capped_and_several_add_up(ip_version: int) -> None:
     with Lab(rate_mbit=2000, per_flow_mbit=50) as lab:
-        _assert_holds(sum(_measure(lab, 0, 1, ip_version=ip_version)), 50)
-        for flow in _measure(lab, 0, 1, (40000, 40001, 40002, 40008), ip_version):
-            _assert_holds(flow, 50)
+        assert_holds(sum(measure(lab, 0, 1, ip_version=ip_version)), 50)
+        for flow in measure(lab, 0, 1, (40000, 40001, 40002, 40008), ip_version):
+            assert_holds(flow, 50)
 
 
 @needs_namespaces
@@ -167,37 +89,37 @@ def test_each_flow_is_capped_and_several_add_up(ip_version: int) -> None:
 def test_flows_whose_ports_differ_by_the_number_of_classes_share_one_cap() -> None:
     """The documented limit of the cap: it belongs to one of 509 classes, not to the connection itself."""
     with Lab(rate_mbit=2000, per_flow_mbit=50) as lab:
-        _assert_holds(sum(_measure(lab, 0, 1, (40000, 40509))), 50)
+        assert_holds(sum(measure(lab, 0, 1, (40000, 40509))), 50)
 
 
 @needs_namespaces
 @pytest.mark.netns
 def test_capped_flows_together_stay_within_the_link() -> None:
     with Lab(rate_mbit=120, per_flow_mbit=50) as lab:
-        flows = _measure(lab, 0, 1, range(40000, 40008))
-    _assert_holds(sum(flows), 120)
+        flows = measure(lab, 0, 1, range(40000, 40008))
+    assert_holds(sum(flows), 120)
 
 
 @needs_namespaces
 @pytest.mark.netns
 def test_caps_hold_on_a_link_without_a_rate() -> None:
     with Lab(per_flow_mbit=50) as lab:
-        for flow in _measure(lab, 0, 1, (40000, 40001)):
-            _assert_holds(flow, 50)
+        for flow in measure(lab, 0, 1, (40000, 40001)):
+            assert_holds(flow, 50)
 
 
 @needs_namespaces
 @pytest.mark.netns
 def test_one_flow_in_four_is_slow() -> None:
     with Lab(per_flow_mbit=40, slow_flows=SlowFlows(4, 8)) as lab:
-        flows = sorted(_measure(lab, 0, 1, range(40000, 40016, 2)))
+        flows = sorted(measure(lab, 0, 1, range(40000, 40016, 2)))
     slow = [flow for flow in flows if flow < 16]
     # Two of eight neighbours; three where the numbers of the classes begin anew between them.
     assert len(slow) in (2, 3), flows
     for flow in slow:
-        _assert_holds(flow, 8)
+        assert_holds(flow, 8)
     for flow in flows[len(slow) :]:
-        _assert_holds(flow, 40)
+        assert_holds(flow, 40)
 
 
 @needs_namespaces
@@ -205,7 +127,7 @@ def test_one_flow_in_four_is_slow() -> None:
 def test_flows_that_carried_data_are_told_with_their_caps() -> None:
     with Lab(per_flow_mbit=40, slow_flows=SlowFlows(2, 8)) as lab:
         assert describe_flows(lab.flow_usage(0)) == "no data"
-        _measure(lab, 0, 1, (40000, 40002))
+        measure(lab, 0, 1, (40000, 40002))
         used = data_flows(lab.flow_usage(0))
         assert [usage.cap_mbit for usage in used] in ([40, 8], [8, 8])  # two neighbours, or the classes begin anew
         assert all(usage.bytes_sent > 100_000 for usage in used)
@@ -219,26 +141,26 @@ def test_flows_that_carried_data_are_told_with_their_caps() -> None:
 @pytest.mark.netns
 def test_an_uneven_link_limits_what_its_host_sends_and_receives() -> None:
     with Lab(hosts=3, rate_mbit=300, uneven_mbit={(2, 0): 60}) as lab:
-        _assert_holds(sum(_measure(lab, 0, 1)), 300)
-        _assert_holds(sum(_measure(lab, 0, 2)), 60)
-        _assert_holds(sum(_measure(lab, 2, 0)), 60)
+        assert_holds(sum(measure(lab, 0, 1)), 300)
+        assert_holds(sum(measure(lab, 0, 2)), 60)
+        assert_holds(sum(measure(lab, 2, 0)), 60)
 
 
 @needs_namespaces
 @pytest.mark.netns
 def test_two_hosts_with_uneven_links_go_at_the_rate_of_the_slower() -> None:
     with Lab(rate_mbit=300, uneven_mbit={(1, 0): 60}) as lab:
-        _assert_holds(sum(_measure(lab, 0, 1)), 60)
+        assert_holds(sum(measure(lab, 0, 1)), 60)
 
 
 @needs_namespaces
 @pytest.mark.netns
 def test_two_senders_to_one_receiver_share_its_link() -> None:
     with Lab(hosts=3, rate_mbit=100) as lab, ExitStack() as stack:
-        first = stack.enter_context(_connections(lab, 0, 2, (0,)))
-        second = stack.enter_context(_connections(lab, 1, 2, (0,), ip_version=6))
-        flows = _mbit_per_flow(first[0] + second[0], first[1] + second[1])
-    _assert_holds(sum(flows), 100)
+        first = stack.enter_context(connections(lab, 0, 2, (0,)))
+        second = stack.enter_context(connections(lab, 1, 2, (0,), ip_version=6))
+        flows = mbit_per_flow(first[0] + second[0], first[1] + second[1])
+    assert_holds(sum(flows), 100)
 
 
 @needs_namespaces
@@ -246,9 +168,9 @@ def test_two_senders_to_one_receiver_share_its_link() -> None:
 def test_nics_have_rates_of_their_own_and_carry_their_own_traffic() -> None:
     with Lab(nics=2, rate_mbit=(60, 240)) as lab:
         assert lab.hosts[0].interfaces == ["eth0", "eth1"]
-        _assert_holds(sum(_measure(lab, 0, 1, nic=0)), 60)
+        assert_holds(sum(measure(lab, 0, 1, nic=0)), 60)
         idle_before = _transmitted(lab, "eth0", "bytes")
-        _assert_holds(sum(_measure(lab, 0, 1, nic=1)), 240)
+        assert_holds(sum(measure(lab, 0, 1, nic=1)), 240)
         assert _transmitted(lab, "eth0", "bytes") - idle_before < 10_000
 
 
@@ -260,7 +182,7 @@ def _transmitted(lab: Lab, interface: str, unit: str) -> int:
 @pytest.mark.netns
 @pytest.mark.parametrize("mtu", [1500, 9000])
 def test_the_mtu_is_what_tcp_finds(mtu: int) -> None:
-    with Lab(mtu=mtu) as lab, _connections(lab, 0, 1, (0,)) as (senders, _):
+    with Lab(mtu=mtu) as lab, connections(lab, 0, 1, (0,)) as (senders, _):
         # 40 bytes of headers, and 12 of the timestamp option.
         assert senders[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) == mtu - 52
         assert lab.run(1, ["cat", "/sys/class/net/eth0/mtu"]).stdout == f"{mtu}\n"
@@ -273,7 +195,7 @@ def test_without_offload_no_packet_is_larger_than_the_mtu(hosts: int) -> None:
     total = 4 << 20
     packets = {}
     for offload in (True, False):
-        with Lab(hosts, segmentation_offload=offload) as lab, _connections(lab, 0, 1, (0,)) as (senders, receivers):
+        with Lab(hosts, segmentation_offload=offload) as lab, connections(lab, 0, 1, (0,)) as (senders, receivers):
             before = _transmitted(lab, "eth0", "packets")
             sending = threading.Thread(target=senders[0].sendall, args=(bytes(total),))
             sending.start()
@@ -310,9 +232,9 @@ def test_one_ip_version_only() -> None:
     with Lab(ip_versions=(6,)) as lab:
         assert lab.rank_environment(1)["MASTER_ADDR"] == "fd77:0:0:0::1"
         assert lab.rank_environment(1)["NCCL_SOCKET_FAMILY"] == "AF_INET6"
-        with _connections(lab, 0, 1, (0,), ip_version=6):
+        with connections(lab, 0, 1, (0,), ip_version=6):
             pass
-        with pytest.raises(OSError, match="assign requested address"), _connections(lab, 0, 1, (0,), ip_version=4):
+        with pytest.raises(OSError, match="assign requested address"), connections(lab, 0, 1, (0,), ip_version=4):
             pass
     with Lab(ip_versions=(4,)) as lab:
         assert "NCCL_SOCKET_FAMILY" not in lab.rank_environment(1)

@@ -2,19 +2,22 @@
 
 Loopback has no MTU to speak of, no rate and no second interface, so a result measured there says little about a
 network. A `Lab` gives each "host" a network namespace of its own (own interfaces, addresses, routes, ports, TCP
-settings) and limits the links between them. See docs/netlab.md.
+settings), limits the links between them and delays what they carry. See docs/netlab.md.
 """
 
 from __future__ import annotations
 
+from .delayed_wires import DelayUsage, describe_delays, parse_delay_ms
 from .errors import NetlabError
 from .flow_usage import FlowUsage, data_flows, describe_flows
 from .lab import Host, Lab
 from .link_plan import LinkPlan, SlowFlows, parse_rate_mbit, parse_slow_flows
 from .namespace import NetworkNamespace, sweep
 from .requirements import missing_privilege, missing_requirement
+from .tap import missing_tap_device
 
 __all__ = [
+    "DelayUsage",
     "FlowUsage",
     "Host",
     "Lab",
@@ -23,9 +26,12 @@ __all__ = [
     "NetworkNamespace",
     "SlowFlows",
     "data_flows",
+    "describe_delays",
     "describe_flows",
     "missing_privilege",
     "missing_requirement",
+    "missing_tap_device",
+    "parse_delay_ms",
     "parse_rate_mbit",
     "parse_slow_flows",
     "sweep",

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from .delayed_wires import describe_delays, parse_delay_ms
 from .errors import NetlabError
 from .flow_usage import describe_flows
 from .lab import Lab
@@ -20,6 +21,7 @@ _EXAMPLES = """examples:
   netlab run --rate 10G --mtu 9000 -- bagua-net-bench
   netlab run --hosts 4 --nics 2 --rate 25G -- python examples/ddp_train.py
   netlab run --rate 1600M --per-flow 400M -- bagua-net-bench
+  netlab run --rate 1G --delay 5ms -- python examples/ddp_train.py      (a round trip takes 10 ms)
   netlab run --hosts 3 --rate 10G --uneven 2:0=1G -- ./my_job.sh
 """
 
@@ -41,6 +43,13 @@ def _one_rate(text: str) -> float:
 def _slow_flows(text: str) -> SlowFlows:
     try:
         return parse_slow_flows(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _delay_ms(text: str) -> float:
+    try:
+        return parse_delay_ms(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -113,6 +122,20 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--no-offload", action="store_true", help="no segmentation offload: every packet has the MTU's size"
     )
+    run.add_argument(
+        "--delay",
+        type=_delay_ms,
+        default=0.0,
+        metavar="TIME",
+        help="of every packet, one way, as 5ms or 250us, in both directions: a round trip takes twice that (default 0)",
+    )
+    run.add_argument(
+        "--tcp-buffer",
+        type=int,
+        metavar="MIB",
+        help="the most that TCP keeps for a connection; a connection moves at most this much in a round trip (default"
+        " the machine's)",
+    )
     run.add_argument("--congestion", metavar="NAME", help="TCP congestion control, as cubic (default the machine's)")
     run.add_argument("--gpu-each", action="store_true", help="host k sees GPU k only (CUDA_VISIBLE_DEVICES)")
     run.add_argument(
@@ -148,6 +171,8 @@ def _run(arguments: argparse.Namespace) -> int:
         ip_versions=(4, 6) if arguments.ip == "both" else (int(arguments.ip),),
         segmentation_offload=not arguments.no_offload,
         congestion_control=arguments.congestion,
+        delay_ms=arguments.delay,
+        tcp_buffer_bytes=None if arguments.tcp_buffer is None else arguments.tcp_buffer << 20,
     ) as lab:
         runner = RankRunner(
             lab,
@@ -160,6 +185,10 @@ def _run(arguments: argparse.Namespace) -> int:
             for host in range(arguments.hosts):
                 for nic in range(arguments.nics):
                     print(f"netlab: host {host} eth{nic} sent over {describe_flows(lab.flow_usage(host, nic))}")
+        if usages := lab.delay_usage():
+            # With a switch each packet passes two wires, half of the delay on each.
+            kept = arguments.delay / (2 if len(usages) > 2 * arguments.nics else 1)
+            print(f"netlab: {describe_delays(kept, usages)}", file=sys.stderr)
         return code
 
 
@@ -178,6 +207,14 @@ def _check() -> int:
     with lab:
         pass
     print("netlab can build networks here: namespaces, veth, bridge, HTB, flow classes")
+    try:
+        with Lab(hosts=2, delay_ms=1.0):
+            pass
+    except NetlabError as error:
+        # Everything else works without.
+        print(f"netlab cannot delay packets here: {str(error).removeprefix('netlab: ')}")
+    else:
+        print("netlab can delay packets here: TAP devices, the forwarder")
     return 0
 
 

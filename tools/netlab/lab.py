@@ -1,7 +1,8 @@
 """A lab: hosts (network namespaces) with NICs, joined by limited links, as a context manager.
 
 Two hosts with equal NICs are joined wire to wire. More hosts, or NICs of different rates, meet at a switch (a bridge
-in a namespace of its own, one for each NIC number), whose ports are limited as the NIC at their other end is.
+in a namespace of its own, one for each NIC number), whose ports are limited as the NIC at their other end is. A wire is
+a veth pair, or with a delay a pair of TAP devices and a program between them.
 NIC n of host h is `eth<n>` with the addresses 10.77.<n>.<h+1>/24 and fd77:0:0:<n>::<h+1>/64.
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from .delayed_wires import DelayedWires, DelayUsage, check_delay
 from .errors import NetlabError, translated
 from .flow_usage import FlowUsage
 from .link_plan import LinkPlan, SlowFlows, check_rate
@@ -25,6 +27,7 @@ from .namespace import NetworkNamespace, sweep, unique_name
 from .netlink import Netlink
 from .offload import disable_segmentation_offload
 from .requirements import missing_requirement
+from .tap import MAX_MTU as MAX_DELAYED_MTU
 from .termination import TerminationGuard, signals_deferred
 
 MAX_HOSTS = 64
@@ -33,6 +36,7 @@ MASTER_PORT = 29500  # a port of the lab's own: nothing else can have taken it
 
 _ENTER = Path(__file__).with_name("enter.py")
 _PREFIX_LENGTH = {4: 24, 6: 64}
+_TCP_BUFFER_BYTES = range(1 << 16, 1 << 30)
 _sequence = itertools.count()
 
 
@@ -74,6 +78,10 @@ class Lab:
     ip_versions:          (4, 6), (4,) or (6,)
     segmentation_offload: False lets the MTU cost what it costs without a NIC's help
     congestion_control:   of every host's TCP; None: the machine's default
+    delay_ms:             of every packet from one host to another, in each direction: a round trip takes twice as long
+    tcp_buffer_bytes:     the most that TCP keeps for one connection and direction, on every host, unless the program
+                          says otherwise; a connection moves at most this much in a round trip. None: the machine's
+                          default
     """
 
     def __init__(
@@ -89,6 +97,8 @@ class Lab:
         ip_versions: Sequence[int] = (4, 6),
         segmentation_offload: bool = True,
         congestion_control: str | None = None,
+        delay_ms: float = 0.0,
+        tcp_buffer_bytes: int | None = None,
     ) -> None:
         if not 2 <= hosts <= MAX_HOSTS:
             raise ValueError(f"hosts is {hosts}; it must be 2 to {MAX_HOSTS}")
@@ -98,6 +108,15 @@ class Lab:
             raise ValueError(f"ip_versions is {tuple(ip_versions)}; it must be (4, 6), (4,) or (6,)")
         rates = _per_nic("rate_mbit", rate_mbit, nics)
         mtus = _per_nic("mtu", mtu, nics)
+        if delay_ms:
+            check_delay(delay_ms)
+            if max(mtus) > MAX_DELAYED_MTU:
+                raise ValueError(f"mtu is {max(mtus)}; with a delay it must be at most {MAX_DELAYED_MTU} bytes")
+        if tcp_buffer_bytes is not None and tcp_buffer_bytes not in _TCP_BUFFER_BYTES:
+            raise ValueError(
+                f"tcp_buffer_bytes is {tcp_buffer_bytes}; it must be {_TCP_BUFFER_BYTES.start} to"
+                f" {_TCP_BUFFER_BYTES.stop - 1}, or None"
+            )
         self._plans: dict[tuple[int, int], LinkPlan] = {
             (host, nic): LinkPlan(rates[nic], per_flow_mbit, mtus[nic], slow_flows)
             for host in range(hosts)
@@ -112,6 +131,9 @@ class Lab:
         self._ip_versions = tuple(sorted(set(ip_versions)))
         self._segmentation_offload = segmentation_offload
         self._congestion_control = congestion_control
+        self._delay_ms = delay_ms
+        self._tcp_buffer_bytes = tcp_buffer_bytes
+        self._delayed_wires = DelayedWires()
         self._namespaces: list[NetworkNamespace] = []
         self._guard = TerminationGuard()
         self._number = -1
@@ -146,6 +168,8 @@ class Lab:
             while self._namespaces:
                 # All are tried; the first failure is raised after the last.
                 removals.callback(self._namespaces.pop().remove)
+            # First of all: a descriptor of a TAP device keeps its namespace alive.
+            removals.callback(self._delayed_wires.close)
 
     def start(
         self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None, **popen: Any
@@ -154,9 +178,13 @@ class Lab:
         The command dies with the thread that called this, and at the latest when the lab is closed."""
         if not command:
             raise ValueError("command is empty; give the program and its arguments")
+        return subprocess.Popen(self.entering(host, command), env={**os.environ, **(env or {})}, **popen)
+
+    def entering(self, host: int, command: Sequence[str]) -> list[str]:
+        """What this process has to start for `command` to run on a host, for programs that start it themselves. It
+        becomes the command, and dies with the thread that started it."""
         path = self._host(host).namespace.path
-        entered = [sys.executable, "-I", "-S", str(_ENTER), str(path), str(os.getpid()), *map(str, command)]
-        return subprocess.Popen(entered, env={**os.environ, **(env or {})}, **popen)
+        return [sys.executable, "-I", "-S", str(_ENTER), str(path), str(os.getpid()), *map(str, command)]
 
     def run(
         self,
@@ -194,6 +222,10 @@ class Lab:
         plan = self._plans[self._host(host).index, nic]
         with self.inside(host), Netlink() as netlink:
             return netlink.flow_usage(f"eth{nic}", plan)
+
+    def delay_usage(self) -> list[DelayUsage]:
+        """How well the delay was kept, of each direction of each wire; empty without `delay_ms`."""
+        return self._delayed_wires.usage()
 
     def rank_environment(self, host: int) -> dict[str, str]:
         """What torchrun, or a launcher across real hosts, would set for the one rank of this host."""
@@ -239,6 +271,9 @@ class Lab:
                 self._join_by_wire(nic)
             for host in self.hosts:
                 self._start_nic(host, nic)
+        if self._delay_ms:
+            self._delayed_wires.start(self.hosts[0].namespace)
+            self._delayed_wires.plug_in()
         for host in self.hosts:
             with host.namespace.inside(), Netlink() as netlink:
                 for interface in host.interfaces:
@@ -254,8 +289,20 @@ class Lab:
 
     def _join_by_wire(self, nic: int) -> None:
         first, second = self.hosts
-        with first.namespace.inside(), Netlink() as netlink:
-            netlink.add_veth(f"eth{nic}", self._plans[0, nic].mtu, f"eth{nic}", second.namespace.fileno())
+        self._add_wire(first.namespace, f"eth{nic}", second, nic, self._delay_ms)
+
+    def _add_wire(self, namespace: NetworkNamespace, name: str, host: Host, nic: int, delay_ms: float) -> None:
+        """From the interface `name`, made in `namespace`, to a host's NIC."""
+        plan, nic_name = self._plans[host.index, nic], f"eth{nic}"
+        if not delay_ms:
+            with namespace.inside(), Netlink() as netlink:
+                netlink.add_veth(name, plan.mtu, nic_name, host.namespace.fileno())
+            return
+        ends = ((namespace, name), (host.namespace, nic_name))
+        self._delayed_wires.add(*ends, delay_ms=delay_ms, rate_mbit=plan.rate_mbit)
+        for end_namespace, end_name in ends:
+            with end_namespace.inside(), Netlink() as netlink:
+                netlink.set_mtu(end_name, plan.mtu)
 
     def _join_by_switch(self, nic: int) -> None:
         switch = self._add_namespace(f"sw{nic}")
@@ -263,10 +310,13 @@ class Lab:
             self._set_protocols(())
             netlink.add_bridge("switch", self._plans[0, nic].mtu)
             for host in self.hosts:
-                plan, port = self._plans[host.index, nic], f"port{host.index}"
-                netlink.add_veth(port, plan.mtu, f"eth{nic}", host.namespace.fileno())
+                port = f"port{host.index}"
+                # Half of the way to the other host.
+                self._add_wire(switch, port, host, nic, self._delay_ms / 2)
                 netlink.join_bridge(port, "switch")
-                netlink.limit_port_side(port, plan)
+                netlink.limit_port_side(port, self._plans[host.index, nic])
+                if self._delay_ms:
+                    netlink.lengthen_queue(port)
                 if not self._segmentation_offload:
                     disable_segmentation_offload(port)
 
@@ -276,6 +326,8 @@ class Lab:
             for ip_version in self._ip_versions:
                 netlink.add_address(name, host.address(nic, ip_version), _PREFIX_LENGTH[ip_version])
             netlink.limit_host_side(name, self._plans[host.index, nic])
+            if self._delay_ms:
+                netlink.lengthen_queue(name)
             if not self._segmentation_offload:
                 disable_segmentation_offload(name)
             netlink.set_up(name)
@@ -297,6 +349,12 @@ class Lab:
                     f"{', '.join(available)} (others may need modprobe tcp_{self._congestion_control})"
                 )
             _write_setting(Path("/proc/sys/net/ipv4/tcp_congestion_control"), self._congestion_control)
+        if ip_versions and self._tcp_buffer_bytes is not None:
+            for name in ("tcp_rmem", "tcp_wmem"):
+                setting = Path("/proc/sys/net/ipv4") / name
+                least, default, _ = setting.read_text().split()
+                default = str(min(int(default), self._tcp_buffer_bytes))
+                _write_setting(setting, f"{least} {default} {self._tcp_buffer_bytes}")
 
 
 def _write_setting(path: Path, value: str) -> None:

@@ -41,6 +41,8 @@ _QUANTUM_BYTES = 96 * 1024
 _PORT_BUFFER_SECONDS = 2.5e-3
 _LEAST_PORT_BUFFER_BYTES = 512 * 1024
 _LINK_UP_SECONDS = 10.0
+# At 25 Gb/s some 200 ms of large packets.
+_CARRIER_QUEUE_PACKETS = 10_000
 
 
 def _bytes_per_second(rate_mbit: float) -> int:
@@ -97,6 +99,16 @@ class Netlink:
         peer = {"ifname": peer_name, "mtu": mtu, "net_ns_fd": peer_namespace_fd}
         with translated(f"making veth pair {name}/{peer_name}", "CONFIG_VETH"):
             self._route.link("add", ifname=name, kind="veth", mtu=mtu, peer=peer)
+
+    def set_mtu(self, name: str, mtu: int) -> None:
+        with translated(f"giving {name} an MTU of {mtu} bytes"):
+            self._route.link("set", index=self.interface_index(name), mtu=mtu)
+
+    def lengthen_queue(self, name: str) -> None:
+        """Of a TAP device, to the program that carries its packets: it may be late, and no wire loses a packet by that.
+        Call it after the limits, whose own queues take their length from this one when they are made."""
+        with translated(f"lengthening the queue of {name}"):
+            self._route.link("set", index=self.interface_index(name), txqlen=_CARRIER_QUEUE_PACKETS)
 
     def add_bridge(self, name: str, mtu: int) -> None:
         with translated(f"making bridge {name}", "CONFIG_BRIDGE"):

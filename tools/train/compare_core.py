@@ -1,10 +1,12 @@
-"""Train with torch's DDP and with Bagua's core in turns, and compare step time, memory and hidden communication.
+"""Train with torch's DDP, with Bagua's core and with its algorithms in turns, and compare step time, memory and hidden
+communication.
 
     python tools/train/compare_core.py --nproc-per-node 2
     python tools/train/compare_core.py --nproc-per-node 4 --model vgg16,gpt2 --trace traces --json core.json
+    python tools/train/compare_core.py --nproc-per-node 2 --contenders algorithms --baseline with-bagua --model wide
 
-It starts its ranks itself, all in one process group, and nothing is downloaded. Exit status 1 if a contender failed,
-ranks disagree, a training differs too much from DDP's, or NCCL's log shows another network than --network tcp asks for.
+It starts its ranks itself, all in one process group, and nothing is downloaded. Exit status 1 if a contender failed or
+broke what it promises, or NCCL's log shows another network than --network tcp asks for.
 """
 
 from __future__ import annotations
@@ -44,11 +46,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if ignored := ignored_variables(os.environ):
         outcome.notes.append(f"left out of the ranks' environment: {', '.join(ignored)}")
     outcome.errors += faults_of(outcome.turns, options.tolerance)
-    rows = rows_of(outcome.turns, outcome.traces)
+    rows = rows_of(outcome.turns, outcome.traces, options.baseline)
     if rows:
         print(heading(options, outcome) + "\n")
-        print(render(rows, colour=shows_colour(sys.stdout)) + "\n")
-    print("\n".join(closing_lines(rows, outcome)))
+        print(render(rows, options, colour=shows_colour(sys.stdout)) + "\n")
+    print("\n".join(closing_lines(rows, options, outcome)))
     written = []
     if options.trace_folder is not None:
         written.append(options.trace_folder / "summary.json")

@@ -1,4 +1,4 @@
-"""Whether contenders trained the same model: final parameters beside those of the baseline. Rank 0 keeps them, since
+"""Whether contenders trained the same model: final parameters beside those of torch's DDP. Rank 0 keeps them, since
 all ranks have the same, which the fingerprints show."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def parameters_on_host(model: nn.Module) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Reference:
-    """The baseline's training of one model: where it began and where it ended."""
+    """DDP's training of one model: where it began and where it ended."""
 
     start: list[Tensor]
     end: list[Tensor]

@@ -3,10 +3,58 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
-BASELINE = "torch-ddp"
-# In the order in which the first round takes them; the baseline first, so that it is what later ones are compared with.
-CONTENDERS = (BASELINE, "with-bagua", "bagua-ddp")
+# What final parameters are compared with.
+REFERENCE = "torch-ddp"
+# What extra memory is counted from.
+ALL_REDUCE = "with-bagua"
+
+
+class Promise(Enum):
+    """What a contender says of the models that it ends with."""
+
+    AS_DDP = "as DDP"  # those of torch's DDP, but for the order of sums
+    EQUAL = "equal"  # another training; all ranks have the same bits
+    OWN = "own"  # every rank has a model of its own
+
+
+@dataclass(frozen=True)
+class ContenderEntry:
+    promise: Promise
+    about: str
+    # Compresses only after so many steps, all but one of which shall be over when steps are measured.
+    least_warmup: int = 0
+    waits: bool = True  # in each step, for what other ranks send
+
+
+CONTENDERS: dict[str, ContenderEntry] = {
+    REFERENCE: ContenderEntry(Promise.AS_DDP, "torch's DistributedDataParallel, its gradients views of the buckets"),
+    ALL_REDUCE: ContenderEntry(Promise.AS_DDP, "with_bagua, gradient_allreduce"),
+    "bagua-ddp": ContenderEntry(Promise.AS_DDP, "Bagua's DistributedDataParallel, gradient_allreduce"),
+    "ddp-fp16": ContenderEntry(Promise.EQUAL, "torch's DDP with its fp16_compress_hook"),
+    "ddp-powersgd": ContenderEntry(Promise.EQUAL, "torch's DDP with its powerSGD_hook, rank 1", least_warmup=3),
+    "ddp-bytegrad": ContenderEntry(Promise.EQUAL, "torch's DDP with bagua.comm_hooks.bytegrad"),
+    "bytegrad": ContenderEntry(Promise.EQUAL, "bytegrad: gradients, a byte per element, once per node"),
+    "bytegrad-flat": ContenderEntry(Promise.EQUAL, "bytegrad with hierarchical=False"),
+    "qadam": ContenderEntry(Promise.EQUAL, "qadam with its QAdamOptimizer instead of the model's", least_warmup=3),
+    "decentralized": ContenderEntry(Promise.OWN, "decentralized: the mean of all ranks' parameters"),
+    "decentralized-shift-one": ContenderEntry(Promise.OWN, "decentralized with one peer, another one in each step"),
+    "low-precision-decentralized": ContenderEntry(Promise.OWN, "low_precision_decentralized: ring, a byte per element"),
+    "async": ContenderEntry(
+        Promise.OWN,
+        "async with sync_interval_ms=0: parameters are averaged beside the training, without a pause",
+        waits=False,
+    ),
+}
+# In the order in which the first round takes them.
+DEFAULT_CONTENDERS = (REFERENCE, ALL_REDUCE, "bagua-ddp")
+# Names for several; `algorithms` leaves out what is another way to the same communication.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "core": DEFAULT_CONTENDERS,
+    "algorithms": tuple(name for name in CONTENDERS if name != "bagua-ddp"),
+    "all": tuple(CONTENDERS),
+}
 
 FLOAT32, BF16 = "float32", "bf16"
 DTYPES = (FLOAT32, BF16)
@@ -14,7 +62,8 @@ DTYPES = (FLOAT32, BF16)
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """`length` is the side of a picture in pixels, the tokens of a sequence, or the depth: what makes a model large."""
+    """`length` is the side of a picture in pixels, the tokens of a sequence, the depth or the width: what makes a model
+    large."""
 
     batch_size: int  # samples per rank and step
     dtype: str  # on a GPU; a CPU computes in float32
@@ -31,6 +80,7 @@ MODELS: dict[str, ModelEntry] = {
     "tiny-2000": ModelEntry(32, FLOAT32, 2000, 2000, 8, "2000 layers of width 16: what a gradient itself costs"),
     "mlp": ModelEntry(32, FLOAT32, 32, 32, 32, "three linear layers, as in examples/ddp_train.py"),
     "convnet": ModelEntry(32, FLOAT32, 32, 16, 16, "four convolutions with BatchNorm"),
+    "wide": ModelEntry(8, FLOAT32, 4096, 1024, 4, "five square layers: as many bytes for little arithmetic as can be"),
 }
 DEFAULT_MODELS = ("resnet50", "vgg16", "gpt2", "tiny-2000")
 DEFAULT_MODELS_ON_CPU = ("mlp", "convnet")

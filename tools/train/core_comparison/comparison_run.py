@@ -56,6 +56,7 @@ class ComparisonRun:
         self._team: Team | None = None
         self._settled: set[str] = set()  # models that this team has trained
         self._failed: set[tuple[str, str]] = set()
+        self._lacking: set[str] = set()  # contenders that this installation does not have
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -99,9 +100,15 @@ class ComparisonRun:
                 )
                 return
             for contender in rotated(options.contenders, number):
-                if (model, contender) not in self._failed:
+                if self._can_run(model, contender):
                     self._turn(model, contender, number)
             longest = max(longest, self._clock() - round_began)
+
+    def _can_run(self, model: str, contender: str) -> bool:
+        """Starts the ranks, if there are none: only they know what their installation lacks."""
+        if (model, contender) not in self._failed and contender not in self._lacking:
+            self._ready_team()
+        return (model, contender) not in self._failed and contender not in self._lacking
 
     def _turn(self, model: str, contender: str, number: int) -> None:
         options = self._options
@@ -125,14 +132,15 @@ class ComparisonRun:
         """What these processes do once (load kernels, meet memory and peers) would be in the first turn's figures: an
         unmeasured one comes before it. False if that failed."""
         if model not in self._settled:
-            events = self._ask("settle", model, contender, steps=max(1, self._options.warmup))
+            steps = max(1, self._options.warmup)
+            events = self._ask("settle", model, contender, steps=steps, warmup=self._options.warmup)
             if events is not None:
                 self._settled.add(model)
         return model in self._settled
 
     def _traces(self, model: str, folder: Path) -> None:
         for contender in self._options.contenders:
-            if (model, contender) in self._failed:
+            if not self._can_run(model, contender):
                 continue
             if self._clock() >= self._deadline:
                 self.outcome.notes.append(f"{model}, {contender}: not traced, --time-limit has passed")
@@ -144,14 +152,21 @@ class ComparisonRun:
             if events is not None:
                 self.outcome.traces[model, contender] = events[0]["communication"]
 
-    def _ask(self, operation: str, model: str, contender: str, **fields: object) -> list[Event] | None:
-        """None when it failed, which is then reported."""
+    def _ready_team(self) -> Team:
         if self._team is None:
             self._team = self._start()
             self.outcome.facts = self._team.facts
-        size = self._options.turn(model)
+            for contender, reason in self._team.facts.get("unavailable", {}).items():
+                if contender not in self._lacking:
+                    self._lacking.add(contender)
+                    self.outcome.errors.append(f"{contender}: {reason}")
+        return self._team
+
+    def _ask(self, operation: str, model: str, contender: str, **fields: object) -> list[Event] | None:
+        """None when it failed, which is then reported."""
+        team, size = self._ready_team(), self._options.turn(model)
         try:
-            return self._team.ask(operation, self._options.timeout_s, contender=contender, **size, **fields)
+            return team.ask(operation, self._options.timeout_s, contender=contender, **size, **fields)
         except BenchError as error:
             self.outcome.errors.append(f"{contender} with {model}: {error}")
             self._progress.message(f"FAILED: {contender} with {model}: {error}")

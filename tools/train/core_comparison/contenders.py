@@ -1,4 +1,4 @@
-"""How a model is made data-parallel: torch's DDP, `with_bagua`, and Bagua's DistributedDataParallel.
+"""How a model is made data-parallel, by contender: torch's DDP alone and with hooks, and Bagua's algorithms.
 
 Bagua is imported only for its own contenders: torch's DDP is measured in a process that it has not touched, if it is
 compared with nothing else.
@@ -7,55 +7,171 @@ compared with nothing else.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from core_comparison.catalogue import BASELINE, CONTENDERS
+from core_comparison.catalogue import CONTENDERS
+
+# The least that torch documents; more of it compresses less.
+_POWERSGD_RANK = 1
+# The variance of a few steps is no estimate, and QAdam divides by it ever after: larger steps would leave what numbers
+# can hold. How long a step takes does not depend on it.
+_QADAM_RATE = 1e-6
 
 
-def wrap(name: str, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> nn.Module:
-    """The module whose forward and backward the contender trains with.
+def _nothing() -> None:
+    """What most contenders have to end."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model as a contender trains it."""
+
+    forward: nn.Module  # whose forward and backward are used
+    optimizer: torch.optim.Optimizer
+    # Ends what communicates by itself. On all ranks, after the last step and before parameters are looked at.
+    finish: Callable[[], None] = field(default=_nothing)
+    # How often parameters were averaged so far, where that is not in each step.
+    averagings: Callable[[], int] | None = None
+
+
+def wrap(
+    name: str, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, *, warmup: int
+) -> Training:
+    """
+    Args:
+        warmup: steps before those that are measured; what a contender begins later than with its first step, it begins
+            with the last of these.
 
     Raises:
         ValueError: unknown name.
     """
-    if name == BASELINE:
-        # torch's defaults but for the gradients, which are views of the buckets: else it copies each one twice.
-        devices = [device.index] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-    # Any: what Bagua adds to every module is seen by no type checker, and it may be absent.
-    algorithms: Any = importlib.import_module("bagua.torch_api.algorithms.gradient_allreduce")
-    algorithm = algorithms.GradientAllReduceAlgorithm()
-    wrapped: Any = model
-    if name == "with-bagua":
-        wrapped = wrapped.with_bagua([optimizer], algorithm)
-    elif name == "bagua-ddp":
-        package: Any = importlib.import_module("bagua.torch_api.data_parallel")
-        wrapped = package.DistributedDataParallel(model, optimizers=[optimizer], algorithm=algorithm)
-    else:
+    if name not in CONTENDERS:
         raise ValueError(f"unknown contender {name!r}; choose of {', '.join(CONTENDERS)}")
-    assert isinstance(wrapped, nn.Module)
-    return wrapped
+    if name in _DDPS:
+        return Training(_DDPS[name](model, device, warmup), optimizer)
+    # Any: what Bagua adds to every module is seen by no type checker, and it may be absent.
+    wrapped: Any = model
+    if name == "bagua-ddp":
+        package: Any = importlib.import_module("bagua.torch_api.data_parallel")
+        algorithm = _algorithm("gradient_allreduce")
+        return Training(package.DistributedDataParallel(model, optimizers=[optimizer], algorithm=algorithm), optimizer)
+    if name == "qadam":
+        optimizers: Any = importlib.import_module("bagua.torch_api.algorithms.q_adam")
+        own = optimizers.QAdamOptimizer(model.parameters(), lr=_QADAM_RATE, warmup_steps=max(1, warmup - 1))
+        return Training(wrapped.with_bagua([own], _algorithm("qadam", q_adam_optimizer=own)), own)
+    algorithm_name, options = _ALGORITHMS[name]
+    wrapped = wrapped.with_bagua([optimizer], _algorithm(algorithm_name, **options))
+    if name == "async":
+        own = wrapped.bagua_algorithm
+        return Training(wrapped, optimizer, lambda: own.abort(wrapped), lambda: int(own.staleness.count))
+    return Training(wrapped, optimizer)
 
 
-def prepare(names: Sequence[str]) -> None:
-    """Once per process, when torch's default group exists, which Bagua then shares.
+# --- torch's DDP -----------------------------------------------------------------------------------------------------
+
+
+def _plain_ddp(
+    model: nn.Module, device: torch.device, _warmup: int, bucket_cap_mb: float | None = None
+) -> DistributedDataParallel:
+    # torch's defaults but for the gradients, which are views of the buckets: else it copies each one twice.
+    devices = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, bucket_cap_mb=bucket_cap_mb)
+
+
+def _fp16_ddp(model: nn.Module, device: torch.device, warmup: int) -> DistributedDataParallel:
+    hooks: Any = importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
+    ddp = _plain_ddp(model, device, warmup)
+    ddp.register_comm_hook(None, hooks.fp16_compress_hook)
+    return ddp
+
+
+def _powersgd_ddp(model: nn.Module, device: torch.device, warmup: int) -> DistributedDataParallel:
+    hooks: Any = importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
+    # Its second all-reduce of a bucket starts when the first is over. With gloo, several buckets may come to that in
+    # another order on each rank, and then it is torn down by its own check: there it gets one bucket.
+    ddp = _plain_ddp(model, device, warmup, bucket_cap_mb=_ONE_BUCKET_MB if device.type == "cpu" else None)
+    # It asks for two steps at least without compression, and has a thousand by default.
+    state = hooks.PowerSGDState(None, matrix_approximation_rank=_POWERSGD_RANK, start_powerSGD_iter=max(2, warmup - 1))
+    ddp.register_comm_hook(state, hooks.powerSGD_hook)
+    return ddp
+
+
+def _bytegrad_ddp(model: nn.Module, device: torch.device, warmup: int) -> DistributedDataParallel:
+    hooks: Any = importlib.import_module("bagua.comm_hooks")
+    ddp = _plain_ddp(model, device, warmup)
+    ddp.register_comm_hook(None, hooks.bytegrad)
+    return ddp
+
+
+_ONE_BUCKET_MB = 1 << 20
+_DDPS: dict[str, Callable[[nn.Module, torch.device, int], DistributedDataParallel]] = {
+    "torch-ddp": _plain_ddp,
+    "ddp-fp16": _fp16_ddp,
+    "ddp-powersgd": _powersgd_ddp,
+    "ddp-bytegrad": _bytegrad_ddp,
+}
+
+# --- Bagua's algorithms ----------------------------------------------------------------------------------------------
+
+# The registered name and what its defaults do not say.
+_ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "with-bagua": ("gradient_allreduce", {}),
+    "bagua-ddp": ("gradient_allreduce", {}),
+    "bytegrad": ("bytegrad", {}),
+    "bytegrad-flat": ("bytegrad", {"hierarchical": False}),
+    "qadam": ("qadam", {}),
+    "decentralized": ("decentralized", {}),
+    "decentralized-shift-one": ("decentralized", {"peer_selection_mode": "shift_one"}),
+    "low-precision-decentralized": ("low_precision_decentralized", {}),
+    # A turn is short: with a pause, most steps would be those of a rank that is alone.
+    "async": ("async", {"sync_interval_ms": 0}),
+}
+
+
+def _algorithm(name: str, **options: Any) -> Any:
+    package: Any = importlib.import_module("bagua.torch_api.algorithms")
+    return package.Algorithm.init(name, **options)
+
+
+def _is_torch_alone(name: str) -> bool:
+    return name in _DDPS and name != "ddp-bytegrad"
+
+
+def prepare(names: Sequence[str]) -> dict[str, str]:
+    """Once per process, when torch's default group exists, which Bagua then shares. Returns the contenders that this
+    installation lacks, with the reason.
 
     Raises:
         RuntimeError: a contender needs Bagua's training core, which this installation lacks.
     """
-    needing = [name for name in names if name != BASELINE]
+    needing = [name for name in names if not _is_torch_alone(name)]
     if not needing:
-        return
+        return {}
     try:
         bagua: Any = importlib.import_module("bagua.torch_api")
+        algorithms: Any = importlib.import_module("bagua.torch_api.algorithms")
     except ModuleNotFoundError as error:
+        alone = [name for name in CONTENDERS if _is_torch_alone(name)]
         raise RuntimeError(
             f"contender {needing[0]} needs bagua.torch_api, which cannot be imported ({error}); install the package"
-            f" that has it, or compare with --contenders {BASELINE} alone"
+            f" that has it, or compare with --contenders {','.join(alone)}"
         ) from error
     bagua.init_process_group()
+    lacking = {}
+    for name in needing:
+        if name in _ALGORITHMS:
+            algorithm = _ALGORITHMS[name][0]
+            if algorithm not in algorithms.GlobalAlgorithmRegistry:
+                lacking[name] = f"the installed bagua has no algorithm {algorithm!r}"
+        else:
+            try:
+                importlib.import_module("bagua.comm_hooks")
+            except ImportError as error:
+                lacking[name] = f"bagua.comm_hooks cannot be imported ({error})"
+    return lacking

@@ -22,6 +22,7 @@ from core_comparison.catalogue import BF16
 # Batches are made before a turn and taken in turn: a step is timed, not the making of its data.
 BATCHES = 4
 TINY_WIDTH = 16
+WIDE_LAYERS = 5
 
 
 @dataclass(frozen=True)
@@ -293,6 +294,30 @@ def _tiny(size: ModelSize, device: torch.device, seed: int, rank: int) -> Worklo
     )
 
 
+# --- many bytes for little arithmetic --------------------------------------------------------------------------------
+
+
+def _wide(size: ModelSize, device: torch.device, seed: int, rank: int) -> Workload:
+    """Square layers: with a batch of b samples, some 6 b operations for each element, and 4 bytes of gradient."""
+    width = size.length
+    with device:
+        layers: list[nn.Module] = []
+        for _ in range(WIDE_LAYERS):
+            layers += [nn.Linear(width, width), nn.ReLU()]
+        model = nn.Sequential(*layers[:-1])
+    generator = torch.Generator(device)
+    generator.manual_seed(seed + 7919 * (rank + 1))
+    shape = (BATCHES, size.batch_size, width)
+    return Workload(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+        list(torch.randn(shape, generator=generator, device=device)),
+        list(torch.randn(shape, generator=generator, device=device)),
+        functional.mse_loss,
+        size.dtype == BF16,
+    )
+
+
 _BUILDERS: dict[str, Callable[[ModelSize, torch.device, int, int], Workload]] = {
     "resnet50": _resnet50,
     "vgg16": _vgg16,
@@ -300,4 +325,5 @@ _BUILDERS: dict[str, Callable[[ModelSize, torch.device, int, int], Workload]] = 
     "tiny-2000": _tiny,
     "mlp": _mlp,
     "convnet": _convnet,
+    "wide": _wide,
 }

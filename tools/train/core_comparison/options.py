@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.net.bench.argument_types import within
 from bagua.net.bench.export import check_writable
 from core_comparison.catalogue import (
-    BASELINE,
     CONTENDERS,
+    DEFAULT_CONTENDERS,
     DEFAULT_MODELS,
     DEFAULT_MODELS_ON_CPU,
     DTYPES,
     FLOAT32,
+    GROUPS,
     MODELS,
+    REFERENCE,
 )
 
 # A contender's sums may be of another order than DDP's, and training carries the last bit's difference on. A gradient
@@ -28,6 +30,10 @@ _EPILOG = """\
 models:
 {models}
 
+contenders:
+{contenders}
+  or several by one name: {groups}
+
 One process group for all; in every round each contender trains a fresh copy of the model from the same start, in an
 order that rotates, and frees it. A step's time is that of its slowest rank.
 
@@ -35,9 +41,10 @@ examples:
   python tools/train/compare_core.py --nproc-per-node 2                          CPUs: mlp and convnet
   python tools/train/compare_core.py --nproc-per-node 4 --trace traces --json core.json
   python tools/train/compare_core.py --nproc-per-node 2 --network tcp --model vgg16,gpt2
+  python tools/train/compare_core.py --nproc-per-node 2 --contenders algorithms --baseline with-bagua --model wide
 
-exit status: 0, or 1 if a contender failed, ranks disagree, a training differs too much from DDP's or NCCL's log shows
-another network, or 2 if an option was wrong.
+exit status: 0, or 1 if a contender failed or broke what it promises (the same parameters on all ranks, or those of
+torch's DDP) or NCCL's log shows another network, or 2 if an option was wrong.
 """
 
 
@@ -47,6 +54,7 @@ class Options:
     device: str  # "cuda" or "cpu"
     models: tuple[str, ...]
     contenders: tuple[str, ...]
+    baseline: str
     steps: int
     warmup: int
     rounds: int
@@ -63,6 +71,10 @@ class Options:
     trace_folder: Path | None
     output_folder: Path | None
 
+    def batch_size_of(self, model: str) -> int:
+        entry = MODELS[model]
+        return self.batch_size or (entry.batch_size if self.device == "cuda" else entry.batch_size_on_cpu)
+
     def turn(self, model: str) -> dict[str, object]:
         """The command's part that says how large the model is."""
         entry = MODELS[model]
@@ -70,19 +82,24 @@ class Options:
         return {
             "model": model,
             "length": self.length or (entry.length if on_gpu else entry.length_on_cpu),
-            "batch_size": self.batch_size or (entry.batch_size if on_gpu else entry.batch_size_on_cpu),
+            "batch_size": self.batch_size_of(model),
             "dtype": self.dtype or (entry.dtype if on_gpu else FLOAT32),
         }
 
 
-def _names(kind: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+def names_of(
+    kind: str, known: Sequence[str], groups: Mapping[str, Sequence[str]] | None = None
+) -> Callable[[str], tuple[str, ...]]:
+    """For argparse: one or several, with commas, each once; `groups` are names for several."""
+
     def convert(text: str) -> tuple[str, ...]:
-        names = [name.strip() for name in text.split(",") if name.strip()]
+        words = [name.strip() for name in text.split(",") if name.strip()]
+        names = [name for word in words for name in (groups or {}).get(word, (word,))]
         unknown = [name for name in names if name not in known]
         if unknown or not names:
             raise argparse.ArgumentTypeError(
                 f"unknown {kind} {', '.join(map(repr, unknown)) or repr(text)}; give one or several, with commas, of"
-                f" {', '.join(known)}"
+                f" {', '.join([*known, *(groups or {})])}"
             )
         return tuple(dict.fromkeys(names))
 
@@ -90,8 +107,9 @@ def _names(kind: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def _epilog() -> str:
-    lines = [f"  {name:<10} {entry.about}" for name, entry in MODELS.items()]
-    return _EPILOG.format(models="\n".join(lines))
+    models = [f"  {name:<10} {entry.about}" for name, entry in MODELS.items()]
+    contenders = [f"  {name:<28} {entry.about}" for name, entry in CONTENDERS.items()]
+    return _EPILOG.format(models="\n".join(models), contenders="\n".join(contenders), groups=", ".join(GROUPS))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -109,16 +127,23 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: CUDA if any")
     parser.add_argument(
         "--model",
-        type=_names("model", list(MODELS)),
+        type=names_of("model", list(MODELS)),
         metavar="LIST",
         help=f"of {', '.join(MODELS)} (default {','.join(DEFAULT_MODELS)}; on CPUs {','.join(DEFAULT_MODELS_ON_CPU)})",
     )
     parser.add_argument(
         "--contenders",
-        type=_names("contender", CONTENDERS),
-        default=CONTENDERS,
+        type=names_of("contender", list(CONTENDERS), GROUPS),
+        default=DEFAULT_CONTENDERS,
         metavar="LIST",
-        help=f"default {','.join(CONTENDERS)}",
+        help=f"default {','.join(DEFAULT_CONTENDERS)}",
+    )
+    parser.add_argument(
+        "--baseline",
+        choices=list(CONTENDERS),
+        default=REFERENCE,
+        metavar="NAME",
+        help=f"the contender that speed-ups are over (default {REFERENCE}); with-bagua is gradient all-reduce",
     )
     length = parser.add_argument_group("how long")
     length.add_argument("--steps", type=within(int, 1, 100_000), default=20, help="timed steps of a turn (default 20)")
@@ -184,8 +209,13 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         )
     if device == "cpu" and given.network is not None:
         parser.error(f"--network {given.network} is a choice of NCCL's; gloo on CPUs has loopback TCP: leave it out")
-    if BASELINE not in given.contenders and len(given.contenders) < 2:
-        parser.error(f"--contenders {given.contenders[0]} has nothing to be compared with; add {BASELINE}")
+    if given.baseline not in given.contenders:
+        if len(given.contenders) < 2:
+            parser.error(f"--contenders {given.contenders[0]} has nothing to be compared with; add {given.baseline}")
+        if given.baseline != REFERENCE:
+            parser.error(f"--baseline {given.baseline} is none of --contenders; add it there")
+    if problem := warmup_problem(given.contenders, given.warmup):
+        parser.error(problem)
     try:
         if given.json is not None:
             check_writable("--json", given.json)
@@ -199,6 +229,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         device=device,
         models=given.model or (DEFAULT_MODELS if device == "cuda" else DEFAULT_MODELS_ON_CPU),
         contenders=given.contenders,
+        baseline=given.baseline,
         steps=given.steps,
         warmup=given.warmup,
         rounds=given.rounds,
@@ -215,6 +246,15 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         trace_folder=None if given.trace is None else given.trace.absolute(),
         output_folder=None if given.output_dir is None else given.output_dir.absolute(),
     )
+
+
+def warmup_problem(contenders: Sequence[str], warmup: int) -> str | None:
+    """The first contender that would not be what it is called in the measured steps."""
+    for name in contenders:
+        least = CONTENDERS[name].least_warmup
+        if warmup < least:
+            return f"--warmup {warmup}: {name} compresses only after some steps; give {least} or more, or leave it out"
+    return None
 
 
 def count_gpus() -> int:

@@ -19,18 +19,21 @@ from bagua.net.bench.nccl_ab_contender import PLUGIN_NETWORK, Contender, worker_
 from bagua.net.bench.nccl_ab_group import Group
 from bagua.net.bench.nccl_ab_log import NetworkProof, network_error, read_proof_file
 from core_comparison.options import Options
+from core_comparison.placement import HostPlacement, Placement
 
 # Interpreters load torch, and the process group forms.
 START_TIMEOUT_S = 120.0
-_HOST = "127.0.0.1"
 
 
 class RankTeam:
     """All ranks of one process group. Whatever goes wrong with one of them is a BenchError, after which the team can
     only be closed: the others may be waiting for it in a collective."""
 
-    def __init__(self, options: Options, log_folder: Path) -> None:
-        """Raises BenchError when the ranks cannot be started, and when NCCL took another network than was asked for."""
+    def __init__(self, options: Options, log_folder: Path, placement: Placement | None = None) -> None:
+        """`placement` is by default this host.
+
+        Raises BenchError when the ranks cannot be started, and when NCCL took another network than was asked for."""
+        placement = placement or HostPlacement()
         self._drivers = DriverGroup()
         network = _network(options)
         logs = [log_folder / f"rank{rank}.log" for rank in range(options.ranks)]
@@ -38,11 +41,15 @@ class RankTeam:
             log.unlink(missing_ok=True)  # of a team before this one
         try:
             workers = [
-                self._drivers.start(f"rank {rank}", _command(options, rank), _environment(options, network, log))
+                self._drivers.start(
+                    f"rank {rank}",
+                    placement.command(rank, _command(options, rank, alone_on_node=placement.alone_on_node)),
+                    {**_environment(options, network, log), **placement.environment(rank)},
+                )
                 for rank, log in enumerate(logs)
             ]
             self._group = Group(network, workers)
-            self._group.form(_HOST, START_TIMEOUT_S)
+            self._group.form(placement.store_host, START_TIMEOUT_S)
             self.proofs = [read_proof_file(log) for log in logs] if options.device == "cuda" else []
             if options.network == "tcp" and options.ranks > 1:
                 _check_network(network, self.proofs)
@@ -76,13 +83,14 @@ def _check_network(network: Contender, proofs: list[NetworkProof]) -> None:
         raise BenchError(error)
 
 
-def _command(options: Options, rank: int) -> list[str]:
+def _command(options: Options, rank: int, *, alone_on_node: bool) -> list[str]:
     command = [
         *(sys.executable, "-m", "core_comparison.worker", f"--rank={rank}", f"--ranks={options.ranks}"),
         *(f"--device={options.device}", f"--contenders={','.join(options.contenders)}", f"--seed={options.seed}"),
         *(f"--timeout-s={options.timeout_s}", f"--parent-pid={os.getpid()}"),
     ]
-    return [*command, "--deterministic"] if options.deterministic else command
+    command += ["--deterministic"] if options.deterministic else []
+    return [*command, "--alone-on-node"] if alone_on_node else command
 
 
 def _environment(options: Options, network: Contender, log: Path) -> dict[str, str]:

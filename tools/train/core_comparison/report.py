@@ -11,10 +11,10 @@ from typing import Any
 
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.table import BOLD, DIM, LOUD, MISSING, RESET
-from core_comparison.catalogue import BASELINE
+from core_comparison.catalogue import ALL_REDUCE, REFERENCE, Promise
 from core_comparison.comparison_run import Outcome
 from core_comparison.options import TRACED_STEPS, Options
-from core_comparison.step_statistics import Row, own_spread
+from core_comparison.step_statistics import Row, own_spread, promise_of
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,13 @@ class Column:
     cell: Callable[[Row], str]
     left: bool = False
     optional: bool = False  # left out when no row has a value
+
+
+# Said of those that do not train as DDP does.
+_PROMISES = {
+    Promise.EQUAL: "another training than DDP's, in which all ranks keep the same parameters",
+    Promise.OWN: "another training than DDP's, in which every rank has parameters of its own",
+}
 
 
 def _or_missing(value: float | None, style: str) -> str:
@@ -37,32 +44,65 @@ def format_ms(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-COLUMNS = (
-    Column("model", "", lambda row: row.model, left=True),
-    Column("contender", "", lambda row: row.contender, left=True),
-    Column("step", "ms", lambda row: format_ms(row.step_ms)),
-    Column("p10..p90", "ms", lambda row: f"{format_ms(row.step_ms_low)}..{format_ms(row.step_ms_high)}"),
-    Column("over DDP", "x", lambda row: MISSING if row.over_ddp is None else f"{row.over_ddp.median:.3f}"),
-    Column(
-        "by round",
-        "x",
-        lambda row: MISSING if row.over_ddp is None else f"{row.over_ddp.low:.3f}..{row.over_ddp.high:.3f}",
-    ),
-    Column("peak", "MiB", lambda row: _or_missing(row.peak_mib, ".0f"), optional=True),
-    Column("hidden", "%", lambda row: _or_missing(_percent(row.hidden_share), ".0f"), optional=True),
-    Column("from DDP", "largest", lambda row: _or_missing(row.largest_difference, ".2g"), optional=True),
-    Column("replicas", "", lambda row: "agree" if row.replicas_agree else "DIFFER"),
-)
+def _short(contender: str) -> str:
+    return "DDP" if contender == REFERENCE else contender
+
+
+def samples_per_second(row: Row, options: Options) -> float:
+    """Of all ranks together."""
+    return options.ranks * options.batch_size_of(row.model) / (row.step_ms * 1e-3)
+
+
+def _from_ddp(row: Row) -> str:
+    """Only of those that promise to be there."""
+    return _or_missing(row.largest_difference, ".2g") if promise_of(row.contender) is Promise.AS_DDP else MISSING
+
+
+def _replicas(row: Row) -> str:
+    if row.replicas_agree:
+        return "agree"
+    return "own" if _may_differ(row) else "DIFFER"
+
+
+def _may_differ(row: Row) -> bool:
+    return promise_of(row.contender) is Promise.OWN
 
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else share * 100
 
 
-def render(rows: Sequence[Row], *, colour: bool = False) -> str:
+def columns(options: Options) -> tuple[Column, ...]:
+    return (
+        Column("model", "", lambda row: row.model, left=True),
+        Column("contender", "", lambda row: row.contender, left=True),
+        Column("step", "ms", lambda row: format_ms(row.step_ms)),
+        Column("p10..p90", "ms", lambda row: f"{format_ms(row.step_ms_low)}..{format_ms(row.step_ms_high)}"),
+        Column(
+            f"over {_short(options.baseline)}",
+            "x",
+            lambda row: MISSING if row.speed_up is None else f"{row.speed_up.median:.3f}",
+        ),
+        Column(
+            "by round",
+            "x",
+            lambda row: MISSING if row.speed_up is None else f"{row.speed_up.low:.3f}..{row.speed_up.high:.3f}",
+        ),
+        Column("samples", "/s", lambda row: f"{samples_per_second(row, options):.4g}"),
+        Column("peak", "MiB", lambda row: _or_missing(row.peak_mib, ".0f"), optional=True),
+        Column("extra", "B/elem", lambda row: _or_missing(row.extra_bytes_per_parameter, "+.1f"), optional=True),
+        Column("CPU", "%", lambda row: _or_missing(_percent(row.machine_busy), ".0f"), optional=True),
+        Column("hidden", "%", lambda row: _or_missing(_percent(row.hidden_share), ".0f"), optional=True),
+        Column("from DDP", "largest", _from_ddp, optional=True),
+        Column("replicas", "", _replicas),
+    )
+
+
+def render(rows: Sequence[Row], options: Options, *, colour: bool = False) -> str:
     """Two head lines (title, unit), then a line a contender; a blank line where the model changes."""
-    cells = {column.title: [column.cell(row) for row in rows] for column in COLUMNS}
-    shown = [one for one in COLUMNS if not one.optional or any(text != MISSING for text in cells[one.title])]
+    offered = columns(options)
+    cells = {column.title: [column.cell(row) for row in rows] for column in offered}
+    shown = [one for one in offered if not one.optional or any(text != MISSING for text in cells[one.title])]
     widths = [max(len(text) for text in (one.title, one.unit, *cells[one.title])) for one in shown]
 
     def line(texts: Sequence[str]) -> str:
@@ -78,7 +118,7 @@ def render(rows: Sequence[Row], *, colour: bool = False) -> str:
         if number and rows[number - 1].model != row.model:
             lines.append("")
         text = line([cells[one.title][number] for one in shown])
-        lines.append(f"{LOUD}{text}{RESET}" if colour and not row.replicas_agree else text)
+        lines.append(f"{LOUD}{text}{RESET}" if colour and _replicas(row) == "DIFFER" else text)
     return "\n".join(lines)
 
 
@@ -92,17 +132,37 @@ def heading(options: Options, outcome: Outcome) -> str:
     )
 
 
-def closing_lines(rows: Sequence[Row], outcome: Outcome) -> list[str]:
+def closing_lines(rows: Sequence[Row], options: Options, outcome: Outcome) -> list[str]:
     lines = []
-    if any(row.over_ddp is not None for row in rows):
-        lines.append(f"over DDP: step time of {BASELINE} over the contender's, within a round; above 1 is faster")
+    if any(row.speed_up is not None for row in rows):
+        lines.append(
+            f"over {_short(options.baseline)}: step time of {options.baseline} over the contender's, within a round;"
+            " above 1 is faster"
+        )
+    if any(row.extra_bytes_per_parameter is not None for row in rows):
+        lines.append(f"extra: peak of the measured steps beyond {ALL_REDUCE}'s, for each element of the parameters")
+    if any(row.machine_busy is not None for row in rows):
+        lines.append("CPU: of this machine's processors, by everything on it; near 100 they are the limit")
+    for promise, meaning in _PROMISES.items():
+        promising = [name for name in dict.fromkeys(row.contender for row in rows) if promise_of(name) is promise]
+        if promising:
+            lines.append(f"{meaning}: {', '.join(promising)}")
+    lines += [
+        f"{row.contender}, {row.model}: parameters were averaged once in {row.steps_per_averaging:.1f} steps"
+        for row in rows
+        if row.steps_per_averaging is not None
+    ]
     for model in dict.fromkeys(row.model for row in rows):
-        compared = [row for row in rows if row.model == model and row.contender != BASELINE]
+        compared = [
+            row
+            for row in rows
+            if row.model == model and row.contender != REFERENCE and promise_of(row.contender) is Promise.AS_DDP
+        ]
         if found := [_difference(row) for row in compared if row.largest_difference is not None]:
-            lines.append(f"final parameters beside those of {BASELINE}, {model}: {', '.join(found)}")
+            lines.append(f"final parameters beside those of {REFERENCE}, {model}: {', '.join(found)}")
     spreads = {model: own_spread(outcome.turns, model) for model in dict.fromkeys(row.model for row in rows)}
     lines += [
-        f"rounds of {BASELINE}, {model}: final parameters differ by {spread:.2g} of the way from the start"
+        f"rounds of {REFERENCE}, {model}: final parameters differ by {spread:.2g} of the way from the start"
         for model, spread in spreads.items()
         if spread
     ]

@@ -1,4 +1,4 @@
-"""From turns to rows: step times over all rounds, ratios to DDP within each round, memory and agreement."""
+"""From turns to rows: step times over all rounds, ratios to a baseline within each round, memory and agreement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from bagua.net.bench.endpoint import Event
 from bagua.net.bench.summary import PairedRatio, paired_ratio
-from core_comparison.catalogue import BASELINE
+from core_comparison.catalogue import ALL_REDUCE, CONTENDERS, REFERENCE, Promise
 
 MIB = 1 << 20
 # Of rounds of DDP against each other; three of them are hardly the largest difference there is.
@@ -28,8 +28,11 @@ class TurnResult:
     last_loss: float  # mean over the ranks
     parameters: int
     gradients: int
-    peak_bytes: int | None  # the rank with most; None on a CPU
+    peak_bytes: int | None  # the rank with most
     steps_peak_bytes: int | None
+    own_cores: float  # of the measured steps; mean over the ranks
+    machine_busy: float | None  # 0 to 1, as rank 0 read it
+    averagings: int | None  # of rank 0's parameters in the measured steps; None: one in each
     replicas_agree: bool
     largest_difference: float | None  # from DDP's final parameters; None: that is what the others are compared with
     relative_difference: float | None
@@ -53,6 +56,9 @@ def turn_result(model: str, contender: str, number: int, events: Sequence[Event]
         gradients=events[0]["gradients"],
         peak_bytes=_most([event["peak_bytes"] for event in events]),
         steps_peak_bytes=_most([event["steps_peak_bytes"] for event in events]),
+        own_cores=statistics.fmean(event["own_cores"] for event in events),
+        machine_busy=events[0]["machine_busy"],
+        averagings=events[0]["averagings"],
         replicas_agree=all(event["fingerprint"] == events[0]["fingerprint"] for event in events),
         largest_difference=difference.get("largest"),
         relative_difference=difference.get("relative"),
@@ -75,9 +81,14 @@ class Row:
     step_ms_low: float  # a tenth of the steps is below, a tenth above
     step_ms_high: float
     step_ms_by_round: list[float]
-    over_ddp: PairedRatio | None  # DDP's step time over this one's: above 1 it is faster
+    speed_up: PairedRatio | None  # the baseline's step time over this one's: above 1 it is faster; None: it is itself
     peak_mib: float | None  # of the whole turn
     steps_peak_mib: float | None
+    extra_bytes_per_parameter: float | None  # in measured steps, beyond gradient all-reduce, per element
+    own_cores: float  # processors that a rank kept busy
+    machine_busy: float | None
+    steps_per_averaging: float | None  # None: one, or no averaging at all
+    promise: str  # see Promise
     replicas_agree: bool
     largest_difference: float | None
     relative_difference: float | None
@@ -88,15 +99,21 @@ class Row:
         return asdict(self)
 
 
-def rows_of(turns: Sequence[TurnResult], traces: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[Row]:
+def rows_of(
+    turns: Sequence[TurnResult], traces: Mapping[tuple[str, str], Mapping[str, Any]], baseline: str = REFERENCE
+) -> list[Row]:
     """In the order in which models and contenders appeared; `traces` by model and contender."""
     cases = list(dict.fromkeys((turn.model, turn.contender) for turn in turns))
     models = list(dict.fromkeys(model for model, _ in cases))
     cases.sort(key=lambda case: models.index(case[0]))  # stable: contenders keep their order
-    return [_row(turns, model, contender, traces.get((model, contender), {})) for model, contender in cases]
+    return [_row(turns, model, contender, traces.get((model, contender), {}), baseline) for model, contender in cases]
 
 
-def _row(turns: Sequence[TurnResult], model: str, contender: str, trace: Mapping[str, Any]) -> Row:
+def promise_of(contender: str) -> Promise:
+    return CONTENDERS[contender].promise
+
+
+def _row(turns: Sequence[TurnResult], model: str, contender: str, trace: Mapping[str, Any], baseline: str) -> Row:
     mine = [turn for turn in turns if (turn.model, turn.contender) == (model, contender)]
     steps_ms = sorted(seconds * 1e3 for turn in mine for seconds in turn.step_seconds)
     peak = _most([turn.peak_bytes for turn in mine])
@@ -109,9 +126,14 @@ def _row(turns: Sequence[TurnResult], model: str, contender: str, trace: Mapping
         step_ms_low=quantile(steps_ms, 0.1),
         step_ms_high=quantile(steps_ms, 0.9),
         step_ms_by_round=[turn.step_ms for turn in mine],
-        over_ddp=_over_ddp(turns, model, contender),
+        speed_up=_speed_up(turns, model, contender, baseline),
         peak_mib=None if peak is None else peak / MIB,
         steps_peak_mib=None if steps_peak is None else steps_peak / MIB,
+        extra_bytes_per_parameter=_extra_bytes_per_parameter(turns, model, contender),
+        own_cores=statistics.fmean(turn.own_cores for turn in mine),
+        machine_busy=_mean([turn.machine_busy for turn in mine]),
+        steps_per_averaging=_steps_per_averaging(mine),
+        promise=promise_of(contender).value,
         replicas_agree=all(turn.replicas_agree for turn in mine),
         largest_difference=_largest([turn.largest_difference for turn in mine]),
         relative_difference=_largest([turn.relative_difference for turn in mine]),
@@ -132,23 +154,47 @@ def _largest(values: Sequence[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _over_ddp(turns: Sequence[TurnResult], model: str, contender: str) -> PairedRatio | None:
-    """Of the rounds that both have; None for DDP itself and without it."""
-    if contender == BASELINE:
+def _speed_up(turns: Sequence[TurnResult], model: str, contender: str, baseline: str) -> PairedRatio | None:
+    """Of the rounds that both have; None for the baseline itself and without it."""
+    if contender == baseline:
         return None
     times = {(turn.contender, turn.round): turn.step_ms for turn in turns if turn.model == model}
-    shared = [number for name, number in times if name == contender and (BASELINE, number) in times]
+    shared = [number for name, number in times if name == contender and (baseline, number) in times]
     if not shared:
         return None
-    return paired_ratio([times[BASELINE, n] for n in shared], [times[contender, n] for n in shared])
+    return paired_ratio([times[baseline, n] for n in shared], [times[contender, n] for n in shared])
+
+
+def _extra_bytes_per_parameter(turns: Sequence[TurnResult], model: str, contender: str) -> float | None:
+    """Medians over rounds: on a CPU a single figure may hold what the allocator happened to keep."""
+    if contender == ALL_REDUCE:
+        return None
+
+    def typical(name: str) -> float | None:
+        own = [turn.steps_peak_bytes for turn in turns if (turn.model, turn.contender) == (model, name)]
+        return statistics.median(known) if (known := [value for value in own if value is not None]) else None
+
+    mine, plain = typical(contender), typical(ALL_REDUCE)
+    parameters = next(turn.parameters for turn in turns if turn.model == model)
+    return None if mine is None or plain is None else (mine - plain) / parameters
+
+
+def _steps_per_averaging(turns: Sequence[TurnResult]) -> float | None:
+    averagings = sum(turn.averagings or 0 for turn in turns)
+    return sum(len(turn.step_seconds) for turn in turns) / averagings if averagings else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def faults_of(turns: Sequence[TurnResult], tolerance: float) -> list[str]:
-    """What makes figures worthless: ranks or contenders that did not train the same model."""
+    """What makes figures worthless: ranks or contenders that did not train what they promise to."""
     faults = [
         f"{turn.contender} with {turn.model}, round {turn.round}: the ranks ended with different parameters"
         for turn in turns
-        if not turn.replicas_agree
+        if not turn.replicas_agree and promise_of(turn.contender) is not Promise.OWN
     ]
     faults += [
         f"{turn.contender} with {turn.model}, round {turn.round}: the loss became {turn.last_loss}"
@@ -159,16 +205,17 @@ def faults_of(turns: Sequence[TurnResult], tolerance: float) -> list[str]:
         own = own_spread(turns, row.model)
         allowed = max(tolerance, _SPREAD_FACTOR * own)
         difference = row.relative_difference
-        if row.contender != BASELINE and difference is not None and not difference <= allowed:
+        promised = promise_of(row.contender) is Promise.AS_DDP and row.contender != REFERENCE
+        if promised and difference is not None and not difference <= allowed:
             faults.append(
-                f"{row.contender} with {row.model}: final parameters differ from {BASELINE}'s by {difference:.3g} of"
-                f" the way from the start; allowed {allowed:.3g}, rounds of {BASELINE} differ by {own:.3g}"
+                f"{row.contender} with {row.model}: final parameters differ from {REFERENCE}'s by {difference:.3g} of"
+                f" the way from the start; allowed {allowed:.3g}, rounds of {REFERENCE} differ by {own:.3g}"
             )
     return faults
 
 
 def own_spread(turns: Sequence[TurnResult], model: str) -> float:
     """How far rounds of DDP end from its first: what this machine's arithmetic does by itself."""
-    own = [turn.relative_difference for turn in turns if (turn.model, turn.contender) == (model, BASELINE)]
+    own = [turn.relative_difference for turn in turns if (turn.model, turn.contender) == (model, REFERENCE)]
     finite = [value for value in own if value is not None and math.isfinite(value)]
     return max(finite, default=0.0)

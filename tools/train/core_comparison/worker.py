@@ -4,9 +4,9 @@ Speaks the driver's protocol (see bagua.net.bench.endpoint): a JSON object a lin
 
     <- {"event": "store", "port": 40123}                rank 0 only: the port of the group's TCPStore
     -> {"op": "join", "host": "127.0.0.1", "port": 40123}
-    <- {"event": "ready", "torch": "2.13.0", "nccl": null, "device": "cpu"}
+    <- {"event": "ready", "torch": "2.13.0", "nccl": null, "device": "cpu", "unavailable": {"async": "..."}}
     -> {"op": "settle", "model": "mlp", "contender": "torch-ddp", "length": 32, "batch_size": 32, "dtype": "float32",
-        "steps": 5}
+        "steps": 5, "warmup": 5}
     <- {"event": "settle"}                              trained, and forgotten
     -> {"op": "turn", ..., "steps": 20, "warmup": 5}
     <- {"event": "turn", "step_seconds": [...], "fingerprint": [...], "difference": null, ...}
@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 
 from core_comparison.agreement import Reference, parameters_on_host
-from core_comparison.catalogue import BASELINE
+from core_comparison.catalogue import REFERENCE
 from core_comparison.contenders import prepare
 from core_comparison.models import ModelSize, build, example
 from core_comparison.profiling import trace_steps
@@ -52,7 +52,8 @@ class Worker:
         self._commands = commands
         self._replies = replies
         is_cuda = arguments.device == "cuda"
-        self._device = torch.device("cuda", arguments.rank) if is_cuda else torch.device("cpu")
+        self._local_rank = 0 if arguments.alone_on_node else arguments.rank
+        self._device = torch.device("cuda", self._local_rank) if is_cuda else torch.device("cpu")
         self._references: dict[str, Reference] = {}  # by model; rank 0 only
 
     def serve(self) -> int:
@@ -90,9 +91,11 @@ class Worker:
         if store is None:
             store = dist.TCPStore(join["host"], join["port"], arguments.ranks, False, timeout=timeout)
         # What a launcher sets and Bagua reads.
-        os.environ.update(MASTER_ADDR=str(join["host"]), MASTER_PORT=str(join["port"]), GROUP_RANK="0")
-        for name, number in (("RANK", arguments.rank), ("WORLD_SIZE", arguments.ranks)):
-            os.environ[name] = os.environ[f"LOCAL_{name}"] = str(number)
+        alone = arguments.alone_on_node
+        os.environ.update(MASTER_ADDR=str(join["host"]), MASTER_PORT=str(join["port"]))
+        os.environ.update(RANK=str(arguments.rank), WORLD_SIZE=str(arguments.ranks))
+        os.environ.update(LOCAL_RANK=str(self._local_rank), LOCAL_WORLD_SIZE=str(1 if alone else arguments.ranks))
+        os.environ.update(GROUP_RANK=str(arguments.rank if alone else 0))
         is_cuda = self._device.type == "cuda"
         if is_cuda:
             torch.cuda.set_device(self._device)
@@ -110,13 +113,14 @@ class Worker:
         )
         # Opens the connections, which is done by the first collective.
         dist.all_reduce(torch.zeros(1, device=self._device))
-        prepare(arguments.contenders.split(","))
+        unavailable = prepare(arguments.contenders.split(","))
         self._reply(
             "ready",
             torch=torch.__version__,
             nccl=".".join(map(str, torch.cuda.nccl.version())) if is_cuda else None,
             device=torch.cuda.get_device_name(self._device) if is_cuda else "cpu",
             threads=torch.get_num_threads(),
+            unavailable=unavailable,
         )
 
     def _execute(self, command: dict[str, Any]) -> None:
@@ -135,16 +139,18 @@ class Worker:
     def _wrap(self, turn: Turn, command: dict[str, Any]) -> None:
         arguments = self._arguments
         size = ModelSize(command["length"], command["batch_size"], command["dtype"])
-        turn.wrap(build(command["model"], size, self._device, seed=arguments.seed, rank=arguments.rank))
+        workload = build(command["model"], size, self._device, seed=arguments.seed, rank=arguments.rank)
+        turn.wrap(workload, warmup=command["warmup"])
 
     def _turn(self, command: dict[str, Any]) -> None:
         model, contender = command["model"], command["contender"]
-        keeps = self._arguments.rank == 0 and contender == BASELINE and model not in self._references
+        keeps = self._arguments.rank == 0 and contender == REFERENCE and model not in self._references
         difference = None
         with Turn(contender, self._device) as turn:
             self._wrap(turn, command)
             start = parameters_on_host(turn.model) if keeps else []
             measured = turn.measure(command["steps"], command["warmup"])
+            turn.finish()
             fingerprint = example().fingerprint(turn.model, self._device).tolist()
             if keeps:
                 self._references[model] = Reference(start, parameters_on_host(turn.model))
@@ -176,6 +182,7 @@ def main() -> None:
     parser.add_argument("--contenders", required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--alone-on-node", action="store_true")
     parser.add_argument("--timeout-s", type=float, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
     arguments = parser.parse_args()

@@ -1,0 +1,92 @@
+"""Traffic between hosts of a lab: connections, and what they carry."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from netlab import Lab  # a package of tools/, which the tests of netlab put on the path
+
+
+@contextmanager
+def connections(
+    lab: Lab, source: int, target: int, ports: Sequence[int], ip_version: int = 4, nic: int = 0
+) -> Iterator[tuple[list[socket.socket], list[socket.socket]]]:
+    """(sending, receiving) ends of one connection for each source port (0: any)."""
+    family = socket.AF_INET if ip_version == 4 else socket.AF_INET6
+    with ExitStack() as stack:
+        with lab.inside(target):
+            listener = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        listener.bind((lab.hosts[target].address(nic, ip_version), 0))
+        listener.listen(len(ports))
+        listener.settimeout(5)
+        senders, receivers = [], []
+        for port in ports:
+            with lab.inside(source):
+                sender = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            sender.settimeout(5)
+            sender.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sender.bind((lab.hosts[source].address(nic, ip_version), port))
+            sender.connect(listener.getsockname()[:2])
+            receivers.append(stack.enter_context(listener.accept()[0]))
+            senders.append(sender)
+        yield senders, receivers
+
+
+def _send_until(stop: threading.Event, sender: socket.socket) -> None:
+    block = bytes(65536)
+    sender.settimeout(0.2)
+    while not stop.is_set():
+        try:
+            sender.send(block)
+        except TimeoutError:
+            continue
+        except OSError:
+            return
+
+
+def mbit_per_flow(senders: list[socket.socket], receivers: list[socket.socket], seconds: float = 0.7) -> list[float]:
+    """Payload rate of each connection, all sending at once. The first 0.3 s do not count: the token buckets start
+    full, and TCP starts slowly."""
+    stop = threading.Event()
+    threads = [threading.Thread(target=_send_until, args=(stop, sender)) for sender in senders]
+    received = dict.fromkeys(receivers, 0)
+    with selectors.DefaultSelector() as selector:
+        for receiver in receivers:
+            receiver.setblocking(False)
+            selector.register(receiver, selectors.EVENT_READ)
+        for thread in threads:
+            thread.start()
+        begin = time.monotonic() + 0.3
+        while (now := time.monotonic()) < begin + seconds:
+            for key, _ in selector.select(timeout=0.1):
+                receiver = key.fileobj
+                assert isinstance(receiver, socket.socket)
+                count = len(receiver.recv(1 << 20))
+                received[receiver] += count if now >= begin else 0
+        elapsed = time.monotonic() - begin
+    stop.set()
+    for receiver in receivers:
+        receiver.close()  # resets the connection: a sender that waits for room wakes
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    return [count * 8e-6 / elapsed for count in received.values()]
+
+
+def measure(
+    lab: Lab, source: int, target: int, ports: Sequence[int] = (0,), ip_version: int = 4, nic: int = 0
+) -> list[float]:
+    with connections(lab, source, target, ports, ip_version, nic) as (senders, receivers):
+        return mbit_per_flow(senders, receivers)
+
+
+def assert_holds(measured: float, limit_mbit: float) -> None:
+    """Never above the limit but by the bucket's burst; below it by headers (6 % at MTU 1500) and a busy machine."""
+    assert 0.6 * limit_mbit < measured < 1.08 * limit_mbit

@@ -1,0 +1,340 @@
+"""tools/sweep without networks: options, plan, winners, report. A real run is in tests/net/test_sweep_run.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
+
+from core_comparison.catalogue import ALL_REDUCE, CONTENDERS, GROUPS
+from core_comparison.report import write_json
+from core_comparison.step_statistics import Row
+from netlab import DelayUsage, NetlabError
+from sweep import cli
+from sweep.grid import Network, PlannedNetwork, expected_seconds, in_measuring_order, plan_networks
+from sweep.options import SweepOptions, parse_options
+from sweep.plot import label, shade, write_plot
+from sweep.report import Grid, closing_lines, document, lateness_ms, render, winner_text
+from sweep.results import NetworkResult, Winner, winner_of
+from sweep.sweep_run import SweepOutcome, SweepRun
+
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.machine import describe_machine
+from bagua.net.bench.summary import PairedRatio
+
+
+def row(contender: str, speed_up: float | None = None, low: float | None = None, **changes: Any) -> Row:
+    fields: dict[str, Any] = {field.name: None for field in dataclasses.fields(Row)}
+    fields |= {
+        "model": "wide",
+        "contender": contender,
+        "rounds": 2,
+        "step_ms": 100.0 / (speed_up or 1.0),
+        "step_ms_by_round": [],
+        "speed_up": None if speed_up is None else PairedRatio(speed_up, speed_up if low is None else low, speed_up),
+        "own_cores": 1.0,
+        "replicas_agree": True,
+        "promise": CONTENDERS[contender].promise.value,
+        "communication": {},
+    }
+    return Row(**{**fields, **changes})
+
+
+BASE = row(ALL_REDUCE)
+
+
+class TestOptions:
+    def test_defaults_are_sixteen_networks_and_every_algorithm(self) -> None:
+        options = parse_options([])
+        assert options.rates_gbit == (1, 10, 25, 100)
+        assert options.delays_ms == (0, 1, 5, 20)
+        assert options.comparison.contenders == GROUPS["algorithms"]
+        assert options.comparison.baseline == ALL_REDUCE
+        assert (options.comparison.models, options.comparison.network) == (("wide",), None)
+
+    def test_gpus_train_the_published_models_through_the_plugin(self) -> None:
+        comparison = parse_options(["--device", "cuda"], gpus=lambda: 2).comparison
+        assert (comparison.models, comparison.network, comparison.ranks) == (("vgg16", "gpt2"), "tcp", 2)
+
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            (["--rates", "1"], "rate '1' is not a number with a unit"),
+            (["--delays", "5"], "delay '5' is not a number with a unit"),
+            (["--contenders", "bytegrad"], "--contenders lacks with-bagua"),
+            (["--warmup", "1"], "--warmup 1: ddp-powersgd compresses only after some steps; give 3 or more"),
+            (["--ranks", "1"], "1 is outside 2..64"),
+            (["--device", "cuda", "--ranks", "4"], "--ranks 4 needs as many GPUs, this machine shows 2"),
+            (["--json", "/nowhere/sweep.json"], "folder '/nowhere' does not exist"),
+            (["--plot", "winners.jpeg"], "has suffix '.jpeg'"),
+        ],
+    )
+    def test_errors_name_value_and_remedy(
+        self,
+        words: list[str],
+        says: str,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as ended:
+            parse_options(words, gpus=lambda: 2)
+        assert ended.value.code == 2
+        assert says in capsys.readouterr().err
+
+
+class TestPlan:
+    def test_rates_that_the_machine_cannot_move_are_measured_once(self) -> None:
+        planned = plan_networks([1, 10, 25, 100], [0, 5], {False: 30.0, True: 12.0})
+        assert planned == [
+            *(PlannedNetwork(Network(rate, 0)) for rate in (1, 10, 25)),
+            PlannedNetwork(Network(100, 0), is_limited=False),
+            *(PlannedNetwork(Network(rate, 5)) for rate in (1, 10)),
+            PlannedNetwork(Network(25, 5), is_limited=False),
+            PlannedNetwork(Network(100, 5), is_limited=False, measured_as=Network(25, 5)),
+        ]
+
+    def test_headers_are_no_reason_to_give_a_rate_up(self) -> None:
+        """What a probe counts is payload."""
+        (planned,) = plan_networks([10], [0], {False: 9.4})
+        assert planned.is_limited
+
+    def test_short_steps_come_first(self) -> None:
+        planned = plan_networks([1, 10, 25], [5, 0], {False: 12.0, True: 12.0})
+        order = [(one.network.delay_ms, one.network.rate_gbit) for one in in_measuring_order(planned)]
+        assert order == [(0, 25), (0, 10), (0, 1), (5, 25), (5, 10), (5, 1)]
+
+    def test_buffers_hold_what_is_under_way(self) -> None:
+        assert Network(10, 0).tcp_buffer_bytes is None, "the machine's own"
+        assert Network(10, 20).tcp_buffer_bytes == 4 * 50_000_000
+        assert Network(1, 1).tcp_buffer_bytes == 32 << 20
+        assert Network(100, 100).tcp_buffer_bytes == 512 << 20
+
+    def test_the_expected_time_grows_with_bytes_and_delay_and_is_bound_by_the_machine(self) -> None:
+        def seconds(rate: float, delay: float, capacity: float = 100.0) -> float:
+            return expected_seconds(
+                Network(rate, delay),
+                gradient_bytes=125_000_000,
+                contenders=10,
+                steps=5,
+                compute_seconds=0.1,
+                capacity_gbit=capacity,
+                start_seconds=3.0,
+            )
+
+        assert seconds(1, 0) == pytest.approx(3 + 50 * 1.1)
+        assert seconds(100, 0, capacity=1.0) == seconds(1, 0)
+        assert seconds(1, 10) == pytest.approx(3 + 50 * 1.26)
+
+
+class TestWinner:
+    def test_the_fastest_in_every_round_wins(self) -> None:
+        rows = [BASE, row("bytegrad", 2.0), row("qadam", 3.0, low=0.9), row("ddp-fp16", 1.5)]
+        assert winner_of(rows, replicas_equal=True) == Winner("bytegrad", 2.0)
+
+    def test_what_is_hardly_faster_wins_nothing(self) -> None:
+        assert winner_of([BASE, row("bytegrad", 1.04)], replicas_equal=True) == Winner(ALL_REDUCE, 1.0)
+
+    def test_another_all_reduce_is_no_other_algorithm(self) -> None:
+        rows = [BASE, row("torch-ddp", 1.5), row("ddp-bytegrad", 1.1)]
+        assert winner_of(rows, replicas_equal=False) == Winner("ddp-bytegrad", 1.1)
+
+    def test_replicas_that_differ_and_ranks_that_do_not_wait_can_be_left_out(self) -> None:
+        rows = [BASE, row("async", 9.0), row("decentralized", 3.0), row("bytegrad", 2.0)]
+        assert winner_of(rows, replicas_equal=False) == Winner("async", 9.0)
+        assert winner_of(rows, replicas_equal=False, waiting=True) == Winner("decentralized", 3.0)
+        assert winner_of(rows, replicas_equal=True) == Winner("bytegrad", 2.0)
+
+    def test_without_all_reduce_nobody_wins(self) -> None:
+        assert winner_of([row("bytegrad")], replicas_equal=True) is None
+        assert winner_text(None) == "-"
+
+
+def settings(*words: str) -> SweepOptions:
+    return parse_options(["--contenders", "with-bagua,bytegrad,async", *words])
+
+
+def result(network: Network, rows: Sequence[Row] = (), **changes: Any) -> NetworkResult:
+    return NetworkResult(network, is_limited=True, rows=list(rows), **changes)
+
+
+class TestRun:
+    def run(
+        self, seconds: float, limit: float, fails: Sequence[float] = ()
+    ) -> tuple[list[tuple[float, float]], SweepOutcome]:
+        """Every network takes `seconds`. Returns (rate, share of the time) of each that was measured."""
+        now = [0.0]
+        seen: list[tuple[float, float]] = []
+        known: list[int] = []
+
+        def measure(planned: PlannedNetwork, options: Any) -> NetworkResult:
+            seen.append((planned.network.rate_gbit, options.time_limit_s))
+            now[0] += seconds
+            if planned.network.rate_gbit in fails:
+                raise BenchError("a rank died") if planned.network.rate_gbit == 1 else NetlabError("no namespace")
+            return result(planned.network, [BASE])
+
+        planned = plan_networks([1, 2, 4], [0], {False: 100})
+        run = SweepRun(
+            settings().comparison,
+            planned,
+            limit,
+            measure,
+            lambda so_far: known.append(len(so_far.results)),
+            lambda: now[0],
+        )
+        outcome = run.run()
+        assert known == [1, 2, 3][: len(seen)], "what is known after each network is handed out"
+        return seen, outcome
+
+    def test_what_one_network_leaves_the_others_share(self) -> None:
+        seen, outcome = self.run(seconds=10, limit=90)
+        assert seen == [(1, 30), (2, 40), (4, 70)]
+        assert [one.seconds for one in outcome.results] == [10, 10, 10]
+
+    def test_networks_after_the_time_limit_are_named(self) -> None:
+        seen, outcome = self.run(seconds=50, limit=90)
+        assert [rate for rate, _ in seen] == [1, 2]
+        assert outcome.notes == ["--time-limit 90 s was over before: 4 Gb/s, 0 ms"]
+
+    def test_a_network_that_fails_costs_only_itself(self) -> None:
+        _, outcome = self.run(seconds=1, limit=90, fails=[1, 2])
+        assert outcome.errors == ["1 Gb/s, 0 ms: a rank died", "2 Gb/s, 0 ms: no namespace"]
+        assert [len(one.rows) for one in outcome.results] == [0, 0, 1]
+
+
+CAPACITY = {False: 100.0, True: 12.0}
+PLANNED = plan_networks([10, 25, 100], [0, 5], CAPACITY)
+
+
+def sweep_outcome() -> SweepOutcome:
+    """25 Gb/s with a delay is what the machine moves; 100 without one was not measured."""
+    usage = DelayUsage(packets=10, bytes=1000, refused=0, full=0, mean_late_ms=0.5, most_late_ms=1.0)
+    return SweepOutcome(
+        [
+            result(Network(10, 0), [row(ALL_REDUCE, machine_busy=0.5), row("bytegrad", 2.0, machine_busy=0.7)]),
+            result(Network(25, 0), [row(ALL_REDUCE, machine_busy=0.95), row("bytegrad", 0.9, machine_busy=0.95)]),
+            result(Network(10, 5), [BASE, row("async", 4.0)], delays=[usage], notes=["one round"], errors=["it broke"]),
+            result(Network(25, 5), [BASE, row("bytegrad", 1.5), row("async", 4.5)]),
+        ],
+        facts={"torch": "2"},
+        notes=["too late"],
+    )
+
+
+class TestReport:
+    def test_tables_have_a_line_a_contender_and_a_column_a_network(self) -> None:
+        outcome, options = sweep_outcome(), settings().comparison
+        text = render(Grid(PLANNED, outcome.results), options, outcome, CAPACITY).splitlines()
+        head = next(line for line in text if line.startswith("delay 0 ms"))
+        assert head.split() == ["delay", "0", "ms", "10", "Gb/s", "25", "Gb/s", "100", "Gb/s"]
+        assert next(line for line in text if line.startswith("bytegrad")).split() == [
+            *("bytegrad", "50.0", "ms", "2.00x", "111", "ms", "0.90x", "-")
+        ]
+        assert next(line for line in text if line.startswith("processors")).split() == [
+            *("processors", "busy", "60", "%", "95", "%", "-")
+        ]
+        delayed = next(line for line in text if line.startswith("delay 5 ms"))
+        assert delayed.split() == ["delay", "5", "ms", "10", "Gb/s", "25", "Gb/s*"], "100 is no network of its own"
+
+    def test_winners_are_a_grid_of_all_rates_and_delays(self) -> None:
+        outcome, options = sweep_outcome(), settings().comparison
+        text = render(Grid(PLANNED, outcome.results), options, outcome, CAPACITY)
+        tables = {block.splitlines()[0]: block.splitlines()[1:] for block in text.split("\n\n") if block[:2] == "--"}
+        equal, waiting, everything = (
+            [" ".join(line.split()) for line in tables[f"-- the fastest, {which} (wide)"]]
+            for which in (
+                "of those that keep all ranks' parameters the same",
+                "of those that wait for other ranks in each step",
+                "of all",
+            )
+        )
+        assert equal == [
+            "10 Gb/s 25 Gb/s 100 Gb/s",
+            "0 ms bytegrad 2.00x all-reduce -",
+            "5 ms all-reduce bytegrad 1.50x* bytegrad 1.50x*",
+        ]
+        assert waiting[2] == "5 ms all-reduce bytegrad 1.50x* bytegrad 1.50x*"
+        assert everything[2] == "5 ms async 4.00x async 4.50x* async 4.50x*"
+
+    def test_closing_lines_say_what_limits_and_what_failed(self) -> None:
+        outcome = sweep_outcome()
+        lines = closing_lines(Grid(PLANNED, outcome.results), outcome, CAPACITY)
+        assert any(
+            line.startswith("*: more than this machine moves (100 Gb/s without delay, 12 Gb/s with)") for line in lines
+        )
+        assert "processors 90 % busy or more, so that they limit as well: 25 Gb/s, 0 ms" in lines
+        assert "packets were kept 0.50 ms longer than the delay at most, on average (10 Gb/s, 5 ms)" in lines
+        assert lines[-3:] == ["note: too late", "note: 10 Gb/s, 5 ms: one round", "ERROR: 10 Gb/s, 5 ms: it broke"]
+
+    def test_lateness_is_of_all_packets(self) -> None:
+        usages = [DelayUsage(1, 1, 0, 0, 4.0, 4.0), DelayUsage(3, 1, 0, 0, 0.0, 0.0)]
+        assert lateness_ms(usages) == 1.0
+        assert lateness_ms([]) == 0.0
+
+    def test_the_document_has_every_network_and_its_winners(self, tmp_path: Path) -> None:
+        outcome, options = sweep_outcome(), settings().comparison
+        path = tmp_path / "sweep.json"
+        write_json(path, document(PLANNED, options, outcome, CAPACITY, describe_machine()))
+        read = json.loads(path.read_text())
+        assert read["capacity_gbit"] == {"without_delay": 100.0, "with_delay": 12.0}
+        by_place = {(one["rate_gbit"], one["delay_ms"]): one for one in read["networks"]}
+        assert len(by_place) == 6
+        assert by_place[100, 5]["measured_as"] == {"rate_gbit": 25, "delay_ms": 5}
+        assert "rows" not in by_place[100, 0]
+        assert by_place[25, 5]["winners"]["wide"]["of all"] == {"contender": "async", "speed_up": 4.5}
+        assert by_place[10, 5]["delays"][0]["mean_late_ms"] == 0.5
+        assert read["parameters"]["models"]["wide"]["length"] == 1024
+
+
+class TestPlot:
+    def test_equal_factors_are_equal_steps_of_colour(self) -> None:
+        assert [shade(factor) for factor in (0.5, 1, 2, 4, 9)] == [0, 0, 1, 2, 2]
+
+    def test_labels_are_short_lines(self) -> None:
+        assert label(ALL_REDUCE, 1.0) == "all-reduce"
+        assert label("low-precision-decentralized", 1.5) == "low precision\ndecentralized\n1.50x"
+
+    def test_a_picture_is_drawn_also_of_holes(self, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib", reason="needs matplotlib, which draws")
+        path = tmp_path / "winners.svg"
+        write_plot(path, Grid(PLANNED, sweep_outcome().results), ["wide"], title="a title", caption="a caption")
+        drawn = path.read_text()
+        for text in ("a title", "not measured", "2.00x", "async", "then bytegrad", "delay, one way (ms)"):
+            assert text in drawn, text
+
+
+class TestProbe:
+    def test_without_delays_the_sweep_goes_on_and_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def measure(delay_ms: float, _flows: int) -> float:
+            if delay_ms:
+                raise NetlabError("netlab: delays need /dev/net/tun, which does not exist here")
+            return 20.0
+
+        monkeypatch.setattr(cli, "measure_capacity_gbit", measure)
+        capacity, notes = cli.probe(settings())
+        assert capacity == {False: 20.0}
+        assert notes == ["networks with a delay were left out: delays need /dev/net/tun, which does not exist here"]
+
+    def test_no_delay_is_probed_where_none_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[float] = []
+        monkeypatch.setattr(cli, "measure_capacity_gbit", lambda delay_ms, _flows: asked.append(delay_ms) or 20.0)
+        assert cli.probe(settings("--delays", "0")) == ({False: 20.0}, [])
+        assert asked == [0.0]
+
+    def test_the_plan_names_networks_and_seconds(self) -> None:
+        text = cli.plan_text(in_measuring_order(PLANNED), settings(), CAPACITY).splitlines()
+        assert text[0] == "5 networks, 3 contenders, wide; up to 3 rounds of 7 steps, 720 s for all"
+        assert text[4].startswith("  25 Gb/s, 5 ms (this machine moves 12 Gb/s): some ")
+        assert text[-1].startswith("one round of all: some ")

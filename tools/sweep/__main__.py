@@ -1,0 +1,9 @@
+"""`make sweep` runs `python -m sweep` with tools/ on PYTHONPATH."""
+
+from __future__ import annotations
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,149 @@
+"""`python -m sweep`: probes the machine, measures every network, prints who wins where."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from core_comparison.report import write_json
+from netlab import NetlabError, missing_requirement
+
+from bagua.net.bench.machine import describe_machine
+from bagua.net.bench.progress import Progress
+
+from .capacity import PROBE_DELAY_MS, measure_capacity_gbit
+from .grid import PlannedNetwork, expected_seconds, in_measuring_order, plan_networks
+from .options import SweepOptions, parse_options
+from .plot import write_plot
+from .report import Grid, document, render
+from .sweep_run import LabMeasurement, SweepOutcome, SweepRun
+
+# For what is said of the time beforehand: elements of the parameters, with the lengths that models have on GPUs.
+_ELEMENTS = {"resnet50": 25.6e6, "vgg16": 138.4e6, "gpt2": 124.4e6, "tiny-2000": 0.5e6, "mlp": 0.6e6, "convnet": 0.1e6}
+_WIDE_LAYERS = 5
+_START_SECONDS = {"cpu": 8.0, "cuda": 25.0}
+_COMPUTE_SECONDS = {"cpu": 0.06, "cuda": 0.05}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    options = parse_options(words)
+    if lacking := missing_requirement():
+        print(f"sweep: {lacking}", file=sys.stderr)
+        return 1
+    try:
+        capacity, notes = probe(options)
+    except NetlabError as error:
+        print(f"sweep: {error}", file=sys.stderr)
+        return 1
+    # Without delays there is still a sweep.
+    delays = options.delays_ms if True in capacity else tuple(delay for delay in options.delays_ms if not delay)
+    if not delays:
+        print(f"sweep: {notes[0]}; add 0 to --delays", file=sys.stderr)
+        return 1
+    planned = plan_networks(options.rates_gbit, delays, capacity)
+    order = in_measuring_order(planned)
+    print(plan_text(order, options, capacity), flush=True)
+    if options.only_plan:
+        return 0
+    machine = describe_machine()
+
+    def write(outcome: SweepOutcome) -> None:
+        if options.json_path is not None:
+            write_json(options.json_path, document(planned, options.comparison, outcome, capacity, machine))
+
+    outcome = _run(options, order, notes, write)
+    grid = Grid(planned, outcome.results)
+    print("\n" + render(grid, options.comparison, outcome, capacity))
+    written = []
+    if options.json_path is not None:
+        write(outcome)
+        written.append(options.json_path)
+    if options.plot_path is not None:
+        comparison = options.comparison
+        title = f"The fastest algorithm by network: {comparison.ranks} ranks, {outcome.facts.get('device', '?')}"
+        write_plot(options.plot_path, grid, comparison.models, title=title, caption=_caption(grid, machine.caption()))
+        written.append(options.plot_path)
+    if written:
+        print("written: " + ", ".join(map(str, written)))
+    return 1 if outcome.errors or not any(result.rows for result in outcome.results) else 0
+
+
+def probe(options: SweepOptions) -> tuple[dict[bool, float], list[str]]:
+    """What the machine moves, by whether there is a delay, and what is to be said of it.
+
+    Raises:
+        NetlabError: no network at all can be made here.
+    """
+    flows = max(1, min(4, (os.cpu_count() or 2) // 2))
+    capacity = {False: measure_capacity_gbit(0.0, flows)}
+    if any(options.delays_ms):
+        try:
+            capacity[True] = measure_capacity_gbit(PROBE_DELAY_MS, flows)
+        except NetlabError as error:
+            return capacity, [f"networks with a delay were left out: {str(error).removeprefix('netlab: ')}"]
+    return capacity, []
+
+
+def plan_text(order: Sequence[PlannedNetwork], options: SweepOptions, capacity: dict[bool, float]) -> str:
+    comparison = options.comparison
+    steps = comparison.warmup + comparison.steps
+    head = (
+        f"{len(order)} networks, {len(comparison.contenders)} contenders, {', '.join(comparison.models)}; up to"
+        f" {comparison.rounds} rounds of {steps} steps, {options.time_limit_s:g} s for all"
+    )
+    lines = [head]
+    total = 0.0
+    for planned in order:
+        network = planned.network
+        seconds = _START_SECONDS[comparison.device]
+        for model in comparison.models:
+            seconds += expected_seconds(
+                network,
+                gradient_bytes=round(4 * _elements(model, comparison.turn(model))),
+                contenders=len(comparison.contenders),
+                steps=steps,
+                compute_seconds=_COMPUTE_SECONDS[comparison.device],
+                capacity_gbit=capacity[network.delay_ms > 0],
+                start_seconds=0.0,
+            )
+        total += seconds
+        limit = "" if planned.is_limited else f" (this machine moves {capacity[network.delay_ms > 0]:.3g} Gb/s)"
+        lines.append(f"  {network}{limit}: some {seconds:.0f} s to start and for one round")
+    lines.append(f"one round of all: some {total:.0f} s")
+    return "\n".join(lines)
+
+
+def _elements(model: str, size: dict[str, object]) -> float:
+    if model == "wide":
+        width = size["length"]
+        assert isinstance(width, int)
+        return _WIDE_LAYERS * (width + 1.0) * width
+    return _ELEMENTS[model]
+
+
+def _caption(grid: Grid, machine: str) -> str:
+    text = "Cells: the contender with the shortest step, and how many times faster than gradient all-reduce it is."
+    if any(not grid.is_limited(delay, rate) for delay in grid.delays for rate in grid.rates):
+        text += " Dashed: a rate beyond what the machine moves, measured without a limit."
+    return f"{text} {machine}"
+
+
+def _run(
+    options: SweepOptions,
+    order: Sequence[PlannedNetwork],
+    notes: Sequence[str],
+    write: Callable[[SweepOutcome], None],
+) -> SweepOutcome:
+    comparison = options.comparison
+    turns = len(order) * len(comparison.models) * len(comparison.contenders) * comparison.rounds
+    with tempfile.TemporaryDirectory(prefix="sweep-") as temporary, Progress(turns) as progress:
+        measurement = LabMeasurement(options.output_folder or Path(temporary), progress)
+
+        def write_so_far(outcome: SweepOutcome) -> None:
+            outcome.facts, outcome.notes = measurement.facts, list(notes)
+            write(outcome)
+
+        return SweepRun(comparison, order, options.time_limit_s, measurement, write_so_far).run()

@@ -1,0 +1,183 @@
+"""The command line of the sweep: parsing, defaults by device, and every check that needs no network."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from core_comparison.catalogue import ALL_REDUCE, CONTENDERS, GROUPS, MODELS
+from core_comparison.options import DEFAULT_TOLERANCE, Options, count_gpus, names_of, warmup_problem
+from netlab import parse_delay_ms, parse_rate_mbit
+
+from bagua.net.bench.argument_types import within
+from bagua.net.bench.export import check_writable
+from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
+
+DEFAULT_RATES = "1G,10G,25G,100G"
+DEFAULT_DELAYS = "0,1ms,5ms,20ms"
+_DEFAULT_MODELS = {"cpu": ("wide",), "cuda": ("vgg16", "gpt2")}
+# GPUs start more slowly and train larger models.
+_DEFAULT_TIME_LIMIT_S = {"cpu": 720.0, "cuda": 540.0}
+_TURN_TIMEOUT_S = 240.0
+_MBIT_PER_GBIT = 1e3
+
+_EPILOG = """\
+examples:
+  make sweep                                                         CPUs, in some twelve minutes
+  make sweep SWEEP_ARGS="--rates 1G,10G --delays 0,5ms --time-limit 180"
+  make sweep SWEEP_ARGS="--plan"                                     what would be measured, and how long it takes
+  make sweep SWEEP_ARGS="--device cuda --rates 10G,25G,100G"         a GPU for each rank, NCCL through Bagua-Net
+
+exit status: 0, or 1 if a contender failed or broke what it promises or nothing was measured, or 2 if an option was
+wrong.
+"""
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """`comparison` is what is trained in each network; its time limit is of one network."""
+
+    comparison: Options
+    rates_gbit: tuple[float, ...]
+    delays_ms: tuple[float, ...]
+    time_limit_s: float
+    only_plan: bool
+    json_path: Path | None
+    plot_path: Path | None
+    output_folder: Path | None
+
+
+def _several(parse: Callable[[str], float], factor: float) -> Callable[[str], tuple[float, ...]]:
+    def convert(text: str) -> tuple[float, ...]:
+        try:
+            return tuple(dict.fromkeys(parse(part) * factor for part in text.split(",")))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sweep",
+        description="Trains with every algorithm in networks of several rates and delays (network namespaces on this"
+        " machine; needs root), and says which one is the fastest where.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
+    parser.add_argument(
+        "--ranks", type=within(int, 2, 64), default=2, metavar="N", help="hosts, a rank each (default 2)"
+    )
+    networks = parser.add_argument_group("networks")
+    networks.add_argument(
+        "--rates",
+        type=_several(parse_rate_mbit, 1 / _MBIT_PER_GBIT),
+        default=DEFAULT_RATES,
+        metavar="LIST",
+        help=f"of every link (default {DEFAULT_RATES})",
+    )
+    networks.add_argument(
+        "--delays",
+        type=_several(parse_delay_ms, 1.0),
+        default=DEFAULT_DELAYS,
+        metavar="LIST",
+        help=f"of every packet, one way (default {DEFAULT_DELAYS})",
+    )
+    what = parser.add_argument_group("what is trained")
+    what.add_argument(
+        "--model",
+        type=names_of("model", list(MODELS)),
+        metavar="LIST",
+        help=f"default {','.join(_DEFAULT_MODELS['cpu'])}; with CUDA {','.join(_DEFAULT_MODELS['cuda'])}",
+    )
+    what.add_argument("--length", type=within(int, 1, 65536), metavar="N", help="size of the model (default: its own)")
+    what.add_argument("--batch-size", type=within(int, 1, 65536), metavar="N", help="per rank (default: the model's)")
+    what.add_argument(
+        "--contenders",
+        type=names_of("contender", list(CONTENDERS), GROUPS),
+        default=GROUPS["algorithms"],
+        metavar="LIST",
+        help=f"must have {ALL_REDUCE}, which is gradient all-reduce (default algorithms)",
+    )
+    length = parser.add_argument_group("how long")
+    length.add_argument("--steps", type=within(int, 1, 10_000), default=4, help="timed steps of a turn (default 4)")
+    length.add_argument("--warmup", type=within(int, 0, 1000), default=3, help="steps before them (default 3)")
+    length.add_argument(
+        "--rounds",
+        type=within(int, 1, 100),
+        default=3,
+        help="turns of each contender in each network, at most: as many as fit (default 3)",
+    )
+    length.add_argument(
+        "--time-limit",
+        type=within(float, 10.0, 86400.0),
+        metavar="S",
+        help="for all networks together, which share it equally; one round of each is run in any case (default"
+        f" {_DEFAULT_TIME_LIMIT_S['cpu']:g}, with CUDA {_DEFAULT_TIME_LIMIT_S['cuda']:g})",
+    )
+    length.add_argument("--plan", action="store_true", help="say what would be measured, and end")
+    output = parser.add_argument_group("results")
+    output.add_argument("--json", type=Path, metavar="PATH", help="every figure and the machine's facts")
+    output.add_argument("--plot", type=Path, metavar="PATH", help="who wins where (.png, .svg, .pdf)")
+    output.add_argument("--output-dir", type=Path, metavar="DIR", help="keep the ranks' NCCL logs there")
+    return parser
+
+
+def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int] = count_gpus) -> SweepOptions:
+    """Exits with code 2 and a message that names value, limit and remedy, as argparse does. `gpus` counts them."""
+    parser = make_parser()
+    given = parser.parse_args(words)
+    if given.device == "cuda" and (found := gpus()) < given.ranks:
+        parser.error(
+            f"--ranks {given.ranks} needs as many GPUs, this machine shows {found}; lower it, or use --device cpu"
+        )
+    if ALL_REDUCE not in given.contenders:
+        parser.error(f"--contenders lacks {ALL_REDUCE}, which all others are compared with; add it")
+    if problem := warmup_problem(given.contenders, given.warmup):
+        parser.error(problem)
+    try:
+        if given.json is not None and not given.plan:
+            check_writable("--json", given.json)
+        if given.plot is not None and not given.plan:
+            check_writable("--plot", given.plot)
+            check_plot_path(given.plot)
+        if given.output_dir is not None:
+            given.output_dir.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError, PlotUnavailableError) as error:
+        parser.error(str(error))
+    comparison = Options(
+        ranks=given.ranks,
+        device=given.device,
+        models=given.model or _DEFAULT_MODELS[given.device],
+        contenders=given.contenders,
+        baseline=ALL_REDUCE,
+        steps=given.steps,
+        warmup=given.warmup,
+        rounds=given.rounds,
+        batch_size=given.batch_size,
+        dtype=None,
+        length=given.length,
+        network="tcp" if given.device == "cuda" else None,
+        seed=1,
+        deterministic=False,
+        tolerance=DEFAULT_TOLERANCE,
+        timeout_s=_TURN_TIMEOUT_S,
+        time_limit_s=0.0,
+        json_path=None,
+        trace_folder=None,
+        output_folder=None,
+    )
+    return SweepOptions(
+        comparison=comparison,
+        rates_gbit=given.rates,
+        delays_ms=given.delays,
+        time_limit_s=given.time_limit or _DEFAULT_TIME_LIMIT_S[given.device],
+        only_plan=given.plan,
+        json_path=given.json,
+        plot_path=given.plot,
+        output_folder=None if given.output_dir is None else given.output_dir.absolute(),
+    )

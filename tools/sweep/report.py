@@ -1,0 +1,217 @@
+"""What is printed and what is written of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from core_comparison.catalogue import ALL_REDUCE, REFERENCE
+from core_comparison.options import Options
+from core_comparison.report import format_ms
+from core_comparison.step_statistics import Row
+from netlab import DelayUsage
+
+from bagua.net.bench.machine import MachineFacts
+from bagua.net.bench.table import MISSING
+
+from .grid import PlannedNetwork
+from .results import BUSY, NetworkResult, Winner, winner_of
+from .sweep_run import SweepOutcome
+
+# What a table of winners is of, and winner_of's arguments.
+_TABLES: dict[str, dict[str, bool]] = {
+    "of those that keep all ranks' parameters the same": {"replicas_equal": True},
+    "of those that wait for other ranks in each step": {"replicas_equal": False, "waiting": True},
+    "of all": {"replicas_equal": False},
+}
+# Marks a network that the machine cannot be.
+_BEYOND = "*"
+
+
+class Grid:
+    """Results by place: rows are delays, columns rates. A rate that was not measured by itself has those of the network
+    that it was measured as."""
+
+    def __init__(self, planned: Sequence[PlannedNetwork], results: Sequence[NetworkResult]) -> None:
+        self.rates = sorted({one.network.rate_gbit for one in planned})
+        self.delays = sorted({one.network.delay_ms for one in planned})
+        by_network = {result.network: result for result in results}
+        self._planned = {(one.network.delay_ms, one.network.rate_gbit): one for one in planned}
+        self._results = {place: by_network.get(one.measured_as or one.network) for place, one in self._planned.items()}
+
+    def result(self, delay_ms: float, rate_gbit: float) -> NetworkResult | None:
+        return self._results[delay_ms, rate_gbit]
+
+    def is_limited(self, delay_ms: float, rate_gbit: float) -> bool:
+        return self._planned[delay_ms, rate_gbit].is_limited
+
+    def measured_rates(self, delay_ms: float) -> list[float]:
+        return [rate for rate in self.rates if self._planned[delay_ms, rate].measured_as is None]
+
+
+def rate_name(grid: Grid, delay_ms: float, rate_gbit: float) -> str:
+    return f"{rate_gbit:g} Gb/s{'' if grid.is_limited(delay_ms, rate_gbit) else _BEYOND}"
+
+
+def columns_of(lines: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, the others to the right."""
+    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if place == 0 else text.rjust(width)
+            for place, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def step_tables(grid: Grid, model: str, contenders: Sequence[str]) -> str:
+    """For each delay a line a contender: milliseconds of a step, and its speed-up over gradient all-reduce."""
+    blocks = []
+    for delay in grid.delays:
+        rates = grid.measured_rates(delay)
+        lines = [[f"delay {delay:g} ms", *(rate_name(grid, delay, rate) for rate in rates)]]
+        lines += [[name, *(_cell(grid.result(delay, rate), model, name) for rate in rates)] for name in contenders]
+        lines.append(["processors busy", *(_busy(grid.result(delay, rate), model) for rate in rates)])
+        blocks.append(columns_of(lines))
+    return "\n\n".join(blocks)
+
+
+def _cell(result: NetworkResult | None, model: str, contender: str) -> str:
+    row = next((row for row in result.rows_of(model) if row.contender == contender), None) if result else None
+    if row is None:
+        return MISSING
+    over = "" if row.speed_up is None else f" {row.speed_up.median:.2f}x"
+    return f"{format_ms(row.step_ms)} ms{over or ' ' * len(' 0.00x')}"
+
+
+def _busy(result: NetworkResult | None, model: str) -> str:
+    share = result.machine_busy(model) if result else None
+    return MISSING if share is None else f"{share * 100:.0f} %{' ' * len(' 0.00x')}"
+
+
+def winner_table(grid: Grid, model: str, choice: Mapping[str, bool]) -> str:
+    head = ["", *(f"{rate:g} Gb/s" for rate in grid.rates)]
+    lines = [
+        [f"{delay:g} ms", *(_winner_cell(grid, model, delay, rate, choice) for rate in grid.rates)]
+        for delay in grid.delays
+    ]
+    return columns_of([head, *lines])
+
+
+def _winner_cell(grid: Grid, model: str, delay: float, rate: float, choice: Mapping[str, bool]) -> str:
+    result = grid.result(delay, rate)
+    winner = winner_of(result.rows_of(model), **choice) if result else None
+    return winner_text(winner) + ("" if grid.is_limited(delay, rate) else _BEYOND)
+
+
+def winner_text(winner: Winner | None) -> str:
+    if winner is None:
+        return MISSING
+    return "all-reduce" if winner.contender == ALL_REDUCE else f"{winner.contender} {winner.speed_up:.2f}x"
+
+
+def render(grid: Grid, options: Options, outcome: SweepOutcome, capacity_gbit: Mapping[bool, float]) -> str:
+    parts = []
+    for model in options.models:
+        size = options.turn(model)
+        parts.append(f"== {model}, length {size['length']}, batch size {size['batch_size']} per rank, {size['dtype']}")
+        parts.append(step_tables(grid, model, options.contenders))
+        for which, choice in _TABLES.items():
+            parts.append(f"-- the fastest, {which} ({model})\n{winner_table(grid, model, choice)}")
+    return "\n\n".join([*parts, "\n".join(closing_lines(grid, outcome, capacity_gbit))])
+
+
+def closing_lines(grid: Grid, outcome: SweepOutcome, capacity_gbit: Mapping[bool, float]) -> list[str]:
+    lines = [
+        f"x: step time of gradient all-reduce ({ALL_REDUCE}) over the contender's, median of the rounds",
+        "delay: one way; a round trip takes twice as long",
+        f"fastest: in every round, and by 5 % in the median, faster than all-reduce, which {REFERENCE} is, too",
+    ]
+    if any(not grid.is_limited(delay, rate) for delay in grid.delays for rate in grid.rates):
+        lines.append(
+            f"{_BEYOND}: more than this machine moves ({_moved(capacity_gbit)}); measured without a limit, once for all"
+            " such rates"
+        )
+    busy = [result for result in outcome.results if any(_is_busy(row) for row in result.rows)]
+    if busy:
+        names = "; ".join(str(result.network) for result in busy)
+        lines.append(f"processors {BUSY * 100:.0f} % busy or more, so that they limit as well: {names}")
+    late = {result.network: lateness_ms(result.delays) for result in outcome.results if result.delays}
+    if late:
+        worst = max(late, key=lambda network: late[network])
+        lines.append(f"packets were kept {late[worst]:.2f} ms longer than the delay at most, on average ({worst})")
+    lines += [f"note: {note}" for note in outcome.notes]
+    lines += [f"note: {result.network}: {note}" for result in outcome.results for note in result.notes]
+    return lines + [f"ERROR: {error}" for error in outcome.errors]
+
+
+def _is_busy(row: Row) -> bool:
+    return row.machine_busy is not None and row.machine_busy >= BUSY
+
+
+def _moved(capacity_gbit: Mapping[bool, float]) -> str:
+    names = {False: "without delay", True: "with"}
+    return ", ".join(f"{capacity:.3g} Gb/s {names[delayed]}" for delayed, capacity in sorted(capacity_gbit.items()))
+
+
+def lateness_ms(usages: Sequence[DelayUsage]) -> float:
+    """The mean over all packets."""
+    packets = sum(usage.packets for usage in usages)
+    return sum(usage.mean_late_ms * usage.packets for usage in usages) / max(1, packets)
+
+
+def document(
+    planned: Sequence[PlannedNetwork],
+    options: Options,
+    outcome: SweepOutcome,
+    capacity_gbit: Mapping[bool, float],
+    machine: MachineFacts,
+) -> dict[str, Any]:
+    grid = Grid(planned, outcome.results)
+    return {
+        "machine": machine.as_dict(),
+        "ranks": dict(outcome.facts),
+        "parameters": {
+            "baseline": options.baseline,
+            "contenders": list(options.contenders),
+            "device": options.device,
+            "models": {model: options.turn(model) for model in options.models},
+            "ranks": options.ranks,
+            "rounds": options.rounds,
+            "steps": options.steps,
+            "warmup": options.warmup,
+        },
+        "capacity_gbit": {"without_delay": capacity_gbit[False], "with_delay": capacity_gbit.get(True)},
+        "networks": [_network_entry(one, grid, options) for one in planned],
+        "notes": outcome.notes,
+        "errors": outcome.errors,
+    }
+
+
+def _network_entry(planned: PlannedNetwork, grid: Grid, options: Options) -> dict[str, Any]:
+    network = planned.network
+    entry: dict[str, Any] = {**asdict(network), "is_limited": planned.is_limited}
+    if planned.measured_as is not None:
+        return {**entry, "measured_as": asdict(planned.measured_as)}
+    result = grid.result(network.delay_ms, network.rate_gbit)
+    if result is None:
+        return entry
+    return {
+        **entry,
+        "tcp_buffer_bytes": network.tcp_buffer_bytes,
+        "seconds": result.seconds,
+        "winners": {model: _winners(result.rows_of(model)) for model in options.models},
+        "rows": [row.as_dict() for row in result.rows],
+        "turns": [asdict(turn) for turn in result.turns],
+        "delays": [asdict(usage) for usage in result.delays],
+        "notes": result.notes,
+        "errors": result.errors,
+    }
+
+
+def _winners(rows: Sequence[Row]) -> dict[str, dict[str, Any] | None]:
+    """Under the names of _TABLES, each with `contender` and `speed_up`."""
+    found = {which: winner_of(rows, **choice) for which, choice in _TABLES.items()}
+    return {which: None if winner is None else asdict(winner) for which, winner in found.items()}

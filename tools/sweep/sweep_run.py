@@ -1,0 +1,117 @@
+"""The run: network by network, each with ranks of its own, in which all contenders take turns. One thread drives it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from core_comparison.comparison_run import ComparisonRun, Outcome
+from core_comparison.options import Options
+from core_comparison.ranks import RankTeam
+from core_comparison.step_statistics import faults_of, rows_of
+from netlab import Lab, NetlabError
+
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.progress import Progress
+
+from .grid import PlannedNetwork
+from .lab_placement import LabPlacement
+from .results import NetworkResult
+
+# Makes the network, trains all contenders in it and removes it.
+Measure = Callable[[PlannedNetwork, Options], NetworkResult]
+
+
+@dataclass
+class SweepOutcome:
+    results: list[NetworkResult] = field(default_factory=list)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def errors(self) -> list[str]:
+        return [f"{result.network}: {error}" for result in self.results for error in result.errors]
+
+
+class SweepRun:
+    """`time_limit_s` is divided anew before each network among those that are left, so that none takes the time of
+    those after it; but one round of each is always run, unless the time is over when it would begin."""
+
+    def __init__(
+        self,
+        options: Options,
+        planned: Sequence[PlannedNetwork],
+        time_limit_s: float,
+        measure: Measure,
+        after_each: Callable[[SweepOutcome], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`after_each` network: with what is known then, for a run that may be cut."""
+        self._options = options
+        self._planned = planned
+        self._time_limit_s = time_limit_s
+        self._measure = measure
+        self._after_each = after_each
+        self._clock = clock
+
+    def run(self) -> SweepOutcome:
+        """What fails in one network is one of its errors; the others are measured."""
+        outcome = SweepOutcome()
+        deadline = self._clock() + self._time_limit_s
+        for place, planned in enumerate(self._planned):
+            left = deadline - self._clock()
+            if left <= 0:
+                names = "; ".join(str(one.network) for one in self._planned[place:])
+                outcome.notes.append(f"--time-limit {self._time_limit_s:g} s was over before: {names}")
+                break
+            share = left / (len(self._planned) - place)
+            began = self._clock()
+            try:
+                result = self._measure(planned, replace(self._options, time_limit_s=share))
+            except (BenchError, NetlabError) as error:
+                result = NetworkResult(planned.network, planned.is_limited, errors=[str(error)])
+            result.seconds = self._clock() - began
+            outcome.results.append(result)
+            self._after_each(outcome)
+        return outcome
+
+
+class LabMeasurement:
+    """A Measure with real networks and ranks."""
+
+    def __init__(self, log_folder: Path, progress: Progress) -> None:
+        self._log_folder = log_folder
+        self._progress = progress
+        self.facts: Mapping[str, Any] = {}  # of the last ranks
+
+    def __call__(self, planned: PlannedNetwork, options: Options) -> NetworkResult:
+        network = planned.network
+        lab = Lab(
+            options.ranks,
+            rate_mbit=network.rate_gbit * 1e3 if planned.is_limited else None,
+            delay_ms=network.delay_ms,
+            tcp_buffer_bytes=network.tcp_buffer_bytes,
+        )
+        self._progress.message(f"{network}{'' if planned.is_limited else ' (no limit but this machine)'}")
+        with lab:
+            placement = LabPlacement(lab, one_gpu_each=options.device == "cuda")
+            run = ComparisonRun(options, lambda: RankTeam(options, self._log_folder, placement), self._progress)
+            outcome = run.run()
+            delays = lab.delay_usage()
+        self.facts = outcome.facts
+        return _result(planned, options, outcome, delays)
+
+
+def _result(planned: PlannedNetwork, options: Options, outcome: Outcome, delays: list[Any]) -> NetworkResult:
+    return NetworkResult(
+        planned.network,
+        planned.is_limited,
+        rows=rows_of(outcome.turns, {}, options.baseline),
+        turns=outcome.turns,
+        delays=delays,
+        notes=outcome.notes,
+        errors=outcome.errors + faults_of(outcome.turns, options.tolerance),
+    )
