@@ -23,11 +23,14 @@ _attempts: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(iter
 _used_numbers = 0
 
 
-def create_member_group(ranks: Sequence[int], timeout: datetime.timedelta) -> dist.ProcessGroup:
+def create_member_group(
+    ranks: Sequence[int], timeout: datetime.timedelta, backend: str | None = None
+) -> dist.ProcessGroup:
     """
     Args:
         ranks: global, ascending, this process among them. Every one of them calls this, in the same order for the
             same ranks.
+        backend: as torch.distributed.new_group has it; None: that of the default group.
 
     Raises:
         dist.DistError: a member did not call within the timeout.
@@ -43,7 +46,7 @@ def create_member_group(ranks: Sequence[int], timeout: datetime.timedelta) -> di
     number = max(int(store.get(str(rank))) for rank in members)
 
     with torch_internals.no_bound_device(), torch_internals.registered_groups_raised_to(number):
-        group = dist.new_group(list(members), timeout=timeout, use_local_synchronization=True)
+        group = dist.new_group(list(members), timeout=timeout, backend=backend, use_local_synchronization=True)
     _used_numbers = number + 1
     assert isinstance(group, dist.ProcessGroup), "this process is a member"
     return group

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bagua.comm_ops.async_average import AsyncModelAverage
 from bagua.comm_ops.centralized import AllReduce, HierarchicalAllReduce, ScatterGatherAllReduce
+from bagua.comm_ops.compressed import MIN_MAX_UINT8, CompressedAllReduce
+from bagua.comm_ops.decentralized import PeerWeightAverage
+from bagua.comm_ops.low_precision_decentralized import LowPrecisionRing
 from bagua.engine.bucket import Bucket
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from bagua.collectives.process_group import BaguaProcessGroup
 
 
@@ -27,14 +33,23 @@ class BaguaBucket(Bucket):
         Args:
             hierarchical: reduce within each node first, so that only one rank per node talks to other nodes.
             scattergather: all-to-all, local sum, all-gather; needs a bucket whose alignment is the number of ranks.
-            compression: none is known here.
+                With a compression that is the way in any case.
+            compression: "MinMaxUInt8": a byte per element is sent (bagua.comm_ops.compressed). It needs a bucket of
+                float32, float16 or bfloat16 whose alignment is the number of ranks or, with `hierarchical`, of nodes.
             group: default: Bagua's default group.
 
         Raises:
-            ValueError: an unknown compression, or scattergather together with hierarchical.
+            TypeError: a bucket of a dtype that cannot be compressed.
+            ValueError: an unknown compression, a bucket of a length that it cannot share out, or scattergather together
+                with hierarchical and without compression.
         """
         if compression is not None:
-            raise ValueError(f"compression={compression!r} is unknown; leave it out")
+            if compression != MIN_MAX_UINT8:
+                raise ValueError(f"compression={compression!r} is unknown; there is {MIN_MAX_UINT8!r}, or leave it out")
+            compressed = CompressedAllReduce(_group_or_default(group), average, hierarchical)
+            compressed.check(self.flattened_tensor(), f"bucket {self.name!r}")
+            self.append_op(compressed)
+            return self
         if scattergather and hierarchical:
             raise ValueError("scattergather and hierarchical exclude each other without compression; choose one")
         chosen = _group_or_default(group)
@@ -45,6 +60,89 @@ class BaguaBucket(Bucket):
         else:
             self.append_op(AllReduce(chosen.get_global_communicator(), average, self.device))
         return self
+
+    def append_decentralized_synchronous_op(
+        self,
+        peer_weight: Tensor,
+        hierarchical: bool = True,
+        peer_selection_mode: str = "all",
+        group: BaguaProcessGroup | None = None,
+    ) -> PeerWeightAverage:
+        """`peer_weight` becomes the mean of the bucket over all ranks or over pairs of them. Returns the operation,
+        whose `copy_back_peer_weight(bucket.backend_bucket)` puts it into the bucket when the communication is done.
+
+        Args:
+            peer_weight: 1-D, of the length, dtype and device of `flattened_tensor()`, and other memory.
+            hierarchical: the mean within each node first, so that only one rank per node talks to other nodes.
+            peer_selection_mode: "all", or "shift_one": with one other rank (node) at a time, of an even number.
+            group: default: Bagua's default group. No other communication of it should be under way meanwhile.
+
+        Raises:
+            ValueError: a `peer_weight` that does not fit, an unknown mode, or an odd number with "shift_one".
+        """
+        self._check_like_bucket(peer_weight=peer_weight)
+        op = PeerWeightAverage(_group_or_default(group), peer_weight, hierarchical, peer_selection_mode)
+        self.append_op(op)
+        return op
+
+    def append_low_precision_decentralized_synchronous_op(
+        self,
+        weight: Tensor,
+        left_peer_weight: Tensor,
+        right_peer_weight: Tensor,
+        hierarchical: bool = True,
+        compression: str = MIN_MAX_UINT8,
+        group: BaguaProcessGroup | None = None,
+    ) -> LowPrecisionRing:
+        """The bucket is mixed with those of both neighbours in the ring of ranks, from compressed differences
+        (bagua.comm_ops.low_precision_decentralized). Returns the operation.
+
+        Args:
+            weight, left_peer_weight, right_peer_weight: this rank's and its neighbours' weights after the last
+                exchange; 1-D, of the length, dtype and device of `flattened_tensor()`, and other memory.
+            hierarchical: the mean within each node first; then the nodes form the ring.
+            compression: "MinMaxUInt8".
+            group: default: Bagua's default group.
+
+        Raises:
+            ValueError: an unknown compression, or a tensor that does not fit.
+        """
+        if compression != MIN_MAX_UINT8:
+            raise ValueError(f"compression={compression!r} is unknown; there is {MIN_MAX_UINT8!r}")
+        self._check_like_bucket(weight=weight, left_peer_weight=left_peer_weight, right_peer_weight=right_peer_weight)
+        op = LowPrecisionRing(_group_or_default(group), weight, left_peer_weight, right_peer_weight, hierarchical)
+        self.append_op(op)
+        return op
+
+    def append_asynchronous_model_average_op(
+        self, peer_selection_mode: str = "all", group: BaguaProcessGroup | None = None
+    ) -> AsyncModelAverage:
+        """The elements x, which may be changed while the ranks communicate, move to their mean: x += mean(copy) - copy.
+        Returns the operation, with lock_weight, unlock_weight, abort, reset and get_status.
+
+        Args:
+            peer_selection_mode: "all".
+            group: default: Bagua's default group. No other communication of it may be under way meanwhile.
+
+        Raises:
+            ValueError: an unknown mode.
+        """
+        if peer_selection_mode != "all":
+            raise ValueError(f"peer_selection_mode={peer_selection_mode!r} is unknown; there is 'all'")
+        op = AsyncModelAverage(_group_or_default(group))
+        self.append_op(op)
+        return op
+
+    def _check_like_bucket(self, **tensors: Tensor) -> None:
+        flat = self.flattened_tensor()
+        expected = (flat.dtype, tuple(flat.shape), flat.device)
+        for name, tensor in tensors.items():
+            found = (tensor.dtype, tuple(tensor.shape), tensor.device)
+            if found != expected or not tensor.is_contiguous():
+                raise ValueError(
+                    f"bucket {self.name!r}: {name} is {found[0]} {list(found[1])} on {found[2]}, must be contiguous"
+                    f" {expected[0]} {list(expected[1])} on {expected[2]}; make it with flattened_tensor().clone()"
+                )
 
 
 def _group_or_default(group: BaguaProcessGroup | None) -> BaguaProcessGroup:

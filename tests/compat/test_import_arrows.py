@@ -96,6 +96,7 @@ ALLOWED: dict[str, set[str]] = {
     "collectives": {"kernels"},
     "engine": {"collectives", "kernels"},
     "comm_ops": {"engine", "collectives", "kernels"},
+    "comm_hooks": {"comm_ops", "engine", "collectives", "kernels"},
     "torch_api": {"comm_ops", "engine", "collectives", "kernels", "service", "net"},
     "distributed": {"net", "service"},
     "script": {"distributed", "net", "service"},
@@ -199,7 +200,7 @@ def test_the_core_imports_nothing_but_torch() -> None:
     """At import time: a user who has torch has all that plain training needs."""
     wrong = [
         f"{path.relative_to(REPOSITORY)}:{one.line} imports {one.module}"
-        for path in python_files("collectives", "engine", "comm_ops", "torch_api")
+        for path in python_files("collectives", "engine", "comm_ops", "comm_hooks", "torch_api")
         if not module_name(path).startswith(tuple(ON_DEMAND))
         for one in imports_of_file(path)
         if not one.lazy and one.module.split(".")[0] not in sys.stdlib_module_names | {"torch", "bagua"}

@@ -49,13 +49,23 @@ PATHS: dict[str, set[str]] = {
     "bagua.torch_api.data_parallel.functional": {"all_reduce"},
     "bagua.torch_api.algorithms": {
         *("Algorithm", "AlgorithmImpl", "GlobalAlgorithmRegistry"),
-        *("base", "gradient_allreduce"),
+        *("async_model_average", "base", "bytegrad", "decentralized", "gradient_allreduce", "q_adam"),
+    },
+    "bagua.torch_api.algorithms.async_model_average": {
+        "AsyncModelAverageAlgorithm",
+        "AsyncModelAverageAlgorithmImpl",
     },
     "bagua.torch_api.algorithms.base": {"Algorithm", "AlgorithmImpl", "GlobalAlgorithmRegistry"},
+    "bagua.torch_api.algorithms.bytegrad": {"ByteGradAlgorithm", "ByteGradAlgorithmImpl"},
+    "bagua.torch_api.algorithms.decentralized": {
+        *("DecentralizedAlgorithm", "DecentralizedAlgorithmImpl"),
+        *("LowPrecisionDecentralizedAlgorithm", "LowPrecisionDecentralizedAlgorithmImpl"),
+    },
     "bagua.torch_api.algorithms.gradient_allreduce": {
         "GradientAllReduceAlgorithm",
         "GradientAllReduceAlgorithmImpl",
     },
+    "bagua.torch_api.algorithms.q_adam": {"QAdamAlgorithm", "QAdamAlgorithmImpl", "QAdamOptimizer"},
 }
 
 SUM = "op=ReduceOp.SUM"
@@ -151,6 +161,21 @@ SIGNATURES: dict[str, str] = {
     "algorithms.GlobalAlgorithmRegistry.get": "name",
     "algorithms.GlobalAlgorithmRegistry.available_algorithms": "",
     "algorithms.gradient_allreduce.GradientAllReduceAlgorithm": "hierarchical=False, average=True",
+    "algorithms.async_model_average.AsyncModelAverageAlgorithm": (
+        "peer_selection_mode='all', sync_interval_ms=500, warmup_steps=0"
+    ),
+    "algorithms.async_model_average.AsyncModelAverageAlgorithmImpl.abort": "model",
+    "algorithms.async_model_average.AsyncModelAverageAlgorithmImpl.resume": "model",
+    "bucket.BaguaBucket.append_asynchronous_model_average_op": "peer_selection_mode",
+    "algorithms.bytegrad.ByteGradAlgorithm": "hierarchical=True, average=True",
+    "algorithms.decentralized.DecentralizedAlgorithm": (
+        "hierarchical=True, peer_selection_mode='all', communication_interval=1"
+    ),
+    "algorithms.decentralized.LowPrecisionDecentralizedAlgorithm": "hierarchical=True, communication_interval=1",
+    "algorithms.q_adam.QAdamAlgorithm": "q_adam_optimizer, hierarchical=True",
+    "algorithms.q_adam.QAdamOptimizer": (
+        "params, lr=1e-3, warmup_steps=100, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0"
+    ),
 }
 
 ATTRIBUTES: dict[str, set[str]] = {

@@ -57,6 +57,28 @@ def test_contenders_take_turns_and_train_the_same_model(repository: Path, tmp_pa
 
 
 @pytest.mark.timeout(120)
+def test_every_algorithm_keeps_what_it_promises(repository: Path, tmp_path: Path) -> None:
+    words = ["--model", "mlp", "--length", "8", "--steps", "2", "--warmup", "3", "--rounds", "1", "--timeout", "60"]
+    done, document = compare(repository, tmp_path, *words, "--contenders", "algorithms", "--baseline", "with-bagua")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert document["errors"] == []
+    rows = {row["contender"]: row for row in document["summary"]}
+    assert set(rows) == {
+        *("torch-ddp", "ddp-fp16", "ddp-powersgd", "ddp-bytegrad", "with-bagua", "bytegrad", "bytegrad-flat", "qadam"),
+        *("decentralized", "decentralized-shift-one", "low-precision-decentralized", "async"),
+    }
+    assert rows["with-bagua"]["relative_difference"] == 0
+    for name, row in rows.items():
+        assert row["replicas_agree"] or row["promise"] == "own", name
+        assert (row["speed_up"] is None) == (name == "with-bagua")
+    # What compresses is no plain all-reduce in the measured steps.
+    for name in ("ddp-fp16", "ddp-powersgd", "ddp-bytegrad", "bytegrad", "bytegrad-flat", "qadam"):
+        assert rows[name]["relative_difference"] > 0, name
+    # Ranks of their own: two batches are two models.
+    assert not rows["decentralized-shift-one"]["replicas_agree"]
+
+
+@pytest.mark.timeout(120)
 def test_a_model_that_fails_is_reported_and_the_next_is_measured(repository: Path, tmp_path: Path) -> None:
     words = ["--model", "vgg16,mlp", "--length", "33", "--contenders", "torch-ddp", "--steps", "1", "--rounds", "1"]
     done, document = compare(repository, tmp_path, *words)

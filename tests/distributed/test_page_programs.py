@@ -14,6 +14,11 @@ from support.page_programs import REPOSITORY, Program, read_page
 from support.ranks import run_ranks
 
 PAGES = ("README.md", "docs/training.md", "docs/migration.md", "docs/algorithms.md", "docs/design/training-core.md")
+# Of one algorithm each.
+PAGES += tuple(
+    f"docs/algorithms/{name}.md"
+    for name in ("async", "bytegrad", "comm-hooks", "decentralized", "low-precision-decentralized", "qadam")
+)
 PROGRAMS = [program for page in PAGES for program in read_page(page).programs]
 
 

@@ -88,7 +88,7 @@ def run_ranks(
         raise ValueError(f"{function.__qualname__} must be a function of the top level of a file")
 
     with tempfile.TemporaryDirectory(prefix="bagua-ranks-") as folder:
-        port = _free_port()
+        port = free_port()
         tasks = []
         inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
         for rank, extra in enumerate(environments):
@@ -120,7 +120,7 @@ def run_ranks(
             return run.results(timeout, set(expect_death))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Below the range from which the kernel takes ports for connections: gloo's own would collide with it sometimes."""
     while True:
         port = random.SystemRandom().randrange(12_000, 30_000)

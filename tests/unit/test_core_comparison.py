@@ -18,7 +18,16 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
 
 from core_comparison.agreement import Reference, parameters_on_host
-from core_comparison.catalogue import BASELINE, CONTENDERS, DEFAULT_MODELS, DEFAULT_MODELS_ON_CPU, MODELS
+from core_comparison.catalogue import (
+    CONTENDERS,
+    DEFAULT_CONTENDERS,
+    DEFAULT_MODELS,
+    DEFAULT_MODELS_ON_CPU,
+    GROUPS,
+    MODELS,
+    REFERENCE,
+    Promise,
+)
 from core_comparison.comparison_run import ComparisonRun, Outcome
 from core_comparison.models import Gpt2, ModelSize, build, resnet50, tiny
 from core_comparison.options import Options, parse_options
@@ -43,6 +52,11 @@ class TestOptions:
             (["--model", "vgg16,vgg17"], "unknown model 'vgg17'; give one or several, with commas, of resnet50"),
             (["--contenders", "ddp"], "unknown contender 'ddp'"),
             (["--contenders", "with-bagua"], "has nothing to be compared with; add torch-ddp"),
+            (["--contenders", "core", "--baseline", "bytegrad"], "--baseline bytegrad is none of --contenders"),
+            (
+                ["--contenders", "all", "--warmup", "2"],
+                "--warmup 2: ddp-powersgd compresses only after some steps; give 3",
+            ),
             (["--steps", "0"], "0 is outside 1..100000"),
             (["--network", "tcp"], "--network tcp is a choice of NCCL's"),
             (["--json", "/nowhere/core.json"], "folder '/nowhere' does not exist"),
@@ -61,6 +75,15 @@ class TestOptions:
         with pytest.raises(SystemExit):
             parse_options(["--nproc-per-node", "4"], gpus=lambda: 2)
         assert "--nproc-per-node 4 needs as many GPUs, this machine shows 2" in capsys.readouterr().err
+
+    def test_groups_are_names_for_several_contenders(self) -> None:
+        assert options().contenders == DEFAULT_CONTENDERS
+        assert options("--contenders", "algorithms").contenders == GROUPS["algorithms"]
+        assert options("--contenders", "bytegrad,core").contenders == ("bytegrad", *DEFAULT_CONTENDERS)
+        promises = {name: entry.promise for name, entry in CONTENDERS.items()}
+        assert set(promises) == set(GROUPS["all"])
+        assert promises["qadam"] is promises["ddp-fp16"] is Promise.EQUAL
+        assert promises["decentralized"] is Promise.OWN
 
     def test_the_device_decides_models_and_sizes(self) -> None:
         on_gpu, on_cpu = parse_options([], gpus=lambda: 2), parse_options([], gpus=lambda: 0)
@@ -87,6 +110,9 @@ def turn(contender: str, number: int, steps_ms: list[float], **changes: Any) -> 
         "gradients": 2,
         "peak_bytes": None,
         "steps_peak_bytes": None,
+        "own_cores": 1.0,
+        "machine_busy": None,
+        "averagings": None,
         "replicas_agree": True,
         "largest_difference": 0.0,
         "relative_difference": 0.0,
@@ -104,6 +130,9 @@ def answer(seconds: list[float], **changes: Any) -> dict[str, Any]:
         "gradients": 2,
         "peak_bytes": 3 * MIB,
         "steps_peak_bytes": MIB,
+        "own_cores": 0.5,
+        "machine_busy": 0.75,
+        "averagings": None,
         "fingerprint": [1, 2],
         "difference": None,
         "kept": None,
@@ -113,24 +142,52 @@ def answer(seconds: list[float], **changes: Any) -> dict[str, Any]:
 
 class TestStatistics:
     def test_a_step_is_as_long_as_on_its_slowest_rank(self) -> None:
-        found = turn_result("mlp", BASELINE, 0, [answer([1, 5, 2]), answer([3, 4, 2], peak_bytes=4 * MIB)])
+        found = turn_result("mlp", REFERENCE, 0, [answer([1, 5, 2]), answer([3, 4, 2], peak_bytes=4 * MIB)])
         assert found.step_seconds == [3, 5, 2]
         assert found.peak_bytes == 4 * MIB
+        assert (found.own_cores, found.machine_busy) == (0.5, 0.75)
         assert found.replicas_agree
 
     def test_one_bit_of_one_rank_is_seen(self) -> None:
-        assert not turn_result("mlp", BASELINE, 0, [answer([1]), answer([1], fingerprint=[1, 3])]).replicas_agree
+        assert not turn_result("mlp", REFERENCE, 0, [answer([1]), answer([1], fingerprint=[1, 3])]).replicas_agree
 
     def test_ratios_are_taken_within_a_round(self) -> None:
         """The machine became three times slower in round 1, which is nobody's merit."""
-        turns = [turn(BASELINE, 0, [10, 10]), turn("with-bagua", 0, [8, 8])]
-        turns += [turn("with-bagua", 1, [24, 24]), turn(BASELINE, 1, [30, 30]), turn("with-bagua", 2, [1])]
+        turns = [turn(REFERENCE, 0, [10, 10]), turn("with-bagua", 0, [8, 8])]
+        turns += [turn("with-bagua", 1, [24, 24]), turn(REFERENCE, 1, [30, 30]), turn("with-bagua", 2, [1])]
         ddp, ours = rows_of(turns, {("mlp", "with-bagua"): {"hidden_share": 0.5}})
-        assert ddp.over_ddp is None
-        assert ours.over_ddp is not None
-        assert (ours.over_ddp.median, ours.over_ddp.low, ours.over_ddp.high) == pytest.approx((1.25, 1.25, 1.25))
+        assert ddp.speed_up is None
+        assert ours.speed_up is not None
+        assert (ours.speed_up.median, ours.speed_up.low, ours.speed_up.high) == pytest.approx((1.25, 1.25, 1.25))
         assert (ours.rounds, ours.hidden_share, ddp.hidden_share) == (3, 0.5, None)
         assert ours.step_ms == pytest.approx(8)
+
+    def test_any_contender_can_be_the_baseline(self) -> None:
+        turns = [turn(REFERENCE, 0, [10]), turn("with-bagua", 0, [8]), turn("async", 0, [2])]
+        found = {row.contender: row.speed_up for row in rows_of(turns, {}, "with-bagua")}
+        assert found["with-bagua"] is None
+        assert found[REFERENCE] is not None
+        assert found["async"] is not None
+        assert (found[REFERENCE].median, found["async"].median) == pytest.approx((0.8, 4))
+
+    def test_extra_memory_is_counted_from_gradient_all_reduce_by_medians(self) -> None:
+        """Ten elements. A turn in which the allocator kept a lot is not what a contender needs."""
+        plain = [
+            turn("with-bagua", number, [1], steps_peak_bytes=bytes_) for number, bytes_ in enumerate((100, 100, 900))
+        ]
+        mine = [turn("qadam", number, [1], steps_peak_bytes=bytes_) for number, bytes_ in enumerate((180, 140, 140))]
+        rows = {row.contender: row.extra_bytes_per_parameter for row in rows_of([*plain, *mine], {})}
+        assert rows == {"with-bagua": None, "qadam": pytest.approx(4)}
+        (alone,) = rows_of(mine, {})
+        assert alone.extra_bytes_per_parameter is None
+
+    def test_averagings_that_are_not_in_each_step_are_counted(self) -> None:
+        turns = [turn("async", 0, [1] * 6, averagings=3), turn("async", 1, [1] * 6, averagings=1)]
+        turns += [turn("bytegrad", 0, [1]), turn("decentralized", 0, [1] * 3, averagings=0)]
+        found = {row.contender: row.steps_per_averaging for row in rows_of(turns, {})}
+        assert found == {"async": 3, "bytegrad": None, "decentralized": None}
+        lines = closing_lines(rows_of(turns, {}), options(), Outcome(turns))
+        assert "async, mlp: parameters were averaged once in 3.0 steps" in lines
 
     def test_quantiles_lie_between_values(self) -> None:
         assert quantile([1, 2, 3, 4, 5], 0.5) == 3
@@ -148,33 +205,83 @@ class TestStatistics:
         ],
     )
     def test_another_training_is_a_fault(self, changes: Mapping[str, Any], says: str) -> None:
-        (fault,) = faults_of([turn(BASELINE, 0, [1]), turn("bagua-ddp", 0, [1], **changes)], 0.1)
+        (fault,) = faults_of([turn(REFERENCE, 0, [1]), turn("bagua-ddp", 0, [1], **changes)], 0.1)
         assert "bagua-ddp with mlp" in fault
         assert says in fault
 
+    @pytest.mark.parametrize(
+        ("contender", "agree", "difference", "faults"),
+        [
+            ("bytegrad", True, 0.5, 0),
+            ("bytegrad", False, 0.5, 1),
+            ("async", False, 0.5, 0),
+            ("with-bagua", False, 0.5, 2),
+        ],
+    )
+    def test_contenders_are_held_to_what_they_promise(
+        self, contender: str, agree: bool, difference: float, faults: int
+    ) -> None:
+        turns = [turn(REFERENCE, 0, [1])]
+        turns.append(turn(contender, 0, [1], replicas_agree=agree, relative_difference=difference))
+        assert len(faults_of(turns, 0.1)) == faults
+
     def test_what_rounds_of_ddp_differ_by_is_allowed_to_others_thrice(self) -> None:
-        turns = [turn(BASELINE, 0, [1], relative_difference=None), turn(BASELINE, 1, [1], relative_difference=0.1)]
+        turns = [turn(REFERENCE, 0, [1], relative_difference=None), turn(REFERENCE, 1, [1], relative_difference=0.1)]
         assert faults_of([*turns, turn("bagua-ddp", 0, [1], relative_difference=0.29)], 0.1) == []
         assert len(faults_of([*turns, turn("bagua-ddp", 0, [1], relative_difference=0.31)], 0.1)) == 1
 
 
 class TestReport:
     def test_the_table_shows_what_there_is(self) -> None:
-        turns = [turn(BASELINE, 0, [10.0] * 3, peak_bytes=100 * MIB), turn("with-bagua", 0, [8, 9, 10])]
-        turns += [turn(BASELINE, 0, [0.5], model="convnet", replicas_agree=False)]
-        lines = render(rows_of(turns, {})).splitlines()
-        head = "model contender step p10..p90 over DDP by round peak from DDP replicas"
+        turns = [turn(REFERENCE, 0, [10.0] * 3, peak_bytes=100 * MIB), turn("with-bagua", 0, [8, 9, 10])]
+        turns += [turn(REFERENCE, 0, [0.5], model="convnet", replicas_agree=False)]
+        lines = render(rows_of(turns, {}), options()).splitlines()
+        head = "model contender step p10..p90 over DDP by round samples peak from DDP replicas"
         assert lines[0].split() == head.split(), "no column for what was not traced"
-        assert lines[2].split() == ["mlp", "torch-ddp", "10.0", "10.0..10.0", "-", "-", "100", "0", "agree"]
-        ours = "mlp with-bagua 9.00 8.20..9.80 1.111 1.111..1.111 - 0 agree"
+        assert lines[2].split() == ["mlp", "torch-ddp", "10.0", "10.0..10.0", "-", "-", "6400", "100", "0", "agree"]
+        ours = "mlp with-bagua 9.00 8.20..9.80 1.111 1.111..1.111 7111 - 0 agree"
         assert lines[3].split() == ours.split()
         assert lines[4] == ""
         assert lines[5].split()[-1] == "DIFFER"
 
+    def test_the_table_names_the_baseline_and_holds_nobody_to_what_he_does_not_promise(self) -> None:
+        turns = [turn("with-bagua", 0, [8], machine_busy=0.5, steps_peak_bytes=20)]
+        turns += [turn("async", 0, [4], replicas_agree=False, steps_peak_bytes=70, largest_difference=0.3)]
+        settings = options("--contenders", "with-bagua,async", "--baseline", "with-bagua")
+        rows = rows_of(turns, {}, settings.baseline)
+        lines = render(rows, settings).splitlines()
+        assert lines[0].split()[-9:] == [
+            "with-bagua",
+            "by",
+            "round",
+            "samples",
+            "extra",
+            "CPU",
+            "from",
+            "DDP",
+            "replicas",
+        ]
+        assert lines[3].split() == [
+            "mlp",
+            "async",
+            "4.00",
+            "4.00..4.00",
+            "2.000",
+            "2.000..2.000",
+            "1.6e+04",
+            "+5.0",
+            "-",
+            "-",
+            "own",
+        ]
+        closing = closing_lines(rows, settings, Outcome(turns))
+        assert closing[0].startswith("over with-bagua: step time of with-bagua over the contender's")
+        assert "another training than DDP's, in which every rank has parameters of its own: async" in closing
+
     def test_closing_lines_end_with_errors(self) -> None:
-        turns = [turn(BASELINE, 0, [10]), turn("bagua-ddp", 0, [8])]
+        turns = [turn(REFERENCE, 0, [10]), turn("bagua-ddp", 0, [8])]
         turns.insert(1, turn("with-bagua", 0, [8], largest_difference=1e-6, relative_difference=1e-7))
-        lines = closing_lines(rows_of(turns, {}), Outcome(turns, errors=["it broke"], notes=["a note"]))
+        lines = closing_lines(rows_of(turns, {}), options(), Outcome(turns, errors=["it broke"], notes=["a note"]))
         assert lines[1] == (
             "final parameters beside those of torch-ddp, mlp: with-bagua at most 1e-06 apart (1e-07 of the way from the"
             " start), bagua-ddp equal"
@@ -182,7 +289,7 @@ class TestReport:
         assert lines[-2:] == ["note: a note", "ERROR: it broke"]
 
     def test_the_document_is_json_whatever_the_loss(self, tmp_path: Path) -> None:
-        turns = [turn(BASELINE, 0, [10], last_loss=math.nan)]
+        turns = [turn(REFERENCE, 0, [10], last_loss=math.nan)]
         path = tmp_path / "core.json"
         write_document(path, options(), rows_of(turns, {}), Outcome(turns), describe_machine())
         document = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -193,7 +300,7 @@ class TestReport:
 class PlayedTeam:
     """Answers at once, fails where a test says, and lets the clock pass."""
 
-    facts: Mapping[str, Any] = {"torch": "2"}
+    facts: Mapping[str, Any] = {"torch": "2", "unavailable": {}}
 
     def __init__(self, journal: list[str], fails: Callable[[str, str, str], bool], advance: Callable[[], None]) -> None:
         self._journal, self._fails, self._advance = journal, fails, advance
@@ -229,7 +336,7 @@ def play(settings: Options, fails: Callable[[str, str, str], bool] = lambda *_: 
 class TestRun:
     def test_every_round_begins_with_another_contender(self, tmp_path: Path) -> None:
         journal, outcome = play(options("--model", "mlp", "--rounds", "2", "--trace", str(tmp_path)))
-        first, second, third = (f"mlp {name}" for name in CONTENDERS)
+        first, second, third = (f"mlp {name}" for name in DEFAULT_CONTENDERS)
         asked = [f"turn {name}" for name in (first, second, third, second, third, first)]
         assert journal == [
             "start",
@@ -239,7 +346,7 @@ class TestRun:
             "closed",
         ]
         assert [turn.round for turn in outcome.turns] == [0, 0, 0, 1, 1, 1]
-        assert outcome.traces["mlp", BASELINE] == {"hidden_share": 0.5}
+        assert outcome.traces["mlp", REFERENCE] == {"hidden_share": 0.5}
 
     def test_who_fails_is_left_out_of_that_model_and_ranks_start_anew(self) -> None:
         settings = options("--model", "mlp,convnet", "--rounds", "2", "--contenders", "torch-ddp,with-bagua")
@@ -249,6 +356,15 @@ class TestRun:
         assert journal.count("turn mlp with-bagua") == 1
         assert journal.count("turn mlp torch-ddp") == journal.count("turn convnet with-bagua") == 2
         assert outcome.errors == ["with-bagua with mlp: rank 1 failed"]
+
+    def test_what_the_installation_lacks_is_reported_once_and_costs_the_others_nothing(self) -> None:
+        settings = options("--model", "mlp", "--rounds", "2", "--contenders", "torch-ddp,async")
+        journal: list[str] = []
+        team = PlayedTeam(journal, lambda *_: False, lambda: None)
+        team.facts = {"torch": "2", "unavailable": {"async": "no such algorithm"}}
+        outcome = ComparisonRun(settings, lambda: team, Progress(1, quiet=True)).run()
+        assert outcome.errors == ["async: no such algorithm"]
+        assert journal == ["start", "settle mlp torch-ddp", *["turn mlp torch-ddp"] * 2, "closed"]
 
     def test_ranks_that_cannot_start_anew_cost_nothing_that_was_measured(self) -> None:
         settings = options("--model", "mlp", "--rounds", "2", "--contenders", "torch-ddp,with-bagua")
@@ -260,7 +376,7 @@ class TestRun:
             return teams.pop()
 
         outcome = ComparisonRun(settings, start, Progress(1, quiet=True)).run()
-        assert [turn.contender for turn in outcome.turns] == [BASELINE]
+        assert [turn.contender for turn in outcome.turns] == [REFERENCE]
         assert outcome.errors[1] == "the ranks could not be started anew: no port is free"
         with pytest.raises(BenchError, match="no port is free"):
             ComparisonRun(settings, start, Progress(1, quiet=True)).run()
@@ -291,9 +407,9 @@ class TestModels:
         with torch.device("meta"):
             assert len(list(resnet50().buffers())) == 3 * 53
 
-    @pytest.mark.parametrize("name", ["convnet", "mlp", "tiny-2000"])
+    @pytest.mark.parametrize("name", ["convnet", "mlp", "tiny-2000", "wide"])
     def test_they_learn_and_ranks_differ(self, name: str) -> None:
-        size = ModelSize(MODELS[name].length_on_cpu if name != "tiny-2000" else 50, 8, "float32")
+        size = ModelSize({"tiny-2000": 50, "wide": 16}.get(name, MODELS[name].length_on_cpu), 8, "float32")
         one, other = (build(name, size, torch.device("cpu"), seed=1, rank=rank) for rank in (0, 1))
         assert not torch.equal(one.inputs[0], other.inputs[0])
         assert not torch.equal(next(one.model.parameters()), next(other.model.parameters()))

@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
-from bagua.torch_api.algorithms import base, gradient_allreduce
+from bagua.torch_api.algorithms import async_model_average, base, bytegrad, decentralized, gradient_allreduce, q_adam
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, GlobalAlgorithmRegistry
 
-__all__ = ["Algorithm", "AlgorithmImpl", "GlobalAlgorithmRegistry", "base", "gradient_allreduce"]
+__all__ = [
+    "Algorithm",
+    "AlgorithmImpl",
+    "GlobalAlgorithmRegistry",
+    "async_model_average",
+    "base",
+    "bytegrad",
+    "decentralized",
+    "gradient_allreduce",
+    "q_adam",
+]
 
 GlobalAlgorithmRegistry.register(
     "gradient_allreduce", gradient_allreduce.GradientAllReduceAlgorithm, "the mean of all ranks' gradients"
+)
+GlobalAlgorithmRegistry.register(
+    "bytegrad", bytegrad.ByteGradAlgorithm, "the mean of all ranks' gradients, sent as a byte per element"
+)
+GlobalAlgorithmRegistry.register(
+    "qadam", q_adam.QAdamAlgorithm, "Adam; after warm-up its momentum is averaged, sent as a byte per element"
+)
+GlobalAlgorithmRegistry.register(
+    "decentralized",
+    decentralized.DecentralizedAlgorithm,
+    "each rank steps with its own gradient, from the mean of all ranks' or of two ranks' weights",
+)
+GlobalAlgorithmRegistry.register(
+    "low_precision_decentralized",
+    decentralized.LowPrecisionDecentralizedAlgorithm,
+    "each rank steps with its own gradient, and mixes weights with two neighbours, sent as a byte per element",
+)
+GlobalAlgorithmRegistry.register(
+    "async",
+    async_model_average.AsyncModelAverageAlgorithm,
+    "each rank trains by itself, and a thread averages the weights of all ranks now and then",
 )

@@ -32,6 +32,12 @@ class AlgorithmImpl:
     def __init__(self, process_group: BaguaProcessGroup) -> None:
         self.process_group = process_group
 
+    @property
+    def ranks_in_step(self) -> bool:
+        """Whether all ranks make their passes together, so that what surrounds the algorithm may communicate in each of
+        them: about unused parameters, and buffers. False where each rank trains at a pace of its own."""
+        return True
+
     def need_reset(self) -> bool:
         """Asked before every forward pass. True: in training, everything is initialised again, parameters and optimizer
         states broadcast, and the methods below called anew."""
@@ -71,11 +77,22 @@ class AlgorithmImpl:
         """A function called at the end of each backward pass. By default it waits for what has been launched."""
         return bagua_ddp.scheduler.wait_pending_comm_ops
 
+    def init_pre_optimizer_step_hook(
+        self, bagua_ddp: BaguaDistributedDataParallel
+    ) -> Callable[[torch.optim.Optimizer], None]:
+        """A function of the optimizer, called before its step: the last moment before parameters change."""
+        return _nothing
+
     def init_post_optimizer_step_hook(
         self, bagua_ddp: BaguaDistributedDataParallel
     ) -> Callable[[torch.optim.Optimizer], None]:
         """A function of the optimizer, called after its step."""
         return _nothing
+
+    def finish(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+        """Called before the buckets are taken away, because everything is initialised again, or the module wrapped
+        again. By default it waits for what has been launched. May be called several times."""
+        bagua_ddp.scheduler.wait_pending_comm_ops()
 
     def state_dict(self) -> dict[str, Any]:
         """What the next steps depend on beside the states of module and optimizers: of this rank, to be saved with

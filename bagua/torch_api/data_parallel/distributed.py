@@ -156,7 +156,8 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward pass begins with a broadcast of the buffers."""
-        return self.broadcast_buffers and self._buffers_differ and self._buffer_broadcast.has_buffers
+        wanted = self.broadcast_buffers and self._buffers_differ and self._buffer_broadcast.has_buffers
+        return wanted and self.bagua_algorithm.ranks_in_step
 
     def _broadcast_buffers(self) -> None:
         self._buffer_broadcast.run(self._uneven.source_rank())

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from bagua.collectives.coalesced import broadcast_coalesced
+from bagua.torch_api.algorithms.base import AlgorithmImpl
 
 if TYPE_CHECKING:
     from bagua.torch_api.data_parallel.distributed import DistributedDataParallel
@@ -40,13 +41,15 @@ class UnevenInputs:
         """What a rank does when it has run out; made at the beginning of the context.
 
         Raises:
-            NotImplementedError: the algorithm communicates something else than gradients.
+            NotImplementedError: the algorithm communicates something else than gradients, now or later.
         """
         engine = self._wrapper.inner
-        if not all(bucket.holds_gradients for bucket in engine.bagua_buckets):
+        changes = type(engine.bagua_algorithm).need_reset is not AlgorithmImpl.need_reset
+        if changes or not all(bucket.holds_gradients for bucket in engine.bagua_buckets):
             raise NotImplementedError(
-                f"join: {type(engine.bagua_algorithm).__name__} communicates something else than gradients, for which a"
-                " rank without inputs has no neutral contribution; give every rank as many batches"
+                f"join: {type(engine.bagua_algorithm).__name__} communicates something else than gradients"
+                f"{', or begins to in some step' if changes else ''}, for which a rank without inputs has no neutral"
+                " contribution; give every rank as many batches"
             )
         engine.gradient_scale = None
         self._divide_by_active = not divide_by_initial_world_size

@@ -1,0 +1,136 @@
+"""Communication hooks of torch's DDP that send gradients as a byte per element: bagua.comm_ops.compressed as a hook.
+
+The hooks are called by autograd's thread, a bucket at a time; bagua.comm_hooks.background says what runs where. A state
+belongs to the user; where none is given, one is kept as long as the torch group lives.
+"""
+
+# No `from __future__ import annotations`: DDP compares the hooks' annotations with classes, not with their names.
+
+import weakref
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket  # torch.distributed has it as well, undeclared
+
+from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
+from bagua.comm_hooks.background import Background, background_of
+from bagua.comm_ops.compressed import COMPRESSED_DTYPES, CompressedAllReduce, compressed_alignment
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What a state needs for buckets on one kind of device."""
+
+    background: Background
+    operation: CompressedAllReduce
+    alignment: int
+
+
+class ByteGradState:
+    """Options of the hooks of this module. It has no memory of earlier steps, so several models may share it.
+
+    Args:
+        process_group: the ranks that train together, a Bagua or a torch group: the one that DistributedDataParallel was
+            made with. None: Bagua's default group or, if only torch is initialized, torch's.
+        average: the mean of the ranks' gradients; otherwise their sum.
+        hierarchical: reduce within each node first, without compression, so that only one rank per node sends to other
+            nodes.
+
+    Raises:
+        RuntimeError: torch.distributed is not initialized.
+        TypeError: `process_group` is no group.
+    """
+
+    def __init__(
+        self,
+        process_group: BaguaProcessGroup | dist.ProcessGroup | None = None,
+        average: bool = True,
+        hierarchical: bool = False,
+    ) -> None:
+        self.process_group = to_bagua_process_group(process_group)
+        self.average = average
+        self.hierarchical = hierarchical
+        self._places: dict[str, _Place] = {}
+
+    def place(self, device: torch.device) -> _Place:
+        """Collective at the first call."""
+        found = self._places.get(device.type)
+        if found is None:
+            background = background_of(self.process_group, device)
+            operation = CompressedAllReduce(background.group, self.average, self.hierarchical)
+            alignment = compressed_alignment(background.group, self.hierarchical)
+            found = self._places[device.type] = _Place(background, operation, alignment)
+        return found
+
+    def start(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The bucket's communication goes on in the background."""
+        flat = bucket.buffer()
+        place = self.place(flat.device)
+        return place.background.run(partial(reduce_flat, flat, place.operation, place, self.average), flat.device)
+
+
+def reduce_flat(flat: torch.Tensor, operation: CompressedAllReduce, place: _Place, average: bool) -> torch.Tensor:
+    """`flat`, 1-D, becomes what `operation` makes of it, by way of a padded copy where its length asks for one. What
+    cannot be compressed is reduced as it is. Runs in the background."""
+    if flat.dtype not in COMPRESSED_DTYPES:
+        return _reduce_exactly(flat, place.background.group, average)
+    elements = flat.numel()
+    padding = -elements % place.alignment
+    padded = flat.new_empty(elements + padding) if padding else flat
+    if padding:
+        padded[:elements].copy_(flat)
+        padded[elements:].zero_()
+    if operation.prescale is not None:
+        padded.mul_(operation.prescale)
+    operation.all_reduce(padded)
+    return flat.copy_(padded[:elements]) if padding else flat
+
+
+def _reduce_exactly(flat: torch.Tensor, group: BaguaProcessGroup, average: bool) -> torch.Tensor:
+    if average and group.size > 1:
+        flat.mul_(1.0 / group.size)
+    dist.all_reduce(flat, group=group.torch_group)
+    return flat
+
+
+def bytegrad(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The mean of all ranks' gradients, sent as a byte per element. For `register_comm_hook`.
+
+    Args:
+        state: a ByteGradState, or the process group for one with its defaults: a torch or Bagua group, or None.
+        bucket: gradients, of any length. Those that are not of float32, float16 or bfloat16 are sent as they are.
+    """
+    return _state_of(state, hierarchical=False).start(bucket)
+
+
+def hierarchical_bytegrad(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """As `bytegrad`, but the ranks of a node add up their gradients first, without compression, so that only one rank
+    per node sends to other nodes.
+
+    Args:
+        state: as for `bytegrad`; a ByteGradState is one with hierarchical=True.
+        bucket: as for `bytegrad`.
+    """
+    chosen = _state_of(state, hierarchical=True)
+    if not chosen.hierarchical:
+        raise ValueError("hierarchical_bytegrad was given a ByteGradState with hierarchical=False; make one with True")
+    return chosen.start(bucket)
+
+
+# Of hooks that were given only a group: by torch group, which the values do not hold, and whether hierarchical.
+_default_states: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[bool, ByteGradState]] = weakref.WeakKeyDictionary()
+
+
+def _state_of(state: object, hierarchical: bool) -> ByteGradState:
+    if isinstance(state, ByteGradState):
+        return state
+    group = to_bagua_process_group(state)  # type: ignore[arg-type]
+    torch_group = group.torch_group
+    if torch_group is None:
+        return ByteGradState(group, hierarchical=hierarchical)  # which says what is wrong with it
+    by_hierarchy = _default_states.setdefault(torch_group, {})
+    if hierarchical not in by_hierarchy:
+        by_hierarchy[hierarchical] = ByteGradState(group, hierarchical=hierarchical)
+    return by_hierarchy[hierarchical]

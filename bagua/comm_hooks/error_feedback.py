@@ -1,0 +1,231 @@
+"""A communication hook of torch's DDP that sends bytes and remembers what rounding took away, to send it later.
+
+For each bucket, with C the compression, D its inverse, e_i what rank i owes and d_r what chunk r's owner owes:
+
+    p_i   = g_i + e_i              c_i = C(p_i)        e_i := p_i - D(c_i)
+    s_r   = d_r + 1/n * sum over ranks i of D(c_i[r])      (no 1/n: the sum)
+    y_r   = C(s_r)                 d_r := s_r - D(y_r)
+    g[r]  = D(y_r)                 on every rank the same bits
+
+So over the steps the results add up to what the gradients add up to, but for one step's rounding. Keeping only e_i
+would not do: what one rank sends late is divided by n, and the second rounding would lose it again.
+
+Sources: error feedback in Seide et al., "1-bit stochastic gradient descent and its application to data-parallel
+distributed training of speech DNNs" (Interspeech 2014); why it converges: Karimireddy et al., "Error feedback fixes
+SignSGD and other gradient compression schemes" (ICML 2019, arXiv:1901.09847); on both sides: Tang et al.,
+"DoubleSqueeze" (ICML 2019, arXiv:1905.05957).
+
+Called by autograd's thread; e and d are touched in the background only (bagua.comm_hooks.background).
+"""
+
+# No `from __future__ import annotations`: DDP compares the hook's annotations with classes, not with their names.
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+
+from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.comm_hooks.byte_hooks import ByteGradState, reduce_flat
+from bagua.comm_ops.compressed import CompressedAllReduce
+from bagua.kernels.minmax_uint8 import compress, decompress
+
+# After so many backward passes DDP has its final buckets: it may make new ones after the first.
+_PASSES_TO_SETTLE = 2
+
+
+class ErrorFeedbackAllReduce(CompressedAllReduce):
+    """The lines at the head of this file, for one bucket. With `hierarchical`, g_i are sums of nodes, and e and d are
+    the leaders'.
+
+    Attributes:
+        residual: e, float32, of the bucket's length; None before the first call, and where a leader has it.
+        chunk_residual: d, float32, of a chunk's length; likewise.
+    """
+
+    def __init__(self, group: BaguaProcessGroup, average: bool, hierarchical: bool) -> None:
+        super().__init__(group, average, hierarchical)
+        self.residual: torch.Tensor | None = None
+        self.chunk_residual: torch.Tensor | None = None
+
+    def _exchange(self, flat: torch.Tensor) -> None:
+        if self.residual is None or self.chunk_residual is None:
+            self.residual = torch.zeros_like(flat, dtype=torch.float32)
+            self.chunk_residual = self.residual.new_zeros(flat.numel() // self.chunks)
+        owed, total = self.residual, self.chunk_residual
+        owed.add_(flat)
+        outgoing = compress(owed, self.chunks)
+        # The gradients are in `owed` now, and the result is not here yet: their memory is free for what was sent.
+        sent = flat if flat.dtype == torch.float32 else torch.empty_like(owed)
+        _keep_rest(owed, decompress(outgoing, sent))
+        if self._average:
+            total.mul_(self.chunks)
+        for version in self._to_owners(outgoing):
+            decompress(version.unsqueeze(0), total, accumulate=True)
+        if self._average:
+            total.mul_(1.0 / self.chunks)
+        mine = compress(total)
+        _keep_rest(total, decompress(mine, torch.empty_like(total)))
+        decompress(self._to_all(mine.view(-1), outgoing), flat)
+
+
+def _keep_rest(owed: torch.Tensor, sent: torch.Tensor) -> None:
+    """What is not finite is forgotten: it was sent as NaN, and the step is lost anyway."""
+    owed.sub_(sent).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+@dataclass
+class _BucketState:
+    """
+    Attributes:
+        parameters: in the bucket's order.
+        shapes: theirs: how a saved state is recognised.
+    """
+
+    parameters: list[weakref.ref[torch.Tensor]]
+    shapes: list[tuple[int, ...]]
+    operation: ErrorFeedbackAllReduce
+
+    def is_of(self, parameters: Sequence[torch.Tensor]) -> bool:
+        return len(parameters) == len(self.parameters) and all(
+            known() is one for known, one in zip(self.parameters, parameters, strict=True)
+        )
+
+
+class ErrorFeedbackState(ByteGradState):
+    """Options and memory of `error_feedback_bytegrad`: one for each model. It takes four bytes for each parameter, and
+    4/n more, beside those of `bytegrad`.
+
+    Args:
+        process_group: as of ByteGradState.
+        average: as of ByteGradState.
+        hierarchical: as of ByteGradState; the memory is the leaders' then.
+    """
+
+    def __init__(
+        self,
+        process_group: BaguaProcessGroup | dist.ProcessGroup | None = None,
+        average: bool = True,
+        hierarchical: bool = False,
+    ) -> None:
+        super().__init__(process_group, average, hierarchical)
+        self._buckets: dict[int, _BucketState] = {}
+        self._parameters: dict[int, weakref.ref[torch.Tensor]] = {}  # of the model, by id
+        self._loaded: dict[int, Mapping[str, Any]] = {}
+        self._passes = 0
+
+    def start(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        flat = bucket.buffer()
+        place = self.place(flat.device)
+        operation = self._bucket_state(bucket).operation
+        if bucket.is_last():
+            self._end_pass(bucket.index())
+        return place.background.run(partial(reduce_flat, flat, operation, place, self.average), flat.device)
+
+    def _bucket_state(self, bucket: GradBucket) -> _BucketState:
+        index, parameters = bucket.index(), bucket.parameters()
+        known = self._buckets.get(index)
+        if known is not None and known.is_of(parameters):
+            return known
+        if self._passes and not any(self._knows(one) for one in parameters):
+            if any(one() is not None for one in self._parameters.values()):
+                raise ValueError("an ErrorFeedbackState was given to two models; make one for each")
+            self._forget()  # that model is gone
+        references = [weakref.ref(one) for one in parameters]
+        place = self.place(bucket.buffer().device)
+        operation = ErrorFeedbackAllReduce(place.background.group, self.average, self.hierarchical)
+        state = _BucketState(references, [tuple(one.shape) for one in parameters], operation)
+        saved = self._loaded.get(index)
+        if saved is not None and saved["shapes"] == state.shapes:
+            elements = bucket.buffer().numel()
+            _restore(operation, saved, elements + -elements % place.alignment, bucket.buffer().device)
+        self._buckets[index] = state
+        self._parameters.update((id(one), reference) for one, reference in zip(parameters, references, strict=True))
+        return state
+
+    def _knows(self, parameter: torch.Tensor) -> bool:
+        reference = self._parameters.get(id(parameter))
+        return reference is not None and reference() is parameter
+
+    def _forget(self) -> None:
+        self._buckets.clear()
+        self._parameters.clear()
+        self._passes = 0
+
+    def _end_pass(self, last: int) -> None:
+        self._passes += 1
+        for index in [one for one in self._buckets if one > last]:
+            del self._buckets[index]
+        if not self._loaded or self._passes < _PASSES_TO_SETTLE:
+            return
+        saved = {index: one["shapes"] for index, one in self._loaded.items()}
+        ours = {index: one.shapes for index, one in self._buckets.items()}
+        self._loaded = {}
+        if saved != ours:
+            raise ValueError(
+                f"the state that was loaded is of other buckets: parameters of shapes {saved}, here they are {ours}."
+                " Use the model and bucket_cap_mb with which it was saved, or go on without this state"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank owes, to be saved with its model and optimizer. The tensors are those at work."""
+        if not self._buckets:
+            return {"buckets": dict(self._loaded)}
+        return {
+            "buckets": {
+                index: {
+                    "shapes": one.shapes,
+                    "residual": one.operation.residual,
+                    "chunk_residual": one.operation.chunk_residual,
+                }
+                for index, one in self._buckets.items()
+            }
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Owe what the same rank owed when it gave `state`. To be called before training goes on.
+
+        DDP may use other buckets in the first step than in all later ones, where gradients do not become ready in the
+        reverse order of the parameters; what belongs to the later ones is taken up in the second step then.
+
+        Raises:
+            ValueError: `state` is none of an ErrorFeedbackState. One of another model, or of another number of ranks,
+                shows in the first two backward passes.
+        """
+        if set(state) != {"buckets"}:
+            raise ValueError(f"a state of ErrorFeedbackState has ['buckets'], this has {sorted(state)}")
+        self._loaded = dict(state["buckets"])
+        self._forget()
+
+
+def _restore(operation: ErrorFeedbackAllReduce, saved: Mapping[str, Any], elements: int, device: torch.device) -> None:
+    residual, chunk_residual = saved["residual"], saved["chunk_residual"]
+    if residual is None:
+        return
+    if residual.numel() != elements or chunk_residual.numel() * operation.chunks != elements:
+        raise ValueError(
+            "the state that was loaded was saved with another number of ranks or nodes than the"
+            f" {operation.chunks} that share a bucket now; go on without it"
+        )
+    operation.residual = residual.to(device, copy=True)
+    operation.chunk_residual = chunk_residual.to(device, copy=True)
+
+
+def error_feedback_bytegrad(state: ErrorFeedbackState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """As `bytegrad`, and what rounding takes away from a step's gradients is added to the next step's. For
+    `register_comm_hook`.
+
+    Args:
+        state: one ErrorFeedbackState for each model.
+        bucket: as for `bytegrad`.
+    """
+    if not isinstance(state, ErrorFeedbackState):
+        raise TypeError(
+            f"error_feedback_bytegrad was given {state!r} as its state; give it an ErrorFeedbackState(process_group)"
+        )
+    return state.start(bucket)

@@ -1,0 +1,117 @@
+"""The ranks that average their parameters in the background, as the thread that does it talks to them.
+
+A torch group of its own: what the thread sends never mixes with what the training thread sends meanwhile. gloo carries
+what is agreed upon, also where the parameters are on GPUs: a rank that is late then keeps a thread of the others
+waiting, and no kernel on their GPUs. One thread at a time uses it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bagua.collectives import torch_internals
+from bagua.collectives.member_group import create_member_group
+from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.engine.failure_report import failures_named
+
+FIRST_LOOK_S = 0.0005  # at an event of the GPU; doubles each time
+LONGEST_LOOK_S = 0.002
+
+
+class AveragingGroup:
+    """
+    Args:
+        group: whose ranks average.
+        owned: the torch group under it, if it was made for this alone: it is kept alive, and `destroy` destroys it.
+    """
+
+    def __init__(self, group: BaguaProcessGroup, owned: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.ranks = group.size
+        self._owned = owned
+        self._communicator = group.get_global_communicator()
+        has_cpu = "cpu" in torch_internals.device_types(self._communicator.torch_group)
+        self._agreement_device = torch.device("cpu" if has_cpu else "cuda")
+
+    @property
+    def is_registered(self) -> bool:
+        """False after torch.distributed was shut down."""
+        try:
+            return len(dist.get_process_group_ranks(self._communicator.torch_group)) == self.ranks
+        except (KeyError, RuntimeError):
+            return False
+
+    def agree(self, values: Sequence[int]) -> list[int]:
+        """The minimum over the ranks of each value. Waits for all ranks.
+
+        Raises:
+            CollectiveError: a rank is gone.
+            RuntimeError: `abort` was called.
+        """
+        flags = torch.tensor(values, dtype=torch.int64, device=self._agreement_device)
+        self._all_reduce(flags, dist.ReduceOp.MIN, "agreeing on the next average of the parameters")
+        return [int(value) for value in flags.tolist()]
+
+    def sum(self, tensor: Tensor) -> None:
+        """The sum over the ranks, in place: on CPU on return, with CUDA on the current stream. Raises as `agree`."""
+        if tensor.numel():
+            real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            self._all_reduce(real, dist.ReduceOp.SUM, "averaging the parameters")
+
+    def _all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType, what: str) -> None:
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(op)
+        with failures_named(self.group, what):
+            self._communicator.raise_if_aborted(what)
+            work = self._communicator.torch_group.allreduce([tensor], options)
+            if tensor.device.type == "cpu":
+                self._communicator.finish(work)
+            else:
+                work.wait()
+
+    def finish(self, stream: torch.cuda.Stream) -> None:
+        """Waits on the host for all that was queued on `stream`, in a way that `abort` ends."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(stream)
+        pause = FIRST_LOOK_S
+        while not event.query():  # type: ignore[no-untyped-call]
+            self._communicator.raise_if_aborted("averaging the parameters")
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_LOOK_S)
+
+    def abort(self) -> None:
+        """End what is under way in this process, from any thread; the other ranks' next call fails when they notice."""
+        self._communicator.abort()
+
+    def destroy(self) -> None:
+        """Give connections and threads back. The ranks have agreed that nothing follows."""
+        owned, self._owned = self._owned, None
+        if owned is not None and self.is_registered:
+            dist.destroy_process_group(owned)
+
+
+def create_averaging_group(group: BaguaProcessGroup, device: torch.device) -> AveragingGroup:
+    """
+    Every member calls it.
+
+    Args:
+        group: whose ranks average.
+        device: of the parameters.
+
+    Raises:
+        RuntimeError: torch was built without gloo.
+    """
+    if not dist.is_gloo_available():
+        raise RuntimeError("averaging in the background needs gloo, which this build of torch does not have")
+    backend = "gloo"
+    if device.type != "cpu":
+        theirs = torch_internals.backend_name(group.get_global_communicator().torch_group, device)
+        backend = "gloo" if theirs == "gloo" else f"cpu:gloo,{device.type}:{theirs}"
+    ranks = sorted(group.ranks)
+    owned = create_member_group(ranks, group.timeout, backend)
+    return AveragingGroup(BaguaProcessGroup(owned, ranks, timeout=group.timeout), owned)

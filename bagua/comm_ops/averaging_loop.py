@@ -1,0 +1,403 @@
+"""The thread of a rank that averages parameters with the other ranks, again and again, while the rank trains.
+
+[Note: who owns what]
+The parameters x are the training thread's alone. The averages of the buckets (contribution c, difference d) belong to
+the loop's thread during an exchange, and otherwise to the training thread, which touches them only at *safe points*:
+right after an optimizer has stepped, where no graph of autograd is of any use any more. There it adds d to x and, when
+the loop asks for one, makes the copy c = x. So copies are never made in the middle of a step, forward and backward of a
+step see the same parameters, and no lock is held while a model computes: `_condition` guards a few flags, and is held
+for as long as it takes to queue a copy or, on a CPU, to make it.
+
+[Note: a turn] All ranks' threads make the same turns.
+1. COPY      Ask for a copy, and wait for it for at most PATIENCE_S. A rank that does not train now (it evaluates, or
+             has finished) does not keep the others: it contributes what it had. Its next turns do not wait at all.
+2. agree     All ranks: is anybody there who has not asked for the end? Has anybody a new copy?
+             Copies that are made while others are waited for replace older ones.
+3. EXCHANGE  if anybody has a new copy: the sum over the ranks, and d += mean - c, c = mean.
+4. PAUSE     for the interval.
+
+[Note: why nothing is lost]
+x only ever changes by steps of the optimizer, which stay, and by adding d. Over the ranks the d of an exchange sum up
+to zero but for rounding: an averaging does not move the mean of the replicas. What x is owed stays in d until it is
+given, and c has it already: a rank that was not copied again contributes what it had at the copy and was given since.
+
+[Note: why nothing hangs]
+The training thread never waits for the loop but in `end`, and the loop never waits for the training thread for longer
+than PATIENCE_S. Loops wait for each other, with the timeout of the group. When a rank is gone, the call of the others
+fails; `failure` has what happened, and the training thread raises it. An end needs all ranks: a rank that has asked for
+it alone goes on taking part. The thread is a daemon, and when the process exits without an end, it gets EXIT_S to find
+the others exiting as well, and is cut off after that.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import enum
+import logging
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bagua.collectives.process_group import STREAM_PRIORITY
+from bagua.comm_ops.async_average import BucketAverage
+
+PATIENCE_S = 1.0  # for a copy
+QUIET_PAUSE_S = 0.05  # at least, after a turn in which no rank had a new copy
+EXIT_S = 5.0  # for the other ranks to exit, too
+CUT_OFF_S = 1.0
+
+_logger = logging.getLogger("bagua")
+
+
+class Ranks(Protocol):
+    """Those who average. bagua.comm_ops.averaging_group.AveragingGroup is one."""
+
+    ranks: int
+
+    @property
+    def is_registered(self) -> bool: ...
+    def agree(self, values: Sequence[int]) -> list[int]: ...
+    def sum(self, tensor: Tensor) -> None: ...
+    def finish(self, stream: torch.cuda.Stream) -> None: ...
+    def abort(self) -> None: ...
+    def destroy(self) -> None: ...
+
+
+class Phase(enum.Enum):
+    """Of the loop. What the training thread may do at a safe point."""
+
+    PAUSE = enum.auto()  # take what is owed
+    COPY = enum.auto()  # that, and copy
+    EXCHANGE = enum.auto()  # nothing
+    ENDED = enum.auto()  # nothing: the thread has agreed on the end, or has failed
+
+
+class Wish(enum.IntEnum):
+    """Of a rank. What the ranks do is the smallest of their wishes."""
+
+    RUN = 0
+    LEAVE = 1  # end
+    END = 2  # end with an exchange: the parameters stay as they were copied last
+
+
+class Part:
+    """Parameters with a safe point of their own: those that one optimizer steps.
+
+    Attributes:
+        averages: of its buckets.
+        is_copied: in this turn.
+        is_owed: the parameters have not been given the differences yet.
+        is_idle: it let the patience run out, and had no safe point since.
+        copied_at: the number of steps when it was copied last.
+    """
+
+    def __init__(self, averages: Sequence[BucketAverage]) -> None:
+        self.averages = list(averages)
+        self.is_copied = self.is_owed = self.is_idle = False
+        self.copied_at = 0
+
+
+class AveragingLoop:
+    """
+    Args:
+        parts: with memory that nobody else uses.
+        ranks: to average with.
+        interval_s: between two turns.
+        has_begun: this rank trains. Otherwise the loop is there only for the others to find an end with.
+    """
+
+    def __init__(self, parts: Sequence[Part], ranks: Ranks, interval_s: float, has_begun: bool = True) -> None:
+        self.parts = list(parts)
+        self._ranks = ranks
+        self._interval_s = interval_s
+        self._has_begun = has_begun
+        self._memory = [average.contribution for part in self.parts for average in part.averages]
+        self._devices = sorted({memory.device for memory in self._memory if memory.device.type == "cuda"}, key=str)
+        # Guards all that follows, and the flags of the parts. Reentrant: a garbage collection may call `leave`.
+        self._condition = threading.Condition(threading.RLock())
+        self._phase = Phase.PAUSE
+        self._wish = Wish.RUN
+        # What the training thread queued on the memory last, by stream.
+        self._queued: dict[torch.cuda.Stream, torch.cuda.Event] = {}
+        self._destroys_group = False
+        self.failure: BaseException | None = None
+        self.exchanges = 0
+        self.exchange_s = 0.0  # of the last one
+        # When it has ended:
+        self.ended_with_mean = False
+        self.anybody_has_begun = False
+        self._thread = threading.Thread(target=self._run, name="bagua-average", daemon=True)
+
+    def start(self, parameters: Sequence[Sequence[Sequence[Tensor]]], steps: Sequence[int]) -> None:
+        """Copy, and let the thread run.
+
+        Args:
+            parameters: of each bucket of each part.
+            steps: made by each part.
+        """
+        for part, tensors, step in zip(self.parts, parameters, steps, strict=True):
+            self._copy(part, tensors, step)
+            part.is_copied = False  # what all ranks have alike is nothing new
+        _running.add(self)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread is."""
+        return self._thread.is_alive()
+
+    # --- the training thread -----------------------------------------------------------------------------------------
+
+    def safe_point(self, index: int, parameters: Sequence[Sequence[Tensor]], step: int) -> int | None:
+        """Now the parameters of a part may change, and may be copied.
+
+        Args:
+            index: of the part.
+            parameters: of each of its buckets.
+            step: made so far.
+
+        Returns:
+            how many steps were made between the copy and now, if a difference was added; otherwise None.
+        """
+        part = self.parts[index]
+        with self._condition:
+            part.is_idle = False
+            if self._phase in (Phase.EXCHANGE, Phase.ENDED):
+                return None
+            staleness = self._give(part, parameters, step)
+            if self._phase is Phase.COPY:
+                self._copy(part, parameters, step)
+                self._condition.notify_all()
+            return staleness
+
+    def end(
+        self, parameters: Sequence[Sequence[Sequence[Tensor]]], steps: Sequence[int], timeout_s: float
+    ) -> list[int]:
+        """End the loop together with all other ranks, which have to come here, too. The parameters become the mean over
+        the ranks, the same bits on all of them, if every rank does so and any has begun.
+
+        Returns:
+            the steps between copy and addition, for each difference that was added.
+
+        Raises:
+            RuntimeError: the others did not come, or one of them is gone.
+        """
+        with self._condition:
+            self._condition.wait_for(lambda: self._phase is not Phase.EXCHANGE)
+            if self.failure is not None:
+                raise self.failure
+            given = [
+                self._give(part, tensors, step)
+                for part, tensors, step in zip(self.parts, parameters, steps, strict=True)
+            ]
+            if self._phase is not Phase.ENDED:
+                for part, tensors, step in zip(self.parts, parameters, steps, strict=True):
+                    self._copy(part, tensors, step)
+                self._wish = Wish.END
+                self._condition.notify_all()
+        self._join(timeout_s)
+        for part, tensors, step in zip(self.parts, parameters, steps, strict=True):
+            if self.ended_with_mean and part.is_owed:
+                part.is_owed = False
+                for average, bucket in zip(part.averages, tensors, strict=True):
+                    average.give_mean(bucket)
+            else:
+                given.append(self._give(part, tensors, step))
+        return [staleness for staleness in given if staleness is not None]
+
+    def leave(self, destroy_group: bool = False) -> None:
+        """Ask for the end, without waiting for it and without another exchange. Nobody uses the parameters any more, or
+        they were overwritten. From any thread.
+
+        Args:
+            destroy_group: the thread does so when it ends.
+        """
+        with self._condition:
+            self._destroys_group |= destroy_group
+            if self._wish is not Wish.LEAVE:
+                self._wish = Wish.LEAVE
+                self._condition.notify_all()
+
+    def _join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+        if self.failure is not None:
+            raise self.failure
+        if self._thread.is_alive():
+            self.failure = RuntimeError(
+                f"not all ranks of {self._ranks.ranks} stopped averaging within {timeout_s:g} s; abort, and another"
+                " with_bagua, have to be called on every rank"
+            )
+            raise self.failure
+
+    def _give(self, part: Part, parameters: Sequence[Sequence[Tensor]], step: int) -> int | None:
+        if not part.is_owed:
+            return None
+        part.is_owed = False
+        for average, tensors in zip(part.averages, parameters, strict=True):
+            average.give(tensors)
+        self._note_queued(part)
+        return step - part.copied_at
+
+    def _copy(self, part: Part, parameters: Sequence[Sequence[Tensor]], step: int) -> None:
+        for average, tensors in zip(part.averages, parameters, strict=True):
+            average.copy_from(tensors)
+        part.is_copied, part.copied_at = True, step
+        self._note_queued(part)
+
+    def _note_queued(self, part: Part) -> None:
+        """The loop's stream waits for what this thread's streams do with the memory."""
+        for device in self._devices:
+            stream = torch.cuda.current_stream(device)
+            self._queued[stream] = stream.record_event()
+            for average in part.averages:
+                if average.contribution.device == device:
+                    average.keep_for(stream)
+
+    # --- the loop's thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with torch.no_grad(), self._on_own_streams() as streams:
+                scratch = _scratch_for(self._memory)
+                while self._turn(streams, scratch):
+                    pass
+                for stream in streams:
+                    self._ranks.finish(stream)
+                del scratch
+            if not self._ranks.is_registered:
+                self.failure = _shut_down(None)
+        except BaseException as error:  # the training thread raises it
+            self.failure = error if self._ranks.is_registered else _shut_down(error)
+        finally:
+            with self._condition:
+                self._phase = Phase.ENDED
+                self._condition.notify_all()
+            _running.discard(self)
+        if self._destroys_group and self.failure is None:
+            self._ranks.destroy()
+
+    @contextlib.contextmanager
+    def _on_own_streams(self) -> Iterator[list[torch.cuda.Stream]]:
+        streams: list[torch.cuda.Stream] = []
+        with contextlib.ExitStack() as stack:
+            for device in self._devices:
+                torch.cuda.set_device(device)  # of this thread
+                streams.append(torch.cuda.Stream(device, STREAM_PRIORITY))  # type: ignore[no-untyped-call]
+                stack.enter_context(torch.cuda.stream(streams[-1]))
+                for memory in self._memory:
+                    if memory.device == device:
+                        memory.record_stream(streams[-1])
+            yield streams
+
+    def _turn(self, streams: Sequence[torch.cuda.Stream], scratch: dict[Any, Tensor]) -> bool:
+        """False: all ranks have agreed on the end."""
+        if not self._ranks.is_registered:
+            self.leave()  # the connections still work, so that the ranks can agree on the end
+        wish, has_copy = self._await_copies()
+        # Each is the minimum over the ranks: "not" makes it "any".
+        agreed, nothing_new, nobody_has_begun = self._ranks.agree([wish, not has_copy, not self._has_begun])
+        self.anybody_has_begun |= not nobody_has_begun
+        if agreed == Wish.RUN:
+            if not nothing_new:
+                self._exchange(streams, scratch)
+            self._pause(max(self._interval_s, QUIET_PAUSE_S if nothing_new else 0.0), wish)
+            return True
+        if agreed == Wish.END and self.anybody_has_begun:
+            self._exchange(streams, scratch)
+            self.ended_with_mean = True
+        return False
+
+    def _await_copies(self) -> tuple[Wish, bool]:
+        """(what this rank wants, whether any of its parts has a new copy)."""
+        with self._condition:
+            self._phase = Phase.COPY
+            self._condition.wait_for(
+                lambda: self._wish is not Wish.RUN or all(part.is_copied or part.is_idle for part in self.parts),
+                PATIENCE_S,
+            )
+            for part in self.parts:
+                part.is_idle = not part.is_copied
+            return self._wish, any(part.is_copied for part in self.parts)
+
+    def _exchange(self, streams: Sequence[torch.cuda.Stream], scratch: dict[Any, Tensor]) -> None:
+        with self._condition:
+            self._phase = Phase.EXCHANGE
+            queued, self._queued = list(self._queued.values()), {}
+        start = time.monotonic()
+        for stream in streams:
+            for event in queued:
+                stream.wait_event(event)
+        for part in self.parts:
+            for average in part.averages:
+                memory = average.contribution
+                average.exchange(self._ranks.sum, self._ranks.ranks, part.is_owed, scratch[_kind(memory)])
+        for stream in streams:
+            self._ranks.finish(stream)
+        with self._condition:
+            for part in self.parts:
+                part.is_copied, part.is_owed = False, True
+            self.exchanges += 1
+            self.exchange_s = time.monotonic() - start
+            self._phase = Phase.PAUSE
+            self._condition.notify_all()
+
+    def _pause(self, seconds: float, told: Wish) -> None:
+        """Ends early when this rank's wish is another than it has told."""
+        with self._condition:
+            self._phase = Phase.PAUSE
+            self._condition.wait_for(lambda: self._wish is not told, seconds)
+
+
+def _kind(memory: Tensor) -> tuple[torch.dtype, torch.device]:
+    return memory.dtype, memory.device
+
+
+def _scratch_for(memory: Sequence[Tensor]) -> dict[Any, Tensor]:
+    """One piece for each dtype and device, as long as the longest."""
+    longest: dict[Any, Tensor] = {}
+    for one in memory:
+        if _kind(one) not in longest or longest[_kind(one)].numel() < one.numel():
+            longest[_kind(one)] = one
+    return {kind: torch.empty_like(one) for kind, one in longest.items()}
+
+
+def _shut_down(cause: BaseException | None) -> RuntimeError:
+    error = RuntimeError(
+        "torch.distributed was shut down while parameters were averaged in the background; call"
+        " model.bagua_algorithm.abort(model) on every rank before destroy_process_group()"
+    )
+    error.__cause__ = cause
+    return error
+
+
+# --- the end of the process ------------------------------------------------------------------------------------------
+
+_running: weakref.WeakSet[AveragingLoop] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_with_the_process() -> None:
+    """A thread that is in gloo while the interpreter is taken down can end the process with a signal."""
+    # After an exception the others shall notice that this rank is gone, the sooner the better.
+    is_failing = getattr(sys, "last_value", None) is not None
+    deadline = time.monotonic() + (0.0 if is_failing else EXIT_S)
+    loops = list(_running)
+    for loop in loops:
+        loop.leave()
+    for loop in loops:
+        loop._thread.join(max(0.0, deadline - time.monotonic()))
+        if loop.is_alive:
+            _logger.warning(
+                "this process ends while others still average parameters with it; call"
+                " model.bagua_algorithm.abort(model) on every rank when training is done"
+            )
+            with contextlib.suppress(Exception):
+                loop._ranks.abort()
+            loop._thread.join(CUT_OFF_S)

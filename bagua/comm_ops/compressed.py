@@ -1,0 +1,142 @@
+"""Centralized synchronous communication in bytes: an all-reduce that sends a byte for each element.
+
+With C the compression of bagua.kernels.minmax_uint8 and D its inverse, x_i the bucket of rank i cut into n chunks:
+
+    to rank r, from each rank i:   C(x_i[r])                            all-to-all
+    on rank r:                     y[r] = C( (1/n) * sum_i D(C(x_i[r])) )       (no 1/n: the sum)
+    to all, from rank r:           y[r]                                 all-gather
+    on every rank:                 x[r] = D(y[r]) for all r
+
+Every rank decodes the same bytes, its own chunk's too, so that all end with the same bits. One rank alone rounds in the
+same way. The spread of values is per range of bagua.kernels.minmax_uint8.BLOCK_ELEMENTS; a range that holds a value
+that is not finite ends as NaN, everywhere.
+
+The operations are the engine's (bagua.engine.bucket_op): with CUDA they queue work on the current stream and allocate
+what they need there, on CPU they block the thread that they run on. Two bytes and 1/n of one for each element of a
+bucket are allocated while it runs and given back; buckets run one after the other, so that the largest counts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from bagua.collectives.torch_internals import all_gather_flat
+from bagua.kernels.minmax_uint8 import DTYPES, compress, decompress, decompress_reduce_compress
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bagua.collectives.process_group import BaguaProcessGroup
+    from bagua.engine.bucket import Bucket
+
+# The name of the compression, as configurations and append_centralized_synchronous_op know it.
+MIN_MAX_UINT8 = "MinMaxUInt8"
+COMPRESSED_DTYPES = DTYPES
+# Chunks begin where vectors of every dtype may be loaded.
+CHUNK_ALIGNMENT = 32
+
+
+def compressed_alignment(group: BaguaProcessGroup, hierarchical: bool) -> int:
+    """The elements of which a bucket's length should be a multiple: every chunk has the same length and begins aligned,
+    whether the ranks or, with `hierarchical`, the nodes share it out."""
+    nodes = len(group.topology.nodes) if hierarchical else 1
+    return math.lcm(group.size, nodes) * CHUNK_ALIGNMENT
+
+
+class CompressedAllReduce:
+    """Sum or mean of the bucket over the group, sent as bytes.
+
+    With `hierarchical` the ranks of a node reduce to their leader as they are, the leaders run the above among
+    themselves, with one chunk per node, and broadcast what they got. The mean is that over all ranks, also where nodes
+    have different sizes.
+
+    Args:
+        group: this process is a member. With `hierarchical`, its ranks all make the operation, since the groups within
+            and between nodes are made here, on first use.
+        average: the mean; otherwise the sum.
+        hierarchical: whether only one rank per node talks to other nodes.
+    """
+
+    inline = False
+
+    def __init__(self, group: BaguaProcessGroup, average: bool = True, hierarchical: bool = False) -> None:
+        self.hierarchical = hierarchical
+        # Before any sum, as without compression.
+        self.prescale = 1.0 / group.size if hierarchical and average and group.size > 1 else None
+        self._average = average and not hierarchical
+        self._intra = group.get_intra_node_communicator() if hierarchical else None
+        # Who exchanges bytes, in chunk order; None where the leader does it for us.
+        self._peers = group.get_global_communicator()
+        self.chunks = group.size
+        if self._intra is not None:
+            self._peers = group.get_inter_node_communicator()  # no communicator for those that do not lead
+            self.chunks = len(group.topology.nodes)
+
+    def check(self, flat: Tensor, what: str) -> None:
+        """
+        Raises:
+            TypeError: a dtype that cannot be compressed.
+            ValueError: a length that the chunks do not divide.
+        """
+        if flat.dtype not in COMPRESSED_DTYPES:
+            raise TypeError(
+                f"{what} is of {flat.dtype}, and {MIN_MAX_UINT8} compresses float32, float16 and bfloat16; leave the"
+                " compression out for it"
+            )
+        if flat.numel() % self.chunks:
+            raise ValueError(
+                f"{what} has {flat.numel()} elements, which {self.chunks} {'nodes' if self.hierarchical else 'ranks'}"
+                f" cannot share evenly; make it with alignment={self.chunks * CHUNK_ALIGNMENT}"
+            )
+
+    def run(self, bucket: Bucket) -> None:
+        flat = bucket.flattened_tensor()
+        if flat.numel() % self.chunks:
+            self.check(flat, f"bucket {bucket.name!r}")
+        if bucket.padding_tensor is not None:
+            # It shares a range with gradients, which an overflow made NaN, and nobody else writes it.
+            bucket.padding_tensor.zero_()
+        if self.prescale is not None and bucket.ops[0] is not self:
+            flat.mul_(self.prescale)
+        self.all_reduce(flat)
+
+    def all_reduce(self, flat: Tensor) -> None:
+        """What `run` does, in place: one-dimensional values that are prescaled already, and that `check` accepts."""
+        if not flat.numel():
+            return
+        intra = self._intra
+        if intra is None:
+            self._exchange(flat)
+            return
+        if intra.nranks() > 1:
+            dist.reduce(flat, intra.ranks[0], dist.ReduceOp.SUM, group=intra.torch_group)
+        if intra.rank() == 0:
+            self._exchange(flat)
+        if intra.nranks() > 1:
+            dist.broadcast(flat, intra.ranks[0], group=intra.torch_group)
+
+    def _exchange(self, flat: Tensor) -> None:
+        """The four lines at the head of this file."""
+        chunk = flat.numel() // self.chunks
+        outgoing = compress(flat, self.chunks)
+        mine = decompress_reduce_compress(self._to_owners(outgoing), chunk, self._average)
+        decompress(self._to_all(mine, outgoing), flat)
+
+    def _to_owners(self, outgoing: Tensor) -> Tensor:
+        """uint8 [chunks, stride], by chunk -> all peers' versions of this rank's chunk, by peer."""
+        if self.chunks == 1:
+            return outgoing
+        received = torch.empty_like(outgoing)
+        dist.all_to_all_single(received, outgoing, group=self._peers.torch_group)
+        return received
+
+    def _to_all(self, mine: Tensor, out: Tensor) -> Tensor:
+        """uint8 [stride] of this rank's chunk -> [chunks, stride] of all, in `out`, which is done with by now."""
+        if self.chunks == 1:
+            return mine.view(1, -1)
+        all_gather_flat(out.view(-1), mine, group=self._peers.torch_group)
+        return out

@@ -1,0 +1,106 @@
+"""Decentralized communication of compressed differences, in a ring (DCD-PSGD, Tang et al. 2018).
+
+Each rank keeps a copy of its weights as they were after the last exchange, W, and of those of its neighbours, L and R.
+With x, the weights now:
+
+    d = x + 1/3 L + 1/3 R - 5/3 W  =  (x - W) + 1/3 (L - W) + 1/3 (R - W)
+    q = compress(d), to both neighbours; ql from the left one, qr from the right one
+    L += decompress(ql);  R += decompress(qr);  W += decompress(q);  x = W
+
+d is computed in the second form, which has small numbers only. A rank decompresses its own q as well, by the operation
+with which its neighbours add it to their copies, so that these stay equal to the original to the bit.
+
+Hierarchical: x is the mean within each node, its leader compares and exchanges, and the messages are broadcast within
+the node, where each rank applies them: all ranks of a node have the same x, W, L and R.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from bagua.comm_ops.peer_selection import ring_neighbours
+from bagua.comm_ops.weight_exchange import as_real, broadcast_from_leader, exchange, mean_on_leader
+from bagua.kernels import minmax_uint8
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bagua.collectives.process_group import BaguaProcessGroup
+    from bagua.engine.bucket import Bucket
+
+
+class LowPrecisionRing:
+    """
+    Args:
+        group: whose ranks (`hierarchical`: whose nodes) form the ring, in their order.
+        weight, left_peer_weight, right_peer_weight: W, L and R: 1-D, of the length, dtype and device of the bucket. At
+            the beginning W holds the bucket's weights, L and R those of the neighbours.
+        hierarchical: within nodes first, so that only one rank per node talks to other nodes.
+    """
+
+    inline = False
+
+    def __init__(
+        self,
+        group: BaguaProcessGroup,
+        weight: Tensor,
+        left_peer_weight: Tensor,
+        right_peer_weight: Tensor,
+        hierarchical: bool,
+    ) -> None:
+        self._weight = as_real(weight)
+        self._left = as_real(left_peer_weight)
+        self._right = as_real(right_peer_weight)
+        self._intra = group.get_intra_node_communicator() if hierarchical else None
+        self._talks = self._intra is None or self._intra.rank() == 0
+        if self._intra is None:
+            self._ring = group.get_global_communicator()
+            ranks, rank = self._ring.nranks(), self._ring.rank()
+        else:
+            leaders = sorted(group.topology.leaders)
+            ranks, rank = len(leaders), leaders.index(self._intra.ranks[0])
+            if self._talks:
+                self._ring = group.get_inter_node_communicator()
+        left, right = ring_neighbours(rank, ranks)
+        # Of two ranks each is the other's neighbour on both sides, and one message does; one alone talks to itself.
+        self._peers = sorted({left, right} - {rank})
+        # Where the messages of the neighbours are: behind the own one, in the order of the peers.
+        self._from_left, self._from_right = (
+            0 if peer == rank else 1 + self._peers.index(peer) for peer in (left, right)
+        )
+
+    def run(self, bucket: Bucket) -> None:
+        weights = as_real(bucket.flattened_tensor())
+        if not weights.numel():
+            return
+        mean = weights if self._intra is None else mean_on_leader(weights, self._intra)
+        if self._talks:
+            own = minmax_uint8.compress(self._difference(mean))
+            messages = torch.cat([own, *exchange(own, self._peers, self._ring)])
+        else:
+            size = minmax_uint8.compressed_bytes(weights.numel())
+            messages = torch.empty(1 + len(self._peers), size, dtype=torch.uint8, device=weights.device)
+        if self._intra is not None:
+            broadcast_from_leader(messages, self._intra)
+        for place, replica in ((self._from_left, self._left), (self._from_right, self._right), (0, self._weight)):
+            _add(messages[place : place + 1], replica)
+        weights.copy_(self._weight)
+
+    def _difference(self, weights: Tensor) -> Tensor:
+        """d, in float32."""
+        wide = torch.promote_types(self._weight.dtype, torch.float32)
+        own = self._weight.to(wide)
+        difference = weights.to(wide) - own
+        for neighbour in (self._left, self._right):
+            difference.add_(neighbour.to(wide) - own, alpha=1 / 3)
+        return difference.float()
+
+
+def _add(message: Tensor, replica: Tensor) -> None:
+    """The one operation by which a message is added, on the rank that made it and on those that got it."""
+    if replica.dtype in minmax_uint8.DTYPES:
+        minmax_uint8.decompress(message, replica, accumulate=True)
+    else:
+        replica.add_(minmax_uint8.decompress(message, replica.new_empty(replica.shape, dtype=torch.float32)))

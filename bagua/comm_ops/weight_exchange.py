@@ -1,0 +1,134 @@
+"""Ways in which ranks exchange weights, on which the decentralized operations are built.
+
+Weights are not gradients: what rounding takes from them is gone. So tensors of two bytes per element travel as they
+are, and are added in float32 and rounded once; replicas that are equal stay equal to the bit.
+
+Functions and classes without threads of their own; they run where the operation runs, on the current stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from bagua.collectives import torch_internals
+from bagua.collectives.byte_transport import as_bytes
+from bagua.comm_ops.peer_selection import shift_one_partner
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bagua.collectives.communicator import BaguaCommunicator
+    from bagua.engine.bucket import Bucket
+
+_SHORT = (torch.float16, torch.bfloat16)
+
+
+def as_real(flat: Tensor) -> Tensor:
+    """A flat tensor without complex numbers: real and imaginary parts one after the other. Shares memory."""
+    return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
+
+
+def tell_autograd(bucket: Bucket) -> None:
+    """The parameters in the bucket were overwritten through its memory, which autograd does not see: a backward pass
+    that would still need the old values has to fail."""
+    for tensor in bucket.tensors:
+        torch.autograd.graph.increment_version(tensor)
+
+
+def exchange(message: Tensor, peers: Sequence[int], communicator: BaguaCommunicator) -> list[Tensor]:
+    """Send `message` to each of `peers`, and return what each of them sends, in their order.
+
+    Args:
+        message: contiguous; as many bytes on every rank.
+        peers: distinct ranks of the communicator, without this one. The relation is mutual.
+    """
+    received = [torch.empty_like(message) for _ in peers]
+    group = communicator.torch_group
+    operations = []
+    for peer, target in zip(peers, received, strict=True):
+        rank = communicator.ranks[peer]
+        operations.append(dist.P2POp(dist.isend, as_bytes(message), rank, group))
+        operations.append(dist.P2POp(dist.irecv, as_bytes(target), rank, group))
+    if operations:
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+    return received
+
+
+def broadcast_from_leader(values: Tensor, communicator: BaguaCommunicator) -> None:
+    """`values` of the communicator's rank 0 on all of its ranks."""
+    if communicator.nranks() > 1:
+        dist.broadcast(as_bytes(values), communicator.ranks[0], group=communicator.torch_group)
+
+
+def mean_on_leader(values: Tensor, communicator: BaguaCommunicator) -> Tensor:
+    """The mean over the communicator, on its rank 0; of no use on others. In float32, or more if `values` have more.
+
+    Args:
+        values: real; left alone if they are of two bytes per element, overwritten otherwise.
+    """
+    wide = values.float() if values.dtype in _SHORT else values
+    if communicator.nranks() > 1:
+        wide.mul_(1.0 / communicator.nranks())
+        dist.reduce(wide, communicator.ranks[0], dist.ReduceOp.SUM, group=communicator.torch_group)
+    return wide
+
+
+class MeanOfAll:
+    """The mean over a communicator, the same bits on all of its ranks.
+
+    Args:
+        shares: of each rank in the mean; they add up to 1.
+    """
+
+    def __init__(self, communicator: BaguaCommunicator, shares: Sequence[float]) -> None:
+        self._communicator = communicator
+        self._shares = list(shares)
+
+    def mix(self, values: Tensor, step: int) -> None:
+        """Overwrite `values`, real, with the mean. `step` makes no difference."""
+        if self._communicator.nranks() == 1:
+            return
+        if values.dtype in _SHORT:
+            self._mix_short(values)
+            return
+        values.mul_(self._shares[self._communicator.rank()])
+        dist.all_reduce(values, dist.ReduceOp.SUM, group=self._communicator.torch_group)
+
+    def _mix_short(self, values: Tensor) -> None:
+        """As many bytes as an all-reduce sends, which would round at each of its additions: each rank gets everybody's
+        version of one part, adds them in float32, and gives the mean to all."""
+        group, ranks = self._communicator.torch_group, self._communicator.nranks()
+        part = -(-values.numel() // ranks)
+        padded = values.new_zeros(ranks * part)
+        padded[: values.numel()] = values
+        received = torch.empty_like(padded)
+        dist.all_to_all_single(as_bytes(received), as_bytes(padded), group=group)
+        total = torch.zeros(part, dtype=torch.float32, device=values.device)
+        for version, share in zip(received.view(ranks, part), self._shares, strict=True):
+            total.add_(version, alpha=share)
+        torch_internals.all_gather_flat(as_bytes(padded), as_bytes(total.to(values.dtype)), group=group)
+        values.copy_(padded[: values.numel()])
+
+
+class MeanOfPairs:
+    """The mean with one partner at a time, the same bits on both sides."""
+
+    def __init__(self, communicator: BaguaCommunicator) -> None:
+        self._communicator = communicator
+
+    def mix(self, values: Tensor, step: int) -> None:
+        """Overwrite `values`, real, with (mine + partner's) / 2. The partner is that of exchange number `step`."""
+        communicator = self._communicator
+        if communicator.nranks() == 1:
+            return
+        partner = shift_one_partner(communicator.rank(), communicator.nranks(), step)
+        (theirs,) = exchange(values, [partner], communicator)
+        if values.dtype in _SHORT:
+            values.copy_(values.float().add_(theirs).mul_(0.5))
+        else:
+            values.add_(theirs).mul_(0.5)

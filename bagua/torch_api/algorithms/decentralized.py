@@ -1,0 +1,319 @@
+"""Decentralized training: each rank steps with its own gradient, from a mean of weights (D-PSGD, Lian et al. 2017).
+
+x' = mix(x) - lr * g(x)
+
+mix(x) = the mean of x over all ranks                                  (peer_selection_mode="all")
+mix(x) = (x of this rank + x of another one) / 2, another each time    (peer_selection_mode="shift_one")
+
+The gradient is that of the weights before mixing, so the exchange runs while forward and backward do, and it changes
+the weights right before the optimizer does. Any optimizer may be in the place of `- lr * g`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from bagua.collectives.member_group import create_member_group
+from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.comm_ops.decentralized import PeerWeightAverage
+from bagua.comm_ops.peer_selection import check_peer_selection
+from bagua.comm_ops.public_bucket import BaguaBucket
+from bagua.engine.tensor import ensure_record
+from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+from bagua.torch_api.algorithms.low_precision_decentralized import (
+    LowPrecisionDecentralizedAlgorithm,
+    LowPrecisionDecentralizedAlgorithmImpl,
+)
+from bagua.torch_api.algorithms.rounds import Interval, check_interval, launch_all
+
+if TYPE_CHECKING:
+    from bagua.engine.comm_scheduler import CommScheduler
+    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+
+__all__ = [
+    "DecentralizedAlgorithm",
+    "DecentralizedAlgorithmImpl",
+    "LowPrecisionDecentralizedAlgorithm",
+    "LowPrecisionDecentralizedAlgorithmImpl",
+]
+
+# An exchange goes on in the background of whatever else the ranks tell each other (buffers, a logged loss, another
+# module's exchange), and messages of one group need one order. So each module has a group of its own for it, for as
+# long as there is the group that it trains with.
+_Groups = weakref.WeakKeyDictionary[BaguaProcessGroup, BaguaProcessGroup]
+_groups_of_modules: weakref.WeakKeyDictionary[nn.Module, _Groups] = weakref.WeakKeyDictionary()
+
+
+class PeerWeightBucket(BaguaBucket):
+    """Weights that are mixed with those of peers.
+
+    Attributes:
+        _peer_weight: the last mean, in the memory layout of the bucket.
+        operation: what makes it.
+    """
+
+    _peer_weight: Tensor
+    operation: PeerWeightAverage
+
+    def scatter(self) -> None:
+        """Nothing: communication leaves the weights alone, which are in use meanwhile. The operation puts the mean in
+        place when it is told to."""
+
+
+class DecentralizedAlgorithmImpl(AlgorithmImpl):
+    """See DecentralizedAlgorithm.
+
+    [Note: when the mean is put in place]
+    It is waited for, and replaces the weights, as late as is safe: before a listed optimizer steps. So all backward
+    passes of a round, be they two or the inner one of a gradient penalty, see the weights of their forward pass. It is
+    sooner, at the end of the first backward pass, where we would not see the step: if some parameters are in no listed
+    optimizer, or a closure runs the passes within `step`. Where no step follows, because a GradScaler skips it, the
+    next forward pass begins with it. A forward pass that no backward pass follows leaves the exchange under way for the
+    next one. In each case the number of exchanges follows from forward and backward passes alone.
+    """
+
+    def __init__(
+        self,
+        process_group: BaguaProcessGroup,
+        hierarchical: bool = True,
+        peer_selection_mode: str = "all",
+        communication_interval: int = 1,
+    ) -> None:
+        super().__init__(process_group)
+        self.hierarchical = hierarchical
+        self.peer_selection_mode = peer_selection_mode
+        self.communication_interval = communication_interval
+        self._interval = Interval(communication_interval)
+        self._buckets: list[PeerWeightBucket] = []
+        self._parameters: list[Tensor] = []
+        # The round's forward pass has begun, and its backward pass has not ended.
+        self._round_is_open = False
+        self._has_gradient = False
+        # There is a mean that has not been put in place. It may still be under way in the scheduler.
+        self._is_pending = False
+        self._scheduler: CommScheduler | None = None
+        # See the note.
+        self._sees_steps = False
+        self._is_stepping = False
+        # Of the parameters when we last looked, while a mean is pending: at its launch, and after the backward pass.
+        self._versions: list[int] = []
+
+    # --- buckets -----------------------------------------------------------------------------------------------------
+
+    def init_tensors(self, bagua_ddp: BaguaDistributedDataParallel) -> list[Tensor]:
+        self._round_is_open = self._is_stepping = False
+        named = bagua_ddp.synchronized_parameters
+        self._parameters = [parameter for _, parameter in named]
+        listed = {
+            id(parameter)
+            for optimizer in bagua_ddp.bagua_optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        self._sees_steps = all(id(parameter) in listed for parameter in self._parameters)
+        tensors: list[Tensor] = []
+        for name, parameter in named:
+            ensure_record(parameter, name, bagua_ddp.bagua_module_name)
+            tensors.append(parameter)
+        return tensors
+
+    def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> list[PeerWeightBucket]:
+        """One bucket for all parameters of one dtype and device."""
+        by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for group in tensors:
+            for tensor in group:
+                by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        self._buckets = [
+            PeerWeightBucket(group, str(number), do_flatten) for number, group in enumerate(by_kind.values())
+        ]
+        return self._buckets
+
+    def init_operations(self, bagua_ddp: BaguaDistributedDataParallel, bucket: BaguaBucket) -> None:
+        assert isinstance(bucket, PeerWeightBucket)
+        bucket.clear_ops()
+        bucket.gather()
+        bucket._peer_weight = bucket.flattened_tensor().clone()
+        bucket.operation = bucket.append_decentralized_synchronous_op(
+            bucket._peer_weight,
+            hierarchical=self.hierarchical,
+            peer_selection_mode=self.peer_selection_mode,
+            group=_group_of_its_own(bagua_ddp.module, self.process_group),
+        )
+
+    # --- a round -----------------------------------------------------------------------------------------------------
+
+    def init_forward_pre_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[Any], None]:
+        def begin_round(_: Any) -> None:
+            if self._is_pending and not self._round_is_open:
+                self._refuse_changed_parameters()
+                self._put_in_place()
+            # A forward pass after which no backward pass communicates does not start what it would have to wait for.
+            if not bagua_ddp.require_backward_grad_sync or not torch.is_grad_enabled():
+                return
+            if not self._round_is_open:
+                self._round_is_open, self._has_gradient = True, False
+                if self._interval.count():
+                    self._launch(bagua_ddp)
+            elif self._is_pending and self._are_parameters_changed():
+                # Loaded, for instance, after a forward pass that was a mere trial: the mean of what they were is void.
+                self._wait()
+                self._launch(bagua_ddp)
+
+        return begin_round
+
+    def init_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[str, Tensor], None]:
+        def note_gradient(_name: str, _parameter: Tensor) -> None:
+            self._has_gradient = True
+
+        return note_gradient
+
+    def init_post_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[], None]:
+        return self._end_round
+
+    def _end_round(self) -> None:
+        if not self._has_gradient:
+            return  # torch.autograd.grad, whose gradients go into the loss of the round's own backward pass
+        self._round_is_open = False
+        if self._is_pending:
+            if self._sees_steps and not self._is_stepping:
+                self._versions = self._current_versions()
+            else:
+                self._put_in_place()
+
+    def init_pre_optimizer_step_hook(
+        self, bagua_ddp: BaguaDistributedDataParallel
+    ) -> Callable[[torch.optim.Optimizer], None]:
+        def before_step(_: torch.optim.Optimizer) -> None:
+            self._is_stepping = True
+            if self._is_pending:
+                self._put_in_place()
+
+        return before_step
+
+    def init_post_optimizer_step_hook(
+        self, bagua_ddp: BaguaDistributedDataParallel
+    ) -> Callable[[torch.optim.Optimizer], None]:
+        def after_step(_: torch.optim.Optimizer) -> None:
+            self._is_stepping = False
+
+        return after_step
+
+    def finish(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+        if self._is_pending and not self._are_parameters_changed():
+            self._put_in_place()
+        self._wait()
+        self._is_pending = False
+
+    # --- an exchange -------------------------------------------------------------------------------------------------
+
+    def _launch(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+        self._is_pending, self._scheduler = True, bagua_ddp.scheduler
+        launch_all(bagua_ddp)
+        self._versions = self._current_versions()
+
+    def _wait(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.wait_pending_comm_ops()
+            self._scheduler = None
+
+    def _put_in_place(self) -> None:
+        self._wait()
+        for bucket in self._buckets:
+            bucket.operation.copy_back_peer_weight(bucket.backend_bucket)
+        self._is_pending = False
+
+    def _current_versions(self) -> list[int]:
+        return [parameter._version for parameter in self._parameters]
+
+    def _are_parameters_changed(self) -> bool:
+        return self._versions != self._current_versions()
+
+    def _refuse_changed_parameters(self) -> None:
+        """To put the mean of what they were in their place would undo the change."""
+        if self._are_parameters_changed():
+            self._wait()
+            self._is_pending = False
+            raise RuntimeError(
+                "parameters were changed after the backward pass by something else than `step` of an optimizer given to"
+                " with_bagua, which would have put the mean of the ranks' parameters in place first. If an optimizer"
+                " changed them, give with_bagua those optimizers that are stepped, and no others; if they were loaded,"
+                " load them after `step`, or right after with_bagua"
+            )
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        self._wait()
+        return {
+            "rounds": self._interval.rounds,
+            "round_is_open": self._round_is_open,
+            "is_pending": self._is_pending,
+            "exchanges": [bucket.operation.exchanges for bucket in self._buckets],
+            "peer_weights": [bucket._peer_weight for bucket in self._buckets],
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, bagua_ddp: BaguaDistributedDataParallel, state: Mapping[str, Any]) -> None:
+        expected = set(self.state_dict())
+        if set(state) != expected:
+            raise ValueError(f"a state of {type(self).__name__} has {sorted(expected)}, this has {sorted(state)}")
+        peer_weights: list[Tensor] = state["peer_weights"]
+        ours, theirs = (
+            [(str(one.dtype), one.numel()) for one in weights]
+            for weights in ((bucket._peer_weight for bucket in self._buckets), peer_weights)
+        )
+        if ours != theirs:
+            raise ValueError(
+                f"the state has peer weights of {theirs} (dtype and elements), this module needs {ours}: it is of"
+                " another model"
+            )
+        self._interval.rounds = int(state["rounds"])
+        self._round_is_open, self._is_pending = bool(state["round_is_open"]), bool(state["is_pending"])
+        self._versions = self._current_versions()
+        for bucket, exchanges, peer_weight in zip(self._buckets, state["exchanges"], peer_weights, strict=True):
+            bucket.operation.exchanges = int(exchanges)
+            bucket._peer_weight.copy_(peer_weight)
+
+
+def _group_of_its_own(module: nn.Module, group: BaguaProcessGroup) -> BaguaProcessGroup:
+    """Collective, the first time for this module and group."""
+    if group.size == 1:
+        return group
+    groups = _groups_of_modules.setdefault(module, weakref.WeakKeyDictionary())
+    own = groups.get(group)
+    if own is None or not own.is_alive:
+        ranks = sorted(group.ranks)
+        own = groups[group] = BaguaProcessGroup(create_member_group(ranks, group.timeout), ranks, None, group.timeout)
+    return own
+
+
+class DecentralizedAlgorithm(Algorithm):
+    """
+    Args:
+        hierarchical: the mean within each node first; then its leader exchanges with the leaders of other nodes.
+        peer_selection_mode: "all": the mean over all ranks. "shift_one": with one other rank (`hierarchical`: node) at
+            a time, of which there must be an even number, or one.
+        communication_interval: exchange in every so many rounds (bagua.torch_api.algorithms.rounds).
+
+    Raises:
+        ValueError: an unknown mode, or an interval below 1. When a module is wrapped: "shift_one" with an odd number.
+    """
+
+    def __init__(
+        self, hierarchical: bool = True, peer_selection_mode: str = "all", communication_interval: int = 1
+    ) -> None:
+        check_peer_selection(peer_selection_mode)
+        check_interval(communication_interval)
+        self.hierarchical = hierarchical
+        self.peer_selection_mode = peer_selection_mode
+        self.communication_interval = communication_interval
+
+    def reify(self, process_group: BaguaProcessGroup) -> DecentralizedAlgorithmImpl:
+        return DecentralizedAlgorithmImpl(
+            process_group, self.hierarchical, self.peer_selection_mode, self.communication_interval
+        )

@@ -1,0 +1,227 @@
+"""Decentralized training with compressed differences: a byte per element to each neighbour (DCD-PSGD, Tang et al. 2018).
+
+After each step of the optimizer, for each bucket of weights x, with W, L and R the weights of this rank and of its left
+and right neighbour in the ring as they were after the last exchange:
+
+    d = x + 1/3 L + 1/3 R - 5/3 W
+    q = compress(d), to both neighbours; ql from the left one, qr from the right one
+    L += decompress(ql);  R += decompress(qr);  x = W + decompress(q);  W = x
+
+so that, but for the compression, x becomes the step of this rank from the mean of the three. W is the L of the right
+neighbour and the R of the left one, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bagua.comm_ops.public_bucket import BaguaBucket
+from bagua.comm_ops.weight_exchange import tell_autograd
+from bagua.engine.tensor import ensure_record
+from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+from bagua.torch_api.algorithms.rounds import Interval, check_interval, launch_all
+
+if TYPE_CHECKING:
+    from bagua.collectives.process_group import BaguaProcessGroup
+    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+
+_MOST_NAMES = 10  # that an error lists
+
+
+class ReplicaBucket(BaguaBucket):
+    """Weights, with copies of their own past and of the neighbours', all in the memory layout of the bucket.
+
+    Attributes:
+        _weight, _left_peer_weight, _right_peer_weight: W, L and R.
+    """
+
+    _weight: Tensor
+    _left_peer_weight: Tensor
+    _right_peer_weight: Tensor
+
+    @property
+    def replicas(self) -> tuple[Tensor, Tensor, Tensor]:
+        """W, L and R."""
+        return self._weight, self._left_peer_weight, self._right_peer_weight
+
+    def replicas_by_name(self) -> Iterator[tuple[str, list[Tensor]]]:
+        """(name, its parts of W, L and R) of each tensor."""
+        start = 0
+        for record, view in zip(self.records, self.views, strict=True):
+            stop = start + view.numel()
+            yield record.name, [replica[start:stop] for replica in self.replicas]
+            start = stop
+
+
+class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
+    """See LowPrecisionDecentralizedAlgorithm.
+
+    A backward pass makes the rank owe its neighbours an exchange. It takes place when all listed optimizers have
+    stepped; or else, because a GradScaler skipped a step or only some of them were stepped, at the beginning of the
+    next forward pass, or when the module is wrapped again. So each rank makes as many exchanges as its neighbours,
+    whatever its gradients are.
+    """
+
+    def __init__(
+        self, process_group: BaguaProcessGroup, hierarchical: bool = True, communication_interval: int = 1
+    ) -> None:
+        super().__init__(process_group)
+        self.hierarchical = hierarchical
+        self.communication_interval = communication_interval
+        self._interval = Interval(communication_interval)
+        self._buckets: list[ReplicaBucket] = []
+        self._has_gradient = False
+        self._owes_exchange = False
+        # Positions among the listed optimizers: that step these parameters, and that did since the backward pass.
+        self._steppers: set[int] = set()
+        self._stepped: set[int] = set()
+        # What a bucket begins with when buckets are made anew without a broadcast.
+        self._kept: dict[str, list[Tensor]] = {}
+
+    # --- buckets -----------------------------------------------------------------------------------------------------
+
+    def init_tensors(self, bagua_ddp: BaguaDistributedDataParallel) -> list[Tensor]:
+        self._kept = {}
+        if not bagua_ddp.replicas_are_equal:
+            self._kept = {name: parts for bucket in self._buckets for name, parts in bucket.replicas_by_name()}
+        self._stepped.clear()
+        self._find_steppers(bagua_ddp)
+        tensors: list[Tensor] = []
+        for name, parameter in reversed(bagua_ddp.synchronized_parameters):
+            ensure_record(parameter, name, bagua_ddp.bagua_module_name)
+            tensors.append(parameter)
+        return tensors
+
+    def _find_steppers(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+        stepper_of: dict[int, int] = {}
+        for position, optimizer in enumerate(bagua_ddp.bagua_optimizers):
+            for group in optimizer.param_groups:
+                stepper_of.update((id(parameter), position) for parameter in group["params"])
+        named = bagua_ddp.synchronized_parameters
+        missing = [name for name, parameter in named if id(parameter) not in stepper_of]
+        if missing:
+            more = f" and {len(missing) - _MOST_NAMES} more" if missing[_MOST_NAMES:] else ""
+            raise RuntimeError(
+                f"{len(missing)} of {len(named)} parameters are in no optimizer that was given:"
+                f" {', '.join(missing[:_MOST_NAMES])}{more}. This algorithm exchanges weights after the optimizers'"
+                " step, which it has to see: give with_bagua the optimizers that step them, freeze them"
+                " (requires_grad_(False)), or put their names into the module's _bagua_params_and_buffers_to_ignore"
+            )
+        self._steppers = {stepper_of[id(parameter)] for _, parameter in named}
+
+    def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> list[ReplicaBucket]:
+        self._buckets = [ReplicaBucket(group, str(number), do_flatten) for number, group in enumerate(tensors)]
+        return self._buckets
+
+    @torch.no_grad()
+    def init_operations(self, bagua_ddp: BaguaDistributedDataParallel, bucket: BaguaBucket) -> None:
+        assert isinstance(bucket, ReplicaBucket)
+        bucket.clear_ops()
+        bucket.gather()
+        # After the broadcast, every rank's weights are these.
+        bucket._weight, bucket._left_peer_weight, bucket._right_peer_weight = (
+            bucket.flattened_tensor().clone() for _ in range(3)
+        )
+        for name, parts in bucket.replicas_by_name():
+            for part, kept in zip(parts, self._kept.get(name, ()), strict=False):
+                part.copy_(kept)
+        bucket.append_low_precision_decentralized_synchronous_op(
+            *bucket.replicas, hierarchical=self.hierarchical, group=self.process_group
+        )
+
+    # --- a round -----------------------------------------------------------------------------------------------------
+
+    def init_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[str, Tensor], None]:
+        def note_gradient(_name: str, _parameter: Tensor) -> None:
+            self._has_gradient = True
+
+        return note_gradient
+
+    def init_post_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[], None]:
+        def end_pass() -> None:
+            self._owes_exchange |= self._has_gradient
+            self._has_gradient = False
+
+        return end_pass
+
+    def init_post_optimizer_step_hook(
+        self, bagua_ddp: BaguaDistributedDataParallel
+    ) -> Callable[[torch.optim.Optimizer], None]:
+        def after_step(optimizer: torch.optim.Optimizer) -> None:
+            if self._owes_exchange:
+                self._stepped.add(next(i for i, one in enumerate(bagua_ddp.bagua_optimizers) if one is optimizer))
+                if self._stepped >= self._steppers:
+                    self._exchange(bagua_ddp)
+
+        return after_step
+
+    def init_forward_pre_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[Any], None]:
+        return lambda _: self.finish(bagua_ddp)
+
+    def finish(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+        if self._owes_exchange:
+            self._exchange(bagua_ddp)
+
+    def _exchange(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+        self._owes_exchange = False
+        self._stepped.clear()
+        if self._interval.count():
+            launch_all(bagua_ddp)
+            bagua_ddp.scheduler.wait_pending_comm_ops()
+            for bucket in self._buckets:
+                tell_autograd(bucket)
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "rounds": self._interval.rounds,
+            "owes_exchange": self._owes_exchange,
+            "stepped": sorted(self._stepped),
+            "replicas": [list(bucket.replicas) for bucket in self._buckets],
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, bagua_ddp: BaguaDistributedDataParallel, state: Mapping[str, Any]) -> None:
+        expected = set(self.state_dict())
+        if set(state) != expected:
+            raise ValueError(f"a state of {type(self).__name__} has {sorted(expected)}, this has {sorted(state)}")
+        ours, theirs = (
+            [[(str(one.dtype), one.numel()) for one in replicas] for replicas in buckets]
+            for buckets in ([bucket.replicas for bucket in self._buckets], state["replicas"])
+        )
+        if ours != theirs:
+            raise ValueError(
+                f"the state has buckets of {theirs} (dtype and elements of W, L and R), this module has {ours}: it is"
+                " of another model, or of buckets of another size (BAGUA_DEFAULT_BUCKET_SIZE, bucket_cap_mb)"
+            )
+        self._interval.rounds = int(state["rounds"])
+        self._owes_exchange = bool(state["owes_exchange"])
+        self._stepped = set(state["stepped"])
+        for bucket, replicas in zip(self._buckets, state["replicas"], strict=True):
+            for ours_, theirs_ in zip(bucket.replicas, replicas, strict=True):
+                ours_.copy_(theirs_)
+
+
+class LowPrecisionDecentralizedAlgorithm(Algorithm):
+    """
+    Args:
+        hierarchical: the mean within each node first, uncompressed; then the nodes' leaders form the ring.
+        communication_interval: exchange after every so many rounds (bagua.torch_api.algorithms.rounds).
+
+    Raises:
+        ValueError: an interval below 1.
+        RuntimeError: when a module is wrapped: a parameter is in none of the optimizers.
+    """
+
+    def __init__(self, hierarchical: bool = True, communication_interval: int = 1) -> None:
+        check_interval(communication_interval)
+        self.hierarchical = hierarchical
+        self.communication_interval = communication_interval
+
+    def reify(self, process_group: BaguaProcessGroup) -> LowPrecisionDecentralizedAlgorithmImpl:
+        return LowPrecisionDecentralizedAlgorithmImpl(process_group, self.hierarchical, self.communication_interval)

@@ -1,0 +1,52 @@
+"""What algorithms that exchange weights have in common: rounds, and a bucket that is exchanged as a whole.
+
+A round is a forward pass outside of no_sync and the backward pass that follows. Rounds, not steps of the optimizer, are
+what is counted, because every rank makes as many of them: a GradScaler may skip a step on one rank and not on another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+
+
+def check_interval(communication_interval: int) -> None:
+    """
+    Raises:
+        ValueError: below 1.
+    """
+    if communication_interval < 1:
+        raise ValueError(
+            f"communication_interval={communication_interval}: must be at least 1 round, which exchanges in every one"
+        )
+
+
+class Interval:
+    """Which rounds exchange: the first, and every `interval`-th after it.
+
+    Args:
+        interval: at least 1.
+
+    Attributes:
+        rounds: counted so far.
+    """
+
+    def __init__(self, interval: int) -> None:
+        check_interval(interval)
+        self.interval = interval
+        self.rounds = 0
+
+    def count(self) -> bool:
+        """Count a round. Whether it exchanges."""
+        self.rounds += 1
+        return (self.rounds - 1) % self.interval == 0
+
+
+def launch_all(bagua_ddp: BaguaDistributedDataParallel) -> None:
+    """Start the operations of every bucket, with the tensors as the current stream has left them."""
+    for bucket in bagua_ddp.bagua_buckets:
+        for record in bucket.records:
+            assert record.mark_ready is not None
+            record.mark_ready()

@@ -1,0 +1,350 @@
+"""Every algorithm with everything: what holds for gradient all-reduce around a module holds for all of them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.algorithm_cases import CASES, NAMES, Case, check_together, pulling, quiet, spread, step, train_with
+from support.ranks import run_ranks
+from support.training import NODES_OF_TWO_AND_ONE, TWO_NODES_OF_TWO, Branches, NormNet, begin, loss_of, message_of, mlp
+from torch import nn
+
+from bagua.torch_api.algorithms import GlobalAlgorithmRegistry
+from bagua.torch_api.data_parallel import DistributedDataParallel
+
+STEPS = 16
+
+every_algorithm = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def test_the_registry_has_all() -> None:
+    assert set(NAMES) <= set(GlobalAlgorithmRegistry.available_algorithms())
+    assert {case.name for case in CASES} == set(NAMES)
+    assert all(GlobalAlgorithmRegistry.description(name) for name in NAMES)
+
+
+# --- steps, by number of ranks ---------------------------------------------------------------------------------------
+
+
+def _many_steps(case: Case, count: int) -> None:
+    rank, device = begin()
+    data = pulling(rank, count, device)
+
+    def loop(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        for batch in data:
+            step(model, optimizer, batch)
+
+    train_with(case, rank, device, loop)
+
+
+@every_algorithm
+def test_many_steps(case: Case) -> None:
+    run_ranks(2, _many_steps, case, 300)
+
+
+def _refused(case: Case) -> str:
+    rank, device = begin()
+    net = mlp(rank, device)
+    optimizer = case.optimizer(net)
+    return message_of(ValueError, lambda: case.wrap(net, optimizer))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@every_algorithm
+def test_one_rank_and_an_odd_number(case: Case, ranks: int) -> None:
+    if case.even and ranks == 3:
+        for message in run_ranks(ranks, _refused, case):
+            assert "with 3 ranks" in message
+            assert "peer_selection_mode='all'" in message
+    else:
+        run_ranks(ranks, _many_steps, case, STEPS)
+
+
+@pytest.mark.parametrize("nodes", [TWO_NODES_OF_TWO, NODES_OF_TWO_AND_ONE], ids=["2+2", "2+1"])
+@every_algorithm
+def test_emulated_nodes(case: Case, nodes: list[dict[str, str]]) -> None:
+    hierarchical = case if case.is_async else case.with_options(hierarchical=True)
+    run_ranks(len(nodes), _many_steps, hierarchical, STEPS, env=nodes)
+
+
+def _groups(case: Case) -> None:
+    """Each pair of ranks trains a model of its own."""
+    rank, device = begin()
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    data = pulling(rank, STEPS, device)
+
+    def loop(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        for batch in data:
+            step(model, optimizer, batch)
+
+    model = train_with(case, rank, device, loop, group=groups[rank // 2])
+    if case.name != "qadam":  # its steps have one size in the beginning, wherever they lead
+        assert spread(model) > 0.01, "the pairs have different data"
+
+
+@every_algorithm
+def test_process_groups(case: Case) -> None:
+    run_ranks(4, _groups, case)
+
+
+# --- what a loop may do ----------------------------------------------------------------------------------------------
+
+
+def _accumulating(model: Any, optimizer: torch.optim.Optimizer, data: list[Any], silent: bool) -> None:
+    for first, second in zip(data[::2], data[1::2], strict=True):
+        optimizer.zero_grad()
+        if silent:
+            with quiet(model):
+                loss_of(model, first).backward()
+        else:
+            loss_of(model, first).backward()
+        loss_of(model, second).backward()
+        optimizer.step()
+
+
+def _clipping(model: Any, optimizer: torch.optim.Optimizer, data: list[Any]) -> None:
+    for batch in data:
+        optimizer.zero_grad(set_to_none=False)
+        loss_of(model, batch).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+
+
+def _evaluating(model: Any, optimizer: torch.optim.Optimizer, data: list[Any]) -> None:
+    """Forward passes without backward in between, as many as each rank likes."""
+    extra = dist.get_rank() + 1
+    for batch in data:
+        step(model, optimizer, batch)
+        model.eval()
+        with torch.no_grad():
+            for _ in range(extra):
+                model(batch[0])
+        with torch.inference_mode():
+            model(batch[0])
+        model(batch[0])
+        model.train()
+        with torch.no_grad():
+            model(batch[0])
+
+
+def _freezing(model: Any, optimizer: torch.optim.Optimizer, data: list[Any]) -> None:
+    net = getattr(model, "module", model)
+    for number, batch in enumerate(data):
+        net[0].requires_grad_(not 4 <= number < 8)
+        step(model, optimizer, batch)
+
+
+def _autocasting(model: Any, optimizer: torch.optim.Optimizer, data: list[Any]) -> None:
+    for batch in data:
+        optimizer.zero_grad()
+        with torch.autocast(batch[0].device.type, torch.bfloat16):
+            loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+
+
+def _ordinary_loops(case: Case) -> None:
+    rank, device = begin()
+    data = pulling(rank, STEPS, device)
+    for how in ("with_bagua", "with_bagua unflattened", "wrapper"):
+        for silent in (True, False):
+            train_with(case, rank, device, lambda *both: _accumulating(*both, data, silent), how=how)  # noqa: B023
+        for loop in (_clipping, _evaluating, _freezing, _autocasting):
+            train_with(case, rank, device, lambda *both: loop(*both, data), how=how)  # noqa: B023
+
+
+@every_algorithm
+def test_accumulation_clipping_evaluation_freezing_and_autocast(case: Case) -> None:
+    run_ranks(2, _ordinary_loops, case)
+
+
+def _scaled(case: Case) -> None:
+    """One rank overflows, before and after QAdam's warm-up."""
+    rank, device = begin()
+    data = pulling(rank, STEPS, device)
+    scaler = torch.amp.GradScaler(device.type, init_scale=2.0**8, growth_interval=100)
+
+    def loop(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        mine = scaler if model is not alone else torch.amp.GradScaler(device.type, init_scale=2.0**8)
+        for number, batch in enumerate(data):
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            overflows = rank == 1 and number in (3, 12)
+            mine.scale(loss * float("inf") if overflows else loss).backward()
+            mine.step(optimizer)
+            mine.update()
+
+    net = mlp(rank, device)
+    optimizer = case.optimizer(net)
+    alone: Any = None
+    model = case.wrap(net, optimizer, scaler=scaler)
+    alone = copy.deepcopy(net)
+    loop(model, optimizer)
+    case.stop(model)
+    loop(alone, case.optimizer(alone))
+    check_together(case, net, alone)
+    scales: list[Any] = [None, None]
+    dist.all_gather_object(scales, scaler.get_scale())
+    # Where gradients are averaged, all ranks see the overflow; elsewhere it stays with the one that had it.
+    assert scales == ([2.0**6] * 2 if case.equal and not case.is_async else [2.0**8, 2.0**6])
+
+
+@every_algorithm
+def test_a_gradient_scaler_and_an_overflow_on_one_rank(case: Case) -> None:
+    run_ranks(2, _scaled, case)
+
+
+def _unused(case: Case) -> None:
+    rank, device = begin()
+    data = pulling(rank, STEPS, device)
+
+    def loop(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        for number, batch in enumerate(data):
+            take = ("left", "right") if rank == 1 and number % 2 else ("left",)
+            step(model, optimizer, batch, take=take)
+
+    model: Any = None
+    torch.manual_seed(rank)
+    net = Branches().to(device)
+    optimizer = case.optimizer(net)
+    model = case.wrap(net, optimizer, "wrapper, finding unused")
+    alone = copy.deepcopy(net)
+    loop(model, optimizer)
+    case.stop(model)
+    loop(alone, case.optimizer(alone))
+    check_together(case, net, alone)
+
+
+@every_algorithm
+def test_unused_parameters(case: Case) -> None:
+    run_ranks(2, _unused, case)
+
+
+def _buffers_and_copies(case: Case) -> None:
+    """Batch normalisation in the wrapper; a copy of it in the middle of training, which is then trained as well."""
+    rank, device = begin()
+    data = pulling(rank, STEPS, device)
+    copies: list[Any] = []
+
+    def loop(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        for batch in data[: STEPS // 2]:
+            step(model, optimizer, batch)
+        if isinstance(model, DistributedDataParallel):
+            copies.append(_copied(case, model))
+            before = copy.deepcopy(copies[0].state_dict())
+        for batch in data[STEPS // 2 :]:
+            step(model, optimizer, batch)
+        if isinstance(model, DistributedDataParallel):
+            for name, value in copies[0].state_dict().items():
+                assert torch.equal(value, before[name]), f"{name} of the copy has changed"
+
+    train_with(case, rank, device, loop, make=NormNet, how="wrapper")
+
+
+def _copied(case: Case, model: Any) -> Any:
+    if case.name == "low_precision_decentralized":
+        # It needs the optimizers, which a copy of the wrapper does not have; one of the module can be wrapped again.
+        return copy.deepcopy(model.module)
+    return copy.deepcopy(model)
+
+
+@every_algorithm
+def test_buffers_and_copies_of_the_wrapper(case: Case) -> None:
+    run_ranks(2, _buffers_and_copies, case)
+
+
+def _copied_module(case: Case) -> None:
+    rank, device = begin()
+    data = pulling(rank, STEPS, device)
+
+    def loop(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        for batch in data:
+            step(model, optimizer, batch)
+
+    model = train_with(case, rank, device, loop)
+    duplicate = copy.deepcopy(model)
+    assert not duplicate.__dict__.get("bagua_ddp")
+    before = [one.detach().clone() for one in model.parameters()]
+    optimizer = case.optimizer(duplicate)
+    alone = copy.deepcopy(duplicate)
+    wrapped = case.wrap(duplicate, optimizer)
+    loop(wrapped, optimizer)
+    case.stop(wrapped)
+    loop(alone, case.optimizer(alone))
+    check_together(case, duplicate, alone)
+    for one, value in zip(model.parameters(), before, strict=True):
+        assert torch.equal(one, value), "the original shares nothing with its copy"
+
+
+@every_algorithm
+def test_a_copy_of_the_module_is_wrapped_again(case: Case) -> None:
+    run_ranks(2, _copied_module, case)
+
+
+# --- algorithms together ---------------------------------------------------------------------------------------------
+
+
+def _switching(how: str) -> None:
+    """All algorithms on one model, one after the other, twice; without a word to the one before."""
+    rank, device = begin()
+    net = mlp(rank, device)
+    data = pulling(rank, 8, device)
+    for case in (*CASES, *reversed(CASES)):
+        optimizer = case.optimizer(net)
+        model = case.wrap(net, optimizer, how)
+        assert spread(net) == 0, f"{case} begins with the same weights everywhere"
+        alone = copy.deepcopy(net)
+        start = copy.deepcopy(net.state_dict())
+        for batch in data:
+            step(model, optimizer, batch)
+        if case.equal and not case.is_async:
+            assert spread(net) == 0, case
+        one = case.optimizer(alone)
+        for batch in data:
+            step(alone, one, batch)
+        if not case.is_async:
+            check_together(case, net, alone, start)
+    CASES[0].stop(model)
+
+
+@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
+def test_switching_through_all_algorithms(how: str) -> None:
+    run_ranks(2, _switching, how)
+
+
+def _several_models() -> None:
+    """A model for each algorithm, their steps by turns."""
+    rank, device = begin()
+    nets, trained, alone = [], [], []
+    for number, case in enumerate(CASES):
+        net = mlp(10 * number + rank, device)
+        optimizer = case.optimizer(net)
+        nets.append(net)
+        trained.append((case.wrap(net, optimizer), optimizer))
+        twin = copy.deepcopy(net)
+        alone.append((twin, case.optimizer(twin)))
+    for batch in pulling(rank, STEPS, device):
+        # All passes, then all steps: what one model communicates is under way while others do.
+        for model, optimizer in trained:
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+        for _, optimizer in trained:
+            optimizer.step()
+        for model, optimizer in alone:
+            step(model, optimizer, batch)
+    for case, (model, _) in zip(CASES, trained, strict=True):
+        case.stop(model)
+    for case, net, (twin, _) in zip(CASES, nets, alone, strict=True):
+        check_together(case, net, twin)
+
+
+def test_several_models_with_different_algorithms() -> None:
+    run_ranks(2, _several_models)
+
+
+def test_several_models_on_nodes() -> None:
+    run_ranks(4, _several_models, env=TWO_NODES_OF_TWO)

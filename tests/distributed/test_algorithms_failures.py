@@ -1,0 +1,118 @@
+"""A rank dies in the middle of training, whatever the algorithm: the others raise and say which, and nobody hangs."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.algorithm_cases import CASES, WARMUP_STEPS, Case, pulling, step
+from support.ranks import device_for, free_port, run_ranks
+from support.training import TWO_NODES_OF_TWO, loss_of, mlp
+
+import bagua.torch_api as bagua
+from bagua.engine import failure_report
+from bagua.engine.failure_report import CollectiveError
+
+# Of collectives: a rank that has no connection to the one that died notices so, for the others stay until all are done.
+TIMEOUT = datetime.timedelta(seconds=6)
+ROLL_CALL_S = 3.0
+VICTIM = 1
+DEATH = WARMUP_STEPS + 3  # QAdam's warm-up is over
+# Training goes on for so long if nobody notices anything: longer than it may take to notice.
+PATIENCE_S = 30.0
+
+
+def _begin() -> tuple[int, torch.device]:
+    rank = int(os.environ["RANK"])
+    device = device_for(rank)
+    dist.init_process_group(timeout=TIMEOUT)
+    bagua.init_process_group()
+    failure_report.ROLL_CALL_S = ROLL_CALL_S
+    return rank, device
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _train_until_error(cases: Sequence[Case], how: str) -> tuple[str, tuple[int, ...]]:
+    rank, device = _begin()
+    case = next(one for one in cases if str(one) == os.environ["CASE"])
+    net = mlp(rank, device)
+    optimizer = case.optimizer(net)
+    model = case.wrap(net, optimizer)
+    data = pulling(rank, 8, device)
+    number, deadline = 0, time.monotonic() + PATIENCE_S
+    try:
+        while time.monotonic() < deadline:
+            number += 1
+            batch = data[number % len(data)]
+            if rank == VICTIM and number == DEATH:
+                _end_this_rank(how, model, optimizer, batch)
+            step(model, optimizer, batch)
+    except CollectiveError as error:
+        return str(error), error.missing_ranks
+    raise AssertionError(f"{case}: {number} steps were made, most of them without the rank that died")
+
+
+def _end_this_rank(how: str, model: Any, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+    if how == "before forward":
+        _die()
+    if how == "in backward":
+        next(model.parameters()).register_hook(lambda _: _die())
+        step(model, optimizer, batch)
+    if how == "before step":
+        loss_of(model, batch).backward()
+        _die()
+    try:
+        optimizer.zero_grad()
+        model(batch[0])
+        raise KeyError("of the loss")
+    except KeyError:
+        # As the interpreter ends after an exception that nobody has caught, but for waiting for threads.
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _one_job_each(cases: Sequence[Case], job: Sequence[Mapping[str, str]], how: str) -> None:
+    """All algorithms at once, each a job of its own: they spend their time waiting."""
+    ranks, environments, where = len(job), [], []
+    ports: set[str] = set()
+    while len(ports) < len(cases):
+        ports.add(str(free_port()))
+    for case, port in zip(cases, ports, strict=True):
+        for rank, place in enumerate(job):
+            environments.append(
+                {**place, "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_PORT": port, "CASE": str(case)}
+            )
+            where.append((case, rank))
+    victims = {index for index, (_, rank) in enumerate(where) if rank == VICTIM}
+    told = run_ranks(len(where), _train_until_error, list(cases), how, env=environments, expect_death=victims)
+    for (case, rank), one in zip(where, told, strict=True):
+        if rank == VICTIM:
+            assert one is None, case
+            continue
+        message, missing = one
+        assert missing == (VICTIM,), f"{case}: {message}"
+        assert f"rank {VICTIM}" in message
+
+
+TWO_RANKS = [{"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"} for rank in range(2)]
+
+
+@pytest.mark.parametrize("how", ["in backward", "before step", "an exception in the loss"])
+def test_one_of_two_ranks_dies(how: str) -> None:
+    _one_job_each(CASES, TWO_RANKS, how)
+
+
+def test_one_rank_of_a_node_dies() -> None:
+    hierarchical = [case if case.is_async else case.with_options(hierarchical=True) for case in CASES]
+    _one_job_each(hierarchical, TWO_NODES_OF_TWO, "before forward")

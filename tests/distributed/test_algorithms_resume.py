@@ -1,0 +1,146 @@
+"""Training that was saved goes on bit for bit, on each rank, whose weights may be its own."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.algorithm_cases import CASES, WARMUP_STEPS, Case, pulling, step
+from support.ranks import run_ranks
+from support.training import TWO_NODES_OF_TWO, begin, check_equal, message_of, mlp
+
+AFTER = 5  # more than the interval, and enough for shift_one to meet all partners
+
+DETERMINISTIC = [
+    *(case for case in CASES if case.deterministic),
+    Case("decentralized", {"communication_interval": 3}),
+    Case("low_precision_decentralized", {"communication_interval": 3}),
+]
+every_algorithm = pytest.mark.parametrize("case", DETERMINISTIC, ids=str)
+
+
+def _made(case: Case, rank: int, device: torch.device, how: str, seed: int = 0) -> tuple[Any, Any]:
+    net = mlp(seed + rank, device)
+    optimizer = case.optimizer(net)
+    return case.wrap(net, optimizer, how), optimizer
+
+
+def _engine(model: Any) -> Any:
+    return getattr(model, "inner", None) or model.bagua_ddp
+
+
+def _state(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "engine": _engine(model).state_dict()}
+
+
+def _load(model: Any, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    _engine(model).load_state_dict(state["engine"])
+
+
+def _save(case: Case, steps: int, how: str, folder: str) -> None:
+    """Trains, saves in the middle, and at the end what is to be arrived at."""
+    rank, device = begin()
+    model, optimizer = _made(case, rank, device, how)
+    data = pulling(rank, steps + AFTER, device)
+    for batch in data[:steps]:
+        step(model, optimizer, batch)
+    torch.save(_state(model, optimizer), Path(folder, f"{rank}.middle"))
+    for batch in data[steps:]:
+        step(model, optimizer, batch)
+    torch.save(_state(model, optimizer), Path(folder, f"{rank}.end"))
+
+
+def _go_on(case: Case, steps: int, how: str, folder: str) -> None:
+    """Other processes, which began with other weights."""
+    rank, device = begin()
+    model, optimizer = _made(case, rank, device, how, seed=50)
+    middle = torch.load(Path(folder, f"{rank}.middle"), weights_only=True, map_location=device)
+    end = torch.load(Path(folder, f"{rank}.end"), weights_only=True, map_location=device)
+    _load(model, optimizer, middle)
+    for batch in pulling(rank, steps + AFTER, device)[steps:]:
+        step(model, optimizer, batch)
+    reached = _state(model, optimizer)
+    _check_same(reached["model"], end["model"], f"{case}: model")
+    _check_same(reached["optimizer"]["state"], end["optimizer"]["state"], f"{case}: optimizer")
+    _check_same(reached["engine"], end["engine"], f"{case}: engine")
+
+
+def _check_same(one: Any, other: Any, what: str) -> None:
+    assert type(one) is type(other), what
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), f"{what} is {(one.double() - other.double()).abs().max()} away"
+    elif isinstance(one, dict):
+        assert list(one) == list(other), what
+        for name in one:
+            _check_same(one[name], other[name], f"{what}: {name}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), what
+        for number, pair in enumerate(zip(one, other, strict=True)):
+            _check_same(*pair, f"{what}: {number}")
+    else:
+        assert one == other, what
+
+
+@pytest.mark.parametrize("steps", [1, 7])
+@every_algorithm
+def test_other_processes_go_on(case: Case, steps: int, tmp_path: Path) -> None:
+    run_ranks(4, _save, case, steps, "with_bagua", str(tmp_path))
+    run_ranks(4, _go_on, case, steps, "with_bagua", str(tmp_path))
+
+
+@pytest.mark.parametrize("how", ["with_bagua unflattened", "wrapper"])
+@every_algorithm
+def test_other_ways_to_wrap(case: Case, how: str, tmp_path: Path) -> None:
+    run_ranks(2, _save, case, 3, how, str(tmp_path))
+    run_ranks(2, _go_on, case, 3, how, str(tmp_path))
+
+
+@pytest.mark.parametrize("case", [case for case in DETERMINISTIC if case.name != "gradient_allreduce"], ids=str)
+def test_on_nodes(case: Case, tmp_path: Path) -> None:
+    hierarchical = case.with_options(hierarchical=True)
+    run_ranks(4, _save, hierarchical, 3, "with_bagua", str(tmp_path), env=TWO_NODES_OF_TWO)
+    run_ranks(4, _go_on, hierarchical, 3, "with_bagua", str(tmp_path), env=TWO_NODES_OF_TWO)
+
+
+def _every_moment(case: Case) -> None:
+    """Saved before each step, about QAdam's switch too, and loaded by fresh objects in this process."""
+    rank, device = begin()
+    model, optimizer = _made(case, rank, device, "with_bagua")
+    for number, batch in enumerate(pulling(rank, WARMUP_STEPS + 3, device)):
+        # An optimizer works on with the tensors that it is given.
+        state = copy.deepcopy(_state(model, optimizer))
+        other, another = _made(case, rank, device, "with_bagua", seed=70)
+        _load(other, another, state)
+        step(other, another, batch)
+        step(model, optimizer, batch)
+        check_equal(other, model, f"{case} after {number} steps")
+
+
+@every_algorithm
+def test_fresh_objects_go_on_from_any_step(case: Case) -> None:
+    run_ranks(2, _every_moment, case)
+
+
+def _wrong_states(case: Case) -> None:
+    rank, device = begin()
+    model, optimizer = _made(case, rank, device, "with_bagua")
+    step(model, optimizer, pulling(rank, 1, device)[0])
+    saved = _engine(model).state_dict()
+    assert saved["train_step_counter"] == 1
+    for name in {other.name for other in CASES}:
+        other = next(one for one in CASES if one.name == name)
+        wrong, _ = _made(other, rank, device, "with_bagua")
+        if list(_engine(wrong).state_dict()["algorithm"]) != list(saved["algorithm"]):
+            message_of(ValueError, lambda: _engine(wrong).load_state_dict(saved))  # noqa: B023
+        other.stop(wrong)
+    message_of(ValueError, lambda: _engine(model).load_state_dict({"algorithm": {}}))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_state_of_another_algorithm_is_refused(case: Case) -> None:
+    run_ranks(2, _wrong_states, case)

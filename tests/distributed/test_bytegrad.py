@@ -1,0 +1,377 @@
+"""ByteGrad against its formula in plain torch, bit for bit, and what it promises beside that."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.byte_reference import expected, nodes_of, of_all_ranks
+from support.ranks import run_ranks
+from support.training import (
+    NODES_OF_TWO_AND_ONE,
+    TWO_NODES_OF_TWO,
+    Batch,
+    MixedDtypes,
+    Scaled,
+    batches,
+    begin,
+    check_equal,
+    check_ranks_equal,
+    check_tensor_on_ranks,
+    counted_all_reduces,
+    loss_of,
+    message_of,
+    mlp,
+    train,
+    with_algorithm,
+)
+from torch import Tensor, nn
+
+from bagua.torch_api.algorithms import Algorithm
+from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
+from bagua.torch_api.bucket import BaguaBucket
+from bagua.torch_api.data_parallel import DistributedDataParallel
+
+Nodes = Sequence[Sequence[int]]
+
+
+def _bytegrad(module: Any, optimizer: torch.optim.Optimizer, **options: Any) -> Any:
+    return module.with_bagua([optimizer], ByteGradAlgorithm(**options))
+
+
+class _Reference:
+    """The same model in plain torch, whose gradients become what the formula says they become."""
+
+    def __init__(self, wrapped: Any, average: bool, nodes: Nodes | None, **sgd: float) -> None:
+        inner = getattr(wrapped, "module", wrapped)
+        self.module = copy.deepcopy(inner)
+        ours = {id(parameter): name for name, parameter in inner.named_parameters()}
+        theirs = dict(self.module.named_parameters())
+        self.groups = [[theirs[ours[id(tensor)]] for tensor in bucket.tensors] for bucket in wrapped.bagua_buckets]
+        self.average, self.nodes = average, nodes
+        self.optimizer = torch.optim.SGD(self.module.parameters(), **sgd)
+
+    def backward(self, data: Sequence[Batch]) -> None:
+        self.optimizer.zero_grad()
+        for batch in data:
+            loss_of(self.module, batch).backward()
+        for group in self.groups:
+            flats = of_all_ranks(torch.cat([parameter.grad.reshape(-1) for parameter in group]))
+            result = expected(flats, self.average, self.nodes).to(group[0].device)
+            for parameter, values in zip(group, result.split([one.numel() for one in group]), strict=True):
+                parameter.grad.copy_(values.view_as(parameter))
+
+
+# --- the formula -----------------------------------------------------------------------------------------------------
+
+SGD = {"lr": 0.5, "momentum": 0.9}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _against_the_formula(nodes: Nodes, how: str) -> None:
+    rank, device = begin()
+    for hierarchical, average, dtype in itertools.product((False, True), (False, True), DTYPES):
+        if hierarchical and max(map(len, nodes)) > 2:
+            continue  # in which order a node adds up three is the backend's choice
+        net = mlp(rank, device).to(dtype)
+        optimizer = torch.optim.SGD(net.parameters(), **SGD)
+        algorithm = Algorithm.init("bytegrad", hierarchical=hierarchical, average=average)
+        if how == "wrapper":
+            wrapped: Any = DistributedDataParallel(net, algorithm=algorithm, optimizers=[optimizer])
+        else:
+            wrapped = net.with_bagua([optimizer], algorithm, do_flatten=how == "with_bagua")
+        reference = _Reference(wrapped, average, nodes if hierarchical else None, **SGD)
+        for step, (x, y) in enumerate(batches(rank, 10, device)):
+            optimizer.zero_grad()
+            loss_of(wrapped, (x.to(dtype), y)).backward()
+            optimizer.step()
+            reference.backward([(x.to(dtype), y)])
+            reference.optimizer.step()
+            check_equal(net, reference.module, f"{hierarchical=} {average=} {dtype} step {step}")
+        check_ranks_equal(net, f"{hierarchical=} {average=} {dtype}")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_weights_are_those_of_the_formula_on_one_node(ranks: int) -> None:
+    run_ranks(ranks, _against_the_formula, [list(range(ranks))], "with_bagua")
+
+
+NODES = {"two nodes of two": TWO_NODES_OF_TWO, "nodes of two and one": NODES_OF_TWO_AND_ONE}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "how"), [("two nodes of two", "wrapper"), ("nodes of two and one", "with_bagua unflattened")]
+)
+def test_weights_are_those_of_the_formula_on_two_nodes(nodes: str, how: str) -> None:
+    env = [{**place, "BAGUA_DEFAULT_BUCKET_SIZE": "600"} for place in NODES[nodes]]  # several buckets
+    run_ranks(len(env), _against_the_formula, nodes_of(env), how, env=env)
+
+
+def _error_of_one_step(device: torch.device, rank: int, seed: int, average: bool) -> None:
+    ranks = dist.get_world_size()
+    net = nn.Linear(300, 40, bias=False).to(device)
+    _bytegrad(net, torch.optim.SGD(net.parameters(), lr=1.0), hierarchical=False, average=average)
+    generator = torch.Generator().manual_seed(seed + rank)
+    x = torch.randn(8, 300, generator=generator) * 10.0 ** torch.randn(300, generator=generator)
+    (net(x.to(device)) * torch.randn(40, generator=generator).to(device)).sum().backward()
+    ours = net.weight.grad.cpu().double().view(-1)
+    local = copy.deepcopy(net)
+    local.zero_grad()
+    generator.manual_seed(seed + rank)
+    x = torch.randn(8, 300, generator=generator) * 10.0 ** torch.randn(300, generator=generator)
+    (local(x.to(device)) * torch.randn(40, generator=generator).to(device)).sum().backward()
+    flats = [one.double() for one in of_all_ranks(local.weight.grad.view(-1))]
+    divisor = ranks if average else 1
+    exact = sum(flats, torch.zeros_like(flats[0])) / divisor
+    # Half a level of each rank's range, and half a level of the result's; a range is at most that of all elements.
+    first = sum(float(one.max() - one.min()) for one in flats) / 510 / divisor
+    second = (float(exact.max() - exact.min()) + 2 * first) / 510
+    error = (ours - exact).abs().max()
+    assert 0 < error <= (first + second) * (1 + 1e-5), (error, first, second)
+
+
+def _errors() -> None:
+    rank, device = begin()
+    for seed, average in itertools.product(range(4), (True, False)):
+        _error_of_one_step(device, rank, 100 * seed, average)
+
+
+def test_the_error_is_at_most_half_a_level_of_either_rounding() -> None:
+    run_ranks(3, _errors)
+
+
+# --- values that are not finite --------------------------------------------------------------------------------------
+
+
+def _overflow(hierarchical: bool, bad: float) -> list[float]:
+    rank, device = begin()
+    net = mlp(rank, device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    _bytegrad(net, optimizer, hierarchical=hierarchical)
+    scaler = torch.amp.GradScaler(device.type, init_scale=2.0**10, growth_interval=3)
+    scales = []
+    for step, batch in enumerate(batches(rank, 6, device)):
+        before = [parameter.detach().clone() for parameter in net.parameters()]
+        optimizer.zero_grad()
+        is_bad = step == 2
+        scaler.scale(loss_of(net, batch) * (bad if is_bad and rank == dist.get_world_size() - 1 else 1.0)).backward()
+        assert is_bad == any(parameter.grad.isnan().any() for parameter in net.parameters()), step
+        scaler.step(optimizer)
+        scaler.update()
+        same = [torch.equal(one, other) for one, other in zip(before, net.parameters(), strict=True)]
+        assert all(same) if is_bad else not any(same), (step, same)
+        scales.append(scaler.get_scale())
+    check_ranks_equal(net)
+    return scales
+
+
+@pytest.mark.parametrize(("hierarchical", "bad"), [(False, float("inf")), (False, float("nan")), (True, -float("inf"))])
+def test_an_overflow_on_one_rank_makes_the_grad_scaler_skip_the_step_on_all(hierarchical: bool, bad: float) -> None:
+    env = NODES_OF_TWO_AND_ONE if hierarchical else None
+    for scales in run_ranks(3, _overflow, hierarchical, bad, env=env):
+        assert scales == [2.0**10, 2.0**10, 2.0**9, 2.0**9, 2.0**9, 2.0**10]
+
+
+# --- with what users do besides --------------------------------------------------------------------------------------
+
+
+def _accumulated_and_clipped() -> None:
+    rank, device = begin()
+    net = mlp(rank, device)
+    optimizer = torch.optim.SGD(net.parameters(), **SGD)
+    _bytegrad(net, optimizer, hierarchical=False)
+    reference = _Reference(net, average=True, nodes=None, **SGD)
+    data = batches(rank, 12, device)
+    for number in range(0, 12, 3):
+        optimizer.zero_grad()
+        with net.bagua_ddp.no_sync():
+            for batch in data[number : number + 2]:
+                loss_of(net, batch).backward()
+        loss_of(net, data[number + 2]).backward()
+        reference.backward(data[number : number + 3])
+        for module, stepping in ((net, optimizer), (reference.module, reference.optimizer)):
+            nn.utils.clip_grad_norm_(module.parameters(), 0.05)
+            stepping.step()
+        check_equal(net, reference.module, f"batch {number}")
+    check_ranks_equal(net)
+
+
+def test_accumulation_and_clipping() -> None:
+    run_ranks(2, _accumulated_and_clipped)
+
+
+def _other_dtypes(make: Callable[[], nn.Module]) -> None:
+    rank, device = begin()
+    torch.manual_seed(rank)
+    net = make().to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    _bytegrad(net, optimizer)
+    train(net, optimizer, batches(rank, 5, device))
+    check_ranks_equal(net)
+
+
+def _double_precision() -> None:
+    rank, device = begin()
+    nets = [nn.Linear(7, 3, dtype=torch.float64).to(device) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    _bytegrad(nets[0], optimizers[0], hierarchical=False)
+    with_algorithm(nets[1], optimizers[1])
+    for batch in batches(rank, 5, device, (4, 7)):
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            optimizer.zero_grad()
+            net(batch[0].double()).square().sum().backward()
+            optimizer.step()
+    check_equal(*nets)
+
+
+def test_dtypes_that_are_not_compressed_are_sent_as_they_are() -> None:
+    run_ranks(2, _other_dtypes, MixedDtypes)
+    run_ranks(2, _double_precision)
+
+
+def test_parameters_without_elements() -> None:
+    run_ranks(2, _other_dtypes, Scaled)
+
+
+def _losses(name: str) -> list[float]:
+    rank, device = begin()
+    torch.manual_seed(0)
+    teacher = nn.Linear(12, 4).to(device)
+    net = nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 4)).to(device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    net.with_bagua([optimizer], Algorithm.init(name))
+    losses = []
+    for x, _ in batches(rank, 150, device, (16, 12)):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(net(x), teacher(x).detach())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    check_ranks_equal(net)
+    return losses
+
+
+def test_it_converges_as_exact_gradients_do() -> None:
+    exact, ours = (run_ranks(2, _losses, name)[0] for name in ("gradient_allreduce", "bytegrad"))
+    assert ours != exact
+    assert sum(exact[-10:]) < sum(exact[:10]) / 20
+    assert sum(ours[-10:]) < sum(exact[-10:]) * 1.1
+
+
+# --- what travels ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def counted_bytes() -> Iterator[dict[str, int]]:
+    """Bytes that this rank's calls of all-to-all and all-gather exchange with the group, its own included."""
+    counts = {"all_to_all": 0, "all_gather": 0}
+    names = {
+        "all_to_all": ("all_to_all_single", "alltoall_base"),
+        "all_gather": ("all_gather_single", "_allgather_base"),
+    }
+    group = dist.ProcessGroup
+    originals = {name: group.__dict__[name] for both in names.values() for name in both if name in group.__dict__}
+
+    def counting(kind: str, name: str) -> Callable[..., Any]:
+        def call(self: dist.ProcessGroup, output: Tensor, *arguments: Any, **keywords: Any) -> Any:
+            counts[kind] += output.nbytes
+            return originals[name].__get__(self)(output, *arguments, **keywords)
+
+        return call
+
+    for kind, both in names.items():
+        for name in set(both) & set(originals):
+            setattr(group, name, counting(kind, name))
+    try:
+        yield counts
+    finally:
+        for name, original in originals.items():
+            setattr(group, name, original)
+
+
+def _traffic(hierarchical: bool) -> tuple[int, int]:
+    rank, device = begin()
+    net = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    _bytegrad(net, optimizer, hierarchical=hierarchical)
+    data = batches(rank, 2, device, (4, 256))
+    net(data[0][0]).sum().backward()
+    with counted_all_reduces() as all_reduces, counted_bytes() as counts:
+        net(data[1][0]).sum().backward()
+    assert all_reduces == []
+    elements = sum(parameter.numel() for parameter in net.parameters())
+    return counts["all_to_all"] + counts["all_gather"], elements
+
+
+def test_a_quarter_of_the_bytes_of_float32_travels() -> None:
+    for exchanged, elements in run_ranks(2, _traffic, False):
+        # A ring's all-reduce moves each element twice, in four bytes.
+        assert 2 * elements < exchanged <= 0.26 * 2 * 4 * elements
+
+
+def test_only_leaders_exchange_bytes_with_other_nodes() -> None:
+    results = run_ranks(4, _traffic, True, env=TWO_NODES_OF_TWO)
+    for (exchanged, elements), place in zip(results, TWO_NODES_OF_TWO, strict=True):
+        if place["LOCAL_RANK"] == "0":
+            assert 2 * elements < exchanged <= 0.26 * 2 * 4 * elements
+        else:
+            assert exchanged == 0
+
+
+# --- the operation ---------------------------------------------------------------------------------------------------
+
+
+def _bucket(elements: int, dtype: torch.dtype, device: torch.device, alignment: int = 1) -> BaguaBucket:
+    tensor = torch.ones(elements, dtype=dtype, device=device)
+    tensor.ensure_bagua_tensor("x", "module")
+    return BaguaBucket([tensor], "7", flatten=True, alignment=alignment)
+
+
+def _refused() -> None:
+    _, device = begin()
+
+    def append(elements: int, dtype: torch.dtype, **options: Any) -> None:
+        _bucket(elements, dtype, device).append_centralized_synchronous_op(**options)
+
+    text = message_of(ValueError, lambda: append(9, torch.float32, compression="MinMaxUInt8"))
+    assert "'7' has 9 elements" in text
+    assert "alignment=64" in text
+    for dtype in (torch.float64, torch.int32, torch.complex64):
+        text = message_of(TypeError, lambda dtype=dtype: append(8, dtype, compression="MinMaxUInt8"))
+        assert str(dtype) in text
+        assert "float32, float16 and bfloat16" in text
+    text = message_of(ValueError, lambda: append(8, torch.float32, compression="minmax"))
+    assert "'minmax'" in text
+    assert "'MinMaxUInt8'" in text
+
+
+def test_what_cannot_be_compressed_is_refused() -> None:
+    run_ranks(2, _refused)
+
+
+def _appended() -> None:
+    """As an algorithm of old calls it, after another operation, and for parameters instead of gradients."""
+    rank, device = begin()
+    for average, hierarchical in itertools.product((True, False), (True, False)):
+        bucket = _bucket(100, torch.float32, device, alignment=64)
+        bucket.append_python_op(lambda _, bucket=bucket: bucket.flattened_tensor()[:100].mul_(rank + 1.0))
+        bucket.append_centralized_synchronous_op(
+            hierarchical=hierarchical, average=average, scattergather=True, compression="MinMaxUInt8"
+        )
+        for op in bucket.ops:
+            op.run(bucket)
+        result = bucket.flattened_tensor()
+        assert torch.equal(result[:100], torch.full_like(result[:100], 1.5 if average else 3.0)), result
+        assert torch.equal(result[100:], torch.zeros_like(result[100:]))
+        check_tensor_on_ranks(result, "the bucket")
+
+
+def test_the_operation_as_a_method_of_buckets() -> None:
+    run_ranks(2, _appended)

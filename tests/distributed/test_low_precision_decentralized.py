@@ -1,0 +1,688 @@
+"""Low-precision decentralized training, against all ranks simulated in one process from the formula, with the reference
+quantiser; and the copies of the neighbours' weights, which are theirs to the bit."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks
+from support.replicas import Replicas, flat_weights
+from support.training import (
+    NODES_OF_TWO_AND_ONE,
+    TWO_NODES_OF_TWO,
+    Branches,
+    MixedDtypes,
+    batches,
+    begin,
+    check_equal,
+    message_of,
+    mlp,
+)
+from torch import Tensor, nn
+
+from bagua.kernels import minmax_uint8_reference
+from bagua.kernels.minmax_uint8 import BLOCK_ELEMENTS
+from bagua.kernels.minmax_uint8_layout import chunk_layout
+from bagua.torch_api.algorithms import Algorithm
+from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm, LowPrecisionDecentralizedAlgorithm
+from bagua.torch_api.bucket import BaguaBucket
+from bagua.torch_api.data_parallel import DistributedDataParallel
+
+SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": "1000"}
+
+# --- the formula -----------------------------------------------------------------------------------------------------
+
+
+def quantised(difference: Tensor) -> Tensor:
+    """What the neighbours understand of it, by the plain torch code."""
+    source = difference.float().view(1, -1)
+    layout = chunk_layout(source.numel(), BLOCK_ELEMENTS)
+    message = torch.empty(1, layout.total_bytes, dtype=torch.uint8, device=source.device)
+    minmax_uint8_reference.compress(source, layout, message)
+    decoded = torch.empty_like(source)
+    minmax_uint8_reference.decompress(message, decoded, False, layout)
+    return decoded.view(-1)
+
+
+class Ring(Replicas):
+    """Replicas in a ring. As each rank knows its neighbours' weights exactly, W of all ranks is all that there is.
+
+    Args:
+        buckets: the names of the parameters in each.
+        nodes: which ranks share one; None: no hierarchy.
+    """
+
+    def __init__(self, net: nn.Module, ranks: int, make: Any, buckets: Sequence[Sequence[str]], nodes: Any) -> None:
+        super().__init__(net, ranks, make)
+        self.nodes = nodes if nodes is not None else [[rank] for rank in range(ranks)]
+        self.seed(buckets)
+
+    def seed(self, buckets: Sequence[Sequence[str]]) -> None:
+        self.buckets = [list(names) for names in buckets]
+        self.replicas = [[self.weights(names)[node[0]].clone() for node in self.nodes] for names in self.buckets]
+
+    def exchange(self) -> None:
+        for names, replicas in zip(self.buckets, self.replicas, strict=True):
+            now = [torch.stack([self.weights(names)[rank].double() for rank in node]).mean(0) for node in self.nodes]
+            last = [replica.double() for replica in replicas]
+            count = len(self.nodes)
+            for place in range(count):
+                left, right = last[(place - 1) % count], last[(place + 1) % count]
+                difference = now[place] + left / 3 + right / 3 - 5 / 3 * last[place]
+                dtype = replicas[place].dtype
+                replicas[place] = (replicas[place].float() + quantised(difference)).to(dtype)
+            every = [replicas[place] for rank in range(len(self.nets)) for place in [self.place_of(rank)]]
+            self.set_weights(every, names)
+
+    def place_of(self, rank: int) -> int:
+        return next(place for place, node in enumerate(self.nodes) if rank in node)
+
+    def round(self, data: Sequence[Any], exchange: bool = True, skip: Sequence[int] = ()) -> None:
+        self.zero_grad()
+        self.backward(data)
+        self.step(skip)
+        if exchange:
+            self.exchange()
+
+    def check(self, net: nn.Module, rank: int, what: str) -> None:
+        """Where a difference lies between two levels, rounding decides; that is rare, and no more than a level."""
+        ours, theirs = flat_weights(net).float(), flat_weights(self.nets[rank]).float()
+        distance = (ours - theirs).abs()
+        short = next(net.parameters()).dtype != torch.float32
+        close = distance <= (2e-2 if short else 1e-5)
+        assert torch.isfinite(ours).all(), what
+        assert close.float().mean() > 0.9, f"{what}: {int((~close).sum())} of {close.numel()} are away on rank {rank}"
+        assert distance.max() < (4e-2 if short else 2e-3), f"{what}: {float(distance.max()):.2e} away on rank {rank}"
+
+
+def sgd(net: nn.Module) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(net.parameters(), lr=0.1)]
+
+
+def momentum(net: nn.Module) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)]
+
+
+def several(net: nn.Module) -> list[torch.optim.Optimizer]:
+    parameters = list(net.parameters())
+    return [torch.optim.SGD(parameters[:3], lr=0.1), torch.optim.SGD(parameters[3:], lr=0.05, momentum=0.9)]
+
+
+@dataclass(frozen=True)
+class Case:
+    interval: int = 1
+    how: str = "with_bagua"
+    make_optimizers: Callable[[nn.Module], list[torch.optim.Optimizer]] = sgd
+    dtype: torch.dtype = torch.float32
+    hierarchical: bool = False
+    steps: int = 10
+    nodes: Any = field(default=None, hash=False)
+
+    def build(self, rank: int, ranks: int, device: torch.device) -> tuple[Any, Any, Any, Ring]:
+        """(wrapped model, its module, optimizers, reference)."""
+        net: Any = mlp(rank, device).to(self.dtype)
+        optimizers = self.make_optimizers(net)
+        model = self.wrap(net, optimizers)
+        start = mlp(0, device).to(self.dtype)
+        return model, net, optimizers, Ring(start, ranks, self.make_optimizers, bucket_names(net), self.nodes)
+
+    def wrap(self, net: Any, optimizers: list[torch.optim.Optimizer]) -> Any:
+        algorithm = LowPrecisionDecentralizedAlgorithm(self.hierarchical, self.interval)
+        if self.how.startswith("with_bagua"):
+            return net.with_bagua(optimizers, algorithm, do_flatten=self.how == "with_bagua")
+        return DistributedDataParallel(
+            net,
+            optimizers=optimizers,
+            algorithm=algorithm,
+            bucket_cap_mb=1e-3,
+            gradient_as_bucket_view="unflattened" not in self.how,
+        )
+
+
+def bucket_names(net: Any) -> list[list[str]]:
+    return [[record.name for record in bucket.records] for bucket in net.bagua_buckets]
+
+
+def every_rank(step: int, ranks: int, device: torch.device) -> list[Any]:
+    return [batches(rank, 1, device, seed=step)[0] for rank in range(ranks)]
+
+
+def loss_of(model: Any, batch: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+    return nn.functional.mse_loss(model(batch[0].to(dtype)).float(), batch[1])
+
+
+def train_step(model: Any, optimizers: Any, batch: Any, dtype: torch.dtype = torch.float32) -> None:
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss_of(model, batch, dtype).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def gathered(tensor: Tensor) -> list[Tensor]:
+    every = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, tensor.contiguous())
+    return every
+
+
+def check_replicas(net: Any, nodes: Sequence[Sequence[int]], what: str) -> None:
+    """W is the weights, the left neighbour's R and the right neighbour's L, to the bit, on all ranks of a node."""
+    for bucket in net.bagua_buckets:
+        parameters = {record.name: tensor for record, tensor in zip(bucket.records, bucket.tensors, strict=True)}
+        now = torch.cat([parameters[record.name].detach().reshape(-1) for record in bucket.records])
+        assert torch.equal(now, bucket._weight), what
+        weights, lefts, rights = map(gathered, (bucket._weight, bucket._left_peer_weight, bucket._right_peer_weight))
+        for place, node in enumerate(nodes):
+            left, right = nodes[place - 1][0], nodes[(place + 1) % len(nodes)][0]
+            for rank in node:
+                assert torch.equal(weights[rank], weights[node[0]]), (what, rank)
+                assert torch.equal(lefts[rank], weights[left]), (what, rank)
+                assert torch.equal(rights[rank], weights[right]), (what, rank)
+
+
+def _cases(cases: Sequence[Case]) -> int:
+    rank, device = begin()
+    ranks = dist.get_world_size()
+    for case in cases:
+        model, net, optimizers, reference = case.build(rank, ranks, device)
+        for step in range(case.steps):
+            data = every_rank(step, ranks, device)
+            exchanges = step % case.interval == 0
+            train_step(model, optimizers, data[rank], case.dtype)
+            reference.round(data, exchange=exchanges)
+            reference.check(net, rank, f"{case}, step {step}")
+            if exchanges:
+                check_replicas(net, reference.nodes, f"{case}, step {step}")
+        if len(reference.nodes) > 1:
+            every = gathered(flat_weights(net))
+            assert not torch.equal(every[0], every[-1]), case
+    return len(net.bagua_buckets)
+
+
+HOWS = ("with_bagua", "with_bagua unflattened", "wrapper", "wrapper unflattened")
+CASES = {
+    1: (Case(make_optimizers=momentum), Case(2, "wrapper unflattened", several, hierarchical=True)),
+    2: (
+        *(Case(interval) for interval in (1, 2, 3)),
+        *(Case(2, how, several, steps=5) for how in HOWS),
+        *(Case(dtype=dtype, steps=5) for dtype in (torch.bfloat16, torch.float16)),
+    ),
+    3: (Case(make_optimizers=momentum), Case(2, "with_bagua unflattened"), Case(dtype=torch.bfloat16, steps=5)),
+    4: (Case(make_optimizers=momentum), Case(3, "wrapper"), Case(dtype=torch.float16, steps=5)),
+}
+
+
+@pytest.mark.parametrize("ranks", CASES)
+def test_weights_are_those_of_the_formula_and_replicas_those_of_the_neighbours(ranks: int) -> None:
+    buckets = run_ranks(ranks, _cases, CASES[ranks], env=SMALL_BUCKETS)
+    assert min(buckets) > 1
+
+
+NODES = {
+    "two nodes of two": (TWO_NODES_OF_TWO, [[0, 1], [2, 3]]),
+    "nodes of two and one": (NODES_OF_TWO_AND_ONE, [[0, 1], [2]]),
+    "four nodes": (
+        [{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(node)} for node in range(4)],
+        [[0], [1], [2], [3]],
+    ),
+    "one node": (
+        [{"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "3", "GROUP_RANK": "0"} for rank in range(3)],
+        [[0, 1, 2]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_nodes_form_the_ring(name: str) -> None:
+    env, nodes = NODES[name]
+    cases = [
+        Case(interval, how, momentum, dtype, hierarchical=True, steps=5, nodes=nodes)
+        for interval, how, dtype in (
+            (1, "with_bagua", torch.float32),
+            (2, "with_bagua unflattened", torch.float32),
+            (1, "with_bagua", torch.bfloat16),
+        )
+    ]
+    run_ranks(len(env), _cases, cases, env=env)
+
+
+def _other_dtypes() -> None:
+    """float64 and complex numbers travel as bytes as well, and are added as they are."""
+    rank, device = begin()
+    torch.manual_seed(0)
+    net: Any = MixedDtypes().to(device)
+    net.empty = nn.Parameter(torch.zeros(0, 3, device=device))
+    before = flat_weights(net, [name for name, _ in net.named_parameters()])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net.with_bagua([optimizer], LowPrecisionDecentralizedAlgorithm(False))
+    for step in range(3):
+        optimizer.zero_grad()
+        net(batches(rank, 1, device, seed=step)[0][0]).square().mean().backward()
+        optimizer.step()
+        check_replicas(net, [[0], [1], [2]], f"step {step}")
+    assert {bucket.dtype for bucket in net.bagua_buckets} >= {torch.float64, torch.complex64, torch.bfloat16}
+    for bucket in net.bagua_buckets:
+        if bucket.dtype != torch.bfloat16 and bucket._weight.numel():
+            assert not torch.equal(*gathered(bucket._weight)[:2]), bucket.dtype
+    assert not torch.equal(before, flat_weights(net))
+
+
+def test_dtypes_that_cannot_be_compressed_are_exchanged_as_differences_too() -> None:
+    run_ranks(3, _other_dtypes)
+
+
+# --- rounds that are not one forward, one backward and one step ------------------------------------------------------
+
+
+class Job:
+    """A model of two ranks and its reference, side by side."""
+
+    def __init__(self, rank: int, device: torch.device, **options: Any) -> None:
+        self.rank, self.device = rank, device
+        self.case = Case(**options)
+        self.ranks = dist.get_world_size()
+        self.model, self.net, self.optimizers, self.reference = self.case.build(rank, self.ranks, device)
+        self._numbers = itertools.count(100)
+
+    @property
+    def engine(self) -> Any:
+        return self.net.bagua_ddp
+
+    def data(self) -> list[Any]:
+        return every_rank(next(self._numbers), self.ranks, self.device)
+
+    def loss(self, data: Any) -> Tensor:
+        return loss_of(self.model, data[self.rank])
+
+    def zero_grad(self) -> None:
+        self.net.zero_grad()
+        self.reference.zero_grad()
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def normal_round(self, what: str) -> None:
+        data = self.data()
+        train_step(self.model, self.optimizers, data[self.rank])
+        self.reference.round(data)
+        self.check(what)
+
+    def check(self, what: str) -> None:
+        self.reference.check(self.net, self.rank, f"{self.case}: {what}")
+        check_replicas(self.net, self.reference.nodes, what)
+
+
+def _accumulation(job: Job) -> None:
+    for _ in range(3):
+        job.zero_grad()
+        passes = [job.data() for _ in range(3)]
+        with job.engine.no_sync():
+            for data in passes[:2]:
+                job.loss(data).backward()
+        job.loss(passes[2]).backward()
+        for data in passes:
+            job.reference.backward(data)
+        job.step()
+        job.reference.step()
+        job.reference.exchange()
+        job.check("three passes")
+
+
+def _local_steps(job: Job) -> None:
+    """All of it in no_sync: the next exchange tells the neighbours."""
+    with job.engine.no_sync():
+        for _ in range(3):
+            data = job.data()
+            train_step(job.model, job.optimizers, data[job.rank])
+            job.reference.round(data, exchange=False)
+            job.reference.check(job.net, job.rank, "a local step")
+
+
+def _accumulation_with_communication(job: Job) -> None:
+    """Each pass is a round; what a pass owes is made up for when the next begins."""
+    for _ in range(3):
+        job.zero_grad()
+        first, second = job.data(), job.data()
+        job.loss(first).backward()
+        job.reference.backward(first)
+        job.reference.exchange()
+        job.loss(second).backward()
+        job.reference.backward(second)
+        job.step()
+        job.reference.step()
+        job.reference.exchange()
+        job.check("two passes")
+
+
+def _two_losses(job: Job) -> None:
+    for _ in range(3):
+        job.zero_grad()
+        data = job.data()
+        loss = job.loss(data)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        for _ in range(2):
+            job.reference.backward(data)
+        job.step()
+        job.reference.step()
+        job.reference.exchange()
+        job.check("two losses")
+
+
+def _forward_without_backward(job: Job) -> None:
+    data = job.data()
+    job.loss(data)
+    job.normal_round("after a forward pass alone")
+    with torch.no_grad():
+        job.loss(data)
+    job.model.eval()
+    job.loss(data)
+    job.model.train()
+    job.normal_round("after forward passes without gradients")
+
+
+def _skipped_steps(job: Job) -> None:
+    """A GradScaler skips the steps of one rank: its neighbour waits until it begins the next round."""
+    scaler = torch.amp.GradScaler(job.device.type, init_scale=4.0, growth_interval=1000)
+    for round_number in range(6):
+        data = job.data()
+        skip = {round_number % 3} & {0, 1} if round_number else {0, 1}
+        job.zero_grad()
+        scaler.scale(job.loss(data)).backward()
+        if job.rank in skip:
+            for parameter in job.net.parameters():
+                parameter.grad.view(-1)[0] = torch.inf
+        for optimizer in job.optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        with torch.no_grad():
+            job.loss(data)
+        job.reference.round(data, skip=tuple(skip))
+        job.check(f"round {round_number}, skipped on {skip}")
+
+
+def _one_of_two_optimizers(job: Job) -> None:
+    """The exchange comes with the next round then; and not before the last optimizer's step otherwise."""
+    for number in range(3):
+        data = job.data()
+        job.zero_grad()
+        job.loss(data).backward()
+        job.reference.zero_grad()
+        job.reference.backward(data)
+        before = [bucket._weight.clone() for bucket in job.net.bagua_buckets]
+        job.optimizers[number % 2].step()
+        for optimizers in job.reference.optimizers:
+            optimizers[number % 2].step()
+        for bucket, weight in zip(job.net.bagua_buckets, before, strict=True):
+            assert torch.equal(bucket._weight, weight), "an exchange before the other optimizer's step"
+        with torch.no_grad():
+            job.loss(data)
+        job.reference.exchange()
+        job.check("one of two")
+    job.optimizers.reverse()
+    job.normal_round("in the other order")
+    job.optimizers.reverse()
+
+
+def _step_twice(job: Job) -> None:
+    """A second step of the same gradients is no round."""
+    data = job.data()
+    train_step(job.model, job.optimizers, data[job.rank])
+    job.reference.round(data)
+    job.step()
+    job.reference.step()
+    job.reference.check(job.net, job.rank, "a second step")
+
+
+def _closures(job: Job) -> None:
+    for _ in range(3):
+        data = job.data()
+
+        def closure(data: Any = data) -> Tensor:
+            job.net.zero_grad()
+            loss = job.loss(data)
+            loss.backward()
+            return loss
+
+        (optimizer,) = job.optimizers
+        optimizer.step(closure)
+        job.reference.round(data)
+        job.check("closure")
+
+
+def _rebuilt(job: Job) -> None:
+    """Other buckets without a broadcast: what is known of the neighbours is kept."""
+    job.engine.bucket_bytes, job.engine.first_bucket_bytes = 400, None
+    job.engine.rebuild_buckets()
+    kept = {
+        name: part
+        for names, replicas in zip(job.reference.buckets, job.reference.replicas, strict=True)
+        for name, part in _parts(job.net, names, replicas)
+    }
+    job.reference.buckets = bucket_names(job.net)
+    job.reference.replicas = [
+        [torch.cat([kept[name][place] for name in names]) for place in range(2)] for names in job.reference.buckets
+    ]
+    check_replicas(job.net, job.reference.nodes, "rebuilt")
+    for _ in range(2):
+        job.normal_round("after buckets were rebuilt")
+
+
+def _parts(net: nn.Module, names: Sequence[str], replicas: Sequence[Tensor]) -> Any:
+    parameters = dict(net.named_parameters())
+    sizes = [parameters[name].numel() for name in names]
+    return zip(names, zip(*(torch.split(replica, sizes) for replica in replicas), strict=True), strict=True)
+
+
+def _wrapped_again(job: Job) -> None:
+    """All begin with rank 0's weights; an exchange that is owed is made before."""
+    job.zero_grad()
+    data = job.data()
+    job.loss(data).backward()
+    job.reference.exchange()
+    job.model = job.case.wrap(job.net, job.optimizers)
+    job.reference.set_weights([job.reference.weights()[0]] * 2)
+    job.reference.seed(bucket_names(job.net))
+    for _ in range(2):
+        job.normal_round("after")
+
+
+def _frozen_meanwhile(job: Job) -> None:
+    job.net[0].requires_grad_(False)
+    for net in job.reference.nets:
+        net[0].requires_grad_(False)
+    trained = [name for name, parameter in job.net.named_parameters() if parameter.requires_grad]
+    job.reference.set_weights([job.reference.weights(trained)[0]] * 2, trained)
+    with torch.no_grad():
+        job.loss(job.data())  # in which everything is initialised again
+    assert sorted(name for names in bucket_names(job.net) for name in names) == sorted(trained)
+    job.reference.seed(bucket_names(job.net))
+    for _ in range(2):
+        job.normal_round("with a frozen layer")
+
+
+SITUATIONS = (
+    (_accumulation, sgd),
+    (_local_steps, sgd),
+    (_accumulation_with_communication, sgd),
+    (_two_losses, sgd),
+    (_forward_without_backward, momentum),
+    (_skipped_steps, sgd),
+    (_one_of_two_optimizers, several),
+    (_step_twice, several),
+    (_closures, sgd),
+    (_rebuilt, momentum),
+    (_wrapped_again, sgd),
+    (_frozen_meanwhile, sgd),
+)
+
+
+def _situations(how: str) -> None:
+    rank, device = begin()
+    for situation, make in SITUATIONS:
+        job = Job(rank, device, how=how, make_optimizers=make)
+        job.normal_round("the first round")
+        situation(job)
+        job.normal_round(f"after {situation.__name__}")
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_unusual_rounds(how: str) -> None:
+    run_ranks(2, _situations, how)
+
+
+def _unused() -> None:
+    rank, device = begin()
+    for find_unused in (False, True):
+        torch.manual_seed(0)
+        net: Any = Branches().to(device)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        model = DistributedDataParallel(
+            net,
+            optimizers=[optimizer],
+            algorithm=LowPrecisionDecentralizedAlgorithm(False),
+            find_unused_parameters=find_unused,
+        )
+        with torch.no_grad():
+            net.never.weight.add_(rank)
+        for step in range(12):
+            x = batches(rank, 1, device, seed=step)[0][0]
+            optimizer.zero_grad()
+            model(x, take=("left",) if (rank + step) % 2 else ("right",)).square().mean().backward()
+            optimizer.step()
+            check_replicas(net, [[0], [1]], f"step {step}")
+        # By a factor of 3 with each exchange, but for the levels.
+        first, second = gathered(net.never.weight.detach())
+        assert (first - second).abs().max() < 1e-3
+
+
+def test_parameters_that_are_not_used_are_mixed() -> None:
+    run_ranks(2, _unused)
+
+
+def _not_finite() -> None:
+    """A weight that is not finite makes its range so, here and in time everywhere: nothing hides it."""
+    rank, device = begin()
+    job = Job(rank, device)
+    with torch.no_grad():
+        if rank == 1:
+            next(job.net.parameters()).view(-1)[0] = torch.inf
+    for _ in range(2):
+        train_step(job.model, job.optimizers, job.data()[rank])
+    assert not torch.isfinite(flat_weights(job.net)).all()
+
+
+def test_weights_that_are_not_finite_are_seen() -> None:
+    run_ranks(2, _not_finite)
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+def _resumed(cases: Sequence[Case]) -> None:
+    rank, device = begin()
+    ranks = dist.get_world_size()
+    for case in cases:
+        model, net, optimizers, reference = case.build(rank, ranks, device)
+        data = batches(rank, 10, device)
+        saved = io.BytesIO()
+        for step, batch in enumerate(data):
+            if step == 5:
+                state = {"model": net.state_dict(), "engine": net.bagua_ddp.state_dict()}
+                torch.save({**state, "optimizers": [one.state_dict() for one in optimizers]}, saved)
+            train_step(model, optimizers, batch, case.dtype)
+
+        other: Any = mlp(77 + rank, device).to(case.dtype)
+        other_optimizers = case.make_optimizers(other)
+        other_model = case.wrap(other, other_optimizers)
+        saved.seek(0)
+        loaded = torch.load(saved, map_location=device)
+        other.load_state_dict(loaded["model"])
+        for optimizer, one in zip(other_optimizers, loaded["optimizers"], strict=True):
+            optimizer.load_state_dict(one)
+        other.bagua_ddp.load_state_dict(loaded["engine"])
+        for batch in data[5:]:
+            train_step(other_model, other_optimizers, batch, case.dtype)
+        check_equal(other, net, f"resumed {case}")
+        for ours, theirs in zip(other.bagua_buckets, net.bagua_buckets, strict=True):
+            for one, another in zip(ours.replicas, theirs.replicas, strict=True):
+                assert torch.equal(one, another)
+        check_replicas(other, reference.nodes, "resumed")
+
+
+def test_a_resumed_run_goes_on_bit_for_bit() -> None:
+    cases = [Case(make_optimizers=momentum), Case(3, make_optimizers=several, dtype=torch.bfloat16)]
+    run_ranks(3, _resumed, cases, env=SMALL_BUCKETS)
+    run_ranks(4, _resumed, [Case(hierarchical=True, nodes=[[0, 1], [2, 3]])], env=TWO_NODES_OF_TWO)
+
+
+def _wrong_states() -> None:
+    rank, device = begin()
+    net: Any = mlp(rank, device)
+    net.with_bagua(sgd(net), LowPrecisionDecentralizedAlgorithm())
+    good = net.bagua_ddp.state_dict()
+    other: Any = mlp(rank, device)
+    other.with_bagua(sgd(other), DecentralizedAlgorithm())
+    told = message_of(ValueError, lambda: net.bagua_ddp.load_state_dict(other.bagua_ddp.state_dict()))
+    assert "replicas" in told
+    smaller = {**good, "algorithm": {**good["algorithm"], "replicas": [[torch.zeros(3)] * 3]}}
+    assert "BAGUA_DEFAULT_BUCKET_SIZE" in message_of(ValueError, lambda: net.bagua_ddp.load_state_dict(smaller))
+
+
+def test_states_of_something_else_are_refused() -> None:
+    run_ranks(1, _wrong_states)
+
+
+# --- arguments -------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_of_the_algorithm() -> None:
+    algorithm: Any = Algorithm.init("low_precision_decentralized")
+    assert isinstance(algorithm, LowPrecisionDecentralizedAlgorithm)
+    assert (algorithm.hierarchical, algorithm.communication_interval) == (True, 1)
+    with pytest.raises(ValueError, match="communication_interval=-1: must be at least 1"):
+        LowPrecisionDecentralizedAlgorithm(communication_interval=-1)
+
+
+def _in_no_optimizer() -> None:
+    rank, device = begin()
+    net: Any = mlp(rank, device)
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(net[0].parameters(), lr=0.1)]
+    algorithm = LowPrecisionDecentralizedAlgorithm(False)
+    told = message_of(RuntimeError, lambda: net.with_bagua(optimizers, algorithm))
+    assert "4 of 6" in told
+    assert "2.weight, 2.bias, 4.weight, 4.bias" in told
+    # Two ways out of it, after which others can be wrapped and trained.
+    net[2].requires_grad_(False)
+    net._bagua_params_and_buffers_to_ignore = ["4.weight", "4.bias"]
+    net.with_bagua(optimizers, algorithm)
+    train_step(net, optimizers, batches(rank, 1, device)[0])
+    check_replicas(net, [[0], [1]], "one layer")
+    assert bucket_names(net) == [["0.bias", "0.weight"]]
+
+
+def test_a_parameter_that_is_in_no_optimizer_is_named() -> None:
+    run_ranks(2, _in_no_optimizer)
+
+
+def _operation_arguments() -> None:
+    _, device = begin()
+    values: Any = torch.zeros(6, device=device)
+    bucket = BaguaBucket([values.ensure_bagua_tensor("x", "module")], "bucket")
+    flat = bucket.flattened_tensor().clone()
+    append = bucket.append_low_precision_decentralized_synchronous_op
+    assert "MinMaxUInt8" in message_of(ValueError, lambda: append(flat, flat, flat, compression="gzip"))
+    assert "right_peer_weight" in message_of(ValueError, lambda: append(flat, flat, flat[:5]))
+    assert not bucket.ops
+
+
+def test_arguments_of_the_operation() -> None:
+    run_ranks(1, _operation_arguments)

@@ -1,0 +1,415 @@
+"""QAdam and what users do around it: accumulation, scaled losses, frozen or unused parameters, dtypes, saved state."""
+
+from __future__ import annotations
+
+import copy
+import io
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks
+from support.training import (
+    WRAPPERS,
+    Branches,
+    MixedDtypes,
+    batches,
+    begin,
+    check_equal,
+    check_ranks_equal,
+    loss_of,
+    message_of,
+    mlp,
+    torch_ddp,
+    train,
+)
+from torch import nn
+
+from bagua.torch_api.algorithms import Algorithm
+from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
+from bagua.torch_api.data_parallel import DistributedDataParallel
+
+W = 4
+
+
+def _wrap(net: Any, optimizer: QAdamOptimizer, how: str = "with_bagua", **options: Any) -> Any:
+    algorithm = Algorithm.init("qadam", q_adam_optimizer=optimizer, **options)
+    if how.startswith("with_bagua"):
+        return net.with_bagua([optimizer], algorithm, do_flatten=how == "with_bagua")
+    return DistributedDataParallel(
+        net,
+        optimizers=[optimizer],
+        algorithm=algorithm,
+        gradient_as_bucket_view=how != "wrapper without views",
+        find_unused_parameters=how == "finding unused",
+    )
+
+
+def _engine(model: Any) -> Any:
+    return getattr(model, "inner", None) or model.bagua_ddp
+
+
+def _trained(rank: int, device: torch.device, steps: int, how: str = "with_bagua", **options: Any) -> tuple[Any, Any]:
+    net = mlp(rank, device)
+    optimizer = QAdamOptimizer(net.parameters(), lr=0.01, warmup_steps=W)
+    model = _wrap(net, optimizer, how, **options)
+    train(model, optimizer, batches(rank, steps, device))
+    return model, optimizer
+
+
+def _like_adam(how: str) -> None:
+    rank, device = begin()
+    ours, theirs = mlp(rank, device), mlp(rank, device)
+    optimizer = QAdamOptimizer(ours.parameters(), lr=0.01, warmup_steps=20, weight_decay=0.1)
+    adam = torch.optim.Adam(theirs.parameters(), lr=0.01, weight_decay=0.1)
+    data = batches(rank, 21, device)
+    model, reference = _wrap(ours, optimizer, how), torch_ddp(theirs)
+    train(model, optimizer, data[:20])
+    train(reference, adam, data[:20])
+    check_equal(ours, theirs, "the last step of warm-up is one of Adam, too")
+    train(model, optimizer, data[20:])
+    assert all(optimizer.state[one]["step"] == 21 for one in ours.parameters())
+    check_ranks_equal(ours)
+
+
+@pytest.mark.parametrize("how", WRAPPERS)
+def test_warm_up_is_adam_with_torch_ddp(how: str) -> None:
+    run_ranks(2, _like_adam, how)
+
+
+def _one_switch() -> None:
+    rank, device = begin()
+    model, optimizer = _trained(rank, device, 1)
+    beginnings = []
+    initialize = model.bagua_ddp._initialize
+    model.bagua_ddp._initialize = lambda: (beginnings.append(model.bagua_train_step_counter), initialize())
+    if rank == 1:  # what a rank has alone is gone after the switch
+        optimizer.param_groups[0]["lr"] = 7.0
+    for number, batch in enumerate(batches(rank, 3 * W, device, seed=1)):
+        model.eval()
+        with torch.no_grad():
+            model(batch[0])
+        model.train()
+        optimizer.zero_grad(set_to_none=number % 2 == 0)
+        loss_of(model, batch).backward()
+        # Gradients stay this rank's own.
+        gradients = [one.grad.clone() for one in model.parameters()]
+        momenta = [optimizer.state[one]["exp_avg"].clone() for one in model.parameters()]
+        optimizer.step()
+        if number >= W:
+            for one, gradient, momentum in zip(model.parameters(), gradients, momenta, strict=True):
+                assert torch.equal(one.grad, gradient)
+                assert gradient.abs().max() == 0 or not torch.equal(optimizer.state[one]["exp_avg"], momentum)
+    assert beginnings == [W + 1]
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    check_ranks_equal(model)
+
+
+def test_the_switch_is_one_new_beginning() -> None:
+    run_ranks(2, _one_switch)
+
+
+# --- accumulation ----------------------------------------------------------------------------------------------------
+
+
+def _accumulated(how: str) -> None:
+    """Two backward passes before a step, both communicated or the last alone: the momentum gets their sum, once."""
+    rank, device = begin()
+    results = []
+    for silent in (True, False):
+        model, optimizer = _trained(rank, device, W, how)
+        for first, second in zip(batches(rank, 4, device, seed=1), batches(rank, 4, device, seed=2), strict=True):
+            before = [optimizer.state[one]["exp_avg"].clone() for one in model.parameters()]
+            optimizer.zero_grad()
+            with _engine(model).no_sync() if silent else nullcontext():
+                loss_of(model, first).backward()
+            loss_of(model, second).backward()
+            for one, momentum in zip(model.parameters(), before, strict=True):
+                assert torch.equal(optimizer.state[one]["exp_avg"], momentum), "it changes in step"
+            sums = [one.grad.clone() for one in model.parameters()]
+            optimizer.step()
+            for one, momentum, gradient in zip(model.parameters(), before, sums, strict=True):
+                dist.all_reduce(gradient)
+                expected = 0.9 * momentum + 0.1 * gradient / dist.get_world_size()
+                # Two quantisations of a range.
+                error = (optimizer.state[one]["exp_avg"] - expected).abs().max()
+                assert error <= 0.02 * expected.abs().max() + 1e-3, error
+        check_ranks_equal(model)
+        results.append(model)
+    check_equal(*results)
+
+
+@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
+def test_the_momentum_gets_the_sum_of_several_passes(how: str) -> None:
+    run_ranks(2, _accumulated, how)
+
+
+def _never_communicated() -> None:
+    """A step of a rank's own gradients, on purpose: its momentum is not that of the step before."""
+    rank, device = begin()
+    model, optimizer = _trained(rank, device, W + 2)
+    optimizer.zero_grad()
+    with _engine(model).no_sync():
+        loss_of(model, batches(rank, 1, device, seed=1)[0]).backward()
+    expected = [optimizer.state[one]["exp_avg"].lerp(one.grad, 1 - 0.9) for one in model.parameters()]
+    optimizer.step()
+    for one, momentum in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(optimizer.state[one]["exp_avg"], momentum)
+
+
+def test_a_step_without_communication() -> None:
+    run_ranks(2, _never_communicated)
+
+
+# --- scaled losses ---------------------------------------------------------------------------------------------------
+
+
+def _scaled(clip: bool) -> None:
+    """A known scaler changes nothing: the scale is a power of two. An overflow on one rank makes all skip the step."""
+    rank, device = begin()
+    results = []
+    overflow_at = {2, W + 3}
+    data = batches(rank, 3 * W, device)
+    for scaled in (True, False):
+        net = mlp(7, device)
+        optimizer = QAdamOptimizer(net.parameters(), lr=0.01, warmup_steps=W, weight_decay=0.01)
+        scaler = torch.amp.GradScaler(device.type, init_scale=2.0**10, growth_interval=4, enabled=scaled)
+        model = _wrap(net, optimizer, grad_scaler=scaler)
+        for number, batch in enumerate(data):
+            if number in overflow_at and not scaled:
+                continue
+            optimizer.zero_grad()
+            overflows = number in overflow_at and rank == 1
+            scaler.scale(loss_of(model, batch) * (float("inf") if overflows else 1.0)).backward()
+            if clip:
+                scaler.unscale_(optimizer)
+                if number < W:  # afterwards it would be each rank's own gradient
+                    nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            before = copy.deepcopy(net.state_dict())
+            scaler.step(optimizer)
+            if number in overflow_at:
+                for name, value in net.state_dict().items():
+                    assert torch.equal(value, before[name]), (number, name)
+            scaler.update()
+        check_ranks_equal(net)
+        if scaled:
+            scales: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(scales, scaler.get_scale())
+            assert set(scales) == {2.0**10}, scales  # halved twice, doubled twice
+        results.append(net)
+    check_equal(*results)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_gradient_scaler_that_the_algorithm_knows(clip: bool) -> None:
+    run_ranks(2, _scaled, clip)
+
+
+def _unknown_scaler(unscale: bool) -> str:
+    rank, device = begin()
+    model, optimizer = _trained(rank, device, 0)
+    scaler = torch.amp.GradScaler(device.type)
+
+    def step(batch: Any) -> None:
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, batch)).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+    *warm_up, last = batches(rank, W + 1, device)
+    for batch in warm_up:
+        step(batch)
+    return message_of(RuntimeError, lambda: step(last))
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_an_unknown_gradient_scaler_is_an_error_after_warm_up(unscale: bool) -> None:
+    for message in run_ranks(2, _unknown_scaler, unscale):
+        assert "grad_scaler=scaler" in message
+        assert "bfloat16" in message
+
+
+def _autocast_alone() -> None:
+    rank, device = begin()
+    model, optimizer = _trained(rank, device, 0)
+    for batch in batches(rank, 3 * W, device):
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+    check_ranks_equal(model)
+
+
+def test_bfloat16_autocast_needs_no_scaler() -> None:
+    run_ranks(2, _autocast_alone)
+
+
+# --- which parameters ------------------------------------------------------------------------------------------------
+
+
+def _late_parameters() -> None:
+    """A layer that is unfrozen after the switch warms up by itself, while the others' momenta are compressed."""
+    rank, device = begin()
+    net: Any = mlp(rank, device)
+    net[0].requires_grad_(False)
+    optimizer = QAdamOptimizer(net.parameters(), lr=0.01, warmup_steps=W)
+    _wrap(net, optimizer)
+    data = batches(rank, 5 * W, device)
+    kinds = []
+    for number, batch in enumerate(data):
+        net[0].requires_grad_(number >= 2 * W)
+        net[2].requires_grad_(number != 4 * W)
+        train(net, optimizer, [batch])
+        kinds.append(sorted(bucket.holds_gradients for bucket in net.bagua_buckets))
+    assert kinds == [[True]] * W + [[False]] * W + [[False, True]] * W + [[False]] * 2 * W
+    assert [optimizer.state[one]["step"] for one in net.parameters()] == [3 * W] * 2 + [5 * W - 1] * 2 + [5 * W] * 2
+    check_ranks_equal(net)
+
+
+def test_a_layer_that_is_unfrozen_later_has_its_own_warm_up() -> None:
+    run_ranks(2, _late_parameters)
+
+
+def _left_out() -> None:
+    """An ignored parameter goes on with this rank's gradients; one of another optimizer has averaged ones."""
+    rank, device = begin()
+    net: Any = mlp(rank, device)
+    net._bagua_params_and_buffers_to_ignore = ["0.bias"]
+    optimizer = QAdamOptimizer([*net[0].parameters(), *net[2].parameters()], lr=0.01, warmup_steps=W)
+    other = torch.optim.SGD(net[4].parameters(), lr=0.01)
+    net.with_bagua([optimizer, other], QAdamAlgorithm(optimizer))
+    for batch in batches(rank, 3 * W, device):
+        optimizer.zero_grad()
+        other.zero_grad()
+        loss_of(net, batch).backward()
+        optimizer.step()
+        other.step()
+    check_ranks_equal(nn.ParameterList(one for name, one in net.named_parameters() if name != "0.bias"))
+    biases = [torch.empty_like(net[0].bias) for _ in range(2)]
+    dist.all_gather(biases, net[0].bias.detach())
+    assert not torch.equal(*biases)
+    assert optimizer.state[net[0].bias]["step"] == 3 * W
+
+
+def test_parameters_that_are_ignored_or_of_another_optimizer() -> None:
+    run_ranks(2, _left_out)
+
+
+def _dtypes() -> None:
+    rank, device = begin()
+    torch.manual_seed(rank)
+    net: Any = MixedDtypes().to(device)
+    optimizer = QAdamOptimizer(net.parameters(), lr=0.01, warmup_steps=W)
+    _wrap(net, optimizer)
+    train(net, optimizer, batches(rank, 3 * W, device))
+    assert {(bucket.dtype, bucket.holds_gradients) for bucket in net.bagua_buckets} == {
+        (torch.float32, False),  # of float32 and bfloat16
+        (torch.float64, True),
+        (torch.complex64, True),
+    }
+    check_ranks_equal(net)
+    assert all(one.isfinite().all() for one in net.parameters())
+
+
+def test_every_dtype() -> None:
+    run_ranks(2, _dtypes)
+
+
+def _unused() -> None:
+    """Branches that some ranks take, all take later, or none does."""
+    rank, device = begin()
+    torch.manual_seed(rank)
+    net = Branches().to(device)
+    optimizer = QAdamOptimizer(net.parameters(), lr=0.01, warmup_steps=W)
+    model = _wrap(net, optimizer, "finding unused")
+    for number, batch in enumerate(batches(rank, 6 * W, device)):
+        optimizer.zero_grad()
+        take = ("left", "right") if rank == 1 and number % 2 else ("left",)
+        loss_of(model, batch, take=take).backward()
+        optimizer.step()
+        check_ranks_equal(net, f"step {number}")
+    assert optimizer.state[net.left.weight]["step"] == 6 * W
+    assert optimizer.state[net.right.weight]["step"] == 3 * W
+    assert net.never.weight not in optimizer.state
+
+
+def test_branches_that_not_all_ranks_take() -> None:
+    run_ranks(2, _unused)
+
+
+# --- saved state, and the wrong optimizer ----------------------------------------------------------------------------
+
+
+def _resumed(at: int, wrapped_last: bool) -> None:
+    rank, device = begin()
+    model, optimizer = _trained(rank, device, at)
+    file = io.BytesIO()
+    torch.save([model.state_dict(), optimizer.state_dict(), model.bagua_ddp.state_dict()], file)
+    file.seek(0)
+    of_model, of_optimizer, of_engine = torch.load(file, weights_only=True)
+    other: Any = mlp(50 + rank, device)
+    another = QAdamOptimizer(other.parameters(), lr=0.5, warmup_steps=99)
+    if not wrapped_last:
+        _wrap(other, another)
+    other.load_state_dict(of_model)
+    another.load_state_dict(of_optimizer)
+    if wrapped_last:
+        _wrap(other, another)
+    other.bagua_ddp.load_state_dict(of_engine)
+    data = batches(rank, 7, device, seed=1)
+    train(model, optimizer, data)
+    train(other, another, data)
+    check_equal(other, model, f"at {at}")
+
+
+@pytest.mark.parametrize("wrapped_last", [True, False])
+@pytest.mark.parametrize("at", [W - 1, W, W + 1, W + 3])
+def test_state_goes_on_bit_for_bit(at: int, wrapped_last: bool) -> None:
+    run_ranks(2, _resumed, at, wrapped_last)
+
+
+def _wrong_optimizers() -> None:
+    _, device = begin()
+    net, other = mlp(0, device), mlp(1, device)
+    optimizer, of_other = QAdamOptimizer(net.parameters()), QAdamOptimizer(other.parameters())
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    assert "SGD" in message_of(TypeError, lambda: QAdamAlgorithm(sgd))  # type: ignore[arg-type]
+    for given, algorithm in (([], optimizer), ([sgd], optimizer), ([sgd], of_other)):
+        assert "list it there" in message_of(ValueError, lambda: net.with_bagua(given, QAdamAlgorithm(algorithm)))  # noqa: B023
+    wrong = message_of(ValueError, lambda: net.with_bagua([of_other], QAdamAlgorithm(of_other)))
+    assert "steps no parameter" in wrong
+
+
+def test_the_wrong_optimizer() -> None:
+    run_ranks(1, _wrong_optimizers)
+
+
+def _copies() -> None:
+    """A copy of the wrapper has no optimizer: its gradients are averaged, those of the original are not any more."""
+    rank, device = begin()
+    model, _ = _trained(rank, device, 2 * W, "wrapper")
+    duplicate = copy.deepcopy(model)
+    loss_of(duplicate, batches(rank, 1, device)[0]).backward()
+    check_ranks_equal(nn.ParameterList(one.grad for one in duplicate.parameters()))
+    check_equal(duplicate, model)
+
+
+def test_a_copy_of_the_wrapper() -> None:
+    run_ranks(2, _copies)
+
+
+def _uneven() -> None:
+    rank, device = begin()
+    for steps in (0, W + 1):
+        model, _ = _trained(rank, device, steps, "wrapper")
+        assert "begins to in some step" in message_of(NotImplementedError, model.join)
+
+
+def test_uneven_inputs_are_refused() -> None:
+    """A rank that has run out would miss the switch."""
+    run_ranks(2, _uneven)

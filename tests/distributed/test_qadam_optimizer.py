@@ -1,0 +1,300 @@
+"""QAdam's optimizer without communication: Adam while it warms up, the formula with a frozen variance after that."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from support.ranks import run_ranks
+from support.training import ConvNet, Scaled, batches, begin, check_equal, loss_of, message_of, mlp, train
+from torch import Tensor, nn
+
+from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
+
+W = 4
+
+
+def _losses(net: nn.Module, optimizer: torch.optim.Optimizer, data: list[Any], set_to_none: bool = True) -> list[float]:
+    losses = []
+    for batch in data:
+        optimizer.zero_grad(set_to_none=set_to_none)
+        loss = loss_of(net, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def _equals_adam(foreach: bool) -> None:
+    _, device = begin()
+    ours, theirs = mlp(0, device), mlp(0, device)
+    data = batches(0, 1000, device)
+    optimizer = QAdamOptimizer(ours.parameters(), lr=1e-3, warmup_steps=2000, weight_decay=0.1)
+    adam = torch.optim.Adam(theirs.parameters(), lr=1e-3, weight_decay=0.1, foreach=foreach)
+    assert _losses(ours, optimizer, data) == _losses(theirs, adam, data)
+    check_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+def test_a_thousand_steps_of_warm_up_are_those_of_adam(foreach: bool) -> None:
+    run_ranks(1, _equals_adam, foreach)
+
+
+def _groups(net: nn.Module) -> list[dict[str, Any]]:
+    parameters = list(net.parameters())
+    return [
+        {"params": parameters[:2], "lr": 0.02, "betas": (0.8, 0.95)},
+        {"params": parameters[2:3], "weight_decay": 0.3, "eps": 1e-3},
+        {"params": parameters[3:]},
+    ]
+
+
+class Wide(nn.Module):
+    """Layers of float32, float64 and complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 8)
+        self.second = nn.Linear(8, 8, dtype=torch.float64)
+        self.turn = nn.Parameter(torch.randn(8, dtype=torch.complex64))
+        self.third = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(torch.relu(self.first(x)).double()).float()
+        return self.third((x * self.turn).real)
+
+
+def _unusual_parameters() -> None:
+    """Layouts, dtypes, options by group, and gradients that are zeroed in place; to the last step of warm-up."""
+    _, device = begin()
+    for make, shape in ((ConvNet, (2, 3, 8, 8)), (Scaled, (4, 2)), (Wide, (4, 2))):
+        torch.manual_seed(1)
+        ours = make().to(device)
+        if make is ConvNet:
+            ours = ours.to(memory_format=torch.channels_last)
+        theirs = copy.deepcopy(ours)
+        optimizer, adam = QAdamOptimizer(_groups(ours), warmup_steps=20), torch.optim.Adam(_groups(theirs))
+        data = batches(0, 20, device, shape)
+        for set_to_none, part in ((True, data[:10]), (False, data[10:])):
+            assert _losses(ours, optimizer, part, set_to_none) == _losses(theirs, adam, part, set_to_none)
+            check_equal(ours, theirs, make.__name__)
+
+
+def test_unusual_parameters_follow_adam() -> None:
+    run_ranks(1, _unusual_parameters)
+
+
+# --- the formula, with numbers of one tensor -------------------------------------------------------------------------
+
+
+class _Formula:
+    """One parameter, as the head of bagua.torch_api.algorithms.q_adam says it."""
+
+    def __init__(self, p: Tensor, lr: float, betas: tuple[float, float], wd: float, eps: float = 1e-8) -> None:
+        self.p, self.lr, self.betas, self.wd, self.eps = p.clone(), lr, betas, wd, eps
+        self.state_dtype = torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
+        self.m = torch.zeros_like(p, dtype=self.state_dtype)
+        self.v = self.m.clone()
+        self.t = 0
+
+    def step(self, gradient: Tensor) -> None:
+        self.t += 1
+        (b1, b2), p = self.betas, self.p.to(self.state_dtype)
+        g = gradient.to(self.state_dtype) + self.wd * p
+        self.m = b1 * self.m + (1 - b1) * g
+        if self.t <= W:
+            self.v = b2 * self.v + (1 - b2) * g**2
+        if self.t == W:
+            self.v[self.v == 0] = self.v[self.v != 0].mean()
+        update = self.m / (self.v.sqrt() / (1 - b2**self.t) ** 0.5 + self.eps)
+        self.p = (p - self.lr / (1 - b1**self.t) * update).to(self.p.dtype)
+
+
+def _follows_formula(dtype: torch.dtype) -> None:
+    _, device = begin()
+    generator = torch.Generator().manual_seed(3)
+    starts = [torch.randn(shape, generator=generator).to(device, dtype) for shape in ((3, 5), (7,))]
+    parameters = [nn.Parameter(one.clone()) for one in starts]
+    options: list[dict[str, Any]] = [
+        {"lr": 0.01, "betas": (0.9, 0.99), "weight_decay": 0.1},
+        {"lr": 0.03, "betas": (0.5, 0.9), "weight_decay": 0.0},
+    ]
+    optimizer = QAdamOptimizer(
+        [{"params": [one], **option} for one, option in zip(parameters, options, strict=True)], warmup_steps=W
+    )
+    formulas = [
+        _Formula(one, option["lr"], option["betas"], option["weight_decay"])
+        for one, option in zip(starts, options, strict=True)
+    ]
+    for _ in range(3 * W):
+        for parameter, formula in zip(parameters, formulas, strict=True):
+            parameter.grad = torch.randn(parameter.shape, generator=generator).to(device, dtype)
+            formula.step(parameter.grad)
+        optimizer.step()
+        for parameter, formula in zip(parameters, formulas, strict=True):
+            tolerance = {torch.float32: 1e-5, torch.float64: 1e-12}.get(dtype, torch.finfo(dtype).eps)
+            torch.testing.assert_close(parameter.detach(), formula.p, rtol=tolerance, atol=tolerance)
+            state = optimizer.state[parameter]
+            assert state["step"] == formula.t
+            assert state["exp_avg"].dtype == formula.state_dtype
+            torch.testing.assert_close(state["exp_avg_sq"], formula.v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_steps_follow_the_formula_before_and_after_warm_up(dtype: torch.dtype) -> None:
+    run_ranks(1, _follows_formula, dtype)
+
+
+def _half_with_zero_gradients() -> None:
+    """In float16 eps is zero: state of the parameter's own dtype would give 0 / 0."""
+    _, device = begin()
+    parameter = nn.Parameter(torch.ones(3, dtype=torch.float16, device=device))
+    optimizer = QAdamOptimizer([parameter], lr=0.1, warmup_steps=W)
+    for _ in range(2 * W):
+        parameter.grad = torch.tensor([0.0, 1e-5, 1.0], dtype=torch.float16, device=device)
+        optimizer.step()
+    assert parameter[0] == 1
+    torch.testing.assert_close(
+        parameter[1:].detach().float(), torch.tensor([0.2, 0.2], device=device), atol=0.3, rtol=0
+    )
+
+
+def test_small_and_absent_gradients_in_float16() -> None:
+    run_ranks(1, _half_with_zero_gradients)
+
+
+def _unseen(seen_rows: int) -> float:
+    """Row 0 of a table gets its first gradient after warm-up. Returns how far it moves in one step."""
+    _, device = begin()
+    table = nn.Embedding(4, 3).to(device)
+    before = table.weight.detach().clone()
+    optimizer = QAdamOptimizer(table.parameters(), lr=0.1, warmup_steps=W)
+    for _ in range(W):
+        optimizer.zero_grad()
+        table(torch.arange(4 - seen_rows, 4, device=device)).sum().backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    table(torch.zeros(1, dtype=torch.long, device=device)).sum().backward()
+    optimizer.step()
+    return (table.weight[0] - before[0]).abs().max().item()
+
+
+def test_rows_that_were_not_seen_while_warming_up_move_as_others_do() -> None:
+    (moved,) = run_ranks(1, _unseen, 2)
+    assert 0 < moved < 0.1
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+class Half(nn.Module):
+    """Two layers, the second of bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 8), nn.Linear(8, 4, dtype=torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)).bfloat16()).float()
+
+
+def _resumed(how: str, at: int) -> None:
+    _, device = begin()
+    torch.manual_seed(0)
+    net: nn.Module = Half().to(device)
+    data = batches(0, at + 3, device)
+    optimizer = QAdamOptimizer(_groups(net), warmup_steps=W)
+    train(net, optimizer, data[:at])
+    if how == "copy":
+        other, loaded = copy.deepcopy((net, optimizer))
+    elif how == "pickle":
+        other, loaded = pickle.loads(pickle.dumps((net, optimizer)))
+    else:
+        file = io.BytesIO()
+        torch.save(optimizer.state_dict(), file)
+        file.seek(0)
+        other = copy.deepcopy(net)
+        loaded = QAdamOptimizer(_groups(other), warmup_steps=3 * W)  # the saved one wins, as with lr
+        loaded.load_state_dict(torch.load(file, weights_only=True))
+    assert loaded.warmup_steps == W
+    train(net, optimizer, data[at:])
+    train(other, loaded, data[at:])
+    check_equal(other, net, f"{how} at {at}")
+
+
+@pytest.mark.parametrize("how", ["state_dict", "copy", "pickle"])
+@pytest.mark.parametrize("at", [1, W - 1, W, W + 2])
+def test_state_goes_on_bit_for_bit(how: str, at: int) -> None:
+    run_ranks(1, _resumed, how, at)
+
+
+def _state_of_adam() -> None:
+    _, device = begin()
+    net = mlp(0, device)
+    data = batches(0, 2 * W, device)
+    adam = torch.optim.Adam(net.parameters(), weight_decay=0.1)
+    train(net, adam, data[:2])
+    other = mlp(1, device)
+    other.load_state_dict(net.state_dict())
+    optimizer = QAdamOptimizer(other.parameters(), warmup_steps=W)
+    optimizer.load_state_dict(copy.deepcopy(adam.state_dict()))
+    assert optimizer.warmup_steps == W
+    train(net, adam, data[2:W])
+    train(other, optimizer, data[2:W])
+    check_equal(other, net)
+
+
+def test_the_state_of_adam_is_taken_over() -> None:
+    run_ranks(1, _state_of_adam)
+
+
+# --- arguments -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": -1.0},
+        {"lr": float("nan")},
+        {"eps": -1e-8},
+        {"weight_decay": -0.1},
+        {"betas": (1.0, 0.9)},
+        {"betas": (0.9, -0.1)},
+        {"warmup_steps": 0},
+    ],
+    ids=str,
+)
+def test_options_out_of_range(options: dict[str, Any]) -> None:
+    (name,) = options
+    parameter = nn.Parameter(torch.ones(1))
+    for make in (
+        lambda: QAdamOptimizer([parameter], **options),
+        lambda: QAdamOptimizer([{"params": [parameter], **options}]),
+        lambda: QAdamOptimizer([nn.Parameter(torch.ones(1))]).add_param_group({"params": [parameter], **options}),
+    ):
+        assert name in message_of(ValueError, make)
+
+
+def test_sparse_gradients_are_refused() -> None:
+    table = nn.Embedding(3, 2, sparse=True)
+    optimizer = QAdamOptimizer(table.parameters())
+    table(torch.tensor([1])).sum().backward()
+    assert "sparse=False" in message_of(RuntimeError, optimizer.step)
+
+
+def test_a_closure() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = QAdamOptimizer([parameter], lr=0.1)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = parameter.square().sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 2
+    torch.testing.assert_close(parameter.detach(), torch.full((2,), 0.9))

@@ -1,0 +1,107 @@
+"""Numbers that are hard to compress, and the comparison of two implementations of MinMaxUInt8 on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from bagua.kernels.minmax_uint8_layout import ChunkLayout, chunk_layout
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+KINDS = (
+    *("normal", "mixed scales", "far from zero", "narrow", "huge", "tiny", "subnormal", "constant", "zeros"),
+    *("few not finite", "any bits"),
+)
+
+
+def numbers(kind: str, count: int, generator: torch.Generator) -> Tensor:
+    """`count` fp32 numbers."""
+    normal = torch.randn(count, generator=generator)
+    match kind:
+        case "normal":
+            return normal
+        case "mixed scales":
+            return normal * 10.0 ** torch.randint(-44, 37, (count,), generator=generator).float()
+        case "far from zero":
+            return 1000.0 + 1e-3 * normal
+        case "narrow":  # a few units in the last place
+            return (1e6 + 0.1 * normal) * 10.0 ** float(torch.randint(-30, 30, (), generator=generator))
+        case "huge":
+            return (normal * 2e38).clamp(-3.4028e38, 3.4028e38)
+        case "tiny":  # around where the levels of a unit become infinitely many
+            return normal * 10.0 ** float(torch.randint(-38, -34, (), generator=generator))
+        case "subnormal":
+            return normal * 1e-40
+        case "constant":
+            return torch.full((count,), float(normal[0]) if count else 0.0)
+        case "zeros":
+            return torch.zeros(count) * torch.where(normal > 0, 1.0, -1.0)
+        case "few not finite":
+            normal[torch.randint(count, (1 + count // 500,), generator=generator)] = torch.inf
+            normal[torch.randint(count, (1 + count // 500,), generator=generator)] = torch.nan
+            normal[torch.randint(count, (1 + count // 900,), generator=generator)] = -torch.inf
+            return normal
+        case "any bits":
+            bits = torch.randint(-(2**31), 2**31, (count,), generator=generator)
+            return bits.to(torch.int32).view(torch.float32)
+    raise ValueError(kind)
+
+
+@dataclass(frozen=True)
+class Case:
+    kind: str
+    elements: int  # of a chunk
+    chunks: int
+    block: int | None
+    dtype: torch.dtype
+
+    @property
+    def layout(self) -> ChunkLayout:
+        return chunk_layout(self.elements, self.block)
+
+    def source(self, seed: int = 0) -> Tensor:
+        """[chunks, elements]."""
+        generator = torch.Generator().manual_seed(seed)
+        return numbers(self.kind, self.chunks * self.elements, generator).to(self.dtype).view(self.chunks, -1)
+
+
+def same_numbers(one: Tensor, other: Tensor) -> bool:
+    """Bit for bit, but for the bits of NaN."""
+    both_nan = one.isnan() & other.isnan()
+    bits = torch.int32 if one.dtype == torch.float32 else torch.int16
+    return bool((both_nan | (one.view(bits) == other.view(bits))).all())
+
+
+def differences(
+    reference: ModuleType, tested: ModuleType, case: Case, device: str = "cpu", targets: tuple[torch.dtype, ...] = DTYPES
+) -> list[str]:
+    """What `tested`, on a device, makes otherwise than `reference` on the CPU."""
+    found = []
+    layout = case.layout
+    source = case.source()
+    # Every byte is to be written: the two results begin with different ones.
+    expected = torch.full((case.chunks, layout.total_bytes), 77, dtype=torch.uint8)
+    actual = torch.full_like(expected, 99).to(device)
+    reference.compress(source, layout, expected)
+    tested.compress(source.to(device), layout, actual)
+    if not torch.equal(expected, actual.cpu()):
+        found.append(f"compress: {int((expected != actual.cpu()).sum())} bytes")
+    for dtype in targets:
+        for accumulate in (False, True):
+            expected_target = torch.randn(source.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+            target = expected_target.to(device, copy=True)
+            reference.decompress(expected, expected_target, accumulate, layout)
+            tested.decompress(expected.to(device), target, accumulate, layout)
+            if not same_numbers(expected_target, target.cpu()):
+                found.append(f"decompress to {dtype}, {accumulate=}")
+    for average in (False, True):
+        expected_sum = torch.full((layout.total_bytes,), 77, dtype=torch.uint8)
+        actual_sum = torch.full_like(expected_sum, 99).to(device)
+        reference.decompress_reduce_compress(expected, average, layout, expected_sum)
+        tested.decompress_reduce_compress(expected.to(device), average, layout, actual_sum)
+        if not torch.equal(expected_sum, actual_sum.cpu()):
+            found.append(f"decompress_reduce_compress, {average=}: {int((expected_sum != actual_sum.cpu()).sum())} bytes")
+    return [f"{case}: {one}" for one in found]
