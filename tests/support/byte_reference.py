@@ -15,9 +15,9 @@ from bagua.kernels.minmax_uint8 import BLOCK_ELEMENTS
 ALIGNED_ELEMENTS = 32  # chunks begin at multiples
 
 
-def rounded(chunk: Tensor) -> Tensor:
+def rounded(chunk: Tensor, clamp: bool = True) -> Tensor:
     """A chunk of 32-bit numbers after compression and decompression: each range has 256 levels, which are multiples of
-    their distance."""
+    their distance. The last of them may lie outside of the range, if it is not cut off there (`clamp`)."""
     parts = []
     for values in chunk.split(BLOCK_ELEMENTS):
         low, high = values.min() + 0.0, values.max() + 0.0
@@ -27,7 +27,11 @@ def rounded(chunk: Tensor) -> Tensor:
             levels_per_unit = torch.tensor(0.0)
         lowest = torch.round(high * levels_per_unit) - 255.0
         level = torch.round(torch.clamp(values * levels_per_unit - lowest, 0.0, 255.0))
-        decoded = torch.clamp((level + lowest) * (half / torch.tensor(127.5)), low, high)
+        decoded = (level + lowest) * (half * torch.tensor(1 / 127.5))
+        if levels_per_unit == 0:  # all are as good as equal: the one that is closest to zero
+            decoded = torch.clamp(torch.zeros_like(values), low, high)
+        elif clamp:
+            decoded = torch.clamp(decoded, low, high)
         parts.append(decoded if values.isfinite().all() else torch.full_like(values, math.nan))
     return torch.cat(parts)
 
@@ -40,7 +44,7 @@ def reduced_in_bytes(versions: Sequence[Tensor], average: bool) -> Tensor:
     for number in range(peers):
         total: Tensor | None = None
         for version in versions:
-            mine = rounded(version.float().chunk(peers)[number])
+            mine = rounded(version.float().chunk(peers)[number], clamp=False)
             total = mine if total is None else total + mine
         assert total is not None
         chunks.append(rounded(total * torch.tensor(1.0 / peers) if average else total))

@@ -76,7 +76,11 @@ def same_numbers(one: Tensor, other: Tensor) -> bool:
 
 
 def differences(
-    reference: ModuleType, tested: ModuleType, case: Case, device: str = "cpu", targets: tuple[torch.dtype, ...] = DTYPES
+    reference: ModuleType,
+    tested: ModuleType,
+    case: Case,
+    device: str = "cpu",
+    targets: tuple[torch.dtype, ...] = DTYPES,
 ) -> list[str]:
     """What `tested`, on a device, makes otherwise than `reference` on the CPU."""
     found = []
@@ -103,5 +107,7 @@ def differences(
         reference.decompress_reduce_compress(expected, average, layout, expected_sum)
         tested.decompress_reduce_compress(expected.to(device), average, layout, actual_sum)
         if not torch.equal(expected_sum, actual_sum.cpu()):
-            found.append(f"decompress_reduce_compress, {average=}: {int((expected_sum != actual_sum.cpu()).sum())} bytes")
+            found.append(
+                f"decompress_reduce_compress, {average=}: {int((expected_sum != actual_sum.cpu()).sum())} bytes"
+            )
     return [f"{case}: {one}" for one in found]
