@@ -46,15 +46,18 @@ class AveragingGroup:
         except (KeyError, RuntimeError):
             return False
 
-    def agree(self, values: Sequence[int]) -> list[int]:
+    def agree(self, values: Sequence[int], what: str = "agreeing on the next average of the parameters") -> list[int]:
         """The minimum over the ranks of each value. Waits for all ranks.
+
+        Args:
+            what: it is about, for errors.
 
         Raises:
             CollectiveError: a rank is gone.
             RuntimeError: `abort` was called.
         """
         flags = torch.tensor(values, dtype=torch.int64, device=self._agreement_device)
-        self._all_reduce(flags, dist.ReduceOp.MIN, "agreeing on the next average of the parameters")
+        self._all_reduce(flags, dist.ReduceOp.MIN, what)
         return [int(value) for value in flags.tolist()]
 
     def sum(self, tensor: Tensor) -> None:

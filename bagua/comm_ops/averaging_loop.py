@@ -11,9 +11,9 @@ for as long as it takes to queue a copy or, on a CPU, to make it.
 [Note: a turn] All ranks' threads make the same turns.
 1. COPY      Ask for a copy, and wait for it for at most PATIENCE_S. A rank that does not train now (it evaluates, or
              has finished) does not keep the others: it contributes what it had. Its next turns do not wait at all.
-2. agree     All ranks: is anybody there who has not asked for the end? Has anybody a new copy?
+2. agree     All ranks: is anybody there who has not asked for the end? Has anybody a new copy? Have all begun to train?
              Copies that are made while others are waited for replace older ones.
-3. EXCHANGE  if anybody has a new copy: the sum over the ranks, and d += mean - c, c = mean.
+3. EXCHANGE  if anybody has a new copy, and all have begun: the sum over the ranks, and d += mean - c, c = mean.
 4. PAUSE     for the interval.
 
 [Note: why nothing is lost]
@@ -24,9 +24,11 @@ given, and c has it already: a rank that was not copied again contributes what i
 [Note: why nothing hangs]
 The training thread never waits for the loop but in `end`, and the loop never waits for the training thread for longer
 than PATIENCE_S. Loops wait for each other, with the timeout of the group. When a rank is gone, the call of the others
-fails; `failure` has what happened, and the training thread raises it. An end needs all ranks: a rank that has asked for
-it alone goes on taking part. The thread is a daemon, and when the process exits without an end, it gets EXIT_S to find
-the others exiting as well, and is cut off after that.
+fails; `failure` has what happened, and the training thread raises it.
+An end needs all ranks: a rank that has asked for it alone goes on taking part. So the thread starts where all ranks are
+at the same place, wrapping or the end of a warm-up, before any of them has begun to train: whatever a rank does later,
+even nothing, the others find it. The thread is a daemon, and when the process exits without an end, it gets EXIT_S to
+find the others exiting as well, and is cut off after that.
 """
 
 from __future__ import annotations
@@ -100,7 +102,8 @@ class Part:
 
     def __init__(self, averages: Sequence[BucketAverage]) -> None:
         self.averages = list(averages)
-        self.is_copied = self.is_owed = self.is_idle = False
+        self.is_copied = self.is_owed = False
+        self.is_idle = True
         self.copied_at = 0
 
 
@@ -110,14 +113,13 @@ class AveragingLoop:
         parts: with memory that nobody else uses.
         ranks: to average with.
         interval_s: between two turns.
-        has_begun: this rank trains. Otherwise the loop is there only for the others to find an end with.
     """
 
-    def __init__(self, parts: Sequence[Part], ranks: Ranks, interval_s: float, has_begun: bool = True) -> None:
+    def __init__(self, parts: Sequence[Part], ranks: Ranks, interval_s: float) -> None:
         self.parts = list(parts)
         self._ranks = ranks
         self._interval_s = interval_s
-        self._has_begun = has_begun
+        self._has_begun = False
         self._memory = [average.contribution for part in self.parts for average in part.averages]
         self._devices = sorted({memory.device for memory in self._memory if memory.device.type == "cuda"}, key=str)
         # Guards all that follows, and the flags of the parts. Reentrant: a garbage collection may call `leave`.
@@ -130,23 +132,26 @@ class AveragingLoop:
         self.failure: BaseException | None = None
         self.exchanges = 0
         self.exchange_s = 0.0  # of the last one
-        # When it has ended:
         self.ended_with_mean = False
-        self.anybody_has_begun = False
         self._thread = threading.Thread(target=self._run, name="bagua-average", daemon=True)
 
-    def start(self, parameters: Sequence[Sequence[Sequence[Tensor]]], steps: Sequence[int]) -> None:
-        """Copy, and let the thread run.
+    def start(self) -> None:
+        """Let the thread run. Every rank does."""
+        _running.add(self)
+        self._thread.start()
+
+    def begin(self, parameters: Sequence[Sequence[Sequence[Tensor]]], steps: Sequence[int]) -> None:
+        """This rank trains from now on. When all do, they average.
 
         Args:
             parameters: of each bucket of each part.
             steps: made by each part.
         """
-        for part, tensors, step in zip(self.parts, parameters, steps, strict=True):
-            self._copy(part, tensors, step)
-            part.is_copied = False  # what all ranks have alike is nothing new
-        _running.add(self)
-        self._thread.start()
+        with self._condition:
+            for part, tensors, step in zip(self.parts, parameters, steps, strict=True):
+                self._copy(part, tensors, step)
+                part.is_copied = part.is_idle = False  # the first step makes the first copy that counts
+            self._has_begun = True
 
     @property
     def is_alive(self) -> bool:
@@ -180,8 +185,8 @@ class AveragingLoop:
     def end(
         self, parameters: Sequence[Sequence[Sequence[Tensor]]], steps: Sequence[int], timeout_s: float
     ) -> list[int]:
-        """End the loop together with all other ranks, which have to come here, too. The parameters become the mean over
-        the ranks, the same bits on all of them, if every rank does so and any has begun.
+        """End the loop together with all other ranks, which have to come here, too. If any has begun, the parameters
+        become the mean over the ranks, the same bits on all of them.
 
         Returns:
             the steps between copy and addition, for each difference that was added.
@@ -301,15 +306,18 @@ class AveragingLoop:
         if not self._ranks.is_registered:
             self.leave()  # the connections still work, so that the ranks can agree on the end
         wish, has_copy = self._await_copies()
-        # Each is the minimum over the ranks: "not" makes it "any".
-        agreed, nothing_new, nobody_has_begun = self._ranks.agree([wish, not has_copy, not self._has_begun])
-        self.anybody_has_begun |= not nobody_has_begun
+        has_begun = self._has_begun
+        # Each is the minimum over the ranks, that is "all"; the opposite of "all are not" is "any is".
+        agreed, nothing_new, nobody_has_begun, all_have_begun = self._ranks.agree(
+            [wish, not has_copy, not has_begun, has_begun]
+        )
         if agreed == Wish.RUN:
-            if not nothing_new:
+            is_quiet = bool(nothing_new or not all_have_begun)
+            if not is_quiet:
                 self._exchange(streams, scratch)
-            self._pause(max(self._interval_s, QUIET_PAUSE_S if nothing_new else 0.0), wish)
+            self._pause(max(self._interval_s, QUIET_PAUSE_S if is_quiet else 0.0), wish)
             return True
-        if agreed == Wish.END and self.anybody_has_begun:
+        if agreed == Wish.END and not nobody_has_begun:
             self._exchange(streams, scratch)
             self.ended_with_mean = True
         return False

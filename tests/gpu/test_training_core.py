@@ -20,6 +20,7 @@ FILES = sorted(
         *("bytegrad", "comm_hooks"),
         *("decentralized", "low_precision_decentralized"),
         *("qadam", "qadam_optimizer", "qadam_features", "algorithms_compose", "algorithms_resume"),
+        *("async_model_average", "async_schedules"),
     )
 )
 

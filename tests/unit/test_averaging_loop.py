@@ -96,7 +96,10 @@ class Rank:
         self.loop = AveragingLoop(parts, ranks, interval_s)
 
     def start(self) -> None:
-        self.loop.start(self.parameters, self.steps)
+        self.loop.start()
+
+    def begin(self) -> None:
+        self.loop.begin(self.parameters, self.steps)
 
     def step(self, amount: float, part: int = 0) -> int | None:
         """An optimizer's step of one part, and its safe point."""
@@ -122,6 +125,8 @@ def _start(count: int, values: Sequence[Sequence[float]], interval_s: float = 0.
     ranks = [Rank(ThreadRank(meeting, rank), values[rank], interval_s) for rank in range(count)]
     for rank in ranks:
         rank.start()
+    for rank in ranks:
+        rank.begin()
     return ranks
 
 
@@ -181,7 +186,7 @@ def test_an_end_without_a_step_between_gives_all_ranks_the_same_bits() -> None:
             rank.step(0.1 * number + turn)
     _all([rank.end for rank in ranks])
     assert len({rank.value() for rank in ranks}) == 1
-    assert all(rank.loop.ended_with_mean and rank.loop.anybody_has_begun for rank in ranks)
+    assert all(rank.loop.ended_with_mean for rank in ranks)
 
 
 def test_one_that_does_not_train_does_not_keep_the_others() -> None:
@@ -237,15 +242,41 @@ def test_who_leaves_takes_part_until_all_do_and_gives_the_group_back() -> None:
     assert [rank.ranks.is_destroyed for rank in ranks] == [True, True, False]
 
 
-def test_an_end_that_nobody_began_changes_nothing() -> None:
+def _start_without_training() -> list[Rank]:
     meeting = Meeting(2)
     ranks = [Rank(ThreadRank(meeting, rank), (float(rank),)) for rank in range(2)]
     for rank in ranks:
-        rank.loop._has_begun = False
         rank.start()
+    return ranks
+
+
+def test_an_end_that_nobody_began_changes_nothing() -> None:
+    ranks = _start_without_training()
     _all([rank.end for rank in ranks])
     assert [rank.value() for rank in ranks] == [0.0, 1.0]
-    assert not any(rank.loop.anybody_has_begun for rank in ranks)
+
+
+def test_an_end_that_one_began_gives_the_mean_of_all() -> None:
+    ranks = _start_without_training()
+    ranks[1].begin()
+    _all([rank.end for rank in ranks])
+    assert [rank.value() for rank in ranks] == [0.5, 0.5]
+
+
+def test_nothing_is_averaged_before_all_have_begun() -> None:
+    """Until then a rank may still load parameters: a copy from before would not be what it trains."""
+    ranks = _start_without_training()
+    ranks[1].begin()
+    agreements = ranks[1].ranks.agreements
+    _wait_until(lambda: ranks[1].step(0.0) is not None or ranks[1].ranks.agreements > agreements + 10)
+    assert ranks[1].ranks.sums == 0
+    for tensor in ranks[0].parameters[0][0]:
+        tensor.fill_(7.0)
+    ranks[0].begin()
+    _wait_until(lambda: ranks[1].step(0.0) is not None)
+    assert ranks[1].value() == 4.0
+    _all([rank.end for rank in ranks])
+    assert [rank.value() for rank in ranks] == [4.0, 4.0]
 
 
 def test_a_peer_that_is_lost_fails_the_others() -> None:

@@ -10,11 +10,10 @@ all-reduce. What the thread does, and why nothing is lost and nothing hangs: bag
 [Note: states of a rank]
 warm-up   gradients are all-reduced. A step of the warm-up is a backward pass that communicated, so that all ranks count
           alike: forward passes without a backward pass, in `eval()` or in `no_sync` are none.
-new       the next forward pass in training starts the loop.
-running   the loop is at work.
-stopped   `abort` was called; `resume` starts another loop.
-Beyond warm-up, ranks may be in `new` and in `running` at the same time: one that ends its loop waits for all, so those
-in `new` take part in the end. Beyond that all ranks are in the same state.
+new       the loop's thread is there on all ranks. It begins to average when all have made a forward pass in training.
+running   this rank has. Others may still be in `new`; beyond that all ranks are in the same state.
+stopped   `abort` was called, and there is no thread; `resume` starts another loop.
+failed    a rank is gone.
 
 [Note: safe points]
 Parameters change, and are copied, right after a step of the optimizer that owns them: a graph of autograd that uses
@@ -38,7 +37,6 @@ from bagua.comm_ops.async_average import BucketAverage
 from bagua.comm_ops.averaging_group import AveragingGroup, create_averaging_group
 from bagua.comm_ops.averaging_loop import AveragingLoop, Part
 from bagua.comm_ops.public_bucket import BaguaBucket
-from bagua.engine.failure_report import failures_named
 from bagua.engine.tensor import ensure_record
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 
@@ -119,7 +117,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self._warmup_steps_done = 0
         self._group: AveragingGroup | None = None
         self._loop: AveragingLoop | None = None
-        self._is_running = self._is_stopped = False
+        self._has_begun = self._is_stopped = False
         self._is_switching = self._is_finished = False
         # Of parameters, by the position of the optimizer in the engine's list; last those of none.
         self._owners: dict[int, _Owner] = {}
@@ -137,11 +135,11 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         """ "warm-up", "new", "running", "stopped" or "failed"; see the head of this file."""
         if self._loop is not None and self._loop.failure is not None:
             return "failed"
-        if self._is_running:
-            return "running"
         if self.ranks_in_step:
             return "warm-up"
-        return "stopped" if self._is_stopped else "new"
+        if self._is_stopped:
+            return "stopped"
+        return "running" if self._has_begun else "new"
 
     # --- tensors and buckets: gradients during warm-up, then parameters ----------------------------------------------
 
@@ -169,14 +167,6 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         if self.ranks_in_step:
             bucket.append_centralized_synchronous_op(average=True, group=self.process_group)
 
-    def _switch_to_parameters(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
-        """Warm-up is over. On this rank alone: nothing is sent."""
-        self._is_switching = True
-        try:
-            bagua_ddp.rebuild_buckets()
-        finally:
-            self._is_switching = False
-
     # --- hooks -------------------------------------------------------------------------------------------------------
 
     def init_forward_pre_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[Any], None]:
@@ -186,8 +176,8 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         if self.ranks_in_step:
             return
         self._raise_failure()
-        if not self._is_running and not self._is_stopped:
-            self._start(bagua_ddp)
+        if not self._has_begun and not self._is_stopped:
+            self._begin(bagua_ddp)
         rest = self._owners.get(len(bagua_ddp.bagua_optimizers))
         if rest is not None and rest.versions() != self._versions:
             self._pass_safe_point(len(bagua_ddp.bagua_optimizers))
@@ -205,12 +195,17 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             if self.ranks_in_step:
                 bagua_ddp.scheduler.wait_pending_comm_ops()
                 self._warmup_steps_done += 1
+                if self._warmup_steps_done >= self.warmup_steps:
+                    self._switch_to_parameters(bagua_ddp)
 
         return end_warmup_step
 
     def init_post_optimizer_step_hook(
         self, bagua_ddp: BaguaDistributedDataParallel
     ) -> Callable[[torch.optim.Optimizer], None]:
+        # Buckets are ready now, on all ranks.
+        if not self.ranks_in_step and not self._is_stopped:
+            self._start_loop(bagua_ddp)
         position = {id(optimizer): index for index, optimizer in enumerate(bagua_ddp.bagua_optimizers)}
 
         def after_step(optimizer: torch.optim.Optimizer) -> None:
@@ -253,30 +248,34 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             RuntimeError: a rank is gone, or did not call it in time.
             ValueError: `model` is trained by something else.
         """
-        engine = self._engine_of(model)
-        self._meet("abort")
-        if self.ranks_in_step or self._is_stopped:
+        self._check(model)
+        if not self._meet("abort") or self.ranks_in_step or self._is_stopped:
             return
-        self._is_stopped = self._end(engine)
+        self._end_loop()
+        self._has_begun, self._is_stopped = False, True
 
     def resume(self, model: Any) -> None:
         """Average again after `abort`. Every rank calls it; it returns when all have. Arguments and errors as `abort`.
         During warm-up, and while it is running, it does nothing but wait for the others."""
-        engine = self._engine_of(model)
+        engine = self._check(model)
         self._meet("resume")
-        if not self.ranks_in_step and not self._is_running:
-            self._start(engine)
+        if self.ranks_in_step or self._has_begun:
+            return
+        self._is_stopped = False
+        self._begin(engine)
 
-    def _meet(self, what: str) -> None:
+    def _meet(self, what: str) -> bool:
+        """All ranks. Whether any of them has begun."""
         self._raise_failure()
-        with failures_named(self.process_group, f"{what} of the averaging of parameters"):
-            self.process_group.get_global_communicator().barrier()
+        everybody = AveragingGroup(self.process_group)
+        (nobody_has_begun,) = everybody.agree([not self._has_begun], f"{what} of the averaging of parameters")
+        return not nobody_has_begun
 
     def _raise_failure(self) -> None:
         if self._loop is not None and self._loop.failure is not None:
             raise self._loop.failure
 
-    def _engine_of(self, model: Any) -> BaguaDistributedDataParallel:
+    def _check(self, model: Any) -> BaguaDistributedDataParallel:
         for one in (model, getattr(model, "inner", None), getattr(model, "bagua_ddp", None)):
             if getattr(one, "__dict__", {}).get("bagua_algorithm") is self:
                 engine: BaguaDistributedDataParallel = one  # type: ignore[assignment]
@@ -286,26 +285,36 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             " resume, with the module that with_bagua returned"
         )
 
-    def _start(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
-        self._prepare_loop(bagua_ddp, has_begun=True)
-        self._is_running, self._is_stopped = True, False
+    def _switch_to_parameters(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+        """The warm-up is over. On this rank alone: nothing is sent."""
+        self._is_switching = True
+        try:
+            bagua_ddp.rebuild_buckets()
+        finally:
+            self._is_switching = False
+        self._start_loop(bagua_ddp)
 
     @torch.inference_mode(False)  # what is made here is used in later passes
-    def _prepare_loop(self, bagua_ddp: BaguaDistributedDataParallel, has_begun: bool) -> None:
-        if any(bucket.holds_gradients for bucket in bagua_ddp.bagua_buckets):
-            self._switch_to_parameters(bagua_ddp)
+    def _start_loop(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
         self._owners = self._owners_of(bagua_ddp.bagua_buckets)
         rest = self._owners.get(len(bagua_ddp.bagua_optimizers))
         self._versions = rest.versions() if rest is not None else 0
         if self._group is None:
             return  # alone: nobody to average with
         parts = [Part([BucketAverage(bucket) for bucket in owner.buckets]) for owner in self._owners.values()]
-        self._loop = AveragingLoop(parts, self._group, max(0.0, self.sync_interval_ms / 1000), has_begun)
-        self._loop.start(*self._state_of_owners())
+        self._loop = AveragingLoop(parts, self._group, max(0.0, self.sync_interval_ms / 1000))
+        self._loop.start()
         # A module that is dropped ends its loop. The finalizer holds the loop, and with it the copies.
         finalizer = weakref.finalize(self, self._loop.leave, destroy_group=True)
         finalizer.atexit = False
         self._keep_loop = finalizer.detach
+
+    def _begin(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+        self._has_begun = True
+        if self._loop is None:
+            self._start_loop(bagua_ddp)
+        if self._loop is not None:
+            self._loop.begin(*self._state_of_owners())
 
     def _owners_of(self, buckets: Sequence[Bucket]) -> dict[int, _Owner]:
         owners: dict[int, _Owner] = {}
@@ -318,19 +327,13 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     def _state_of_owners(self) -> tuple[list[list[list[Tensor]]], list[int]]:
         return [owner.parameters for owner in self._owners.values()], [owner.steps for owner in self._owners.values()]
 
-    def _end(self, bagua_ddp: BaguaDistributedDataParallel) -> bool:
-        """With all other ranks. Whether any of them was running."""
-        was_running, self._is_running = self._is_running, False
-        if self._group is None:
-            return was_running
+    def _end_loop(self) -> None:
+        """With all other ranks."""
         if self._loop is None:
-            self._prepare_loop(bagua_ddp, has_begun=False)
-        loop = self._loop
-        assert loop is not None
-        for steps in loop.end(*self._state_of_owners(), self.process_group.timeout.total_seconds()):
+            return
+        for steps in self._loop.end(*self._state_of_owners(), self.process_group.timeout.total_seconds()):
             self._note_staleness(steps)
         self._forget_loop()
-        return loop.anybody_has_begun
 
     def _forget_loop(self) -> None:
         if self._keep_loop is not None:
@@ -347,16 +350,16 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self._is_finished = True
         if self.ranks_in_step:
             super().finish(bagua_ddp)
-        group = self._group
+        group, self._group = self._group, None
         try:
-            if group is not None and group.is_registered and not self.ranks_in_step and not self._is_stopped:
-                self._end(bagua_ddp)
+            if group is not None and group.is_registered:
+                self._end_loop()
         except RuntimeError as error:
             # The ranks cannot be brought together any more. Whoever wraps the module next finds that out.
             _logger.warning(f"averaging ended with an error: {error}")
             group = None
         self._forget_loop()
-        self._group, self._is_running = None, False
+        self._has_begun = False
         if group is not None:
             group.destroy()
 
@@ -384,7 +387,9 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
                 f"the state has made {done} of {self.warmup_steps} steps of the warm-up, which is over here: wrap the"
                 " module again before loading it"
             )
-        self._warmup_steps_done = done
+        was_in_step, self._warmup_steps_done = self.ranks_in_step, done
+        if was_in_step and not self.ranks_in_step:
+            self._switch_to_parameters(bagua_ddp)
 
 
 def _owner_of(optimizers: Sequence[torch.optim.Optimizer]) -> Callable[[Tensor], int]:
