@@ -368,7 +368,9 @@ def test_the_bench_sees_of_the_plugin_only_its_interface() -> None:
 
 def test_headers_are_guarded() -> None:
     headers = [
-        path for root in (PLUGIN, REPOSITORY / "tools", REPOSITORY / "tests" / "cpp") for path in root.rglob("*.h")
+        path
+        for root in (PLUGIN, PACKAGE, REPOSITORY / "tools", REPOSITORY / "tests" / "cpp")
+        for path in root.rglob("*.h")
     ]
     assert headers
     assert [str(path.relative_to(REPOSITORY)) for path in headers if "#pragma once" not in path.read_text()] == []

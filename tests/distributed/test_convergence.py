@@ -1,5 +1,5 @@
-"""tools/convergence/compare_convergence.py as a program of its own: two ranks on CPUs, a few steps of the digits. What
-needs no ranks is in tests/unit/test_convergence.py."""
+"""tools/convergence with real ranks: how models are averaged and evaluated, and compare_convergence.py as a program of
+its own with a few steps of the digits. What needs no ranks is in tests/unit/test_convergence.py."""
 
 from __future__ import annotations
 
@@ -12,10 +12,57 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
+import torch
+from support.ranks import device_for, run_ranks
+
 pytest.importorskip("sklearn", reason="needs scikit-learn, which brings the digits: pip install 'bagua[examples]'")
 pytest.importorskip("matplotlib", reason="needs matplotlib, which draws the curves: pip install 'bagua[plot]'")
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "convergence"))
+
 DEADLINE_S = 150.0
+
+
+def averaged_and_evaluated() -> dict[str, Any]:
+    """Each rank has a linear model of its own, of ten samples all evaluate their part."""
+    from convergence_comparison.evaluation import evaluate, evaluate_alone, mean_over_ranks
+    from convergence_comparison.replicas import average
+    from convergence_comparison.task import Split, Task
+
+    import bagua.torch_api as bagua
+
+    rank, device = bagua.get_rank(), device_for(bagua.get_rank())
+    bagua.init_process_group()
+    generator = torch.Generator().manual_seed(1)
+    inputs, labels = torch.randn(10, 4, generator=generator), torch.arange(10) % 3
+    split = Split(inputs, labels).to(device)
+    task = Task("test", split, split, lambda: torch.nn.Linear(4, 3), classifies=True)
+    replicas = torch.randn(bagua.get_world_size(), 15, generator=generator)
+    found = average(replicas[rank].to(device))
+    judge = task.build_model().to(device)
+    worth = evaluate(task, judge, found.mean, split)
+    alone = evaluate_alone(task, judge, found.mean, split)
+
+    mean = replicas.mean(dim=0)
+    outputs = inputs @ mean[:12].view(3, 4).T + mean[12:]
+    torch.testing.assert_close(found.mean.cpu(), mean)
+    loss = float(torch.nn.functional.cross_entropy(outputs, labels))
+    right = float((outputs.argmax(dim=1) == labels).float().mean())
+    for one in (worth, alone):
+        assert (one.loss, one.accuracy) == pytest.approx((loss, right), rel=1e-5)
+    largest = (replicas - mean).norm(dim=1).max() / mean.norm()
+    assert found.spread == pytest.approx(float(largest), rel=1e-5)
+    same = average(replicas[0].to(device))
+    assert same.spread == 0.0
+    assert torch.equal(same.mean.cpu(), replicas[0])
+    assert mean_over_ranks(float(rank), device) == (bagua.get_world_size() - 1) / 2
+    return {"loss": worth.loss, "mean": found.mean.tolist()}
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_what_is_evaluated_is_the_mean_of_the_replicas(world: int) -> None:
+    results = run_ranks(world, averaged_and_evaluated)
+    assert all(result == results[0] for result in results)
 
 
 def compare(repository: Path, folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:

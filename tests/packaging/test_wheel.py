@@ -25,10 +25,12 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-EXTENSION = "bagua/net/_core" + sysconfig.get_config_var("EXT_SUFFIX")
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+EXTENSION = "bagua/net/_core" + SUFFIX
+KERNELS = "bagua/kernels/_minmax_uint8" + SUFFIX
 LIBRARY = "bagua/net/lib/libnccl-net.so"
 DRIVER = "bagua/net/bin/bagua-net-driver"
-COMPILED = {EXTENSION, LIBRARY, DRIVER}
+COMPILED = {EXTENSION, KERNELS, LIBRARY, DRIVER}
 BUILD_DEADLINE_S = 900
 
 pytestmark = [pytest.mark.xdist_group("wheel"), pytest.mark.timeout(2 * BUILD_DEADLINE_S)]

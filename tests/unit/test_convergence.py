@@ -74,6 +74,8 @@ def training(case: str, seed: int, test_loss: float, accuracy: float | None = 0.
         "accuracy": accuracy,
         "replica_test_loss": test_loss,
         "spread": 0.0,
+        "averages": None,
+        "staleness": None,
         "curve_epochs": POINTS,
         "curve_loss": [3.0, 2 * test_loss, test_loss],
     }
@@ -320,8 +322,14 @@ class TestStatistics:
 
     def test_a_training_is_as_long_as_on_its_slowest_rank(self) -> None:
         event = {"steps": 4, "train_loss": 1, "test_loss": 2, "accuracy": None, "replica_test_loss": 2, "spread": 0.0}
+        event.update(averages=4, staleness=1.5)
         events = [{**event, "seconds": s, "curve_epochs": [0], "curve_loss": [2]} for s in (1.0, 3.0)]
         assert statistics.training_result("digits", "async", 1, events).seconds == 3.0
+
+    def test_averages_count_over_all_seeds(self) -> None:
+        trainings = [training("async", seed, 0.1, averages=count) for seed, count in ((1, 10), (2, 30))]
+        assert rows_of(trainings)[0].steps_per_average == 5
+        assert rows_of([training("async", 1, 0.1, averages=0)])[0].steps_per_average is None
 
 
 class StubTeam:
@@ -349,6 +357,8 @@ def answers(seconds: float = 1.0) -> list[Any]:
         "accuracy": 0.9,
         "replica_test_loss": 0.2,
         "spread": 0.0,
+        "averages": None,
+        "staleness": None,
         "curve_epochs": POINTS,
         "curve_loss": [3, 2, 0.2],
         "train_samples": 100,

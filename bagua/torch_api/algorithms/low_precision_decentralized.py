@@ -1,4 +1,5 @@
-"""Decentralized training with compressed differences: a byte per element to each neighbour (DCD-PSGD, Tang et al. 2018).
+"""Decentralized training with compressed differences: a byte per element to each neighbour (DCD-PSGD, Tang et al.,
+2018).
 
 After each step of the optimizer, for each bucket of weights x, with W, L and R the weights of this rank and of its left
 and right neighbour in the ring as they were after the last exchange:

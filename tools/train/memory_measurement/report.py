@@ -12,7 +12,7 @@ from bagua.net.bench.endpoint import Event
 from memory_measurement.catalogue import CASES
 
 MIB = 1 << 20
-# What Python's objects, threads, groups of their own and the allocator's rounding may add, and what the kernel counts late.
+# What Python's objects, threads, groups of an algorithm's own and the allocator's rounding may add.
 _NOISE_BYTES = 4 * MIB
 # gloo's own buffers are in what is measured on a CPU; gradient_allreduce, without scratch, shows how large they are.
 GLOO_BYTES = 6 * MIB

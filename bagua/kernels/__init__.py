@@ -1,0 +1,1 @@
+"""Compute kernels of the communication: one operation a file, each with a plain torch reference."""

@@ -1,0 +1,316 @@
+#include "minmax_uint8.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "range_kernel.h"
+#include "worker_pool.h"
+
+namespace bagua_kernels {
+namespace {
+
+constexpr size_t kAlignment = 32;
+constexpr size_t kRangeBytes = 2 * sizeof(float);
+// A range of more elements is done in slices, by several threads; one of fewer is read, and soon read again from cache.
+constexpr size_t kSliceElements = 16384;
+// What is worth waking a thread up for: some 30 us of work.
+constexpr size_t kElementsOfThread = 262144;
+// Pieces of work for every thread: it may be late, or lose its core for a while.
+constexpr size_t kPiecesOfThread = 4;
+// Results of more bytes go around the caches, which they would fill with what nobody reads soon.
+constexpr size_t kStreamedBytes = size_t{4} << 20;
+
+size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+Extent canonical(const Extent& extent) {
+  // -0.0 becomes 0.0: which zero is the smaller differs between machines.
+  return extent.finite ? Extent{extent.lowest + 0.0F, extent.highest + 0.0F, true} : Extent{kNan, kNan, false};
+}
+
+// 1 / 127.5.
+constexpr float kUnitsPerLevel = 0.007843137718737125F;
+
+float half_of(float lowest, float highest) { return highest * 0.5F - lowest * 0.5F; }
+
+// To the nearest integer, half to even; from 2^23 on all numbers are integers.
+float rounded(float value) {
+  const float shift = std::copysign(0x1p23F, value);
+  return std::abs(value) < 0x1p23F ? (value + shift) - shift : value;
+}
+
+// 0 levels in a unit if the range has but one level.
+Scale scale_of(float lowest, float highest) {
+  float scale = 127.5F / half_of(lowest, highest);
+  if (!std::isfinite(scale)) scale = 0.0F;
+  return {scale, rounded(highest * scale) - 255.0F};
+}
+
+Levels levels_of(float lowest, float highest) {
+  const Scale scale = scale_of(lowest, highest);
+  if (scale.scale != 0.0F) {
+    return {scale.lower_bound, half_of(lowest, highest) * kUnitsPerLevel, lowest, highest};
+  }
+  if (std::isnan(lowest) || std::isnan(highest)) return {0.0F, kNan, kNan, kNan};
+  // One level: (255 - 254) * what it stands for.
+  const float closest_to_zero = lowest > 0.0F ? lowest : highest < 0.0F ? highest : 0.0F;
+  return {-254.0F, closest_to_zero, lowest, highest};
+}
+
+void write_extent(uint8_t* chunk, size_t range, const Extent& extent) {
+  const float pair[2] = {extent.lowest, extent.highest};
+  std::memcpy(chunk + range * kRangeBytes, pair, sizeof(pair));
+}
+
+Levels read_levels(const uint8_t* chunk, size_t range) {
+  float pair[2];
+  std::memcpy(pair, chunk + range * kRangeBytes, sizeof(pair));
+  return levels_of(pair[0], pair[1]);
+}
+
+void write_padding(uint8_t* chunk, const Chunks& chunks) {
+  const size_t used = chunks.ranges() * kRangeBytes;
+  std::memset(chunk + used, 0, chunks.header_bytes() - used);
+  const size_t end = chunks.header_bytes() + chunks.elements;
+  std::memset(chunk + end, 0, padded(end) - end);
+}
+
+template <typename T>
+void quantize(const ElementKernel<T>& kernel, const T* source, size_t count, const Extent& extent, uint8_t* bytes,
+              Store store) {
+  if (extent.finite) {
+    kernel.quantize(source, count, scale_of(extent.lowest, extent.highest), bytes, store);
+  } else {
+    std::memset(bytes, 0, count);
+  }
+}
+
+Extent joined(const Extent* extents, size_t count) {
+  Extent result = extents[0];
+  for (size_t i = 1; i < count; ++i) {
+    result.lowest = std::min(result.lowest, extents[i].lowest);
+    result.highest = std::max(result.highest, extents[i].highest);
+    result.finite = result.finite && extents[i].finite;
+  }
+  return result;
+}
+
+Store store_for(size_t bytes) { return bytes > kStreamedBytes ? Store::kStreamed : Store::kCached; }
+
+// Calls `work(first, last)` for parts of 0 .. `units`, where a unit is some `elements` elements of work.
+template <typename Work>
+void in_parts(size_t units, size_t elements, const Execution& execution, const Work& work) {
+  const size_t threads = std::clamp<size_t>(units * elements / kElementsOfThread, 1, execution.threads);
+  const size_t pieces = threads == 1 ? 1 : std::min(units, threads * kPiecesOfThread);
+  run_in_parallel(pieces, threads, [&](size_t piece) {
+    work(units * piece / pieces, units * (piece + 1) / pieces);
+    execution.kernel->end_of_stream();
+  });
+}
+
+// The elements of a chunk that `range` has.
+struct Span {
+  size_t first;
+  size_t count;
+};
+Span span_of(const Chunks& chunks, size_t range) {
+  const size_t first = range * chunks.block;
+  return {first, std::min(chunks.block, chunks.elements - first)};
+}
+Span slice_of(const Span& span, size_t slice) {
+  const size_t offset = slice * kSliceElements;
+  return {span.first + offset, std::min(kSliceElements, span.count - offset)};
+}
+size_t slices_of(const Span& span) { return (span.count + kSliceElements - 1) / kSliceElements; }
+
+template <typename T>
+void compress_typed(const T* source, const ElementKernel<T>& kernel, const Chunks& chunks, uint8_t* out,
+                    const Execution& execution) {
+  const size_t ranges = chunks.ranges();
+  const size_t header = chunks.header_bytes();
+  const Store store = store_for(chunks.count * chunks.elements);
+  for (size_t chunk = 0; chunk < chunks.count; ++chunk) write_padding(out + chunk * chunks.stride, chunks);
+  if (chunks.block <= kSliceElements) {
+    in_parts(chunks.count * ranges, chunks.block, execution, [&](size_t first, size_t last) {
+      for (size_t unit = first; unit < last; ++unit) {
+        uint8_t* to = out + unit / ranges * chunks.stride;
+        const Span span = span_of(chunks, unit % ranges);
+        const T* from = source + unit / ranges * chunks.elements + span.first;
+        const Extent extent = canonical(kernel.extent(from, span.count));
+        write_extent(to, unit % ranges, extent);
+        quantize(kernel, from, span.count, extent, to + header + span.first, store);
+      }
+    });
+    return;
+  }
+  std::vector<Extent> extents;
+  for (size_t unit = 0; unit < chunks.count * ranges; ++unit) {
+    uint8_t* to = out + unit / ranges * chunks.stride;
+    const T* from = source + unit / ranges * chunks.elements;
+    const Span span = span_of(chunks, unit % ranges);
+    const size_t slices = slices_of(span);
+    extents.resize(slices);
+    in_parts(slices, kSliceElements, execution, [&](size_t first, size_t last) {
+      for (size_t slice = first; slice < last; ++slice) {
+        const Span part = slice_of(span, slice);
+        extents[slice] = kernel.extent(from + part.first, part.count);
+      }
+    });
+    const Extent extent = canonical(joined(extents.data(), slices));
+    write_extent(to, unit % ranges, extent);
+    in_parts(slices, kSliceElements, execution, [&](size_t first, size_t last) {
+      for (size_t slice = first; slice < last; ++slice) {
+        const Span part = slice_of(span, slice);
+        quantize(kernel, from + part.first, part.count, extent, to + header + part.first, store);
+      }
+    });
+  }
+}
+
+template <typename T>
+void decompress_typed(const uint8_t* compressed, T* target, const ElementKernel<T>& kernel, bool accumulate,
+                      const Chunks& chunks, const Execution& execution) {
+  const size_t ranges = chunks.ranges();
+  const size_t header = chunks.header_bytes();
+  const Store store = store_for(chunks.count * chunks.elements * sizeof(T));
+  const auto one = [&](size_t chunk, size_t range, const Span& part) {
+    const uint8_t* from = compressed + chunk * chunks.stride;
+    const Levels levels = read_levels(from, range);
+    T* to = target + chunk * chunks.elements + part.first;
+    if (accumulate) {
+      kernel.decode_add(from + header + part.first, part.count, levels, to);
+    } else {
+      kernel.decode(from + header + part.first, part.count, levels, to, store);
+    }
+  };
+  if (chunks.block <= kSliceElements) {
+    in_parts(chunks.count * ranges, chunks.block, execution, [&](size_t first, size_t last) {
+      for (size_t unit = first; unit < last; ++unit) one(unit / ranges, unit % ranges, span_of(chunks, unit % ranges));
+    });
+    return;
+  }
+  for (size_t unit = 0; unit < chunks.count * ranges; ++unit) {
+    const Span span = span_of(chunks, unit % ranges);
+    in_parts(slices_of(span), kSliceElements, execution, [&](size_t first, size_t last) {
+      for (size_t slice = first; slice < last; ++slice) one(unit / ranges, unit % ranges, slice_of(span, slice));
+    });
+  }
+}
+
+// Sums a part of a range over all versions, and finds the extent of the sum.
+class Summation {
+ public:
+  Summation(const uint8_t* received, bool average, const Chunks& versions, const Execution& execution)
+      : received_(received),
+        factor_(average ? static_cast<float>(1.0 / static_cast<double>(versions.count)) : 1.0F),
+        versions_(versions),
+        kernel_(*execution.kernel) {}
+
+  Extent operator()(size_t range, const Span& part, float* sum) const {
+    constexpr size_t kBatch = 16;
+    Levels levels[kBatch];
+    Extent extent{};
+    for (size_t first = 0; first < versions_.count; first += kBatch) {
+      const size_t batch = std::min(kBatch, versions_.count - first);
+      const uint8_t* from = received_ + first * versions_.stride;
+      for (size_t i = 0; i < batch; ++i) levels[i] = read_levels(from + i * versions_.stride, range);
+      const bool last = first + batch == versions_.count;
+      extent = kernel_.decode_sum(from + versions_.header_bytes() + part.first, versions_.stride, levels, batch,
+                                  part.count, first > 0, last ? factor_ : 1.0F, sum);
+    }
+    return extent;
+  }
+
+ private:
+  const uint8_t* received_;
+  float factor_;
+  const Chunks& versions_;
+  const RangeKernel& kernel_;
+};
+
+}  // namespace
+
+size_t Chunks::header_bytes() const { return padded(ranges() * kRangeBytes); }
+
+void compress(const void* source, ElementType type, const Chunks& chunks, uint8_t* out, const Execution& execution) {
+  const RangeKernel& kernel = *execution.kernel;
+  switch (type) {
+    case ElementType::kFloat32:
+      compress_typed(static_cast<const float*>(source), kernel.float32, chunks, out, execution);
+      return;
+    case ElementType::kFloat16:
+      compress_typed(static_cast<const Float16*>(source), kernel.float16, chunks, out, execution);
+      return;
+    case ElementType::kBFloat16:
+      compress_typed(static_cast<const BFloat16*>(source), kernel.bfloat16, chunks, out, execution);
+      return;
+  }
+}
+
+void decompress(const uint8_t* compressed, void* target, ElementType type, bool accumulate, const Chunks& chunks,
+                const Execution& execution) {
+  const RangeKernel& kernel = *execution.kernel;
+  switch (type) {
+    case ElementType::kFloat32:
+      decompress_typed(compressed, static_cast<float*>(target), kernel.float32, accumulate, chunks, execution);
+      return;
+    case ElementType::kFloat16:
+      decompress_typed(compressed, static_cast<Float16*>(target), kernel.float16, accumulate, chunks, execution);
+      return;
+    case ElementType::kBFloat16:
+      decompress_typed(compressed, static_cast<BFloat16*>(target), kernel.bfloat16, accumulate, chunks, execution);
+      return;
+  }
+}
+
+void decompress_reduce_compress(const uint8_t* received, bool average, const Chunks& versions, uint8_t* out,
+                                const Execution& execution) {
+  const ElementKernel<float>& kernel = execution.kernel->float32;
+  const size_t ranges = versions.ranges();
+  const size_t header = versions.header_bytes();
+  const Store store = store_for(versions.elements);
+  const Summation sum_of(received, average, versions, execution);
+  write_padding(out, versions);
+  if (versions.block <= kSliceElements) {
+    in_parts(ranges, versions.block * versions.count, execution, [&](size_t first, size_t last) {
+      alignas(64) float sum[kSliceElements];
+      for (size_t range = first; range < last; ++range) {
+        const Span span = span_of(versions, range);
+        const Extent extent = canonical(sum_of(range, span, sum));
+        write_extent(out, range, extent);
+        quantize(kernel, sum, span.count, extent, out + header + span.first, store);
+      }
+    });
+    return;
+  }
+  // Summed twice, for the extent and for the bytes: cheaper than to write the sums to memory and read them again.
+  for (size_t range = 0; range < ranges; ++range) {
+    const Span span = span_of(versions, range);
+    const size_t slices = slices_of(span);
+    const size_t work = kSliceElements * versions.count;
+    std::vector<Extent> extents(slices);
+    in_parts(slices, work, execution, [&](size_t first, size_t last) {
+      alignas(64) float sum[kSliceElements];
+      for (size_t slice = first; slice < last; ++slice) {
+        const Span part = slice_of(span, slice);
+        extents[slice] = sum_of(range, part, sum);
+      }
+    });
+    const Extent extent = canonical(joined(extents.data(), slices));
+    write_extent(out, range, extent);
+    in_parts(slices, work, execution, [&](size_t first, size_t last) {
+      alignas(64) float sum[kSliceElements];
+      for (size_t slice = first; slice < last; ++slice) {
+        const Span part = slice_of(span, slice);
+        sum_of(range, part, sum);
+        quantize(kernel, sum, part.count, extent, out + header + part.first, store);
+      }
+    });
+  }
+}
+
+}  // namespace bagua_kernels

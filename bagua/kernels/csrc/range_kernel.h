@@ -1,0 +1,75 @@
+// MinMaxUInt8 of one range of elements, or of a piece of one: the inner loops, built once for each instruction set.
+//
+// The functions keep no state and may run in any thread. All arithmetic is fp32 and rounds to nearest even after every
+// operation, so that every table gives the same bytes; bagua/kernels/minmax_uint8_reference.py has the formula.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace bagua_kernels {
+
+// As stored in memory; nothing is computed in them.
+struct Float16 {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+
+// Of elements that are finite. If one is not, `finite` is false and the others mean nothing.
+struct Extent {
+  float lowest;
+  float highest;
+  bool finite;
+};
+
+// The levels of a range, for compression: how many in a unit, and the number of the lowest.
+struct Scale {
+  float scale;
+  float lower_bound;
+};
+
+// The levels of a range, for decompression: multiples of `step`, of which the lowest has the number `lower_bound`; and
+// the range's ends.
+struct Levels {
+  float lower_bound;
+  float step;
+  float lowest;
+  float highest;
+};
+
+// How the result is written. `kStreamed` goes around the caches: for results which are larger than these.
+enum class Store { kCached, kStreamed };
+
+// For one element type. Pointers need no alignment; `count` may be 0, but for `extent`.
+template <typename T>
+struct ElementKernel {
+  Extent (*extent)(const T* source, size_t count);
+  void (*quantize)(const T* source, size_t count, const Scale& scale, uint8_t* out, Store store);
+  // These two clamp to the ends.
+  void (*decode)(const uint8_t* bytes, size_t count, const Levels& levels, T* target, Store store);
+  // Adds in fp32 to what is in `target`.
+  void (*decode_add)(const uint8_t* bytes, size_t count, const Levels& levels, T* target);
+};
+
+struct RangeKernel {
+  const char* name;
+  ElementKernel<float> float32;
+  ElementKernel<Float16> float16;
+  ElementKernel<BFloat16> bfloat16;
+  // The sum of `versions` versions, whose bytes lie `stride` bytes apart, in their order, times `factor`. `more`: added
+  // to what is in `sum`; else `sum` is overwritten. Not clamped. At least one version and one element. Returns
+  // the extent of what `sum` is then.
+  Extent (*decode_sum)(const uint8_t* bytes, size_t stride, const Levels* levels, size_t versions, size_t count,
+                       bool more, float factor, float* sum);
+  // After the last streamed store of a thread, before another thread may read.
+  void (*end_of_stream)();
+};
+
+// The best one that this processor has, found once.
+const RangeKernel& range_kernel();
+// By its name, for tests and measurements; nullptr if this processor or this build has none such.
+const RangeKernel* range_kernel_named(const char* name);
+
+}  // namespace bagua_kernels

@@ -1,0 +1,257 @@
+// The inner loops of MinMaxUInt8 for x86-64 with AVX2 or AVX-512. CMake builds this file once for each, with
+// BAGUA_KERNEL_TABLE naming the table that it defines.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "lanes_x86.h"
+#include "range_kernel.h"
+
+namespace bagua_kernels {
+namespace {
+
+constexpr size_t kLanesOfGroup = kByteGroup / kLanes;
+
+// The first `count` elements, fewer than a register holds, and then the last of them again.
+template <typename T>
+inline Lanes load_tail(const T* from, size_t count) {
+  T padded[kLanes];
+  for (size_t lane = 0; lane < kLanes; ++lane) padded[lane] = from[lane < count ? lane : count - 1];
+  return load(padded);
+}
+
+// Several registers of each, because an operation waits for the one before on the same register.
+constexpr size_t kRegisters = 4;
+
+// The order of 16-bit floats is that of integers, of which a register holds twice as many as of fp32 numbers;
+// infinities and NaN are at its ends.
+constexpr int16_t infinity_key(Float16 /*type*/) { return 0x7c00; }
+constexpr int16_t infinity_key(BFloat16 /*type*/) { return 0x7f80; }
+
+template <typename T>
+float value_of_key(int16_t key) {
+  const T value{static_cast<uint16_t>(key < 0 ? key ^ 0x7fff : key)};
+  float result[kLanes];
+  store(result, load_tail(&value, 1));
+  return result[0];
+}
+
+template <typename T>
+Extent extent(const T* source, size_t count) {
+  static_assert(sizeof(T) == sizeof(int16_t));
+  Keys lowest[kRegisters];
+  Keys highest[kRegisters];
+  const auto tail = [&](size_t first) {
+    T padded[kKeys];
+    for (size_t i = 0; i < kKeys; ++i) padded[i] = source[first + i < count ? first + i : first];
+    return load_keys(padded);
+  };
+  const Keys start = count >= kKeys ? load_keys(source) : tail(0);
+  for (size_t i = 0; i < kRegisters; ++i) lowest[i] = highest[i] = start;
+  const auto take = [&](size_t i, Keys keys) {
+    lowest[i] = smaller_key(keys, lowest[i]);
+    highest[i] = larger_key(keys, highest[i]);
+  };
+  size_t done = 0;
+  for (; done + kRegisters * kKeys <= count; done += kRegisters * kKeys) {
+    for (size_t i = 0; i < kRegisters; ++i) take(i, load_keys(source + done + i * kKeys));
+  }
+  for (; done + kKeys <= count; done += kKeys) take(0, load_keys(source + done));
+  if (done < count) take(0, tail(done));
+  for (size_t i = 1; i < kRegisters; ++i) {
+    lowest[0] = smaller_key(lowest[i], lowest[0]);
+    highest[0] = larger_key(highest[i], highest[0]);
+  }
+  const int16_t low = smallest_key(lowest[0]);
+  const int16_t high = largest_key(highest[0]);
+  constexpr int16_t kInfinity = infinity_key(T{});
+  const bool finite = high < kInfinity && low > -kInfinity - 1;
+  return {value_of_key<T>(low), value_of_key<T>(high), finite};
+}
+
+template <>
+Extent extent<float>(const float* source, size_t count) {
+  Lanes lowest[kRegisters];
+  Lanes highest[kRegisters];
+  Lanes not_finite[kRegisters];
+  const Lanes start = count >= kLanes ? load(source) : load_tail(source, count);
+  for (size_t i = 0; i < kRegisters; ++i) {
+    lowest[i] = start;
+    highest[i] = start;
+    not_finite[i] = add_if_not_finite(fill(0.0F), start);
+  }
+  const auto take = [&](size_t i, Lanes values) {
+    lowest[i] = smaller(values, lowest[i]);
+    highest[i] = larger(values, highest[i]);
+    not_finite[i] = add_if_not_finite(not_finite[i], values);
+  };
+  size_t done = 0;
+  for (; done + kRegisters * kLanes <= count; done += kRegisters * kLanes) {
+    for (size_t i = 0; i < kRegisters; ++i) take(i, load(source + done + i * kLanes));
+  }
+  for (; done + kLanes <= count; done += kLanes) take(0, load(source + done));
+  if (done < count) take(0, load_tail(source + done, count - done));
+  for (size_t i = 1; i < kRegisters; ++i) {
+    lowest[0] = smaller(lowest[i], lowest[0]);
+    highest[0] = larger(highest[i], highest[0]);
+    not_finite[0] = add(not_finite[i], not_finite[0]);
+  }
+  return {smallest(lowest[0]), largest(highest[0]), all_zero(not_finite[0])};
+}
+
+template <typename T>
+void quantize(const T* source, size_t count, const Scale& levels, uint8_t* out, Store how) {
+  const Lanes scale = fill(levels.scale);
+  const Lanes lower_bound = fill(levels.lower_bound);
+  size_t done = 0;
+  const auto group = [&](size_t at, Lanes* numbers) {
+    // What follows in memory is what is read next; it comes while this, which is in a cache, is computed.
+    constexpr size_t kLine = 64 / sizeof(T);
+    for (size_t i = 0; i < kByteGroup; i += kLine) __builtin_prefetch(source + count + at + i);
+    for (size_t i = 0; i < kLanesOfGroup; ++i) {
+      numbers[i] = subtract(multiply(load(source + at + i * kLanes), scale), lower_bound);
+    }
+  };
+  Lanes numbers[kLanesOfGroup];
+  if (how == Store::kStreamed && reinterpret_cast<uintptr_t>(out) % kStreamAlignment == 0) {
+    for (; done + kByteGroup <= count; done += kByteGroup) {
+      group(done, numbers);
+      stream_bytes(out + done, numbers);
+    }
+  }
+  for (; done + kByteGroup <= count; done += kByteGroup) {
+    group(done, numbers);
+    store_bytes(out + done, numbers);
+  }
+  if (done < count) {
+    const size_t rest = count - done;
+    T padded[kByteGroup];
+    for (size_t i = 0; i < kByteGroup; ++i) padded[i] = source[done + (i < rest ? i : 0)];
+    for (size_t i = 0; i < kLanesOfGroup; ++i) {
+      numbers[i] = subtract(multiply(load(padded + i * kLanes), scale), lower_bound);
+    }
+    uint8_t bytes[kByteGroup];
+    store_bytes(bytes, numbers);
+    std::memcpy(out + done, bytes, rest);
+  }
+}
+
+struct Decoder {
+  Lanes lower_bound, step, lowest, highest;
+
+  explicit Decoder(const Levels& levels)
+      : lower_bound(fill(levels.lower_bound)),
+        step(fill(levels.step)),
+        lowest(fill(levels.lowest)),
+        highest(fill(levels.highest)) {}
+
+  Lanes level(const uint8_t* bytes) const { return multiply(add(load_bytes(bytes), lower_bound), step); }
+  // The ends come second: where they are NaN, so is the result.
+  Lanes clamped(const uint8_t* bytes) const { return smaller(larger(level(bytes), lowest), highest); }
+};
+
+// Calls `write(to, values)` for the last elements, fewer than a register holds, in a place that has room for all lanes.
+template <typename T, typename Write>
+inline void decode_tail(const Decoder& decoder, const uint8_t* bytes, size_t count, T* target, const Write& write) {
+  uint8_t padded[kLanes] = {};
+  std::memcpy(padded, bytes, count);
+  T result[kLanes] = {};
+  std::memcpy(result, target, count * sizeof(T));
+  write(result, decoder.clamped(padded));
+  std::memcpy(target, result, count * sizeof(T));
+}
+
+template <typename T>
+void decode(const uint8_t* bytes, size_t count, const Levels& levels, T* target, Store how) {
+  constexpr size_t kStoreBytes = kLanes * sizeof(T);
+  const Decoder decoder(levels);
+  const auto write = [](T* to, Lanes values) { store(to, values); };
+  size_t done = 0;
+  const size_t past = reinterpret_cast<uintptr_t>(target) % kStoreBytes;
+  if (how == Store::kStreamed && past % sizeof(T) == 0 && count >= 2 * kLanes) {
+    if (past != 0) {  // up to an aligned address; some elements are written twice
+      store(target, decoder.clamped(bytes));
+      done = (kStoreBytes - past) / sizeof(T);
+    }
+    for (; done + kLanes <= count; done += kLanes) stream(target + done, decoder.clamped(bytes + done));
+  }
+  for (; done + kLanes <= count; done += kLanes) store(target + done, decoder.clamped(bytes + done));
+  if (done < count) decode_tail(decoder, bytes + done, count - done, target + done, write);
+}
+
+template <typename T>
+void decode_add(const uint8_t* bytes, size_t count, const Levels& levels, T* target) {
+  const Decoder decoder(levels);
+  const auto write = [](T* to, Lanes values) { store(to, add(load(to), values)); };
+  size_t done = 0;
+  for (; done + kLanes <= count; done += kLanes) write(target + done, decoder.clamped(bytes + done));
+  if (done < count) decode_tail(decoder, bytes + done, count - done, target + done, write);
+}
+
+Extent decode_sum(const uint8_t* bytes, size_t stride, const Levels* levels, size_t versions, size_t count, bool more,
+                  float factor, float* sum) {
+  // Sums of so many registers are made before the next: they stay in registers, and a version's levels serve all.
+  constexpr size_t kGroup = kRegisters * kLanes;
+  constexpr size_t kAheadBytes = 2048;
+  const Lanes factors = fill(factor);
+  Lanes lowest = fill(std::numeric_limits<float>::infinity());
+  Lanes highest = fill(-std::numeric_limits<float>::infinity());
+  Lanes not_finite = fill(0.0F);
+  size_t done = 0;
+  for (; done + kGroup <= count; done += kGroup) {
+    Lanes sums[kRegisters];
+    size_t version = 0;
+    if (more) {
+      for (size_t i = 0; i < kRegisters; ++i) sums[i] = load(sum + done + i * kLanes);
+    } else {
+      const Decoder decoder(levels[version++]);
+      for (size_t i = 0; i < kRegisters; ++i) sums[i] = decoder.level(bytes + done + i * kLanes);
+    }
+    for (; version < versions; ++version) {
+      const Decoder decoder(levels[version]);
+      const uint8_t* from = bytes + version * stride + done;
+      // Processors do not foresee what is read of many versions at once.
+      __builtin_prefetch(from + kAheadBytes);
+      for (size_t i = 0; i < kRegisters; ++i) sums[i] = add(sums[i], decoder.level(from + i * kLanes));
+    }
+    for (size_t i = 0; i < kRegisters; ++i) {
+      sums[i] = multiply(sums[i], factors);
+      lowest = smaller(sums[i], lowest);
+      highest = larger(sums[i], highest);
+      not_finite = add_if_not_finite(not_finite, sums[i]);
+      store(sum + done + i * kLanes, sums[i]);
+    }
+  }
+  Extent result{smallest(lowest), largest(highest), all_zero(not_finite)};
+  for (; done < count; ++done) {
+    float total = more ? sum[done] : 0.0F;
+    for (size_t version = 0; version < versions; ++version) {
+      const Levels& range = levels[version];
+      const float value = (static_cast<float>(bytes[version * stride + done]) + range.lower_bound) * range.step;
+      total = version == 0 && !more ? value : total + value;
+    }
+    total *= factor;
+    sum[done] = total;
+    result.lowest = std::min(result.lowest, total);
+    result.highest = std::max(result.highest, total);
+    result.finite = result.finite && std::isfinite(total);
+  }
+  return result;
+}
+
+template <typename T>
+constexpr ElementKernel<T> element_kernel() {
+  return {extent<T>, quantize<T>, decode<T>, decode_add<T>};
+}
+
+}  // namespace
+
+extern const RangeKernel BAGUA_KERNEL_TABLE;
+const RangeKernel BAGUA_KERNEL_TABLE = {
+    kLanesName,   element_kernel<float>(), element_kernel<Float16>(), element_kernel<BFloat16>(), decode_sum,
+    end_of_stream};
+
+}  // namespace bagua_kernels

@@ -1,0 +1,203 @@
+"""MinMaxUInt8: tensors as a byte per element, with the smallest and the largest element of every range.
+
+Each range of `block_elements` elements (the last of a chunk may have fewer) is stored as its minimum and maximum in
+fp32 and a byte per element, which numbers one of 256 evenly spaced levels; a decoded element differs from the original
+by at most half a level, (max - min) / 510, and the rounding of fp32. docs/design/compression.md has the formula, the
+bytes and the accuracy; bagua.kernels.minmax_uint8_reference is the formula in torch operations.
+
+Which code runs depends on the device alone, and all of it gives the same bytes:
+- CPU: the compiled module bagua.kernels._minmax_uint8; where a source tree has none, the reference, silently.
+- CUDA: Triton kernels (bagua.kernels.minmax_uint8_triton) on the caller's current stream, which do not wait for the
+  device; without Triton the reference, with a warning.
+- any other device: the reference.
+
+Functions may be called by several threads at once. No gradients flow through them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import warnings
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from bagua.kernels.minmax_uint8_layout import ChunkLayout, chunk_layout
+
+__all__ = ["BLOCK_ELEMENTS", "compress", "compressed_bytes", "decompress", "decompress_reduce_compress"]
+
+BLOCK_ELEMENTS = 1024
+"""Elements that share a range unless the caller says otherwise; docs/design/compression.md says why this many."""
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""What can be compressed and decompressed."""
+
+
+class _Implementation(Protocol):
+    """What minmax_uint8_{reference,native,triton} define, as in minmax_uint8_reference."""
+
+    def compress(self, source: Tensor, layout: ChunkLayout, out: Tensor) -> None: ...
+    def decompress(self, compressed: Tensor, target: Tensor, accumulate: bool, layout: ChunkLayout) -> None: ...
+    def decompress_reduce_compress(self, received: Tensor, average: bool, layout: ChunkLayout, out: Tensor) -> None: ...
+
+
+def compressed_bytes(elements: int, block_elements: int | None = BLOCK_ELEMENTS) -> int:
+    """The bytes of one compressed chunk of `elements` elements, a multiple of 32; `block_elements` None: one range.
+
+    Raises:
+        ValueError: a number is negative, or the block is empty.
+    """
+    return chunk_layout(elements, block_elements).total_bytes
+
+
+def compress(
+    source: Tensor, chunks: int = 1, out: Tensor | None = None, block_elements: int | None = BLOCK_ELEMENTS
+) -> Tensor:
+    """`source`, cut into `chunks` equal chunks, as uint8 [chunks, compressed_bytes(elements of a chunk)].
+
+    Args:
+        source: 1-D, contiguous, fp32, fp16 or bf16, its number of elements a multiple of `chunks`; it may be empty. A
+            range with an element that is not finite decodes to NaN in all its elements.
+        chunks: how many; ranges do not cross chunks.
+        out: where to write the result; every byte of it is written. It must not overlap `source`.
+        block_elements: how many elements share a range; None: all of a chunk.
+
+    Raises:
+        TypeError: an argument is no tensor, or of a dtype that is not supported.
+        ValueError: a shape, size, layout or device does not fit.
+    """
+    _check_vector("source", source)
+    if chunks < 1:
+        raise ValueError(f"chunks is {chunks}; give 1 or more")
+    elements, rest = divmod(source.numel(), chunks)
+    if rest:
+        raise ValueError(f"source has {source.numel()} elements, which {chunks} chunks do not divide; pad it")
+    layout = chunk_layout(elements, block_elements)
+    shape = (chunks, layout.total_bytes)
+    if out is None:
+        out = torch.empty(shape, dtype=torch.uint8, device=source.device)
+    else:
+        _check_bytes("out", out, shape, source.device)
+    with torch.no_grad():
+        _implementation(source.device.type).compress(source.view(chunks, elements), layout, out)
+    return out
+
+
+def decompress(
+    compressed: Tensor, target: Tensor, accumulate: bool = False, block_elements: int | None = BLOCK_ELEMENTS
+) -> Tensor:
+    """Writes what `compress` made into `target`, or adds it to `target`, and returns `target`.
+
+    Args:
+        compressed: uint8 [chunks, compressed_bytes(elements of a chunk)], contiguous, from any of the dtypes.
+        target: 1-D, contiguous, fp32, fp16 or bf16, chunks * elements of a chunk. A decoded element lies between the
+            minimum and the maximum of its range, so that what came from a dtype fits into it again.
+        accumulate: add in fp32, then round to the dtype of `target`.
+        block_elements: as given to `compress`.
+
+    Raises:
+        TypeError: an argument is no tensor, or of a dtype that is not supported.
+        ValueError: a shape, size, layout or device does not fit.
+    """
+    _check_vector("target", target)
+    chunks = _rows("compressed", compressed)
+    elements, rest = divmod(target.numel(), chunks)
+    if rest:
+        raise ValueError(f"target has {target.numel()} elements, which the {chunks} chunks do not divide")
+    layout = chunk_layout(elements, block_elements)
+    _check_bytes("compressed", compressed, (chunks, layout.total_bytes), target.device)
+    with torch.no_grad():
+        _implementation(target.device.type).decompress(compressed, target.view(chunks, elements), accumulate, layout)
+    return target
+
+
+def decompress_reduce_compress(
+    received: Tensor,
+    elements: int,
+    average: bool,
+    out: Tensor | None = None,
+    block_elements: int | None = BLOCK_ELEMENTS,
+) -> Tensor:
+    """n versions of one chunk -> their sum, compressed again: uint8 [compressed_bytes(elements)].
+
+    The sum is made in fp32 in the order of the versions, so that its bits depend on them alone. A range which is NaN in
+    one version, or whose sum is not finite, becomes NaN.
+
+    Args:
+        received: uint8 [n, compressed_bytes(elements)], contiguous, n at least 1: what n ranks made of their chunks.
+        elements: of the chunk.
+        average: multiply the sum by 1 / n.
+        out: where to write the result; every byte of it is written. It must not overlap `received`.
+        block_elements: as given to `compress`, and used for the result.
+
+    Raises:
+        TypeError: an argument is no tensor, or not of uint8.
+        ValueError: a shape, size, layout or device does not fit.
+    """
+    layout = chunk_layout(elements, block_elements)
+    _check_bytes("received", received, (_rows("received", received), layout.total_bytes), received.device)
+    if out is None:
+        out = torch.empty(layout.total_bytes, dtype=torch.uint8, device=received.device)
+    else:
+        _check_bytes("out", out, (layout.total_bytes,), received.device)
+    with torch.no_grad():
+        _implementation(received.device.type).decompress_reduce_compress(received, average, layout, out)
+    return out
+
+
+@functools.cache
+def _implementation(device_type: str) -> _Implementation:
+    if device_type == "cpu" and importlib.util.find_spec("bagua.kernels._minmax_uint8"):
+        return _module("minmax_uint8_native")
+    if device_type == "cuda":
+        if importlib.util.find_spec("triton"):
+            return _module("minmax_uint8_triton")
+        warnings.warn(
+            "Triton is not installed, and MinMaxUInt8 on CUDA takes some ten times as long without it; install the "
+            "triton that this torch asks for",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return _module("minmax_uint8_reference")
+
+
+def _module(name: str) -> _Implementation:
+    return cast("_Implementation", importlib.import_module(f"bagua.kernels.{name}"))
+
+
+def _named(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    layout = "" if value.is_contiguous() else ", not contiguous"
+    return f"{value.dtype} {list(value.shape)} on {value.device}{layout}"
+
+
+def _check_vector(name: str, tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is {_named(tensor)}; give a tensor")
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"{name} is {_named(tensor)}; give torch.float32, torch.float16 or torch.bfloat16")
+    if tensor.dim() != 1 or not tensor.is_contiguous():
+        raise ValueError(f"{name} is {_named(tensor)}; give a contiguous tensor of one dimension, e.g. view(-1)")
+
+
+def _check_is_bytes(name: str, tensor: object) -> None:
+    if not isinstance(tensor, Tensor) or tensor.dtype != torch.uint8:
+        raise TypeError(f"{name} is {_named(tensor)}; give a tensor of torch.uint8")
+
+
+def _rows(name: str, tensor: Tensor) -> int:
+    """How many compressed chunks it is said to hold."""
+    _check_is_bytes(name, tensor)
+    if tensor.dim() != 2 or tensor.shape[0] < 1:
+        raise ValueError(f"{name} is {_named(tensor)}; give two dimensions, one row for each compressed chunk")
+    return tensor.shape[0]
+
+
+def _check_bytes(name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
+    _check_is_bytes(name, tensor)
+    if tuple(tensor.shape) != shape or not tensor.is_contiguous() or tensor.device != device:
+        raise ValueError(f"{name} is {_named(tensor)}; give a contiguous torch.uint8 {list(shape)} on {device}")

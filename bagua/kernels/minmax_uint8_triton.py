@@ -1,0 +1,182 @@
+"""MinMaxUInt8 for tensors on CUDA devices: launches Triton kernels on the caller's current stream.
+
+Nothing here waits for the device. Ranges that fit into a tile take one kernel, which reads every element once; longer
+ones take two for compression, which read twice. Buffers of bytes that do not lie at a multiple of 16 go through a copy
+that does. The arguments were checked by bagua.kernels.minmax_uint8. With TRITON_INTERPRET=1 set before the import the
+kernels run on CPU tensors, slowly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bagua.kernels import minmax_uint8_triton_kernels as kernels
+from bagua.kernels.minmax_uint8_layout import ChunkLayout
+
+# By measurement on H100 (tools/kernels/compare_minmax_uint8.py --tune): elements of a tile, and warps (32 threads each)
+# of a program. Sums of several versions are bound by arithmetic, and want as few threads as may be.
+TILE_ELEMENTS, WARPS = 2048, 4
+SUM_TILE_ELEMENTS, SUM_WARPS = 1024, 1
+# Ranges of more elements are cut into tiles.
+LONGEST_ROW = 4096
+LONG_TILE_ELEMENTS, LONG_WARPS = 4096, 8
+# A long range is measured by at most so many programs.
+PARTIALS = 256
+# Vector loads and stores take up to so many bytes, and begin at multiples of their size.
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """How tiles cover chunks of one layout."""
+
+    rows: int
+    columns: int
+    groups: int
+    """Of `rows` ranges, in a chunk."""
+    tiles: int
+    """Of `columns` elements, in a range."""
+    steps: int
+    """Tiles of a long range that one program measures."""
+    warps: int
+
+
+@functools.lru_cache(maxsize=4096)
+def _tiling(layout: ChunkLayout, is_sum: bool) -> _Tiling:
+    elements, warps = (SUM_TILE_ELEMENTS, SUM_WARPS) if is_sum else (TILE_ELEMENTS, WARPS)
+    columns = _power_of_two(layout.block)
+    if columns > LONGEST_ROW:
+        tiles = -(-layout.block // LONG_TILE_ELEMENTS)
+        return _Tiling(1, LONG_TILE_ELEMENTS, layout.ranges, tiles, _power_of_two(-(-tiles // PARTIALS)), LONG_WARPS)
+    # No more rows than there are ranges, or small inputs would mostly compute what masks throw away.
+    rows = min(max(elements // columns, 1), _power_of_two(layout.ranges))
+    warps = max(warps * rows * columns // elements, 1)
+    return _Tiling(rows, columns, -(-layout.ranges // rows), 1, 1, warps)
+
+
+def _power_of_two(count: int) -> int:
+    """The smallest that is not less."""
+    return 1 << (count - 1).bit_length()
+
+
+def compress(source: Tensor, layout: ChunkLayout, out: Tensor) -> None:
+    """As minmax_uint8_reference.compress."""
+    if layout.ranges:
+        with _device_of(source):
+            _compress(source, source.shape[0], 0, 1.0, layout, out)
+
+
+def decompress(compressed: Tensor, target: Tensor, accumulate: bool, layout: ChunkLayout) -> None:
+    """As minmax_uint8_reference.decompress."""
+    if layout.ranges == 0:
+        return
+    tiling = _tiling(layout, False)
+    chunks = target.shape[0]
+    with _device_of(target):
+        kernels.decompress_tiles[(chunks * tiling.groups * tiling.tiles,)](
+            _aligned(compressed),
+            target,
+            layout.elements,
+            layout.block,
+            layout.ranges,
+            tiling.groups,
+            tiling.tiles,
+            layout.header_bytes,
+            layout.total_bytes,
+            ACCUMULATE=accumulate,
+            ROWS=tiling.rows,
+            COLUMNS=tiling.columns,
+            ALIGNED=_tiles_aligned(layout, chunks),
+            num_warps=tiling.warps,
+            enable_fp_fusion=False,
+        )
+
+
+def decompress_reduce_compress(received: Tensor, average: bool, layout: ChunkLayout, out: Tensor) -> None:
+    """As minmax_uint8_reference.decompress_reduce_compress."""
+    versions = received.shape[0]
+    if layout.ranges:
+        with _device_of(received):
+            _compress(_aligned(received), 1, versions, 1.0 / versions if average else 1.0, layout, out)
+
+
+def _compress(source: Tensor, chunks: int, versions: int, factor: float, layout: ChunkLayout, out: Tensor) -> None:
+    tiling = _tiling(layout, versions > 0)
+    result = out if out.data_ptr() % ALIGNMENT == 0 else torch.empty_like(out)
+    aligned = _tiles_aligned(layout, chunks)
+    shape = (layout.header_bytes, layout.total_bytes, factor)
+    if tiling.tiles == 1:
+        kernels.compress_ranges[(chunks * tiling.groups,)](
+            source,
+            result,
+            layout.elements,
+            layout.block,
+            layout.ranges,
+            tiling.groups,
+            *shape,
+            VERSIONS=versions,
+            ROWS=tiling.rows,
+            COLUMNS=tiling.columns,
+            ALIGNED=aligned,
+            num_warps=tiling.warps,
+            enable_fp_fusion=False,
+        )
+    else:
+        partials = -(-tiling.tiles // tiling.steps)
+        pairs = chunks * layout.ranges * partials
+        ends = torch.empty((pairs, 2), dtype=torch.float32, device=out.device)
+        kernels.measure_ranges[(pairs,)](
+            source,
+            ends,
+            layout.elements,
+            layout.block,
+            layout.ranges,
+            partials,
+            *shape,
+            VERSIONS=versions,
+            COLUMNS=tiling.columns,
+            STEPS=tiling.steps,
+            ALIGNED=aligned,
+            num_warps=tiling.warps,
+            enable_fp_fusion=False,
+        )
+        kernels.compress_pieces[(chunks * layout.ranges * tiling.tiles,)](
+            source,
+            ends,
+            result,
+            layout.elements,
+            layout.block,
+            layout.ranges,
+            tiling.tiles,
+            partials,
+            *shape,
+            VERSIONS=versions,
+            COLUMNS=tiling.columns,
+            PARTIALS=_power_of_two(partials),
+            ALIGNED=aligned,
+            num_warps=tiling.warps,
+            enable_fp_fusion=False,
+        )
+    if result is not out:
+        out.copy_(result)
+
+
+def _tiles_aligned(layout: ChunkLayout, chunks: int) -> bool:
+    """Whether every tile begins at a multiple of 16 elements from the start of the tensor."""
+    return (chunks == 1 or layout.elements % 16 == 0) and (layout.ranges == 1 or layout.block % 16 == 0)
+
+
+def _aligned(compressed: Tensor) -> Tensor:
+    return compressed if compressed.data_ptr() % ALIGNMENT == 0 else compressed.clone()
+
+
+def _device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Kernels start on the current device, which need not be the tensor's."""
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(tensor.device)

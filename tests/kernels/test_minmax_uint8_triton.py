@@ -1,0 +1,19 @@
+"""The Triton kernels of MinMaxUInt8 give the bytes of the reference, where there is no GPU: in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = Path(__file__).with_name("triton_interpreter.py")
+
+
+def test_same_bytes_as_the_reference() -> None:
+    folders = [str(PROGRAM.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    command = [sys.executable, str(PROGRAM)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "compared\n"

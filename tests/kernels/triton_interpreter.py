@@ -1,0 +1,83 @@
+"""Compares the Triton kernels of MinMaxUInt8, run by Triton's interpreter on CPU tensors, with the reference.
+
+A program of its own, because TRITON_INTERPRET must be set before the kernels are imported. Prints a line for every
+difference. The interpreter takes some 20 us for an element of a reduction, hence the small sizes.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import warnings
+
+import torch
+
+from bagua.kernels import minmax_uint8_reference, minmax_uint8_triton
+from support.minmax_data import KINDS, Case, differences
+
+# The interpreter makes bf16 of fp32 by cutting off, and of subnormal numbers something else: not tested here.
+TARGETS = (torch.float32, torch.float16)
+
+
+def cases() -> list[Case]:
+    found = [Case(kind, 150, 1, 64, torch.float32) for kind in KINDS]
+    found += [Case("normal", 150, 2, 32, dtype) for dtype in (torch.float16, torch.bfloat16)]
+    # Odd ends, ranges that are not powers of two, one element to a range, chunks that do not begin aligned, full tiles.
+    shapes = [(1, 1, 1024), (7, 3, 3), (33, 3, 4), (40, 1, 1), (96, 2, 16), (130, 2, 100), (64, 1, None), (37, 2, None)]
+    found += [Case("normal", elements, chunks, block, torch.float32) for elements, chunks, block in shapes]
+    return found
+
+
+def long_ranges() -> list[Case]:
+    """With LONGEST_ROW 16: ranges of several tiles, more than a program measures; with shorter last tiles and ranges."""
+    shapes = [(100, 2, None), (130, 1, 50), (64, 1, 32), (400, 1, None)]
+    found = [Case("normal", elements, chunks, block, torch.float32) for elements, chunks, block in shapes]
+    return found + [Case("few not finite", 200, 2, 60, torch.float16), Case("constant", 70, 1, None, torch.float32)]
+
+
+def run(found: list[Case]) -> None:
+    for case in found:
+        for line in differences(minmax_uint8_reference, minmax_uint8_triton, case, targets=TARGETS):  # type: ignore[arg-type]
+            print(line)
+
+
+def many_versions() -> None:
+    """More than are summed without a loop."""
+    layout = Case("normal", 70, 11, 32, torch.float32).layout
+    received = torch.empty(11, layout.total_bytes, dtype=torch.uint8)
+    minmax_uint8_reference.compress(Case("normal", 70, 11, 32, torch.float32).source(), layout, received)
+    expected, actual = (torch.full((layout.total_bytes,), filler, dtype=torch.uint8) for filler in (7, 9))
+    minmax_uint8_reference.decompress_reduce_compress(received, True, layout, expected)
+    minmax_uint8_triton.decompress_reduce_compress(received, True, layout, actual)
+    if not torch.equal(expected, actual):
+        print("11 versions differ")
+
+
+def unaligned_bytes() -> None:
+    layout = Case("normal", 70, 2, 32, torch.float32).layout
+    source = Case("normal", 70, 2, 32, torch.float32).source()
+    expected = torch.empty(2, layout.total_bytes, dtype=torch.uint8)
+    minmax_uint8_reference.compress(source, layout, expected)
+    out = torch.empty(2 * layout.total_bytes + 1, dtype=torch.uint8)[1:].view(2, -1)
+    minmax_uint8_triton.compress(source, layout, out)
+    target, reference_target = torch.empty_like(source), torch.empty_like(source)
+    minmax_uint8_triton.decompress(out, target, False, layout)
+    minmax_uint8_reference.decompress(expected, reference_target, False, layout)
+    if not torch.equal(out, expected) or not torch.equal(target, reference_target):
+        print("unaligned bytes differ")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    # numpy, which computes, mentions divisions by 0 and NaN.
+    warnings.simplefilter("ignore", RuntimeWarning)
+    run(cases())
+    many_versions()
+    unaligned_bytes()
+    minmax_uint8_triton.LONGEST_ROW = minmax_uint8_triton.LONG_TILE_ELEMENTS = 16
+    minmax_uint8_triton.PARTIALS = 4
+    minmax_uint8_triton._tiling.cache_clear()
+    run(long_ranges())
+    print("compared")

@@ -1,0 +1,90 @@
+"""tools/train/measure_memory.py without ranks: the probe, what is stated, rows. Real ranks are in
+tests/distributed/test_memory_measurement.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
+
+from memory_measurement.catalogue import CASES, FLAT, Stated
+from memory_measurement.probe import Probe
+from memory_measurement.report import GLOO_BYTES, Measured, document, render, row_of
+
+MIB = 1 << 20
+PARAMETERS = 10 * MIB
+
+
+def event(kept: float, peak: float, parameters: int = PARAMETERS) -> dict[str, Any]:
+    """In bytes per parameter of ten mebi."""
+    return {
+        "parameters": parameters,
+        "kept": int(kept * parameters),
+        "peak": int(peak * parameters),
+        "buckets": [parameters // 4, parameters // 2],
+    }
+
+
+PLAIN = Measured([event(12, 12), event(12, 13)], [event(12, 12), event(12, 12)])
+
+
+def row(case: str, kept: float, peak: float) -> Any:
+    found = Measured([event(12, 12), event(12 + kept, 13 + peak)], [event(12, 12), event(12, 12 + peak + 1)])
+    return row_of(case, found, PLAIN, ranks=2, transport=GLOO_BYTES)
+
+
+class TestStated:
+    def test_sums(self) -> None:
+        stated = Stated(kept=8, kept_of_bucket=4, scratch=1, scratch_of_bucket=2, scratch_over_ranks=3)
+        assert stated.kept_bytes(100, 10) == 840
+        assert stated.scratch_bytes(100, 10, 4) == 100 + 20 + 7.5
+
+    def test_nothing_is_reduced_within_a_node(self) -> None:
+        """Otherwise the ranks of one machine, which are one node, would have nothing to compress."""
+        for name, case in CASES.items():
+            if case.algorithm not in ("gradient_allreduce", "async"):
+                assert case.options["hierarchical"] is FLAT["hierarchical"], name
+
+
+class TestRows:
+    def test_the_rank_with_most_counts(self) -> None:
+        found = row("decentralized", 4, 4.1)
+        assert (found.kept, found.kept_stated) == (4 * PARAMETERS, 4 * PARAMETERS)
+        assert found.peak == pytest.approx(4.1 * PARAMETERS, abs=2)
+        assert found.peak_with_fresh_gradients == pytest.approx(5.1 * PARAMETERS, abs=2)
+        assert found.largest_bucket == PARAMETERS // 2
+        assert not found.exceeds
+
+    @pytest.mark.parametrize(("kept", "peak"), [(4.5, 4.5), (4, 5.1)])
+    def test_more_than_stated_is_seen(self, kept: float, peak: float) -> None:
+        assert row("decentralized", kept, peak).exceeds
+        assert not row("low_precision_decentralized", kept, peak).exceeds
+
+    def test_output(self) -> None:
+        rows = [row("decentralized", 4, 4), row("decentralized-shift_one", 9, 9)]
+        lines = render(rows).splitlines()
+        assert lines[2].endswith("as stated")
+        assert lines[3].endswith("MORE")
+        assert json.loads(json.dumps(document(rows, {"sgd": PLAIN}, machine="m")))["rows"][0]["kept"] == 4 * PARAMETERS
+
+
+class TestProbe:
+    def test_it_counts_what_is_kept_and_what_was_there_for_a_while(self) -> None:
+        probe = Probe(torch.device("cpu"))
+        probe.begin()
+        kept = torch.ones(8 * MIB)
+        probe.restart()
+        torch.ones(16 * MIB)
+        use = probe.use()
+        assert kept.numel() * 4 == pytest.approx(use.kept, abs=MIB)
+        # Without ALLOCATOR_SETTINGS: the heap may have had free pages before.
+        assert use.peak <= (32 + 64 + 4) * MIB
+        assert use.peak > 32 * MIB

@@ -1,0 +1,128 @@
+"""The run: seed by seed, task by task, algorithm by algorithm in an order that rotates. One thread drives it.
+
+An algorithm that fails with a task is left out of it from then on and reported; the ranks are started anew, because
+those that are left may be stuck in a collective.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bagua.net.bench.endpoint import Event
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.interleaved_run import rotated
+from bagua.net.bench.progress import Progress
+from convergence_comparison.catalogue import cases_of
+from convergence_comparison.options import Options
+from convergence_comparison.statistics import TrainingResult, training_result
+
+
+class Team(Protocol):
+    """See rank_team.team.RankTeam."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
+    def ask(self, operation: str, timeout_s: float, **fields: object) -> list[Event]: ...
+    def close(self, *, failed: bool) -> None: ...
+
+
+@dataclass
+class Outcome:
+    """What was trained, and what was not."""
+
+    trainings: list[TrainingResult] = field(default_factory=list)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    sizes: dict[str, Mapping[str, int]] = field(default_factory=dict)  # of each task's splits
+    errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def trainings_of(options: Options) -> int:
+    return options.seeds * sum(len(cases_of(task, options.cases)) for task in options.tasks)
+
+
+class ComparisonRun:
+    def __init__(
+        self,
+        options: Options,
+        start: Callable[[], Team],
+        progress: Progress,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._start = start
+        self._progress = progress
+        self._clock = clock
+        self._deadline = clock() + options.time_limit_s
+        self._team: Team | None = None
+        self._failed: set[tuple[str, str]] = set()
+        self._longest: dict[str, float] = {}  # seconds of a training, by task
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        """Raises BenchError only when no ranks can be started at all; later on it is one of the outcome's errors."""
+        try:
+            for number in range(self._options.seeds):
+                if not self._seed(number):
+                    break
+        except BenchError as error:
+            if not self.outcome.trainings:
+                raise
+            self.outcome.errors.append(f"the ranks could not be started anew: {error}")
+        except BaseException:
+            self._close(failed=True)
+            raise
+        self._close(failed=False)
+        return self.outcome
+
+    def _seed(self, number: int) -> bool:
+        """False if the time is up."""
+        for task in self._options.tasks:
+            for case in rotated(cases_of(task, self._options.cases), number):
+                if (task, case) in self._failed:
+                    continue
+                began = self._clock()
+                if began + self._longest.get(task, 0.0) >= self._deadline:
+                    limit = self._options.time_limit_s
+                    self.outcome.errors.append(
+                        f"--time-limit {limit:g} s ended the run at seed {number + 1} of {self._options.seeds}, before"
+                        f" {case} with {task}; allow more, or fewer --tasks"
+                    )
+                    return False
+                self._train(task, case, number)
+                self._longest[task] = max(self._longest.get(task, 0.0), self._clock() - began)
+        return True
+
+    def _train(self, task: str, case: str, number: int) -> None:
+        what = f"{task}, {case}, seed {number + 1}/{self._options.seeds}"
+        self._progress.advance(what, 0)
+        events = self._ask(task, case, number + 1)
+        self._progress.advance(what)
+        if events is None:
+            return
+        self.outcome.trainings.append(training_result(task, case, number + 1, events))
+        names = ("train_samples", "test_samples", "train_targets", "test_targets", "parameters")
+        self.outcome.sizes[task] = {name: int(events[0][name]) for name in names}
+
+    def _ask(self, task: str, case: str, seed: int) -> list[Event] | None:
+        """None when it failed, which is then reported."""
+        if self._team is None:
+            self._team = self._start()
+            self.outcome.facts = self._team.facts
+        options = self._options
+        try:
+            return self._team.ask("train", options.timeout_s, task=task, case=case, seed=seed, steps=options.steps)
+        except BenchError as error:
+            self.outcome.errors.append(f"{case} with {task}, seed {seed}: {error}")
+            self._progress.message(f"FAILED: {case} with {task}, seed {seed}: {error}")
+            self._failed.add((task, case))
+            self._close(failed=True)
+            return None
+
+    def _close(self, *, failed: bool) -> None:
+        if self._team is not None:
+            self._team.close(failed=failed)
+            self._team = None
