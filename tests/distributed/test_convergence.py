@@ -1,5 +1,5 @@
 """tools/convergence with real ranks: how models are averaged and evaluated, and compare_convergence.py as a program of
-its own with a few steps of the digits. What needs no ranks is in tests/unit/test_convergence.py."""
+its own with a few steps of the digits. What needs no ranks is in tests/unit/test_convergence*.py."""
 
 from __future__ import annotations
 

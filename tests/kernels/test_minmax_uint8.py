@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.minmax_data import DTYPES, KINDS, numbers
 from torch import Tensor
 
 from bagua.kernels import minmax_uint8
@@ -20,7 +21,6 @@ from bagua.kernels.minmax_uint8 import (
     decompress,
     decompress_reduce_compress,
 )
-from support.minmax_data import DTYPES, KINDS, numbers
 
 FLOATS = {dtype: torch.finfo(dtype) for dtype in DTYPES}
 
@@ -338,7 +338,7 @@ def test_other_devices_run_the_reference() -> None:
 
 
 def test_cpu_without_the_compiled_module_runs_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     implementation = minmax_uint8._implementation.__wrapped__
     assert implementation("cpu").__name__ == "bagua.kernels.minmax_uint8_reference"
     with pytest.warns(RuntimeWarning, match="Triton is not installed"):

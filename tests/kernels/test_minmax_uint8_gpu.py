@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.minmax_data import DTYPES, KINDS, Case, differences
 
 from bagua.kernels import minmax_uint8, minmax_uint8_reference
 from bagua.kernels.minmax_uint8 import BLOCK_ELEMENTS, compress, decompress, decompress_reduce_compress
-from support.minmax_data import DTYPES, KINDS, Case, differences
 
 pytestmark = pytest.mark.gpu
 

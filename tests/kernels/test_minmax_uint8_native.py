@@ -1,4 +1,4 @@
-"""The compiled MinMaxUInt8 of the CPU: for every instruction set the bytes of the reference, in any number of threads."""
+"""The compiled MinMaxUInt8 of the CPU: for every instruction set the bytes of the reference, with any threads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from support.minmax_data import DTYPES, KINDS, Case, differences
 
 from bagua.kernels import _minmax_uint8, minmax_uint8, minmax_uint8_native, minmax_uint8_reference
 from bagua.kernels.minmax_uint8_layout import chunk_layout
-from support.minmax_data import DTYPES, KINDS, Case, differences
 
 # (elements of a chunk, chunks, block): odd ends, one range, ranges shorter than a register and longer than a slice.
 SHAPES = [
@@ -68,7 +68,7 @@ def test_same_bytes_as_the_reference(kind: str, instructions: str) -> None:
 
 def test_the_cpu_runs_the_compiled_module() -> None:
     assert minmax_uint8._implementation("cpu") is minmax_uint8_native  # type: ignore[comparison-overlap]
-    assert _minmax_uint8.INSTRUCTIONS == INSTRUCTIONS[-1]
+    assert INSTRUCTIONS[-1] == _minmax_uint8.INSTRUCTIONS
 
 
 def test_unknown_instructions_are_refused() -> None:

@@ -13,9 +13,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 import warnings
 
 import torch
+from support.minmax_data import KINDS, Case, differences
 
 from bagua.kernels import minmax_uint8_reference, minmax_uint8_triton
-from support.minmax_data import KINDS, Case, differences
 
 # The interpreter makes bf16 of fp32 by cutting off, and of subnormal numbers something else: not tested here.
 TARGETS = (torch.float32, torch.float16)
@@ -31,10 +31,10 @@ def cases() -> list[Case]:
 
 
 def long_ranges() -> list[Case]:
-    """With LONGEST_ROW 16: ranges of several tiles, more than a program measures; with shorter last tiles and ranges."""
+    """With LONGEST_ROW 16: ranges of several tiles, more than a program measures; shorter last tiles and ranges."""
     shapes = [(100, 2, None), (130, 1, 50), (64, 1, 32), (400, 1, None)]
     found = [Case("normal", elements, chunks, block, torch.float32) for elements, chunks, block in shapes]
-    return found + [Case("few not finite", 200, 2, 60, torch.float16), Case("constant", 70, 1, None, torch.float32)]
+    return [*found, Case("few not finite", 200, 2, 60, torch.float16), Case("constant", 70, 1, None, torch.float32)]
 
 
 def run(found: list[Case]) -> None:

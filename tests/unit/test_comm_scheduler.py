@@ -18,8 +18,14 @@ from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_op import BucketOp, FunctionOp
 from bagua.engine.comm_scheduler import CommScheduler
 
-# Nobody else is in it, and no stream: what a machine without CUDA has.
-ALONE: Any = SimpleNamespace(ranks=[0], stream=None)
+
+class _TorchGroup:
+    """Nothing but an object that a thread can belong to."""
+
+
+def _alone() -> Any:
+    """A group of this process, without a stream: what a machine without CUDA has."""
+    return SimpleNamespace(ranks=[0], stream=None, torch_group=_TorchGroup())
 
 
 def _bucket(name: str, size: int, *ops: BucketOp) -> Bucket:
@@ -51,7 +57,7 @@ def _call_all(functions: Sequence[Callable[[], None]]) -> None:
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(1, 4), st.booleans(), st.randoms())
 def test_the_order_is_that_of_the_buckets(sizes: list[int], passes: int, inline: bool, draw: random.Random) -> None:
     buckets, launched = _recording(sizes, inline)
-    scheduler = CommScheduler(buckets, ALONE)
+    scheduler = CommScheduler(buckets, _alone())
     marks = _marks(buckets)
     for _ in range(passes):
         draw.shuffle(marks)
@@ -67,7 +73,7 @@ def test_the_order_is_that_of_the_buckets(sizes: list[int], passes: int, inline:
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=5), st.randoms())
 def test_a_bucket_is_launched_as_soon_as_it_and_all_before_it_are_ready(sizes: list[int], draw: random.Random) -> None:
     buckets, launched = _recording(sizes)
-    scheduler = CommScheduler(buckets, ALONE)
+    scheduler = CommScheduler(buckets, _alone())
     order = [(number, index) for number, size in enumerate(sizes) for index in range(size)]
     draw.shuffle(order)
     missing = [set(range(size)) for size in sizes]
@@ -81,7 +87,7 @@ def test_a_bucket_is_launched_as_soon_as_it_and_all_before_it_are_ready(sizes: l
 
 def test_buckets_whose_tensors_different_threads_make() -> None:
     buckets, launched = _recording([8] * 20)
-    scheduler = CommScheduler(buckets, ALONE)
+    scheduler = CommScheduler(buckets, _alone())
     for _ in range(20):
         threads = [threading.Thread(target=_call_all, args=(_marks(buckets[number::4]),)) for number in range(4)]
         for thread in threads:
@@ -98,7 +104,7 @@ def test_buckets_whose_tensors_different_threads_make() -> None:
 
 def test_marks_of_two_passes_add_up_and_nothing_is_sent_before_the_second_ends() -> None:
     buckets, launched = _recording([2, 2])
-    scheduler = CommScheduler(buckets, ALONE)
+    scheduler = CommScheduler(buckets, _alone())
     (a, b), (c, d) = ([tensor.bagua_mark_communication_ready for tensor in bucket.tensors] for bucket in buckets)
     for mark in (a, c, d):
         mark()
@@ -120,7 +126,7 @@ def test_marks_of_two_passes_add_up_and_nothing_is_sent_before_the_second_ends()
 
 def test_a_gradient_that_is_made_twice_in_one_pass_is_an_error() -> None:
     buckets, _ = _recording([1, 1])
-    scheduler = CommScheduler(buckets, ALONE)
+    scheduler = CommScheduler(buckets, _alone())
     first = buckets[0].tensors[0].bagua_mark_communication_ready
     first()
     with pytest.raises(RuntimeError, match=r"'0\.0' became ready again.*use_reentrant=False"):
@@ -144,7 +150,7 @@ def test_a_gradient_that_is_made_twice_in_one_pass_is_an_error() -> None:
 )
 def test_what_a_step_lacks(marked: list[str], missing: list[str]) -> None:
     buckets, launched = _recording([2, 1, 1])
-    scheduler = CommScheduler(buckets, ALONE)
+    scheduler = CommScheduler(buckets, _alone())
     for bucket in buckets:
         for tensor in bucket.tensors:
             if tensor.bagua_tensor_name in marked:
@@ -163,7 +169,7 @@ def test_what_a_step_lacks(marked: list[str], missing: list[str]) -> None:
 
 def test_a_bucket_may_be_sent_more_often_than_others_in_a_step() -> None:
     buckets, launched = _recording([1, 1])
-    scheduler = CommScheduler(buckets, ALONE)
+    scheduler = CommScheduler(buckets, _alone())
     first, second = _marks(buckets)
     for marks in ((first,), (first, second)):
         for mark in marks:
@@ -187,7 +193,7 @@ def test_operations_run_in_their_order_and_see_the_results_of_those_before() -> 
 
     bucket.append_python_op(double).append_python_op(lambda _: seen.append(float(bucket.flattened_tensor().sum())))
     bucket.append_python_op(double)
-    scheduler = CommScheduler([bucket], ALONE)
+    scheduler = CommScheduler([bucket], _alone())
     for mark in _marks([bucket]):
         mark()
     scheduler.wait_pending_comm_ops()
@@ -205,7 +211,7 @@ def test_operations_that_block_run_on_one_thread_of_their_own() -> None:
         assert release.wait(30)
 
     buckets = [_bucket(str(number), 1, FunctionOp(block)) for number in range(3)]
-    scheduler = CommScheduler(buckets, ALONE)
+    scheduler = CommScheduler(buckets, _alone())
     for mark in _marks(buckets):
         mark()  # returns while the operations wait
     release.set()
@@ -230,7 +236,7 @@ def test_an_operation_that_could_start_at_once_does_not_overtake_one_that_blocks
         _bucket("1", 1, FunctionOp(block)),
         _bucket("2", 1, FunctionOp(ran.append, inline=True)),
     ]
-    scheduler = CommScheduler(buckets, ALONE)
+    scheduler = CommScheduler(buckets, _alone())
     for expected in (["0"], []):  # from the second pass on, all goes through the thread
         for mark in _marks(buckets):
             mark()
@@ -246,7 +252,7 @@ def test_an_operation_that_could_start_at_once_does_not_overtake_one_that_blocks
 def test_without_its_scheduler_the_thread_ends() -> None:
     threads: list[threading.Thread] = []
     bucket = _bucket("b", 1, FunctionOp(lambda _: threads.append(threading.current_thread())))
-    scheduler = CommScheduler([bucket], ALONE)
+    scheduler = CommScheduler([bucket], _alone())
     _marks([bucket])[0]()
     scheduler.wait_pending_comm_ops()
     bucket.records[0].mark_ready = None  # it holds the scheduler
@@ -262,7 +268,7 @@ def _fail(name: str) -> None:
 def test_an_error_of_an_operation_surfaces_where_it_is_waited_for_and_stays() -> None:
     launched: list[str] = []
     buckets = [_bucket("0", 1, FunctionOp(_fail)), _bucket("1", 1, FunctionOp(launched.append))]
-    scheduler = CommScheduler(buckets, ALONE)
+    scheduler = CommScheduler(buckets, _alone())
     for mark in _marks(buckets):
         mark()
     with pytest.raises(KeyError, match="of bucket 0"):
@@ -278,7 +284,7 @@ def test_an_error_of_an_operation_surfaces_where_it_is_waited_for_and_stays() ->
 
 def test_an_error_of_an_inline_operation_surfaces_at_the_mark() -> None:
     bucket = _bucket("0", 1, FunctionOp(_fail, inline=True))
-    scheduler = CommScheduler([bucket], ALONE)
+    scheduler = CommScheduler([bucket], _alone())
     with pytest.raises(KeyError, match="of bucket 0"):
         _marks([bucket])[0]()
     scheduler.close()
@@ -290,14 +296,14 @@ def test_an_error_of_an_inline_operation_surfaces_at_the_mark() -> None:
 def test_names_and_tensors_are_in_one_bucket() -> None:
     one, other = _bucket("b", 1), _bucket("b", 1)
     with pytest.raises(ValueError, match=r"'b\.0' of bucket 'b' is already in bucket 'b'"):
-        CommScheduler([one, other], ALONE)
+        CommScheduler([one, other], _alone())
     with pytest.raises(ValueError, match="already in bucket"):
-        CommScheduler([one, Bucket(one.tensors, "again")], ALONE)
+        CommScheduler([one, Bucket(one.tensors, "again")], _alone())
 
 
 def test_after_close_there_is_nothing_to_mark() -> None:
     bucket = _bucket("b", 1)
     tensor: Any = bucket.tensors[0]
-    CommScheduler([bucket], ALONE).close()
+    CommScheduler([bucket], _alone()).close()
     with pytest.raises(RuntimeError, match=r"'b\.0' belongs to no bucket"):
         tensor.bagua_mark_communication_ready()

@@ -1,16 +1,11 @@
-"""tools/convergence without ranks: tasks, sharding, the schedule, statistics, verdicts, the order of trainings, output.
-Real ranks are in tests/distributed/test_convergence.py."""
+"""tools/convergence without ranks: tasks, sharding, the schedule, what is compared with what. Statistics and output are
+in test_convergence_report.py, real ranks in tests/distributed/test_convergence.py."""
 
 from __future__ import annotations
 
 import functools
-import io
-import json
-import math
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +15,6 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "convergence"))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
 
-from convergence_comparison import statistics
 from convergence_comparison.catalogue import (
     ADAM,
     BASELINE,
@@ -32,54 +26,10 @@ from convergence_comparison.catalogue import (
     learning_rate_of,
     optimizer_of,
 )
-from convergence_comparison.comparison_run import ComparisonRun, Outcome, trainings_of
-from convergence_comparison.figure import differences, style_of, write_figure
-from convergence_comparison.options import Options, parse_options
 from convergence_comparison.replicas import put_back, snapshot
-from convergence_comparison.report import closing_lines, render, write_document
 from convergence_comparison.sharding import evaluation_share, shard, steps_per_epoch
-from convergence_comparison.statistics import (
-    HOLDS,
-    Difference,
-    TrainingResult,
-    difference_of,
-    faults_of,
-    relative_difference_of,
-    rows_of,
-    verdict,
-)
 from convergence_comparison.task import Split, Task, build_task
 from convergence_comparison.training import CURVE_POINTS, curve_steps, learning_rate_factor
-
-from bagua.net.bench.errors import BenchError
-from bagua.net.bench.machine import describe_machine
-from bagua.net.bench.progress import Progress
-
-POINTS = [0.0, 1.0, 2.0]
-
-
-def options(*words: str) -> Options:
-    return parse_options(["--device", "cpu", *words])
-
-
-def training(case: str, seed: int, test_loss: float, accuracy: float | None = 0.9, **changes: Any) -> TrainingResult:
-    fields: dict[str, Any] = {
-        "task": "digits",
-        "case": case,
-        "seed": seed,
-        "steps": 100,
-        "seconds": 2.0,
-        "train_loss": test_loss / 2,
-        "test_loss": test_loss,
-        "accuracy": accuracy,
-        "replica_test_loss": test_loss,
-        "spread": 0.0,
-        "averages": None,
-        "staleness": None,
-        "curve_epochs": POINTS,
-        "curve_loss": [3.0, 2 * test_loss, test_loss],
-    }
-    return TrainingResult(**{**fields, **changes})
 
 
 @pytest.fixture(params=list(TASKS))
@@ -245,253 +195,8 @@ class TestCatalogue:
 
     def test_baselines_come_on_top(self) -> None:
         assert cases_of("digits", ("bytegrad", "qadam")) == (BASELINE, "bytegrad", BASELINE_ADAM, "qadam")
-        assert trainings_of(options("--seeds", "2", "--algorithms", "bytegrad")) == 2 * 2 * len(TASKS)
 
     def test_nothing_is_reduced_within_a_node_without_being_said(self) -> None:
         for case in CASES.values():
             if case.algorithm not in ("gradient_allreduce", "async"):
                 assert case.options["hierarchical"] is False
-
-
-class TestStatistics:
-    def test_differences_are_paired(self) -> None:
-        """Seeds differ more than algorithms do, and their spread is not the error of the difference."""
-        gap = difference_of([11.0, 21.0, 31.5], [10.0, 20.0, 30.0])
-        assert gap.mean == pytest.approx(3.5 / 3)
-        assert gap.error == pytest.approx(0.5 / 3)
-        relative = relative_difference_of([11.0, 21.0], [10.0, 20.0])
-        assert (relative.mean, relative.error) == pytest.approx((100 / 15, 0.0))
-        assert difference_of([1.0], [0.5]) == Difference(0.5, None)
-
-    @pytest.mark.parametrize("broken", [math.nan, math.inf])
-    def test_what_is_no_number_is_close_to_nothing(self, broken: float) -> None:
-        assert difference_of([broken, 1.0], [1.0, 1.0]).mean == math.inf
-        assert relative_difference_of([broken], [1.0]).mean == math.inf
-        trainings = [training(BASELINE, 1, 0.1), training("bytegrad", 1, broken)]
-        row = rows_of([*trainings, training(BASELINE, 2, 0.1), training("bytegrad", 2, 0.1)])[1]
-        assert row.falls_short
-        assert row.verdict == "falls short: diverged with 1 of 2 seeds"
-
-    @pytest.mark.parametrize(
-        ("train", "test", "accuracy", "says"),
-        [
-            (0.99, 0.99, -0.49, HOLDS),
-            (1.0, 1.0, -0.5, HOLDS),
-            (-30.0, -5.0, +3.0, HOLDS),
-            (0.0, 1.01, 0.0, "falls short: test loss +1 %"),
-            (2.5, 0.0, -0.51, "falls short: train loss +2.5 %, accuracy -0.51 points"),
-            (0.0, math.nan, None, "falls short: test loss +nan %"),
-            (0.0, 0.0, math.nan, "falls short: accuracy +nan points"),
-        ],
-    )
-    def test_verdicts(self, train: float, test: float, accuracy: float | None, says: str) -> None:
-        points = None if accuracy is None else Difference(accuracy, 0.1)
-        assert verdict(Difference(train, 0.1), Difference(test, None), points) == says
-
-    def test_rows(self) -> None:
-        trainings = [training("bytegrad", seed, loss, acc) for seed, loss, acc in ((1, 0.101, 0.92), (2, 0.203, 0.93))]
-        trainings += [
-            training(BASELINE, seed, loss, acc) for seed, loss, acc in ((1, 0.1, 0.94), (2, 0.2, 0.92), (3, 9, 0))
-        ]
-        baseline, ours = rows_of(trainings)
-        assert (baseline.case, baseline.verdict, baseline.seeds) == (BASELINE, "", 3)
-        assert ours.test_loss.mean == pytest.approx(0.152)
-        assert ours.test_loss_difference is not None
-        assert ours.test_loss_difference.mean == pytest.approx(0.002 / 0.15 * 100)  # of the seeds that both have
-        assert ours.accuracy_difference is not None
-        assert ours.accuracy_difference.mean == pytest.approx(-0.5)
-        assert ours.steps_per_second == 50
-        assert ours.verdict == "falls short: train loss +1.3 %, test loss +1.3 %"
-
-    def test_without_its_baseline_nothing_holds(self) -> None:
-        (row,) = rows_of([training("bytegrad", 1, 0.1)])
-        assert row.falls_short
-
-    def test_losses_alone_make_a_verdict(self) -> None:
-        rows = rows_of([training(case, 1, 0.1, None, task="photographs") for case in (BASELINE, "bytegrad")])
-        assert [row.verdict for row in rows] == ["", HOLDS]
-        assert rows[0].accuracy is rows[1].accuracy_difference is None
-
-    def test_replicas_that_differ_are_a_fault_of_some(self) -> None:
-        apart = [training(case, 2, 0.1, spread=1e-9) for case in ("bytegrad", "async", "decentralized", "qadam")]
-        assert [fault.split(":")[0] for fault in faults_of(apart)] == [
-            "bytegrad with digits, seed 2",
-            "qadam with digits, seed 2",
-        ]
-        assert faults_of([training("bytegrad", 1, 0.1, spread=math.nan)])
-
-    def test_a_training_is_as_long_as_on_its_slowest_rank(self) -> None:
-        event = {"steps": 4, "train_loss": 1, "test_loss": 2, "accuracy": None, "replica_test_loss": 2, "spread": 0.0}
-        event.update(averages=4, staleness=1.5)
-        events = [{**event, "seconds": s, "curve_epochs": [0], "curve_loss": [2]} for s in (1.0, 3.0)]
-        assert statistics.training_result("digits", "async", 1, events).seconds == 3.0
-
-    def test_averages_count_over_all_seeds(self) -> None:
-        trainings = [training("async", seed, 0.1, averages=count) for seed, count in ((1, 10), (2, 30))]
-        assert rows_of(trainings)[0].steps_per_average == 5
-        assert rows_of([training("async", 1, 0.1, averages=0)])[0].steps_per_average is None
-
-
-class StubTeam:
-    def __init__(self, answer: Callable[[Mapping[str, Any]], list[Any]]) -> None:
-        self.facts = {"torch": "2.13.0", "device": "cpu", "threads": 1}
-        self.closed: list[bool] = []
-        self._answer = answer
-
-    def ask(self, operation: str, timeout_s: float, **fields: Any) -> list[Any]:
-        assert (operation, timeout_s) == ("train", 300.0)
-        return self._answer(fields)
-
-    def close(self, *, failed: bool) -> None:
-        self.closed.append(failed)
-
-
-def answers(seconds: float = 1.0) -> list[Any]:
-    one = {
-        "event": "train",
-        "steps": 10,
-        "seconds": seconds,
-        "parameters": 5,
-        "train_loss": 0.1,
-        "test_loss": 0.2,
-        "accuracy": 0.9,
-        "replica_test_loss": 0.2,
-        "spread": 0.0,
-        "averages": None,
-        "staleness": None,
-        "curve_epochs": POINTS,
-        "curve_loss": [3, 2, 0.2],
-        "train_samples": 100,
-        "test_samples": 20,
-        "train_targets": 100,
-        "test_targets": 20,
-    }
-    return [one, dict(one)]
-
-
-class TestRun:
-    def run(self, given: Options, answer: Callable[[Mapping[str, Any]], list[Any]], clock: Any) -> tuple[Outcome, Any]:
-        teams: list[StubTeam] = []
-
-        def start() -> StubTeam:
-            teams.append(StubTeam(answer))
-            return teams[-1]
-
-        progress = Progress(1, stream=io.StringIO())
-        return ComparisonRun(given, start, progress, clock).run(), teams
-
-    def test_algorithms_take_turns_within_a_seed(self) -> None:
-        asked: list[tuple[str, str, int]] = []
-
-        def answer(fields: Mapping[str, Any]) -> list[Any]:
-            asked.append((fields["task"], fields["case"], fields["seed"]))
-            return answers()
-
-        given = options("--tasks", "digits,photographs", "--algorithms", "bytegrad,async", "--seeds", "2")
-        outcome, teams = self.run(given, answer, lambda: 0.0)
-        order = [BASELINE, "bytegrad", "async"]
-        turned = [*order[1:], order[0]]
-        tasks = ("digits", "photographs")
-        assert asked == [(task, case, 1) for task in tasks for case in order] + [
-            (task, case, 2) for task in tasks for case in turned
-        ]
-        assert len(outcome.trainings) == 12
-        assert not outcome.errors
-        assert [team.closed for team in teams] == [[False]]
-
-    def test_what_failed_is_left_out_and_the_rest_goes_on_with_other_ranks(self) -> None:
-        def answer(fields: Mapping[str, Any]) -> list[Any]:
-            if fields["case"] == "async":
-                raise BenchError("rank 1 died")
-            return answers()
-
-        outcome, teams = self.run(
-            options("--tasks", "digits", "--algorithms", "async", "--seeds", "3"), answer, lambda: 0
-        )
-        assert outcome.errors == ["async with digits, seed 1: rank 1 died"]
-        assert [one.case for one in outcome.trainings] == [BASELINE] * 3
-        assert [team.closed for team in teams] == [[True], [False]]
-
-    def test_no_training_begins_that_would_be_late(self) -> None:
-        now = [0.0]
-
-        def answer(_: Mapping[str, Any]) -> list[Any]:
-            now[0] += 4.0
-            return answers()
-
-        given = options("--tasks", "digits", "--algorithms", "bytegrad", "--seeds", "3", "--time-limit", "15")
-        outcome, _ = self.run(given, answer, lambda: now[0])
-        assert len(outcome.trainings) == 3
-        (error,) = outcome.errors
-        assert error.startswith("--time-limit 15 s ended the run at seed 2 of 3, before gradient_allreduce with digits")
-
-
-class TestOutput:
-    @pytest.fixture
-    def outcome(self) -> Outcome:
-        trainings = [training(case, seed, 0.1 * seed) for seed in (1, 2) for case in (BASELINE, "bytegrad")]
-        trainings.append(training("async", 1, 0.2, 0.8, spread=0.01, replica_test_loss=0.4))
-        sizes = {"digits": {"train_samples": 100, "test_samples": 20, "parameters": 5}}
-        return Outcome(trainings, {"torch": "2.13.0", "device": "cpu", "threads": 1}, sizes, ["an error"], ["a note"])
-
-    def test_the_table(self, outcome: Outcome) -> None:
-        rows = rows_of(outcome.trainings)
-        lines = render(rows).splitlines()
-        assert len({line.index("loss") for line in lines[:1]}) == 1
-        assert [line.split()[1] for line in lines[2:]] == [BASELINE, "bytegrad", "async"]
-        assert lines[3].endswith("holds")
-        assert "falls short: train loss +1e+02 %, test loss +1e+02 %, accuracy -10 points" in lines[4]
-        assert "1.0e-02" in lines[4]
-        assert "\x1b" not in "".join(lines)
-        assert render(rows, colour=True).count("\x1b[1;97;41m") == 1
-        text = "\n".join(closing_lines(rows, outcome))
-        assert "digits: 100 samples to train with, 20 to test, 5 parameters, 100 steps of 60 samples" in text
-        assert text.endswith("note: a note\nERROR: an error")
-
-    def test_the_document(self, outcome: Outcome, tmp_path: Path) -> None:
-        path = tmp_path / "convergence.json"
-        write_document(path, options(), rows_of(outcome.trainings), outcome, describe_machine())
-        document = json.loads(path.read_text())
-        assert [row["case"] for row in document["summary"]] == [BASELINE, "bytegrad", "async"]
-        assert len(document["trainings"]) == 5
-        assert document["tasks"]["digits"]["learning_rates"] == dict(TASKS["digits"].learning_rates)
-        assert document["algorithms"][1]["options"] == {"hierarchical": False}
-
-    def test_the_figure(self, outcome: Outcome, tmp_path: Path) -> None:
-        pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'bagua[plot]'")
-        path = tmp_path / "convergence.png"
-        write_figure(path, outcome.trainings, "title", "caption")
-        assert path.read_bytes().startswith(b"\x89PNG")
-        gaps = differences(outcome.trainings, "digits", "async")
-        assert [round(gap.mean) for gap in gaps] == [0, 100, 100]
-        assert differences(outcome.trainings, "digits", BASELINE) == []
-        assert len({style_of(case)[0] for case in CASES}) == len(CASES)
-
-
-class TestOptions:
-    @pytest.mark.parametrize(
-        ("words", "says"),
-        [
-            (["--tasks", "digits,letters"], "unknown task 'letters'; give one or several, with commas, of digits"),
-            (["--algorithms", "adam"], "unknown algorithm 'adam'"),
-            (["--nproc-per-node", "5"], "5 is outside 2..4"),
-            (["--seeds", "0"], "0 is outside 1..100"),
-            (["--json", "/nowhere/a.json"], "folder '/nowhere' does not exist"),
-            (["--plot", "curves.gif"], "has suffix '.gif'"),
-            (["--seed", "3"], "unrecognized arguments"),
-        ],
-    )
-    def test_errors_name_value_and_remedy(
-        self, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with pytest.raises(SystemExit) as ended:
-            options(*words)
-        assert ended.value.code == 2
-        assert says in capsys.readouterr().err
-
-    def test_a_rank_needs_a_gpu_of_its_own(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert parse_options([], gpus=lambda: 2).device == "cuda"
-        assert parse_options([], gpus=lambda: 1).device == "cpu"
-        with pytest.raises(SystemExit):
-            parse_options(["--device", "cuda"], gpus=lambda: 1)
-        assert "--nproc-per-node 2 needs as many GPUs, this machine shows 1" in capsys.readouterr().err

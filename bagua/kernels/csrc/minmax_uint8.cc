@@ -277,13 +277,19 @@ void decompress_reduce_compress(const uint8_t* received, bool average, const Chu
   write_padding(out, versions);
   if (versions.block <= kSliceElements) {
     in_parts(ranges, versions.block * versions.count, execution, [&](size_t first, size_t last) {
-      alignas(64) float sum[kSliceElements];
-      for (size_t range = first; range < last; ++range) {
+      alignas(64) float sums[2][kSliceElements];
+      // A range is quantized after the next has been summed: what that waits for is then there.
+      Extent extents[2];
+      const auto finish = [&](size_t range) {
         const Span span = span_of(versions, range);
-        const Extent extent = canonical(sum_of(range, span, sum));
-        write_extent(out, range, extent);
-        quantize(kernel, sum, span.count, extent, out + header + span.first, store);
+        write_extent(out, range, extents[range % 2]);
+        quantize(kernel, sums[range % 2], span.count, extents[range % 2], out + header + span.first, store);
+      };
+      for (size_t range = first; range < last; ++range) {
+        extents[range % 2] = canonical(sum_of(range, span_of(versions, range), sums[range % 2]));
+        if (range > first) finish(range - 1);
       }
+      if (last > first) finish(last - 1);
     });
     return;
   }

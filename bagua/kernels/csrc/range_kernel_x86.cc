@@ -203,19 +203,21 @@ Extent decode_sum(const uint8_t* bytes, size_t stride, const Levels* levels, siz
   size_t done = 0;
   for (; done + kGroup <= count; done += kGroup) {
     Lanes sums[kRegisters];
+    // Processors do not foresee what is read of many versions at once.
+    const auto levels_of = [&](size_t version, auto&& take) {
+      const Decoder decoder(levels[version]);
+      const uint8_t* from = bytes + version * stride + done;
+      __builtin_prefetch(from + kAheadBytes);
+      for (size_t i = 0; i < kRegisters; ++i) take(i, decoder.level(from + i * kLanes));
+    };
     size_t version = 0;
     if (more) {
       for (size_t i = 0; i < kRegisters; ++i) sums[i] = load(sum + done + i * kLanes);
     } else {
-      const Decoder decoder(levels[version++]);
-      for (size_t i = 0; i < kRegisters; ++i) sums[i] = decoder.level(bytes + done + i * kLanes);
+      levels_of(version++, [&](size_t i, Lanes values) { sums[i] = values; });
     }
     for (; version < versions; ++version) {
-      const Decoder decoder(levels[version]);
-      const uint8_t* from = bytes + version * stride + done;
-      // Processors do not foresee what is read of many versions at once.
-      __builtin_prefetch(from + kAheadBytes);
-      for (size_t i = 0; i < kRegisters; ++i) sums[i] = add(sums[i], decoder.level(from + i * kLanes));
+      levels_of(version, [&](size_t i, Lanes values) { sums[i] = add(sums[i], values); });
     }
     for (size_t i = 0; i < kRegisters; ++i) {
       sums[i] = multiply(sums[i], factors);

@@ -80,7 +80,9 @@ class Probe:
             torch.cuda.synchronize(self._device)
             most = torch.cuda.max_memory_allocated(self._device)
             return Use(self._used() - self._before, most - self._before)
-        return Use(self._used() - self._before, self._resident("VmHWM") - self._resident_before)
+        kept = self._used() - self._before
+        # Pages that were never written are in use, and not resident.
+        return Use(kept, max(kept, self._resident("VmHWM") - self._resident_before))
 
     def _used(self) -> int:
         if self._device.type == "cuda":

@@ -67,7 +67,7 @@ def row_of(case: str, found: Measured, plain: Measured, ranks: int, transport: i
 
 
 def _most(name: str, events: Sequence[Event], plain: Sequence[Event]) -> int:
-    return max(event[name] - other[name] for event, other in zip(events, plain, strict=True))
+    return max(int(event[name]) - int(other[name]) for event, other in zip(events, plain, strict=True))
 
 
 def _per_parameter(count: float, row: Row) -> str:
