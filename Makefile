@@ -18,6 +18,8 @@ PERF_BASE ?=
 PERF_ARGS ?=
 # E.g.: make sweep SWEEP_ARGS="--rates 1G,10G --delays 0,5ms"   (see --help)
 SWEEP_ARGS ?=
+# E.g.: make convergence CONVERGENCE_ARGS="--tasks digits --algorithms bytegrad --seeds 3"
+CONVERGENCE_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,7 +41,7 @@ CMAKE_CPP_TESTS := -DBAGUA_BUILD_TESTS=ON -DBAGUA_BUILD_PYTHON=OFF -DCMAKE_COMPI
 .PHONY: help
 help: ## Show this list
 	@echo "usage: make TARGET"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # --- set-up ----------------------------------------------------------------------------------------------------------
 
@@ -116,10 +118,11 @@ sweep: $(VENV)/.bagua ## Which algorithm is the fastest at which rate and delay 
 	@PYTHONPATH=tools $(BIN)/python -m sweep --json build/sweep/results.json --plot build/sweep/winners.png $(SWEEP_ARGS)
 
 .PHONY: convergence
-convergence: $(VENV)/.bagua ## Does every algorithm train as well as gradient all-reduce? Half an hour
+convergence: $(VENV)/.bagua ## Does every algorithm train as well as gradient all-reduce? Half an hour on two cores
 	@mkdir -p build/convergence
+	@echo "== convergence $(CONVERGENCE_ARGS)"
 	@$(BIN)/python tools/convergence/compare_convergence.py \
-	  --json build/convergence/results.json --plot build/convergence/curves.png
+	  --json build/convergence/results.json --plot build/convergence/curves.png $(CONVERGENCE_ARGS)
 
 .PHONY: test
 test: $(VENV)/.bagua cpp-tests ## Run every test, C++ and Python
