@@ -65,9 +65,11 @@ def leave_pid(folder: str) -> None:
 
 
 def one_raises(folder: str) -> None:
+    print(f"rank {rank()} says something", flush=True)
     leave_pid(folder)
-    print(f"rank {rank()} says something")
     if rank() == 1:
+        # Only then: a rank that is slow to start may be stopped before it has said anything.
+        wait_until(lambda: len(list(Path(folder).iterdir())) == 3, "all ranks have spoken", 30)
         raise KeyError("the reason")
     threading.Event().wait()
 
@@ -81,7 +83,7 @@ def test_a_rank_that_raises_ends_the_others_and_every_story_is_told(tmp_path: Pa
     for other in (0, 2):
         assert f"rank {other} was stopped" in story
         assert f"rank {other} says something" in story
-    assert story.count(f'test_rank_runner.py", line {one_raises.__code__.co_firstlineno + 5} in one_raises') == 2
+    assert story.count(f'test_rank_runner.py", line {one_raises.__code__.co_firstlineno + 7} in one_raises') == 2
     assert len(list(tmp_path.iterdir())) == 3
     assert living_pids(tmp_path) == []
 
