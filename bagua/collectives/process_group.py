@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from bagua.collectives import group_topology, torch_internals
+from bagua.collectives import gloo_exit, group_topology, torch_internals
 from bagua.collectives.communicator import BaguaCommunicator, CommMember, TorchGroupReference
 from bagua.collectives.member_group import create_member_group
 
@@ -53,6 +53,7 @@ class BaguaProcessGroup:
         self._topology: group_topology.GroupTopology | None = None
         _groups_by_name[self.group_name] = self
         if torch_group is not None:
+            gloo_exit.expect_groups()
             group_topology.publish_place(dist.get_rank())
 
     @property
@@ -202,6 +203,20 @@ def new_group(ranks: Sequence[int] | None = None, stream: torch.cuda.Stream | No
     group = dist.new_group(members, timeout=default.timeout)
     is_member = dist.get_rank() in members
     return BaguaProcessGroup(group if is_member else None, members, stream, default.timeout)
+
+
+def twin_of(group: BaguaProcessGroup, backend: str | None = None) -> BaguaProcessGroup:
+    """Another group of the same ranks, for communication that goes on beside that of `group`: collectives of one group
+    must have one order. Every member calls it, and keeps it alive.
+
+    Args:
+        backend: as torch.distributed.new_group has it; None: that of the default group.
+
+    Raises:
+        dist.DistError: a member did not call within the group's timeout.
+    """
+    ranks = sorted(group.ranks)
+    return BaguaProcessGroup(create_member_group(ranks, group.timeout, backend), ranks, timeout=group.timeout)
 
 
 def from_torch_group(group: dist.ProcessGroup, stream: torch.cuda.Stream | None = None) -> BaguaProcessGroup:

@@ -5,13 +5,12 @@ all hooks on the group share it. `run` is called by autograd's thread, in the or
 same on all ranks.
 
 With CUDA the function runs at once, on that thread, and queues its work on the group's stream, which waits for the
-gradients; the host waits for nothing. On CPU the function blocks, so a thread of its own runs it.
+gradients; the host waits for nothing. On CPU the function blocks, so a communication thread runs it.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
+import concurrent.futures
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,14 +20,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from bagua.collectives.member_group import create_member_group
-from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.collectives.process_group import BaguaProcessGroup, twin_of
+from bagua.engine.comm_thread import join_thread
 from bagua.engine.failure_report import failures_named
 
 Work = Callable[[], Tensor]
 
+_Finished = concurrent.futures.Future[Tensor]
+
 _WHAT = "the communication of a DDP bucket"
-_STOP_S = 5.0
 
 
 class Background(ABC):
@@ -61,61 +61,31 @@ class StreamBackground(Background):
 
 
 class ThreadBackground(Background):
-    """A thread, and a group of its own: DDP's own collectives are started by autograd's thread meanwhile, and those of
-    one group must have one order."""
+    """The communication thread of a group of its own: DDP's own collectives are started by autograd's thread meanwhile,
+    and those of one group must have one order."""
 
     def __init__(self, group: BaguaProcessGroup) -> None:
-        ranks = sorted(group.ranks)
         with failures_named(group, "making the group of a communication hook"):
-            torch_group = create_member_group(ranks, group.timeout)
-        super().__init__(BaguaProcessGroup(torch_group, ranks, timeout=group.timeout))
-        self._jobs: _Jobs = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=_serve, args=(self._jobs, self.group), name="bagua-comm-hook", daemon=True
-        )
-        self._thread.start()
-        weakref.finalize(self, _stop, self._jobs, self._thread)
+            super().__init__(twin_of(group))
+        self._thread = join_thread(self.group)
+        weakref.finalize(self, self._thread.leave)
 
     def run(self, work: Work, device: torch.device) -> Future[Tensor]:
-        done: Future[Tensor | Exception] = Future()
+        group = self.group
+        done: Future[_Finished] = Future()
         # Only what a callback raises is an error for C++ too; `set_exception` is known to Python alone.
         result: Future[Tensor] = done.then(_result)
-        self._jobs.put((work, done))
+
+        def communicate() -> Tensor:
+            with failures_named(group, _WHAT):
+                return work()
+
+        self._thread.submit(communicate).add_done_callback(done.set_result)
         return result
 
 
-_Jobs = queue.SimpleQueue[tuple[Work, Future[Tensor | Exception]] | None]
-
-
-def _serve(jobs: _Jobs, group: BaguaProcessGroup) -> None:
-    """After a failure the rest fails likewise: the peers would not understand messages that come out of order."""
-    failure: Exception | None = None
-    while (job := jobs.get()) is not None:
-        work, done = job
-        outcome: Tensor | Exception
-        try:
-            if failure is not None:
-                raise failure
-            with failures_named(group, _WHAT):
-                outcome = work()
-        except Exception as error:
-            outcome = failure = error
-        done.set_result(outcome)
-        # Not kept until the next job, which may never come: they refer to the owner of this thread.
-        del job, work, done, outcome
-
-
-def _result(done: Future[Tensor | Exception]) -> Tensor:
-    outcome = done.value()
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
-
-
-def _stop(jobs: _Jobs, thread: threading.Thread) -> None:
-    jobs.put(None)
-    if threading.current_thread() is not thread:
-        thread.join(timeout=_STOP_S)
+def _result(done: Future[_Finished]) -> Tensor:
+    return done.value().result()
 
 
 # By torch group, which the values do not hold, and kind of device.

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bagua.collectives import torch_internals
-from bagua.collectives.member_group import create_member_group
-from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.collectives.process_group import BaguaProcessGroup, twin_of
 from bagua.engine.failure_report import failures_named
 
 FIRST_LOOK_S = 0.0005  # at an event of the GPU; doubles each time
@@ -115,6 +114,5 @@ def create_averaging_group(group: BaguaProcessGroup, device: torch.device) -> Av
     if device.type != "cpu":
         theirs = torch_internals.backend_name(group.get_global_communicator().torch_group, device)
         backend = "gloo" if theirs == "gloo" else f"cpu:gloo,{device.type}:{theirs}"
-    ranks = sorted(group.ranks)
-    owned = create_member_group(ranks, group.timeout, backend)
-    return AveragingGroup(BaguaProcessGroup(owned, ranks, timeout=group.timeout), owned)
+    twin = twin_of(group, backend)
+    return AveragingGroup(twin, twin.torch_group)

@@ -12,14 +12,14 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
     from bagua.collectives.process_group import BaguaProcessGroup
 
-_Job = tuple[Callable[[], None], Future[None]]
+_Job = tuple[Callable[[], Any], Future[Any]]
 
 # How long the last user waits for the thread's end.
 _JOIN_SECONDS = 5.0
@@ -37,11 +37,14 @@ class CommThread:
         self._users = 0
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=_serve, args=(self._jobs,), name="bagua-comm", daemon=True)
+
+    def start(self) -> None:
+        """Once. Jobs may have been submitted before."""
         self._thread.start()
 
-    def submit(self, job: Callable[[], None]) -> Future[None]:
-        """Any thread. The future has the job's exception, or that of the one that failed before it."""
-        future: Future[None] = Future()
+    def submit(self, job: Callable[[], Any]) -> Future[Any]:
+        """Any thread. The future has the job's result or exception, or the exception of one that failed before it."""
+        future: Future[Any] = Future()
         self._jobs.put((job, future))
         return future
 
@@ -70,23 +73,28 @@ def join_thread(group: BaguaProcessGroup) -> CommThread:
     assert group.torch_group is not None, "members only"
     with _lock:
         thread = _threads.get(group.torch_group)
+        is_new = thread is None
         if thread is None:
             thread = _threads[group.torch_group] = CommThread()
         thread._users += 1
-        return thread
+    if is_new:
+        # Without the lock: `start` waits for the new thread, which may collect garbage first and so call `leave`.
+        thread.start()
+    return thread
 
 
 def _serve(jobs: queue.SimpleQueue[_Job | None]) -> None:
     failure: BaseException | None = None
     while (entry := jobs.get()) is not None:
         job, future = entry
+        result = None
         if failure is None:
             try:
-                job()
+                result = job()
             except BaseException as error:  # whoever waits for the future raises it
                 failure = error
         if failure is not None:
             future.set_exception(failure)
         else:
-            future.set_result(None)
-        del entry, job, future  # they hold the bucket while the queue is empty
+            future.set_result(result)
+        del entry, job, future, result  # they hold the bucket while the queue is empty

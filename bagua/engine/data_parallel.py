@@ -208,9 +208,9 @@ class BaguaDistributedDataParallel:
         Raises:
             ValueError: the state is of another algorithm, or of something else than an engine.
         """
-        expected = {"train_step_counter", "algorithm"}
-        if set(state) != expected:
-            raise ValueError(f"a state of an engine has {sorted(expected)}, this has {sorted(state)}")
+        mine = self.state_dict()
+        _check_state("an engine", mine, state)
+        _check_state(type(self.bagua_algorithm).__name__, mine["algorithm"], state["algorithm"])
         self.bagua_algorithm.load_state_dict(self, state["algorithm"])
         self.bagua_train_step_counter = int(state["train_step_counter"])
 
@@ -391,6 +391,14 @@ class BaguaDistributedDataParallel:
         raise RuntimeError(
             f"{when}: {len(names)} of {len(self._parameters)} parameters got no gradient in the last backward pass, so"
             f" that their buckets were not communicated: {shown}. {remedy}"
+        )
+
+
+def _check_state(owner: str, expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    if set(given) != set(expected):
+        raise ValueError(
+            f"a state of {owner} has {sorted(expected)}, this has {sorted(given)}: wrap the module with the algorithm"
+            " that the state was saved with"
         )
 
 

@@ -173,7 +173,10 @@ def _resumed_in_warmup() -> None:
     assert later.bagua_algorithm.status == "running"
     error = message_of(RuntimeError, lambda: later.bagua_ddp.load_state_dict(saved[2]))
     assert "5 of 8 steps of the warm-up" in error
-    assert "GradientAllReduce" not in message_of(ValueError, lambda: later.bagua_algorithm.load_state_dict(None, {}))
+    other = {**saved[2], "algorithm": {}}
+    error = message_of(ValueError, lambda: later.bagua_ddp.load_state_dict(other))
+    assert "a state of AsyncModelAverageAlgorithmImpl has ['warmup_steps_done']" in error
+    assert "GradientAllReduce" not in error
     later.bagua_algorithm.abort(later)
 
 

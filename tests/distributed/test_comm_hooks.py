@@ -161,7 +161,7 @@ def _states() -> None:
     for result in results[1:]:
         check_equal(result, results[0])
     if device.type == "cpu":
-        threads = [one for one in threading.enumerate() if one.name == "bagua-comm-hook"]
+        threads = [one for one in threading.enumerate() if one.name == "bagua-comm"]
         assert len(threads) == 2, "one for each torch group, not for each model"
 
 
@@ -583,7 +583,7 @@ def _begun_again(path: str) -> None:
         model = torch_ddp(mlp(0, device))
         model.register_comm_hook(None, bytegrad)
         loss_of(model, batches(rank, 1, device)[0]).backward()
-        threads = [one for one in threading.enumerate() if one.name == "bagua-comm-hook"]
+        threads = [one for one in threading.enumerate() if one.name == "bagua-comm"]
         assert len(threads) == (1 if device.type == "cpu" else 0)
         del model
         dist.destroy_process_group()

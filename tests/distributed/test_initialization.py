@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -185,3 +186,26 @@ def contradict() -> None:
 
 def test_contradiction_with_torch() -> None:
     run_ranks(1, contradict)
+
+
+# In place of a thread of gloo's that drops the last tensors: it comes back to Python when the program has ended.
+LATE = """
+import threading, time
+import bagua.torch_api as bagua
+
+bagua.init_process_group()
+ended = threading.Event()
+
+def late():
+    ended.wait()
+    time.sleep(0.01)
+    print("through", flush=True)
+
+threading.Thread(target=late, daemon=True).start()
+ended.set()
+"""
+
+
+def test_threads_of_gloo_get_the_interpreter_once_more_at_the_end() -> None:
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout) == (0, "through\n"), done.stderr

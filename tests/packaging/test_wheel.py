@@ -1,12 +1,13 @@
 """What a user gets: the source distribution, the wheel built from it, and both ways to install, outside this tree.
 
-The package is compiled twice here (once from the source distribution, once as an editable install), so everything
-below shares session fixtures and runs in one pytest worker.
+The package is compiled twice here, from the source distribution and as an editable install: by the pytest worker that
+needs it first; the others wait and take what it made.
 """
 
 from __future__ import annotations
 
 import configparser
+import fcntl
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from email.parser import Parser
 from pathlib import Path
@@ -31,9 +33,9 @@ KERNELS = "bagua/kernels/_minmax_uint8" + SUFFIX
 LIBRARY = "bagua/net/lib/libnccl-net.so"
 DRIVER = "bagua/net/bin/bagua-net-driver"
 COMPILED = {EXTENSION, KERNELS, LIBRARY, DRIVER}
-BUILD_DEADLINE_S = 900
+BUILD_DEADLINE_S = 360
 
-pytestmark = [pytest.mark.xdist_group("wheel"), pytest.mark.timeout(2 * BUILD_DEADLINE_S)]
+pytestmark = pytest.mark.timeout(2 * BUILD_DEADLINE_S)
 
 
 def run(*command: str | Path, timeout: float = 60, cwd: Path | None = None, **variables: str) -> str:
@@ -77,21 +79,39 @@ def source_files(pattern: str) -> set[str]:
     return {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "bagua").rglob(pattern)}
 
 
+def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that `make` has filled, in one worker of this run; the others wait for that one."""
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    base = tmp_path_factory.getbasetemp().parent if is_worker else tmp_path_factory.getbasetemp()
+    folder = base / name
+    with (base / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (base / f"{name}.done").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+            folder.mkdir()
+            make(folder)
+            (base / f"{name}.done").touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def source_distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sdist")
-    call = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
-    run(sys.executable, "-c", call, folder, timeout=120, cwd=REPOSITORY)
-    (archive,) = folder.iterdir()
+    def make(folder: Path) -> None:
+        call = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+        run(sys.executable, "-c", call, folder, timeout=120, cwd=REPOSITORY)
+
+    (archive,) = made_once(tmp_path_factory, "sdist", make).iterdir()
     return archive
 
 
 @pytest.fixture(scope="session")
 def wheel(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from the source distribution, so that a file that it lacks is found here."""
-    folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source_distribution)
-    (built,) = folder.iterdir()
+
+    def make(folder: Path) -> None:
+        pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source_distribution)
+
+    (built,) = made_once(tmp_path_factory, "wheel", make).iterdir()
     return built
 
 
@@ -109,6 +129,10 @@ class Installation:
 
 def make_environment(folder: Path) -> Installation:
     venv.create(folder, with_pip=False, symlinks=True)
+    return installation_in(folder)
+
+
+def installation_in(folder: Path) -> Installation:
     python = folder / "bin" / "python"
     site_packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     return Installation(python, Path(site_packages))
@@ -125,22 +149,25 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installa
 @pytest.fixture(scope="session")
 def editable(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """An editable install of a copy of this tree: a build must not touch the tree that other tests read."""
-    folder = tmp_path_factory.mktemp("editable")
-    tree = folder / "tree"
-    shutil.copytree(
-        REPOSITORY, tree, ignore=shutil.ignore_patterns(".git", ".venv", "build", "dist", "__pycache__", ".*_cache")
-    )
-    installation = make_environment(folder / "venv")
-    # pip and the build backend come from the environment that runs the tests, but not the bagua that is in it.
-    backend = folder / "backend"
-    backend.mkdir()
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if "bagua" not in entry.name and entry.suffix != ".pth":
-            (backend / entry.name).symlink_to(entry)
-    (installation.site_packages / "backend.pth").write_text(f"{backend}\n")
-    options = ["--no-deps", "--no-index", "--no-build-isolation", "--config-settings=cmake.build-type=Debug"]  # faster
-    pip("install", *options, "--editable", tree, python=installation.python)
-    return installation
+
+    def make(folder: Path) -> None:
+        tree = folder / "tree"
+        shutil.copytree(
+            REPOSITORY, tree, ignore=shutil.ignore_patterns(".git", ".venv", "build", "dist", "__pycache__", ".*_cache")
+        )
+        installation = make_environment(folder / "venv")
+        # pip and the build backend come from the environment that runs the tests, but not the bagua that is in it.
+        backend = folder / "backend"
+        backend.mkdir()
+        for entry in Path(sysconfig.get_path("purelib")).iterdir():
+            if "bagua" not in entry.name and entry.suffix != ".pth":
+                (backend / entry.name).symlink_to(entry)
+        (installation.site_packages / "backend.pth").write_text(f"{backend}\n")
+        options = ["--no-deps", "--no-index", "--no-build-isolation"]
+        options.append("--config-settings=cmake.build-type=Debug")  # faster
+        pip("install", *options, "--editable", tree, python=installation.python)
+
+    return installation_in(made_once(tmp_path_factory, "editable", make) / "venv")
 
 
 # --- the source distribution -----------------------------------------------------------------------------------------

@@ -374,13 +374,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         """
         Raises:
             RuntimeError: the warm-up is over here, and not in `state`.
-            ValueError: the state is of another algorithm.
         """
-        if set(state) != {"warmup_steps_done"}:
-            raise ValueError(
-                f"a state of {type(self).__name__} has ['warmup_steps_done'], this has {sorted(state)}: wrap the module"
-                " with the algorithm that the state was saved with"
-            )
         done = int(state["warmup_steps_done"])
         if done < self.warmup_steps and not self.ranks_in_step:
             raise RuntimeError(

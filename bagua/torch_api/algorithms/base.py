@@ -100,16 +100,12 @@ class AlgorithmImpl:
         return {}
 
     def load_state_dict(self, bagua_ddp: BaguaDistributedDataParallel, state: Mapping[str, Any]) -> None:
-        """Go on as the algorithm that gave `state` would. Called after the module was wrapped.
+        """Go on as the algorithm that gave `state` would. Called after the module was wrapped, with a state that has
+        the names of this one's `state_dict()`. Nothing by default.
 
         Raises:
-            ValueError: the state is of another algorithm.
+            ValueError: the state does not fit the module.
         """
-        if state:
-            raise ValueError(
-                f"{type(self).__name__} has no state, but was given {sorted(state)}: wrap the module with the algorithm"
-                " that the state was saved with"
-            )
 
 
 class Algorithm:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from bagua.collectives.member_group import create_member_group
-from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.collectives.process_group import BaguaProcessGroup, twin_of
 from bagua.comm_ops.decentralized import PeerWeightAverage
 from bagua.comm_ops.peer_selection import check_peer_selection
 from bagua.comm_ops.public_bucket import BaguaBucket
@@ -259,9 +258,6 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
 
     @torch.no_grad()
     def load_state_dict(self, bagua_ddp: BaguaDistributedDataParallel, state: Mapping[str, Any]) -> None:
-        expected = set(self.state_dict())
-        if set(state) != expected:
-            raise ValueError(f"a state of {type(self).__name__} has {sorted(expected)}, this has {sorted(state)}")
         peer_weights: list[Tensor] = state["peer_weights"]
         ours, theirs = (
             [(str(one.dtype), one.numel()) for one in weights]
@@ -287,8 +283,7 @@ def _group_of_its_own(module: nn.Module, group: BaguaProcessGroup) -> BaguaProce
     groups = _groups_of_modules.setdefault(module, weakref.WeakKeyDictionary())
     own = groups.get(group)
     if own is None or not own.is_alive:
-        ranks = sorted(group.ranks)
-        own = groups[group] = BaguaProcessGroup(create_member_group(ranks, group.timeout), ranks, None, group.timeout)
+        own = groups[group] = twin_of(group)
     return own
 
 
