@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import os
-import signal
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -12,39 +10,20 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from support.algorithm_cases import CASES, WARMUP_STEPS, Case, pulling, step
-from support.ranks import device_for, free_port, run_ranks
+from support.dying_rank import VICTIM, begin_to_lose_one, die
+from support.ranks import free_port, run_ranks
 from support.training import TWO_NODES_OF_TWO, loss_of, mlp
 
-import bagua.torch_api as bagua
-from bagua.engine import failure_report
 from bagua.engine.failure_report import CollectiveError
 
-# Of collectives: a rank that has no connection to the one that died notices so, for the others stay until all are done.
-TIMEOUT = datetime.timedelta(seconds=6)
-ROLL_CALL_S = 3.0
-VICTIM = 1
 DEATH = WARMUP_STEPS + 3  # QAdam's warm-up is over
 # Training goes on for so long if nobody notices anything: longer than it may take to notice.
 PATIENCE_S = 30.0
 
 
-def _begin() -> tuple[int, torch.device]:
-    rank = int(os.environ["RANK"])
-    device = device_for(rank)
-    dist.init_process_group(timeout=TIMEOUT)
-    bagua.init_process_group()
-    failure_report.ROLL_CALL_S = ROLL_CALL_S
-    return rank, device
-
-
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _train_until_error(cases: Sequence[Case], how: str) -> tuple[str, tuple[int, ...]]:
-    rank, device = _begin()
+    rank, device = begin_to_lose_one()
     case = next(one for one in cases if str(one) == os.environ["CASE"])
     net = mlp(rank, device)
     optimizer = case.optimizer(net)
@@ -65,13 +44,13 @@ def _train_until_error(cases: Sequence[Case], how: str) -> tuple[str, tuple[int,
 
 def _end_this_rank(how: str, model: Any, optimizer: torch.optim.Optimizer, batch: Any) -> None:
     if how == "before forward":
-        _die()
+        die()
     if how == "in backward":
-        next(model.parameters()).register_hook(lambda _: _die())
+        next(model.parameters()).register_hook(die)
         step(model, optimizer, batch)
     if how == "before step":
         loss_of(model, batch).backward()
-        _die()
+        die()
     try:
         optimizer.zero_grad()
         model(batch[0])

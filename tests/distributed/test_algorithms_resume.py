@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.algorithm_cases import CASES, WARMUP_STEPS, Case, pulling, step
 from support.ranks import run_ranks
-from support.training import TWO_NODES_OF_TWO, begin, check_equal, message_of, mlp
+from support.training import TWO_NODES_OF_TWO, begin, check_equal, engine_of, message_of, mlp
 
 AFTER = 5  # more than the interval, and enough for shift_one to meet all partners
 
@@ -28,18 +28,14 @@ def _made(case: Case, rank: int, device: torch.device, how: str, seed: int = 0) 
     return case.wrap(net, optimizer, how), optimizer
 
 
-def _engine(model: Any) -> Any:
-    return getattr(model, "inner", None) or model.bagua_ddp
-
-
 def _state(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "engine": _engine(model).state_dict()}
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "engine": engine_of(model).state_dict()}
 
 
 def _load(model: Any, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-    _engine(model).load_state_dict(state["engine"])
+    engine_of(model).load_state_dict(state["engine"])
 
 
 def _save(case: Case, steps: int, how: str, folder: str) -> None:
@@ -130,15 +126,15 @@ def _wrong_states(case: Case) -> None:
     rank, device = begin()
     model, optimizer = _made(case, rank, device, "with_bagua")
     step(model, optimizer, pulling(rank, 1, device)[0])
-    saved = _engine(model).state_dict()
+    saved = engine_of(model).state_dict()
     assert saved["train_step_counter"] == 1
     for name in {other.name for other in CASES}:
         other = next(one for one in CASES if one.name == name)
         wrong, _ = _made(other, rank, device, "with_bagua")
-        if list(_engine(wrong).state_dict()["algorithm"]) != list(saved["algorithm"]):
-            message_of(ValueError, lambda: _engine(wrong).load_state_dict(saved))  # noqa: B023
+        if list(engine_of(wrong).state_dict()["algorithm"]) != list(saved["algorithm"]):
+            message_of(ValueError, lambda: engine_of(wrong).load_state_dict(saved))  # noqa: B023
         other.stop(wrong)
-    message_of(ValueError, lambda: _engine(model).load_state_dict({"algorithm": {}}))
+    message_of(ValueError, lambda: engine_of(model).load_state_dict({"algorithm": {}}))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

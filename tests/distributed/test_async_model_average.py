@@ -4,10 +4,8 @@ run, errors. That no order of calls hangs: test_async_schedules.py."""
 from __future__ import annotations
 
 import copy
-import datetime
 import gc
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.ranks import device_for, run_ranks
+from support.dying_rank import VICTIM, begin_to_lose_one, die
+from support.ranks import run_ranks
 from support.training import (
     OPTIMIZERS,
     Branches,
@@ -42,7 +41,6 @@ from support.training import (
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua
-from bagua.engine import failure_report
 from bagua.engine.failure_report import CollectiveError
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
@@ -535,16 +533,8 @@ def test_a_module_that_is_dropped_ends_its_loop(trains: Sequence[int]) -> None:
     run_ranks(2, _dropped, trains)
 
 
-TIMEOUT = datetime.timedelta(seconds=6)
-VICTIM = 1
-
-
 def _killed() -> tuple[str, tuple[int, ...]]:
-    rank = int(os.environ["RANK"])
-    device = device_for(rank)
-    dist.init_process_group(timeout=TIMEOUT)
-    bagua.init_process_group()
-    failure_report.ROLL_CALL_S = 3.0
+    rank, device = begin_to_lose_one()
     net = mlp(rank, device)
     optimizer = _sgd(net)
     _wrap(net, [optimizer], interval_ms=0)
@@ -552,7 +542,7 @@ def _killed() -> tuple[str, tuple[int, ...]]:
     algorithm = net.bagua_algorithm
     _until(lambda: algorithm.staleness.count >= 2, lambda: train(net, optimizer, data))
     if rank == VICTIM:
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
     with pytest.raises(CollectiveError) as raised:
         _until(lambda: False, lambda: train(net, optimizer, data))
     assert algorithm.status == "failed"

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from support.byte_reference import expected, nodes_of, of_all_ranks
 from support.ranks import run_ranks
 from support.training import (
+    NODES,
     NODES_OF_TWO_AND_ONE,
     TWO_NODES_OF_TWO,
     Batch,
@@ -100,9 +101,6 @@ def _against_the_formula(nodes: Nodes, how: str) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_weights_are_those_of_the_formula_on_one_node(ranks: int) -> None:
     run_ranks(ranks, _against_the_formula, [list(range(ranks))], "with_bagua")
-
-
-NODES = {"two nodes of two": TWO_NODES_OF_TWO, "nodes of two and one": NODES_OF_TWO_AND_ONE}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import datetime
 import gc
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -20,10 +19,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.byte_reference import expected, nodes_of, of_all_ranks, rounded
+from support.dying_rank import VICTIM, begin_to_lose_one, die
 from support.ranks import DEVICE_VARIABLE, device_for, run_ranks
 from support.training import (
+    NODES,
     NODES_OF_TWO_AND_ONE,
-    TWO_NODES_OF_TWO,
     Batch,
     Branches,
     ConvNet,
@@ -49,7 +49,6 @@ from bagua.comm_hooks import (
     error_feedback_bytegrad,
     hierarchical_bytegrad,
 )
-from bagua.engine import failure_report
 from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
 
 Hook = Callable[..., Any]
@@ -113,9 +112,9 @@ def test_gradients_are_those_of_the_formula_on_one_node(ranks: int) -> None:
     run_ranks(ranks, _against_the_formula, [list(range(ranks))])
 
 
-@pytest.mark.parametrize("nodes", ["two nodes of two", "nodes of two and one"])
+@pytest.mark.parametrize("nodes", NODES)
 def test_gradients_are_those_of_the_formula_on_two_nodes(nodes: str) -> None:
-    env = {"two nodes of two": TWO_NODES_OF_TWO, "nodes of two and one": NODES_OF_TWO_AND_ONE}[nodes]
+    env = NODES[nodes]
     run_ranks(len(env), _against_the_formula, nodes_of(env), env=env)
 
 
@@ -548,19 +547,15 @@ def test_misuse_is_explained() -> None:
 
 
 def _interrupted(hierarchical: bool) -> str:
-    rank = int(os.environ["RANK"])
-    device = device_for(rank)
-    dist.init_process_group(timeout=datetime.timedelta(seconds=6))
-    bagua_torch.init_process_group()
-    failure_report.ROLL_CALL_S = 3.0
+    rank, device = begin_to_lose_one()
     model = torch_ddp(mlp(0, device), bucket_cap_mb=1e-6)
     model.register_comm_hook(None, hierarchical_bytegrad if hierarchical else bytegrad)
     data = batches(rank, 5, device)
     for batch in data[:3]:
         loss_of(model, batch).backward()
     loss = loss_of(model, data[3])
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == VICTIM:
+        die()
     return message_of(RuntimeError, loss.backward)
 
 
@@ -568,10 +563,10 @@ def _interrupted(hierarchical: bool) -> str:
 def test_survivors_name_the_rank_that_died(hierarchical: bool) -> None:
     if os.environ.get(DEVICE_VARIABLE) == "cuda":
         pytest.skip("with NCCL torch's watchdog ends the process before Python can say anything")
-    told = run_ranks(3, _interrupted, hierarchical, expect_death={1}, timeout=50)
+    told = run_ranks(3, _interrupted, hierarchical, expect_death={VICTIM}, timeout=50)
     for message in (told[0], told[2]):
         assert "the communication of a DDP bucket failed" in message
-        assert "Read the end of the log of rank 1 first" in message
+        assert f"Read the end of the log of rank {VICTIM} first" in message
 
 
 def _begun_again(path: str) -> None:

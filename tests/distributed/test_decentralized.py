@@ -16,7 +16,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.ranks import run_ranks
-from support.replicas import Replicas, flat_weights, loss_of
+from support.replicas import (
+    Replicas,
+    SideBySide,
+    every_rank,
+    flat_weights,
+    gathered,
+    loss_of,
+    momentum,
+    sgd,
+    train_step,
+)
 from support.training import (
     NODES_OF_TWO_AND_ONE,
     TWO_NODES_OF_TWO,
@@ -27,6 +37,7 @@ from support.training import (
     check_equal,
     check_ranks_equal,
     check_tensor_on_ranks,
+    launched_on,
     message_of,
     mlp,
 )
@@ -86,14 +97,6 @@ class Reference(Replicas):
         self.step(skip)
 
 
-def sgd(net: nn.Module) -> list[torch.optim.Optimizer]:
-    return [torch.optim.SGD(net.parameters(), lr=0.1)]
-
-
-def momentum(net: nn.Module) -> list[torch.optim.Optimizer]:
-    return [torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)]
-
-
 def adam(net: nn.Module) -> list[torch.optim.Optimizer]:
     # A large eps: what rounding does to tiny gradients is no matter then.
     return [torch.optim.AdamW(net.parameters(), lr=0.02, eps=1e-2, weight_decay=0.1)]
@@ -133,26 +136,13 @@ class Case:
         )
 
 
-def every_rank(step: int, ranks: int, device: torch.device) -> list[Any]:
-    return [batches(rank, 1, device, seed=step)[0] for rank in range(ranks)]
-
-
-def train_step(model: Any, optimizers: Sequence[torch.optim.Optimizer], batch: Any, dtype: torch.dtype) -> None:
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-    nn.functional.mse_loss(model(batch[0].to(dtype)).float(), batch[1]).backward()
-    for optimizer in optimizers:
-        optimizer.step()
-
-
 def check_peer_weights(net: Any, case: Case, rank: int, ranks: int, exchanges: int) -> None:
     """Those of all ranks, or of partners, are the same bits."""
     for bucket in net.bagua_buckets:
         if case.mode == "all":
             check_tensor_on_ranks(bucket._peer_weight, "peer weight")
             continue
-        every = [torch.empty_like(bucket._peer_weight) for _ in range(ranks)]
-        dist.all_gather(every, bucket._peer_weight)
+        every = gathered(bucket._peer_weight)
         places = case.nodes if case.nodes is not None else [[one] for one in range(ranks)]
         mine = next(place for place, members in enumerate(places) if rank in members)
         for other in (*places[mine], *places[partner_of(mine, len(places), exchanges - 1)]):
@@ -166,7 +156,7 @@ def _cases(cases: Sequence[Case]) -> None:
         model, net, optimizers, reference = case.build(rank, ranks, device)
         for step in range(case.steps):
             data = every_rank(step, ranks, device)
-            train_step(model, optimizers, data[rank], case.dtype)
+            train_step(model, optimizers, data[rank])
             reference.round(data, exchange=step % case.interval == 0)
             reference.check(net, rank, f"{case}, step {step}")
         assert len(net.bagua_buckets) == 1
@@ -175,8 +165,7 @@ def _cases(cases: Sequence[Case]) -> None:
         check_peer_weights(net, case, rank, ranks, exchanges)
         # What is not mixed differs: the reference would not notice a rank that only copies.
         if ranks > 1:
-            every = [torch.empty_like(flat_weights(net)) for _ in range(ranks)]
-            dist.all_gather(every, flat_weights(net))
+            every = gathered(flat_weights(net))
             assert not torch.equal(every[0], every[-1]), case
 
 
@@ -316,40 +305,11 @@ def test_a_bucket_for_every_dtype() -> None:
 # --- rounds that are not one forward, one backward and one step ------------------------------------------------------
 
 
-class Job:
-    """A model of two ranks and its reference, side by side."""
+class Job(SideBySide):
+    """Of two ranks."""
 
     def __init__(self, rank: int, device: torch.device, **options: Any) -> None:
-        self.rank, self.device = rank, device
-        self.case = Case(**options)
-        self.ranks = dist.get_world_size()
-        self.model, self.net, self.optimizers, self.reference = self.case.build(rank, self.ranks, device)
-        self.engine = self.net.bagua_ddp
-        self._numbers = itertools.count(100)
-
-    def data(self) -> list[Any]:
-        return every_rank(next(self._numbers), self.ranks, self.device)
-
-    def loss(self, data: Any) -> Tensor:
-        batch = data[self.rank]
-        return nn.functional.mse_loss(self.model(batch[0]), batch[1])
-
-    def zero_grad(self) -> None:
-        self.net.zero_grad()
-        self.reference.zero_grad()
-
-    def step(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-    def normal_round(self, what: str) -> None:
-        data = self.data()
-        train_step(self.model, self.optimizers, data[self.rank], torch.float32)
-        self.reference.round(data)
-        self.check(what)
-
-    def check(self, what: str) -> None:
-        self.reference.check(self.net, self.rank, f"{self.case}: {what}")
+        super().__init__(rank, device, Case(**options))
 
 
 def _accumulation(job: Job) -> None:
@@ -374,7 +334,7 @@ def _local_steps(job: Job) -> None:
     with job.engine.no_sync():
         for _ in range(3):
             data = job.data()
-            train_step(job.model, job.optimizers, data[job.rank], torch.float32)
+            train_step(job.model, job.optimizers, data[job.rank])
             job.reference.round(data, exchange=False)
             job.check("a local step")
     assert job.net.bagua_buckets[0].operation.exchanges == job.reference.exchanges
@@ -480,7 +440,7 @@ def _backward_in_no_sync(job: Job) -> None:
     job.reference.step()
     job.check("backward in no_sync")
     data = job.data()
-    train_step(job.model, job.optimizers, data[job.rank], torch.float32)
+    train_step(job.model, job.optimizers, data[job.rank])
     job.reference.round(data, exchange=False)
     job.check("the end of that round")
     job.normal_round("the next round")
@@ -585,7 +545,7 @@ def _wrapped_again(job: Job) -> None:
     job.case.wrap(job.net, job.optimizers)
     job.reference = Reference(job.reference.nets[0], 2, job.case.make_optimizers, job.case.mode)
     job.reference.set_weights([weights, weights])
-    job.model, job.engine = job.net, job.net.bagua_ddp
+    job.model = job.net
     for _ in range(2):
         job.normal_round("after")
 
@@ -603,7 +563,7 @@ def _frozen_meanwhile(job: Job) -> None:
     job.reference.set_weights([first[2 * 10 + 10 :]] * 2, trained)
     for _ in range(2):
         data = job.data()
-        train_step(job.model, job.optimizers, data[job.rank], torch.float32)
+        train_step(job.model, job.optimizers, data[job.rank])
         job.reference.zero_grad()
         job.reference.backward(data)
         means = mixed(job.reference.weights(trained), job.case.mode, job.reference.exchanges)
@@ -766,7 +726,7 @@ def _resumed(rank: int, device: torch.device, case: Case) -> None:
         if step == 5:
             state = {"model": net.state_dict(), "engine": net.bagua_ddp.state_dict()}
             torch.save({**state, "optimizers": [one.state_dict() for one in optimizers]}, saved)
-        train_step(net, optimizers, batch, case.dtype)
+        train_step(net, optimizers, batch)
 
     other: Any = mlp(77 + rank, device).to(case.dtype)
     other_optimizers = case.make_optimizers(other)
@@ -779,7 +739,7 @@ def _resumed(rank: int, device: torch.device, case: Case) -> None:
         optimizer.load_state_dict(one)
     other.bagua_ddp.load_state_dict(loaded["engine"])
     for batch in data[5:]:
-        train_step(other, other_optimizers, batch, case.dtype)
+        train_step(other, other_optimizers, batch)
     check_equal(other, net, f"resumed {case}")
     assert other.bagua_train_step_counter == net.bagua_train_step_counter == 10
     for ours, theirs in zip(other.bagua_buckets, net.bagua_buckets, strict=True):
@@ -812,7 +772,7 @@ def _saved_while_under_way() -> None:
     case = Case("all")
     _, net, optimizers, _ = case.build(rank, 2, device)
     first, second = batches(rank, 2, device)
-    train_step(net, optimizers, first, case.dtype)
+    train_step(net, optimizers, first)
     net.zero_grad()
     loss = loss_of(net, second)
     state = copy.deepcopy((net.state_dict(), net.bagua_ddp.state_dict()))
@@ -822,7 +782,7 @@ def _saved_while_under_way() -> None:
     _, other, other_optimizers, _ = case.build(rank, 2, device)
     other.load_state_dict(state[0])
     other.bagua_ddp.load_state_dict(state[1])
-    train_step(other, other_optimizers, second, case.dtype)
+    train_step(other, other_optimizers, second)
     check_equal(other, net)
 
 
@@ -873,10 +833,10 @@ def _odd(hierarchical: bool) -> None:
     assert "peer_selection_mode='all'" in told
     # Nothing is left behind: it can be wrapped by what works.
     net.with_bagua(optimizers, DecentralizedAlgorithm(hierarchical))
-    train_step(net, optimizers, batches(rank, 1, device)[0], torch.float32)
+    train_step(net, optimizers, batches(rank, 1, device)[0])
 
 
-THREE_NODES = [{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(node)} for node in range(3)]
+THREE_NODES = launched_on(1, 1, 1)
 
 
 def test_pairs_of_an_odd_number_are_refused_when_a_module_is_wrapped() -> None:

@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 from support.ranks import run_ranks
 from support.training import (
-    NODES_OF_TWO_AND_ONE,
+    NODES,
     OPTIMIZERS,
-    TWO_NODES_OF_TWO,
     WRAPPERS,
     ConvNet,
     MixedDtypes,
@@ -159,9 +158,6 @@ def _algorithm(**options: Any) -> Any:
     from bagua.torch_api.algorithms import Algorithm
 
     return Algorithm.init("gradient_allreduce", **options)
-
-
-NODES = {"two nodes of two": TWO_NODES_OF_TWO, "nodes of two and one": NODES_OF_TWO_AND_ONE}
 
 
 @pytest.mark.parametrize("do_flatten", [True, False])

@@ -4,7 +4,6 @@ quantiser; and the copies of the neighbours' weights, which are theirs to the bi
 from __future__ import annotations
 
 import io
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.ranks import run_ranks
-from support.replicas import Replicas, flat_weights
+from support.replicas import Replicas, SideBySide, every_rank, flat_weights, gathered, momentum, sgd, train_step
 from support.training import (
     NODES_OF_TWO_AND_ONE,
     TWO_NODES_OF_TWO,
@@ -22,6 +21,7 @@ from support.training import (
     batches,
     begin,
     check_equal,
+    launched_on,
     message_of,
     mlp,
 )
@@ -102,14 +102,6 @@ class Ring(Replicas):
         assert distance.max() < (4e-2 if short else 2e-3), f"{what}: {float(distance.max()):.2e} away on rank {rank}"
 
 
-def sgd(net: nn.Module) -> list[torch.optim.Optimizer]:
-    return [torch.optim.SGD(net.parameters(), lr=0.1)]
-
-
-def momentum(net: nn.Module) -> list[torch.optim.Optimizer]:
-    return [torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)]
-
-
 def several(net: nn.Module) -> list[torch.optim.Optimizer]:
     parameters = list(net.parameters())
     return [torch.optim.SGD(parameters[:3], lr=0.1), torch.optim.SGD(parameters[3:], lr=0.05, momentum=0.9)]
@@ -150,28 +142,6 @@ def bucket_names(net: Any) -> list[list[str]]:
     return [[record.name for record in bucket.records] for bucket in net.bagua_buckets]
 
 
-def every_rank(step: int, ranks: int, device: torch.device) -> list[Any]:
-    return [batches(rank, 1, device, seed=step)[0] for rank in range(ranks)]
-
-
-def loss_of(model: Any, batch: Any, dtype: torch.dtype = torch.float32) -> Tensor:
-    return nn.functional.mse_loss(model(batch[0].to(dtype)).float(), batch[1])
-
-
-def train_step(model: Any, optimizers: Any, batch: Any, dtype: torch.dtype = torch.float32) -> None:
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-    loss_of(model, batch, dtype).backward()
-    for optimizer in optimizers:
-        optimizer.step()
-
-
-def gathered(tensor: Tensor) -> list[Tensor]:
-    every = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, tensor.contiguous())
-    return every
-
-
 def check_replicas(net: Any, nodes: Sequence[Sequence[int]], what: str) -> None:
     """W is the weights, the left neighbour's R and the right neighbour's L, to the bit, on all ranks of a node."""
     for bucket in net.bagua_buckets:
@@ -195,7 +165,7 @@ def _cases(cases: Sequence[Case]) -> int:
         for step in range(case.steps):
             data = every_rank(step, ranks, device)
             exchanges = step % case.interval == 0
-            train_step(model, optimizers, data[rank], case.dtype)
+            train_step(model, optimizers, data[rank])
             reference.round(data, exchange=exchanges)
             reference.check(net, rank, f"{case}, step {step}")
             if exchanges:
@@ -228,14 +198,8 @@ def test_weights_are_those_of_the_formula_and_replicas_those_of_the_neighbours(r
 NODES = {
     "two nodes of two": (TWO_NODES_OF_TWO, [[0, 1], [2, 3]]),
     "nodes of two and one": (NODES_OF_TWO_AND_ONE, [[0, 1], [2]]),
-    "four nodes": (
-        [{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(node)} for node in range(4)],
-        [[0], [1], [2], [3]],
-    ),
-    "one node": (
-        [{"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "3", "GROUP_RANK": "0"} for rank in range(3)],
-        [[0, 1, 2]],
-    ),
+    "four nodes": (launched_on(1, 1, 1, 1), [[0], [1], [2], [3]]),
+    "one node": (launched_on(3), [[0, 1, 2]]),
 }
 
 
@@ -281,42 +245,14 @@ def test_dtypes_that_cannot_be_compressed_are_exchanged_as_differences_too() -> 
 # --- rounds that are not one forward, one backward and one step ------------------------------------------------------
 
 
-class Job:
-    """A model of two ranks and its reference, side by side."""
+class Job(SideBySide):
+    """Of two ranks."""
 
     def __init__(self, rank: int, device: torch.device, **options: Any) -> None:
-        self.rank, self.device = rank, device
-        self.case = Case(**options)
-        self.ranks = dist.get_world_size()
-        self.model, self.net, self.optimizers, self.reference = self.case.build(rank, self.ranks, device)
-        self._numbers = itertools.count(100)
-
-    @property
-    def engine(self) -> Any:
-        return self.net.bagua_ddp
-
-    def data(self) -> list[Any]:
-        return every_rank(next(self._numbers), self.ranks, self.device)
-
-    def loss(self, data: Any) -> Tensor:
-        return loss_of(self.model, data[self.rank])
-
-    def zero_grad(self) -> None:
-        self.net.zero_grad()
-        self.reference.zero_grad()
-
-    def step(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-    def normal_round(self, what: str) -> None:
-        data = self.data()
-        train_step(self.model, self.optimizers, data[self.rank])
-        self.reference.round(data)
-        self.check(what)
+        super().__init__(rank, device, Case(**options))
 
     def check(self, what: str) -> None:
-        self.reference.check(self.net, self.rank, f"{self.case}: {what}")
+        super().check(what)
         check_replicas(self.net, self.reference.nodes, what)
 
 
@@ -598,7 +534,7 @@ def _resumed(cases: Sequence[Case]) -> None:
             if step == 5:
                 state = {"model": net.state_dict(), "engine": net.bagua_ddp.state_dict()}
                 torch.save({**state, "optimizers": [one.state_dict() for one in optimizers]}, saved)
-            train_step(model, optimizers, batch, case.dtype)
+            train_step(model, optimizers, batch)
 
         other: Any = mlp(77 + rank, device).to(case.dtype)
         other_optimizers = case.make_optimizers(other)
@@ -610,7 +546,7 @@ def _resumed(cases: Sequence[Case]) -> None:
             optimizer.load_state_dict(one)
         other.bagua_ddp.load_state_dict(loaded["engine"])
         for batch in data[5:]:
-            train_step(other_model, other_optimizers, batch, case.dtype)
+            train_step(other_model, other_optimizers, batch)
         check_equal(other, net, f"resumed {case}")
         for ours, theirs in zip(other.bagua_buckets, net.bagua_buckets, strict=True):
             for one, another in zip(ours.replicas, theirs.replicas, strict=True):

@@ -22,6 +22,7 @@ from support.training import (
     counted_all_reduces,
     loss_of,
     mlp,
+    momentum,
     torch_ddp,
     wrap,
 )
@@ -31,10 +32,6 @@ from bagua.torch_api.data_parallel import DistributedDataParallel
 
 # Ways to begin a round, by turns.
 ZEROING = ("to none", "to zero", "by hand", "to none", "by hand", "to zero")
-
-
-def _momentum(module: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
 
 
 def _no_sync(model: Any) -> AbstractContextManager[None]:
@@ -55,7 +52,7 @@ def _clear(optimizer: torch.optim.Optimizer, zeroing: str) -> None:
 def _accumulated(how: str, silent: bool) -> None:
     rank, device = begin()
     ours, theirs = mlp(rank, device), mlp(rank, device)
-    optimizer, other = _momentum(ours), _momentum(theirs)
+    optimizer, other = momentum(ours), momentum(theirs)
     wrapped, reference = wrap(how, ours, optimizer), torch_ddp(theirs)
     data = batches(rank, 3 * len(ZEROING), device)
     for round_number, zeroing in enumerate(ZEROING):
@@ -206,7 +203,7 @@ def _forward_twice(model_kind: str) -> None:
     torch.manual_seed(rank)
     ours: nn.Module = NormNet().to(device) if model_kind == "with buffers" else mlp(rank, device)
     theirs = copy.deepcopy(ours)
-    optimizer, other = _momentum(ours), _momentum(theirs)
+    optimizer, other = momentum(ours), momentum(theirs)
     # On GPUs torch's wrapper refuses such a graph if it broadcasts buffers, so that is done for it below.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch have another name for the option

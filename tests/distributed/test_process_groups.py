@@ -13,21 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.ranks import device_for, run_ranks
+from support.training import launched_on
 
 import bagua.torch_api as bagua
 from bagua.collectives import process_group
 from bagua.collectives.communicator import BaguaCommunicator, CommMember
 from bagua.collectives.process_group import to_bagua_process_group
 from bagua.torch_api import communication
-
-
-def nodes_of(*sizes: int) -> list[dict[str, str]]:
-    """The environment of each rank, where node i has sizes[i] ranks."""
-    return [
-        {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": str(node)}
-        for node, size in enumerate(sizes)
-        for local_rank in range(size)
-    ]
 
 
 def total(comm: BaguaCommunicator, device: torch.device) -> float | None:
@@ -70,13 +62,13 @@ def sums(ranks: list[list[int] | None]) -> list[tuple[Any, ...]]:
     ],
 )
 def test_communicators_of_nodes(sizes: tuple[int, ...], members: list[int] | None, expected: list[Any]) -> None:
-    assert run_ranks(4, sums, [members], env=nodes_of(*sizes)) == [[one] for one in expected]
+    assert run_ranks(4, sums, [members], env=launched_on(*sizes)) == [[one] for one in expected]
 
 
 def test_several_groups_with_different_members() -> None:
     """After them the processes have different numbers of torch groups, and still meet."""
     members: list[list[int] | None] = [[0, 1, 3], [1, 2], None, [0, 2, 3]]
-    results = run_ranks(4, sums, members, env=nodes_of(2, 2))
+    results = run_ranks(4, sums, members, env=launched_on(2, 2))
     assert results[0] == [(1011, 11, 1001), (None, None, None), (1111, 11, 101), (1101, 1, 101)]
     assert results[1] == [(1011, 11, None), (110, 10, 110), (1111, 11, None), (None, None, None)]
     assert results[2] == [(None, None, None), (110, 100, 110), (1111, 1100, 101), (1101, 1100, 101)]
@@ -133,7 +125,7 @@ def ask_alone() -> float | None:
 
 
 def test_a_communicator_needs_nobody_but_its_members() -> None:
-    assert run_ranks(4, ask_alone, env=nodes_of(2, 2)) == [101, None, 101, None]
+    assert run_ranks(4, ask_alone, env=launched_on(2, 2)) == [101, None, 101, None]
 
 
 def contradict() -> str:

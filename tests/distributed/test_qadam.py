@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.byte_reference import nodes_of
 from support.ranks import run_ranks
 from support.training import (
     NODES_OF_TWO_AND_ONE,
@@ -165,5 +166,4 @@ def test_steps_follow_the_formula(how: str, ranks: int) -> None:
 
 @pytest.mark.parametrize("nodes", [TWO_NODES_OF_TWO, NODES_OF_TWO_AND_ONE], ids=["2+2", "2+1"])
 def test_steps_on_nodes_follow_the_formula(nodes: list[dict[str, str]]) -> None:
-    places = [[rank for rank, one in enumerate(nodes) if one["GROUP_RANK"] == node] for node in ("0", "1")]
-    run_ranks(len(nodes), _follows_formula, "with_bagua", places, env=nodes)
+    run_ranks(len(nodes), _follows_formula, "with_bagua", nodes_of(nodes), env=nodes)

@@ -19,6 +19,7 @@ from support.training import (
     begin,
     check_equal,
     check_ranks_equal,
+    engine_of,
     loss_of,
     message_of,
     mlp,
@@ -45,10 +46,6 @@ def _wrap(net: Any, optimizer: QAdamOptimizer, how: str = "with_bagua", **option
         gradient_as_bucket_view=how != "wrapper without views",
         find_unused_parameters=how == "finding unused",
     )
-
-
-def _engine(model: Any) -> Any:
-    return getattr(model, "inner", None) or model.bagua_ddp
 
 
 def _trained(rank: int, device: torch.device, steps: int, how: str = "with_bagua", **options: Any) -> tuple[Any, Any]:
@@ -123,7 +120,7 @@ def _accumulated(how: str) -> None:
         for first, second in zip(batches(rank, 4, device, seed=1), batches(rank, 4, device, seed=2), strict=True):
             before = [optimizer.state[one]["exp_avg"].clone() for one in model.parameters()]
             optimizer.zero_grad()
-            with _engine(model).no_sync() if silent else nullcontext():
+            with engine_of(model).no_sync() if silent else nullcontext():
                 loss_of(model, first).backward()
             loss_of(model, second).backward()
             for one, momentum in zip(model.parameters(), before, strict=True):
@@ -151,7 +148,7 @@ def _never_communicated() -> None:
     rank, device = begin()
     model, optimizer = _trained(rank, device, W + 2)
     optimizer.zero_grad()
-    with _engine(model).no_sync():
+    with engine_of(model).no_sync():
         loss_of(model, batches(rank, 1, device, seed=1)[0]).backward()
     expected = [optimizer.state[one]["exp_avg"].lerp(one.grad, 1 - 0.9) for one in model.parameters()]
     optimizer.step()

@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import datetime
-import os
-import signal
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from support.ranks import device_for, run_ranks
+from support.dying_rank import VICTIM, begin_to_lose_one, die
+from support.ranks import run_ranks
 from support.training import NormNet, batches, loss_of, momentum, wrap
 from torch import nn
 
-import bagua.torch_api as bagua
-from bagua.engine import failure_report
 from bagua.engine.failure_report import CollectiveError
-
-# Of collectives: a rank that has no connection to the one that died notices so, for the others stay until all are done.
-TIMEOUT = datetime.timedelta(seconds=6)
-ROLL_CALL_S = 3.0
-VICTIM = 1
-
-
-def _begin() -> tuple[int, torch.device]:
-    rank = int(os.environ["RANK"])
-    device = device_for(rank)
-    dist.init_process_group(timeout=TIMEOUT)
-    bagua.init_process_group()
-    failure_report.ROLL_CALL_S = ROLL_CALL_S
-    return rank, device
-
-
-def _die(*_: Any) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _interrupted(how: str, where: str, hierarchical: bool) -> tuple[str, tuple[int, ...]]:
-    rank, device = _begin()
+    rank, device = begin_to_lose_one()
     torch.manual_seed(rank)
     net = NormNet().to(device)
     optimizer = momentum(net)
@@ -66,7 +43,7 @@ class _Countdown:
     def __call__(self, *_: Any) -> None:
         self.left -= 1
         if self.left == 0:
-            _die()
+            die()
 
 
 @pytest.mark.parametrize(
@@ -84,10 +61,10 @@ def test_survivors_name_the_rank_that_died(how: str, where: str, hierarchical: b
 
 def _at_the_beginning() -> tuple[int, ...]:
     """While parameters are compared and broadcast."""
-    rank, device = _begin()
+    rank, device = begin_to_lose_one()
     net: Any = nn.Linear(2, 4).to(device)
     if rank == VICTIM:
-        _die()
+        die()
     try:
         wrap("with_bagua", net, momentum(net))
     except CollectiveError as error:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from support.bench_command import Bench
 from support.fresh_process import TIMEOUT_S, BuildLibrary, BuildNccl, Completed, RunCommand, RunPython
 from support.load_driver import LoadDriver, StartDriver
 
@@ -123,3 +124,9 @@ def start_driver(environment: dict[str, str], tmp_path: Path) -> Iterator[StartD
         # A sanitizer's exit code alone would pass for the error that a test expects.
         assert "Sanitizer" not in driver.log(), driver.log()
         assert "runtime error:" not in driver.log(), driver.log()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """bagua-net-bench with the fake driver."""
+    return Bench.install(tmp_path)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.bench_command import Bench
+from support.bench_command import SMALL_RUN, Bench
 
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.interleaved_run import RunResults
@@ -19,13 +19,6 @@ from bagua.net.bench.sessions import Sample
 from bagua.net.bench.settings import DriverRequest, DriverSettings
 from bagua.net.bench.summary import paired_series
 from bagua.net.library import library_path
-
-SMALL_RUN = ["-b", "1K", "-e", "4M", "-f", "64", "-n", "3", "--repeats", "2"]
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench.install(tmp_path)
 
 
 @pytest.fixture

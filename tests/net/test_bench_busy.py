@@ -17,11 +17,6 @@ CPUS = len(os.sched_getaffinity(0))
 RUN = ["-b", "1K", "-e", "1K", "-n", "3", "--repeats", "2", "--contenders", "bare"]
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench.install(tmp_path)
-
-
 def test_head_and_json_say_so(bench: Bench, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     finished = bench.run(*RUN, "--busy-per-cpu", "2", "--json", str(path))

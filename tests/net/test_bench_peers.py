@@ -18,11 +18,6 @@ from bagua.net.bench.peers_session import Footprint, IdleCost, ThreadUse
 SMALL = ["--peers", "1,11", "--messages", "100", "--repeats", "3", "--silence", "0", "--idle", "0.1"]
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench.install(tmp_path)
-
-
 def test_a_run_prints_both_tables_and_exports(bench: Bench, tmp_path: Path) -> None:
     json_path, csv_path = tmp_path / "run.json", tmp_path / "run.csv"
     finished = bench.run(*SMALL, "--json", str(json_path), "--csv", str(csv_path))

@@ -12,16 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from support.bench_command import Bench
+from support.bench_command import SMALL_RUN, Bench
 from support.processes import living_pids, wait_until
 
-SMALL_RUN = ["-b", "1K", "-e", "4M", "-f", "64", "-n", "3", "--repeats", "2"]
 NATIVE = ["--contenders", "plugin,plugin-1,bare,raw", "--raw-streams", "1,2"]
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench.install(tmp_path)
 
 
 def test_a_run_prints_table_and_summary_and_exports(bench: Bench, tmp_path: Path) -> None:

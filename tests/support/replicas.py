@@ -6,10 +6,13 @@ Every rank builds the same `Replicas`, so it knows what each rank's weights shou
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
-from support.training import Batch
+import torch.distributed as dist
+from support.training import Batch, batches
 from torch import Tensor, nn
 
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -44,6 +47,34 @@ def set_weights(net: nn.Module, flat: Tensor, names: Collection[str] | None = No
         parameters[name].copy_(flat[start:stop].view(parameters[name].shape))
         start = stop
     assert start == flat.numel()
+
+
+def train_step(net: nn.Module, optimizers: Optimizers, batch: Batch) -> None:
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss_of(net, batch).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def sgd(net: nn.Module) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(net.parameters(), lr=0.1)]
+
+
+def momentum(net: nn.Module) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)]
+
+
+def every_rank(step: int, ranks: int, device: torch.device) -> list[Batch]:
+    """The batches of all ranks in this step."""
+    return [batches(rank, 1, device, seed=step)[0] for rank in range(ranks)]
+
+
+def gathered(tensor: Tensor) -> list[Tensor]:
+    """Every rank's. Collective."""
+    every = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, tensor.contiguous())
+    return every
 
 
 class Replicas:
@@ -88,3 +119,44 @@ class Replicas:
         assert torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance), (
             f"{what}: rank {rank} is {float((ours - theirs).abs().max()):.2e} away"
         )
+
+
+class SideBySide:
+    """A rank's model and the replicas of all, fed with the same batches.
+
+    Args:
+        case: its `build(rank, ranks, device)` gives the wrapped model, its module, its optimizers and the replicas.
+    """
+
+    def __init__(self, rank: int, device: torch.device, case: Any) -> None:
+        self.rank, self.device, self.case = rank, device, case
+        self.ranks = dist.get_world_size()
+        self.model, self.net, self.optimizers, self.reference = case.build(rank, self.ranks, device)
+        self._numbers = itertools.count(100)
+
+    @property
+    def engine(self) -> Any:
+        return self.net.bagua_ddp
+
+    def data(self) -> list[Batch]:
+        return every_rank(next(self._numbers), self.ranks, self.device)
+
+    def loss(self, data: Sequence[Batch]) -> Tensor:
+        return loss_of(self.model, data[self.rank])
+
+    def zero_grad(self) -> None:
+        self.net.zero_grad()
+        self.reference.zero_grad()
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def normal_round(self, what: str) -> None:
+        data = self.data()
+        train_step(self.model, self.optimizers, data[self.rank])
+        self.reference.round(data)
+        self.check(what)
+
+    def check(self, what: str) -> None:
+        self.reference.check(self.net, self.rank, f"{self.case}: {what}")

@@ -35,14 +35,19 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 # Ways to make a module data-parallel, each with the place where gradients lie.
 WRAPPERS = ("with_bagua", "with_bagua unflattened", "wrapper", "wrapper without views")
 
-# What the launcher would say on two nodes of two processes, and on one of two and one of one.
-TWO_NODES_OF_TWO = [
-    {"LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": str(rank // 2)} for rank in range(4)
-]
-NODES_OF_TWO_AND_ONE = [
-    {"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": str(node)}
-    for local, size, node in ((0, 2, 0), (1, 2, 0), (0, 1, 1))
-]
+
+def launched_on(*sizes: int) -> list[dict[str, str]]:
+    """What the launcher would say to each rank where node i has sizes[i] of them."""
+    return [
+        {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": str(node)}
+        for node, size in enumerate(sizes)
+        for local_rank in range(size)
+    ]
+
+
+TWO_NODES_OF_TWO = launched_on(2, 2)
+NODES_OF_TWO_AND_ONE = launched_on(2, 1)
+NODES = {"two nodes of two": TWO_NODES_OF_TWO, "nodes of two and one": NODES_OF_TWO_AND_ONE}
 
 
 def begin() -> tuple[int, torch.device]:
@@ -169,6 +174,11 @@ def wrap(how: str, module: Any, optimizer: torch.optim.Optimizer, **options: Any
     return DistributedDataParallel(
         module, optimizers=[optimizer], algorithm=algorithm, gradient_as_bucket_view=how == "wrapper"
     )
+
+
+def engine_of(model: Any) -> Any:
+    """Of a wrapped module or a wrapper."""
+    return getattr(model, "inner", None) or model.bagua_ddp
 
 
 def torch_ddp(module: nn.Module, **options: Any) -> nn.parallel.DistributedDataParallel:

@@ -22,7 +22,7 @@ from convergence_comparison.figure import write_figure
 from convergence_comparison.options import parse_options
 from convergence_comparison.report import closing_lines, heading, render, write_document
 from convergence_comparison.statistics import faults_of, rows_of
-from rank_team.team import RankTeam
+from rank_team.team import RankTeam, rank_environment
 
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.machine import describe_machine
@@ -36,8 +36,13 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parse_options(words)
 
     def start() -> RankTeam:
-        worker = "convergence_comparison.worker"
-        return RankTeam(worker, options.ranks, options.device, timeout_s=options.timeout_s, import_path=[_FOLDER])
+        return RankTeam(
+            "convergence_comparison.worker",
+            options.ranks,
+            options.device,
+            timeout_s=options.timeout_s,
+            environment=lambda _: rank_environment(import_path=[_FOLDER]),
+        )
 
     with Progress(trainings_of(options)) as progress:
         try:

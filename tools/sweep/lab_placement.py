@@ -11,7 +11,7 @@ _OWN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "M
 
 
 class LabPlacement:
-    """Implements core_comparison.placement.Placement. On GPUs, rank k sees GPU k alone (netlab's --gpu-each)."""
+    """Implements rank_team.placement.Placement. On GPUs, rank k sees GPU k alone (netlab's --gpu-each)."""
 
     alone_on_node = True
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core_comparison.catalogue import ALL_REDUCE, CONTENDERS, GROUPS, MODELS
-from core_comparison.options import DEFAULT_TOLERANCE, Options, count_gpus, names_of, warmup_problem
+from core_comparison.options import DEFAULT_TOLERANCE, Options, warmup_problem
+from device_option import count_gpus
+from named_list import names_of
 from netlab import parse_delay_ms, parse_rate_mbit
 
 from bagua.net.bench.argument_types import within

@@ -10,7 +10,7 @@ from typing import Any
 
 from core_comparison.comparison_run import ComparisonRun, Outcome
 from core_comparison.options import Options
-from core_comparison.ranks import RankTeam
+from core_comparison.ranks import start_ranks
 from core_comparison.step_statistics import faults_of, rows_of
 from netlab import Lab, NetlabError
 
@@ -98,7 +98,7 @@ class LabMeasurement:
         self._progress.message(f"{network}{'' if planned.is_limited else ' (no limit but this machine)'}")
         with lab:
             placement = LabPlacement(lab, one_gpu_each=options.device == "cuda")
-            run = ComparisonRun(options, lambda: RankTeam(options, self._log_folder, placement), self._progress)
+            run = ComparisonRun(options, lambda: start_ranks(options, self._log_folder, placement), self._progress)
             outcome = run.run()
             delays = lab.delay_usage()
         self.facts = outcome.facts

@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parent))
 
 from core_comparison.comparison_run import ComparisonRun
 from core_comparison.options import parse_options
-from core_comparison.ranks import RankTeam
+from core_comparison.ranks import start_ranks
 from core_comparison.report import closing_lines, heading, render, trace_summary, write_document, write_json
 from core_comparison.step_statistics import faults_of, rows_of
 
@@ -39,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> int:
         logs = options.output_folder or Path(temporary)
         with Progress(options.rounds * len(options.models) * len(options.contenders)) as progress:
             try:
-                outcome = ComparisonRun(options, lambda: RankTeam(options, logs), progress).run()
+                outcome = ComparisonRun(options, lambda: start_ranks(options, logs), progress).run()
             except BenchError as error:
                 print(f"compare_core.py: {error}", file=sys.stderr)
                 return 1

@@ -20,10 +20,11 @@ from pathlib import Path
 # Python itself adds the script's folder, but not with PYTHONSAFEPATH. At the end: nothing there may hide a package.
 sys.path.append(str(Path(__file__).resolve().parent))
 
+from device_option import chosen_device
 from memory_measurement.catalogue import ADAM, CASES, QADAM, SGD
 from memory_measurement.probe import ALLOCATOR_SETTINGS
 from memory_measurement.report import GLOO_BYTES, Measured, document, render, row_of
-from rank_team.team import RankTeam
+from rank_team.team import RankTeam, rank_environment
 
 from bagua.net.bench.argument_types import within
 from bagua.net.bench.errors import BenchError
@@ -53,32 +54,20 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _parse(words: Sequence[str] | None, gpus: Callable[[], int]) -> argparse.Namespace:
+def _parse(words: Sequence[str] | None, gpus: Callable[[], int] | None) -> argparse.Namespace:
     parser = make_parser()
     given = parser.parse_args(words)
-    found = gpus() if given.device != "cpu" else 0
-    enough = found >= given.nproc_per_node
-    if given.device == "cuda" and not enough:
-        parser.error(
-            f"--nproc-per-node {given.nproc_per_node} needs as many GPUs, this machine shows {found}; lower it, or use"
-            " --device cpu"
-        )
+    device = chosen_device(parser, given, gpus)
     try:
         if given.json is not None:
             check_writable("--json", given.json)
     except ValueError as error:
         parser.error(str(error))
-    given.device = "cuda" if enough else "cpu"
+    given.device = device
     return given
 
 
-def _count_gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def main(words: Sequence[str] | None = None, gpus: Callable[[], int] = _count_gpus) -> int:
+def main(words: Sequence[str] | None = None, gpus: Callable[[], int] | None = None) -> int:
     given = _parse(words, gpus)
     ranks = given.nproc_per_node
     cases = [name for name in CASES if name in given.algorithms]
@@ -88,7 +77,11 @@ def main(words: Sequence[str] | None = None, gpus: Callable[[], int] = _count_gp
     try:
         with Progress(len(cases) + len(kinds) + 1) as progress:
             team = RankTeam(
-                "memory_measurement.worker", ranks, given.device, timeout_s=_TIMEOUT_S, settings=ALLOCATOR_SETTINGS
+                "memory_measurement.worker",
+                ranks,
+                given.device,
+                timeout_s=_TIMEOUT_S,
+                environment=lambda _: rank_environment(settings=ALLOCATOR_SETTINGS),
             )
 
             def measure(case: str | None, optimizer: str) -> Measured:

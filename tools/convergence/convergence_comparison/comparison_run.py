@@ -1,7 +1,6 @@
 """The run: seed by seed, task by task, algorithm by algorithm in an order that rotates. One thread drives it.
 
-An algorithm that fails with a task is left out of it from then on and reported; the ranks are started anew, because
-those that are left may be stuck in a collective.
+An algorithm that fails with a task is left out of it from then on and reported; the ranks are started anew.
 """
 
 from __future__ import annotations
@@ -9,24 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from bagua.net.bench.endpoint import Event
-from bagua.net.bench.errors import BenchError
+from rank_team.renewed_team import RenewedTeam, Team
+
 from bagua.net.bench.interleaved_run import rotated
 from bagua.net.bench.progress import Progress
 from convergence_comparison.catalogue import cases_of
 from convergence_comparison.options import Options
 from convergence_comparison.statistics import TrainingResult, training_result
-
-
-class Team(Protocol):
-    """See rank_team.team.RankTeam."""
-
-    @property
-    def facts(self) -> Mapping[str, Any]: ...
-    def ask(self, operation: str, timeout_s: float, **fields: object) -> list[Event]: ...
-    def close(self, *, failed: bool) -> None: ...
 
 
 @dataclass
@@ -53,36 +43,31 @@ class ComparisonRun:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
-        self._start = start
         self._progress = progress
         self._clock = clock
         self._deadline = clock() + options.time_limit_s
-        self._team: Team | None = None
-        self._failed: set[tuple[str, str]] = set()
         self._longest: dict[str, float] = {}  # seconds of a training, by task
         self.outcome = Outcome()
+        self._ranks = RenewedTeam(start, self._started, self.outcome.errors, progress)
 
     def run(self) -> Outcome:
         """Raises BenchError only when no ranks can be started at all; later on it is one of the outcome's errors."""
-        try:
-            for number in range(self._options.seeds):
-                if not self._seed(number):
-                    break
-        except BenchError as error:
-            if not self.outcome.trainings:
-                raise
-            self.outcome.errors.append(f"the ranks could not be started anew: {error}")
-        except BaseException:
-            self._close(failed=True)
-            raise
-        self._close(failed=False)
+        self._ranks.drive(self._seeds, self.outcome.trainings)
         return self.outcome
+
+    def _started(self, facts: Mapping[str, Any]) -> None:
+        self.outcome.facts = facts
+
+    def _seeds(self) -> None:
+        for number in range(self._options.seeds):
+            if not self._seed(number):
+                break
 
     def _seed(self, number: int) -> bool:
         """False if the time is up."""
         for task in self._options.tasks:
             for case in rotated(cases_of(task, self._options.cases), number):
-                if (task, case) in self._failed:
+                if (task, case) in self._ranks.failed:
                     continue
                 began = self._clock()
                 if began + self._longest.get(task, 0.0) >= self._deadline:
@@ -97,32 +82,15 @@ class ComparisonRun:
         return True
 
     def _train(self, task: str, case: str, number: int) -> None:
-        what = f"{task}, {case}, seed {number + 1}/{self._options.seeds}"
+        options, seed = self._options, number + 1
+        what = f"{task}, {case}, seed {seed}/{options.seeds}"
         self._progress.advance(what, 0)
-        events = self._ask(task, case, number + 1)
+        fields = {"task": task, "case": case, "seed": seed, "steps": options.steps}
+        label = f"{case} with {task}, seed {seed}"
+        events = self._ranks.ask((task, case), label, "train", options.timeout_s, **fields)
         self._progress.advance(what)
         if events is None:
             return
-        self.outcome.trainings.append(training_result(task, case, number + 1, events))
+        self.outcome.trainings.append(training_result(task, case, seed, events))
         names = ("train_samples", "test_samples", "train_targets", "test_targets", "parameters")
         self.outcome.sizes[task] = {name: int(events[0][name]) for name in names}
-
-    def _ask(self, task: str, case: str, seed: int) -> list[Event] | None:
-        """None when it failed, which is then reported."""
-        if self._team is None:
-            self._team = self._start()
-            self.outcome.facts = self._team.facts
-        options = self._options
-        try:
-            return self._team.ask("train", options.timeout_s, task=task, case=case, seed=seed, steps=options.steps)
-        except BenchError as error:
-            self.outcome.errors.append(f"{case} with {task}, seed {seed}: {error}")
-            self._progress.message(f"FAILED: {case} with {task}, seed {seed}: {error}")
-            self._failed.add((task, case))
-            self._close(failed=True)
-            return None
-
-    def _close(self, *, failed: bool) -> None:
-        if self._team is not None:
-            self._team.close(failed=failed)
-            self._team = None

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from device_option import chosen_device
+from named_list import names_of
+
 from bagua.net.bench.argument_types import within
 from bagua.net.bench.export import check_writable
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
@@ -50,20 +53,6 @@ class Options:
     plot_path: Path | None
 
 
-def _names(kind: str, known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    def convert(text: str) -> tuple[str, ...]:
-        names = [name.strip() for name in text.split(",") if name.strip()]
-        unknown = [name for name in names if name not in known]
-        if unknown or not names:
-            raise argparse.ArgumentTypeError(
-                f"unknown {kind} {', '.join(map(repr, unknown)) or repr(text)}; give one or several, with commas, of"
-                f" {', '.join(known)}"
-            )
-        return tuple(dict.fromkeys(names))
-
-    return convert
-
-
 def make_parser() -> argparse.ArgumentParser:
     tasks = "\n".join(f"  {name:<12} {task.about}, {task.epochs} epochs" for name, task in TASKS.items())
     parser = argparse.ArgumentParser(
@@ -75,14 +64,14 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--tasks",
-        type=_names("task", list(TASKS)),
+        type=names_of("task", list(TASKS)),
         default=DEFAULT_TASKS,
         metavar="LIST",
         help=f"default {','.join(DEFAULT_TASKS)}",
     )
     parser.add_argument(
         "--algorithms",
-        type=_names("algorithm", list(CASES)),
+        type=names_of("algorithm", list(CASES)),
         default=DEFAULT_CASES,
         metavar="LIST",
         help=f"of {', '.join(CASES)} (default all); what they are compared with is trained as well",
@@ -121,13 +110,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     """Exits with code 2 and a message that names value, limit and remedy, as argparse does. `gpus` counts them."""
     parser = make_parser()
     given = parser.parse_args(words)
-    found = (gpus or count_gpus)() if given.device != "cpu" else 0
-    enough = found >= given.nproc_per_node
-    if given.device == "cuda" and not enough:
-        parser.error(
-            f"--nproc-per-node {given.nproc_per_node} needs as many GPUs, this machine shows {found}; lower it, or use"
-            " --device cpu"
-        )
+    device = chosen_device(parser, given, gpus)
     try:
         if given.json is not None:
             check_writable("--json", given.json)
@@ -138,7 +121,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         parser.error(str(error))
     return Options(
         ranks=given.nproc_per_node,
-        device="cuda" if enough else "cpu",
+        device=device,
         tasks=given.tasks,
         cases=given.algorithms,
         seeds=given.seeds,
@@ -148,10 +131,3 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         json_path=given.json,
         plot_path=given.plot,
     )
-
-
-def count_gpus() -> int:
-    """Those that torch would use: a driver without them, or hidden ones, are none."""
-    import torch
-
-    return torch.cuda.device_count()

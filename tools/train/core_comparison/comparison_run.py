@@ -1,7 +1,6 @@
 """The run: model by model, round by round, contender by contender in an order that rotates. One thread drives it.
 
-A contender that fails with a model is left out of it from then on and reported; the ranks are started anew, because
-those that are left may be stuck in a collective.
+A contender that fails with a model is left out of it from then on and reported; the ranks are started anew.
 """
 
 from __future__ import annotations
@@ -10,23 +9,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from rank_team.renewed_team import RenewedTeam, Team
 
 from bagua.net.bench.endpoint import Event
-from bagua.net.bench.errors import BenchError
 from bagua.net.bench.interleaved_run import rotated
 from bagua.net.bench.progress import Progress
 from core_comparison.options import TRACED_STEPS, Options
 from core_comparison.step_statistics import TurnResult, turn_result
-
-
-class Team(Protocol):
-    """See RankTeam."""
-
-    @property
-    def facts(self) -> Mapping[str, Any]: ...
-    def ask(self, operation: str, timeout_s: float, **fields: object) -> list[Event]: ...
-    def close(self, *, failed: bool) -> None: ...
 
 
 @dataclass
@@ -49,28 +40,17 @@ class ComparisonRun:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
-        self._start = start
         self._progress = progress
         self._clock = clock
         self._deadline = clock() + options.time_limit_s
-        self._team: Team | None = None
-        self._settled: set[str] = set()  # models that this team has trained
-        self._failed: set[tuple[str, str]] = set()
+        self._settled: set[str] = set()  # models that these ranks have trained
         self._lacking: set[str] = set()  # contenders that this installation does not have
         self.outcome = Outcome()
+        self._ranks = RenewedTeam(start, self._started, self.outcome.errors, progress)
 
     def run(self) -> Outcome:
         """Raises BenchError only when no ranks can be started at all; later on it is one of the outcome's errors."""
-        try:
-            self._models()
-        except BenchError as error:
-            if not self.outcome.turns:
-                raise
-            self.outcome.errors.append(f"the ranks could not be started anew: {error}")
-        except BaseException:
-            self._close(failed=True)
-            raise
-        self._close(failed=False)
+        self._ranks.drive(self._models, self.outcome.turns)
         return self.outcome
 
     def _models(self) -> None:
@@ -78,12 +58,6 @@ class ComparisonRun:
             self._rounds(model, models_left=len(self._options.models) - place)
             if self._options.trace_folder is not None:
                 self._traces(model, self._options.trace_folder)
-
-    def _close(self, *, failed: bool) -> None:
-        if self._team is not None:
-            self._team.close(failed=failed)
-            self._team = None
-            self._settled.clear()
 
     def _rounds(self, model: str, models_left: int) -> None:
         options = self._options
@@ -106,9 +80,10 @@ class ComparisonRun:
 
     def _can_run(self, model: str, contender: str) -> bool:
         """Starts the ranks, if there are none: only they know what their installation lacks."""
-        if (model, contender) not in self._failed and contender not in self._lacking:
-            self._ready_team()
-        return (model, contender) not in self._failed and contender not in self._lacking
+        if (model, contender) in self._ranks.failed or contender in self._lacking:
+            return False
+        self._ranks.ready()
+        return contender not in self._lacking
 
     def _turn(self, model: str, contender: str, number: int) -> None:
         options = self._options
@@ -152,24 +127,16 @@ class ComparisonRun:
             if events is not None:
                 self.outcome.traces[model, contender] = events[0]["communication"]
 
-    def _ready_team(self) -> Team:
-        if self._team is None:
-            self._team = self._start()
-            self.outcome.facts = self._team.facts
-            for contender, reason in self._team.facts.get("unavailable", {}).items():
-                if contender not in self._lacking:
-                    self._lacking.add(contender)
-                    self.outcome.errors.append(f"{contender}: {reason}")
-        return self._team
+    def _started(self, facts: Mapping[str, Any]) -> None:
+        self._settled.clear()
+        self.outcome.facts = facts
+        for contender, reason in facts.get("unavailable", {}).items():
+            if contender not in self._lacking:
+                self._lacking.add(contender)
+                self.outcome.errors.append(f"{contender}: {reason}")
 
     def _ask(self, operation: str, model: str, contender: str, **fields: object) -> list[Event] | None:
         """None when it failed, which is then reported."""
-        team, size = self._ready_team(), self._options.turn(model)
-        try:
-            return team.ask(operation, self._options.timeout_s, contender=contender, **size, **fields)
-        except BenchError as error:
-            self.outcome.errors.append(f"{contender} with {model}: {error}")
-            self._progress.message(f"FAILED: {contender} with {model}: {error}")
-            self._failed.add((model, contender))
-            self._close(failed=True)
-            return None
+        fields = {"contender": contender, **self._options.turn(model), **fields}
+        label = f"{contender} with {model}"
+        return self._ranks.ask((model, contender), label, operation, self._options.timeout_s, **fields)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from device_option import chosen_device
+from named_list import names_of
 
 from bagua.net.bench.argument_types import within
 from bagua.net.bench.export import check_writable
@@ -85,25 +88,6 @@ class Options:
             "batch_size": self.batch_size_of(model),
             "dtype": self.dtype or (entry.dtype if on_gpu else FLOAT32),
         }
-
-
-def names_of(
-    kind: str, known: Sequence[str], groups: Mapping[str, Sequence[str]] | None = None
-) -> Callable[[str], tuple[str, ...]]:
-    """For argparse: one or several, with commas, each once; `groups` are names for several."""
-
-    def convert(text: str) -> tuple[str, ...]:
-        words = [name.strip() for name in text.split(",") if name.strip()]
-        names = [name for word in words for name in (groups or {}).get(word, (word,))]
-        unknown = [name for name in names if name not in known]
-        if unknown or not names:
-            raise argparse.ArgumentTypeError(
-                f"unknown {kind} {', '.join(map(repr, unknown)) or repr(text)}; give one or several, with commas, of"
-                f" {', '.join([*known, *(groups or {})])}"
-            )
-        return tuple(dict.fromkeys(names))
-
-    return convert
 
 
 def _epilog() -> str:
@@ -200,13 +184,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     """Exits with code 2 and a message that names value, limit and remedy, as argparse does. `gpus` counts them."""
     parser = make_parser()
     given = parser.parse_args(words)
-    found = (gpus or count_gpus)() if given.device != "cpu" else 0
-    device = "cpu" if found == 0 and given.device == "auto" else given.device.replace("auto", "cuda")
-    if device == "cuda" and found < given.nproc_per_node:
-        parser.error(
-            f"--nproc-per-node {given.nproc_per_node} needs as many GPUs, this machine shows {found}; lower it, or use"
-            " --device cpu"
-        )
+    device = chosen_device(parser, given, gpus, auto_is_cuda_with_any=True)
     if device == "cpu" and given.network is not None:
         parser.error(f"--network {given.network} is a choice of NCCL's; gloo on CPUs has loopback TCP: leave it out")
     if given.baseline not in given.contenders:
@@ -255,10 +233,3 @@ def warmup_problem(contenders: Sequence[str], warmup: int) -> str | None:
         if warmup < least:
             return f"--warmup {warmup}: {name} compresses only after some steps; give {least} or more, or leave it out"
     return None
-
-
-def count_gpus() -> int:
-    """Those that torch would use: a driver without them, or hidden ones, are none."""
-    import torch
-
-    return torch.cuda.device_count()

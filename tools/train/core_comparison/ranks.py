@@ -1,73 +1,44 @@
-"""The rank processes, seen from the parent: started, asked, ended. Main thread only: they die with it."""
+"""The ranks of a comparison: started with the network that the options name."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ddp_comparison.options import bagua_net_by_activation
+from rank_team.placement import Placement
+from rank_team.team import RankTeam, rank_environment
 
-import bagua
-from bagua.net.bench.driver_group import DriverGroup
-from bagua.net.bench.endpoint import Event, ask
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.nccl_ab_contender import PLUGIN_NETWORK, Contender, worker_environment
-from bagua.net.bench.nccl_ab_group import Group
-from bagua.net.bench.nccl_ab_log import NetworkProof, network_error, read_proof_file
+from bagua.net.bench.nccl_ab_log import network_error, read_proof_file
 from core_comparison.options import Options
-from core_comparison.placement import HostPlacement, Placement
-
-# Interpreters load torch, and the process group forms.
-START_TIMEOUT_S = 120.0
 
 
-class RankTeam:
-    """All ranks of one process group. Whatever goes wrong with one of them is a BenchError, after which the team can
-    only be closed: the others may be waiting for it in a collective."""
+def start_ranks(options: Options, log_folder: Path, placement: Placement | None = None) -> RankTeam:
+    """`placement` is by default this host.
 
-    def __init__(self, options: Options, log_folder: Path, placement: Placement | None = None) -> None:
-        """`placement` is by default this host.
-
-        Raises BenchError when the ranks cannot be started, and when NCCL took another network than was asked for."""
-        placement = placement or HostPlacement()
-        self._drivers = DriverGroup()
-        network = _network(options)
-        logs = [log_folder / f"rank{rank}.log" for rank in range(options.ranks)]
-        for log in logs:
-            log.unlink(missing_ok=True)  # of a team before this one
+    Raises BenchError when the ranks cannot be started, and when NCCL took another network than was asked for."""
+    network = _network(options)
+    logs = [log_folder / f"rank{rank}.log" for rank in range(options.ranks)]
+    for log in logs:
+        log.unlink(missing_ok=True)  # of a team before this one
+    team = RankTeam(
+        "core_comparison.worker",
+        options.ranks,
+        options.device,
+        timeout_s=options.timeout_s,
+        environment=lambda rank: _environment(options, network, logs[rank]),
+        placement=placement,
+        join={"contenders": options.contenders, "seed": options.seed, "deterministic": options.deterministic},
+    )
+    if options.network == "tcp" and options.ranks > 1:
         try:
-            workers = [
-                self._drivers.start(
-                    f"rank {rank}",
-                    placement.command(rank, _command(options, rank, alone_on_node=placement.alone_on_node)),
-                    {**_environment(options, network, log), **placement.environment(rank)},
-                )
-                for rank, log in enumerate(logs)
-            ]
-            self._group = Group(network, workers)
-            self._group.form(placement.store_host, START_TIMEOUT_S)
-            self.proofs = [read_proof_file(log) for log in logs] if options.device == "cuda" else []
-            if options.network == "tcp" and options.ranks > 1:
-                _check_network(network, self.proofs)
+            _check_network(network, logs)
         except BaseException:
-            self._drivers.close(failed=True)
+            team.close(failed=True)
             raise
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """Of rank 0: the versions of torch and NCCL, the device."""
-        return self._group.facts
-
-    def ask(self, operation: str, timeout_s: float, **fields: object) -> list[Event]:
-        """One answer of each rank, in their order."""
-        return ask(self._group.endpoints, json.dumps({"op": operation, **fields}), operation, timeout_s)
-
-    def close(self, *, failed: bool) -> None:
-        self._drivers.close(failed=failed)
+    return team
 
 
 def _network(options: Options) -> Contender:
@@ -77,32 +48,15 @@ def _network(options: Options) -> Contender:
     return Contender("ranks", "", {"ENABLE_BAGUA_NET": "0"})
 
 
-def _check_network(network: Contender, proofs: list[NetworkProof]) -> None:
+def _check_network(network: Contender, logs: list[Path]) -> None:
     assert network.network == PLUGIN_NETWORK
-    if error := network_error("--network tcp", network.network, proofs):
+    if error := network_error("--network tcp", network.network, [read_proof_file(log) for log in logs]):
         raise BenchError(error)
 
 
-def _command(options: Options, rank: int, *, alone_on_node: bool) -> list[str]:
-    command = [
-        *(sys.executable, "-m", "core_comparison.worker", f"--rank={rank}", f"--ranks={options.ranks}"),
-        *(f"--device={options.device}", f"--contenders={','.join(options.contenders)}", f"--seed={options.seed}"),
-        *(f"--timeout-s={options.timeout_s}", f"--parent-pid={os.getpid()}"),
-    ]
-    command += ["--deterministic"] if options.deterministic else []
-    return [*command, "--alone-on-node"] if alone_on_node else command
-
-
 def _environment(options: Options, network: Contender, log: Path) -> dict[str, str]:
-    # The packages are found where the parent found them, also when that is no installation.
-    tools = Path(__file__).resolve().parents[1]
-    package = Path(bagua.__file__).resolve().parents[1]
-    environment = worker_environment(
-        network, os.environ, tcp_only=options.network == "tcp", debug_file=log, import_path=[package, tools]
-    )
-    # A program that uses NVLink multicast can harm other users of a host's GPUs.
-    environment.setdefault("NCCL_NVLS_ENABLE", "0")
-    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    inherited = worker_environment(network, os.environ, tcp_only=options.network == "tcp", debug_file=log)
+    environment = rank_environment(inherited, settings=network.settings)
     if options.deterministic:
         environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return environment

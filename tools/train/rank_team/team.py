@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import bagua
 from bagua.net.bench.driver_group import DriverGroup
 from bagua.net.bench.endpoint import Event, ask, gather
+from rank_team.placement import HostPlacement, Placement
 
 # Interpreters load torch, and the process group forms.
 START_TIMEOUT_S = 180.0
-_HOST = "127.0.0.1"
 # Of a launcher that the tool itself may run under.
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_PORT")
 
@@ -29,8 +29,9 @@ class RankTeam:
         module: what the interpreters run.
         device: "cuda", with a GPU for each rank, or "cpu".
         timeout_s: of a collective.
-        import_path: folders where `module` and what it imports are found.
-        settings: added to the environment.
+        environment: of a rank, by its number; see rank_environment.
+        placement: by default this host.
+        join: what the ranks are told when they join, beside the store.
     """
 
     def __init__(
@@ -40,19 +41,24 @@ class RankTeam:
         device: str,
         *,
         timeout_s: float,
-        import_path: Sequence[Path] = (),
-        settings: Mapping[str, str] | None = None,
+        environment: Callable[[int], Mapping[str, str]],
+        placement: Placement | None = None,
+        join: Mapping[str, object] | None = None,
     ) -> None:
         """Raises BenchError when the ranks cannot be started."""
         self._drivers = DriverGroup()
-        environment = {**_environment(import_path), **(settings or {})}
+        placement = placement or HostPlacement()
         try:
             self._ranks = [
-                self._drivers.start(f"rank {rank}", _command(module, rank, ranks, device, timeout_s), environment)
+                self._drivers.start(
+                    f"rank {rank}",
+                    placement.command(rank, _command(module, rank, ranks, device, timeout_s, placement.alone_on_node)),
+                    {**environment(rank), **placement.environment(rank)},
+                )
                 for rank in range(ranks)
             ]
             store = gather(self._ranks[:1], "store", START_TIMEOUT_S, "starting")[0]
-            line = json.dumps({"op": "join", "host": _HOST, "port": store["port"]})
+            line = json.dumps({"op": "join", "host": placement.store_host, "port": store["port"], **(join or {})})
             self.facts: Mapping[str, Any] = ask(self._ranks, line, "ready", START_TIMEOUT_S)[0]
         except BaseException:
             self._drivers.close(failed=True)
@@ -66,22 +72,33 @@ class RankTeam:
         self._drivers.close(failed=failed)
 
 
-def _command(module: str, rank: int, ranks: int, device: str, timeout_s: float) -> list[str]:
+def _command(module: str, rank: int, ranks: int, device: str, timeout_s: float, alone_on_node: bool) -> list[str]:
     return [
         *(sys.executable, "-m", module, f"--rank={rank}", f"--ranks={ranks}", f"--device={device}"),
         *(f"--timeout-s={timeout_s}", f"--parent-pid={os.getpid()}"),
+        *(["--alone-on-node"] if alone_on_node else []),
     ]
 
 
-def _environment(import_path: Sequence[Path]) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
+def rank_environment(
+    inherited: Mapping[str, str] = os.environ,
+    *,
+    settings: Mapping[str, str] | None = None,
+    import_path: Sequence[Path] = (),
+) -> dict[str, str]:
+    """
+    Args:
+        settings: these come on top of all others.
+        import_path: folders where the module and what it imports are found, if that is not tools/train.
+    """
+    environment = {name: value for name, value in inherited.items() if name not in _LAUNCHER}
     # The package is found where the parent found it, also when that is no installation.
     paths = [Path(bagua.__file__).resolve().parents[1], Path(__file__).resolve().parents[1], *import_path]
-    inherited = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = ":".join([*map(str, paths), *([inherited] if inherited else [])])
+    further = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = ":".join([*map(str, paths), *([further] if further else [])])
     environment["ENABLE_BAGUA_NET"] = "0"
     environment["OMP_NUM_THREADS"] = "1"
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # A program that uses NVLink multicast can harm other users of a host's GPUs.
     environment.setdefault("NCCL_NVLS_ENABLE", "0")
-    return environment
+    return {**environment, **(settings or {})}
