@@ -48,11 +48,14 @@ def exchange(message: Tensor, peers: Sequence[int], communicator: BaguaCommunica
     """
     received = [torch.empty_like(message) for _ in peers]
     group = communicator.torch_group
-    operations = []
-    for peer, target in zip(peers, received, strict=True):
-        rank = communicator.ranks[peer]
-        operations.append(dist.P2POp(dist.isend, as_bytes(message), rank, group))
-        operations.append(dist.P2POp(dist.irecv, as_bytes(target), rank, group))
+    # Receptions first: gloo then moves both directions at once, otherwise one after the other.
+    operations = [
+        *(
+            dist.P2POp(dist.irecv, as_bytes(target), communicator.ranks[peer], group)
+            for peer, target in zip(peers, received, strict=True)
+        ),
+        *(dist.P2POp(dist.isend, as_bytes(message), communicator.ranks[peer], group) for peer in peers),
+    ]
     if operations:
         for work in dist.batch_isend_irecv(operations):
             work.wait()
