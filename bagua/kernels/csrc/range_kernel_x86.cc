@@ -198,9 +198,8 @@ Extent decode_sum(const uint8_t* bytes, size_t stride, const Levels* levels, siz
   // Processors do not foresee what is read of many versions at once, so it is asked for ahead: a version's part of
   // `count` bytes as a whole, and then the next version's. In the order in which it is used, memory would have to open
   // another of its rows for every line, and give half of its rate.
-  constexpr size_t kLine = 64;
-  const size_t lines = count / kLine;
-  size_t line = 0;
+  const size_t groups = count / kGroup;
+  size_t asked = 0;
   const uint8_t* ahead = bytes + 2 * count;
   const Lanes factors = fill(factor);
   Lanes lowest = fill(std::numeric_limits<float>::infinity());
@@ -213,10 +212,10 @@ Extent decode_sum(const uint8_t* bytes, size_t stride, const Levels* levels, siz
       const Decoder decoder(levels[version]);
       const uint8_t* from = bytes + version * stride + done;
       __builtin_prefetch(ahead);
-      ahead += kLine;
-      if (++line == lines) {
-        line = 0;
-        ahead += stride - lines * kLine;
+      ahead += kGroup;
+      if (++asked == groups) {
+        asked = 0;
+        ahead += stride - groups * kGroup;
       }
       for (size_t i = 0; i < kRegisters; ++i) take(i, decoder.level(from + i * kLanes));
     };
