@@ -1,5 +1,5 @@
 """Asynchronous model averaging under random schedules: whatever is called in whatever order, nothing hangs, and abort
-gives all ranks the same bits.
+gives all ranks the same bits; and after all of them the ranks still average.
 
 A schedule is drawn from a seed. During warm-up, whose passes meet, all ranks do the same; after it each does what its
 own generator says. What all ranks have to call, abort, resume and wrapping again, comes at the same places.
@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.ranks import run_ranks
 from support.training import batches, begin, check_ranks_equal, loss_of, mlp, with_algorithm
 
@@ -130,11 +131,21 @@ def _play(trainer: _Trainer, together: random.Random, alone: random.Random) -> N
             assert trainer.algorithm.status in ("running", "warm-up")
 
 
-def _schedules(first: int, last: int) -> int:
+def _train_until_averaged(trainer: _Trainer) -> None:
+    """All ranks, of which the first to be done wait for the others in what they call together next."""
+    trainer.algorithm.resume(trainer.model)
+    staleness = trainer.algorithm.staleness
+    before = staleness.count
+    deadline = time.monotonic() + DEADLINE_S
+    while staleness.count == before:
+        assert time.monotonic() < deadline, "nothing was averaged"
+        trainer.step()
+
+
+def _schedules(first: int, last: int) -> None:
     rank, device = begin()
     gc.freeze()  # what is there now stays, and need not be looked at in every collection
     trainer: _Trainer | None = None
-    averages = 0
     for seed in range(first, last):
         together, alone = random.Random(seed), random.Random(f"{seed} {rank}")
         begins = together.choice(("new", "again", "other", "on", "on", "on"))
@@ -151,8 +162,9 @@ def _schedules(first: int, last: int) -> int:
             check_ranks_equal(trainer.net, "another algorithm")
             trainer.wrap(together)
         _play(trainer, together, alone)
-        averages += trainer.algorithm.staleness.count
     assert trainer is not None
+    if dist.get_world_size() > 1:
+        _train_until_averaged(trainer)
     trainer.abort()
     trainer = None
     gc.collect()
@@ -160,10 +172,8 @@ def _schedules(first: int, last: int) -> int:
     while any(thread.name == "bagua-average" for thread in threading.enumerate()):
         assert time.monotonic() < deadline, "a loop did not end"
         time.sleep(0.01)
-    return averages
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_no_schedule_hangs(ranks: int) -> None:
-    averages = run_ranks(ranks, _schedules, 0, SCHEDULES, timeout=DEADLINE_S)
-    assert all(count > 0 for count in averages) or ranks == 1, averages
+    run_ranks(ranks, _schedules, 0, SCHEDULES, timeout=2 * DEADLINE_S)
