@@ -38,10 +38,6 @@ class CommThread:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=_serve, args=(self._jobs,), name="bagua-comm", daemon=True)
 
-    def start(self) -> None:
-        """Once. Jobs may have been submitted before."""
-        self._thread.start()
-
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
         """Any thread. The future has the job's result or exception, or the exception of one that failed before it."""
         future: Future[Any] = Future()
@@ -79,7 +75,12 @@ def join_thread(group: BaguaProcessGroup) -> CommThread:
         thread._users += 1
     if is_new:
         # Without the lock: `start` waits for the new thread, which may collect garbage first and so call `leave`.
-        thread.start()
+        try:
+            thread._thread.start()
+        except BaseException:  # no more threads: the next one tries again
+            with _lock:
+                _threads.pop(group.torch_group, None)
+            raise
     return thread
 
 

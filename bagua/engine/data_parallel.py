@@ -397,8 +397,8 @@ class BaguaDistributedDataParallel:
 def _check_state(owner: str, expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if set(given) != set(expected):
         raise ValueError(
-            f"a state of {owner} has {sorted(expected)}, this has {sorted(given)}: wrap the module with the algorithm"
-            " that the state was saved with"
+            f"a state of {owner} has {sorted(expected)}, this has {sorted(given)}: give what"
+            " bagua_ddp.state_dict() returned for a module with the same algorithm"
         )
 
 

@@ -57,3 +57,18 @@ def test_a_new_thread_may_collect_the_user_of_another_before_it_runs(monkeypatch
     monkeypatch.undo()
     assert collected == [True]
     thread.leave()
+
+
+def test_a_thread_that_cannot_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    group = _group()
+    with monkeypatch.context() as context:
+        context.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            join_thread(group)
+    assert not has_thread(group)
+    thread = join_thread(group)
+    assert thread.submit(lambda: 7).result(20) == 7
+    thread.leave()

@@ -288,7 +288,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("words", "says"),
         [
-            (["--tasks", "digits,letters"], "unknown task 'letters'; give one or several, with commas, of digits"),
+            (["--tasks", "digits,letters"], "unknown task 'letters'; give a comma-separated list of digits"),
             (["--algorithms", "adam"], "unknown algorithm 'adam'"),
             (["--nproc-per-node", "5"], "5 is outside 2..4"),
             (["--seeds", "0"], "0 is outside 1..100"),

@@ -49,7 +49,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("words", "says"),
         [
-            (["--model", "vgg16,vgg17"], "unknown model 'vgg17'; give one or several, with commas, of resnet50"),
+            (["--model", "vgg16,vgg17"], "unknown model 'vgg17'; give a comma-separated list of resnet50"),
             (["--contenders", "ddp"], "unknown contender 'ddp'"),
             (["--contenders", "with-bagua"], "has nothing to be compared with; add torch-ddp"),
             (["--contenders", "core", "--baseline", "bytegrad"], "--baseline bytegrad is none of --contenders"),

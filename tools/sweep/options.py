@@ -10,10 +10,9 @@ from pathlib import Path
 from core_comparison.catalogue import ALL_REDUCE, CONTENDERS, GROUPS, MODELS
 from core_comparison.options import DEFAULT_TOLERANCE, Options, warmup_problem
 from device_option import count_gpus
-from named_list import names_of
 from netlab import parse_delay_ms, parse_rate_mbit
 
-from bagua.net.bench.argument_types import within
+from bagua.net.bench.argument_types import names_of, within
 from bagua.net.bench.export import check_writable
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 

@@ -1,9 +1,10 @@
-"""Types of command line arguments that all parsers of bagua-net-bench share: numbers within limits, and sizes."""
+"""Types of command line arguments that all parsers of bagua-net-bench, and the tools', share: numbers within
+limits, sizes, names."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from bagua.net.bench.sizes import parse_size
@@ -34,3 +35,22 @@ def byte_size(text: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def names_of(
+    kind: str, known: Sequence[str], groups: Mapping[str, Sequence[str]] | None = None
+) -> Callable[[str], tuple[str, ...]]:
+    """For argparse: one or several, with commas, each once; `groups` are names for several."""
+
+    def convert(text: str) -> tuple[str, ...]:
+        words = [name.strip() for name in text.split(",") if name.strip()]
+        names = [name for word in words for name in (groups or {}).get(word, (word,))]
+        unknown = [name for name in names if name not in known]
+        if unknown or not names:
+            raise argparse.ArgumentTypeError(
+                f"unknown {kind} {', '.join(map(repr, unknown)) or repr(text)}; give a comma-separated list of"
+                f" {', '.join([*known, *(groups or {})])}"
+            )
+        return tuple(dict.fromkeys(names))
+
+    return convert

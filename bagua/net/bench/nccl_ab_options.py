@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua.net.bench.argument_types import byte_size, within
+from bagua.net.bench.argument_types import byte_size, names_of, within
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.export import check_writable
 from bagua.net.bench.nccl_ab_contender import (
@@ -80,19 +80,6 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(sizes)))
 
 
-def _collectives(text: str) -> tuple[str, ...]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if names == ["all"]:
-        return GPU_COLLECTIVES
-    unknown = [name for name in names if name not in GPU_COLLECTIVES]
-    if unknown or not names:
-        raise argparse.ArgumentTypeError(
-            f"unknown collective {', '.join(map(repr, unknown)) or repr(text)}; give all, or a comma-separated list of"
-            f" {', '.join(GPU_COLLECTIVES)}"
-        )
-    return tuple(dict.fromkeys(names))
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bagua-net-bench --nccl",
@@ -118,7 +105,7 @@ def make_parser() -> argparse.ArgumentParser:
     what = parser.add_argument_group("what runs")
     what.add_argument(
         "--collectives",
-        type=_collectives,
+        type=names_of("collective", GPU_COLLECTIVES, {"all": GPU_COLLECTIVES}),
         default=("all_reduce",),
         metavar="LIST",
         help=f"of {','.join(GPU_COLLECTIVES)}, or all (default all_reduce)",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua.net.bench.argument_types import byte_size, within
+from bagua.net.bench.argument_types import byte_size, names_of, within
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.export import check_writable
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
@@ -73,17 +73,6 @@ class Options:
     busy_per_cpu: int
 
 
-def _contenders(text: str) -> tuple[str, ...]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in CONTENDERS]
-    if unknown or not names:
-        raise argparse.ArgumentTypeError(
-            f"unknown contender {', '.join(map(repr, unknown)) or repr(text)}; give a comma-separated list of"
-            f" {', '.join(CONTENDERS)}"
-        )
-    return tuple(dict.fromkeys(names))
-
-
 def _stream_counts(text: str) -> tuple[int, ...]:
     convert = within(int, 1, MAX_STREAMS)
     return tuple(sorted({convert(item.strip()) for item in text.split(",")}))
@@ -140,7 +129,7 @@ def make_parser() -> argparse.ArgumentParser:
     what = parser.add_argument_group("what runs")
     what.add_argument(
         "--contenders",
-        type=_contenders,
+        type=names_of("contender", CONTENDERS),
         metavar="LIST",
         help=f"of {','.join(CONTENDERS)} (default all; gloo only where torch is installed)",
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua.net.bench.argument_types import byte_size, within
+from bagua.net.bench.argument_types import byte_size, names_of, within
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.export import check_writable
 from bagua.net.bench.sizes import format_size
@@ -64,16 +64,6 @@ def _message_sizes(text: str) -> tuple[int, ...]:
                 " that range"
             )
     return tuple(dict.fromkeys(sizes))
-
-
-def _contenders(text: str) -> tuple[str, ...]:
-    names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in PEERS_CONTENDERS]
-    if unknown:
-        raise argparse.ArgumentTypeError(
-            f"unknown contender {', '.join(map(repr, unknown))}; give one or both of {','.join(PEERS_CONTENDERS)}"
-        )
-    return tuple(dict.fromkeys(names))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -138,7 +128,7 @@ def make_parser() -> argparse.ArgumentParser:
     what = parser.add_argument_group("what runs")
     what.add_argument(
         "--contenders",
-        type=_contenders,
+        type=names_of("contender", PEERS_CONTENDERS),
         default=PEERS_CONTENDERS,
         metavar="LIST",
         help=f"of {','.join(PEERS_CONTENDERS)} (default both)",

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_option import chosen_device
-from named_list import names_of
 
-from bagua.net.bench.argument_types import within
+from bagua.net.bench.argument_types import names_of, within
 from bagua.net.bench.export import check_writable
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 from convergence_comparison.catalogue import (
