@@ -804,7 +804,7 @@ def _wrong_states() -> None:
     plain: Any = mlp(0, device)
     plain.with_bagua([], GradientAllReduceAlgorithm())
     told = message_of(ValueError, lambda: plain.bagua_ddp.load_state_dict(good))
-    assert "the algorithm" in told
+    assert "with the same algorithm" in told
 
 
 def test_states_of_something_else_are_refused() -> None:
