@@ -61,6 +61,27 @@ def receive(comm: BaguaCommunicator, tensor: torch.Tensor, source: int) -> None:
     dist.recv(as_bytes(tensor), comm.ranks[source], group=comm.torch_group)
 
 
+def exchange(
+    comm: BaguaCommunicator, peers: Sequence[int], sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]
+) -> None:
+    """To each of `peers`, ranks of the communicator, its tensor of `sent`, and from each its tensor of `received`, at
+    the same time. The relation is mutual. `abort` does not end it; the group's timeout does."""
+    # Receptions first: gloo then uses both directions of a link at once, otherwise one after the other.
+    operations = [
+        *(_message(comm, dist.irecv, tensor, peer) for tensor, peer in zip(received, peers, strict=True)),
+        *(_message(comm, dist.isend, tensor, peer) for tensor, peer in zip(sent, peers, strict=True)),
+    ]
+    if operations:
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+
+def _message(
+    comm: BaguaCommunicator, operation: Callable[..., dist.Work | None], tensor: torch.Tensor, peer: int
+) -> dist.P2POp:
+    return dist.P2POp(operation, as_bytes(tensor), comm.ranks[peer], comm.torch_group)
+
+
 def broadcast(comm: BaguaCommunicator, tensor: torch.Tensor, source: int) -> None:
     perform(comm, tensor, dist.broadcast, as_bytes(tensor), comm.ranks[source])
 

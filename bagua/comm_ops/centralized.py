@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from bagua.comm_ops.chunk_exchange import to_all, to_owners
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -89,11 +91,9 @@ class ScatterGatherAllReduce:
             )
         if self._average:
             _divide(flat, ranks)
-        shares = torch.empty_like(flat)
-        group = self._communicator.torch_group
-        dist.all_to_all_single(shares, flat, group=group)
-        mine = shares.view(ranks, -1).sum(dim=0)
-        dist.all_gather(list(flat.view(ranks, -1).unbind()), mine, group=group)
+        chunks = flat.view(ranks, -1)
+        mine = to_owners(chunks, self._communicator).sum(dim=0, dtype=flat.dtype)
+        to_all(mine, chunks, self._communicator)
         return None
 
 

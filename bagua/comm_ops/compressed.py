@@ -21,15 +21,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 
-from bagua.collectives.torch_internals import all_gather_flat
+from bagua.comm_ops.chunk_exchange import to_all, to_owners
 from bagua.kernels.minmax_uint8 import DTYPES, compress, decompress, decompress_reduce_compress
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from bagua.collectives.communicator import BaguaCommunicator
     from bagua.collectives.process_group import BaguaProcessGroup
     from bagua.engine.bucket import Bucket
 
@@ -52,7 +52,7 @@ class CompressedAllReduce:
 
     With `hierarchical` the ranks of a node reduce to their leader as they are, the leaders run the above among
     themselves, with one chunk per node, and broadcast what they got. The mean is that over all ranks, also where nodes
-    have different sizes.
+    have different sizes. If there is one node only, its ranks all-reduce, and each rounds the result.
 
     Args:
         group: this process is a member. With `hierarchical`, its ranks all make the operation, since the groups within
@@ -68,13 +68,14 @@ class CompressedAllReduce:
         # Before any sum, as without compression.
         self.prescale = 1.0 / group.size if hierarchical and average and group.size > 1 else None
         self._average = average and not hierarchical
-        self._intra = group.get_intra_node_communicator() if hierarchical else None
-        # Who exchanges bytes, in chunk order; None where the leader does it for us.
+        self.chunks = len(group.topology.nodes) if hierarchical else group.size
+        # Within the node, and who exchanges bytes, in chunk order: of the latter those that do not lead are none.
+        self._intra: BaguaCommunicator | None = None
         self._peers = group.get_global_communicator()
-        self.chunks = group.size
-        if self._intra is not None:
-            self._peers = group.get_inter_node_communicator()  # no communicator for those that do not lead
-            self.chunks = len(group.topology.nodes)
+        if hierarchical:
+            self._intra = self._peers
+            if self.chunks > 1:
+                self._intra, self._peers = group.get_intra_node_communicator(), group.get_inter_node_communicator()
 
     def check(self, flat: Tensor, what: str) -> None:
         """
@@ -112,6 +113,12 @@ class CompressedAllReduce:
         if intra is None:
             self._exchange(flat)
             return
+        if self.chunks == 1:
+            # One node: all have the sum after a single step, and round it alike.
+            if intra.nranks() > 1:
+                dist.all_reduce(flat, dist.ReduceOp.SUM, group=intra.torch_group)
+            self._exchange(flat)
+            return
         if intra.nranks() > 1:
             dist.reduce(flat, intra.ranks[0], dist.ReduceOp.SUM, group=intra.torch_group)
         if intra.rank() == 0:
@@ -128,15 +135,11 @@ class CompressedAllReduce:
 
     def _to_owners(self, outgoing: Tensor) -> Tensor:
         """uint8 [chunks, stride], by chunk -> all peers' versions of this rank's chunk, by peer."""
-        if self.chunks == 1:
-            return outgoing
-        received = torch.empty_like(outgoing)
-        dist.all_to_all_single(received, outgoing, group=self._peers.torch_group)
-        return received
+        return outgoing if self.chunks == 1 else to_owners(outgoing, self._peers)
 
     def _to_all(self, mine: Tensor, out: Tensor) -> Tensor:
         """uint8 [stride] of this rank's chunk -> [chunks, stride] of all, in `out`, which is done with by now."""
         if self.chunks == 1:
             return mine.view(1, -1)
-        all_gather_flat(out.view(-1), mine, group=self._peers.torch_group)
+        to_all(mine, out, self._peers)
         return out

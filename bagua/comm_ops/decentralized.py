@@ -7,7 +7,8 @@ all:        peer weight = mean of x over all ranks
 shift_one:  peer weight = (x of this rank + x of its partner) / 2      (bagua.comm_ops.peer_selection)
 
 Hierarchical: the mean within each node, an exchange among the nodes' leaders, a broadcast within each node. For "all"
-nodes count by their ranks, so that it is the mean over all ranks; for "shift_one" each node counts as one.
+nodes count by their ranks, so that it is the mean over all ranks; for "shift_one" each node counts as one. With one node
+only both are "all" without a hierarchy.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class PeerWeightAverage:
     ) -> None:
         check_peer_selection(peer_selection_mode)
         nodes = group.topology.nodes if hierarchical else ()
+        if len(nodes) == 1:
+            hierarchical, nodes, peer_selection_mode = False, (), "all"  # the same mean, without a leader
         check_peer_selection(
             peer_selection_mode,
             len(nodes) if hierarchical else group.size,

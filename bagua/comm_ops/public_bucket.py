@@ -31,7 +31,8 @@ class BaguaBucket(Bucket):
         """Every rank ends with the mean (`average`) or the sum over all ranks. Returns the bucket.
 
         Args:
-            hierarchical: reduce within each node first, so that only one rank per node talks to other nodes.
+            hierarchical: reduce within each node first, so that only one rank per node talks to other nodes. With
+                one node: an all-reduce, whose result a compression rounds.
             scattergather: all-to-all, local sum, all-gather; needs a bucket whose alignment is the number of ranks.
                 With a compression that is the way in any case.
             compression: "MinMaxUInt8": a byte per element is sent (bagua.comm_ops.compressed). It needs a bucket of
@@ -55,7 +56,7 @@ class BaguaBucket(Bucket):
         chosen = _group_or_default(group)
         if scattergather:
             self.append_op(ScatterGatherAllReduce(chosen.get_global_communicator(), average))
-        elif hierarchical:
+        elif hierarchical and len(chosen.topology.nodes) > 1:
             self.append_op(HierarchicalAllReduce(chosen, average))
         else:
             self.append_op(AllReduce(chosen.get_global_communicator(), average, self.device))

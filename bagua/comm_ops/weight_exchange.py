@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from bagua.collectives import torch_internals
+from bagua.collectives import byte_transport
 from bagua.collectives.byte_transport import as_bytes
+from bagua.comm_ops.chunk_exchange import to_all, to_owners
 from bagua.comm_ops.peer_selection import shift_one_partner
 
 if TYPE_CHECKING:
@@ -47,18 +48,7 @@ def exchange(message: Tensor, peers: Sequence[int], communicator: BaguaCommunica
         peers: distinct ranks of the communicator, without this one. The relation is mutual.
     """
     received = [torch.empty_like(message) for _ in peers]
-    group = communicator.torch_group
-    # Receptions first: gloo then moves both directions at once, otherwise one after the other.
-    operations = [
-        *(
-            dist.P2POp(dist.irecv, as_bytes(target), communicator.ranks[peer], group)
-            for peer, target in zip(peers, received, strict=True)
-        ),
-        *(dist.P2POp(dist.isend, as_bytes(message), communicator.ranks[peer], group) for peer in peers),
-    ]
-    if operations:
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
+    byte_transport.exchange(communicator, peers, [message] * len(peers), received)
     return received
 
 
@@ -105,16 +95,15 @@ class MeanOfAll:
     def _mix_short(self, values: Tensor) -> None:
         """As many bytes as an all-reduce sends, which would round at each of its additions: each rank gets everybody's
         version of one part, adds them in float32, and gives the mean to all."""
-        group, ranks = self._communicator.torch_group, self._communicator.nranks()
+        ranks = self._communicator.nranks()
         part = -(-values.numel() // ranks)
         padded = values.new_zeros(ranks * part)
         padded[: values.numel()] = values
-        received = torch.empty_like(padded)
-        dist.all_to_all_single(as_bytes(received), as_bytes(padded), group=group)
+        received = to_owners(padded.view(ranks, part), self._communicator)
         total = torch.zeros(part, dtype=torch.float32, device=values.device)
-        for version, share in zip(received.view(ranks, part), self._shares, strict=True):
+        for version, share in zip(received, self._shares, strict=True):
             total.add_(version, alpha=share)
-        torch_internals.all_gather_flat(as_bytes(padded), as_bytes(total.to(values.dtype)), group=group)
+        to_all(total.to(values.dtype), padded.view(ranks, part), self._communicator)
         values.copy_(padded[: values.numel()])
 
 

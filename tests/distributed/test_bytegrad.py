@@ -323,6 +323,23 @@ def test_only_leaders_exchange_bytes_with_other_nodes() -> None:
             assert exchanged == 0
 
 
+def _one_node() -> tuple[int, int]:
+    rank, device = begin()
+    net = mlp(rank, device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    _bytegrad(net, optimizer)
+    data = batches(rank, 2, device)
+    train(net, optimizer, data[:1])
+    with counted_all_reduces() as all_reduces, counted_bytes() as counts:
+        train(net, optimizer, data[1:])
+    check_ranks_equal(net)
+    return len(all_reduces), sum(counts.values())
+
+
+def test_one_node_adds_up_at_once_and_every_rank_rounds() -> None:
+    assert run_ranks(3, _one_node) == [(1, 0)] * 3
+
+
 # --- the operation ---------------------------------------------------------------------------------------------------
 
 

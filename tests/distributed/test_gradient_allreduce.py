@@ -195,6 +195,10 @@ def test_only_one_rank_of_a_node_talks_to_other_nodes(how: str, nodes: str) -> N
     assert [count > 0 for count in calls] == leaders
 
 
+def test_a_hierarchy_of_one_node_is_one_all_reduce() -> None:
+    assert run_ranks(3, _hierarchical, "with_bagua") == [1, 1, 1]
+
+
 def _subgroup(make_group: str) -> None:
     rank, device = begin()
     import bagua.torch_api.communication as communication

@@ -1,0 +1,105 @@
+"""The exchanges of an all-reduce in chunks, by collectives and by messages: what arrives where, and what is called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks
+from support.training import begin
+from torch import Tensor
+
+import bagua.torch_api as bagua
+from bagua.collectives.communicator import BaguaCommunicator
+from bagua.collectives.process_group import _get_default_group
+from bagua.comm_ops import chunk_exchange
+
+DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.complex64)
+
+
+@contextmanager
+def counted_messages() -> Iterator[list[int]]:
+    """The bytes of each message that this rank sends to another by itself, without a collective."""
+    sizes: list[int] = []
+    original = dist.ProcessGroup.send
+
+    def send(self: dist.ProcessGroup, tensors: list[Tensor], destination: int, tag: int) -> dist.Work:
+        sizes.extend(tensor.nbytes for tensor in tensors)
+        return original(self, tensors, destination, tag)
+
+    dist.ProcessGroup.send = send
+    try:
+        yield sizes
+    finally:
+        dist.ProcessGroup.send = original
+
+
+def _version(owner: int, sender: int, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What `sender` has of the chunk of `owner`."""
+    return (torch.arange(elements, device=device) % 50 + 50 * owner + 7 * sender).to(dtype)
+
+
+def _check_exchange(group: BaguaCommunicator, elements: int, dtype: torch.dtype, device: torch.device) -> None:
+    ranks, rank = group.nranks(), group.rank()
+    versions = torch.stack([_version(owner, rank, elements, dtype, device) for owner in range(ranks)])
+    before = versions.clone()
+    received = chunk_exchange.to_owners(versions, group)
+    for sender in range(ranks):
+        assert torch.equal(received[sender], _version(rank, sender, elements, dtype, device))
+    assert torch.equal(versions, before)
+
+    chunk = received[rank].clone()
+    chunk_exchange.to_all(chunk, versions, group)
+    for owner in range(ranks):
+        assert torch.equal(versions[owner], _version(owner, owner, elements, dtype, device))
+
+
+def _exchanged(limit: int | None) -> None:
+    _, device = begin()
+    if limit is not None:
+        chunk_exchange.DIRECT_BYTES = limit
+    group = _get_default_group().get_global_communicator()
+    for dtype in DTYPES:
+        for elements in (1, 33, 4099):
+            _check_exchange(group, elements, dtype, device)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("way", ["messages", "collectives"])
+def test_every_chunk_arrives(ranks: int, way: str) -> None:
+    run_ranks(ranks, _exchanged, 0 if way == "messages" else 1 << 60)
+
+
+def _ways() -> tuple[list[int], list[int]]:
+    """Sizes of the messages of chunks of 1 MiB together, and of a little less."""
+    _, device = begin()
+    group = _get_default_group().get_global_communicator()
+    sizes = []
+    for elements in (1 << 18, (1 << 18) - 1):
+        with counted_messages() as messages:
+            _check_exchange(group, elements // group.nranks(), torch.float32, device)
+        sizes.append(messages)
+    return sizes[0], sizes[1]
+
+
+@pytest.mark.skipif(os.environ.get("BAGUA_TEST_DEVICE") == "cuda", reason="NCCL's collectives are always used")
+def test_much_goes_by_messages_and_little_by_collectives() -> None:
+    for large, small in run_ranks(2, _ways):
+        assert large == [1 << 19, 1 << 19]
+        assert small == []
+
+
+def _in_a_part_of_the_ranks() -> None:
+    rank, device = begin()
+    chunk_exchange.DIRECT_BYTES = 0
+    group = bagua.communication.new_group([1, 3])
+    if rank in (1, 3):
+        _check_exchange(group.get_global_communicator(), 100, torch.float32, device)
+
+
+def test_a_group_of_some_ranks() -> None:
+    run_ranks(4, _in_a_part_of_the_ranks)
