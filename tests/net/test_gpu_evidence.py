@@ -11,8 +11,14 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+sys.path.extend(str(TOOLS / folder) for folder in ("train", "convergence", "kernels", "."))
 
+import compare_minmax_uint8
+import convergence_comparison.options
+import core_comparison.options
+import measure_memory
+import sweep.options
 from ddp_comparison.options import parse_arguments
 
 from bagua.net.bench.nccl_ab_options import parse_options
@@ -45,7 +51,7 @@ def evidence(repository: Path, tmp_path: Path) -> Run:
     notes.touch()
 
     def run(*parts: str, **variables: str) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
-        environment = {**os.environ, **variables, "NOTES": str(notes)}
+        environment = {**os.environ, **variables, "NOTES": str(notes), "TMPDIR": str(tmp_path)}
         environment["PATH"] = f"{played.parent}:{environment['PATH']}"
         done = subprocess.run(
             ["bash", str(repository / "tools" / "train" / "gpu_evidence.sh"), str(tmp_path / "out"), "4", *parts],
@@ -85,6 +91,46 @@ def test_every_part_of_best_is_a_command_that_the_benchmark_takes(evidence: Run,
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"best_all_reduce-4.json", "best_send_recv-4.png", "best_ddp-4.json"} <= written
     assert any(name.startswith("logs-4-best_all_reduce+") for name in written)
+
+
+def test_the_parts_of_training_are_commands_that_the_tools_take(evidence: Run) -> None:
+    def gpus() -> int:
+        return 4
+
+    done, commands = evidence(
+        *("core", "core_tcp", "algorithms", "sweep", "sweep_delay", "convergence", "memory", "kernels"),
+        CORE_OPTIONS="--rounds 1",
+        SWEEP_OPTIONS="--rounds 1",
+        CONVERGENCE_OPTIONS="--tasks digits",
+        KERNEL_OPTIONS="--rounds 3",
+    )
+    assert done.returncode == 0, done.stderr
+    for command in commands:  # the tools refuse to write into a folder that is not there, and the script's are gone
+        Path(command[command.index("--json") + 1]).parent.mkdir(parents=True, exist_ok=True)
+    core, core_tcp, algorithms, networks, delays, convergence, memory, kernels = commands
+    for command, network in ((core, "nvlink"), (core_tcp, "tcp"), (algorithms, "tcp")):
+        assert command[0] == str(TOOLS / "train" / "compare_core.py")
+        options = core_comparison.options.parse_options(command[1:], gpus=gpus)
+        assert (options.ranks, options.network, options.rounds) == (4, network, 1)
+    for command in (networks, delays):
+        assert command[:2] == ["-m", "sweep"]
+        planned = sweep.options.parse_options(command[2:], gpus=gpus).comparison
+        assert (planned.ranks, planned.device, planned.rounds) == (4, "cuda", 1)
+    assert convergence[0] == str(TOOLS / "convergence" / "compare_convergence.py")
+    assert convergence_comparison.options.parse_options(convergence[1:], gpus=gpus).tasks == ("digits",)
+    assert memory[0] == str(TOOLS / "train" / "measure_memory.py")
+    assert measure_memory.make_parser().parse_args(memory[1:]).nproc_per_node == 4
+    assert kernels[0] == str(TOOLS / "kernels" / "compare_minmax_uint8.py")
+    assert compare_minmax_uint8.make_parser().parse_args(kernels[1:]).rounds == 3
+
+
+def test_the_parts_of_tests_run_files_that_exist(evidence: Run) -> None:
+    done, commands = evidence("tests", "kernel_tests", TEST_OPTIONS="-n 4")
+    assert done.returncode == 0, done.stderr
+    for command in commands:
+        assert command[:2] == ["-m", "pytest"]
+        assert Path(command[-3]).exists()
+        assert command[-2:] == ["-n", "4"]
 
 
 def test_without_parts_the_usual_ones_run(evidence: Run) -> None:

@@ -1,46 +1,58 @@
 #!/usr/bin/env bash
-# The GPU figures of docs/benchmarks.md: NCCL comparisons, DDP trainings and the GPU tests, one part after the other.
-# Needs the installed package and GPUS GPUs of this host. Every part ends by itself, most within four minutes.
+# The GPU figures of docs/benchmarks.md, and the GPU tests, one part after the other. Needs the installed package and GPUS
+# GPUs of this host. Every part ends by itself, most within four minutes.
 #
 #   tools/train/gpu_evidence.sh OUT [GPUS] [PART...]     default: 2 GPUs; all_reduce ddp collectives tests
 #
-#   all_reduce        beside NCCL's default and one hand-tuned setting, 8 B to 256 MiB
+# Bagua-Net beside NCCL's own transport:
+#   all_reduce        and NCCL's default and one hand-tuned setting, 8 B to 256 MiB
 #   collectives       all others, likewise
 #   ddp               VGG16
-#   tests             tests/gpu
 #   best_COLLECTIVE   beside the best of nine settings of NCCL at each size, 8 B to 1 GiB: best_all_reduce,
 #                     best_all_gather, best_reduce_scatter, best_broadcast, best_all_to_all, best_send_recv
 #   best_ddp          VGG16 beside the best of nine settings, within eight minutes
 #   best              all of best_*
+# Training:
+#   core              gradient all-reduce beside torch's DDP, NVLink, with a trace of communication under backward
+#   core_tcp          the same over TCP with Bagua-Net, VGG16 and GPT-2
+#   algorithms        every algorithm over TCP with Bagua-Net, as fast as it goes
+#   sweep             every algorithm on networks of 10, 25 and 100 Gb/s; needs root and pyroute2
+#   sweep_delay       ... of 10 and 25 Gb/s with delays of 1, 5 and 20 ms
+#   convergence       does every algorithm train as well? All tasks and seeds, ten minutes with 2 GPUs
+#   memory            extra bytes per parameter of every algorithm
+#   kernels           the compression beside a copy, on one GPU
+# Correctness:
+#   tests             tests/gpu
+#   kernel_tests      the compression's kernels, bit for bit beside the CPU's
 #
-# OUT gets a JSON and a picture per part, and NCCL's logs in logs-GPUS-PARTS.tar.gz. Exit status: 1 if any part failed.
-# SECONDS_BEST (default 110) is what a best_COLLECTIVE may measure, to which it adds the start of all its contenders.
-# AB_OPTIONS and DDP_OPTIONS are added to the commands (smaller sizes, another --tuned, ...).
+# OUT gets a JSON and a picture per part, and logs and traces in logs-GPUS-PARTS.tar.gz. Exit status: 1 if any part
+# failed. SECONDS_BEST (default 110) is what a best_COLLECTIVE may measure, to which it adds the start of all its
+# contenders. The words of AB_OPTIONS, DDP_OPTIONS, CORE_OPTIONS (core*, algorithms), SWEEP_OPTIONS, CONVERGENCE_OPTIONS,
+# KERNEL_OPTIONS and TEST_OPTIONS are added to the commands (smaller sizes, fewer rounds, -n 4 for pytest, ...).
 set -uo pipefail
 
 collectives=(all_reduce all_gather reduce_scatter broadcast all_to_all send_recv)
 
 if [ $# -lt 1 ]; then
-  sed -n '2,18p' "$0" | cut -c3-
+  sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"
   exit 2
 fi
 out=$(mkdir -p "$1" && cd "$1" && pwd) || exit 2
 gpus=${2:-2}
 shift $(($# < 2 ? $# : 2))
 [ $# -gt 0 ] || set -- all_reduce ddp collectives tests
+known=(all_reduce collectives ddp "${collectives[@]/#/best_}" best_ddp core core_tcp algorithms sweep sweep_delay
+  convergence memory kernels tests kernel_tests)
 parts=()
 for chosen in "$@"; do
-  case $chosen in
-    best) parts+=("${collectives[@]/#/best_}" best_ddp) ;;
-    all_reduce | collectives | ddp | tests | best_ddp) parts+=("$chosen") ;;
-    *)
-      if [[ " ${collectives[*]/#/best_} " != *" $chosen "* ]]; then
-        echo "unknown part $chosen; there are all_reduce collectives ddp tests best best_ddp ${collectives[*]/#/best_}" >&2
-        exit 2
-      fi
-      parts+=("$chosen")
-      ;;
-  esac
+  if [ "$chosen" = best ]; then
+    parts+=("${collectives[@]/#/best_}" best_ddp)
+  elif [[ " ${known[*]} " == *" $chosen "* ]]; then
+    parts+=("$chosen")
+  else
+    echo "unknown part $chosen; there are best ${known[*]}" >&2
+    exit 2
+  fi
 done
 repository=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
@@ -88,7 +100,33 @@ train() {
     --dtype bf16 --output-dir "$work/$name" "$@" ${DDP_OPTIONS:-}
 }
 
+# core NAME SECONDS OPTION...: Bagua's training beside torch's DDP, turns in one process group.
+core() {
+  local name=$1 seconds=$2
+  shift 2
+  # shellcheck disable=SC2086
+  part "$name" "$seconds" python3 "$repository/tools/train/compare_core.py" --nproc-per-node "$gpus" \
+    --json "$work/$name/core.json" "$@" ${CORE_OPTIONS:-}
+}
+
+# sweep NAME SECONDS OPTION...: all algorithms, each rank on a host of its own, in networks made for it.
+sweep() {
+  local name=$1 seconds=$2
+  shift 2
+  # shellcheck disable=SC2086
+  PYTHONPATH=$repository/tools${PYTHONPATH:+:$PYTHONPATH} part "$name" "$seconds" python3 -m sweep --device cuda \
+    --ranks "$gpus" --json "$work/$name/sweep.json" --plot "$work/$name/sweep.png" "$@" ${SWEEP_OPTIONS:-}
+}
+
+# tests NAME PATH: pytest on files of the repository.
+tests() {
+  # shellcheck disable=SC2086
+  part "$1" 590 python3 -m pytest -q --tb=short -p no:cacheprovider -p no:benchmark --timeout 290 -m gpu \
+    --rootdir "$repository" -c "$repository/pyproject.toml" "$repository/$2" ${TEST_OPTIONS:-}
+}
+
 for chosen in "${parts[@]}"; do
+  mkdir -p "$work/$chosen"
   case $chosen in
     all_reduce)
       compare all_reduce 220 -b 8 -e 256M -f 2 --repeats 5 --shared-memory --time-limit 150
@@ -108,9 +146,42 @@ for chosen in "${parts[@]}"; do
       compare "$chosen" $((${SECONDS_BEST:-110} + 180)) --collectives "${chosen#best_}" --tuned best --shared-memory \
         --sizes 8,64,512,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M,1G --repeats 3 --time-limit "${SECONDS_BEST:-110}"
       ;;
+    core)
+      core core 240 --rounds 6 --steps 20 --time-limit 170 --trace "$work/core/traces"
+      ;;
+    core_tcp)
+      core core_tcp 220 --network tcp --model vgg16,gpt2 --rounds 8 --steps 10 --time-limit 150
+      ;;
+    algorithms)
+      core algorithms 240 --network tcp --contenders algorithms --baseline with-bagua --model vgg16,gpt2 --steps 8 \
+        --warmup 4 --rounds 4 --time-limit 170
+      ;;
+    sweep)
+      sweep sweep 520 --rates 10G,25G,100G --delays 0 --rounds 2 --time-limit 400
+      ;;
+    sweep_delay)
+      sweep sweep_delay 580 --rates 10G,25G --delays 1ms,5ms,20ms --rounds 1 --time-limit 460
+      ;;
+    convergence)
+      # shellcheck disable=SC2086
+      part convergence 3600 python3 "$repository/tools/convergence/compare_convergence.py" --device cuda \
+        --nproc-per-node "$gpus" --json "$work/convergence/convergence.json" \
+        --plot "$work/convergence/convergence.png" ${CONVERGENCE_OPTIONS:-}
+      ;;
+    memory)
+      part memory 120 python3 "$repository/tools/train/measure_memory.py" --device cuda --nproc-per-node "$gpus" \
+        --json "$work/memory/memory.json"
+      ;;
+    kernels)
+      # shellcheck disable=SC2086
+      part kernels 240 python3 "$repository/tools/kernels/compare_minmax_uint8.py" --elements 1M,16M,256M \
+        --blocks 1024,none --rounds 7 --json "$work/kernels/kernels.json" ${KERNEL_OPTIONS:-}
+      ;;
     tests)
-      part tests 590 python3 -m pytest -q --tb=short -p no:cacheprovider --timeout 290 -m gpu --rootdir "$repository" \
-        -c "$repository/pyproject.toml" "$repository/tests/gpu"
+      tests tests tests/gpu
+      ;;
+    kernel_tests)
+      tests kernel_tests tests/kernels/test_minmax_uint8_gpu.py
       ;;
   esac
 done
