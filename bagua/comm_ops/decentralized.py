@@ -7,8 +7,8 @@ all:        peer weight = mean of x over all ranks
 shift_one:  peer weight = (x of this rank + x of its partner) / 2      (bagua.comm_ops.peer_selection)
 
 Hierarchical: the mean within each node, an exchange among the nodes' leaders, a broadcast within each node. For "all"
-nodes count by their ranks, so that it is the mean over all ranks; for "shift_one" each node counts as one. With a single
-node both are "all" without a hierarchy.
+nodes count by their ranks, so that it is the mean over all ranks; for "shift_one" each node counts as one. With
+one node both are "all" without a hierarchy.
 """
 
 from __future__ import annotations

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
-sys.path.extend(str(TOOLS / folder) for folder in ("train", "convergence", "kernels", "."))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "kernels"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "convergence"))
 
 import compare_minmax_uint8
 import convergence_comparison.options
@@ -22,6 +24,8 @@ import sweep.options
 from ddp_comparison.options import parse_arguments
 
 from bagua.net.bench.nccl_ab_options import parse_options
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 Run = Callable[..., tuple[subprocess.CompletedProcess[str], list[list[str]]]]
 
