@@ -18,7 +18,7 @@ FILES = sorted(
         *("gradient_allreduce", "bagua_module", "find_unused", "no_sync", "join", "torch_features"),
         *("collectives", "collectives_inplace", "coalesced", "state_broadcast", "process_groups", "buckets"),
         *("bytegrad", "chunk_exchange", "comm_hooks"),
-        *("decentralized", "low_precision_decentralized"),
+        *("decentralized", "decentralized_rounds", "decentralized_resume", "low_precision_decentralized"),
         *("qadam", "qadam_optimizer", "qadam_features", "algorithms_compose", "algorithms_resume"),
         *("async_model_average", "async_schedules"),
     )

@@ -1,0 +1,435 @@
+"""Decentralized training in rounds that are not one forward, one backward and one step, and beside other messages."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.decentralized import BOTH, Job, Reference, mixed
+from support.ranks import run_ranks
+from support.replicas import (
+    every_rank,
+    flat_weights,
+    loss_of,
+    train_step,
+)
+from support.training import (
+    Branches,
+    batches,
+    begin,
+    message_of,
+    mlp,
+)
+from torch import Tensor, nn
+
+from bagua.comm_ops.weight_exchange import MeanOfAll, MeanOfPairs
+from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm
+from bagua.torch_api.data_parallel import DistributedDataParallel
+
+# --- rounds that are not one forward, one backward and one step ------------------------------------------------------
+
+
+def _accumulation(job: Job) -> None:
+    """In no_sync all gradients are those of the same weights, and there is one exchange."""
+    for round_number in range(4):
+        job.zero_grad()
+        passes = [job.data() for _ in range(3)]
+        with job.engine.no_sync():
+            for data in passes[:2]:
+                job.loss(data).backward()
+        job.loss(passes[2]).backward()
+        for data in passes:
+            job.reference.backward(data)
+        job.reference.set_weights(job.reference.exchange())
+        job.step()
+        job.reference.step()
+        job.check(f"round {round_number} of three passes")
+
+
+def _local_steps(job: Job) -> None:
+    """All of it in no_sync: nothing is exchanged, and nothing is counted."""
+    with job.engine.no_sync():
+        for _ in range(3):
+            data = job.data()
+            train_step(job.model, job.optimizers, data[job.rank])
+            job.reference.round(data, exchange=False)
+            job.check("a local step")
+    assert job.net.bagua_buckets[0].operation.exchanges == job.reference.exchanges
+
+
+def _accumulation_with_communication(job: Job) -> None:
+    """Each pass is a round; the second begins with the first one's mean."""
+    for round_number in range(3):
+        job.zero_grad()
+        for data in (job.data(), job.data()):
+            job.loss(data).backward()
+            job.reference.backward(data)
+            job.reference.set_weights(job.reference.exchange())
+        job.step()
+        job.reference.step()
+        job.check(f"round {round_number} of two passes")
+
+
+def _two_losses(job: Job) -> None:
+    for round_number in range(3):
+        job.zero_grad()
+        data = job.data()
+        loss = job.loss(data)
+        loss.backward(retain_graph=True)
+        (2 * loss).backward()
+        for scale in (1, 2):
+            for net, batch in zip(job.reference.nets, data, strict=True):
+                (scale * loss_of(net, batch)).backward()
+        job.reference.set_weights(job.reference.exchange())
+        job.step()
+        job.reference.step()
+        job.check(f"two losses in round {round_number}")
+
+
+def _gradient_penalty(job: Job) -> None:
+    def penalised(net: Any, batch: Any) -> Tensor:
+        x = batch[0].clone().requires_grad_()
+        output = net(x)
+        (gradient,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+        again = net(batch[0])  # a forward pass after the inner backward pass
+        return nn.functional.mse_loss(output + again, batch[1]) + gradient.square().mean()
+
+    for round_number in range(3):
+        job.zero_grad()
+        data = job.data()
+        penalised(job.model, data[job.rank]).backward()
+        for net, batch in zip(job.reference.nets, data, strict=True):
+            penalised(net, batch).backward()
+        job.reference.set_weights(job.reference.exchange())
+        job.step()
+        job.reference.step()
+        job.check(f"gradient penalty in round {round_number}")
+
+
+def _forward_without_backward(job: Job) -> None:
+    data = job.data()
+    job.loss(data)  # begins an exchange, which nothing ends
+    job.normal_round("after a forward pass alone")
+    with torch.no_grad():
+        job.loss(data)
+    job.model.eval()
+    job.loss(data)
+    job.model.train()
+    job.normal_round("after forward passes without gradients")
+    job.loss(data)
+    job.loss(data)
+    job.normal_round("after two forward passes alone")
+
+
+def _forward_on_one_rank(job: Job) -> None:
+    """A trial on one rank does not make it count differently."""
+    if job.rank == 0:
+        job.loss(job.data())
+    else:
+        job.data()
+    for _ in range(3):
+        job.normal_round("after a forward pass on one rank")
+
+
+def _loaded_after_a_trial(job: Job) -> None:
+    """What was loaded after an exchange began is not overwritten by the mean of what it replaced."""
+    job.loss(job.data())
+    torch.manual_seed(9)
+    other = [flat_weights(mlp(seed, job.device)) for seed in (20, 21)]
+    state = mlp(20 + job.rank, job.device).state_dict()
+    job.net.load_state_dict(state)
+    job.reference.set_weights(other)
+    # The exchange that was begun in vain counts.
+    job.reference.exchanges += 1
+    job.normal_round("after weights were loaded")
+
+
+def _backward_in_no_sync(job: Job) -> None:
+    """The mean is put in place before a step all the same, and the round goes on."""
+    job.zero_grad()
+    data = job.data()
+    loss = job.loss(data)
+    with job.engine.no_sync():
+        loss.backward()
+    job.reference.backward(data)
+    job.reference.set_weights(job.reference.exchange())
+    job.step()
+    job.reference.step()
+    job.check("backward in no_sync")
+    data = job.data()
+    train_step(job.model, job.optimizers, data[job.rank])
+    job.reference.round(data, exchange=False)
+    job.check("the end of that round")
+    job.normal_round("the next round")
+
+
+def _skipped_steps(job: Job) -> None:
+    """A GradScaler skips the steps of one rank: all still exchange equally often."""
+    scaler = torch.amp.GradScaler(job.device.type, init_scale=4.0, growth_interval=1000)
+    for round_number in range(6):
+        data = job.data()
+        skip = {round_number % 3} & {0, 1} if round_number else {0, 1}
+        job.zero_grad()
+        scaler.scale(job.loss(data)).backward()
+        if job.rank in skip:
+            next(job.net.parameters()).grad[0] = torch.inf
+        for optimizer in job.optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        if skip:
+            # Read by the next forward pass at the latest.
+            with job.engine.no_sync(), torch.no_grad():
+                job.loss(data)
+        job.reference.round(data, skip=tuple(skip))
+        job.check(f"round {round_number}, skipped on {skip}")
+
+
+def _closures(job: Job) -> None:
+    for round_number in range(3):
+        data = job.data()
+
+        def closure(data: Any = data) -> Tensor:
+            job.net.zero_grad()
+            loss = job.loss(data)
+            loss.backward()
+            return loss
+
+        for optimizer in job.optimizers:
+            optimizer.step(closure)
+        job.reference.round(data)
+        job.check(f"closure in round {round_number}")
+
+
+def _clipping(job: Job) -> None:
+    for _ in range(3):
+        data = job.data()
+        job.zero_grad()
+        job.loss(data).backward()
+        nn.utils.clip_grad_norm_(job.net.parameters(), 0.01)
+        job.reference.backward(data)
+        for net in job.reference.nets:
+            nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        job.reference.set_weights(job.reference.exchange())
+        job.step()
+        job.reference.step()
+        job.check("clipped")
+
+
+def _unseen_step(job: Job) -> None:
+    """Something else than a listed optimizer changes the weights: an error, not an update that is lost."""
+    data = job.data()
+    job.loss(data).backward()
+    with torch.no_grad():
+        for parameter in job.net.parameters():
+            parameter.add_(1.0)
+    before = flat_weights(job.net)
+    assert "give with_bagua those optimizers that are stepped" in message_of(RuntimeError, lambda: job.loss(data))
+    assert torch.equal(flat_weights(job.net), before)
+    job.net.load_state_dict(job.reference.nets[job.rank].state_dict())
+    job.reference.exchanges += 1
+    job.normal_round("after the error")
+
+
+def _stale_graph(job: Job) -> None:
+    """A graph of the weights before the mean cannot be used after it."""
+    data = job.data()
+    loss = job.loss(data)
+    loss.backward(retain_graph=True)
+    with torch.no_grad():
+        job.loss(data)  # puts the mean in place, as if the step had been skipped
+    assert "modified by an inplace operation" in message_of(RuntimeError, loss.backward)
+
+
+def _interrupted(job: Job) -> None:
+    """A backward pass that raises leaves the exchange for the next one."""
+
+    def stop(_: Any) -> None:
+        raise KeyError("of the user")
+
+    loss = job.loss(job.data())
+    handle = job.net[0].weight.register_hook(stop)
+    assert "of the user" in message_of(KeyError, loss.backward)
+    handle.remove()
+    job.normal_round("after an exception")
+
+
+def _wrapped_again(job: Job) -> None:
+    """A mean that is under way is put in place before all begin with rank 0's weights again."""
+    for _ in range(2):
+        job.normal_round("before")
+    job.loss(job.data())
+    weights = job.reference.exchange()[0]
+    job.case.wrap(job.net, job.optimizers)
+    job.reference = Reference(job.reference.nets[0], 2, job.case.make_optimizers, job.case.mode)
+    job.reference.set_weights([weights, weights])
+    job.model = job.net
+    for _ in range(2):
+        job.normal_round("after")
+
+
+def _frozen_meanwhile(job: Job) -> None:
+    """Freezing makes all begin with rank 0's weights again, but for those that are frozen: each rank keeps its own."""
+    job.normal_round("before")
+    job.net[0].requires_grad_(False)
+    for net in job.reference.nets:
+        net[0].requires_grad_(False)
+    first = job.reference.weights()[0]
+    job.reference.exchanges = 0
+    frozen = flat_weights(job.net)[: 2 * 10 + 10].clone()
+    trained = [name for name, parameter in job.net.named_parameters() if parameter.requires_grad]
+    job.reference.set_weights([first[2 * 10 + 10 :]] * 2, trained)
+    for _ in range(2):
+        data = job.data()
+        train_step(job.model, job.optimizers, data[job.rank])
+        job.reference.zero_grad()
+        job.reference.backward(data)
+        means = mixed(job.reference.weights(trained), job.case.mode, job.reference.exchanges)
+        job.reference.exchanges += 1
+        job.reference.set_weights(means, trained)
+        job.reference.step()
+        job.check("with a frozen layer")
+    assert torch.equal(flat_weights(job.net)[: 2 * 10 + 10], frozen)
+
+
+SITUATIONS = (
+    _accumulation,
+    _local_steps,
+    _accumulation_with_communication,
+    _two_losses,
+    _gradient_penalty,
+    _forward_without_backward,
+    _forward_on_one_rank,
+    _loaded_after_a_trial,
+    _backward_in_no_sync,
+    _skipped_steps,
+    _closures,
+    _clipping,
+    _unseen_step,
+    _stale_graph,
+    _interrupted,
+    _wrapped_again,
+    _frozen_meanwhile,
+)
+# Where the optimizers' steps are not seen, the mean is put in place at the end of the first backward pass.
+NOT_UNLISTED = (_two_losses, _backward_in_no_sync, _unseen_step, _stale_graph, _wrapped_again, _frozen_meanwhile)
+
+
+def _situations(mode: str, how: str) -> None:
+    rank, device = begin()
+    for situation in SITUATIONS:
+        if "unlisted" in how and situation in NOT_UNLISTED:
+            continue
+        # After a round that is as all are, and before one.
+        job = Job(rank, device, mode=mode, how=how)
+        job.normal_round("the first round")
+        situation(job)
+        if situation not in (_stale_graph, _frozen_meanwhile):
+            job.normal_round(f"after {situation.__name__}")
+
+
+@pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper unlisted"])
+def test_unusual_rounds(how: str) -> None:
+    run_ranks(2, _situations, "all" if how == "with_bagua" else "shift_one", how)
+
+
+def _unused() -> None:
+    """A parameter that the loss does not reach is mixed all the same, with and without looking for such ones."""
+    rank, device = begin()
+    for how in ("with_bagua", "wrapper", "looking for unused"):
+        torch.manual_seed(0)
+        net: Any = Branches().to(device)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        algorithm = DecentralizedAlgorithm(False)
+        if how == "with_bagua":
+            model = net.with_bagua([optimizer], algorithm)
+        else:
+            model = DistributedDataParallel(
+                net, optimizers=[optimizer], algorithm=algorithm, find_unused_parameters=how != "wrapper"
+            )
+        with torch.no_grad():
+            net.never.weight.add_(rank)
+        expected = net.never.weight.detach() - rank + 0.5
+        for step in range(3):
+            x = batches(rank, 1, device, seed=step)[0][0]
+            optimizer.zero_grad()
+            model(x, take=("left",) if (rank + step) % 2 else ("right",)).square().mean().backward()
+            optimizer.step()
+        torch.testing.assert_close(net.never.weight.detach(), expected)
+        # And the steps were made: each with its own gradient.
+        assert net.left.weight.grad is not None or net.right.weight.grad is not None
+
+
+def test_parameters_that_are_not_used_are_mixed() -> None:
+    run_ranks(2, _unused)
+
+
+# --- the exchange runs meanwhile -------------------------------------------------------------------------------------
+
+
+def _overlap(mode: str) -> None:
+    """It is not done before the backward pass has begun, and the pass does not wait for it."""
+    rank, device = begin()
+    kind = MeanOfPairs if mode == "shift_one" else MeanOfAll
+    original = kind.mix
+    backward_is_running = threading.Event()
+
+    def mix(self: Any, values: Tensor, step: int) -> None:
+        assert backward_is_running.wait(30), "the exchange was waited for before the backward pass"
+        original(self, values, step)
+
+    kind.mix = mix  # type: ignore[method-assign]
+    job = Job(rank, device, mode=mode)
+    job.net[0].weight.register_hook(lambda _: backward_is_running.set())
+    for _ in range(3):
+        backward_is_running.clear()
+        job.normal_round("overlapped")
+
+
+@pytest.mark.parametrize("mode", BOTH)
+def test_forward_and_backward_run_while_weights_are_exchanged(mode: str) -> None:
+    if os.environ.get("BAGUA_TEST_DEVICE") == "cuda":
+        pytest.skip("with CUDA no thread of the host takes part in an exchange; this needs one to stop it")
+    run_ranks(2, _overlap, mode)
+
+
+def careful(net: nn.Module) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(net.parameters(), lr=1e-3)]
+
+
+def _side_by_side() -> None:
+    """Two modules, buffers that are broadcast, and a loss that the user averages, while weights are exchanged."""
+    rank, device = begin()
+    ranks = dist.get_world_size()
+    jobs = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        net: Any = nn.Sequential(nn.Linear(2, 3000), nn.ReLU(), nn.Linear(3000, 4)).to(device)
+        net.register_buffer("counter", torch.zeros(3, device=device))
+        reference = Reference(net, ranks, careful, "all")
+        optimizers = careful(net)
+        model = DistributedDataParallel(net, optimizers=optimizers, algorithm=DecentralizedAlgorithm(False))
+        jobs.append((model, net, optimizers, reference))
+    for step in range(20):
+        data = every_rank(step, ranks, device)
+        total = 0.0
+        for model, _, _, _ in jobs:
+            model.zero_grad()
+            loss = nn.functional.mse_loss(model(data[rank][0]), data[rank][1])
+            shown = loss.detach().clone()
+            dist.all_reduce(shown)
+            total = total + loss
+        total.backward()  # type: ignore[attr-defined]
+        for _, net, optimizers, reference in jobs:
+            for optimizer in optimizers:
+                optimizer.step()
+            # Buffers do not matter in training.
+            reference.round(data)
+            reference.check(net, rank, f"step {step}")
+
+
+def test_other_communication_does_not_get_in_between() -> None:
+    run_ranks(3, _side_by_side)

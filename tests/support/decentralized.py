@@ -1,0 +1,125 @@
+"""Decentralized training as a formula, x' = mix(x) - lr * g(x): all ranks simulated in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from support.replicas import (
+    Replicas,
+    SideBySide,
+    gathered,
+    sgd,
+)
+from support.training import (
+    check_tensor_on_ranks,
+    mlp,
+)
+from torch import Tensor, nn
+
+from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm
+from bagua.torch_api.data_parallel import DistributedDataParallel
+
+BOTH = ("all", "shift_one")
+
+
+def partner_of(rank: int, ranks: int, step: int) -> int:
+    if ranks == 1:
+        return rank
+    half = ranks // 2
+    return (step + rank) % half + half if rank < half else (rank - half - step) % half
+
+
+def mixed(values: Sequence[Tensor], mode: str, step: int, nodes: Sequence[Sequence[int]] | None = None) -> list[Tensor]:
+    """Of each rank's weights, in float64. `nodes`: which ranks share one; None: no hierarchy."""
+    wide = torch.stack([value.double() for value in values])
+    places = nodes if nodes is not None else [[rank] for rank in range(len(values))]
+    means = [wide[list(place)].mean(dim=0) for place in places]
+    if mode == "all":
+        means = [wide.mean(dim=0)] * len(places)
+    else:
+        means = [(mean + means[partner_of(place, len(places), step)]) / 2 for place, mean in enumerate(means)]
+    return [mean for rank in range(len(values)) for place, mean in zip(places, means, strict=True) if rank in place]
+
+
+class Reference(Replicas):
+    """Replicas that exchange weights."""
+
+    def __init__(self, net: nn.Module, ranks: int, make_optimizers: Any, mode: str, nodes: Any = None) -> None:
+        super().__init__(net, ranks, make_optimizers)
+        self.mode, self.nodes, self.exchanges = mode, nodes, 0
+
+    def exchange(self) -> list[Tensor]:
+        """The weights of now, mixed. The caller puts them in place when it may."""
+        means = mixed(self.weights(), self.mode, self.exchanges, self.nodes)
+        self.exchanges += 1
+        return means
+
+    def round(self, data: Sequence[Any], exchange: bool = True, skip: Sequence[int] = ()) -> None:
+        """A step of each rank, but for those of `skip`, from the mixed weights, with the gradient of the unmixed."""
+        self.zero_grad()
+        self.backward(data)
+        if exchange:
+            self.set_weights(self.exchange())
+        self.step(skip)
+
+
+def adam(net: nn.Module) -> list[torch.optim.Optimizer]:
+    # A large eps: what rounding does to tiny gradients is no matter then.
+    return [torch.optim.AdamW(net.parameters(), lr=0.02, eps=1e-2, weight_decay=0.1)]
+
+
+def several(net: nn.Module) -> list[torch.optim.Optimizer]:
+    parameters = list(net.parameters())
+    return [torch.optim.SGD(parameters[:2], lr=0.1), torch.optim.SGD(parameters[2:], lr=0.05, momentum=0.9)]
+
+
+@dataclass(frozen=True)
+class Case:
+    mode: str = "all"
+    interval: int = 1
+    how: str = "with_bagua"
+    make_optimizers: Callable[[nn.Module], list[torch.optim.Optimizer]] = sgd
+    dtype: torch.dtype = torch.float32
+    hierarchical: bool = False
+    steps: int = 10
+    nodes: Any = field(default=None, hash=False)
+
+    def build(self, rank: int, ranks: int, device: torch.device) -> tuple[Any, nn.Module, Any, Reference]:
+        """(wrapped model, its module, optimizers, reference)."""
+        start = mlp(0, device).to(self.dtype)
+        reference = Reference(start, ranks, self.make_optimizers, self.mode, self.nodes)
+        net = mlp(rank, device).to(self.dtype)  # other weights on each rank, until it is wrapped
+        optimizers = self.make_optimizers(net)
+        return self.wrap(net, optimizers), net, optimizers, reference
+
+    def wrap(self, net: Any, optimizers: list[torch.optim.Optimizer]) -> Any:
+        algorithm = DecentralizedAlgorithm(self.hierarchical, self.mode, self.interval)
+        if self.how.startswith("with_bagua"):
+            return net.with_bagua(optimizers, algorithm, do_flatten=self.how == "with_bagua")
+        listed = [] if "unlisted" in self.how else optimizers
+        return DistributedDataParallel(
+            net, optimizers=listed, algorithm=algorithm, gradient_as_bucket_view="unflattened" not in self.how
+        )
+
+
+def check_peer_weights(net: Any, case: Case, rank: int, ranks: int, exchanges: int) -> None:
+    """Those of all ranks, or of partners, are the same bits."""
+    for bucket in net.bagua_buckets:
+        if case.mode == "all":
+            check_tensor_on_ranks(bucket._peer_weight, "peer weight")
+            continue
+        every = gathered(bucket._peer_weight)
+        places = case.nodes if case.nodes is not None else [[one] for one in range(ranks)]
+        mine = next(place for place, members in enumerate(places) if rank in members)
+        for other in (*places[mine], *places[partner_of(mine, len(places), exchanges - 1)]):
+            assert torch.equal(every[other], bucket._peer_weight), (rank, other)
+
+
+class Job(SideBySide):
+    """Of two ranks."""
+
+    def __init__(self, rank: int, device: torch.device, **options: Any) -> None:
+        super().__init__(rank, device, Case(**options))
