@@ -33,7 +33,7 @@ def has(instructions: str) -> bool:
 
 
 # Where the processor has not got them all, the missing ones cannot be tested: their names are then not in this list.
-INSTRUCTIONS = [name for name in ("portable", "avx2", "avx512") if has(name)]
+INSTRUCTIONS = [name for name in ("portable", "avx2", "avx512", "avx512bf16") if has(name)]
 
 
 def with_instructions(name: str) -> ModuleType:

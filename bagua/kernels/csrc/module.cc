@@ -24,7 +24,7 @@ Execution execution(size_t threads, const std::string& instructions) {
   const RangeKernel* kernel = range_kernel_named(instructions.c_str());
   if (kernel == nullptr) {
     throw py::value_error("this processor or this build has no instructions '" + instructions +
-                          "'; known are portable, avx2 and avx512");
+                          "'; known are portable, avx2, avx512 and avx512bf16");
   }
   return {kernel, threads};
 }

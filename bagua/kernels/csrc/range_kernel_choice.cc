@@ -10,6 +10,9 @@ extern const RangeKernel kPortableKernel;
 #if defined(BAGUA_KERNELS_X86)
 extern const RangeKernel kAvx2Kernel;
 extern const RangeKernel kAvx512Kernel;
+#if defined(BAGUA_KERNELS_AVX512BF16)
+extern const RangeKernel kAvx512Bf16Kernel;
+#endif
 #endif
 
 const RangeKernel* range_kernel_named(const char* name) {
@@ -21,13 +24,17 @@ const RangeKernel* range_kernel_named(const char* name) {
   if (std::strcmp(name, "avx2") == 0 && avx2) return &kAvx2Kernel;
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
   if (std::strcmp(name, "avx512") == 0 && avx512) return &kAvx512Kernel;
+#if defined(BAGUA_KERNELS_AVX512BF16)
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  if (std::strcmp(name, "avx512bf16") == 0 && bf16) return &kAvx512Bf16Kernel;
+#endif
 #endif
   return nullptr;
 }
 
 const RangeKernel& range_kernel() {
   static const RangeKernel& best = []() -> const RangeKernel& {
-    for (const char* name : {"avx512", "avx2"}) {
+    for (const char* name : {"avx512bf16", "avx512", "avx2"}) {
       if (const RangeKernel* kernel = range_kernel_named(name)) return *kernel;
     }
     return kPortableKernel;

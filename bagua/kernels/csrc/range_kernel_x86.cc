@@ -1,5 +1,5 @@
-// The inner loops of MinMaxUInt8 for x86-64 with AVX2 or AVX-512. CMake builds this file once for each, with
-// BAGUA_KERNEL_TABLE naming the table that it defines.
+// The inner loops of MinMaxUInt8 for x86-64 with AVX2, AVX-512, or that and its instructions for bfloat16. CMake builds
+// this file once for each, with BAGUA_KERNEL_TABLE naming the table that it defines.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -165,7 +165,7 @@ inline void decode_tail(const Decoder& decoder, const uint8_t* bytes, size_t cou
 }
 
 template <typename T>
-void decode(const uint8_t* bytes, size_t count, const Levels& levels, T* target, Store how) {
+void decode_to(const uint8_t* bytes, size_t count, const Levels& levels, T* target, Store how) {
   constexpr size_t kStoreBytes = kLanes * sizeof(T);
   const Decoder decoder(levels);
   const auto write = [](T* to, Lanes values) { store(to, values); };
@@ -181,6 +181,25 @@ void decode(const uint8_t* bytes, size_t count, const Levels& levels, T* target,
   for (; done + kLanes <= count; done += kLanes) store(target + done, decoder.clamped(bytes + done));
   if (done < count) decode_tail(decoder, bytes + done, count - done, target + done, write);
 }
+
+template <typename T>
+void decode(const uint8_t* bytes, size_t count, const Levels& levels, T* target, Store how) {
+  decode_to(bytes, count, levels, target, how);
+}
+
+#if defined(__AVX512BF16__)
+template <>
+void decode<BFloat16>(const uint8_t* bytes, size_t count, const Levels& levels, BFloat16* target, Store how) {
+  // All results are multiples of the step, or ends.
+  const auto is_normal = [](float value) { return std::fabs(value) >= std::numeric_limits<float>::min(); };
+  const auto is_normal_or_zero = [&](float value) { return value == 0.0F || is_normal(value); };
+  if (is_normal(levels.step) && is_normal_or_zero(levels.lowest) && is_normal_or_zero(levels.highest)) {
+    decode_to(bytes, count, levels, reinterpret_cast<NormalBFloat16*>(target), how);
+  } else {
+    decode_to(bytes, count, levels, target, how);
+  }
+}
+#endif
 
 template <typename T>
 void decode_add(const uint8_t* bytes, size_t count, const Levels& levels, T* target) {
