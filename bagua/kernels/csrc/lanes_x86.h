@@ -90,8 +90,8 @@ inline void stream(BFloat16* to, Lanes values) {
 }
 
 #if defined(__AVX512BF16__)
-// A BFloat16 that is rounded from a normal number or from zero: by one instruction instead of six, which takes subnormal
-// numbers for zeros.
+// A BFloat16 that is rounded from a normal number or from zero: by one instruction instead of six, which takes
+// subnormal numbers for zeros.
 struct NormalBFloat16 {
   uint16_t bits;
 };
