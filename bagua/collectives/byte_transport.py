@@ -32,6 +32,10 @@ def parts(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
     return list(tensor.view(count, tensor.numel() // count).unbind())
 
 
+# Of messages that are no collective's, so that they are not taken for those of a user, whose tag is 0 if he gives none.
+_TAG = 0x6261
+
+
 def without_overlap(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """`source`, or a copy of it if it shares memory with `target`, which is written while it is read."""
     begin, end = source.data_ptr(), source.data_ptr() + source.nbytes
@@ -79,7 +83,7 @@ def exchange(
 def _message(
     comm: BaguaCommunicator, operation: Callable[..., dist.Work | None], tensor: torch.Tensor, peer: int
 ) -> dist.P2POp:
-    return dist.P2POp(operation, as_bytes(tensor), comm.ranks[peer], comm.torch_group)
+    return dist.P2POp(operation, as_bytes(tensor), comm.ranks[peer], comm.torch_group, _TAG)
 
 
 def broadcast(comm: BaguaCommunicator, tensor: torch.Tensor, source: int) -> None:

@@ -50,6 +50,7 @@ class BaguaProcessGroup:
         self._global: BaguaCommunicator | None = None
         self._intra_node: BaguaCommunicator | None = None
         self._inter_node: BaguaCommunicator | None = None
+        self._background: BaguaCommunicator | None = None
         self._topology: group_topology.GroupTopology | None = None
         _groups_by_name[self.group_name] = self
         if torch_group is not None:
@@ -113,6 +114,14 @@ class BaguaProcessGroup:
             if self._inter_node is None:
                 self._inter_node = self._sub_communicator("inter-node", self.topology.leaders if self.is_member else ())
             return self._inter_node
+
+    def get_background_communicator(self) -> BaguaCommunicator:
+        """Of all members, for a thread that communicates beside others: what it says in a group of its own does not mix
+        with what is said in this one meanwhile. On first use all members have to call it."""
+        with self._lock:
+            if self._background is None:
+                self._background = self._sub_communicator("background", self.ranks if self.is_member else ())
+            return self._background
 
     def _sub_communicator(self, kind: str, ranks: Sequence[int]) -> BaguaCommunicator:
         if not self.is_member or dist.get_rank() not in ranks:

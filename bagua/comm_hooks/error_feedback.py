@@ -48,6 +48,8 @@ class ErrorFeedbackAllReduce(CompressedAllReduce):
         chunk_residual: d, float32, of a chunk's length; likewise.
     """
 
+    rounds_alike = False
+
     def __init__(self, group: BaguaProcessGroup, average: bool, hierarchical: bool) -> None:
         super().__init__(group, average, hierarchical)
         self.residual: torch.Tensor | None = None

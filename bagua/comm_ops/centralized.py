@@ -72,8 +72,8 @@ class HierarchicalAllReduce:
 
 
 class ScatterGatherAllReduce:
-    """Sum or mean of the bucket over the group: all-to-all, a local sum, all-gather. The bucket's length is a multiple
-    of the number of ranks."""
+    """Sum or mean of the bucket over the communicator: all-to-all, a local sum, all-gather. The bucket's length is a
+    multiple of the number of ranks."""
 
     inline = False
 

@@ -59,11 +59,20 @@ class CompressedAllReduce:
             and between nodes are made here, on first use.
         average: the mean; otherwise the sum.
         hierarchical: whether only one rank per node talks to other nodes.
+        everybody: what all ranks exchange by, where no hierarchy is in between; None: the group's own communicator.
     """
 
     inline = False
+    # Whether every rank of a single node may round for itself: where rounding has no state.
+    rounds_alike = True
 
-    def __init__(self, group: BaguaProcessGroup, average: bool = True, hierarchical: bool = False) -> None:
+    def __init__(
+        self,
+        group: BaguaProcessGroup,
+        average: bool = True,
+        hierarchical: bool = False,
+        everybody: BaguaCommunicator | None = None,
+    ) -> None:
         self.hierarchical = hierarchical
         # Before any sum, as without compression.
         self.prescale = 1.0 / group.size if hierarchical and average and group.size > 1 else None
@@ -71,7 +80,7 @@ class CompressedAllReduce:
         self.chunks = len(group.topology.nodes) if hierarchical else group.size
         # Within the node, and who exchanges bytes, in chunk order: of the latter those that do not lead are none.
         self._intra: BaguaCommunicator | None = None
-        self._peers = group.get_global_communicator()
+        self._peers = everybody or group.get_global_communicator()
         if hierarchical:
             self._intra = self._peers
             if self.chunks > 1:
@@ -113,8 +122,8 @@ class CompressedAllReduce:
         if intra is None:
             self._exchange(flat)
             return
-        if self.chunks == 1:
-            # One node: all have the sum after a single step, and round it alike.
+        if self.chunks == 1 and self.rounds_alike:
+            # One node: all have the sum after a single step.
             if intra.nranks() > 1:
                 dist.all_reduce(flat, dist.ReduceOp.SUM, group=intra.torch_group)
             self._exchange(flat)

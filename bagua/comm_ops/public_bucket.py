@@ -14,6 +14,7 @@ from bagua.engine.bucket import Bucket
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from bagua.collectives.communicator import BaguaCommunicator
     from bagua.collectives.process_group import BaguaProcessGroup
 
 
@@ -47,7 +48,8 @@ class BaguaBucket(Bucket):
         if compression is not None:
             if compression != MIN_MAX_UINT8:
                 raise ValueError(f"compression={compression!r} is unknown; there is {MIN_MAX_UINT8!r}, or leave it out")
-            compressed = CompressedAllReduce(_group_or_default(group), average, hierarchical)
+            chosen = _group_or_default(group)
+            compressed = CompressedAllReduce(chosen, average, hierarchical, self._everybody(chosen))
             compressed.check(self.flattened_tensor(), f"bucket {self.name!r}")
             self.append_op(compressed)
             return self
@@ -55,12 +57,18 @@ class BaguaBucket(Bucket):
             raise ValueError("scattergather and hierarchical exclude each other without compression; choose one")
         chosen = _group_or_default(group)
         if scattergather:
-            self.append_op(ScatterGatherAllReduce(chosen.get_global_communicator(), average))
+            self.append_op(ScatterGatherAllReduce(self._everybody(chosen), average))
         elif hierarchical and len(chosen.topology.nodes) > 1:
             self.append_op(HierarchicalAllReduce(chosen, average))
         else:
             self.append_op(AllReduce(chosen.get_global_communicator(), average, self.device))
         return self
+
+    def _everybody(self, group: BaguaProcessGroup) -> BaguaCommunicator:
+        """For an operation that the communication thread runs, while others may use the group. With CUDA there is no
+        such thread: the order in which kernels are queued is the same on all ranks."""
+        on_thread = self.device.type == "cpu" and group.size > 1
+        return group.get_background_communicator() if on_thread else group.get_global_communicator()
 
     def append_decentralized_synchronous_op(
         self,

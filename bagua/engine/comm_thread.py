@@ -3,6 +3,9 @@
 A group's collectives must start in one order, the same on all ranks. Two threads would start them in an order that is
 up to the kernel, so that one rank's broadcast meets another's all-reduce. The thread begins with the first operation
 that needs it and ends with the last scheduler that used it.
+
+So everything that Bagua itself says in the group during a backward pass goes there, too (`in_order`). What users say in
+it, by torch.distributed, does not: Bagua's own operations therefore have groups of their own on CPUs.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from bagua.engine.failure_report import CollectiveError, is_communication_error
+
 if TYPE_CHECKING:
+    import torch
     import torch.distributed as dist
 
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -29,8 +35,12 @@ _lock = threading.RLock()
 _threads: weakref.WeakKeyDictionary[dist.ProcessGroup, CommThread] = weakref.WeakKeyDictionary()
 
 
+class EarlierFailureError(RuntimeError):
+    """Nothing was communicated, for what should have been before has failed. That is the cause."""
+
+
 class CommThread:
-    """Runs jobs in the order in which they were submitted. After a failure the rest fails likewise: the peers would not
+    """Runs jobs in the order in which they were submitted. After a failure the rest fails, too: the peers would not
     understand operations that come out of order."""
 
     def __init__(self) -> None:
@@ -39,7 +49,8 @@ class CommThread:
         self._thread = threading.Thread(target=_serve, args=(self._jobs,), name="bagua-comm", daemon=True)
 
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
-        """Any thread. The future has the job's result or exception, or the exception of one that failed before it."""
+        """Any thread. The future has the job's result or exception. If one failed before it, it has the exception of
+        that, in communication, or else an EarlierFailureError."""
         future: Future[Any] = Future()
         self._jobs.put((job, future))
         return future
@@ -56,6 +67,24 @@ class CommThread:
         self._jobs.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=_JOIN_SECONDS)
+
+
+def in_order(group: dist.ProcessGroup, device: torch.device, job: Callable[[], Any]) -> Any:
+    """The result of `job`, a collective of `group` that is called while operations of buckets may be under way: by the
+    group's thread, after what was submitted before it, or here and now if there is no such thread, or the tensors are
+    on a GPU."""
+    with _lock:
+        thread = _threads.get(group) if device.type == "cpu" else None
+        if thread is not None and thread._thread is threading.current_thread():
+            thread = None
+        if thread is not None:
+            thread._users += 1
+    if thread is None:
+        return job()
+    try:
+        return thread.submit(job).result()
+    finally:
+        thread.leave()
 
 
 def has_thread(group: BaguaProcessGroup) -> bool:
@@ -94,8 +123,22 @@ def _serve(jobs: queue.SimpleQueue[_Job | None]) -> None:
                 result = job()
             except BaseException as error:  # whoever waits for the future raises it
                 failure = error
-        if failure is not None:
-            future.set_exception(failure)
+            if failure is not None:
+                future.set_exception(failure)
+            else:
+                future.set_result(result)
         else:
-            future.set_result(result)
+            future.set_exception(_later(failure))
         del entry, job, future, result  # they hold the bucket while the queue is empty
+
+
+def _later(failure: BaseException) -> BaseException:
+    if is_communication_error(failure) or isinstance(failure, CollectiveError):
+        return failure  # whoever waits has its own explanation made
+    error = EarlierFailureError(
+        "not communicated: an operation of this or another module of the group has failed before"
+        f" ({type(failure).__name__}: {failure}), and since then this rank may be out of step with the others. Mend"
+        " that, and start all ranks again"
+    )
+    error.__cause__ = failure
+    return error

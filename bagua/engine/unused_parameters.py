@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from bagua.engine.comm_thread import in_order
+
 if TYPE_CHECKING:
     from bagua.collectives.communicator import BaguaCommunicator
 
@@ -31,5 +33,6 @@ def agree_on_presence(
         device: of the small tensor that travels.
     """
     flags = torch.tensor([int(one) for one in presence], dtype=torch.int32, device=device)
-    dist.all_reduce(flags, dist.ReduceOp.MAX, group=communicator.torch_group)
+    group = communicator.torch_group
+    in_order(group, device, lambda: dist.all_reduce(flags, dist.ReduceOp.MAX, group=group))
     return [Presence(flag) for flag in flags.tolist()]

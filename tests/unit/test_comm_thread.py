@@ -7,8 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from bagua.engine.comm_thread import has_thread, join_thread
+from bagua.engine.comm_thread import EarlierFailureError, has_thread, in_order, join_thread
 
 
 class _TorchGroup:
@@ -30,13 +32,55 @@ def test_users_share_a_thread_until_the_last_leaves() -> None:
     assert not has_thread(group)
 
 
-def test_what_follows_a_failure_fails_likewise() -> None:
+def test_what_follows_a_failure_fails_too_and_says_that_it_is_another() -> None:
     thread = join_thread(_group())
     failed = thread.submit(lambda: 1 // 0)
     later = thread.submit(lambda: 1)
     assert isinstance(failed.exception(20), ZeroDivisionError)
+    error = later.exception(20)
+    assert isinstance(error, EarlierFailureError)
+    assert "ZeroDivisionError: integer division" in str(error)
+    assert error.__cause__ is failed.exception(20)
+    thread.leave()
+
+
+def test_what_follows_a_failure_of_the_network_fails_likewise() -> None:
+    def fail() -> None:
+        raise dist.DistNetworkError("a peer is gone")
+
+    thread = join_thread(_group())
+    failed = thread.submit(fail)
+    later = thread.submit(lambda: 1)
+    assert isinstance(failed.exception(20), dist.DistNetworkError)
     assert later.exception(20) is failed.exception(20)
     thread.leave()
+
+
+def test_collectives_of_other_threads_keep_the_order_of_what_was_submitted() -> None:
+    group = _group()
+    cpu = torch.device("cpu")
+    thread = join_thread(group)
+    may_run = threading.Event()
+    order = []
+
+    def slow() -> None:
+        assert may_run.wait(20)
+        order.append("bucket")
+
+    bucket = thread.submit(slow)
+    timer = threading.Timer(0.1, may_run.set)
+    timer.start()
+    in_order(group.torch_group, cpu, lambda: order.append("other"))
+    assert order == ["bucket", "other"]
+    bucket.result(20)
+
+    # From within a job: here and now, for the thread would wait for itself.
+    nested = thread.submit(lambda: in_order(group.torch_group, cpu, threading.current_thread))
+    assert nested.result(20).name == "bagua-comm"
+    thread.leave()
+    assert not has_thread(group)
+    assert in_order(group.torch_group, cpu, threading.current_thread) is threading.current_thread()
+    timer.join()
 
 
 def test_a_new_thread_may_collect_the_user_of_another_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ import torch.distributed as dist
 
 from bagua.collectives.arguments import check_op
 from bagua.collectives.collectives import all_reduce_inplace
-from bagua.collectives.communicator import BaguaCommunicator
+from bagua.collectives.communicator import BaguaCommunicator, CommMember
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.collectives.reduce_op import ReduceOp
+from bagua.engine.comm_thread import in_order
 
 _SUPPORTED = (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.AVG)
 
@@ -53,7 +54,9 @@ class _AllReduce(torch.autograd.Function):
     def forward(ctx: Any, tensor: torch.Tensor, op: ReduceOp, communicator: BaguaCommunicator) -> torch.Tensor:
         ctx.op, ctx.communicator = op, communicator
         result = tensor.clone(memory_format=torch.contiguous_format)
-        all_reduce_inplace(result, op, communicator)
+        if communicator is not CommMember.NON_COMM_MEMBER:
+            # Buckets may be under way, in a forward pass as well: that of a checkpoint.
+            in_order(communicator.torch_group, result.device, lambda: all_reduce_inplace(result, op, communicator))
         return result
 
     @staticmethod
