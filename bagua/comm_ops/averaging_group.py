@@ -8,7 +8,8 @@ waiting, and no kernel on their GPUs. One thread at a time uses it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -97,6 +98,18 @@ class AveragingGroup:
             dist.destroy_process_group(owned)
 
 
+# Of owners that are gone.
+_abandoned: list[AveragingGroup] = []
+
+
+def destroyed_after(owner: object, group: AveragingGroup) -> Callable[[], object]:
+    """When `owner` is gone, the group is destroyed: not at once, for garbage is collected anywhere, but when the next
+    one is made. No thread uses it any more by then. Returns what takes this back."""
+    finalizer = weakref.finalize(owner, _abandoned.append, group)
+    finalizer.atexit = False
+    return finalizer.detach
+
+
 def create_averaging_group(group: BaguaProcessGroup, device: torch.device) -> AveragingGroup:
     """
     Every member calls it.
@@ -108,6 +121,8 @@ def create_averaging_group(group: BaguaProcessGroup, device: torch.device) -> Av
     Raises:
         RuntimeError: torch was built without gloo.
     """
+    while _abandoned:
+        _abandoned.pop().destroy()
     if not dist.is_gloo_available():
         raise RuntimeError("averaging in the background needs gloo, which this build of torch does not have")
     backend = "gloo"

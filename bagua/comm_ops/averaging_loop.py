@@ -315,7 +315,9 @@ class AveragingLoop:
             is_quiet = bool(nothing_new or not all_have_begun)
             if not is_quiet:
                 self._exchange(streams, scratch)
-            self._pause(max(self._interval_s, QUIET_PAUSE_S if is_quiet else 0.0), wish)
+            # Who has told END already waits for those who have not, and keeps none of them waiting.
+            interval = 0.0 if wish is Wish.END else self._interval_s
+            self._pause(max(interval, QUIET_PAUSE_S if is_quiet else 0.0), wish)
             return True
         if agreed == Wish.END and not nobody_has_begun:
             self._exchange(streams, scratch)

@@ -142,6 +142,53 @@ def test_steps_of_the_warm_up_are_passes_that_communicate() -> None:
     run_ranks(2, _accumulation_in_warmup)
 
 
+def _gradients_beside_those_of_steps() -> None:
+    """torch.autograd.grad makes a pass that is no step, though its end is one of a pass."""
+    rank, device = begin()
+    nets = [mlp(0, device), mlp(0, device)]
+    optimizers = [_sgd(net) for net in nets]
+    nets[0].with_bagua([optimizers[0]], Algorithm.init("gradient_allreduce"))
+    _wrap(nets[1], [optimizers[1]], warmup=4)
+    for x, y in batches(rank, 4, device):
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            optimizer.zero_grad()
+            points = x.clone().requires_grad_()
+            out = net(points)
+            (slope,) = torch.autograd.grad(out.sum(), points, create_graph=True)
+            (nn.functional.mse_loss(out, y) + slope.square().mean()).backward()
+            assert torch.equal(net[0].weight.grad, nets[0][0].weight.grad)
+            optimizer.step()
+    nets[1].bagua_algorithm.abort(nets[1])
+    check_ranks_equal(nets[1])
+
+
+def test_a_gradient_penalty_is_no_step_of_the_warm_up() -> None:
+    run_ranks(2, _gradients_beside_those_of_steps)
+
+
+def _aborted_often() -> float:
+    """The longest wait. The interval is longer than the deadline of the test."""
+    rank, device = begin()
+    net: Any = mlp(0, device)
+    optimizer = _sgd(net)
+    _wrap(net, [optimizer], interval_ms=600_000)
+    longest = 0.0
+    for number in range(10):
+        train(net, optimizer, batches(rank, 2, device))
+        time.sleep(0.02 * ((number + rank) % 3))
+        began = time.monotonic()
+        net.bagua_algorithm.abort(net)
+        longest = max(longest, time.monotonic() - began)
+        check_ranks_equal(net)
+        net.bagua_algorithm.resume(net)
+    net.bagua_algorithm.abort(net)
+    return longest
+
+
+def test_abort_does_not_wait_for_the_interval() -> None:
+    assert max(run_ranks(2, _aborted_often)) < DEADLINE_S
+
+
 def _resumed_in_warmup() -> None:
     rank, device = begin()
     data = batches(rank, 12, device)

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from bagua.comm_ops.async_average import BucketAverage
-from bagua.comm_ops.averaging_group import AveragingGroup, create_averaging_group
+from bagua.comm_ops.averaging_group import AveragingGroup, create_averaging_group, destroyed_after
 from bagua.comm_ops.averaging_loop import AveragingLoop, Part
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.engine.tensor import ensure_record
@@ -116,6 +116,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self.exchange_s = 0.0
         self._warmup_steps_done = 0
         self._group: AveragingGroup | None = None
+        self._keep_group: Callable[[], object] = lambda: None
         self._loop: AveragingLoop | None = None
         self._has_begun = self._is_stopped = False
         self._is_switching = self._is_finished = False
@@ -147,6 +148,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         parameters = bagua_ddp.synchronized_parameters
         if self._group is None and self.process_group.size > 1:
             self._group = create_averaging_group(self.process_group, parameters[0][1].device)
+            self._keep_group = destroyed_after(self, self._group)
         if self.ranks_in_step:
             return super().init_tensors(bagua_ddp)
         for name, parameter in parameters:
@@ -194,6 +196,8 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         def end_warmup_step() -> None:
             if self.ranks_in_step:
                 bagua_ddp.scheduler.wait_pending_comm_ops()
+                if not bagua_ddp.scheduler.sent:
+                    return  # torch.autograd.grad, whose gradients are no step's
                 self._warmup_steps_done += 1
                 if self._warmup_steps_done >= self.warmup_steps:
                     self._switch_to_parameters(bagua_ddp)
@@ -304,6 +308,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         parts = [Part([BucketAverage(bucket) for bucket in owner.buckets]) for owner in self._owners.values()]
         self._loop = AveragingLoop(parts, self._group, max(0.0, self.sync_interval_ms / 1000))
         self._loop.start()
+        self._keep_group()
         # A module that is dropped ends its loop. The finalizer holds the loop, and with it the copies.
         finalizer = weakref.finalize(self, self._loop.leave, destroy_group=True)
         finalizer.atexit = False
@@ -334,6 +339,8 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         for steps in self._loop.end(*self._state_of_owners(), self.process_group.timeout.total_seconds()):
             self._note_staleness(steps)
         self._forget_loop()
+        if self._group is not None:
+            self._keep_group = destroyed_after(self, self._group)
 
     def _forget_loop(self) -> None:
         if self._keep_loop is not None:
@@ -360,6 +367,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             group = None
         self._forget_loop()
         self._has_begun = False
+        self._keep_group()
         if group is not None:
             group.destroy()
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bagua.collectives.process_group import BaguaProcessGroup, twin_of
 from bagua.comm_ops.decentralized import PeerWeightAverage
@@ -41,11 +41,10 @@ __all__ = [
     "LowPrecisionDecentralizedAlgorithmImpl",
 ]
 
-# An exchange goes on in the background of whatever else the ranks tell each other (buffers, a logged loss, another
-# module's exchange), and messages of one group need one order. So each module has a group of its own for it, for as
-# long as there is the group that it trains with.
-_Groups = weakref.WeakKeyDictionary[BaguaProcessGroup, BaguaProcessGroup]
-_groups_of_modules: weakref.WeakKeyDictionary[nn.Module, _Groups] = weakref.WeakKeyDictionary()
+# An exchange goes on in the background of whatever else the ranks tell each other (buffers, a logged loss, gradients of
+# another module), and messages of one group need one order. So exchanges have a group of their own. All modules share
+# it: their exchanges are launched in the order of the program, and one stream or thread carries them.
+_exchange_groups: weakref.WeakKeyDictionary[BaguaProcessGroup, BaguaProcessGroup] = weakref.WeakKeyDictionary()
 
 
 class PeerWeightBucket(BaguaBucket):
@@ -141,7 +140,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             bucket._peer_weight,
             hierarchical=self.hierarchical,
             peer_selection_mode=self.peer_selection_mode,
-            group=_group_of_its_own(bagua_ddp.module, self.process_group),
+            group=_exchange_group(self.process_group),
         )
 
     # --- a round -----------------------------------------------------------------------------------------------------
@@ -276,14 +275,13 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             bucket._peer_weight.copy_(peer_weight)
 
 
-def _group_of_its_own(module: nn.Module, group: BaguaProcessGroup) -> BaguaProcessGroup:
-    """Collective, the first time for this module and group."""
+def _exchange_group(group: BaguaProcessGroup) -> BaguaProcessGroup:
+    """Collective, the first time for this group."""
     if group.size == 1:
         return group
-    groups = _groups_of_modules.setdefault(module, weakref.WeakKeyDictionary())
-    own = groups.get(group)
+    own = _exchange_groups.get(group)
     if own is None or not own.is_alive:
-        own = groups[group] = twin_of(group)
+        own = _exchange_groups[group] = twin_of(group)
     return own
 
 

@@ -1,0 +1,70 @@
+"""Models that are wrapped, trained and dropped one after the other leave nothing: no thread, no file, no group."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.ranks import run_ranks
+from support.training import batches, begin, mlp, train
+
+from bagua.collectives.torch_internals import registered_groups
+from bagua.torch_api.algorithms import Algorithm
+from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
+
+MODELS = 8
+DEADLINE_S = 20.0
+
+
+def _one_model(name: str, rank: int, device: torch.device) -> None:
+    net: Any = mlp(0, device)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    if name == "qadam":
+        optimizer = QAdamOptimizer(net.parameters(), warmup_steps=2)
+        net.with_bagua([optimizer], QAdamAlgorithm(optimizer))
+    else:
+        net.with_bagua([optimizer], Algorithm.init(name))
+    train(net, optimizer, batches(rank, 3, device))
+    if name == "async":
+        net.bagua_algorithm.abort(net)
+    del net, optimizer
+    gc.collect()  # modules are cycles
+
+
+def _counts() -> list[int]:
+    """Threads of Python and of the process, files, groups."""
+    gc.collect()
+    tasks, files = (len(list(Path("/proc/self", folder).iterdir())) for folder in ("task", "fd"))
+    return [threading.active_count(), tasks, files, registered_groups()]
+
+
+def _left(name: str) -> tuple[list[int], list[int]]:
+    """After two models, and after some more."""
+    rank, device = begin()
+    for _ in range(2):
+        _one_model(name, rank, device)
+    first = _counts()
+    for _ in range(MODELS):
+        _one_model(name, rank, device)
+    deadline = time.monotonic() + DEADLINE_S
+    while not _all_within(last := _counts(), first) and time.monotonic() < deadline:
+        time.sleep(0.05)  # threads take a moment to end
+    return first, last
+
+
+def _all_within(counts: Sequence[int], limits: Sequence[int]) -> bool:
+    return all(count <= limit for count, limit in zip(counts, limits, strict=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["gradient_allreduce", "bytegrad", "qadam", "decentralized", "low_precision_decentralized", "async"]
+)
+def test_what_models_leave_does_not_grow(name: str) -> None:
+    for first, last in run_ranks(2, _left, name):
+        assert _all_within(last, first), (first, last)
