@@ -82,6 +82,27 @@ These are accepted and have no effect; the log says so. `BAGUA_NET_NSTREAMS` and
 names and work.
 """
 
+OTHERS = """\
+## Other variables
+
+What else Bagua reads; nothing here concerns the plugin.
+
+| Variable | Read by | Default | Meaning |
+|---|---|---|---|
+| `BAGUA_LOG_LEVEL` | `bagua.torch_api` | `info` | `debug`, `info`, `warning` or `error`: what the logger `bagua` says \
+([logging](training.md#logging)). |
+| `BAGUA_DEFAULT_BUCKET_SIZE` | `bagua.torch_api` | 25 MiB, the first bucket 1 MiB | Size of the buckets of \
+`with_bagua`, a number of bytes. |
+| `BAGUA_BENCH_SECRET` | `bagua-net-bench` | not set | The same secret value on all ranks, where strangers share the \
+network ([across hosts](bench.md#across-hosts)). |
+| `BAGUA_DRIVER_LOG` | `bagua-net-bench`, `bagua-net doctor` | not set | `warn` or `info`: what the plugin logs in the \
+processes that measure or test it goes to stderr. |
+| `NO_COLOR` | `bagua-net`, `bagua-net-bench` | not set | Any value: no colours on a terminal. |
+
+The launcher's variables (`RANK`, `WORLD_SIZE`, ...) are on the page about \
+[training](training.md#environment-variables).
+"""
+
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [
@@ -108,7 +129,7 @@ def render() -> str:
     retired = markdown_table(
         ["Variable", "Instead"], ((code(row["name"]), row["replacement"]) for row in _core.retired_knobs())
     )
-    return "\n".join([INTRODUCTION, knobs, INTERFACES, RETIRED, retired])
+    return "\n".join([INTRODUCTION, knobs, INTERFACES, RETIRED, retired, OTHERS])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
