@@ -106,7 +106,7 @@ bench: $(VENV)/.bagua ## Measure the plugin on this machine: table, build/bench/
 
 # PYTHONPATH names tools/ alone, because the root has the sources of bagua without the library.
 .PHONY: perf
-perf: $(VENV)/.bagua ## Faster or slower than the last release? Of another commit: make perf PERF_BASE=v1.0.0
+perf: $(VENV)/.bagua ## Faster or slower than another commit? make perf PERF_BASE=<commit>
 	@mkdir -p build/perf
 	@echo "== perf $(PERF_BASE) $(PERF_ARGS)"
 	@PYTHONPATH=tools $(BIN)/python -m perf $(PERF_BASE) $(PERF_ARGS)

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/train_digits.py          # Bagua
     torchrun --nproc-per-node 2 examples/train_digits.py --ddp    # torch's DistributedDataParallel, for comparison
 
-Needs scikit-learn, which brings the data (pip install 'bagua[torch,examples]'). It takes seconds on two CPU cores. Two
+Needs scikit-learn, which brings the data (pip install '.[torch,examples]'). It takes seconds on two CPU cores. Two
 runs with the same seed and the same number of processes print the same lines; with two processes, Bagua and DDP do.
 """
 
