@@ -27,7 +27,8 @@ def init_process_group(
 
     Raises:
         RuntimeError: it is initialized already.
-        ValueError: an argument or a variable is missing, out of range or contradicts torch's default group.
+        ValueError: an argument or a variable is missing, out of range or contradicts torch's default group; or srun or
+            mpirun has started several processes and none knows of the others.
     """
     if is_initialized():
         raise RuntimeError("the default process group of Bagua is already initialized")
@@ -65,6 +66,7 @@ def _check_ranks(rank: int, world_size: int, local_world_size: int) -> None:
 def _init_torch(store: torch_internals.Store | None) -> None:
     rank, world_size = launch_environment.rank(), launch_environment.world_size()
     if store is None:
+        launch_environment.check_not_started_alike()
         if not 0 <= rank < world_size:
             raise ValueError(f"RANK={rank} must be between 0 and WORLD_SIZE - 1 = {world_size - 1}")
         if read_text(os.environ, "MASTER_PORT") is None:
@@ -74,6 +76,16 @@ def _init_torch(store: torch_internals.Store | None) -> None:
                     "MASTER_ADDR and MASTER_PORT to where rank 0 is to listen"
                 )
             store = torch_internals.HashStore()
+        elif (attempt := launch_environment.torchrun_attempt()) is not None:
+            # One store may serve all attempts, and gloo would find the addresses of processes that have died.
+            agent = torch_internals.TCPStore(
+                launch_environment.master_address(),
+                launch_environment.read_integer("MASTER_PORT", 0),
+                world_size,
+                is_master=False,
+                timeout=DEFAULT_TIMEOUT,
+            )
+            store = torch_internals.PrefixStore(f"bagua/attempt_{attempt}", agent)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     if store is not None:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=DEFAULT_TIMEOUT)

@@ -7,6 +7,8 @@ import os
 from bagua.env import EnvironmentValueError, read_text
 
 _TORCHRUN_VARIABLES = ("RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# How many processes srun and mpirun have started; their other variables have other names than torchrun's, too.
+_FOREIGN_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 def read_integer(name: str, default: int) -> int:
@@ -38,6 +40,26 @@ def local_world_size() -> int:
 
 def master_address() -> str:
     return read_text(os.environ, "MASTER_ADDR") or "127.0.0.1"
+
+
+def check_not_started_alike() -> None:
+    """Raises ValueError if a launcher has started several processes without telling them what torchrun tells: each
+    would train alone, as rank 0 of 1."""
+    if is_set("WORLD_SIZE"):
+        return
+    for name in _FOREIGN_SIZES:
+        if is_set(name) and read_integer(name, 1) > 1:
+            raise ValueError(
+                f"WORLD_SIZE is not set, and {name}={os.environ[name]}: so many processes were started, and each would"
+                " train alone. Start torchrun on each node, or export RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,"
+                " MASTER_ADDR and MASTER_PORT in each process (docs/launchers.md); WORLD_SIZE=1 if alone is meant"
+            )
+
+
+def torchrun_attempt() -> str | None:
+    """The number of torchrun's attempt if its agent serves the store at MASTER_ADDR and MASTER_PORT, else None."""
+    served = read_text(os.environ, "TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return read_text(os.environ, "TORCHELASTIC_RESTART_COUNT") if served else None
 
 
 def is_set(name: str) -> bool:

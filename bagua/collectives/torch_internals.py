@@ -13,14 +13,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# torch.distributed has these three as well, but does not declare them to type checkers.
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+# torch.distributed has these as well, but does not declare them to type checkers.
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d
 
 __all__ = [
     "HashStore",
     "PrefixStore",
     "Store",
+    "TCPStore",
     "abort_group",
     "all_gather_flat",
     "backend_name",

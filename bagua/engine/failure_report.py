@@ -118,8 +118,8 @@ def _message(
             f"{_store_server()} serves it and has died or left; read the end of its log first. ({roll.store_problem})"
         )
     sentences.append(
-        "The group cannot be used any more: start all ranks again from the last checkpoint, as torchrun --max-restarts "
-        "does"
+        "The group cannot be used any more: start all ranks again from the last checkpoint; torchrun --max-restarts "
+        "starts the script again, which has to load it"
     )
     sentences.append(f"What the backend says: {_one_line(error)}")
     return ". ".join(sentences)

@@ -85,12 +85,16 @@ _LAZY = {
     "moe": "bagua.torch_api.model_parallel.moe",
 }
 
+# Of the package bagua, as which this module is often imported.
+_OUTSIDE = ("comm_hooks", "kernels", "net")
+
 patch_process_group()
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module {__name__} has no attribute {name!r}")
+        told = f"; there is bagua.{name}: from bagua import {name}" if name in _OUTSIDE else ""
+        raise AttributeError(f"module {__name__} has no attribute {name!r}{told}")
     path = _LAZY[name]
     try:
         return importlib.import_module(path)

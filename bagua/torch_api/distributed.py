@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
-from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES, FIRST_BUCKET_BYTES
+from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
 from bagua.engine.data_parallel import BaguaDistributedDataParallel
 from bagua.env import read_text
 from bagua.torch_api.env import get_default_bucket_size
@@ -169,9 +169,8 @@ def check_arguments(optimizers: Sequence[torch.optim.Optimizer], algorithm: Any)
 
 def _bucket_limits() -> tuple[int, int | None]:
     """Of all buckets, and of the first: the user's, if BAGUA_DEFAULT_BUCKET_SIZE is set; else the engine's."""
-    if read_text(os.environ, "BAGUA_DEFAULT_BUCKET_SIZE") is None:
-        return DEFAULT_BUCKET_BYTES, FIRST_BUCKET_BYTES
-    return get_default_bucket_size(), None
+    is_chosen = read_text(os.environ, "BAGUA_DEFAULT_BUCKET_SIZE") is not None
+    return get_default_bucket_size(), None if is_chosen else FIRST_BUCKET_BYTES
 
 
 def _engine(module: Any) -> BaguaDistributedDataParallel:

@@ -9,6 +9,7 @@ import os
 
 from bagua.collectives import launch_environment
 from bagua.collectives.launch_environment import read_integer
+from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES
 from bagua.env import EnvironmentValueError, read_switch, read_text
 
 _MIN_SERVER_WAIT_S = 30
@@ -45,8 +46,8 @@ def get_master_addr() -> str:
 
 
 def get_default_bucket_size() -> int:
-    """BAGUA_DEFAULT_BUCKET_SIZE in bytes; 10 MiB if not set, while with_bagua then takes what measured better."""
-    return _read_positive("BAGUA_DEFAULT_BUCKET_SIZE", 10 << 20)
+    """BAGUA_DEFAULT_BUCKET_SIZE in bytes; 25 MiB if not set, and the first bucket of a module is of 1 MiB then."""
+    return _read_positive("BAGUA_DEFAULT_BUCKET_SIZE", DEFAULT_BUCKET_BYTES)
 
 
 def get_bagua_service_port() -> int:

@@ -3,6 +3,7 @@ BAGUA_LOG_LEVEL chooses the level (docs/training.md)."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from typing import TYPE_CHECKING
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from bagua.engine.data_parallel import BaguaDistributedDataParallel
 
 _LEVELS = ("debug", "info", "warning", "error")
+
+# Variables of Bagua 0.9 for what is not here.
+_WITHOUT_EFFECT = ("BAGUA_AUTOTUNE", "BAGUA_REPORT_METRICS", "BAGUA_IS_OUTPUT_AUTOTUNE_LOG")
 
 _logger = logging.getLogger("bagua")
 
@@ -40,6 +44,7 @@ def log_wrap(engine: BaguaDistributedDataParallel) -> None:
     configure_logging()
     if engine.communicator.rank() != 0:
         return
+    _warn_of_variables()
     _logger.info(summary(engine))
     if _logger.isEnabledFor(logging.DEBUG):
         for bucket in engine.bagua_buckets:
@@ -48,6 +53,13 @@ def log_wrap(engine: BaguaDistributedDataParallel) -> None:
                 f"bucket {bucket.name}: {len(names)} tensors, {_size(bucket.bytes())}, {bucket.dtype},"
                 f" {names[0]} to {names[-1]}"
             )
+
+
+@functools.cache  # once
+def _warn_of_variables() -> None:
+    found = [f"{name}={text}" for name in _WITHOUT_EFFECT if (text := read_text(os.environ, name)) not in (None, "0")]
+    if found:
+        _logger.warning(f"{', '.join(found)}: no effect, for this version has no autotuning")
 
 
 def summary(engine: BaguaDistributedDataParallel) -> str:

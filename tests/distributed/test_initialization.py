@@ -178,6 +178,24 @@ def test_wrong_environment() -> None:
     run_ranks(1, refused, (-1, -1, -1), False, "WORLD_SIZE=two: must be an integer", env={"WORLD_SIZE": "two"})
 
 
+def _alone_in_a_step_of_two() -> None:
+    os.environ["SLURM_STEP_NUM_TASKS"] = "2"
+    os.environ["WORLD_SIZE"] = "1"
+    bagua.init_process_group()
+    assert bagua.get_world_size() == 1
+
+
+@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_several_processes_that_know_nothing_of_each_other_are_refused(name: str) -> None:
+    unset = {"WORLD_SIZE": "", "MASTER_PORT": "", "RANK": ""}
+    message = f"WORLD_SIZE is not set, and {name}=3: so many processes were started, and each would train alone"
+    run_ranks(1, refused, (-1, -1, -1), False, message, env={**unset, name: "3"})
+
+
+def test_a_process_that_is_meant_to_be_alone() -> None:
+    run_ranks(1, _alone_in_a_step_of_two)
+
+
 def contradict() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with pytest.raises(ValueError, match="already initialized with rank 0 of 1"):

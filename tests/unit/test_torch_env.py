@@ -11,7 +11,7 @@ from support.ranks import run_ranks
 
 import bagua.torch_api
 from bagua.env import EnvironmentValueError
-from bagua.torch_api import env
+from bagua.torch_api import env, wrap_summary
 
 # name of the function -> variable, value if it is not set, a text and what it means, a text that means nothing
 SETTINGS = {
@@ -21,7 +21,7 @@ SETTINGS = {
     "get_local_size": ("LOCAL_WORLD_SIZE", 1, "4", 4, "x"),
     "get_node_rank": ("NODE_RANK", 0, "5", 5, "x"),
     "get_master_addr": ("MASTER_ADDR", "127.0.0.1", "10.0.0.1", "10.0.0.1", None),
-    "get_default_bucket_size": ("BAGUA_DEFAULT_BUCKET_SIZE", 10485760, "1024", 1024, "0"),
+    "get_default_bucket_size": ("BAGUA_DEFAULT_BUCKET_SIZE", 26214400, "1024", 1024, "0"),
     "get_bagua_service_port": ("BAGUA_SERVICE_PORT", -1, "29501", 29501, "http"),
     "get_autotune_level": ("BAGUA_AUTOTUNE", 0, "1", 1, "on"),
     "get_autotune_max_samples": ("BAGUA_AUTOTUNE_MAX_SAMPLES", 60, "5", 5, "-1"),
@@ -100,6 +100,21 @@ def test_names_of_communication() -> None:
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'all_you_need'"):
         _ = bagua.torch_api.all_you_need
+    with pytest.raises(AttributeError, match=r"there is bagua\.comm_hooks: from bagua import comm_hooks"):
+        _ = bagua.torch_api.comm_hooks
+
+
+def test_variables_without_effect_are_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("BAGUA_AUTOTUNE", "1")
+    monkeypatch.setenv("BAGUA_REPORT_METRICS", "0")
+    wrap_summary._warn_of_variables.cache_clear()
+    with caplog.at_level("WARNING", logger="bagua"):
+        wrap_summary._warn_of_variables()
+        wrap_summary._warn_of_variables()
+    assert caplog.messages == ["BAGUA_AUTOTUNE=1: no effect, for this version has no autotuning"]
+    wrap_summary._warn_of_variables.cache_clear()
 
 
 def test_backend_of_an_unknown_model() -> None:
