@@ -140,4 +140,9 @@ Knob choice_knob(std::string name, CongestionControl PluginConfig::* member,
   return {{std::move(name), "choice", std::move(initial), range, "", std::move(meaning)}, std::move(parse)};
 }
 
+Knob with_meaningful_absence(Knob knob) {
+  knob.description.default_value = kNotSet;
+  return knob;
+}
+
 }  // namespace bagua_net

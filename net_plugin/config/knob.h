@@ -37,6 +37,9 @@ Knob size_knob(std::string name, std::int64_t PluginConfig::* member, std::int64
 Knob choice_knob(std::string name, CongestionControl PluginConfig::* member,
                  std::vector<std::pair<std::string, CongestionControl>> choices, std::string meaning);
 
+// The row of a variable whose absence means something that no value does: "not set" is described as its default.
+Knob with_meaningful_absence(Knob knob);
+
 // The shortest exact spelling of a size that a size knob reads back: 65536 is "64K", 65537 is "65537".
 std::string size_text(std::int64_t bytes);
 

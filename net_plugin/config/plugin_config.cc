@@ -24,26 +24,29 @@ std::string trimmed(const std::string& text) {
 const std::vector<Knob>& knob_table() {
   using Config = PluginConfig;
   static const std::vector<Knob> table = {
-      boolean_knob("ENABLE_BAGUA_NET", &Config::enabled,
-                   "1: Python processes hand NCCL the library when they import torch or bagua. 0: they do not, and the "
-                   "library declines if NCCL finds it, so that NCCL uses its own transport. Not set: no process hands "
-                   "it over by itself, but a library that NCCL was given works."),
+      with_meaningful_absence(boolean_knob(
+          "ENABLE_BAGUA_NET", &Config::enabled,
+          "1: Python processes hand NCCL the library when they import torch or bagua. 0: they do not, and the "
+          "library declines if NCCL finds it, so that NCCL uses its own transport. Not set: no process hands "
+          "it over by itself, but a library that NCCL was given works.")),
       boolean_knob("BAGUA_NET_REQUIRED", &Config::required,
                    "If Bagua-Net cannot start, the job fails with the reason instead of running on NCCL's own "
                    "transport."),
       integer_or_auto_knob(
           "BAGUA_NET_NSTREAMS", &Config::streams, 1, 64, "connections",
           "TCP connections that one comm (one direction of one channel between two ranks) may spread "
-          "a message over. The two ends agree on the smaller number. auto: one, or four where I/O threads "
-          "drive them; between hosts up to 16, as long as more of them move more."),
+          "a message over. The two ends agree on the smaller number. auto: begins with one, or with four "
+          "where I/O threads drive them; between hosts the number is doubled, up to 16, as long as that raises the "
+          "throughput."),
       integer_or_auto_knob("BAGUA_NET_NWORKERS", &Config::workers, 0, 64, "threads",
                            "I/O threads of this process, shared by all its comms. 0: NCCL's own thread does all the "
                            "I/O. auto: from the CPUs that this process may use and the ranks on this host; connections "
                            "to other hosts then share four of them, or one for each 20 Gb/s of the interface."),
-      integer_or_auto_knob("BAGUA_NET_RAILS", &Config::rails, 1, 16, "devices",
-                           "Devices that each network interface is shown to NCCL as. NCCL opens two channels per "
-                           "device, so this sets how many channels move data at once. auto: 1 for an interface of up "
-                           "to 50 Gb/s, else 4."),
+      integer_or_auto_knob(
+          "BAGUA_NET_RAILS", &Config::rails, 1, 16, "devices",
+          "Devices that each network interface is shown to NCCL as. NCCL opens two channels per "
+          "device, so this sets how many channels move data at once. auto: 1 for an interface of up "
+          "to 50 Gb/s, 4 for a faster one and where the speed is unknown, as on most virtual machines."),
       size_knob(
           "BAGUA_NET_INLINE_BYTES", &Config::inline_bytes, 0, kGibibyte,
           "Messages up to this size are written and read by NCCL's own thread while the I/O threads sleep; those that "
@@ -63,7 +66,7 @@ const std::vector<Knob>& knob_table() {
                    "How long an accepted connection may take to prove that it belongs to this job before it is "
                    "closed."),
       integer_knob("BAGUA_NET_KEEPALIVE_S", &Config::keepalive_s, 0, 3600, "seconds",
-                   "Silence after which a host that went away is reported as an error. 0: never."),
+                   "Time without a sign of life from a peer's host after which the comm fails. 0: never."),
       boolean_knob("BAGUA_NET_ZERO_COPY", &Config::zero_copy,
                    "Within a host, I/O threads let the kernel refer to messages above 512 KiB instead of copying them, "
                    "where it can do that (vmsplice)."),

@@ -27,17 +27,20 @@ struct PluginConfig {
   int spin_us = 1000;                     // BAGUA_NET_SPIN_US: how long an idle worker looks before it sleeps
   int connect_timeout_ms = 60000;         // BAGUA_NET_CONNECT_TIMEOUT_MS: deadline of a whole connect
   int handshake_timeout_ms = 10000;       // BAGUA_NET_HANDSHAKE_TIMEOUT_MS: deadline of an accepted socket's hello
-  int keepalive_s = 30;                   // BAGUA_NET_KEEPALIVE_S: silence after which a dead host is an error
+  int keepalive_s = 30;                   // BAGUA_NET_KEEPALIVE_S: time without a sign of life after which a comm fails
   bool zero_copy = true;                  // BAGUA_NET_ZERO_COPY: send large messages of workers by reference
   std::int64_t socket_buffer_bytes = 0;   // BAGUA_NET_SOCKET_BUFFER: 0 = the kernel's autotuning
   CongestionControl congestion_control = CongestionControl::kAuto;  // BAGUA_NET_CONGESTION_CONTROL
 };
 
+// The described default of a variable whose absence means something that no value does.
+constexpr char kNotSet[] = "not set";
+
 // One row of the knob table, as text, for the documentation and the doctor.
 struct KnobDescription {
   std::string name;           // "BAGUA_NET_NSTREAMS"
   std::string type;           // "integer", "size", "boolean", "choice"
-  std::string default_value;  // "auto"
+  std::string default_value;  // "auto"; kNotSet
   std::string range;          // "1 to 64, or auto"
   std::string unit;           // "connections", "bytes", ""
   std::string meaning;        // one or two sentences
