@@ -93,6 +93,11 @@ class TestOptions:
         assert ended.value.code == 2
         assert says in capsys.readouterr().err
 
+    def test_the_usage_can_be_copied(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            parse_options(["--help"])
+        assert capsys.readouterr().out.startswith("usage: PYTHONPATH=tools python -m sweep ")
+
 
 class TestPlan:
     def test_rates_that_the_machine_cannot_move_are_measured_once(self) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tools.netlab`, from the root of the repository."""
+"""`python -m tools.netlab` from the root of the repository, or `python -m netlab` with tools/ on PYTHONPATH."""
 
 from __future__ import annotations
 

@@ -1,28 +1,32 @@
-"""The command line: `python -m tools.netlab run|sweep|check`."""
+"""The command line: run, sweep, check."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .delayed_wires import describe_delays, parse_delay_ms
 from .errors import NetlabError
 from .flow_usage import describe_flows
-from .lab import Lab
-from .link_plan import SlowFlows, parse_rate_mbit, parse_slow_flows
+from .lab import MAX_DELAYED_MTU, MAX_HOSTS, MAX_NICS, TCP_BUFFER_BYTES, Lab
+from .link_plan import MAX_MTU, MIN_MTU, SlowFlows, parse_rate_mbit, parse_slow_flows
 from .namespace import sweep
 from .rank_runner import RankRunner
 from .requirements import missing_requirement
 
 EXIT_CANNOT_RUN = 125
 
-_EXAMPLES = """examples:
-  netlab run --rate 10G --mtu 9000 -- bagua-net-bench
-  netlab run --hosts 4 --nics 2 --rate 25G -- python examples/ddp_train.py
-  netlab run --rate 1600M --per-flow 400M -- bagua-net-bench
-  netlab run --rate 1G --delay 5ms -- python examples/ddp_train.py      (a round trip takes 10 ms)
-  netlab run --hosts 3 --rate 10G --uneven 2:0=1G -- ./my_job.sh
+# As it was called, from the root of the repository: with that on the path, or tools/.
+PROGRAM = "python -m tools.netlab" if __package__ == "tools.netlab" else "PYTHONPATH=tools python -m netlab"
+
+_EXAMPLES = f"""examples:
+  {PROGRAM} run --rate 10G --mtu 9000 -- bagua-net-bench
+  {PROGRAM} run --hosts 4 --nics 2 --rate 25G -- python examples/ddp_train.py
+  {PROGRAM} run --rate 1600M --per-flow 400M -- bagua-net-bench
+  {PROGRAM} run --hosts 3 --rate 10G --uneven 2:0=1G -- ./my_job.sh
+  {PROGRAM} run --rate 1G --delay 5ms -- python examples/ddp_train.py
+                                                              (a round trip takes 10 ms)
 """
 
 
@@ -54,11 +58,21 @@ def _delay_ms(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _within(low: int, high: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer; give one in {low}..{high}") from error
+        if not low <= number <= high:
+            raise argparse.ArgumentTypeError(f"{text} is outside {low}..{high}; give an integer in that range")
+        return number
+
+    return convert
+
+
 def _mtus(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"MTU {text!r} is not a number of bytes, or several joined by ','") from error
+    return [_within(MIN_MTU, MAX_MTU)(part) for part in text.split(",")]
 
 
 def _uneven(text: str) -> tuple[tuple[int, int], float]:
@@ -88,7 +102,7 @@ def _seconds(text: str) -> float:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="netlab", description="Real, limited networks on one machine, made of network namespaces."
+        prog=PROGRAM, description="Real, limited networks on one machine, made of network namespaces."
     )
     commands = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
     run = commands.add_parser(
@@ -100,8 +114,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    run.add_argument("--hosts", type=int, default=2, help="number of hosts (default 2)")
-    run.add_argument("--nics", type=int, default=1, help="NICs of each host, eth0 to eth<N-1> (default 1)")
+    run.add_argument("--hosts", type=_within(2, MAX_HOSTS), default=2, help="number of hosts (default 2)")
+    run.add_argument(
+        "--nics", type=_within(1, MAX_NICS), default=1, help="NICs of each host, eth0 to eth<N-1> (default 1)"
+    )
     run.add_argument(
         "--rate", type=_rates, metavar="RATE[,RATE..]", help="link rate, as 10G; one for each NIC if several"
     )
@@ -131,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--tcp-buffer",
-        type=int,
+        type=_within(1, TCP_BUFFER_BYTES[-1] >> 20),
         metavar="MIB",
         help="the most that TCP keeps for a connection; a connection moves at most this much in a round trip (default"
         " the machine's)",
@@ -153,12 +169,33 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check_run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """What no option can tell by itself, in the words of options: Lab has those of Python."""
+    if arguments.command[:1] == ["--"]:
+        del arguments.command[0]
+    if not arguments.command:
+        parser.error(f"no command; write it after --, as in: {PROGRAM} run --rate 10G -- bagua-net-bench")
+    if arguments.per_flow is None:
+        if arguments.show_flows:
+            parser.error("--show-flows needs --per-flow: flows that have no cap are not told apart")
+        if arguments.slow_flows is not None:
+            parser.error("--slow-flows needs --per-flow, the cap of the other flows")
+    for option, values in (("--rate", arguments.rate or [None]), ("--mtu", arguments.mtu)):
+        if len(values) not in (1, arguments.nics):
+            parser.error(
+                f"{option} has {len(values)} values for --nics {arguments.nics}; give one value, or one for each NIC"
+            )
+    for (host, nic), _ in arguments.uneven:
+        if host >= arguments.hosts or nic >= arguments.nics:
+            parser.error(
+                f"--uneven names {host}:{nic}; with --hosts {arguments.hosts} --nics {arguments.nics} the last is"
+                f" {arguments.hosts - 1}:{arguments.nics - 1}"
+            )
+    if arguments.delay and max(arguments.mtu) > MAX_DELAYED_MTU:
+        parser.error(f"--mtu {max(arguments.mtu)}: with --delay it must be at most {MAX_DELAYED_MTU} bytes")
+
+
 def _run(arguments: argparse.Namespace) -> int:
-    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    if not command:
-        raise ValueError("no command; write it after --, as in: netlab run --rate 10G -- bagua-net-bench")
-    if arguments.show_flows and arguments.per_flow is None:
-        raise ValueError("--show-flows without --per-flow: flows that have no cap are not told apart; give the cap")
     rate, mtu = arguments.rate, arguments.mtu
     with Lab(
         arguments.hosts,
@@ -180,7 +217,7 @@ def _run(arguments: argparse.Namespace) -> int:
             grace_seconds=arguments.grace,
             one_gpu_each=arguments.gpu_each,
         )
-        code = runner.run(command, dict(arguments.env))
+        code = runner.run(arguments.command, dict(arguments.env))
         if arguments.show_flows:
             for host in range(arguments.hosts):
                 for nic in range(arguments.nics):
@@ -219,12 +256,15 @@ def _check() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parsed = _parser().parse_args(arguments)
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    if parsed.action == "run":
+        _check_run(parser, parsed)
     try:
         if parsed.action == "run":
             return _run(parsed)
         return _sweep() if parsed.action == "sweep" else _check()
-    except (NetlabError, ValueError) as error:
+    except NetlabError as error:
         text = str(error)
         print(text if text.startswith("netlab") else f"netlab: {text}", file=sys.stderr)
         return EXIT_CANNOT_RUN

@@ -36,7 +36,7 @@ MASTER_PORT = 29500  # a port of the lab's own: nothing else can have taken it
 
 _ENTER = Path(__file__).with_name("enter.py")
 _PREFIX_LENGTH = {4: 24, 6: 64}
-_TCP_BUFFER_BYTES = range(1 << 16, 1 << 30)
+TCP_BUFFER_BYTES = range(1 << 16, 1 << 30)
 _sequence = itertools.count()
 
 
@@ -112,10 +112,10 @@ class Lab:
             check_delay(delay_ms)
             if max(mtus) > MAX_DELAYED_MTU:
                 raise ValueError(f"mtu is {max(mtus)}; with a delay it must be at most {MAX_DELAYED_MTU} bytes")
-        if tcp_buffer_bytes is not None and tcp_buffer_bytes not in _TCP_BUFFER_BYTES:
+        if tcp_buffer_bytes is not None and tcp_buffer_bytes not in TCP_BUFFER_BYTES:
             raise ValueError(
-                f"tcp_buffer_bytes is {tcp_buffer_bytes}; it must be {_TCP_BUFFER_BYTES.start} to"
-                f" {_TCP_BUFFER_BYTES.stop - 1}, or None"
+                f"tcp_buffer_bytes is {tcp_buffer_bytes}; it must be {TCP_BUFFER_BYTES.start} to"
+                f" {TCP_BUFFER_BYTES.stop - 1}, or None"
             )
         self._plans: dict[tuple[int, int], LinkPlan] = {
             (host, nic): LinkPlan(rates[nic], per_flow_mbit, mtus[nic], slow_flows)

@@ -27,9 +27,7 @@ def parse_rate_mbit(text: str) -> float:
 
 def check_rate(name: str, rate_mbit: float) -> None:
     if not MIN_RATE_MBIT <= rate_mbit <= MAX_RATE_MBIT:
-        raise ValueError(
-            f"{name} is {rate_mbit:g} Mbit/s; it must be {MIN_RATE_MBIT:g} to {MAX_RATE_MBIT:g} Mbit/s, or None"
-        )
+        raise ValueError(f"{name} is {rate_mbit:g} Mbit/s; it must be {MIN_RATE_MBIT:g} to {MAX_RATE_MBIT:g} Mbit/s")
 
 
 _SLOW_FLOWS = re.compile(r"1/(?P<every>\d+)=(?P<rate>.+)")

@@ -1,4 +1,4 @@
-"""`python -m sweep`: probes the machine, measures every network, prints who wins where."""
+"""`PYTHONPATH=tools python -m sweep`, or `make sweep`: probes the machine, measures every network, prints who wins where."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _several(parse: Callable[[str], float], factor: float) -> Callable[[str], tu
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="sweep",
+        prog="PYTHONPATH=tools python -m sweep",
         description="Trains with every algorithm in networks of several rates and delays (network namespaces on this"
         " machine; needs root), and says which one is the fastest where.",
         epilog=_EPILOG,
