@@ -155,7 +155,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     expected = render()
     if not options.check:
-        options.page.write_text(expected, encoding="utf-8")
+        try:
+            options.page.write_text(expected, encoding="utf-8")
+        except OSError as error:
+            parser.error(f"--page {str(options.page)!r} cannot be written ({error.strerror}); choose another path")
         return 0
     actual = options.page.read_text(encoding="utf-8") if options.page.exists() else ""
     if actual == expected:

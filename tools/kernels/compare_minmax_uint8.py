@@ -26,7 +26,6 @@ import torch
 
 from bagua.kernels import minmax_uint8
 from bagua.net.bench.argument_types import byte_size, within
-from bagua.net.bench.errors import BenchError
 from bagua.net.bench.export import check_writable
 from bagua.net.bench.machine import describe_machine
 
@@ -299,24 +298,33 @@ def best(rows: Sequence[Row]) -> list[Row]:
     return [row for group in groups.values() for row in sorted(group, key=lambda one: one.kernel_us)[:3]]
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    given = make_parser().parse_args(words)
+def _parse(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser()
+    given = parser.parse_args(words)
     if unknown := set(given.dtypes) - set(_DTYPES):
-        raise SystemExit(f"error: --dtypes names {sorted(unknown)}; there are {list(_DTYPES)}")
+        parser.error(f"--dtypes names {sorted(unknown)}; there are {list(_DTYPES)}")
     if given.tune and given.device != "cuda":
-        raise SystemExit("error: --tune is about kernels on CUDA devices, and this is --device cpu")
+        parser.error("--tune is about kernels on CUDA devices, and this is --device cpu")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda needs a GPU, and torch sees none; look at nvidia-smi, or use --device cpu")
     if given.json:
         try:
             check_writable("--json", given.json)
-        except BenchError as error:
-            raise SystemExit(f"error: {error}") from error
+        except ValueError as error:
+            parser.error(str(error))
+    return given
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    given = _parse(words)
     where = describe_machine().caption() if given.device == "cpu" else torch.cuda.get_device_name()
     print(f"MinMaxUInt8 beside a copy of the same bytes; {where}, torch {torch.__version__}", flush=True)
     rows = []
     for row in tuned_rows_of(given) if given.tune else rows_of(given):
         rows.append(row)
         if not given.tune:
-            print("  " + "  ".join(_cells(row)), flush=True)
+            # The table, which is aligned, follows when all widths are known.
+            print("  " + "  ".join(_cells(row)), file=sys.stderr, flush=True)
     print(render(best(rows) if given.tune else rows))
     if given.json:
         shares = {"kernel_percent": Row.kernel_percent, "call_percent": Row.call_percent}

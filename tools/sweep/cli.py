@@ -1,4 +1,4 @@
-"""`PYTHONPATH=tools python -m sweep`, or `make sweep`: probes the machine, measures every network, prints who wins where."""
+"""`PYTHONPATH=tools python -m sweep`, or `make sweep`: probes the machine, measures every network, prints who wins."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ to the mean; the largest and the mean are those of all ranks.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parent))
 
 from core_comparison.catalogue import FLOAT32, MODELS
 from core_comparison.models import ModelSize, Workload, build
+from torchrun_check import require_torchrun
 
 import bagua.torch_api as bagua
 from bagua.net.bench.argument_types import within
@@ -46,9 +46,16 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    options = make_parser().parse_args(words)
+    parser = make_parser()
+    options = parser.parse_args(words)
+    require_torchrun(parser, parser.prog)
+    if options.device == "cuda" and torch.cuda.device_count() < bagua.get_local_size():
+        parser.error(
+            f"--device cuda needs a GPU for each of the {bagua.get_local_size()} ranks of this node, and torch sees"
+            f" {torch.cuda.device_count()}; lower --nproc-per-node, or use --device cpu"
+        )
     cuda = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    device = torch.device("cuda", bagua.get_local_rank()) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     bagua.init_process_group()

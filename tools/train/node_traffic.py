@@ -10,11 +10,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+# Python itself adds the script's folder, but not with PYTHONSAFEPATH. At the end: nothing there may hide a package.
+sys.path.append(str(Path(__file__).resolve().parent))
+
+from torchrun_check import require_torchrun
 
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
@@ -58,14 +64,15 @@ def bytes_of_steps(hierarchical: bool, layers: int, steps: int, device: torch.de
     return sent / steps / _MIB, gradients / _MIB, fingerprint
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--layers", type=int, default=16, help="of 4 MiB each")
     parser.add_argument("--steps", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
+    require_torchrun(parser, "node_traffic.py")
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        device = torch.device("cuda", bagua.get_local_rank())
         torch.cuda.set_device(device)
     bagua.init_process_group()
     rows = []
@@ -75,7 +82,7 @@ def main() -> None:
         dist.all_gather_object(everyone, mine)
         rows.append((hierarchical, everyone))
     if dist.get_rank() == 0:
-        per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        per_node = bagua.get_local_size()
         print(f"{dist.get_world_size()} ranks, {per_node} per node, {dist.get_backend()}, {arguments.steps} steps")
         print(f"{'':14}  gradients     sent by each node, MiB a step")
         for hierarchical, everyone in rows:

@@ -1,0 +1,107 @@
+"""What scripts of tools/ say to a user who starts them wrongly: a sentence with the remedy, and no traceback."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("torch", reason="needs PyTorch, which these scripts measure")
+import torch
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+@pytest.fixture
+def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in _LAUNCHER:
+        monkeypatch.delenv(name, raising=False)
+
+
+def load(path: str) -> ModuleType:
+    file = TOOLS / path
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def told(capsys: pytest.CaptureFixture[str], path: str, *words: str) -> str:
+    """What it says on stderr, having found fault with its command line."""
+    module = load(path)
+    with pytest.raises(SystemExit) as ended:
+        module.main(words)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("unlaunched")
+@pytest.mark.parametrize("script", ["measure_staleness.py", "node_traffic.py"])
+def test_scripts_that_are_a_rank_need_a_launcher(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    error = told(capsys, f"train/{script}")
+    assert "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE are not set; start it with torchrun" in error
+    assert f"torchrun --nproc-per-node 2 tools/train/{script}" in error
+
+
+@pytest.mark.usefixtures("unlaunched")
+def test_one_variable_that_is_lacking_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in _LAUNCHER[:-1]:
+        monkeypatch.setenv(name, "0")
+    assert "error: LOCAL_WORLD_SIZE is not set;" in told(capsys, "train/node_traffic.py")
+
+
+def test_staleness_on_gpus_that_are_not_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in zip(_LAUNCHER, ("0", "2", "0", "2"), strict=True):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    error = told(capsys, "train/measure_staleness.py", "--device", "cuda")
+    assert "--device cuda needs a GPU for each of the 2 ranks of this node, and torch sees 1" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--device", "cuda"], "--device cuda needs a GPU, and torch sees none"),
+        (["--device", "cpu", "--tune"], "--tune is about kernels on CUDA devices"),
+        (["--device", "cpu", "--dtypes", "f32,f64"], "--dtypes names ['f64']"),
+        (["--device", "cpu", "--json", "/nonexistent/x.json"], "folder '/nonexistent' does not exist"),
+    ],
+)
+def test_comparison_of_kernels(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert says in told(capsys, "kernels/compare_minmax_uint8.py", *words)
+
+
+def test_comparison_of_kernels_prints_a_row_once_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    module = load("kernels/compare_minmax_uint8.py")
+    words = ["--device", "cpu", "--elements", "64K", "--dtypes", "f32", "--versions", "2", "--threads", "1"]
+    assert module.main([*words, "--rounds", "3"]) == 0
+    printed = capsys.readouterr()
+    title, head, *rows = printed.out.splitlines()
+    assert title.startswith("MinMaxUInt8 beside a copy")
+    assert head.split()[:2] == ["threads", "operation"]
+    assert [row.split()[1] for row in rows] == ["compress", "decompress", "reduce"]
+    assert len(printed.err.splitlines()) == len(rows), "progress"
+
+
+def test_page_of_knobs_that_cannot_be_written() -> None:
+    pytest.importorskip("bagua.net._core", reason="needs the compiled library")
+    command = [sys.executable, str(TOOLS / "docs" / "generate_knobs.py"), "--page", "/nonexistent/knobs.md"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ)
+    assert done.returncode == 2
+    assert "--page '/nonexistent/knobs.md' cannot be written (No such file or directory)" in done.stderr
