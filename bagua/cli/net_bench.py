@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from bagua.net.bench.busy_cpus import busy_cpus
-from bagua.net.bench.errors import BenchError, UsageError
+from bagua.net.bench.command import EXIT_FAILED, run_in_order
+from bagua.net.bench.errors import UsageError
 from bagua.net.bench.export import write_csv, write_json
-from bagua.net.bench.launch_environment import LaunchEnvironment, detect_launch
-from bagua.net.bench.options import Options, check_outputs, parse_options
+from bagua.net.bench.launch_environment import LaunchEnvironment, launch_of_run
+from bagua.net.bench.options import PROGRAM, Options, check_outputs, parse_options
 from bagua.net.bench.peers_bench import run_peers
+from bagua.net.bench.peers_options import PROGRAM as PEERS_PROGRAM
 from bagua.net.bench.peers_options import PeersOptions, parse_peers_options
 from bagua.net.bench.peers_options import check_outputs as check_peers_outputs
 from bagua.net.bench.peers_report import PeersReport
@@ -23,10 +23,6 @@ from bagua.net.bench.report import Report
 from bagua.net.bench.ring_bench import run_bench
 from bagua.net.bench.table import shows_colour
 from bagua.net.bench.team import follow, lead_team, local_team
-
-_EXIT_WRONG_OR_FAILED = 1
-_EXIT_USAGE = 2
-_EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,44 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Each kind of run has its own options; --peers takes a value or none.
     if any(word.partition("=")[0] == "--peers" for word in words):
         peers = parse_peers_options(words)
-        return _guarded(lambda: _run_peers(peers))
+        return run_in_order(PEERS_PROGRAM, "drivers", lambda: _run_peers(peers))
     options = parse_options(words)
-    return _guarded(lambda: _run(options))
-
-
-def _guarded(run: Callable[[], int]) -> int:
-    # Slurm and torchrun end a job with SIGTERM; the drivers are then ended in order, as with Ctrl-C.
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        return run()
-    except UsageError as error:
-        return _complain(str(error), _EXIT_USAGE)
-    except BenchError as error:
-        return _complain(str(error), _EXIT_WRONG_OR_FAILED)
-    except KeyboardInterrupt:
-        return _complain("interrupted; all drivers are ended", _EXIT_INTERRUPTED)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _complain(message: str, code: int) -> int:
-    sys.stdout.flush()
-    print(f"bagua-net-bench: error: {message}", file=sys.stderr, flush=True)
-    return code
+    return run_in_order(PROGRAM, "drivers", lambda: _run(options))
 
 
 def _run(options: Options) -> int:
     environment = dict(os.environ)
-    launch = None if options.local else detect_launch(environment, port=options.port)
-    if launch is not None and launch.world_size == 1:
-        launch = None  # One launched process is a local run.
-    if launch is not None and options.ranks not in (None, launch.world_size):
-        raise UsageError(
-            f"--ranks {options.ranks}, but {launch.launcher} started {launch.world_size} ranks; leave --ranks out, or"
-            " give --local to run on this machine alone"
-        )
+    launch = launch_of_run(environment, local=options.local, port=options.port, ranks=options.ranks)
     follows = launch is not None and launch.rank > 0
     if not follows:
         check_outputs(options)
@@ -111,7 +77,7 @@ def _run_peers(options: PeersOptions) -> int:
     print(report.closing(colour=colour), end="", flush=True)
     _export(report, options)
     _say_written(options.json_path, options.csv_path)
-    return _EXIT_WRONG_OR_FAILED if report.results.wrong else 0
+    return EXIT_FAILED if report.results.wrong else 0
 
 
 def _deliver(report: Report, options: Options) -> int:
@@ -130,7 +96,7 @@ def _deliver(report: Report, options: Options) -> int:
             reference_label="raw TCP limit",
         )
     _say_written(options.json_path, options.csv_path, options.plot_path)
-    return _EXIT_WRONG_OR_FAILED if report.wrong else 0
+    return EXIT_FAILED if report.wrong else 0
 
 
 def _export(report: Report | PeersReport, options: Options | PeersOptions) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bagua.net.bench.errors import UsageError
-from bagua.net.bench.launch_environment import DEFAULT_PORT, detect_launch, expand_node_list
+from bagua.net.bench.launch_environment import DEFAULT_PORT, detect_launch, expand_node_list, launch_of_run
 
 TORCHRUN = {
     "RANK": "3",
@@ -35,6 +35,21 @@ PMI = {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANK
 
 def no_hosts(node_list: str) -> list[str]:
     raise AssertionError(f"asked for {node_list}")
+
+
+def test_a_run_of_its_own_has_no_launch() -> None:
+    assert launch_of_run({}, local=False, port=None, ranks=4) is None
+    assert launch_of_run(TORCHRUN, local=True, port=None, ranks=4) is None, "--local"
+    alone = TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}
+    assert launch_of_run(alone, local=False, port=None, ranks=4) is None, "it starts all ranks itself"
+
+
+def test_a_launched_run_has_the_ranks_that_were_launched() -> None:
+    launch = launch_of_run(TORCHRUN, local=False, port=5555, ranks=8)
+    assert launch is not None
+    assert (launch.world_size, launch.port) == (8, 5555)
+    with pytest.raises(UsageError, match="--ranks 4, but torchrun started 8 ranks; leave --ranks out, or give --local"):
+        launch_of_run(TORCHRUN, local=False, port=None, ranks=4)
 
 
 def test_no_launcher() -> None:

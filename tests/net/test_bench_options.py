@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
+from bagua.cli import net_bench
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.memory_check import check_memory
 from bagua.net.bench.options import check_outputs, parse_options
@@ -83,6 +85,32 @@ def test_wrong_options(arguments: list[str], message: str, capsys: pytest.Captur
         parse_options(arguments)
     assert raised.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        (["--ranks", "0"], "bagua-net-bench"),
+        (["--nccl", "--ranks", "0"], "bagua-net-bench --nccl"),
+        (["--peers", "2", "--messages", "0"], "bagua-net-bench --peers"),
+        # Found only after the options were read.
+        (["--json", "/nonexistent/x.json"], "bagua-net-bench"),
+        (["--peers", "2", "--json", "/nonexistent/x.json"], "bagua-net-bench --peers"),
+    ],
+)
+def test_wrong_options_cost_one_line_that_names_the_help(
+    words: list[str], program: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usage, of ten lines, would hide the one that matters."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # a test must not keep the command's handler
+    try:
+        code: object = net_bench.main(words)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{program}: error: ")
+    assert line.endswith(f" (all options: {program} --help)")
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,6 +92,22 @@ def detect_launch(
     )
 
 
+def launch_of_run(
+    environment: Mapping[str, str], *, local: bool, port: int | None, ranks: int | None
+) -> LaunchEnvironment | None:
+    """None if this process has to start all ranks itself. `ranks`: what the user asked for; raises UsageError if a
+    launcher started another number."""
+    launch = None if local else detect_launch(environment, port=port)
+    if launch is None or launch.world_size == 1:
+        return None
+    if ranks not in (None, launch.world_size):
+        raise UsageError(
+            f"--ranks {ranks}, but {launch.launcher} started {launch.world_size} ranks; leave --ranks out, or give"
+            " --local to run on this machine alone"
+        )
+    return launch
+
+
 def _integer(environment: Mapping[str, str], name: str) -> int:
     text = environment[name]
     if not re.fullmatch(r"\s*-?\d+\s*", text):

@@ -10,21 +10,20 @@ import contextlib
 import importlib.util
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
-from bagua.net.bench.errors import BenchError, UsageError
-from bagua.net.bench.launch_environment import LOOPBACK, LaunchEnvironment, detect_launch
+from bagua.net.bench.command import EXIT_FAILED, run_in_order
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.launch_environment import LOOPBACK, LaunchEnvironment, launch_of_run
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.nccl_ab_contender import ignored_variables
 from bagua.net.bench.nccl_ab_group import Group
 from bagua.net.bench.nccl_ab_memory import check_memory
-from bagua.net.bench.nccl_ab_options import NcclOptions, check_outputs, parse_options
+from bagua.net.bench.nccl_ab_options import PROGRAM, NcclOptions, check_outputs, parse_options
 from bagua.net.bench.nccl_ab_outputs import write_outputs
 from bagua.net.bench.nccl_ab_places import LocalWorkers, RemoteWorkers, WorkerRequest, WorkerSettings, serve_workers
 from bagua.net.bench.nccl_ab_plan import ELEMENT_BYTES, Case, make_cases
@@ -35,49 +34,20 @@ from bagua.net.bench.progress import Progress
 from bagua.net.bench.rendezvous import Member, join, meet
 from bagua.net.bench.table import shows_colour
 
-_EXIT_FAILED = 1
-_EXIT_USAGE = 2
-_EXIT_INTERRUPTED = 130
 # Importing torch, creating CUDA contexts and NCCL communicators of all groups at the same time.
 _START_S = 180.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # Slurm and torchrun end a job with SIGTERM; the workers are then ended in order, as with Ctrl-C.
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        return run_nccl_ab(parse_options(words))
-    except UsageError as error:
-        return _complain(str(error), _EXIT_USAGE)
-    except BenchError as error:
-        return _complain(str(error), _EXIT_FAILED)
-    except KeyboardInterrupt:
-        return _complain("interrupted; all workers are ended", _EXIT_INTERRUPTED)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _complain(message: str, code: int) -> int:
-    sys.stdout.flush()
-    print(f"bagua-net-bench --nccl: error: {message}", file=sys.stderr, flush=True)
-    return code
+    return run_in_order(PROGRAM, "workers", lambda: run_nccl_ab(parse_options(words)))
 
 
 def run_nccl_ab(options: NcclOptions) -> int:
     environment = dict(os.environ)
     if importlib.util.find_spec("torch") is None:
         raise BenchError("--nccl needs PyTorch, which brings NCCL, and it is not installed; run: pip install torch")
-    launch = None if options.local else detect_launch(environment, port=options.port)
-    if launch is not None and launch.world_size == 1:
-        launch = None  # One launched process is a local run.
-    if launch is not None and options.ranks not in (None, launch.world_size):
-        raise UsageError(
-            f"--ranks {options.ranks}, but {launch.launcher} started {launch.world_size} ranks; leave --ranks out, or"
-            " give --local to run on this machine alone"
-        )
+    launch = launch_of_run(environment, local=options.local, port=options.port, ranks=options.ranks)
     if launch is None or launch.rank == 0:
         check_outputs(options)
     with _log_folder(options) as logs:
@@ -141,11 +111,13 @@ def _local_crew(options: NcclOptions, environment: Mapping[str, str], logs: Path
     if options.device == "cuda":
         gpus = _gpu_count()
         ranks = options.ranks or gpus
-        if gpus < 2 or ranks > gpus:
+        if gpus < 2:
             raise BenchError(
-                f"{ranks} ranks need as many GPUs, at least 2, and torch sees {gpus}; lower --ranks, look at"
-                " CUDA_VISIBLE_DEVICES and nvidia-smi, or leave --nccl out to measure the plugin without GPUs"
+                f"--nccl needs 2 GPUs or more, and torch sees {gpus}; look at CUDA_VISIBLE_DEVICES and nvidia-smi, or"
+                " leave --nccl out to measure the plugin without GPUs"
             )
+        if ranks > gpus:
+            raise BenchError(f"--ranks {ranks} needs as many GPUs, and torch sees {gpus}; give {gpus} or fewer")
     # As launchers say it: the plugin shares the CPUs out by it. Of GPUs there may be more than ranks.
     settings = _settings(options, {**environment, "LOCAL_WORLD_SIZE": str(ranks)}, logs)
     return Crew(LocalWorkers(settings), {}, list(range(ranks)), 1, LOOPBACK)
@@ -193,7 +165,7 @@ def _follow(launch: LaunchEnvironment, options: NcclOptions, environment: Mappin
             failed = serve_workers(connection, place)
         finally:
             place.close(failed=failed)
-        return _EXIT_FAILED if failed else 0
+        return EXIT_FAILED if failed else 0
     finally:
         connection.close()
 
@@ -227,7 +199,7 @@ def _compare(crew: Crew, options: NcclOptions, environment: Mapping[str, str]) -
         place.close(failed=bool(outcome.errors))
     crew.local.close(failed=bool(outcome.errors))
     _deliver(crew, options, environment, groups, cases, outcome, tcp_only)
-    return _EXIT_FAILED if outcome.errors or not outcome.timings else 0
+    return EXIT_FAILED if outcome.errors or not outcome.timings else 0
 
 
 def _form(groups: Sequence[Group], crew: Crew, tcp_only: bool, timeout_s: float) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.net.bench.argument_types import byte_size, names_of, within
+from bagua.net.bench.command import OptionParser
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.export import check_writable
 from bagua.net.bench.nccl_ab_contender import (
@@ -23,6 +24,8 @@ from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 from bagua.net.bench.settings import check_library
 from bagua.net.bench.sizes import size_series
 from bagua.net.library import MissingFileError, library_path
+
+PROGRAM = "bagua-net-bench --nccl"
 
 DEFAULT_REPEATS = 5
 DEFAULT_TURN_S = 0.15
@@ -81,8 +84,8 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bagua-net-bench --nccl",
+    parser = OptionParser(
+        prog=PROGRAM,
         description="The real NCCL on this machine's GPUs: its own transport with default settings, hand-tuned, and"
         " the Bagua network plugin with nothing but defaults, interleaved in one run with every result checked.",
         epilog=_EPILOG,

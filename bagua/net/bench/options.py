@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.net.bench.argument_types import byte_size, names_of, within
+from bagua.net.bench.command import OptionParser
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.export import check_writable
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 from bagua.net.bench.settings import BASELINE, CONTENDERS, RAW
 from bagua.net.bench.sizes import size_series
+
+PROGRAM = "bagua-net-bench"
 
 # A default run ends within three minutes: starting torch for gloo and drawing a plot take what is left.
 DEFAULT_TIME_BUDGET_S = 160.0
@@ -79,8 +82,8 @@ def _stream_counts(text: str) -> tuple[int, ...]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bagua-net-bench",
+    parser = OptionParser(
+        prog=PROGRAM,
         description="What the Bagua network plugin does on this machine, beside a bare ring of plain sockets, torch's"
         " gloo and the limit of raw TCP: an all-reduce in NCCL's traffic pattern, contenders interleaved in one run.",
         epilog=_EPILOG,

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.net.bench.argument_types import byte_size, names_of, within
+from bagua.net.bench.command import OptionParser
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.export import check_writable
 from bagua.net.bench.sizes import format_size
+
+PROGRAM = "bagua-net-bench --peers"
 
 DEFAULT_COMMS = (1, 8, 64)
 MAX_COMMS = 1024
@@ -67,8 +70,9 @@ def _message_sizes(text: str) -> tuple[int, ...]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bagua-net-bench",
+    parser = OptionParser(
+        prog=PROGRAM,
+        usage="%(prog)s [N[,N...]] [option ...]",
         description="What many connections cost: two processes on this machine with N comms each way between them,"
         " messages that take the comms in turn, and then silence. The same number of messages is under way however"
         " many comms there are.",
