@@ -11,19 +11,15 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import bagua.net
 from bagua.net.bench.driver_process import DriverProcess
-from bagua.net.bench.endpoint import Endpoint, Event
+from bagua.net.bench.endpoint import Endpoint
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.nccl_ab_contender import Contender, worker_environment
-from bagua.net.bench.remote_place import RemoteDriver, RemotePlace
+from bagua.net.bench.remote_place import RemoteDriver, RemotePlace, serve
 from bagua.net.bench.rendezvous import LineConnection
-
-# Between two looks of the agent; everything it waits for wakes it at once.
-_WAIT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -123,42 +119,5 @@ class RemoteWorkers(RemotePlace):
 
 
 def serve_workers(connection: LineConnection, place: LocalWorkers) -> bool:
-    """The agent of every rank but 0. Returns at "finish", whether the run failed; raises BenchError if rank 0 is lost.
-    The caller closes the place either way."""
-    workers: dict[int, DriverProcess] = {}
-    ended: set[int] = set()
-    while True:
-        live = {number: worker for number, worker in workers.items() if number not in ended}
-        wait([connection.fileno(), *(worker.fileno() for worker in live.values())], _WAIT_S)
-        for number, worker in live.items():
-            if not _forward(connection, number, worker):
-                ended.add(number)
-        while (order := connection.receive(0)) is not None:
-            if "finish" in order:
-                return bool(order["finish"])
-            number = int(order["id"])
-            if "start" in order:
-                try:
-                    workers[number] = place.start(WorkerRequest(**order["start"]))
-                except (BenchError, TypeError) as error:
-                    connection.send({"id": number, "event": {"event": "error", "message": str(error)}})
-            elif order.get("line") == "quit" and number in workers:
-                # A contender that failed: its other ranks may be stuck in a collective and would never read it.
-                workers[number].close()
-                ended.add(number)
-            elif number in workers and number not in ended:
-                workers[number].post(str(order["line"]))
-
-
-def _forward(connection: LineConnection, number: int, worker: DriverProcess) -> bool:
-    """Everything that the worker said; False after its last word, a failure among them."""
-    while True:
-        try:
-            event: Event | None = worker.next_event()
-        except BenchError as error:
-            event = {"event": "error", "message": str(error)}
-        if event is None:
-            return True
-        connection.send({"id": number, "event": event})
-        if event.get("event") in ("error", "bye"):
-            return False
+    """`serve`, starting workers."""
+    return serve(connection, lambda order: place.start(WorkerRequest(**order)))

@@ -7,8 +7,10 @@ Answers: {"id": n, "event": {...}}, whatever that driver said, in its order.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from multiprocessing.connection import wait
+from typing import Any
 
 from bagua.net.bench.driver_process import DriverProcess
 from bagua.net.bench.endpoint import Event
@@ -101,43 +103,57 @@ class RemoteDriver:
 
 
 def serve_rank_zero(connection: LineConnection, place: LocalPlace, rank: int) -> bool:
-    """The agent: every rank but 0 does nothing else. Returns at "finish", whether the run failed; a lost rank 0 raises
-    BenchError. Either way the drivers are ended by the caller, who closes the place."""
-    drivers: dict[int, DriverProcess] = {}
-    failed: set[int] = set()
+    """`serve`, starting load drivers of this rank."""
+
+    def start(order: Mapping[str, Any]) -> DriverProcess:
+        request = DriverRequest(**order)
+        if request.rank != rank:
+            raise BenchError(f"rank {rank} was told to start a driver of rank {request.rank}")
+        return place.start(request)
+
+    return serve(connection, start)
+
+
+def serve(connection: LineConnection, start: Callable[[Mapping[str, Any]], DriverProcess]) -> bool:
+    """The agent: every rank but 0 does nothing else. `start` may raise BenchError, and TypeError for an order that it
+    does not understand. Returns at "finish", whether the run failed; a lost rank 0 raises BenchError. Either way the
+    processes are ended by the caller, who closes the place."""
+    processes: dict[int, DriverProcess] = {}
+    ended: set[int] = set()
     while True:
-        live = {number: driver for number, driver in drivers.items() if number not in failed}
-        wait([connection.fileno(), *(driver.fileno() for driver in live.values())], _WAIT_S)
-        for number, driver in live.items():
-            if not _forward(connection, number, driver):
-                failed.add(number)
+        live = {number: process for number, process in processes.items() if number not in ended}
+        wait([connection.fileno(), *(process.fileno() for process in live.values())], _WAIT_S)
+        for number, process in live.items():
+            if not _forward(connection, number, process):
+                ended.add(number)
         while (order := connection.receive(0)) is not None:
             if "finish" in order:
                 return bool(order["finish"])
             number = int(order["id"])
             if "start" in order:
                 try:
-                    request = DriverRequest(**order["start"])
-                    if request.rank != rank:
-                        raise BenchError(f"rank {rank} was told to start a driver of rank {request.rank}")
-                    drivers[number] = place.start(request)
+                    processes[number] = start(order["start"])
                 except (BenchError, TypeError) as error:
                     connection.send({"id": number, "event": {"event": "error", "message": str(error)}})
-            elif number in drivers:
-                drivers[number].post(str(order["line"]))
+            elif order.get("line") == "quit" and number in processes:
+                # A contender that failed: its other ranks may be stuck in a collective and would never read it.
+                processes[number].close()
+                ended.add(number)
+            elif number in processes and number not in ended:
+                processes[number].post(str(order["line"]))
 
 
-def _forward(connection: LineConnection, number: int, driver: DriverProcess) -> bool:
-    """Everything that the driver said; False after its last word, a failure among them."""
-    while (event := _next_event(driver)) is not None:
+def _forward(connection: LineConnection, number: int, process: DriverProcess) -> bool:
+    """Everything that the process said; False after its last word, a failure among them."""
+    while (event := _next_event(process)) is not None:
         connection.send({"id": number, "event": event})
         if event.get("event") in ("error", "bye"):
             return False
     return True
 
 
-def _next_event(driver: DriverProcess) -> Event | None:
+def _next_event(process: DriverProcess) -> Event | None:
     try:
-        return driver.next_event()
+        return process.next_event()
     except BenchError as error:
         return {"event": "error", "message": str(error)}
