@@ -39,10 +39,6 @@ class Knob:
         return asdict(self)
 
 
-def core_version() -> str:
-    return str(_core().version())
-
-
 def interfaces(environment: Mapping[str, str]) -> list[Interface]:
     """Every interface with a verdict, the used ones first. Raises ValueError if none can be used."""
     return [Interface(**row) for row in _core().interfaces(dict(environment))]
