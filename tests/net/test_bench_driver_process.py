@@ -67,6 +67,12 @@ def test_each_failure_has_its_message(tmp_path: Path, kind: str, message: str) -
 def test_a_driver_that_ignores_quit_is_killed(tmp_path: Path) -> None:
     with driver(tmp_path, {"at": "quit", "do": "hang"}) as process:
         gather([process], "listening", 10, "starting")
+        began = time.monotonic()
+        process.close()
+        taken = time.monotonic() - began
+        assert not is_alive(process.pid)
+        # It was given the time to end by itself, and no more: it would sleep for an hour.
+        assert 1 < taken < 10
 
 
 def test_a_question_to_a_dead_driver_does_not_raise_but_its_answer_does(tmp_path: Path) -> None:
