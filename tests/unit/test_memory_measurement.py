@@ -68,10 +68,24 @@ class TestRows:
         assert row("decentralized", kept, peak).exceeds
         assert not row("low_precision_decentralized", kept, peak).exceeds
 
+    def test_a_small_model_proves_nothing(self) -> None:
+        """4 bytes more per parameter would be within what gloo and noise may add."""
+        plain = Measured([event(12, 12, MIB)] * 2, [event(12, 12, MIB)] * 2)
+        found = Measured([event(12 + 4, 12 + 4, MIB)] * 2, [event(12 + 4, 12 + 4, MIB)] * 2)
+        stated_none = "gradient_allreduce"
+        unseen = row_of(stated_none, found, plain, ranks=2, transport=GLOO_BYTES)
+        assert not unseen.exceeds
+        assert render([unseen]).splitlines()[2].endswith("  too small to tell")
+        # Without gloo, the same model is large enough, if only just.
+        found = Measured([event(12, 12, MIB + 1)] * 2, [event(12, 12, MIB + 1)] * 2)
+        plain = Measured([event(12, 12, MIB + 1)] * 2, [event(12, 12, MIB + 1)] * 2)
+        told = row_of(stated_none, found, plain, ranks=2, transport=0)
+        assert render([told]).splitlines()[2].endswith("  as stated, within 4 MiB")
+
     def test_output(self) -> None:
         rows = [row("decentralized", 4, 4), row("decentralized-shift_one", 9, 9)]
         lines = render(rows).splitlines()
-        assert lines[2].endswith("as stated")
+        assert lines[2].endswith("  as stated, within 10 MiB")
         assert lines[3].endswith("MORE")
         assert json.loads(json.dumps(document(rows, {"sgd": PLAIN}, machine="m")))["rows"][0]["kept"] == 4 * PARAMETERS
 

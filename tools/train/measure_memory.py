@@ -6,7 +6,8 @@
 Plain training is the same model and optimizer without Bagua: parameters, gradients, the optimizer's state. `kept` is
 there between the steps, `at the peak` the most at any time in a step, with gradients that stay where they are. With
 `fresh gradients`, those that zero_grad(set_to_none=True) lets autograd make in each step, the ones that wait for their
-bucket come on top. Exit status 1 if something needs more than is stated.
+bucket come on top. Exit status 1 if something needs more than is stated. Of a model that is so small that noise would
+hide a whole copy of its parameters, the verdict is that nothing can be told.
 """
 
 from __future__ import annotations
@@ -42,7 +43,14 @@ def make_parser() -> argparse.ArgumentParser:
         description="What each algorithm needs beyond plain training, measured and as stated.",
         allow_abbrev=False,
     )
-    parser.add_argument("--algorithms", nargs="+", choices=list(CASES), default=list(CASES), metavar="NAME")
+    parser.add_argument(
+        "--algorithms",
+        nargs="+",
+        choices=list(CASES),
+        default=list(CASES),
+        metavar="NAME",
+        help=f"of {', '.join(CASES)} (default all)",
+    )
     parser.add_argument("--nproc-per-node", type=within(int, 1, 16), default=2, metavar="N", help="ranks (default 2)")
     parser.add_argument(
         "--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: CUDA if every rank has a GPU"
