@@ -23,7 +23,7 @@ from convergence_comparison.catalogue import BASELINE, CASES, TASKS
 from convergence_comparison.comparison_run import ComparisonRun, Outcome, trainings_of
 from convergence_comparison.figure import differences, style_of, write_figure
 from convergence_comparison.options import Options, parse_options
-from convergence_comparison.report import closing_lines, render, write_document
+from convergence_comparison.report import closing_lines, heading, render, write_document
 from convergence_comparison.statistics import (
     HOLDS,
     Difference,
@@ -249,6 +249,12 @@ class TestOutput:
         trainings.append(training("async", 1, 0.2, 0.8, spread=0.01, replica_test_loss=0.4))
         sizes = {"digits": {"train_samples": 100, "test_samples": 20, "parameters": 5}}
         return Outcome(trainings, {"torch": "2.13.0", "device": "cpu", "threads": 1}, sizes, ["an error"], ["a note"])
+
+    def test_one_thread_is_no_threads(self, outcome: Outcome) -> None:
+        options = parse_options(["--device", "cpu"])
+        assert heading(options, outcome).endswith(", torch 2.13.0, gloo, 1 thread each")
+        outcome.facts = {**outcome.facts, "threads": 2}
+        assert heading(options, outcome).endswith(", gloo, 2 threads each")
 
     def test_the_table(self, outcome: Outcome) -> None:
         rows = rows_of(outcome.trainings)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aligned_table import Column
 from aligned_table import render as render_table
-from core_comparison.report import write_json
+from core_comparison.report import threads_each, write_json
 
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.table import MISSING
@@ -72,7 +72,7 @@ def render(rows: Sequence[Row], *, colour: bool = False) -> str:
 
 def heading(options: Options, outcome: Outcome) -> str:
     facts = outcome.facts
-    nccl = f", NCCL {facts['nccl']}" if facts.get("nccl") else f", gloo, {facts.get('threads', '?')} threads each"
+    nccl = f", NCCL {facts['nccl']}" if facts.get("nccl") else f", gloo, {threads_each(facts)}"
     return f"{options.ranks} ranks on {facts.get('device', '?')}, torch {facts.get('torch', '?')}{nccl}"
 
 

@@ -122,10 +122,16 @@ def render(rows: Sequence[Row], options: Options, *, colour: bool = False) -> st
     return "\n".join(lines)
 
 
+def threads_each(facts: Mapping[str, Any]) -> str:
+    """Of the ranks, as they said when they were ready."""
+    threads = facts.get("threads", "?")
+    return f"{threads} thread{'' if threads == 1 else 's'} each"
+
+
 def heading(options: Options, outcome: Outcome) -> str:
     facts = outcome.facts
     nccl = f", NCCL {facts['nccl']}" if facts.get("nccl") else ""
-    network = f"network {options.network}" if options.network else f"gloo, {facts.get('threads', '?')} threads each"
+    network = f"network {options.network}" if options.network else f"gloo, {threads_each(facts)}"
     return (
         f"{options.ranks} ranks on {facts.get('device', '?')}, torch {facts.get('torch', '?')}{nccl}, {network};"
         f" turns of {options.steps} steps after {options.warmup}"
