@@ -73,12 +73,15 @@ def accuracy(model: nn.Module, pictures: Tensor, labels: Tensor) -> float:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
+    parser = argparse.ArgumentParser(
+        description="Train a small convolutional network on scikit-learn's handwritten digits with Bagua, on several"
+        " processes."
+    )
     parser.add_argument("--ddp", action="store_true", help="torch's DistributedDataParallel instead of Bagua")
-    parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--batch-size", type=int, default=32, help="of one process")
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=15, help="default 15")
+    parser.add_argument("--batch-size", type=int, default=32, help="of one process (default 32)")
+    parser.add_argument("--lr", type=float, default=2e-3, help="learning rate (default 0.002)")
+    parser.add_argument("--seed", type=int, default=1, help="of weights, split and batches (default 1)")
     arguments = parser.parse_args()
     if arguments.epochs < 1 or arguments.batch_size < 1:
         parser.error(f"--epochs {arguments.epochs} and --batch-size {arguments.batch_size} must be at least 1")

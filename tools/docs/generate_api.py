@@ -41,7 +41,9 @@ def module_names() -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        description="Writes the reference of bagua.torch_api as HTML, from the docstrings, with pdoc."
+    )
     parser.add_argument("folder", type=Path, help="where the pages go, with index.html")
     folder = parser.parse_args().folder
     warnings.simplefilter("error", UserWarning)

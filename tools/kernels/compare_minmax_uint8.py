@@ -86,7 +86,12 @@ def make_parser() -> argparse.ArgumentParser:
         return [byte_size(one) for one in names(text)]
 
     add = parser.add_argument
-    add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    add(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="default: the GPU if any",
+    )
     add("--elements", type=counts, default=counts("64K,1M,16M,64M"), help="sizes (default: 64K,1M,16M,64M)")
     add("--dtypes", type=names, default=list(_DTYPES), help="of f32, f16 and bf16 (default: all)")
     add("--blocks", type=names, default=[str(minmax_uint8.BLOCK_ELEMENTS)], help="elements of a range, or none")

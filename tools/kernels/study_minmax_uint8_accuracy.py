@@ -90,8 +90,13 @@ def smallest_part_error(values: Tensor, block: int | None) -> float:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="study_minmax_uint8_accuracy.py", allow_abbrev=False)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = argparse.ArgumentParser(
+        prog="study_minmax_uint8_accuracy.py",
+        description="How accurate MinMaxUInt8 is, by the number of elements that share a range: the relative L2 error"
+        " of one compression, for six kinds of data like gradients.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the data (default 0)")
     seed = parser.parse_args(words).seed
     print("| range | bytes | " + " | ".join(DATA) + " | layers, worst part |")
     print("|---" * (len(DATA) + 3) + "|")

@@ -38,9 +38,16 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="measure_staleness.py", description="How stale averages are, and what they cost.", allow_abbrev=False
     )
-    parser.add_argument("--model", choices=list(MODELS), default="gpt2")
+    parser.add_argument("--model", choices=list(MODELS), default="gpt2", help="default gpt2")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: CUDA if there is any")
-    parser.add_argument("--intervals", nargs="+", type=within(int, 0, 60_000), default=[0, 20, 100, 500], metavar="MS")
+    parser.add_argument(
+        "--intervals",
+        nargs="+",
+        type=within(int, 0, 60_000),
+        default=[0, 20, 100, 500],
+        metavar="MS",
+        help="between averages (default 0 20 100 500)",
+    )
     parser.add_argument("--seconds", type=within(int, 1, 600), default=8, help="per interval (default 8)")
     return parser
 

@@ -65,9 +65,11 @@ def bytes_of_steps(hierarchical: bool, layers: int, steps: int, device: torch.de
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--layers", type=int, default=16, help="of 4 MiB each")
-    parser.add_argument("--steps", type=int, default=5)
+    parser = argparse.ArgumentParser(
+        description="How many bytes of gradients leave each node, with and without a hierarchy."
+    )
+    parser.add_argument("--layers", type=int, default=16, help="of 4 MiB each (default 16)")
+    parser.add_argument("--steps", type=int, default=5, help="that are counted (default 5)")
     arguments = parser.parse_args(words)
     require_torchrun(parser, "node_traffic.py")
     device = torch.device("cpu")

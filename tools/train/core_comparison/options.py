@@ -150,7 +150,7 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--length", type=within(int, 1, 65536), metavar="N", help="pixels, tokens or layers (default: the model's)"
     )
-    what.add_argument("--seed", type=int, default=1)
+    what.add_argument("--seed", type=int, default=1, help="of weights and batches (default 1)")
     what.add_argument("--deterministic", action="store_true", help="deterministic kernels where there are such")
     what.add_argument(
         "--tolerance",

@@ -26,27 +26,30 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Train the DDP example with NCCL's own network and through Bagua-Net, and compare losses and step"
         " times.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--nproc-per-node", type=int, default=2, help="ranks, one per GPU")
-    parser.add_argument("--model", default="mlp", choices=("mlp", "resnet", "vgg16"))
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--batch-size", type=int, default=32, help="per rank")
+    parser.add_argument("--nproc-per-node", type=int, default=2, help="ranks, one per GPU (default 2)")
+    parser.add_argument(
+        "--model", default="mlp", choices=("mlp", "resnet", "vgg16"), help="of the example (default mlp)"
+    )
+    parser.add_argument("--steps", type=int, default=30, help="of each run (default 30)")
+    parser.add_argument("--batch-size", type=int, default=32, help="per rank (default 32)")
     parser.add_argument("--image-size", type=int, help="pixels (default: the example's)")
-    parser.add_argument("--dtype", choices=("float32", "bf16"), default="float32")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--dtype", choices=("float32", "bf16"), default="float32", help="bf16: autocast (default float32)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of every run (default 1)")
+    parser.add_argument("--rounds", type=int, default=2, help="runs of each contender (default 2)")
     parser.add_argument(
         "--tuned",
         default=DEFAULT_TUNED,
         help="hand-tuned NCCL as THREADSxSOCKETS[xCHANNELS], or several with commas; best: the settings of"
-        " bagua-net-bench --nccl --tuned best; none",
+        f" bagua-net-bench --nccl --tuned best; none (default {DEFAULT_TUNED})",
     )
     parser.add_argument(
         "--tcp-only",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="switch P2P and shared memory off and use loopback: a stand-in for one GPU per host",
+        help="switch P2P and shared memory off and use loopback: a stand-in for one GPU per host (default: yes)",
     )
     parser.add_argument(
         "--tolerance",
@@ -54,15 +57,17 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         help="allowed relative difference of a loss (default: 0 with 2 ranks, whose sums have one order, else"
         f" {DEFAULT_TOLERANCE}); never below what rounds of NCCL's default differ by",
     )
-    parser.add_argument("--backend", choices=("auto", "nccl", "gloo"), default="auto")
-    parser.add_argument("--run-timeout", type=float, default=180.0, help="seconds for one training run")
+    parser.add_argument(
+        "--backend", choices=("auto", "nccl", "gloo"), default="auto", help="auto: NCCL if there are GPUs"
+    )
+    parser.add_argument("--run-timeout", type=float, default=180.0, help="seconds for one training run (default 180)")
     parser.add_argument(
         "--time-limit",
         type=float,
         default=420.0,
-        help="seconds for all runs; no round begins that is longer than what is left",
+        help="seconds for all runs; no round begins that is longer than what is left (default 420)",
     )
-    parser.add_argument("--output-dir", type=Path, required=True)
+    parser.add_argument("--output-dir", type=Path, required=True, help="for ddp.json, ddp.png and every run's log")
     arguments = parser.parse_args(words)
     for name in ("nproc_per_node", "steps", "batch_size", "rounds"):
         if getattr(arguments, name) < 1:

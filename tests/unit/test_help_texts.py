@@ -1,0 +1,64 @@
+"""What --help says of the scripts that users start: every option is explained, and no description breaks off."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# Started by other programs only.
+INTERNAL = {REPOSITORY / "tools" / "train" / "rank_team" / "rank_process.py"}
+
+
+def scripts() -> list[Path]:
+    files = [path for folder in ("tools", "examples") for path in (REPOSITORY / folder).rglob("*.py")]
+    return sorted(path for path in set(files) - INTERNAL if "ArgumentParser(" in path.read_text())
+
+
+def faults(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+        first = node.args[0] if node.args else None
+        is_option = isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value.startswith("-")
+        # `add` is what some call their parser's add_argument.
+        if (
+            is_option
+            and ast.unparse(node.func).rpartition(".")[2] in ("add_argument", "add")
+            and "help" not in keywords
+        ):
+            yield f"{node.lineno}: {ast.unparse(node.args[0])} has no help"
+        if ast.unparse(node.func).endswith("ArgumentParser"):
+            # The whole docstring of a module is fine, a part of it breaks off when somebody writes it anew.
+            description = keywords.get("description")
+            text = description.value if isinstance(description, ast.Constant) else None
+            if not (ast.unparse(description) == "__doc__" if description else False) and not str(text).endswith("."):
+                yield f"{node.lineno}: the description does not end with a full stop"
+
+
+@pytest.mark.parametrize("path", scripts(), ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_help_is_complete(path: Path) -> None:
+    assert list(faults(path.read_text())) == []
+
+
+def test_faults_are_found() -> None:
+    source = "\n".join(
+        [
+            "p = argparse.ArgumentParser(description='Good.')",
+            "q = argparse.ArgumentParser(description=__doc__.split(':')[0])",
+            "r = argparse.ArgumentParser()",
+            "s = argparse.ArgumentParser(description=__doc__)",
+            "p.add_argument('--steps', type=int)",
+            "p.add_argument('--good', help='yes')",
+            "p.add_argument('place')",
+        ]
+    )
+    assert sorted(faults(source)) == [
+        "2: the description does not end with a full stop",
+        "3: the description does not end with a full stop",
+        "5: '--steps' has no help",
+    ]
