@@ -23,7 +23,7 @@ from netlab import DelayUsage, NetlabError
 from sweep import cli
 from sweep.grid import Network, PlannedNetwork, expected_seconds, in_measuring_order, plan_networks
 from sweep.options import SweepOptions, parse_options
-from sweep.plot import label, shade, write_plot
+from sweep.plot import label, shade, tick_labels, write_plot
 from sweep.report import Grid, closing_lines, document, lateness_ms, render, winner_text
 from sweep.results import NetworkResult, Winner, winner_of
 from sweep.sweep_run import SweepOutcome, SweepRun
@@ -310,6 +310,27 @@ class TestPlot:
     def test_labels_are_short_lines(self) -> None:
         assert label(ALL_REDUCE, 1.0) == "all-reduce"
         assert label("low-precision-decentralized", 1.5) == "low precision\ndecentralized\n1.50x"
+
+    def test_rates_that_are_one_measurement_are_one_cell(self) -> None:
+        grid = Grid(PLANNED, sweep_outcome().results)
+        assert grid.distinct_rates == [10, 25, 100], "100 is a measurement of its own without a delay"
+        assert grid.spans(0) == [[10], [25], [100]]
+        assert grid.spans(5) == [[10], [25, 100]]
+        assert tick_labels(grid) == ["10", "25", "100"]
+
+    def test_a_column_that_would_repeat_another_is_left_out(self) -> None:
+        grid = Grid(plan_networks([10, 25, 100], [1, 5], CAPACITY), sweep_outcome().results)
+        assert grid.spans(1) == grid.spans(5) == [[10], [25]]
+        assert tick_labels(grid) == ["10", "25 and more"]
+
+    def test_no_speed_up_is_drawn_twice_of_one_measurement(self, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib", reason="needs matplotlib, which draws")
+        path = tmp_path / "winners.svg"
+        write_plot(path, Grid(PLANNED, sweep_outcome().results), ["wide"], title="", caption="")
+        # bytegrad's 1.50x at 25 Gb/s and 5 ms: once in the left panel, and after async's in the right one.
+        drawn = path.read_text()
+        assert drawn.count(">1.50x<") == 2
+        assert drawn.count(">25 and more:<") == 2
 
     def test_a_picture_is_drawn_also_of_holes(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib", reason="needs matplotlib, which draws")

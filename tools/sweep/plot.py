@@ -31,7 +31,7 @@ _LIGHT_TEXT_FROM = 0.6
 def write_plot(path: Path, grid: Grid, models: Sequence[str], *, title: str, caption: str) -> None:
     check_plot_path(path)
     plt = importlib.import_module("matplotlib.pyplot")
-    width, height = 1.25 * len(grid.rates) + 1.0, 0.8 * len(grid.delays) + 1.1
+    width, height = 1.25 * len(grid.distinct_rates) + 1.0, 0.8 * len(grid.delays) + 1.1
     with plt.rc_context({"font.size": 8, "axes.titlesize": 9, "svg.fonttype": "none", "pdf.fonttype": 42}):
         figure, axes = plt.subplots(
             len(models),
@@ -67,36 +67,49 @@ def label(contender: str, speed_up: float) -> str:
     return "\n".join([*textwrap.wrap(contender.replace("-", " "), 14), f"{speed_up:.2f}x"])
 
 
+def tick_labels(grid: Grid) -> list[str]:
+    """Of the columns. Rates that the machine does not move at any delay are one, named by the lowest."""
+    labels = [f"{rate:g}" for rate in grid.distinct_rates]
+    if len(labels) < len(grid.rates):
+        labels[-1] += " and more"
+    return labels
+
+
 def _draw(axis: Any, grid: Grid, model: str, replicas_equal: bool) -> Any:
-    shades = [[math.nan] * len(grid.rates) for _ in grid.delays]
+    columns = grid.distinct_rates
+    shades = [[math.nan] * len(columns) for _ in grid.delays]
     for y, delay in enumerate(grid.delays):
-        for x, rate in enumerate(grid.rates):
+        for rates in grid.spans(delay):
+            rate, first, width = rates[0], columns.index(rates[0]), len(rates)
+            x = first + (width - 1) / 2
             result = grid.result(delay, rate)
             winner = winner_of(result.rows_of(model), replicas_equal=replicas_equal) if result else None
             if winner is None:
                 axis.text(x, y, "not measured", ha="center", va="center", fontsize=6, color="0.4")
                 continue
-            shades[y][x] = shade(winner.speed_up)
-            colour = "white" if shades[y][x] / math.log2(_DARKEST) > _LIGHT_TEXT_FROM else "black"
+            shades[y][first : first + width] = [shade(winner.speed_up)] * width
+            colour = "white" if shades[y][first] / math.log2(_DARKEST) > _LIGHT_TEXT_FROM else "black"
             text = label(winner.contender, winner.speed_up)
+            if width > 1:
+                text = f"{rate:g} and more:\n{text}"
             if not CONTENDERS[winner.contender].waits:
                 second = winner_of(result.rows_of(model), replicas_equal=replicas_equal, waiting=True)
                 text += f"\nthen {label(second.contender, second.speed_up)}" if second else ""
             axis.text(x, y, text, ha="center", va="center", fontsize=6.5, color=colour)
             if not grid.is_limited(delay, rate):
                 # Of a machine that is slower than the network.
-                axis.add_patch(_framed(x, y))
+                axis.add_patch(_framed(first, y, width))
     axis.set_facecolor(_NOT_MEASURED)
     image = axis.imshow(shades, cmap=_COLOURS, vmin=0, vmax=math.log2(_DARKEST), origin="lower", aspect="auto")
-    axis.set_xticks(range(len(grid.rates)), [f"{rate:g}" for rate in grid.rates])
+    axis.set_xticks(range(len(columns)), tick_labels(grid))
     axis.set_yticks(range(len(grid.delays)), [f"{delay:g}" for delay in grid.delays])
     axis.set_xlabel("rate (Gb/s)")
     axis.set_ylabel("delay, one way (ms)")
     return image
 
 
-def _framed(x: int, y: int) -> Any:
+def _framed(x: int, y: int, width: int) -> Any:
     patches = importlib.import_module("matplotlib.patches")
     return patches.Rectangle(
-        (x - 0.46, y - 0.46), 0.92, 0.92, fill=False, edgecolor="0.5", linestyle="--", linewidth=0.8
+        (x - 0.46, y - 0.46), width - 0.08, 0.92, fill=False, edgecolor="0.5", linestyle="--", linewidth=0.8
     )
