@@ -80,6 +80,13 @@ def check_tensor(what: str, comm: BaguaCommunicator, name: str, tensor: torch.Te
         )
 
 
+def repeats_elements(tensor: torch.Tensor) -> bool:
+    """Whether it is expanded: what is written into one element appears in others, and torch refuses to write."""
+    if not tensor.numel():
+        return False
+    return any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
+
+
 def check_size(what: str, name: str, tensor: torch.Tensor, expected: int, why: str) -> None:
     if tensor.numel() != expected:
         raise ValueError(f"{what}: {name} has {tensor.numel()} elements, must have {expected}, {why}")

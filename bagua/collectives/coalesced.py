@@ -7,24 +7,23 @@ the model. They need not be contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from bagua.collectives import byte_transport, reduction
-from bagua.collectives.arguments import check_op, check_rank, check_tensor, resolve
+from bagua.collectives.arguments import check_op, check_rank, check_tensor, repeats_elements, resolve
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.reduce_op import ReduceOp
 
 FLAT_BYTES = 64 << 20
 
 
-def broadcast_coalesced(tensors: Sequence[torch.Tensor], src: int = 0, comm: BaguaCommunicator | None = None) -> None:
+def broadcast_coalesced(tensors: Iterable[torch.Tensor], src: int = 0, comm: BaguaCommunicator | None = None) -> None:
     """Every tensor becomes that of rank `src`."""
     if member := resolve(comm, "broadcast_coalesced"):
         source = check_rank("broadcast_coalesced", "src", src, member)
-        _check("broadcast_coalesced", tensors, member)
-        for run in _runs(tensors):
+        for run in _runs(_checked("broadcast_coalesced", tensors, member)):
             together = _flattened(run)
             byte_transport.broadcast(member, together, source)
             if member.rank() != source:
@@ -32,23 +31,34 @@ def broadcast_coalesced(tensors: Sequence[torch.Tensor], src: int = 0, comm: Bag
 
 
 def all_reduce_coalesced_inplace(
-    tensors: Sequence[torch.Tensor], op: ReduceOp = ReduceOp.SUM, comm: BaguaCommunicator | None = None
+    tensors: Iterable[torch.Tensor], op: ReduceOp = ReduceOp.SUM, comm: BaguaCommunicator | None = None
 ) -> None:
     """Every tensor becomes the reduction of those of all ranks."""
     if member := resolve(comm, "all_reduce_coalesced_inplace"):
-        _check("all_reduce_coalesced_inplace", tensors, member)
+        given = _checked("all_reduce_coalesced_inplace", tensors, member)
         operation = check_op("all_reduce_coalesced_inplace", op)
         # All of them before the first is sent: what a later one raises must not leave half of the work done.
-        planned = [(run, reduction.plan(member, run[0], operation)) for run in _runs(tensors)]
+        planned = [(run, reduction.plan(member, run[0], operation)) for run in _runs(given)]
         for run, plan in planned:
             together = _flattened(run)
             reduction.all_reduce(member, together, plan)
             _write_back(together, run)
 
 
-def _check(what: str, tensors: Sequence[torch.Tensor], comm: BaguaCommunicator) -> None:
-    for number, tensor in enumerate(tensors):
+def _checked(what: str, tensors: Iterable[torch.Tensor], comm: BaguaCommunicator) -> list[torch.Tensor]:
+    """As a list: an iterator, such as `model.parameters()`, can be gone through only once."""
+    if isinstance(tensors, torch.Tensor):
+        raise TypeError(f"{what}: tensors is one tensor of shape {tuple(tensors.shape)}; give a list of them: [tensor]")
+    given = list(tensors)
+    for number, tensor in enumerate(given):
         check_tensor(what, comm, f"tensors[{number}]", tensor)
+        # On every rank, and before anything is sent: only those that write would notice, when the others have gone on.
+        if repeats_elements(tensor):
+            raise ValueError(
+                f"{what}: tensors[{number}] is expanded (shape {tuple(tensor.shape)}, strides {tensor.stride()}), so"
+                f" that several of its elements are one in memory; give tensors[{number}].contiguous()"
+            )
+    return given
 
 
 def _runs(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

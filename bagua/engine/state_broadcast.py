@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 
 import torch
 
+from bagua.collectives.arguments import repeats_elements
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.object_collectives import all_gather_object, broadcast_object
 from bagua.engine.tensor_broadcast import broadcast_tensors, why_unsendable
@@ -38,11 +39,14 @@ def broadcast_parameters(named_tensors: Iterable[tuple[str, torch.Tensor]], comm
             dtype, CPU or CUDA, also on a device that the group has no backend for.
 
     Raises:
-        ValueError: a tensor is sparse or has no storage yet.
+        ValueError: a tensor is sparse, expanded, or has no storage yet.
     """
     tensors = []
     for name, tensor in named_tensors:
         problem = why_unsendable(tensor)
+        if problem is None and repeats_elements(tensor):
+            # On rank 0, too, which would only read it: the others would stop, and it would go on alone.
+            problem = f"it is expanded (strides {tensor.stride()}) and cannot be written into; call contiguous()"
         if problem is not None:
             raise ValueError(f"{name} cannot be broadcast: {problem}")
         tensors.append(tensor)
@@ -224,7 +228,7 @@ def _fits(present: object, slot: _Slot) -> TypeGuard[torch.Tensor]:
         isinstance(present, torch.Tensor)
         and why_unsendable(present) is None
         and (tuple(present.shape), present.dtype, present.device.type) == (slot.shape, slot.dtype, slot.device_type)
-        and not any(stride == 0 and length > 1 for stride, length in zip(present.stride(), present.shape, strict=True))
+        and not repeats_elements(present)
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from bagua.collectives import coalesced, torch_internals
+from bagua.collectives.arguments import repeats_elements
 from bagua.collectives.communicator import BaguaCommunicator
 
 
@@ -29,7 +30,8 @@ def broadcast_tensors(tensors: Iterable[torch.Tensor], communicator: BaguaCommun
 
     Args:
         tensors: the same shapes, dtypes and kinds of device in the same order on every rank. All must be sendable;
-            they need not be contiguous, nor on a device that the group has a backend for.
+            they need not be contiguous, nor on a device that the group has a backend for. Expanded ones may only be
+            rank 0's.
     """
     if communicator.nranks() == 1:
         return
@@ -37,6 +39,8 @@ def broadcast_tensors(tensors: Iterable[torch.Tensor], communicator: BaguaCommun
     direct: list[torch.Tensor] = []
     detoured: list[torch.Tensor] = []
     for tensor in tensors:
+        if communicator.rank() == 0 and repeats_elements(tensor):
+            tensor = tensor.detach().contiguous()  # it is only read here
         pieces = detoured if tensor.device.type not in served else direct
         pieces.extend(_pieces(tensor.detach(), coalesced.FLAT_BYTES))
     coalesced.broadcast_coalesced(direct, 0, communicator)

@@ -71,6 +71,40 @@ def broadcast_parameters() -> list[float]:
     return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
 
 
+def broadcast_iterators() -> list[float]:
+    device = device_for(rank := bagua.get_rank())
+    bagua.init_process_group()
+    model = torch.nn.Linear(2, 1).to(device)
+    torch.nn.init.constant_(model.weight, rank)
+    communication.broadcast_coalesced(model.parameters())
+    total = torch.ones(2, device=device)
+    communication.allreduce_coalesced_inplace(one for one in [total])
+    return [*model.weight.flatten().tolist(), *total.tolist()]
+
+
+def test_tensors_may_come_from_an_iterator() -> None:
+    assert run_ranks(2, broadcast_iterators) == [[0, 0, 2, 2]] * 2
+
+
+def refused() -> None:
+    device = device_for(bagua.get_rank())
+    bagua.init_process_group()
+    before = torch.ones(2, device=device)
+    expanded = torch.ones(1, device=device).expand(3)
+    for call in (communication.broadcast_coalesced, communication.allreduce_coalesced_inplace):
+        with pytest.raises(TypeError, match=r"one tensor of shape \(2,\); give a list of them"):
+            call(before)
+        # On every rank, the source too, before anything is sent.
+        with pytest.raises(ValueError, match=r"tensors\[1\] is expanded .*contiguous\(\)"):
+            call([before, expanded])
+    assert before.tolist() == [1, 1]
+    bagua.barrier()
+
+
+def test_a_lone_tensor_and_expanded_ones_are_refused() -> None:
+    run_ranks(2, refused)
+
+
 def test_parameters_follow_the_source() -> None:
     zero, one = run_ranks(2, broadcast_parameters)
     assert zero == one
