@@ -80,7 +80,9 @@ class BaguaCommunicator:
         types = torch_internals.device_types(group)
         if "cpu" in types:
             # Not dist.barrier, which takes the group's first backend: NCCL's needs a GPU and blocks a stream only.
-            self.finish(dist.all_reduce(torch.zeros(1, dtype=torch.uint8), group=group, async_op=True))
+            # On the CPU whatever torch.set_default_device says: what runs elsewhere is not waited for here.
+            token = torch.zeros(1, dtype=torch.uint8, device="cpu")
+            self.finish(dist.all_reduce(token, group=group, async_op=True))
         else:
             dist.barrier(group=group, device_ids=[torch.cuda.current_device()])
             torch.cuda.current_stream().synchronize()

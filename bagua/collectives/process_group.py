@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import operator
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -198,11 +199,12 @@ def new_group(ranks: Sequence[int] | None = None, stream: torch.cuda.Stream | No
 
     Raises:
         RuntimeError: Bagua is not initialized.
+        TypeError: `ranks` is no list of integers.
         ValueError: a rank is out of range or named twice, or there is none.
     """
     default = _get_default_group()
     world_size = dist.get_world_size()
-    members = sorted(range(world_size) if ranks is None else ranks)
+    members = sorted(range(world_size) if ranks is None else _integers(ranks))
     if not members:
         raise ValueError("ranks is empty; a group has at least one member")
     if members[0] < 0 or members[-1] >= world_size:
@@ -212,6 +214,14 @@ def new_group(ranks: Sequence[int] | None = None, stream: torch.cuda.Stream | No
     group = dist.new_group(members, timeout=default.timeout)
     is_member = dist.get_rank() in members
     return BaguaProcessGroup(group if is_member else None, members, stream, default.timeout)
+
+
+def _integers(ranks: Iterable[int]) -> list[int]:
+    """Numbers that are almost ranks, such as 0.5, would make a group that nobody is a member of."""
+    try:
+        return [operator.index(rank) for rank in ranks]
+    except TypeError:
+        raise TypeError(f"ranks is {ranks!r}, must be a list of integers, such as [0, 1], or None for all") from None
 
 
 def twin_of(group: BaguaProcessGroup, backend: str | None = None) -> BaguaProcessGroup:

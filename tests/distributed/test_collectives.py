@@ -4,6 +4,7 @@ whole world as well as groups of some of its ranks."""
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -297,3 +298,19 @@ def leave_autograd_alone() -> None:
 
 def test_parameters_can_be_communicated() -> None:
     run_ranks(2, leave_autograd_alone)
+
+
+def wait_for_each_other() -> list[float]:
+    """When this rank has come to the barrier, and when it has left it."""
+    bagua.init_process_group()
+    bagua.barrier()
+    time.sleep(0.5 * bagua.get_rank())
+    come = time.monotonic()
+    with torch.device("meta"):
+        bagua.barrier()
+    return [come, time.monotonic()]
+
+
+def test_a_barrier_waits_whatever_the_default_device_is() -> None:
+    times = run_ranks(2, wait_for_each_other)
+    assert min(left for _, left in times) >= max(come for come, _ in times)

@@ -75,6 +75,18 @@ def test_several_groups_with_different_members() -> None:
     assert results[3] == [(1011, 1000, 1001), (None, None, None), (1111, 1100, None), (1101, 1100, None)]
 
 
+def refuse_ranks() -> None:
+    bagua.init_process_group()
+    for ranks, named in (([0.5], r"\[0\.5\]"), ("01", "'01'"), (1, "1"), ([None], r"\[None\]")):
+        with pytest.raises(TypeError, match=rf"ranks is {named}, must be a list of integers"):
+            communication.new_group(ranks)  # type: ignore[arg-type]
+    assert communication.new_group(torch.tensor([1, 0])).ranks == [0, 1]  # type: ignore[arg-type]
+
+
+def test_ranks_that_are_no_integers_are_refused() -> None:
+    run_ranks(2, refuse_ranks)
+
+
 def create_unevenly() -> list[Any]:
     """Rank 0 has torch groups that the others lack, made by itself; torch alone would wait for ever then."""
     device = device_for(rank := bagua.get_rank())
