@@ -52,7 +52,9 @@ class Bucket:
         padding = -self._elements % alignment
         self._flat = torch.zeros(self._elements + padding, dtype=layouts[0].dtype, device=layouts[0].device)
         self.views = _views(self._flat, layouts)
+        # Of the views as they are made here: a gradient is the same object as its view, and may be given other memory.
         self._addresses = [view.data_ptr() for view in self.views]
+        self._layouts = [(view.shape, view.stride(), view.storage_offset()) for view in self.views]
         self.padding_tensor: Tensor | None = self._flat[self._elements :] if padding else None
         self._ops: list[BucketOp] = []
         # Gradients are taken over when the first backward has made them, all others now.
@@ -94,9 +96,9 @@ class Bucket:
         """Whether the effective tensors lie in the bucket's memory, so that nothing needs to be copied."""
         if not self.flatten:
             return False
-        for tensor, view in zip(self.tensors, self.views, strict=True):
+        for tensor, address in zip(self.tensors, self._addresses, strict=True):
             effective = tensor.grad if self.holds_gradients else effective_tensor(tensor)
-            if effective is None or effective.data_ptr() != view.data_ptr():
+            if effective is None or effective.data_ptr() != address:
                 return False
         return True
 
@@ -135,9 +137,11 @@ class Bucket:
                 self._gather_gradients(scale)
                 return
             outside = []
-            for tensor, view in zip(self.tensors, self.views, strict=True):
-                effective = effective_tensor(tensor)
-                if effective.data_ptr() != view.data_ptr():
+            for index, (tensor, address) in enumerate(zip(self.tensors, self._addresses, strict=True)):
+                effective, view = effective_tensor(tensor), self.views[index]
+                if view.data_ptr() != address:
+                    view = self._view_again(index, effective)
+                if effective.data_ptr() != address:
                     outside.append((tensor, effective, view))
             if outside:
                 torch._foreach_copy_([view for _, _, view in outside], [effective for _, effective, _ in outside])
@@ -154,10 +158,10 @@ class Bucket:
         absent: list[Tensor] = []
         dtype, strided, flatten = self._flat.dtype, torch.strided, self.flatten
         for index, (tensor, view, address) in enumerate(zip(self.tensors, self.views, self._addresses, strict=True)):
-            # A conversion of the module gives the gradient, which is the same object as the view, other memory.
-            if view.data_ptr() != address:
-                raise RuntimeError(_converted(self._records[index].name))
+            # `p.grad.data = ...`, or a conversion of the module: the view, which the gradient is, has other memory.
             gradient = tensor.grad
+            if view.data_ptr() != address:
+                view = self._view_again(index, gradient)
             if gradient is view:
                 if scale is not None:
                     view.mul_(scale)
@@ -186,8 +190,31 @@ class Bucket:
                 f"the gradient of {name!r} is sparse ({gradient.layout}), and buckets are dense; use sparse=False, or"
                 " put the name into the module's _bagua_params_and_buffers_to_ignore"
             )
-        if gradient.dtype != self.dtype or gradient.device != self.device:
-            raise RuntimeError(_converted(name))
+        shape = self._layouts[index][0]
+        if gradient.dtype != self.dtype or gradient.device != self.device or gradient.shape != shape:
+            what = "the gradient of" if self.holds_gradients else "what is communicated for"
+            raise RuntimeError(
+                f"{what} {name!r} is {_kind(gradient, gradient.shape)}, and does not fit into its bucket, where it is"
+                f" {_kind(self._flat, shape)}. If the module was converted or moved (to, half, double, ...) after it"
+                " was wrapped, wrap it again; if something was assigned to its data, leave shape, dtype and device as"
+                " they were"
+            )
+
+    def _view_again(self, index: int, effective: Tensor | None) -> Tensor:
+        """Make the view anew, where what it was has been given other memory. That is an ordinary tensor now, which is
+        copied if it is the effective one.
+
+        Raises:
+            RuntimeError: it is the effective one, and does not fit any more.
+        """
+        moved = self.views[index]
+        if effective is moved:
+            self._check(effective, index)
+        shape, strides, offset = self._layouts[index]
+        view = self.views[index] = self._flat.as_strided(shape, strides, offset).data
+        if self._records[index].view is moved:
+            self._records[index].view = view
+        return view
 
     def scatter(self) -> None:
         """Copy the results back to effective tensors that are no views (`flatten` off). On the current stream."""
@@ -216,11 +243,8 @@ class Bucket:
                     replace_effective(tensor, effective.detach().clone())
 
 
-def _converted(name: str) -> str:
-    return (
-        f"the gradient of {name!r} does not lie in its bucket any more, or does not fit into it: the module was"
-        " converted or moved (to, half, double, ...) after it was wrapped; wrap it again"
-    )
+def _kind(tensor: Tensor, shape: torch.Size) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(shape)} on {tensor.device}"
 
 
 def _views(flat: Tensor, layouts: Sequence[Tensor]) -> list[Tensor]:
@@ -231,7 +255,8 @@ def _views(flat: Tensor, layouts: Sequence[Tensor]) -> list[Tensor]:
             view = flat[offset : offset + layout.numel()].view(layout.shape)
         else:
             view = flat.as_strided(layout.shape, layout.stride(), offset)
-        views.append(view)
+        # The same memory, but no view to autograd, so that code of old that calls `p.grad.detach_()` may.
+        views.append(view.data)
         offset += layout.numel()
     return views
 

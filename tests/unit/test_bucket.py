@@ -119,6 +119,57 @@ def test_a_sparse_gradient_is_refused_by_name() -> None:
         bucket.gather()
 
 
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_a_gradient_that_was_given_other_memory_is_copied_into_its_bucket(scale: float | None) -> None:
+    """`p.grad.data = p.grad.data.clamp(...)`, as old code clips: the gradient is the view itself."""
+    first, second = _parameters((2, 3), (2,))
+    first.data = first.data.t().contiguous().t()
+    bucket = Bucket([first, second], "b")
+    bucket.append_python_op(lambda _: None)
+    if scale is not None:
+        bucket.ops[0].prescale = scale  # type: ignore[attr-defined]
+    for _ in range(2):
+        first.grad, second.grad = torch.full((2, 3), 4.0), torch.full((2,), 8.0)
+        bucket.gather()
+        assert first.grad is bucket.views[0]
+        first.grad.data = torch.arange(6.0).view(2, 3)
+        assert not bucket.check_flatten()
+        bucket.gather()
+        assert bucket.check_flatten()
+        assert first.grad is bucket.views[0]
+        assert first.grad.stride() == first.stride()
+        factor = 1 if scale is None else scale
+        assert torch.equal(first.grad, factor * torch.arange(6.0).view(2, 3))
+        # It is a view again, and one that code may detach in place.
+        bucket.flattened_tensor().zero_()
+        assert not first.grad.any()
+        first.grad.detach_()
+    bucket.release()
+    assert first.grad.data_ptr() != bucket.views[0].data_ptr()
+
+
+def test_state_that_was_given_other_memory_is_copied_into_its_bucket() -> None:
+    state = [torch.ones(2)]
+    (proxy,) = _named([torch.zeros(2)])
+    ensure_record(proxy, getter=lambda _: state[0], setter=lambda _, new: state.__setitem__(0, new))
+    bucket = Bucket([proxy], "b")
+    state[0].data = torch.full((2,), 3.0)
+    assert not bucket.check_flatten()
+    bucket.gather()
+    assert bucket.check_flatten()
+    assert bucket.flattened_tensor().tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("data", [torch.ones(2, dtype=torch.float64), torch.ones(1)])
+def test_a_gradient_whose_new_memory_does_not_fit_is_refused_by_name(data: Tensor) -> None:
+    (parameter,) = _parameters((2,))
+    bucket = Bucket([parameter], "b")
+    bucket.gather()
+    parameter.grad.data = data
+    with pytest.raises(RuntimeError, match=r"'p0' is float(64 \[2\]|32 \[1\]) on cpu.* float32 \[2\].* wrap it again"):
+        bucket.gather()
+
+
 def test_what_does_not_belong_together_is_refused() -> None:
     with pytest.raises(ValueError, match="no tensors"):
         Bucket([], "b")
