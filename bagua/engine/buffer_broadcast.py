@@ -5,6 +5,7 @@ Owned by a wrapper; runs on the thread of forward, on its current stream.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ class BufferBroadcast:
     """
     Args:
         module: its buffers are dense, of one device that the group has a backend for, and alike on all ranks. They may
-            be replaced by others, as `self.mean = 0.9 * self.mean + ...` does.
+            be replaced by others, as `self.mean = 0.9 * self.mean + ...` does, or given other memory (`.data = ...`).
         ignored: names of buffers that are left alone.
         group: whose ranks have the same buffers.
     """
@@ -41,6 +42,8 @@ class BufferBroadcast:
                 if name not in ignored:
                     self._places.append((name, owner._buffers, key))
         self._buffers: list[Tensor] = []
+        # Where each of them lies. What lay there before is held by its portion, so that nothing else can come there.
+        self._addresses: list[int] = []
         self._portions: list[_Portion] = []
         # Of bytes: not every backend knows every dtype, and one message is cheaper than one for each.
         self._message: Tensor | None = None
@@ -78,11 +81,15 @@ class BufferBroadcast:
                 torch._foreach_copy_(portion.buffers, portion.parts)
 
     def _look(self) -> None:
-        """Make the messages anew if the buffers are others than before."""
+        """Make the messages anew if the buffers, or the memory they lie in, are others than before."""
         buffers = [buffer for _, buffer in self.named_buffers()]
-        if len(buffers) == len(self._buffers) and all(map(_is, buffers, self._buffers)):
+        if (
+            len(buffers) == len(self._buffers)
+            and all(map(operator.is_, buffers, self._buffers))
+            and all(map(operator.eq, map(Tensor.data_ptr, buffers), self._addresses))
+        ):
             return
-        self._buffers = buffers
+        self._buffers, self._addresses = buffers, [buffer.data_ptr() for buffer in buffers]
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for buffer in buffers:
             if buffer.numel():
@@ -106,7 +113,3 @@ class _Portion:
         self.buffers = [buffer.data for buffer in buffers]
         pieces = torch.split(flat, [buffer.numel() for buffer in buffers])
         self.parts = [piece.view(buffer.shape) for piece, buffer in zip(pieces, buffers, strict=True)]
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other

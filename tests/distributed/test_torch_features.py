@@ -287,6 +287,25 @@ def _buffers(make: Callable[[], nn.Module]) -> None:
     assert ours.state_dict().keys() == theirs.state_dict().keys()
 
 
+def _buffer_memory() -> None:
+    rank, device = begin()
+    both = pair("wrapper", rank, device, NormNet)
+    data = batches(rank, 4, device)
+    for model, optimizer in both:
+        train(model, optimizer, data[:2])
+        norm = model.module.norm
+        norm.running_mean.data = torch.full((8,), rank + 5.0, device=device)
+        norm.running_var.data = torch.ones(2, 8, device=device)[rank]
+        train(model, optimizer, data[2:])
+        model.eval()(data[0][0])
+    _compare(both)
+    check_ranks_equal(both[0][0].module)
+
+
+def test_buffers_that_were_given_other_memory_follow_the_first_rank() -> None:
+    run_ranks(2, _buffer_memory)
+
+
 # --- without gradients, and errors -----------------------------------------------------------------------------------
 
 
