@@ -219,7 +219,10 @@ class BaguaDistributedDataParallel:
         self._hooks.remove()
         self._release_buckets()
         for _, parameter in self._parameters:
-            drop_record(parameter)
+            # Where another engine owns it, this one was refused.
+            record = record_of(parameter)
+            if record is not None and record.module_name in (None, self.bagua_module_name):
+                drop_record(parameter)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of the module has no engine: wrap it again."""

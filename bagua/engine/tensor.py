@@ -86,10 +86,14 @@ def ensure_record(
         record = TensorRecord(name or "", module_name, getter, setter)
         setattr(tensor, _ATTRIBUTE, record)
         return record
+    if module_name is not None and record.module_name not in (None, module_name):
+        raise ValueError(
+            f"tensor {record.name!r} belongs to module {record.module_name!r}, not to {module_name!r}: what is"
+            " communicated for it lies in one bucket. Wrap one module that contains both or, if the first is trained no"
+            " more, call its bagua_ddp.detach()"
+        )
     if name is not None and name != record.name:
         raise ValueError(f"tensor {record.name!r} cannot be renamed to {name!r}: peers know it by its first name")
-    if module_name is not None and record.module_name not in (None, module_name):
-        raise ValueError(f"tensor {record.name!r} belongs to module {record.module_name!r}, not to {module_name!r}")
     record.module_name = module_name if module_name is not None else record.module_name
     record.getter, record.setter = getter, setter
     return record
