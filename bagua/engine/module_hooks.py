@@ -1,7 +1,7 @@
 """The hooks by which the engine takes part in forward, backward and optimizer step, and their removal.
 
 Owned by one engine. A copy or a pickle of the module carries none of them: its hooks become functions that do nothing,
-for they would work on the buckets of the original.
+for they would work on the buckets of the original. Their first call removes them, and so does wrapping the copy.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class HookCallable:
     def __init__(self, function: Callable[..., Any]) -> None:
         _keep_compiler_out()
         self._function = function
+        self.__name__ = "bagua_hook"  # hooks are functions to torch.jit.script, which asks for it
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self._function(*arguments, **keywords)
@@ -39,8 +40,20 @@ def _keep_compiler_out() -> None:
     HookCallable.__call__ = torch.compiler.disable(HookCallable.__call__)  # type: ignore[method-assign, no-untyped-call]
 
 
-def do_nothing(*arguments: Any, **keywords: Any) -> None:
-    """What a hook becomes in a copy of the module."""
+def do_nothing(module: Any = None, *_arguments: Any, **_keywords: Any) -> None:
+    """What a hook becomes in a copy of the module. It is needed no more than once: copies of copies would collect
+    them."""
+    # Compiled code keeps it, where it costs nothing: a module that changes its hooks could not be compiled.
+    if isinstance(module, nn.Module) and not torch.compiler.is_compiling():
+        remove_stubs(module)
+
+
+def remove_stubs(module: nn.Module) -> None:
+    """Take back what the hooks of the original became in this copy."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        # torch goes through a copy of the hooks that it calls, so that one may be taken out meanwhile.
+        for key in [key for key, hook in list(hooks.items()) if hook is do_nothing]:
+            hooks.pop(key, None)
 
 
 def _do_nothing_of() -> Callable[..., None]:
@@ -61,6 +74,7 @@ class ModuleHooks:
 
     def before_forward(self, module: nn.Module, hook: Callable[[tuple[Any, ...]], None]) -> None:
         """`hook(positional arguments)` before each forward."""
+        remove_stubs(module)
         callable_ = HookCallable(lambda _module, arguments: hook(arguments))
         self._handles.append(module.register_forward_pre_hook(callable_))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -71,6 +72,41 @@ def _copies(how: str) -> None:
 @pytest.mark.parametrize("how", HOW)
 def test_copies_of_a_wrapped_module_are_ordinary(how: str) -> None:
     run_ranks(2, _copies, how)
+
+
+def _collected_hooks() -> None:
+    rank, device = begin()
+    original = with_algorithm(NormNet().to(device), momentum(NormNet()))
+    x = batches(rank, 1, device)[0][0]
+
+    def hooks(module: nn.Module) -> int:
+        return len(module._forward_hooks) + len(module._forward_pre_hooks)
+
+    # Copies of copies do not collect them, wrapped or not, and a call leaves a module that can be scripted.
+    net: Any = original
+    for _ in range(3):
+        net = copy.deepcopy(net)
+        with_algorithm(net, momentum(net))
+    assert hooks(net) == hooks(original)
+    kept: list[int] = []
+    for duplicate in (copy.deepcopy(copy.deepcopy(original)), pickle.loads(pickle.dumps(original))):
+        kept.clear()
+        duplicate.register_forward_hook(lambda *_: kept.append(1))
+        expected = duplicate(x)
+        assert hooks(duplicate) == 1
+        duplicate.eval()(x)
+        assert len(kept) == 2
+        assert expected.shape == (4, 4)
+    called = copy.deepcopy(original)
+    called(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's: scripting is deprecated
+        torch.jit.script(called)
+    assert [hook.__name__ for hook in original._forward_hooks.values()] == ["bagua_hook"]
+
+
+def test_copies_do_not_collect_hooks() -> None:
+    run_ranks(2, _collected_hooks)
 
 
 def _copied_wrapper() -> None:
