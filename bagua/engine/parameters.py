@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
+import difflib
+import warnings
+from collections.abc import Iterable
+
 from torch import nn
 
 _IGNORE_LISTS = ("_bagua_params_and_buffers_to_ignore", "_ddp_params_and_buffers_to_ignore")
 
+# Names that the warning about one that does not exist lists.
+_MOST_NEAR = 3
+
 
 def ignored_names(module: nn.Module) -> list[str]:
-    """Names in the module's ignore lists, without the leading dot that old code writes for root-level parameters."""
-    names = [name for ignore_list in _IGNORE_LISTS for name in getattr(module, ignore_list, ())]
-    return list(dict.fromkeys(name.removeprefix(".") for name in names))
+    """Names in the module's ignore lists, without the leading dot that old code writes for root-level parameters. One
+    that nothing has is a warning and no error: torch takes it, too.
+
+    Raises:
+        TypeError: an ignore list is no list of names.
+    """
+    names: dict[str, None] = {}
+    for ignore_list in _IGNORE_LISTS:
+        given = getattr(module, ignore_list, None)
+        if given is None:
+            continue
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise TypeError(f"{ignore_list} is {given!r}; give a list of names: ['head.weight', 'head.bias']")
+        for name in given:
+            if not isinstance(name, str):
+                raise TypeError(f"{ignore_list} holds {name!r}; give names, as named_parameters() has them")
+            names[name.removeprefix(".")] = None
+    if names:
+        _warn_of_unknown(module, names)
+    return list(names)
+
+
+def _warn_of_unknown(module: nn.Module, names: Iterable[str]) -> None:
+    known = {
+        f"{prefix}.{key}" if prefix else key
+        for prefix, owner in module.named_modules(remove_duplicate=False)
+        for key in (*owner._parameters, *owner._buffers)
+    }
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=_MOST_NEAR)
+            hint = f"names near it: {', '.join(near)}" if near else "give names as named_parameters() has them"
+            warnings.warn(
+                f"{type(module).__name__} has no parameter or buffer {name!r}, which is to be ignored; {hint}",
+                stacklevel=2,
+            )
 
 
 def replicated_parameters(module: nn.Module, ignored: list[str]) -> list[tuple[str, nn.Parameter]]:
