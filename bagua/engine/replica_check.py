@@ -26,12 +26,15 @@ _Entry = tuple[str, str]
 _Difference = tuple[int, _Entry | None]
 
 
-def check_replicas(named_parameters: Iterable[tuple[str, torch.Tensor]], communicator: BaguaCommunicator) -> None:
+def check_replicas(
+    named_parameters: Iterable[tuple[str, torch.Tensor]], communicator: BaguaCommunicator, kind: str = ""
+) -> None:
     """
     Every rank calls it. Costs one exchange of a digest if all is well.
 
     Args:
         named_parameters: compared are names, shapes, dtypes, requires_grad and the kind of device, in this order.
+        kind: of tensors that they are, if they are not those that are trained; for the message.
 
     Raises:
         RuntimeError: on every rank, with the same text: the first difference, and the ranks that have it.
@@ -45,7 +48,7 @@ def check_replicas(named_parameters: Iterable[tuple[str, torch.Tensor]], communi
     # Rank 0's list goes out and only the first difference of each rank comes back: memory stays bounded on large jobs.
     reference: list[_Entry] = broadcast_object(entries, 0, communicator)
     differences: list[_Difference | None] = all_gather_object(_first_difference(reference, entries), communicator)
-    raise RuntimeError(_message(reference, differences, communicator.ranks))
+    raise RuntimeError(_message(reference, differences, communicator.ranks, kind))
 
 
 def _describe(parameter: torch.Tensor) -> str:
@@ -65,7 +68,9 @@ def _first_difference(reference: Sequence[_Entry], entries: Sequence[_Entry]) ->
     return index, entries[index] if index < len(entries) else None
 
 
-def _message(reference: Sequence[_Entry], differences: Sequence[_Difference | None], ranks: Sequence[int]) -> str:
+def _message(
+    reference: Sequence[_Entry], differences: Sequence[_Difference | None], ranks: Sequence[int], kind: str
+) -> str:
     first = min(difference[0] for difference in differences if difference is not None)
     variants: dict[_Entry | None, list[int]] = defaultdict(list)
     later = []
@@ -84,8 +89,9 @@ def _message(reference: Sequence[_Entry], differences: Sequence[_Difference | No
     if later:
         told.append(f"{_have(later)} the first difference further down")
     told.insert(0, f"{_have(ranks[:1])} {_name(expected)}")
+    place = f"{first} of the {kind}" if kind else str(first)
     return (
-        f"the ranks have different parameters. At position {first}, {'; '.join(told)}. Build the same model on every "
+        f"the ranks have different parameters. At position {place}, {'; '.join(told)}. Build the same model on every "
         "rank, with the same parameters in the same order, before it is wrapped"
     )
 

@@ -7,7 +7,8 @@ attributes of the same names win over them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -16,10 +17,10 @@ from torch import nn
 
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
-from bagua.engine.data_parallel import BaguaDistributedDataParallel
+from bagua.engine.data_parallel import BaguaDistributedDataParallel, engines_by_name
 from bagua.env import read_text
 from bagua.torch_api.env import get_default_bucket_size
-from bagua.torch_api.wrap_summary import log_wrap
+from bagua.torch_api.wrap_summary import configure_logging, log_wrap
 
 if TYPE_CHECKING:
     from bagua.engine.bucket import Bucket
@@ -92,9 +93,11 @@ class BaguaModule:
         module: nn.Module = self  # type: ignore[assignment]
         engine_arguments = check_arguments(optimizers, algorithm)
         group = to_bagua_process_group(process_group)
+        configure_logging()  # before anything is sent: what it refuses, one rank alone may have in its environment
         previous: BaguaDistributedDataParallel | None = module.__dict__.pop("bagua_ddp", None)
         if previous is not None:
             previous.detach()
+        _warn_of_same_name(module)
         bucket_bytes, first_bucket_bytes = _bucket_limits()
         engine = BaguaDistributedDataParallel(
             module,
@@ -155,6 +158,8 @@ def check_arguments(optimizers: Sequence[torch.optim.Optimizer], algorithm: Any)
     """
     if isinstance(optimizers, torch.optim.Optimizer):
         raise TypeError(f"optimizers is one {type(optimizers).__name__}; give a list of them: [optimizer]")
+    if not isinstance(optimizers, Iterable):
+        raise TypeError(f"optimizers is {optimizers!r}; give a list of them: [optimizer]")
     given = list(optimizers)
     for one in given:
         if not isinstance(one, torch.optim.Optimizer):
@@ -165,6 +170,18 @@ def check_arguments(optimizers: Sequence[torch.optim.Optimizer], algorithm: Any)
             " GradientAllReduceAlgorithm() or Algorithm.init('gradient_allreduce')"
         )
     return given
+
+
+def _warn_of_same_name(module: nn.Module) -> None:
+    name = module.__dict__.get("bagua_module_name")
+    other = None if name is None else engines_by_name.get(name)
+    # No error: a module that nobody uses any more may not have been collected yet.
+    if other is not None and other.is_attached and other.module is not module:
+        warnings.warn(
+            f"another wrapped module has the bagua_module_name {name!r}, too, and get_backend({name!r}) will be this"
+            " one's; give each a name of its own",
+            stacklevel=3,
+        )
 
 
 def _bucket_limits() -> tuple[int, int | None]:

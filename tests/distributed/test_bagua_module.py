@@ -69,6 +69,10 @@ def _attributes() -> str:
     named.bagua_module_name = "chosen"
     with_algorithm(named, _sgd(named))
     assert named.bagua_module_name == named.bagua_ddp.bagua_module_name == "chosen"
+    with_algorithm(named, _sgd(named))
+    twin = nn.Linear(2, 2).to(device)
+    twin.bagua_module_name = "chosen"
+    assert "bagua_module_name 'chosen', too" in message_of(UserWarning, lambda: with_algorithm(twin, _sgd(twin)))
     return str(net.bagua_module_name)
 
 

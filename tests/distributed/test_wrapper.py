@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import inspect
+import os
 from typing import Any
 
+import pytest
 import torch
 from support.ranks import run_ranks
-from support.training import NormNet, batches, begin, message_of, mlp, momentum, train
+from support.training import (
+    NormNet,
+    batches,
+    begin,
+    check_equal,
+    check_ranks_equal,
+    check_tensor_on_ranks,
+    counted_all_reduces,
+    loss_of,
+    message_of,
+    mlp,
+    momentum,
+    pair,
+    train,
+)
 from torch import nn
 
-from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithmImpl
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm, GradientAllReduceAlgorithmImpl
 from bagua.torch_api.data_parallel import DistributedDataParallel
 from bagua.torch_api.data_parallel import distributed as wrapper_module
 from bagua.torch_api.data_parallel.bagua_distributed import BaguaDistributedDataParallel
@@ -100,3 +116,168 @@ def _moved() -> None:
 
 def test_outputs_are_moved_where_asked() -> None:
     run_ranks(1, _moved)
+
+
+def _torch_defaults() -> None:
+    rank, device = begin()
+    net = NormNet().to(device)
+    model: Any = DistributedDataParallel(net, broadcast_buffers=None, bucket_cap_mb=None, optimizers=None)
+    assert model.bucket_cap_mb == 25
+    assert model.bagua_optimizers == []
+    for batch in batches(rank, 2, device):
+        model(batch[0]).sum().backward()
+        net.zero_grad()
+    model.eval()(batches(0, 1, device)[0][0])
+    check_ranks_equal(net)
+
+
+def test_none_is_the_default_as_in_torch() -> None:
+    run_ranks(2, _torch_defaults)
+
+
+def _caps() -> None:
+    _, device = begin()
+    net = nn.Linear(2, 2).to(device)
+    for cap in (float("inf"), float("nan"), 1e308, -1):
+        message = message_of(ValueError, lambda cap=cap: DistributedDataParallel(net, bucket_cap_mb=cap))  # type: ignore[misc]
+        assert f"bucket_cap_mb={cap}: must be more than 0 MiB" in message
+    cap: Any = "25"
+    assert "bucket_cap_mb='25'" in message_of(TypeError, lambda: DistributedDataParallel(net, bucket_cap_mb=cap))
+    none: Any = None
+    assert "optimizers is None" in message_of(
+        TypeError,
+        lambda: net.with_bagua(none, GradientAllReduceAlgorithm()),  # type: ignore[operator]
+    )
+
+
+def test_bucket_sizes_that_mean_nothing_are_refused() -> None:
+    run_ranks(1, _caps)
+
+
+def _late_failures() -> None:
+    rank, device = begin()
+
+    def refused(net: nn.Module, kind: type[Exception]) -> str:
+        message = message_of(kind, lambda: DistributedDataParallel(net))
+        assert "bagua_ddp" not in net.__dict__
+        assert not net._forward_hooks
+        assert not net._forward_pre_hooks
+        assert not any(parameter.is_bagua_tensor() for parameter in net.parameters())  # type: ignore[attr-defined]
+        return message
+
+    net = mlp(rank, device)
+    net.register_buffer("eye", torch.eye(3, device=device).to_sparse())
+    assert "eye cannot be broadcast" in refused(net, ValueError)
+    # On rank 0 too, which would only read it.
+    net.register_buffer("eye", torch.ones(1, 1, device=device).expand(3, 3))
+    assert "eye cannot be broadcast: it is expanded" in refused(net, ValueError)
+    # Values would be shifted into other buffers.
+    net.register_buffer("eye", torch.ones(1 + rank, device=device))
+    net.append(nn.BatchNorm1d(4).to(device))
+    message = refused(net, RuntimeError)
+    assert "At position 0 of the frozen parameters and buffers, rank 0 has 'eye' (float32 [1]" in message
+    assert "rank 1 has 'eye' (float32 [2]" in message
+    del net.eye
+    model = DistributedDataParallel(net)
+    check_ranks_equal(net)
+    loss_of(model, batches(rank, 1, device)[0]).backward()
+    check_tensor_on_ranks(net[0].weight.grad, "gradient")
+
+
+def test_a_wrap_that_fails_late_leaves_an_ordinary_module() -> None:
+    run_ranks(2, _late_failures)
+
+
+def _log_level() -> None:
+    rank, device = begin()
+    net: Any = mlp(rank, device)
+    kept = net[0].weight.clone()
+    os.environ["BAGUA_LOG_LEVEL"] = "loud"
+    for wrap in (DistributedDataParallel, lambda one: one.with_bagua([], GradientAllReduceAlgorithm())):
+        with counted_all_reduces() as calls:
+            assert "BAGUA_LOG_LEVEL=loud" in message_of(ValueError, lambda wrap=wrap: wrap(net))  # type: ignore[misc]
+        assert not calls
+        assert "bagua_ddp" not in net.__dict__
+        assert not net._forward_hooks
+        assert torch.equal(net[0].weight, kept), "nothing was broadcast"
+
+
+def test_the_log_level_is_read_before_anything_is_sent() -> None:
+    run_ranks(2, _log_level)
+
+
+def _shared(options: dict[str, Any]) -> None:
+    rank, device = begin()
+    shared = nn.Linear(10, 50)
+    first = nn.Sequential(nn.Linear(2, 10), shared, nn.Linear(50, 4)).to(device)
+    second = nn.Sequential(nn.Linear(2, 10), shared).to(device)
+    optimizer = momentum(first)
+    model: Any = DistributedDataParallel(first, optimizers=[optimizer], **options)
+    train(model, optimizer, batches(rank, 1, device))
+    for wrap in (
+        lambda: DistributedDataParallel(second, **options),
+        lambda: DistributedDataParallel(shared, **options),
+    ):
+        message = message_of(ValueError, wrap)
+        assert f"belongs to module {model.bagua_module_name!r}" in message
+        assert "Wrap one module that contains both" in message
+    # The first goes on, undisturbed.
+    train(model, optimizer, batches(rank, 2, device, seed=1))
+    check_ranks_equal(first)
+    model.inner.detach()
+    other: Any = DistributedDataParallel(second)
+    model.inner.detach()  # what is not its own any more stays
+    train(other, momentum(second), [(x, torch.zeros(4, 50, device=device)) for x, _ in batches(rank, 2, device)])
+    check_ranks_equal(second)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": False}, {"find_unused_parameters": True}])
+def test_parameters_of_two_wrapped_modules_are_refused(options: dict[str, Any]) -> None:
+    run_ranks(2, _shared, options)
+
+
+def _clipped() -> None:
+    rank, device = begin()
+    both = pair("wrapper", rank, device)
+    for batch in batches(rank, 4, device):
+        for model, optimizer in both:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:  # zero_grad, as it was
+                        parameter.grad.detach_()
+                        parameter.grad.zero_()
+            loss_of(model, batch).backward()
+            for parameter in model.parameters():
+                parameter.grad.data = parameter.grad.data.clamp(-0.01, 0.01)
+            optimizer.step()
+    check_equal(both[0][0], both[1][0])
+
+
+def test_gradients_whose_data_is_assigned_stay_those_of_torch() -> None:
+    run_ranks(2, _clipped)
+
+
+def _ignore_lists() -> None:
+    _, device = begin()
+
+    def wrapped(ignored: Any) -> Any:
+        net: Any = NormNet().to(device)
+        net._ddp_params_and_buffers_to_ignore = ignored
+        return net.with_bagua([], GradientAllReduceAlgorithm())
+
+    assert "is 'first.weight'; give a list" in message_of(TypeError, lambda: wrapped("first.weight"))
+    assert "holds 3; give names" in message_of(TypeError, lambda: wrapped([3]))
+    warning = message_of(UserWarning, lambda: wrapped(["first.wieght"]))
+    assert "NormNet has no parameter or buffer 'first.wieght'" in warning
+    assert "names near it: first.weight" in warning
+    assert wrapped({"norm.running_mean", "first.bias"}).parameters_to_ignore
+    net: Any = NormNet()
+    net.scale = nn.Parameter(torch.ones(1))
+    net.register_buffer("later", None)
+    net._bagua_params_and_buffers_to_ignore = [".scale", "later"]
+    net.to(device).with_bagua([], GradientAllReduceAlgorithm())
+    assert net.parameters_to_ignore == ["scale", "later"]
+
+
+def test_ignore_lists_that_ignore_nothing_are_noticed() -> None:
+    run_ranks(1, _ignore_lists)

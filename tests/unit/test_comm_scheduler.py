@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
 from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_op import BucketOp, FunctionOp
+from bagua.engine.comm_thread import EarlierFailureError
 from bagua.engine.comm_scheduler import CommScheduler
 
 
@@ -276,7 +277,7 @@ def test_an_error_of_an_operation_surfaces_where_it_is_waited_for_and_stays() ->
     # The peers would not understand what came after it.
     for mark in _marks(buckets):
         mark()
-    with pytest.raises(KeyError, match="of bucket 0"):
+    with pytest.raises(EarlierFailureError, match="of bucket 0"):
         scheduler.wait_pending_comm_ops()
     assert launched == []
     scheduler.close()

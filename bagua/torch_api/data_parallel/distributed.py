@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
+import numbers
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +21,13 @@ from bagua.engine.buffer_broadcast import BufferBroadcast
 from bagua.engine.data_parallel import BaguaDistributedDataParallel
 from bagua.engine.module_hooks import HookCallable, is_in_backward
 from bagua.engine.parameters import replicated_parameters
+from bagua.engine.replica_check import check_replicas
 from bagua.engine.state_broadcast import broadcast_parameters
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua.torch_api.data_parallel.uneven_inputs import UnevenInputs
 from bagua.torch_api.distributed import check_arguments
-from bagua.torch_api.wrap_summary import log_wrap
+from bagua.torch_api.wrap_summary import configure_logging, log_wrap
 
 if TYPE_CHECKING:
     from bagua.engine.bucket import Bucket
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["DistributedDataParallel", "DistributedDataParallel_V1_9_0", "to_bagua_process_group"]
 
 _MIB = 1 << 20
+_DEFAULT_CAP_MB = 25
 
 
 class DistributedDataParallel(nn.Module, Joinable):
@@ -45,19 +49,20 @@ class DistributedDataParallel(nn.Module, Joinable):
         device_ids: None, or the one CUDA device of the module; inputs are moved there.
         output_device: where outputs are moved; default: they stay.
         dim: of the batch, where inputs are split over several devices; there is one, so it says nothing.
-        broadcast_buffers: whether forward begins with a broadcast of the buffers.
+        broadcast_buffers: whether forward begins with a broadcast of the buffers; None: it does.
         process_group: Bagua's or torch's; None: the default group.
-        bucket_cap_mb: the size at which a bucket is closed, in MiB.
+        bucket_cap_mb: the size at which a bucket is closed, in MiB; None: 25.
         find_unused_parameters: parameters that a backward pass does not reach count as zeros; costs a small
             all-reduce a step.
         check_reduction: kept for old code: missing gradients are always found.
         gradient_as_bucket_view: gradients are views of their buckets, which saves copies and memory.
         optimizers: that step the parameters; their states are broadcast too. Algorithms other than gradient
-            all-reduce may need them.
+            all-reduce may need them. None: none.
         algorithm: what is communicated, and when.
 
     Raises:
-        ValueError: several devices, or devices of several types.
+        TypeError: an argument of another type.
+        ValueError: several devices, devices of several types, or a bucket_cap_mb that is not above 0.
         RuntimeError: no parameter needs a gradient, no process group is initialised, or the ranks' modules differ.
     """
 
@@ -67,13 +72,13 @@ class DistributedDataParallel(nn.Module, Joinable):
         device_ids: Sequence[int | torch.device] | None = None,
         output_device: int | torch.device | None = None,
         dim: int = 0,
-        broadcast_buffers: bool = True,
+        broadcast_buffers: bool | None = True,
         process_group: BaguaProcessGroup | dist.ProcessGroup | None = None,
-        bucket_cap_mb: float = 25,
+        bucket_cap_mb: float | None = _DEFAULT_CAP_MB,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = True,
-        optimizers: Sequence[torch.optim.Optimizer] = [],
+        optimizers: Sequence[torch.optim.Optimizer] | None = [],
         algorithm: Algorithm = GradientAllReduceAlgorithm(),  # noqa: B008 - without state
     ) -> None:
         nn.Module.__init__(self)
@@ -82,25 +87,26 @@ class DistributedDataParallel(nn.Module, Joinable):
             raise RuntimeError(
                 f"{type(module).__name__} has no parameter that requires a gradient: it needs no data parallelism"
             )
-        if bucket_cap_mb <= 0:
-            raise ValueError(f"bucket_cap_mb={bucket_cap_mb}: must be more than 0 MiB")
         self.device = _device_of(module)
         self.device_type = self.device.type
         self.device_ids = _checked_device_ids(device_ids, self.device)
         self.output_device = None if output_device is None else _as_device(output_device)
         self.dim = dim
-        self.broadcast_buffers = broadcast_buffers
-        self.bucket_cap_mb = bucket_cap_mb
+        # None is torch's own default of these two.
+        self.broadcast_buffers = True if broadcast_buffers is None else broadcast_buffers
+        self.bucket_cap_mb = _checked_cap(_DEFAULT_CAP_MB if bucket_cap_mb is None else bucket_cap_mb)
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.find_unused_parameters = find_unused_parameters
         self.is_multi_device_module = False
         self.static_graph = False
         self.module = module
         self._recipe = algorithm
-        self._start_engine(check_arguments(optimizers, algorithm), to_bagua_process_group(process_group))
+        given = check_arguments([] if optimizers is None else optimizers, algorithm)
+        self._start_engine(given, to_bagua_process_group(process_group))
 
     def _start_engine(self, optimizers: list[torch.optim.Optimizer], group: BaguaProcessGroup) -> None:
         self.process_group = group
+        configure_logging()  # before anything is sent: what it refuses, one rank alone may have in its environment
         # Buffers are up to date: they are broadcast here.
         self._buffers_differ = False
         previous: BaguaDistributedDataParallel | None = self.module.__dict__.pop("bagua_ddp", None)
@@ -116,13 +122,22 @@ class DistributedDataParallel(nn.Module, Joinable):
             bucket_bytes=max(1, int(self.bucket_cap_mb * _MIB)),
             first_bucket_bytes=min(FIRST_BUCKET_BYTES, max(1, int(self.bucket_cap_mb * _MIB))),
         )
+        try:
+            self._buffer_broadcast = BufferBroadcast(self.module, self.inner.parameters_to_ignore, group)
+            self._broadcast_what_is_not_trained()
+            self._uneven = UnevenInputs(self)
+            self._before_forward = HookCallable(self._begin_forward)
+            log_wrap(self.inner)
+        except BaseException:
+            self.inner.detach()  # so that the module can be wrapped by something that works
+            raise
         self.module.__dict__["bagua_ddp"] = self.inner
+
+    def _broadcast_what_is_not_trained(self) -> None:
         frozen = [one for one in self.replicated_parameters() if not one[1].requires_grad]
-        self._buffer_broadcast = BufferBroadcast(self.module, self.inner.parameters_to_ignore, group)
-        broadcast_parameters([*frozen, *self._buffer_broadcast.named_buffers()], self.inner.communicator)
-        self._uneven = UnevenInputs(self)
-        self._before_forward = HookCallable(self._begin_forward)
-        log_wrap(self.inner)
+        others = [*frozen, *self._buffer_broadcast.named_buffers()]
+        check_replicas(others, self.inner.communicator, "frozen parameters and buffers")
+        broadcast_parameters(others, self.inner.communicator)
 
     # --- forward -----------------------------------------------------------------------------------------------------
 
@@ -306,6 +321,18 @@ class DistributedDataParallel(nn.Module, Joinable):
 
 # The name that Lightning's strategy imports.
 DistributedDataParallel_V1_9_0 = DistributedDataParallel
+
+
+def _checked_cap(megabytes: Any) -> float:
+    if not isinstance(megabytes, numbers.Real):
+        raise TypeError(f"bucket_cap_mb={megabytes!r}: must be a number of MiB, or None for {_DEFAULT_CAP_MB}")
+    cap = float(megabytes)
+    if not (cap > 0 and math.isfinite(cap * _MIB)):
+        raise ValueError(
+            f"bucket_cap_mb={megabytes}: must be more than 0 MiB, and finite; for buckets without a limit give the size"
+            " of the model"
+        )
+    return cap
 
 
 def _device_of(module: nn.Module) -> torch.device:
