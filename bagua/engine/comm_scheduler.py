@@ -124,12 +124,17 @@ class CommScheduler:
             for one in started:
                 one.wait()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was marked or launched since the last `end_step`."""
+        return any(state.launched_in_step or state.is_marked for state in self._states)
+
     def end_step(self) -> list[str]:
         """Names of the tensors that were not communicated while others were, since the last call. A complete step, or
         none at all, gives an empty list."""
         with self.lock:
             names: list[str] = []
-            if any(state.launched_in_step or state.is_marked for state in self._states):
+            if self.has_begun:
                 for state in self._states:
                     if state.is_marked or not state.launched_in_step:
                         names.extend(state.unmarked_names())

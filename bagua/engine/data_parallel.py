@@ -27,7 +27,7 @@ from torch.autograd import Variable
 from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES, FIRST_BUCKET_BYTES, plan_buckets
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.failure_report import failures_named
-from bagua.engine.gradient_hooks import algorithm_hook, marking_hook
+from bagua.engine.gradient_hooks import EndOfPass, algorithm_hook, marking_hook, refusing_hook
 from bagua.engine.module_hooks import ModuleHooks, is_in_backward
 from bagua.engine.parameters import TrainableWatch, ignored_names, trainable_parameters
 from bagua.engine.replica_check import check_replicas
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 # Names that an error message lists.
 _MOST_NAMES = 10
+
+# In the first backward pass and then in each one of so many, parameters are looked for that the module did not have
+# when it was wrapped. That goes through the module's tree, which takes as long as some ten hooks.
+_PASSES_BETWEEN_LOOKS = 100
 
 _module_counts: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
@@ -104,7 +108,13 @@ class BaguaDistributedDataParallel:
         self._scheduler: CommScheduler | None = None
         self._hooks = ModuleHooks()
         self._parameters: list[tuple[str, nn.Parameter]] = []
-        self._trainable = TrainableWatch(module)
+        self._trainable = TrainableWatch(module, self.parameters_to_ignore)
+        # All parameters are frozen at the moment, as a discriminator's are in the generator's step.
+        self._is_idle = False
+        # The algorithm asked for a new beginning meanwhile.
+        self._owes_reset = False
+        # Why there was no new beginning.
+        self._failure: str | None = None
         # What algorithms seed from parameters is alike on all ranks: they were broadcast just now. Not so in a mere
         # `rebuild_buckets`.
         self.replicas_are_equal = False
@@ -113,6 +123,11 @@ class BaguaDistributedDataParallel:
         self._used_anywhere: set[str] | None = None
         # A backward pass has begun, and its end is not handled yet.
         self.pass_is_open = False
+        # The last one ended with an exception, and nobody was told yet that its communication is incomplete.
+        self._was_interrupted = False
+        self._passes = 0
+        # The algorithm communicates what the backward pass makes, as it makes it.
+        self._sends_in_pass = False
         # What the gradient hooks of parameters call that only need to be marked, by the hook's slot.
         self.marks: list[Callable[[], None]] = []
         try:
@@ -132,7 +147,13 @@ class BaguaDistributedDataParallel:
 
     @property
     def is_attached(self) -> bool:
-        """False after `detach`."""
+        """False after `detach`.
+
+        Raises:
+            RuntimeError: the engine is detached because it could not be initialised again.
+        """
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
         return self._scheduler is not None
 
     @property
@@ -235,13 +256,13 @@ class BaguaDistributedDataParallel:
     @torch.inference_mode(False)  # what is made here is used in later passes
     def _initialize(self) -> None:
         """All ranks start alike. At the beginning, when the algorithm asks for it, and when parameters were frozen or
-        unfrozen."""
+        unfrozen (not all of them: `_is_idle`)."""
         self._hooks.remove()
         if self._scheduler is not None:
             # What an algorithm has under way works on the tensors that are about to be overwritten.
             self.bagua_algorithm.finish(self)
         before = self._parameters
-        self._trainable = TrainableWatch(self.module)
+        self._trainable = TrainableWatch(self.module, self.parameters_to_ignore)
         self._parameters = trainable_parameters(self.module, self.parameters_to_ignore)
         listed = {id(parameter) for _, parameter in self._parameters}
         gone = [parameter for _, parameter in before if id(parameter) not in listed]
@@ -263,6 +284,26 @@ class BaguaDistributedDataParallel:
             self.replicas_are_equal = False
         self._install_hooks()
 
+    def _initialize_again(self) -> None:
+        """After an error the module is not synchronised any more, so that training it is refused."""
+        try:
+            self._initialize()
+        except BaseException as error:
+            with contextlib.suppress(Exception):  # of the same cause
+                self.detach()
+            self._failure = (
+                f"{self.bagua_module_name} is not synchronised any more: it could not be initialised again when"
+                " parameters were frozen or unfrozen, or its algorithm asked for it; wrap it again, on all ranks. The"
+                f" cause was {type(error).__name__}: {error}"
+            )
+            self._hooks.before_forward(self.module, self._refuse_after_failure)
+            self._hooks.around_step(self.bagua_optimizers, self._refuse_after_failure, _nothing)
+            raise
+
+    def _refuse_after_failure(self, _: object) -> None:
+        if torch.is_grad_enabled():
+            raise RuntimeError(self._failure)
+
     def _release_buckets(self) -> None:
         if self._scheduler is None:
             return
@@ -280,7 +321,8 @@ class BaguaDistributedDataParallel:
         after_step = self.bagua_algorithm.init_post_optimizer_step_hook(self)
         self._hooks.before_forward(self.module, self._before_forward)
         self._hooks.after_forward(self.module, self._after_forward)
-        plain = hook == self.mark_ready and not self.find_unused_parameters
+        self._sends_in_pass = hook == self.mark_ready
+        plain = self._sends_in_pass and not self.find_unused_parameters
         self._backward_hook = hook
         self.marks = []
         for name, parameter in self._parameters:
@@ -290,6 +332,8 @@ class BaguaDistributedDataParallel:
                 self.marks.append(record.mark_ready)
             else:
                 self._hooks.after_gradient(parameter, algorithm_hook(self, name))
+        for name, parameter in self._trainable.frozen():
+            self._hooks.after_late_gradient(parameter, refusing_hook(self, name))
 
         def before(optimizer: torch.optim.Optimizer) -> None:
             self._refuse_incomplete("before optimizer.step()")
@@ -303,17 +347,24 @@ class BaguaDistributedDataParallel:
         if is_in_backward():
             return
         needs_reset = self.bagua_algorithm.need_reset()
-        if not self.module.training:
-            return
         if torch.is_grad_enabled():
             self._refuse_incomplete("before the next forward pass")
+        is_changed = self._trainable.has_changed()
+        # Buckets and hooks are left as they are: if the same parameters are unfrozen, all goes on as before.
+        self._is_idle = is_changed and self._trainable.all_frozen()
+        if not self.module.training:
+            return
         self.bagua_train_step_counter += 1
-        if needs_reset or self._trainable.has_changed():
-            self._initialize()
+        if self._is_idle:
+            self._owes_reset |= needs_reset
+            return
+        if is_changed or needs_reset or self._owes_reset:
+            self._owes_reset = False
+            self._initialize_again()
         self.bagua_algorithm.init_forward_pre_hook(self)(arguments)
 
     def _after_forward(self, outputs: list[Tensor]) -> None:
-        if self.require_backward_grad_sync:
+        if self.require_backward_grad_sync and not self._is_idle:
             for output in outputs:
                 if not output.is_leaf:  # a parameter would collect a hook in every step
                     output.register_hook(self._on_backward_start)  # type: ignore[no-untyped-call]
@@ -325,10 +376,34 @@ class BaguaDistributedDataParallel:
             self.open_pass()
 
     def open_pass(self) -> None:
-        """A backward pass has begun; called on autograd's thread."""
+        """A backward pass has begun; called on autograd's thread.
+
+        Raises:
+            RuntimeError: the pass before ended with an exception, when a part of its gradients was communicated.
+        """
+        if self._was_interrupted:
+            self._refuse_incomplete("at the beginning of a backward pass")
         self.pass_is_open = True
         self._used.clear()
-        Variable._execution_engine.queue_callback(self._post_backward)
+        self._passes += 1
+        Variable._execution_engine.queue_callback(EndOfPass(self, self._passes))
+
+    def end_pass(self) -> None:
+        """The backward pass is over; called by autograd.
+
+        Raises:
+            RuntimeError: the module has got parameters that are not synchronised.
+        """
+        # Asked first, for what follows marks as well.
+        nothing_came = not self._used and not (self.marks and self.scheduler.has_begun)
+        self._post_backward()
+        if nothing_came or self._passes % _PASSES_BETWEEN_LOOKS == 1:
+            self._refuse_strangers()
+
+    def note_interruption(self, number: int) -> None:
+        """The backward pass of this number has ended with an exception."""
+        if self.pass_is_open and number == self._passes:
+            self.pass_is_open, self._was_interrupted = False, True
 
     def on_gradient(self, name: str, parameter: Tensor) -> None:
         """The gradient of a parameter is complete: the algorithm's turn."""
@@ -370,13 +445,24 @@ class BaguaDistributedDataParallel:
                 parameter.grad = None
 
     def _refuse_incomplete(self, when: str) -> None:
-        interrupted, self.pass_is_open = self.pass_is_open, False
+        interrupted = self.pass_is_open or self._was_interrupted
+        self.pass_is_open = self._was_interrupted = False
+        # Even if all was sent: nobody has waited for it, and the end of the pass is missing.
+        is_unfinished = interrupted and self._sends_in_pass and self.scheduler.has_begun
         if interrupted:
             self.scheduler.wait_pending_comm_ops()
         names = self.scheduler.end_step()
-        if not names:
+        if not names and not is_unfinished:
             return
         self.scheduler.reset()
+        if not names:
+            what = "the communication of the last backward pass was not waited for"
+        else:
+            what = (
+                f"{len(names)} of {len(self._parameters)} parameters got no gradient in the last backward pass, so that"
+                f" their buckets were not communicated: {_listed(names)}"
+            )
+        frozen = [name for name, parameter in self._parameters if name in names and not parameter.requires_grad]
         if interrupted:
             remedy = (
                 "It ended with an exception. If that was so on every rank, training can go on with another forward"
@@ -384,17 +470,36 @@ class BaguaDistributedDataParallel:
             )
         elif self._trainable.is_outdated():
             remedy = "The module has other parameters now than when it was wrapped: wrap it again"
+        elif frozen:
+            remedy = (
+                f"{_listed(frozen)}: frozen since the module was wrapped, or last called in training mode, and that is"
+                " taken up by the next such call, not in eval() mode, nor by calling another method of the module. Wrap"
+                " it again, or call it once in train() mode (under torch.no_grad(), if need be), on all ranks"
+            )
         else:
             remedy = (
                 "If the loss does not depend on them in every step, use find_unused_parameters=True; if it never does,"
                 " freeze them (requires_grad_(False))"
             )
-        more = f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else ""
-        shown = ", ".join(names[:_MOST_NAMES]) + more
-        raise RuntimeError(
-            f"{when}: {len(names)} of {len(self._parameters)} parameters got no gradient in the last backward pass, so"
-            f" that their buckets were not communicated: {shown}. {remedy}"
-        )
+        raise RuntimeError(f"{when}: {what}. {remedy}")
+
+    def _refuse_strangers(self) -> None:
+        names = self._trainable.strangers()
+        if names:
+            raise RuntimeError(
+                f"{len(names)} parameters are not synchronised, since the module did not have them when it was wrapped:"
+                f" {_listed(names)}. Wrap it again, on all ranks, after layers or parameters were added or replaced (as"
+                " load_state_dict(..., assign=True) does)"
+            )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
+
+
+def _nothing(_: object) -> None:
+    return None
 
 
 def _check_state(owner: str, expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:

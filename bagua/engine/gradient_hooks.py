@@ -1,4 +1,5 @@
-"""What runs when autograd has made a parameter's gradient: on autograd's thread, once per parameter and pass.
+"""What runs when autograd has made a parameter's gradient: on autograd's thread, once per parameter and pass. And what
+runs when the pass ends.
 
 The hooks refer to the engine weakly. A tensor's hooks are held by C++ where Python's collector does not look: through a
 strong reference the engine, and with it the module that it trains, would never be freed.
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+from bagua.engine.tensor import record_of
 
 if TYPE_CHECKING:
     from bagua.engine.data_parallel import BaguaDistributedDataParallel
@@ -42,3 +45,41 @@ def algorithm_hook(engine: BaguaDistributedDataParallel, name: str) -> Callable[
             engine.on_gradient(name, parameter)
 
     return hook
+
+
+def refusing_hook(engine: BaguaDistributedDataParallel, name: str) -> Callable[[Tensor], None]:
+    """Of a parameter that was frozen when buckets were made. If it gets a gradient, it was unfrozen where nobody looks:
+    that would differ by rank."""
+    reference = weakref.ref(engine)
+
+    def hook(parameter: Tensor) -> None:
+        engine = reference()
+        if engine is None or not engine.require_backward_grad_sync:
+            return
+        if record_of(parameter) is None:  # otherwise another module's engine synchronises it
+            raise RuntimeError(
+                f"{name!r} got a gradient, but is not synchronised: it was frozen when {engine.bagua_module_name} was"
+                " wrapped, or last called in training mode, and that it is unfrozen is taken up by the next such call,"
+                " not in eval() mode, nor by calling another method of the module. Wrap it again, or call it once in"
+                " train() mode (under torch.no_grad(), if need be), on all ranks; if each rank is to train this"
+                " parameter by itself, put the name into the module's _bagua_params_and_buffers_to_ignore"
+            )
+
+    return hook
+
+
+class EndOfPass:
+    """Autograd's callback at the end of a backward pass. If that ends with an exception, autograd drops it uncalled."""
+
+    def __init__(self, engine: BaguaDistributedDataParallel, number: int) -> None:
+        self._engine: BaguaDistributedDataParallel | None = engine
+        self._number = number
+
+    def __call__(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.end_pass()
+
+    def __del__(self) -> None:
+        if self._engine is not None:
+            self._engine.note_interruption(self._number)

@@ -6,6 +6,7 @@ for they would work on the buckets of the original. Their first call removes the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable
@@ -86,6 +87,16 @@ class ModuleHooks:
     def after_gradient(self, parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
         """`hook(parameter)` each time its gradient has been accumulated, on autograd's thread."""
         self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+
+    def after_late_gradient(self, parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
+        """As `after_gradient`, for a parameter that is frozen: it gets gradients when it is unfrozen."""
+        # Some cannot be: integers, those made in inference mode, lazy ones.
+        with contextlib.suppress(RuntimeError, ValueError):
+            parameter.requires_grad = True  # torch takes no hooks of others
+            try:
+                self.after_gradient(parameter, hook)
+            finally:
+                parameter.requires_grad = False
 
     def around_step(
         self,

@@ -89,20 +89,37 @@ def _refuse_sparse(module: nn.Module, listed: set[int]) -> None:
 
 
 class TrainableWatch:
-    """Notices that a parameter was frozen or unfrozen. It remembers the module's parameters: finding them takes longer
-    than looking at all of them."""
+    """Notices that one of `replicated_parameters` was frozen, unfrozen or replaced. It remembers them: finding them
+    takes longer than looking at all of them."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, ignored: list[str]) -> None:
         self._module = module
-        self._parameters = list(module.parameters())
+        self._ignored = ignored
+        self._named = replicated_parameters(module, ignored)
+        self._parameters = [parameter for _, parameter in self._named]
         self._flags = self._read()
 
     def has_changed(self) -> bool:
         return self._read() != self._flags
 
+    def all_frozen(self) -> bool:
+        """Whether none needs a gradient now."""
+        return not any(self._read())
+
+    def frozen(self) -> list[tuple[str, nn.Parameter]]:
+        """(name, parameter) of those that needed no gradient in the beginning."""
+        return [one for one, is_trained in zip(self._named, self._flags, strict=True) if not is_trained]
+
     def is_outdated(self) -> bool:
         """Whether parameters were added, removed or replaced since."""
-        return [id(parameter) for parameter in self._module.parameters()] != [id(one) for one in self._parameters]
+        now = {id(parameter) for _, parameter in replicated_parameters(self._module, self._ignored)}
+        return now != {id(parameter) for parameter in self._parameters}
+
+    def strangers(self) -> list[str]:
+        """Names of parameters that need a gradient and were not there in the beginning."""
+        known = {id(parameter) for parameter in self._parameters}
+        now = replicated_parameters(self._module, self._ignored)
+        return [name for name, parameter in now if parameter.requires_grad and id(parameter) not in known]
 
     def _read(self) -> list[bool]:
         return [parameter.requires_grad for parameter in self._parameters]
