@@ -91,7 +91,6 @@ def _unfrozen(how: str) -> str:
         (net.loss(x) * 0).backward()  # sends nothing, and so promises nothing
     message = message_of(RuntimeError, step)
     # The remedy that it names:
-    net.bagua_ddp.pass_is_open = False
     model.train()
     with torch.no_grad():
         model(x)

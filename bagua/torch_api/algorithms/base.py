@@ -65,7 +65,8 @@ class AlgorithmImpl:
         """Append the operations that communicate `bucket`."""
 
     def init_forward_pre_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[Any], None]:
-        """A function of the positional arguments, called before each forward pass in training."""
+        """A function of the positional arguments, called before each forward pass in training, unless all parameters
+        are frozen."""
         return _nothing
 
     def init_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[str, Tensor], None]:
