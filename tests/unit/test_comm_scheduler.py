@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
 from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_op import BucketOp, FunctionOp
-from bagua.engine.comm_thread import EarlierFailureError
 from bagua.engine.comm_scheduler import CommScheduler
+from bagua.engine.comm_thread import EarlierFailureError
 
 
 class _TorchGroup:
