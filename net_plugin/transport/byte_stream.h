@@ -18,6 +18,13 @@ struct Delivery {
   std::int64_t busy_us = 0;  // while something was on its way or waited to go out
 };
 
+// What came back to what was written last. A peer that is alive but does not read answers, too.
+struct Silence {
+  std::int64_t ms = 0;    // since the other end acknowledged anything
+  int transmissions = 0;  // since then: repeated data, or probes of a closed window; 0: nothing is to be answered
+  std::uint32_t packet_bytes = 0;  // the largest that goes out
+};
+
 class ByteStream {
  public:
   virtual ~ByteStream() = default;
@@ -34,6 +41,7 @@ class ByteStream {
 
   // False: this stream cannot tell.
   virtual bool delivery(Delivery*) const { return false; }
+  virtual bool silence(Silence*) const { return false; }
 
   // What the poller watches.
   virtual int fd() const = 0;

@@ -44,6 +44,9 @@ class DataStream {
   // driver.
   void set_peer_ended() { peer_ended_ = true; }
 
+  // Any thread.
+  bool silence(Silence* silence) const { return bytes_->silence(silence); }
+
   int fd() const { return bytes_->fd(); }
   int index() const { return index_; }
   void shutdown() { bytes_->shutdown(); }

@@ -17,6 +17,11 @@ constexpr std::int64_t kAskAgainNs = 10'000'000'000;
 constexpr std::size_t kAsleepMultiple = 4;
 constexpr std::size_t kAwakeShare = 4;
 
+constexpr int kLookAtSilenceMs = 1000;
+constexpr int kForgetSilenceMs = 5000;
+// One may be lost, and the answer to the next be on its way.
+constexpr int kUnansweredTransmissions = 3;
+
 }  // namespace
 
 SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
@@ -159,6 +164,41 @@ void SendComm::follow_target(std::size_t target, std::int64_t now_ns) {
 bool SendComm::has_own_work(const Request& request) const { return !request.striped_; }
 
 std::size_t SendComm::message_bytes(const Request& request) const { return request.capacity_; }
+
+// [Note: hosts that vanish] The kernel sends keepalive probes only while nothing waits to be acknowledged or sent, so
+// they tell a receiver that its peer's host is gone, and not a sender: that repeats its data for a quarter of an hour.
+// TCP_USER_TIMEOUT would end that, and also every connection to a rank that lives and does not read for a while, as in
+// a long checkpoint. So the sender looks itself: that rank's kernel answers probes of its closed window, a host that is
+// gone or behind a network that drops our packets answers nothing.
+Status SendComm::check_progress_possible() {
+  if (policy_.most_silence_s == 0) return Status::ok();
+  const std::int64_t now_ms = coarse_monotonic_ms();
+  if (now_ms < look_at_silence_ms_) return Status::ok();
+  // What was seen before a pause, in which nothing was sent, says nothing about what is sent now.
+  if (now_ms - look_at_silence_ms_ > kForgetSilenceMs) answered_ms_.clear();
+  answered_ms_.resize(send_streams_.size(), now_ms);
+  look_at_silence_ms_ = now_ms + kLookAtSilenceMs;
+  for (std::size_t index = 0; index < send_streams_.size(); ++index) {
+    Silence silence;
+    if (!send_streams_[index]->silence(&silence) || silence.transmissions == 0) {
+      answered_ms_[index] = now_ms;
+      continue;
+    }
+    // The last answer may be old because the stream had nothing to send.
+    const std::int64_t silent_ms = std::min(silence.ms, now_ms - answered_ms_[index]);
+    if (silence.transmissions < kUnansweredTransmissions || silent_ms < std::int64_t{policy_.most_silence_s} * 1000) {
+      continue;
+    }
+    fail(Status::remote_error("that host has not answered for " + std::to_string(silent_ms / 1000) +
+                              " s, though data was sent again " + std::to_string(silence.transmissions) +
+                              " times: it or the network is down, or the network drops packets of " +
+                              std::to_string(silence.packet_bytes) +
+                              " bytes (compare the MTU of hosts and switches). BAGUA_NET_KEEPALIVE_S=" +
+                              std::to_string(policy_.most_silence_s) + " sets how long to wait"));
+    return give_up();
+  }
+  return Status::ok();
+}
 
 void SendComm::on_finished(const Request& request) {
   if (policy_.growth == nullptr || !is_large(request.capacity_)) return;

@@ -20,6 +20,7 @@ struct SendPolicy {
   std::size_t max_chunk_bytes = 524288;
   bool measures_rates = false;  // the streams may differ in speed: there is a network between the ends
   bool refers = false;          // workers send large chunks by reference, and the peer acknowledges them
+  int most_silence_s = 0;       // after which a host that does not answer is an error; 0: never
 
   StreamGrowth* growth = nullptr;  // of the interface, outlives the comm; nullptr: the number of streams is fixed
   // Asks for so many more streams, which come in as arrivals, or never if the peer refuses.
@@ -48,6 +49,7 @@ class SendComm final : public Comm {
   bool has_own_work(const Request& request) const override;
   std::size_t message_bytes(const Request& request) const override;
   void on_finished(const Request& request) override;
+  Status check_progress_possible() override;
   bool should_stripe(std::size_t bytes) const;
   // The calling thread moves a message of this size, and would rather not have to move the next.
   bool wants_workers(std::size_t bytes) const;
@@ -75,6 +77,8 @@ class SendComm final : public Comm {
   std::size_t large_under_way_ = 0;
   std::size_t asked_for_ = 0;      // streams in all, those that are here included
   std::int64_t ask_again_ns_ = 0;  // when to give up on those that did not come
+  std::int64_t look_at_silence_ms_ = 0;
+  std::vector<std::int64_t> answered_ms_;  // by stream: when all that it sent was answered, as far as was looked
 };
 
 }  // namespace bagua_net

@@ -131,6 +131,7 @@ Status TransportContext::connect(int device, std::uint8_t* handle, SendComm** co
   comms_.emplace(*comm, std::move(created));
   return Status::ok();
 }
+  policy.most_silence_s = config_.keepalive_s;
 
 SendPolicy TransportContext::send_policy(int device, const EstablishedConnection& connection) {
   SendPolicy policy;

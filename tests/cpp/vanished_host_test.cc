@@ -1,0 +1,213 @@
+// A peer whose host vanishes while a rank sends to it, and one that lives and does not read. The packets of a real
+// connection on the loopback interface are dropped by a filter at its other end, as if that host was gone.
+#include <linux/filter.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "support/check.h"
+#include "support/comm_parts.h"
+#include "support/tcp_pair.h"
+#include "transport/transport_context.h"
+#include "wire/connect_handle.h"
+#include "wire/frame_header.h"
+#include "wire/handshake_message.h"
+
+namespace bagua_net {
+namespace {
+
+constexpr int kKeepaliveS = 2;
+constexpr std::size_t kMessageBytes = 32u << 20;  // more than both ends' buffers hold
+
+void drop_packets(const OwnedFd& socket, std::uint32_t larger_than) {
+  sock_filter program[] = {{BPF_LD | BPF_W | BPF_LEN, 0, 0, 0},
+                           {BPF_JMP | BPF_JGT | BPF_K, 0, 1, larger_than},
+                           {BPF_RET | BPF_K, 0, 0, 0},
+                           {BPF_RET | BPF_K, 0, 0, 0xffffffff}};
+  const sock_fprog filter{4, program};
+  CHECK_EQ(::setsockopt(socket.get(), SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter), 0);
+}
+void vanish(const OwnedFd& socket) { drop_packets(socket, 0); }
+
+// A sending process, and as its peer the sockets of the test: one for each stream, of which the last takes large
+// messages.
+struct Sending {
+  std::unique_ptr<TransportContext> context;
+  std::vector<OwnedFd> peers;
+  SendComm* comm = nullptr;
+  std::vector<std::uint8_t> message = make_message(0, kMessageBytes);
+  Request* request = nullptr;
+
+  explicit Sending(int workers, int keepalive_s = kKeepaliveS) {
+    PluginConfig config;
+    config.workers = workers;
+    config.streams = workers == 0 ? 1 : 2;
+    config.keepalive_s = keepalive_s;
+    config.zero_copy = false;
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    Device device;
+    device.name = device.interface.name = "lo";
+    device.interface.address = SocketAddress(reinterpret_cast<const sockaddr*>(&address), sizeof address);
+    SocketAddress listener = device.interface.address;
+    OwnedFd listening;
+    CHECK_OK(tcp_listen(&listener, &listening));
+    ConnectHandle handle;
+    handle.max_streams = 2;
+    handle.port = listener.port();
+    std::memcpy(handle.address.data(), &address.sin_addr, sizeof address.sin_addr);
+    std::array<std::uint8_t, kHandleBytes> bytes{};
+    encode_connect_handle(handle, bytes.data());
+    CHECK_OK(TransportContext::create(config, {device}, &context));
+    const Deadline deadline;
+    while (comm == nullptr) {
+      deadline.check("the connection");
+      CHECK_OK(context->connect(0, bytes.data(), &comm));
+      OwnedFd peer;
+      SocketAddress from;
+      CHECK_OK(tcp_accept(listening.get(), &peer, &from));
+      if (peer.is_open()) answer(std::move(peer), *config.streams);
+    }
+  }
+  ~Sending() {
+    peers.clear();
+    context.reset();
+  }
+  Sending(const Sending&) = delete;
+  Sending& operator=(const Sending&) = delete;
+
+  void answer(OwnedFd peer, int streams) {
+    pollfd readable{peer.get(), POLLIN, 0};
+    CHECK_EQ(::poll(&readable, 1, 10000), 1);
+    std::array<std::uint8_t, kHelloBytes> bytes;
+    CHECK_EQ(::recv(peer.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+    Hello hello;
+    decode_hello(bytes.data(), &hello);
+    Reply reply;
+    reply.streams = static_cast<std::uint16_t>(streams);
+    reply.max_chunk_bytes = hello.max_chunk_bytes;
+    std::array<std::uint8_t, kReplyBytes> answer;
+    encode_reply(reply, answer.data());
+    CHECK_EQ(::send(peer.get(), answer.data(), answer.size(), MSG_NOSIGNAL), static_cast<ssize_t>(answer.size()));
+    peers.push_back(std::move(peer));
+  }
+
+  void send() {
+    CHECK_OK(TransportContext::isend(comm, message.data(), message.size(), nullptr, &request));
+    CHECK(request != nullptr);
+  }
+  // Until it is done or fails, or for so long.
+  Status test_for(std::int64_t ms, bool* done) {
+    const std::int64_t end_ms = monotonic_ms() + ms;
+    *done = false;
+    while (monotonic_ms() < end_ms && !*done) {
+      std::size_t bytes = 0;
+      BAGUA_NET_RETURN_IF_ERROR(request->test(done, &bytes));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return Status::ok();
+  }
+  void check_not_done(std::int64_t ms) {
+    bool done = false;
+    CHECK_OK(test_for(ms, &done));
+    CHECK(!done);
+  }
+  std::string error(std::int64_t most_ms) {
+    bool done = false;
+    const Status status = test_for(most_ms, &done);
+    CHECK(!status.is_ok());
+    CHECK(status.code() == StatusCode::kRemoteError);
+    return status.message();
+  }
+};
+
+bool names(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+void notices_a_host_that_vanishes(int workers) {
+  Sending sending(workers);
+  for (const OwnedFd& peer : sending.peers) vanish(peer);
+  const std::int64_t begin_ms = monotonic_ms();
+  sending.send();
+  const std::string error = sending.error(30000);
+  CHECK(monotonic_ms() - begin_ms >= 1000 * kKeepaliveS);
+  CHECK(monotonic_ms() - begin_ms < 10000);
+  CHECK(names(error, "127.0.0.1"));
+  CHECK(names(error, "BAGUA_NET_KEEPALIVE_S=2"));
+}
+
+void waits_for_a_peer_that_does_not_read(int workers) {
+  Sending sending(workers);
+  sending.send();
+  sending.check_not_done(4000 * kKeepaliveS);
+  // All of it is still to be had.
+  std::thread reader([&] {
+    std::vector<std::uint8_t> bytes(1 << 20);
+    std::size_t left = kMessageBytes;
+    pollfd readable{sending.peers.back().get(), POLLIN, 0};
+    while (left > 0 && ::poll(&readable, 1, 10000) == 1) {
+      const ssize_t got = ::recv(readable.fd, bytes.data(), bytes.size(), MSG_DONTWAIT);
+      if (got <= 0) return;
+      left -= std::min(left, static_cast<std::size_t>(got));
+    }
+  });
+  bool done = false;
+  const Status status = sending.test_for(20000, &done);
+  reader.join();
+  CHECK_OK(status);
+  CHECK(done);
+}
+
+}  // namespace
+
+TEST_CASE(a_host_that_vanishes_is_noticed) { notices_a_host_that_vanishes(0); }
+
+TEST_CASE(a_host_that_vanishes_is_noticed_while_a_worker_sends) { notices_a_host_that_vanishes(1); }
+
+TEST_CASE(a_host_that_vanishes_while_it_does_not_read_is_noticed) {
+  Sending sending(0);
+  sending.send();
+  sending.check_not_done(1000);
+  vanish(sending.peers[0]);
+  CHECK(names(sending.error(30000), "BAGUA_NET_KEEPALIVE_S=2"));
+}
+
+// Its last answer is old then, and says nothing.
+TEST_CASE(a_host_that_vanishes_after_a_pause_has_its_time) {
+  Sending sending(0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1000 * kKeepaliveS));
+  vanish(sending.peers[0]);
+  sending.send();
+  sending.check_not_done(1000 * kKeepaliveS);
+  CHECK(names(sending.error(30000), "BAGUA_NET_KEEPALIVE_S=2"));
+}
+
+// Jumbo frames that a switch does not pass: the handshake and the kernel's own probes are small.
+TEST_CASE(a_network_that_drops_large_packets_is_noticed) {
+  Sending sending(0);
+  drop_packets(sending.peers[0], 1500);
+  sending.send();
+  CHECK(names(sending.error(30000), "the network drops packets of"));
+}
+
+TEST_CASE(a_peer_that_does_not_read_is_waited_for) { waits_for_a_peer_that_does_not_read(0); }
+
+TEST_CASE(a_peer_that_does_not_read_is_waited_for_while_a_worker_sends) { waits_for_a_peer_that_does_not_read(1); }
+
+TEST_CASE(without_keepalive_nothing_is_noticed) {
+  Sending sending(0, 0);
+  vanish(sending.peers[0]);
+  sending.send();
+  sending.check_not_done(4000);
+}
+
+}  // namespace bagua_net
+
+CHECK_MAIN
