@@ -25,7 +25,8 @@ Status ReceiveTable::find(const FrameHeader& header, int stream_index, Request**
     return Status::remote_error("chunk for message " + std::to_string(header.message_number) +
                                 ", which is already complete: the peer broke the protocol");
   }
-  if (!found->size_known_) {
+  const bool is_first = !found->size_known_;
+  if (is_first) {
     if (header.message_bytes > found->capacity_) {
       return Status::invalid_usage("message " + std::to_string(header.message_number) + " of " +
                                    std::to_string(header.message_bytes) + " bytes is larger than its receive of " +
@@ -35,11 +36,14 @@ Status ReceiveTable::find(const FrameHeader& header, int stream_index, Request**
     found->size_known_ = true;
     found->message_bytes_ = header.message_bytes;
   }
-  const std::size_t moved = found->moved_.load(std::memory_order_relaxed);
-  if (header.message_bytes != found->message_bytes_ || header.payload_bytes > found->message_bytes_ - moved) {
+  // A chunk counts from its header on. Otherwise a peer whose chunks overlap could complete a message while another
+  // stream still writes into its memory, which then is no longer ours. A message without bytes is one chunk.
+  if (header.message_bytes != found->message_bytes_ || header.payload_bytes > found->message_bytes_ - found->claimed_ ||
+      (found->message_bytes_ == 0 && !is_first)) {
     return Status::remote_error("chunks of message " + std::to_string(header.message_number) +
                                 " do not fit together: the peer broke the protocol");
   }
+  found->claimed_ += header.payload_bytes;
   *request = found;
   return Status::ok();
 }

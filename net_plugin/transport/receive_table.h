@@ -26,8 +26,8 @@ class ReceiveTable {
   std::uint64_t post(Request* request, Comm* comm, std::uint64_t number, void* data, std::size_t capacity,
                      MemoryRegistration* registration);
 
-  // *request == nullptr: not posted yet, and the stream counts as parked. Every number in `header` comes from the
-  // peer: an error when it fits no receive.
+  // *request == nullptr: not posted yet, and the stream counts as parked; else the chunk has begun: once for each.
+  // Every number in `header` comes from the peer: an error when it fits no receive.
   Status find(const FrameHeader& header, int stream_index, Request** request);
 
  private:

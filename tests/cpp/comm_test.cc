@@ -301,6 +301,34 @@ TEST_CASE(chunk_of_a_finished_message_is_refused) {
   CHECK(test_until_error(second).message().find("already complete") != std::string::npos);
 }
 
+// Otherwise the first chunk would go on into memory that is no longer the receive's.
+TEST_CASE(a_message_is_not_done_while_a_chunk_of_it_is_under_way) {
+  Connection connection(2, kSmooth, 1);
+  for (auto& pipe : connection.pipes) pipe->capacity = 1 << 20;
+  std::vector<std::uint8_t> frame(kFrameHeaderBytes + 16, 7);
+  encode_frame_header({16, 0, 0, 16}, frame.data());
+  write_raw(*connection.pipes[0], frame.data(), kFrameHeaderBytes + 5);
+  std::vector<std::uint8_t> room(16);
+  Request* receive = nullptr;
+  CHECK_OK(connection.receiver->irecv(room.data(), room.size(), nullptr, &receive));
+  bool done = false;
+  std::size_t bytes = 0;
+  for (int i = 0; i < 10; ++i) CHECK_OK(receive->test(&done, &bytes));
+  write_raw(*connection.pipes[1], frame.data(), frame.size());
+  const Status status = test_until_error(receive);
+  CHECK(status.message().find("do not fit together") != std::string::npos);
+}
+
+TEST_CASE(a_message_without_bytes_comes_once) {
+  ReceiveTable table;
+  Request posted;
+  table.post(&posted, nullptr, 0, nullptr, 0, nullptr);
+  Request* found = nullptr;
+  CHECK_OK(table.find({0, 0, 0, 0}, 0, &found));
+  CHECK(found == &posted);
+  CHECK(!table.find({0, 0, 0, 0}, 1, &found).is_ok());
+}
+
 TEST_CASE(deregistration_stops_io_and_fails_requests) {
   Connection connection(2, kSmooth, 1, striping(64, 64), 256);
   std::vector<std::uint8_t> room(1000);
