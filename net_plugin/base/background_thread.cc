@@ -24,7 +24,7 @@ Status start_background_thread(const std::string& name, const cpu_set_t* affinit
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (!status.is_ok()) return status;
   pthread_setname_np(thread->native_handle(), name.c_str());
-  // Best effort: a mask that no longer fits the machine leaves the inherited one.
+  // Best effort: a mask that is empty or no longer fits the machine leaves the inherited one.
   if (affinity != nullptr) pthread_setaffinity_np(thread->native_handle(), sizeof *affinity, affinity);
   return Status::ok();
 }

@@ -69,7 +69,7 @@ void add_cpu_list(const std::string& list, std::set<int>* cpus) {
 
 // The CPUs that any thread of the process may use. Not the calling thread's mask: NCCL narrows its proxy threads to the
 // CPUs near their GPU. Nor the main thread's alone: OpenMP pins that one to a core when it binds threads.
-int cpus_in_affinity_masks(const std::string& proc_root) {
+std::set<int> cpus_in_affinity_masks(const std::string& proc_root) {
   constexpr char kField[] = "Cpus_allowed_list:";
   std::set<int> cpus;
   const std::string tasks = proc_root + "/self/task";
@@ -82,12 +82,15 @@ int cpus_in_affinity_masks(const std::string& proc_root) {
       break;
     }
   }
-  if (!cpus.empty()) return static_cast<int>(cpus.size());
+  if (!cpus.empty()) return cpus;
 
   cpu_set_t mask;
   CPU_ZERO(&mask);
-  if (::sched_getaffinity(::getpid(), sizeof mask, &mask) == 0) return std::max(1, CPU_COUNT(&mask));
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  if (::sched_getaffinity(::getpid(), sizeof mask, &mask) != 0) return cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &mask)) cpus.insert(cpu);
+  }
+  return cpus;
 }
 
 // Whole CPUs in quota/period: rounded down, for a thread on the fraction would be throttled. INT_MAX: no limit.
@@ -208,8 +211,13 @@ int ranks_that_share(const EnvironmentReader& environment, const std::string& pr
 
 CpuBudget measure_cpu_budget(const EnvironmentReader& environment, const std::string& proc_root,
                              const std::string& cgroup_root) {
-  const int cpus_in_mask = cpus_in_affinity_masks(proc_root);
+  const std::set<int> cpus = cpus_in_affinity_masks(proc_root);
+  const int cpus_in_mask =
+      std::max(1, cpus.empty() ? static_cast<int>(std::thread::hardware_concurrency()) : static_cast<int>(cpus.size()));
   CpuBudget budget;
+  for (const int cpu : cpus) {
+    if (cpu < CPU_SETSIZE) CPU_SET(cpu, &budget.cpus);
+  }
   budget.usable_cpus = std::min(cpus_in_mask, cpus_in_cgroup_quota(proc_root, cgroup_root));
   budget.local_ranks = ranks_that_share(environment, proc_root, cpus_in_mask);
   return budget;

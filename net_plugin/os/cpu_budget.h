@@ -2,6 +2,8 @@
 // starting: where no core is free they only take turns with the threads that they should help.
 #pragma once
 
+#include <sched.h>
+
 #include <string>
 
 #include "config/plugin_config.h"
@@ -11,6 +13,7 @@ namespace bagua_net {
 struct CpuBudget {
   int usable_cpus = 1;  // affinity mask, cut to the CPU quota of the cgroup; at least 1
   int local_ranks = 1;  // ranks of this host that share these CPUs, this one included; at least 1
+  cpu_set_t cpus{};     // the affinity mask: what any thread of the process may use; empty if that cannot be read
 };
 
 // The environment names the ranks (torchrun, Open MPI, Intel MPI and MPICH, Slurm); if it does not, one rank per NVIDIA

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "os/cpu_budget.h"
@@ -60,14 +59,9 @@ Status TransportContext::create(const PluginConfig& config, std::vector<Device> 
                                 std::unique_ptr<TransportContext>* context) {
   if (devices.empty()) return Status::invalid_argument("no network device to use");
   raise_open_file_limit();
-  const int workers = config.workers.value_or(default_worker_count(measure_cpu_budget(process_environment())));
-  // The process's own mask, not the calling thread's: NCCL binds its threads to the CPUs near one GPU.
-  cpu_set_t affinity;
-  CPU_ZERO(&affinity);
-  if (::sched_getaffinity(::getpid(), sizeof affinity, &affinity) != 0) {
-    return Status::system_error("sched_getaffinity", errno);
-  }
-  context->reset(new TransportContext(config, std::move(devices), workers, affinity));
+  const CpuBudget budget = measure_cpu_budget(process_environment());
+  const int workers = config.workers.value_or(default_worker_count(budget));
+  context->reset(new TransportContext(config, std::move(devices), workers, budget.cpus));
   return Status::ok();
 }
 
@@ -131,13 +125,13 @@ Status TransportContext::connect(int device, std::uint8_t* handle, SendComm** co
   comms_.emplace(*comm, std::move(created));
   return Status::ok();
 }
-  policy.most_silence_s = config_.keepalive_s;
 
 SendPolicy TransportContext::send_policy(int device, const EstablishedConnection& connection) {
   SendPolicy policy;
   policy.inline_bytes = static_cast<std::size_t>(config_.inline_bytes);
   policy.measures_rates = !connection.same_host;
   policy.min_chunk_bytes = static_cast<std::size_t>(config_.min_chunk_bytes) * (connection.same_host ? 2 : 1);
+  policy.most_silence_s = config_.keepalive_s;
   policy.refers = config_.zero_copy && connection.same_host && connection.acknowledges;
   if (connection.arrivals == nullptr) return policy;
   const std::string& interface = devices_[static_cast<std::size_t>(device)].interface.name;

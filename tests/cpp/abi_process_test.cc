@@ -1,6 +1,9 @@
 // The plugin in the life of a process: init and finalize any number of times, hundreds of comms, fork, dlclose, exit.
+#include <sched.h>
 #include <sys/wait.h>
 
+#include <filesystem>
+#include <fstream>
 #include <optional>
 
 #include "abi_support_transfer.h"
@@ -213,6 +216,39 @@ void serves_threads_at_once(int version) {
   CHECK_EQ(failure, "");
 }
 
+// OpenMP pins the main thread to a core when it binds threads; NCCL's threads have the CPUs near one GPU.
+void workers_run_on_the_cpus_of_all_threads() {
+  cpu_set_t all;
+  CHECK_EQ(::sched_getaffinity(0, sizeof all, &all), 0);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(::sched_getcpu(), &one);
+  CHECK_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+  std::string failure;
+  int workers = 0;
+  std::thread([&] {
+    try {
+      CHECK_EQ(::sched_setaffinity(0, sizeof all, &all), 0);
+      const Session session(kNewestVersion);
+      Connection connection = connect_both_ends(session.net(), session.ctx());
+      for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+        std::string name;
+        std::getline(std::ifstream(task.path() / "comm"), name);
+        if (name.rfind("bagua-net-io", 0) != 0) continue;
+        ++workers;
+        cpu_set_t mask;
+        CHECK_EQ(::sched_getaffinity(std::stoi(task.path().filename()), sizeof mask, &mask), 0);
+        CHECK(CPU_EQUAL(&mask, &all));
+      }
+      close_both_ends(session.net(), &connection);
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  }).join();
+  CHECK_EQ(failure, "");
+  CHECK_EQ(workers, 2);
+}
+
 void register_process_case(const std::string& name, const char* workers, std::function<void()> body) {
   register_case(name + "_workers" + workers,
                 [=] { in_own_process({{"BAGUA_NET_NWORKERS", workers}, {"BAGUA_NET_NSTREAMS", "4"}}, body); });
@@ -223,6 +259,7 @@ bool register_all() {
     register_process_case("finalizes_and_starts_again_v" + std::to_string(version), "2",
                           [=] { finalizes_and_starts_again(version); });
   }
+  register_process_case("run_on_the_cpus_of_all_threads", "2", &workers_run_on_the_cpus_of_all_threads);
   for (const int version : {8, kNewestVersion}) {
     const std::string suffix = "_v" + std::to_string(version);
     for (const char* workers : {"0", "2"}) {

@@ -66,6 +66,16 @@ TEST_CASE(the_widest_view_of_all_threads_counts) {
   CHECK_EQ(Host("0").thread(101, "0-7").thread(102, "4-11").cpus(), 12);
 }
 
+TEST_CASE(the_cpus_of_all_threads_are_handed_out) {
+  const CpuBudget budget = Host("0").thread(101, "2-3").thread(102, "3,1023").measure();
+  CHECK_EQ(CPU_COUNT(&budget.cpus), 4);
+  for (const int cpu : {0, 2, 3, 1023}) CHECK(CPU_ISSET(cpu, &budget.cpus));
+  // More than the set has room for.
+  const CpuBudget large = Host("1020-2047").measure();
+  CHECK_EQ(large.usable_cpus, 1028);
+  CHECK_EQ(CPU_COUNT(&large.cpus), 4);
+}
+
 TEST_CASE(quota_of_cgroup_version_2) {
   const auto limited = [](const std::string& cpu_max) {
     return Host("0-15").file("proc/self/cgroup", "0::/job\n").file("cgroup/job/cpu.max", cpu_max).cpus();
