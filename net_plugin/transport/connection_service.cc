@@ -1,10 +1,13 @@
 #include "transport/connection_service.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "base/background_thread.h"
+#include "base/log_sink.h"
 #include "base/monotonic_clock.h"
 
 namespace bagua_net {
@@ -17,7 +20,7 @@ ConnectionService::ConnectionService(HandshakeSettings settings)
 ConnectionService::~ConnectionService() {
   if (!thread_.joinable()) return;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const CallersLock lock(this);
     stopping_ = true;
   }
   poller_.wake();
@@ -30,22 +33,22 @@ Status ConnectionService::start() {
 }
 
 Status ConnectionService::listen(const NetworkInterface& interface, std::uint8_t* handle, Token* token) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const CallersLock lock(this);
   return inbound_.listen(interface, handle, token);
 }
 
 Status ConnectionService::accept(const Token& token, bool* ready, EstablishedConnection* connection) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const CallersLock lock(this);
   return inbound_.accept(token, ready, connection);
 }
 
 void ConnectionService::stop_listening(const Token& token) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const CallersLock lock(this);
   inbound_.stop_listening(token);
 }
 
 Status ConnectionService::connect(std::uint8_t* handle, bool* ready, EstablishedConnection* connection) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const CallersLock lock(this);
   const bool is_new = load_connect_state(handle) == 0;
   const Status status = outbound_.connect(handle, ready, connection);
   if (is_new) poller_.wake();  // a new deadline to look after
@@ -53,13 +56,13 @@ Status ConnectionService::connect(std::uint8_t* handle, bool* ready, Established
 }
 
 void ConnectionService::join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const CallersLock lock(this);
   outbound_.join(ticket, count, arrivals);
   poller_.wake();  // a new deadline to look after
 }
 
 bool ConnectionService::is_idle() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const CallersLock lock(this);
   return inbound_.listen_count() == 0 && outbound_.attempt_count() == 0;
 }
 
@@ -67,6 +70,7 @@ void ConnectionService::run() {
   std::vector<EpollPoller::Event> events;
   for (;;) {
     int timeout_ms = -1;
+    std::vector<RareLog::Line> lines;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (stopping_) return;
@@ -82,8 +86,11 @@ void ConnectionService::run() {
       if (deadline_ms != std::numeric_limits<std::int64_t>::max()) {
         timeout_ms = static_cast<int>(std::clamp<std::int64_t>(deadline_ms - now_ms, 0, 60000));
       }
+      lines = inbound_.take_log();
     }
+    for (const RareLog::Line& line : lines) log_message(line.level, __FILE__, __LINE__, line.text);
     poller_.wait(timeout_ms, &events);
+    while (callers_.load() > 0) sched_yield();
   }
 }
 

@@ -3,6 +3,7 @@
 // never wakes. Any thread may call the public functions.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -33,12 +34,27 @@ class ConnectionService {
   bool is_idle();
 
  private:
+  // mutex_, for a caller. The thread steps aside for it: with many strangers it would otherwise retake the mutex before
+  // whoever waits wakes.
+  class CallersLock {
+   public:
+    explicit CallersLock(ConnectionService* service) : lock_(service->mutex_, std::defer_lock) {
+      service->callers_.fetch_add(1);
+      lock_.lock();
+      service->callers_.fetch_sub(1);
+    }
+
+   private:
+    std::unique_lock<std::mutex> lock_;
+  };
+
   void run();
 
   const HandshakeSettings settings_;
   EpollPoller poller_;
   std::thread thread_;
-  std::mutex mutex_;  // guards everything below; never held while the thread waits
+  std::atomic<int> callers_{0};  // that wait for mutex_
+  std::mutex mutex_;             // guards everything below; never held while the thread waits or logs
   std::uint64_t next_id_ = 0;
   InboundHandshakes inbound_;
   OutboundHandshakes outbound_;

@@ -28,17 +28,8 @@ void fill_handle_address(const SocketAddress& address, ConnectHandle* handle) {
   }
 }
 
-void log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict) {
-  const std::string text = "Bagua-Net: refused a connection from " + peer.to_string() + " (host " + hello.host_name +
-                           ", process " + std::to_string(hello.process_id) + ", protocol version " +
-                           std::to_string(hello.protocol_version) + ", ours " + std::to_string(kProtocolVersion) +
-                           "): " + handshake_verdict_name(verdict);
-  if (hello.stream_index == kJoiningStream) {
-    BAGUA_NET_INFO(text);  // its comm was closed meanwhile; the peer goes on without
-  } else {
-    BAGUA_NET_WARN(text);
-  }
-}
+// In one turn: connections that come as fast as they are accepted would keep every call from NCCL waiting.
+constexpr int kAcceptsPerTurn = 32;
 
 }  // namespace
 
@@ -109,13 +100,18 @@ void InboundHandshakes::handle_event(std::uint64_t id) {
 }
 
 void InboundHandshakes::accept_strangers(ListeningSocket& listening) {
-  for (;;) {
+  // The listener is level-triggered: what is left comes with the next turn.
+  for (int accepted = 0; accepted < kAcceptsPerTurn; ++accepted) {
     Stranger stranger;
     const Status status = tcp_accept(listening.socket.get(), &stranger.socket, &stranger.peer);
     if (!status.is_ok()) {
       // Out of descriptors or memory: a level-triggered listener would spin. Pause it, and say so.
-      BAGUA_NET_WARN("Bagua-Net: " + status.message() + " on " + listening.address.to_string() +
+      constexpr char kKind[] = "accept";
+      if (log_.is_due(LogLevel::kWarn, kKind, monotonic_ms())) {
+        log_.add(LogLevel::kWarn, kKind,
+                 "Bagua-Net: " + status.message() + " on " + listening.address.to_string() +
                      ": trying again; raise the limit of open files (ulimit -n) if this persists");
+      }
       poller_->remove(listening.socket.get());
       listening.paused_until_ms = monotonic_ms() + kAcceptRetryMs;
       return;
@@ -143,8 +139,12 @@ void InboundHandshakes::read_hello(std::uint64_t id) {
     }
     stranger.received += static_cast<std::size_t>(got);
     if (!is_hello_prefix(stranger.bytes.data(), stranger.received)) {
-      BAGUA_NET_INFO("Bagua-Net: closed a connection from " + stranger.peer.to_string() +
-                     " that does not speak its protocol");
+      constexpr char kKind[] = "other protocol";
+      if (log_.is_due(LogLevel::kInfo, kKind, monotonic_ms())) {
+        log_.add(
+            LogLevel::kInfo, kKind,
+            "Bagua-Net: closed a connection from " + stranger.peer.to_string() + " that does not speak its protocol");
+      }
       drop_stranger(id);
       return;
     }
@@ -164,6 +164,17 @@ void InboundHandshakes::read_hello(std::uint64_t id) {
     log_refusal(stranger.peer, hello, admission.reply.verdict);
   }
   drop_stranger(id);
+}
+
+void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict) {
+  // The comm of a stream that would join was closed meanwhile; the peer goes on without.
+  const LogLevel level = hello.stream_index == kJoiningStream ? LogLevel::kInfo : LogLevel::kWarn;
+  const std::string kind = handshake_verdict_name(verdict);
+  if (!log_.is_due(level, kind, monotonic_ms())) return;
+  log_.add(level, kind,
+           "Bagua-Net: refused a connection from " + peer.to_string() + " (host " + hello.host_name + ", process " +
+               std::to_string(hello.process_id) + ", protocol version " + std::to_string(hello.protocol_version) +
+               ", ours " + std::to_string(kProtocolVersion) + "): " + kind);
 }
 
 InboundHandshakes::Admission InboundHandshakes::admit(const Stranger& stranger, const Hello& hello) {

@@ -23,6 +23,7 @@
 #include "transport/data_stream.h"
 #include "transport/established_connection.h"
 #include "transport/handshake_settings.h"
+#include "transport/rare_log.h"
 #include "wire/handshake_message.h"
 
 namespace bagua_net {
@@ -45,6 +46,8 @@ class InboundHandshakes {
   void expire(std::int64_t now_ms);
   std::int64_t next_deadline_ms() const;  // INT64_MAX: none
   std::size_t listen_count() const { return listens_.size(); }
+  // What is to be logged, once the mutex is free.
+  std::vector<RareLog::Line> take_log() { return log_.take(); }
 
  private:
   static constexpr std::size_t kMaxStrangers = 1024;
@@ -94,6 +97,7 @@ class InboundHandshakes {
   Admission admit(const Stranger& stranger, const Hello& hello);
   HandshakeVerdict admit_to_listen(const Stranger& stranger, const Hello& hello, Admission* admission);
   HandshakeVerdict admit_to_accepted(const Hello& hello, Admission* admission);
+  void log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict);
   void take_in(Stranger& stranger, const Admission& admission);
   void remember_accepted(const Token& token, const Listen& listen);
   int most_streams() const { return settings_.streams.value_or(kMaxStreams); }
@@ -107,6 +111,7 @@ class InboundHandshakes {
   std::map<Token, Listen> listens_;
   std::map<Token, Accepted> accepted_;           // by comm id
   std::map<std::uint64_t, Stranger> strangers_;  // by poller id: the oldest first
+  RareLog log_;
 };
 
 }  // namespace bagua_net

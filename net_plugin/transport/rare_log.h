@@ -1,0 +1,40 @@
+// RareLog: lines that strangers could make this process log without end. The first of a kind is kept, then at most one
+// in ten seconds, with the number of those left out. Lines wait here until somebody takes them outside of his lock,
+// since NCCL's logger may block. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/log_sink.h"
+
+namespace bagua_net {
+
+class RareLog {
+ public:
+  struct Line {
+    LogLevel level;
+    std::string text;
+  };
+
+  // True: a line of this kind is due now, to be given to add(). Kinds are a few constants.
+  bool is_due(LogLevel level, const std::string& kind, std::int64_t now_ms);
+  void add(LogLevel level, const std::string& kind, std::string text);
+
+  std::vector<Line> take() { return std::exchange(lines_, {}); }
+
+ private:
+  static constexpr std::int64_t kPauseMs = 10000;
+
+  struct Kind {
+    std::int64_t due_ms = 0;
+    std::uint64_t left_out = 0;
+  };
+  std::map<std::pair<LogLevel, std::string>, Kind> kinds_;
+  std::vector<Line> lines_;
+};
+
+}  // namespace bagua_net

@@ -1,0 +1,122 @@
+// What strangers at the listening port cost: bounded turns, and log lines that do not grow with their number.
+#include <sys/socket.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "os/epoll_poller.h"
+#include "support/check.h"
+#include "support/tcp_pair.h"
+#include "transport/inbound_handshakes.h"
+#include "transport/rare_log.h"
+#include "wire/connect_handle.h"
+#include "wire/handshake_message.h"
+
+namespace bagua_net {
+namespace {
+
+constexpr int kStrangers = 100;
+
+// The listening side, driven by the test.
+struct Listening {
+  HandshakeSettings settings;
+  EpollPoller poller;
+  std::uint64_t next_id = 0;
+  InboundHandshakes inbound{settings, &poller, &next_id};
+  SocketAddress address;
+  std::vector<OwnedFd> strangers;
+
+  Listening() {
+    CHECK_OK(poller.open());
+    NetworkInterface interface;
+    interface.name = "lo";
+    sockaddr_in loopback{};
+    loopback.sin_family = AF_INET;
+    loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    interface.address = SocketAddress(reinterpret_cast<const sockaddr*>(&loopback), sizeof loopback);
+    std::array<std::uint8_t, 128> handle{};
+    Token token;
+    CHECK_OK(inbound.listen(interface, handle.data(), &token));
+    ConnectHandle decoded;
+    CHECK_OK(decode_connect_handle(handle.data(), &decoded));
+    address = interface.address;
+    address.set_port(decoded.port);
+  }
+  void come(const void* bytes, std::size_t count) {
+    OwnedFd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    CHECK_EQ(::connect(stranger.get(), address.data(), address.length()), 0);
+    CHECK_EQ(::send(stranger.get(), bytes, count, MSG_NOSIGNAL), static_cast<ssize_t>(count));
+    strangers.push_back(std::move(stranger));
+  }
+  // One turn of the connection thread.
+  void turn() {
+    std::vector<EpollPoller::Event> events;
+    poller.wait(1000, &events);
+    for (const EpollPoller::Event& event : events) inbound.handle_event(event.id);
+  }
+  int sent_away() const {
+    int count = 0;
+    for (const OwnedFd& stranger : strangers) {
+      pollfd state{stranger.get(), POLLRDHUP, 0};
+      count += ::poll(&state, 1, 0);
+    }
+    return count;
+  }
+};
+
+}  // namespace
+
+TEST_CASE(a_turn_ends_however_many_strangers_come) {
+  Listening listening;
+  for (int i = 0; i < kStrangers; ++i) listening.come("GET /", 5);
+  listening.turn();
+  const int first = listening.sent_away();
+  CHECK(first > 0 && first < kStrangers / 2);
+  for (int i = 0; i < 10; ++i) listening.turn();
+  CHECK_EQ(listening.sent_away(), kStrangers);
+}
+
+TEST_CASE(strangers_of_one_kind_are_one_line) {
+  Listening listening;
+  Hello hello;
+  hello.host_name = "elsewhere";
+  std::array<std::uint8_t, kHelloBytes> bytes;
+  encode_hello(hello, bytes.data());
+  for (int i = 0; i < kStrangers; ++i) {
+    listening.come("GET /", 5);
+    listening.come(bytes.data(), bytes.size());
+  }
+  while (listening.sent_away() < 2 * kStrangers) listening.turn();
+  const std::vector<RareLog::Line> lines = listening.inbound.take_log();
+  CHECK_EQ(lines.size(), std::size_t{2});
+  CHECK(lines[0].level == LogLevel::kInfo);
+  CHECK(lines[0].text.find("does not speak its protocol") != std::string::npos);
+  CHECK(lines[1].level == LogLevel::kWarn);
+  CHECK(lines[1].text.find("elsewhere") != std::string::npos);
+}
+
+TEST_CASE(a_later_line_tells_how_many_were_left_out) {
+  RareLog log;
+  const auto say = [&log](LogLevel level, const char* kind, std::int64_t now_ms) {
+    if (log.is_due(level, kind, now_ms)) log.add(level, kind, std::string(kind) + " at " + std::to_string(now_ms));
+  };
+  for (std::int64_t ms = 1000000; ms < 1010000; ms += 100) say(LogLevel::kWarn, "a", ms);
+  say(LogLevel::kInfo, "a", 1000001);
+  say(LogLevel::kWarn, "b", 1000002);
+  std::vector<RareLog::Line> lines = log.take();
+  CHECK_EQ(lines.size(), std::size_t{3});
+  CHECK_EQ(lines[0].text, "a at 1000000");
+  CHECK(log.take().empty());
+  say(LogLevel::kWarn, "a", 1010000);
+  say(LogLevel::kWarn, "b", 1020000);
+  lines = log.take();
+  CHECK_EQ(lines.size(), std::size_t{2});
+  CHECK_EQ(lines[0].text, "a at 1010000 (and 99 more of this kind since the last such line)");
+  CHECK_EQ(lines[1].text, "b at 1020000");
+}
+
+}  // namespace bagua_net
+
+CHECK_MAIN
