@@ -195,7 +195,10 @@ Status SendComm::check_progress_possible() {
                               std::to_string(silence.packet_bytes) +
                               " bytes (compare the MTU of hosts and switches). BAGUA_NET_KEEPALIVE_S=" +
                               std::to_string(policy_.most_silence_s) + " sets how long to wait"));
-    return give_up();
+    const Status failure = give_up();
+    // An orderly end would wait behind the data that does not get through; a reset may, and tells the peer.
+    for (SendStream* stream : send_streams_) stream->reset();
+    return failure;
   }
   return Status::ok();
 }

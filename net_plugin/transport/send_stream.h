@@ -28,6 +28,7 @@ class SendStream final : public DataStream {
   StreamProgress progress(std::size_t budget) override;
   std::uint32_t poll_flags() const override;
   void abandon() override;
+  using DataStream::reset;  // once no driver will come again
 
   // A stream that is not in use finishes its chunk and takes no other. Any thread.
   void set_in_use(bool in_use) { in_use_.store(in_use, std::memory_order_relaxed); }

@@ -137,7 +137,7 @@ void notices_a_host_that_vanishes(int workers) {
   const std::int64_t begin_ms = monotonic_ms();
   sending.send();
   const std::string error = sending.error(30000);
-  CHECK(monotonic_ms() - begin_ms >= 1000 * kKeepaliveS);
+  CHECK(monotonic_ms() - begin_ms >= 1000 * kKeepaliveS - 100);  // the clock is a coarse one
   CHECK(monotonic_ms() - begin_ms < 10000);
   CHECK(names(error, "127.0.0.1"));
   CHECK(names(error, "BAGUA_NET_KEEPALIVE_S=2"));
@@ -185,7 +185,7 @@ TEST_CASE(a_host_that_vanishes_after_a_pause_has_its_time) {
   std::this_thread::sleep_for(std::chrono::milliseconds(1000 * kKeepaliveS));
   vanish(sending.peers[0]);
   sending.send();
-  sending.check_not_done(1000 * kKeepaliveS);
+  sending.check_not_done(1000 * kKeepaliveS - 100);
   CHECK(names(sending.error(30000), "BAGUA_NET_KEEPALIVE_S=2"));
 }
 
@@ -195,6 +195,7 @@ TEST_CASE(a_network_that_drops_large_packets_is_noticed) {
   drop_packets(sending.peers[0], 1500);
   sending.send();
   CHECK(names(sending.error(30000), "the network drops packets of"));
+  CHECK(has_ended(sending.peers[0].get()));  // small enough to get through
 }
 
 TEST_CASE(a_peer_that_does_not_read_is_waited_for) { waits_for_a_peer_that_does_not_read(0); }
