@@ -47,10 +47,11 @@ void ConnectionService::stop_listening(const Token& token) {
   inbound_.stop_listening(token);
 }
 
-Status ConnectionService::connect(std::uint8_t* handle, bool* ready, EstablishedConnection* connection) {
+Status ConnectionService::connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
+                                  EstablishedConnection* connection) {
   const CallersLock lock(this);
   const bool is_new = load_connect_state(handle) == 0;
-  const Status status = outbound_.connect(handle, ready, connection);
+  const Status status = outbound_.connect(interface, handle, ready, connection);
   if (is_new) poller_.wake();  // a new deadline to look after
   return status;
 }

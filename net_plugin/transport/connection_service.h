@@ -26,7 +26,8 @@ class ConnectionService {
   Status listen(const NetworkInterface& interface, std::uint8_t* handle, Token* token);
   Status accept(const Token& token, bool* ready, EstablishedConnection* connection);
   void stop_listening(const Token& token);
-  Status connect(std::uint8_t* handle, bool* ready, EstablishedConnection* connection);
+  Status connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
+                 EstablishedConnection* connection);
   // Opens `count` more streams of an established connection; those that the peer accepts come in through `arrivals`.
   void join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals);
 

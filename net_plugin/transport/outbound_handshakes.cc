@@ -1,5 +1,6 @@
 #include "transport/outbound_handshakes.h"
 
+#include <net/if.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -14,13 +15,26 @@
 namespace bagua_net {
 namespace {
 
-SocketAddress handle_address(const ConnectHandle& handle) {
+bool is_of_this_host(const sockaddr_in6& address) {
+  sockaddr_in6 any_port = address;
+  any_port.sin6_port = 0;
+  const OwnedFd probe(::socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return ::bind(probe.get(), reinterpret_cast<const sockaddr*>(&any_port), sizeof any_port) == 0;
+}
+
+// A link-local address is good on one link, and the handle has the listener's number of it. Hosts number their
+// interfaces differently: from another host the link is that of the device that NCCL connects by.
+SocketAddress handle_address(const ConnectHandle& handle, const NetworkInterface& interface) {
   if (handle.address_family == 6) {
     sockaddr_in6 address{};
     address.sin6_family = AF_INET6;
     std::memcpy(&address.sin6_addr, handle.address.data(), sizeof address.sin6_addr);
     address.sin6_port = htons(handle.port);
     address.sin6_scope_id = handle.scope_id;
+    if (IN6_IS_ADDR_LINKLOCAL(&address.sin6_addr) && !is_of_this_host(address)) {
+      const unsigned own_number = ::if_nametoindex(interface.name.c_str());
+      if (own_number != 0) address.sin6_scope_id = own_number;
+    }
     return {reinterpret_cast<const sockaddr*>(&address), sizeof address};
   }
   sockaddr_in address{};
@@ -44,7 +58,8 @@ bool is_worth_a_retry(int error_number) {
 
 }  // namespace
 
-Status OutboundHandshakes::connect(std::uint8_t* handle, bool* ready, EstablishedConnection* connection) {
+Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
+                                   EstablishedConnection* connection) {
   *ready = false;
   // First of all: where another network's handle comes, its bytes mean nothing here, the state's neither.
   ConnectHandle decoded;
@@ -52,7 +67,7 @@ Status OutboundHandshakes::connect(std::uint8_t* handle, bool* ready, Establishe
   const std::uint64_t number = load_connect_state(handle);
   if (number == 0) {
     Attempt attempt;
-    attempt.address = handle_address(decoded);
+    attempt.address = handle_address(decoded, interface);
     attempt.deadline_ms = monotonic_ms() + settings_.connect_timeout_ms;
     const int wanted = settings_.streams.value_or(first_auto_streams(settings_.has_workers));
     const int most = std::max<int>(decoded.max_streams, 1);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "os/epoll_poller.h"
+#include "os/network_interface.h"
 #include "os/tcp_socket.h"
 #include "transport/established_connection.h"
 #include "transport/handshake_settings.h"
@@ -29,8 +30,9 @@ class OutboundHandshakes {
       : settings_(settings), poller_(poller), next_id_(next_id) {}
 
   // Starts or looks after the attempt whose number is kept in handle[kConnectHandleBytes]. *ready = true, or an
-  // error: the attempt is over.
-  Status connect(std::uint8_t* handle, bool* ready, EstablishedConnection* connection);
+  // error: the attempt is over. interface: where link-local addresses are looked for.
+  Status connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
+                 EstablishedConnection* connection);
 
   // Opens `count` more streams of an established connection.
   void join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals);

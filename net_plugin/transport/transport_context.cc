@@ -116,7 +116,8 @@ Status TransportContext::connect(int device, std::uint8_t* handle, SendComm** co
   BAGUA_NET_RETURN_IF_ERROR(service(&connections));
   bool ready = false;
   EstablishedConnection connection;
-  BAGUA_NET_RETURN_IF_ERROR(connections->connect(handle, &ready, &connection));
+  BAGUA_NET_RETURN_IF_ERROR(
+      connections->connect(devices_[static_cast<std::size_t>(device)].interface, handle, &ready, &connection));
   if (!ready) return Status::ok();
   SendPolicy policy = send_policy(device, connection);
   std::unique_ptr<SendComm> created;

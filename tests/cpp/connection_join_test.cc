@@ -74,7 +74,7 @@ struct Processes {
     bool is_accepted = false;
     wait_until(
         [&] {
-          if (!is_connected) CHECK_OK(connecting.connect(handle.data(), &is_connected, &connected));
+          if (!is_connected) CHECK_OK(connecting.connect(loopback(), handle.data(), &is_connected, &connected));
           if (!is_accepted) CHECK_OK(listening.accept(token, &is_accepted, &accepted));
           return is_connected && is_accepted;
         },

@@ -246,6 +246,46 @@ def test_an_interface_setting_that_fits_nothing_is_named(setting: dict[str, str]
         assert part in said, said
 
 
+def test_link_local_addresses_where_the_hosts_number_their_interfaces_differently() -> None:
+    with Lab(ip_versions=(6,)) as lab, ExitStack() as drivers:
+        # A handle names the listener's interface by its number, which means another or nothing on the other host.
+        for host, name in ((0, "eth0"), (1, "other")):
+            lab.run(host, ["ip", "-6", "addr", "flush", "dev", "eth0", "scope", "global"], check=True)
+            if name != "eth0":
+                lab.run(host, ["ip", "link", "set", "eth0", "down"], check=True)
+                add = ["ip", "link", "add", name, "index", "4242", "link", "eth0", "type", "macvlan", "mode", "private"]
+                lab.run(host, add, check=True)
+                lab.run(host, ["ip", "link", "set", "eth0", "up"], check=True)
+                lab.run(host, ["ip", "link", "set", name, "up"], check=True)
+        _wait_for_link_local_addresses(lab)
+        started = []
+        for host, name in ((0, "eth0"), (1, "other")):
+            environment = {**lab.rank_environment(host), "NCCL_SOCKET_FAMILY": "AF_INET6", "NCCL_SOCKET_IFNAME": name}
+            arguments = ["--rank", str(host), "--nranks", "2", "--device", "0", "--timeout-ms", "30000"]
+            driver = Driver(lab, host, arguments, environment)
+            drivers.callback(driver.close)
+            started.append(driver)
+        listening = [driver.expect("listening") for driver in started]
+        for driver, peer in zip(started, reversed(listening), strict=True):
+            driver.post("connect " + " ".join(peer["handles"]))
+        for driver in started:
+            driver.expect("connected")
+        for driver in started:
+            driver.post(f"verify {1 << 20}")
+        for driver in started:
+            assert driver.expect("verified", 60)["wrong_elements"] == 0
+
+
+def _wait_for_link_local_addresses(lab: Lab) -> None:
+    """Until none is tentative: the kernel looks for duplicates for a second."""
+    deadline = time.monotonic() + 15
+    for host in range(2):
+        command = ["ip", "-6", "addr", "show", "scope", "link", "up"]
+        while not (text := lab.run(host, command, check=True).stdout) or "tentative" in text:
+            assert time.monotonic() < deadline, text
+            time.sleep(0.1)
+
+
 # --- strangers ---
 
 
