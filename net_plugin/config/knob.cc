@@ -104,19 +104,34 @@ Knob integer_or_auto_knob(std::string name, std::optional<int> PluginConfig::* m
           std::move(parse)};
 }
 
-Knob size_knob(std::string name, std::int64_t PluginConfig::* member, std::int64_t minimum, std::int64_t maximum,
-               std::string meaning) {
-  const std::string range = size_text(minimum) + " to " + size_text(maximum);
-  auto parse = [member, minimum, maximum, range](const std::string& text, PluginConfig* config) -> std::string {
+namespace {
+
+Knob ranged_size_knob(std::string name, std::int64_t PluginConfig::* member, std::int64_t minimum, std::int64_t maximum,
+                      bool or_zero, std::string meaning) {
+  const std::string range = (or_zero ? "0, or " : "") + size_text(minimum) + " to " + size_text(maximum);
+  std::string requirement = "a size in bytes" + (or_zero ? ": 0, or from " : std::string(" from ")) +
+                            size_text(minimum) + " to " + size_text(maximum) + " (K, M and G are powers of 1024)";
+  auto parse = [=, requirement = std::move(requirement)](const std::string& text, PluginConfig* config) -> std::string {
     const auto bytes = parse_size(text);
-    if (!bytes || *bytes < minimum || *bytes > maximum) {
-      return "a size in bytes from " + range + " (K, M and G are powers of 1024)";
-    }
+    const bool is_zero = or_zero && bytes && *bytes == 0;
+    if (!bytes || (!is_zero && (*bytes < minimum || *bytes > maximum))) return requirement;
     config->*member = *bytes;
     return "";
   };
   return {{std::move(name), "size", size_text(defaults().*member), range, "bytes", std::move(meaning)},
           std::move(parse)};
+}
+
+}  // namespace
+
+Knob size_knob(std::string name, std::int64_t PluginConfig::* member, std::int64_t minimum, std::int64_t maximum,
+               std::string meaning) {
+  return ranged_size_knob(std::move(name), member, minimum, maximum, false, std::move(meaning));
+}
+
+Knob size_or_zero_knob(std::string name, std::int64_t PluginConfig::* member, std::int64_t minimum,
+                       std::int64_t maximum, std::string meaning) {
+  return ranged_size_knob(std::move(name), member, minimum, maximum, true, std::move(meaning));
 }
 
 Knob choice_knob(std::string name, CongestionControl PluginConfig::* member,

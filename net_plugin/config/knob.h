@@ -34,6 +34,8 @@ Knob integer_or_auto_knob(std::string name, std::optional<int> PluginConfig::* m
                           std::string unit, std::string meaning);
 Knob size_knob(std::string name, std::int64_t PluginConfig::* member, std::int64_t minimum, std::int64_t maximum,
                std::string meaning);
+Knob size_or_zero_knob(std::string name, std::int64_t PluginConfig::* member, std::int64_t minimum,
+                       std::int64_t maximum, std::string meaning);
 Knob choice_knob(std::string name, CongestionControl PluginConfig::* member,
                  std::vector<std::pair<std::string, CongestionControl>> choices, std::string meaning);
 

@@ -70,9 +70,11 @@ const std::vector<Knob>& knob_table() {
       boolean_knob("BAGUA_NET_ZERO_COPY", &Config::zero_copy,
                    "Within a host, I/O threads let the kernel refer to messages above 512 KiB instead of copying them, "
                    "where it can do that (vmsplice)."),
-      size_knob("BAGUA_NET_SOCKET_BUFFER", &Config::socket_buffer_bytes, 0, kGibibyte,
-                "Send and receive buffer of each connection. 0 leaves both to the kernel's autotuning, which is "
-                "nearly always better."),
+      // With less, TCP itself moves kilobytes a second.
+      size_or_zero_knob(
+          "BAGUA_NET_SOCKET_BUFFER", &Config::socket_buffer_bytes, 64 * kKibibyte, kGibibyte,
+          "Send and receive buffer of each connection. 0 leaves both to the kernel's autotuning, which is "
+          "nearly always better."),
       choice_knob("BAGUA_NET_CONGESTION_CONTROL", &Config::congestion_control,
                   {{"auto", CongestionControl::kAuto},
                    {"system", CongestionControl::kSystem},

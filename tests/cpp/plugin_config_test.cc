@@ -69,7 +69,7 @@ TEST_CASE(every_knob_reaches_its_own_member) {
                                       {"BAGUA_NET_HANDSHAKE_TIMEOUT_MS", "1313"},
                                       {"BAGUA_NET_KEEPALIVE_S", "14"},
                                       {"BAGUA_NET_ZERO_COPY", "0"},
-                                      {"BAGUA_NET_SOCKET_BUFFER", "4567"},
+                                      {"BAGUA_NET_SOCKET_BUFFER", "71234"},
                                       {"BAGUA_NET_CONGESTION_CONTROL", "bbr"}});
   CHECK(!config.enabled);
   CHECK(config.required);
@@ -84,7 +84,7 @@ TEST_CASE(every_knob_reaches_its_own_member) {
   CHECK_EQ(config.handshake_timeout_ms, 1313);
   CHECK_EQ(config.keepalive_s, 14);
   CHECK(!config.zero_copy);
-  CHECK_EQ(config.socket_buffer_bytes, 4567);
+  CHECK_EQ(config.socket_buffer_bytes, 71234);
   CHECK(config.congestion_control == CongestionControl::kBbr);
   CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{15});
 }
@@ -171,6 +171,11 @@ TEST_CASE(sizes_have_binary_suffixes) {
                  ": must be a size in bytes from 0 to 1G (K, M and G are powers of 1024)");
   }
   CHECK(contains(error_of({{"BAGUA_NET_MAX_CHUNKSIZE", "1023"}}), "from 1K to 1G"));
+  CHECK_EQ(parsed({{"BAGUA_NET_SOCKET_BUFFER", "0"}}).socket_buffer_bytes, 0);
+  CHECK_EQ(parsed({{"BAGUA_NET_SOCKET_BUFFER", "64K"}}).socket_buffer_bytes, 65536);
+  for (const char* bad : {"1", "4K", "65535", "2G", "-1"}) {
+    CHECK(contains(error_of({{"BAGUA_NET_SOCKET_BUFFER", bad}}), "a size in bytes: 0, or from 64K to 1G"));
+  }
 }
 
 TEST_CASE(choices) {
