@@ -1,5 +1,7 @@
 #include "transport/inbound_handshakes.h"
 
+#include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -31,7 +33,25 @@ void fill_handle_address(const SocketAddress& address, ConnectHandle* handle) {
 // In one turn: connections that come as fast as they are accepted would keep every call from NCCL waiting.
 constexpr int kAcceptsPerTurn = 32;
 
+bool has_left(const std::vector<OwnedFd>& sockets) {
+  std::vector<pollfd> states;
+  for (const OwnedFd& socket : sockets) states.push_back({socket.get(), POLLRDHUP, 0});  // -1 is passed over
+  return ::poll(states.data(), states.size(), 0) > 0;
+}
+
+// Of what this process may open: the rest is for its comms and the application.
+constexpr std::size_t kStrangersShare = 8;
+
+std::size_t most_strangers(std::size_t most) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return most;
+  return std::clamp<std::size_t>(limit.rlim_cur / kStrangersShare, 1, most);
+}
+
 }  // namespace
+
+InboundHandshakes::InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id)
+    : settings_(settings), poller_(poller), next_id_(next_id), most_strangers_(most_strangers(kMaxStrangers)) {}
 
 Status InboundHandshakes::open_listening_socket(const NetworkInterface& interface, ListeningSocket** listening) {
   const auto found = listening_.find(interface.name);
@@ -79,9 +99,23 @@ Status InboundHandshakes::accept(const Token& token, bool* ready, EstablishedCon
     *ready = true;
     return Status::ok();
   }
+  const bool is_assembling = listen.state == ListenState::kAssembling;
+  if (is_assembling && has_left(listen.connection.sockets)) {
+    return Status::remote_error(listen.connection.peer +
+                                " closed the connection while its data streams were joining: that rank has failed; "
+                                "see its log");
+  }
   const std::int64_t now_ms = monotonic_ms();
   if (listen.accept_deadline_ms == 0) listen.accept_deadline_ms = now_ms + settings_.connect_timeout_ms;
   if (now_ms < listen.accept_deadline_ms) return Status::ok();
+  if (is_assembling) {
+    return Status::remote_error(
+        "only " + std::to_string(listen.joined) + " of " + std::to_string(listen.connection.sockets.size()) +
+        " data streams of " + listen.connection.peer + " joined within " +
+        std::to_string(settings_.connect_timeout_ms) +
+        " ms: that rank has failed (see its log), or a firewall limits connections to this host. "
+        "BAGUA_NET_CONNECT_TIMEOUT_MS sets the deadline");
+  }
   return Status::remote_error(
       "no peer connected within " + std::to_string(settings_.connect_timeout_ms) +
       " ms: that rank has failed (see its log), does not use Bagua-Net, or a firewall blocks the way to this host. "
@@ -117,7 +151,7 @@ void InboundHandshakes::accept_strangers(ListeningSocket& listening) {
       return;
     }
     if (!stranger.socket.is_open()) return;
-    if (strangers_.size() >= kMaxStrangers) drop_stranger(strangers_.begin()->first);
+    if (strangers_.size() >= most_strangers_) drop_stranger(strangers_.begin()->first);
     stranger.deadline_ms = monotonic_ms() + settings_.handshake_timeout_ms;
     const std::uint64_t id = (*next_id_)++;
     if (!poller_->add(stranger.socket.get(), id, EPOLLIN).is_ok()) continue;

@@ -6,7 +6,8 @@
 //                              comm in use, "joining"  : handed to it
 //                              anything else           : a verdict if it speaks our protocol, closed in any case
 //
-// Strangers cost one socket and 112 bytes each, until the handshake deadline, and at most kMaxStrangers of them.
+// Strangers cost one socket and 112 bytes each, until the handshake deadline, and at most kMaxStrangers of them, fewer
+// where this process may open few files.
 // Not thread-safe: the connection service's mutex guards every call.
 #pragma once
 
@@ -31,8 +32,7 @@ namespace bagua_net {
 class InboundHandshakes {
  public:
   // next_id: poller ids are handed out for both directions from one counter.
-  InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id)
-      : settings_(settings), poller_(poller), next_id_(next_id) {}
+  InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id);
 
   // Opens the interface's listening socket if this is its first listen; fills handle[kConnectHandleBytes].
   Status listen(const NetworkInterface& interface, std::uint8_t* handle, Token* token);
@@ -106,6 +106,7 @@ class InboundHandshakes {
   const HandshakeSettings& settings_;
   EpollPoller* const poller_;
   std::uint64_t* const next_id_;
+  const std::size_t most_strangers_;
   std::map<std::string, ListeningSocket> listening_;         // by interface name
   std::map<std::uint64_t, ListeningSocket*> listening_ids_;  // by poller id; map nodes do not move
   std::map<Token, Listen> listens_;

@@ -51,7 +51,11 @@ bool is_worth_a_retry(int error_number) {
     case ETIMEDOUT:
     case EHOSTUNREACH:
     case ENETUNREACH:
-    case EADDRNOTAVAIL: return true;
+    case EADDRNOTAVAIL:
+    // Short of something that strangers and other threads of this process use, too, and give back.
+    case EMFILE:
+    case ENFILE:
+    case ENOBUFS: return true;
     default: return false;
   }
 }

@@ -1,5 +1,6 @@
 // ConnectionService on the loopback interface: streams that join an established connection.
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -334,6 +335,33 @@ TEST_CASE(a_join_that_is_given_up_does_not_harm_the_receiver) {
         "a message");
     CHECK_EQ(int{received}, int{byte});
   }
+}
+
+// The strangers of a process that may open few files give theirs back after a while.
+TEST_CASE(a_connect_without_free_descriptors_is_tried_again) {
+  ConnectionService listening(settings_with({}));
+  ConnectionService connecting(settings_with({}));
+  CHECK_OK(listening.start());
+  CHECK_OK(connecting.start());
+  Token token;
+  std::array<std::uint8_t, 128> handle{};
+  CHECK_OK(listening.listen(loopback(), handle.data(), &token));
+  bool ready = false;
+  EstablishedConnection connection;
+  rlimit before{};
+  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 3;
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const Status first = connecting.connect(loopback(), handle.data(), &ready, &connection);
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  CHECK_OK(first);
+  wait_until(
+      [&] {
+        CHECK_OK(connecting.connect(loopback(), handle.data(), &ready, &connection));
+        return ready;
+      },
+      "the connection");
 }
 
 }  // namespace bagua_net

@@ -1,5 +1,7 @@
 // What strangers at the listening port cost: bounded turns, and log lines that do not grow with their number.
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdint>
@@ -25,6 +27,7 @@ struct Listening {
   EpollPoller poller;
   std::uint64_t next_id = 0;
   InboundHandshakes inbound{settings, &poller, &next_id};
+  Token token{};
   SocketAddress address;
   std::vector<OwnedFd> strangers;
 
@@ -37,7 +40,6 @@ struct Listening {
     loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     interface.address = SocketAddress(reinterpret_cast<const sockaddr*>(&loopback), sizeof loopback);
     std::array<std::uint8_t, 128> handle{};
-    Token token;
     CHECK_OK(inbound.listen(interface, handle.data(), &token));
     ConnectHandle decoded;
     CHECK_OK(decode_connect_handle(handle.data(), &decoded));
@@ -66,7 +68,65 @@ struct Listening {
   }
 };
 
+// A peer that is about to bring four streams, of which the first has come.
+void begin_to_join(Listening& listening) {
+  Hello hello;
+  hello.token = listening.token;
+  hello.streams_wanted = 4;
+  hello.max_chunk_bytes = 65536;
+  hello.host_name = "node7";
+  std::array<std::uint8_t, kHelloBytes> bytes;
+  encode_hello(hello, bytes.data());
+  listening.come(bytes.data(), bytes.size());
+  listening.turn();
+}
+
+Status accept(Listening& listening) {
+  bool ready = false;
+  EstablishedConnection connection;
+  const Status status = listening.inbound.accept(listening.token, &ready, &connection);
+  CHECK(!ready);
+  return status;
+}
+
+bool names(const Status& status, const std::string& part) { return status.message().find(part) != std::string::npos; }
+
 }  // namespace
+
+TEST_CASE(a_peer_that_leaves_while_its_streams_join_is_named_at_once) {
+  Listening listening;
+  begin_to_join(listening);
+  CHECK_OK(accept(listening));
+  listening.strangers.clear();
+  const Status status = accept(listening);
+  CHECK(status.code() == StatusCode::kRemoteError);
+  CHECK(names(status, "node7"));
+  CHECK(!accept(listening).is_ok());
+}
+
+TEST_CASE(a_peer_whose_streams_do_not_all_join_is_named_at_the_deadline) {
+  Listening listening;
+  listening.settings.connect_timeout_ms = 100;
+  begin_to_join(listening);
+  CHECK_OK(accept(listening));
+  ::usleep(150'000);
+  const Status status = accept(listening);
+  CHECK(names(status, "only 1 of 4 data streams of"));
+  CHECK(names(status, "node7"));
+}
+
+TEST_CASE(strangers_leave_files_to_the_application) {
+  rlimit before{};
+  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = 320;
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  Listening listening;
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  for (int i = 0; i < kStrangers; ++i) listening.come("BNH", 3);
+  for (int i = 0; i < 20; ++i) listening.turn();
+  CHECK_EQ(listening.sent_away(), kStrangers - 320 / 8);
+}
 
 TEST_CASE(a_turn_ends_however_many_strangers_come) {
   Listening listening;
