@@ -19,7 +19,7 @@ bool is_of_this_host(const sockaddr_in6& address) {
   sockaddr_in6 any_port = address;
   any_port.sin6_port = 0;
   const OwnedFd probe(::socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  return ::bind(probe.get(), reinterpret_cast<const sockaddr*>(&any_port), sizeof any_port) == 0;
+  return probe.is_open() && ::bind(probe.get(), reinterpret_cast<const sockaddr*>(&any_port), sizeof any_port) == 0;
 }
 
 // A link-local address is good on one link, and the handle has the listener's number of it. Hosts number their
