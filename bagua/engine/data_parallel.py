@@ -28,6 +28,7 @@ from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES, FIRST_BUCKET_BYTES, p
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.failure_report import failures_named
 from bagua.engine.gradient_hooks import EndOfPass, algorithm_hook, marking_hook, refusing_hook
+from bagua.engine.incomplete_step import failed_beginning, incomplete_step, strange_parameters
 from bagua.engine.module_hooks import ModuleHooks, is_in_backward
 from bagua.engine.parameters import TrainableWatch, ignored_names, trainable_parameters
 from bagua.engine.replica_check import check_replicas
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
     from bagua.collectives.communicator import BaguaCommunicator
     from bagua.collectives.process_group import BaguaProcessGroup
     from bagua.engine.bucket import Bucket
-
-# Names that an error message lists.
-_MOST_NAMES = 10
 
 # In the first backward pass and then in each one of so many, parameters are looked for that the module did not have
 # when it was wrapped. That goes through the module's tree, which takes as long as some ten hooks.
@@ -291,11 +289,7 @@ class BaguaDistributedDataParallel:
         except BaseException as error:
             with contextlib.suppress(Exception):  # of the same cause
                 self.detach()
-            self._failure = (
-                f"{self.bagua_module_name} is not synchronised any more: it could not be initialised again when"
-                " parameters were frozen or unfrozen, or its algorithm asked for it; wrap it again, on all ranks. The"
-                f" cause was {type(error).__name__}: {error}"
-            )
+            self._failure = failed_beginning(self.bagua_module_name, error)
             self._hooks.before_forward(self.module, self._refuse_after_failure)
             self._hooks.around_step(self.bagua_optimizers, self._refuse_after_failure, _nothing)
             raise
@@ -455,47 +449,21 @@ class BaguaDistributedDataParallel:
         if not names and not is_unfinished:
             return
         self.scheduler.reset()
-        if not names:
-            what = "the communication of the last backward pass was not waited for"
-        else:
-            what = (
-                f"{len(names)} of {len(self._parameters)} parameters got no gradient in the last backward pass, so that"
-                f" their buckets were not communicated: {_listed(names)}"
+        raise RuntimeError(
+            f"{when}: "
+            + incomplete_step(
+                names,
+                [name for name, _ in self._parameters],
+                [name for name, parameter in self._parameters if name in names and not parameter.requires_grad],
+                ended_with_exception=interrupted,
+                has_other_parameters=self._trainable.is_outdated(),
             )
-        frozen = [name for name, parameter in self._parameters if name in names and not parameter.requires_grad]
-        if interrupted:
-            remedy = (
-                "It ended with an exception. If that was so on every rank, training can go on with another forward"
-                " pass; otherwise the ranks are out of step, start all of them again from the last checkpoint"
-            )
-        elif self._trainable.is_outdated():
-            remedy = "The module has other parameters now than when it was wrapped: wrap it again"
-        elif frozen:
-            remedy = (
-                f"{_listed(frozen)}: frozen since the module was wrapped, or last called in training mode, and that is"
-                " taken up by the next such call, not in eval() mode, nor by calling another method of the module. Wrap"
-                " it again, or call it once in train() mode (under torch.no_grad(), if need be), on all ranks"
-            )
-        else:
-            remedy = (
-                "If the loss does not depend on them in every step, use find_unused_parameters=True; if it never does,"
-                " freeze them (requires_grad_(False))"
-            )
-        raise RuntimeError(f"{when}: {what}. {remedy}")
+        )
 
     def _refuse_strangers(self) -> None:
         names = self._trainable.strangers()
         if names:
-            raise RuntimeError(
-                f"{len(names)} parameters are not synchronised, since the module did not have them when it was wrapped:"
-                f" {_listed(names)}. Wrap it again, on all ranks, after layers or parameters were added or replaced (as"
-                " load_state_dict(..., assign=True) does)"
-            )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+            raise RuntimeError(strange_parameters(names))
 
 
 def _nothing(_: object) -> None:
