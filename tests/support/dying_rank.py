@@ -12,6 +12,7 @@ import torch.distributed as dist
 from support.ranks import device_for
 
 import bagua.torch_api as bagua
+from bagua.collectives.torch_internals import default_store
 from bagua.engine import failure_report
 
 # Of collectives: a rank that has no connection to the one that died notices so, for the others stay until all are done.
@@ -26,6 +27,10 @@ def begin_to_lose_one() -> tuple[int, torch.device]:
     device = device_for(rank)
     dist.init_process_group(timeout=TIMEOUT)
     bagua.init_process_group()
+    # No collective: whoever is done with it first might die while others are not.
+    store = default_store()
+    store.set(f"joined {rank}", b"")
+    store.wait([f"joined {other}" for other in range(dist.get_world_size())])
     failure_report.ROLL_CALL_S = ROLL_CALL_S
     return rank, device
 
