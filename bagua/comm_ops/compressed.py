@@ -78,7 +78,7 @@ class CompressedAllReduce:
         self.prescale = 1.0 / group.size if hierarchical and average and group.size > 1 else None
         self._average = average and not hierarchical
         self.chunks = len(group.topology.nodes) if hierarchical else group.size
-        # Within the node, and who exchanges bytes, in chunk order: of the latter those that do not lead are none.
+        # Who adds up without compression, and who exchanges bytes, in chunk order (of several nodes, the leaders).
         self._intra: BaguaCommunicator | None = None
         self._peers = everybody or group.get_global_communicator()
         if hierarchical:
