@@ -18,15 +18,20 @@ from torch import Tensor
 from bagua.kernels import minmax_uint8_triton_kernels as kernels
 from bagua.kernels.minmax_uint8_layout import ChunkLayout
 
-# By measurement on H100 (tools/kernels/compare_minmax_uint8.py --tune): elements of a tile, and warps (32 threads each)
-# of a program. Sums of several versions are bound by arithmetic, and want as few threads as may be.
-TILE_ELEMENTS, WARPS = 2048, 4
-SUM_TILE_ELEMENTS, SUM_WARPS = 1024, 1
+# By measurement on H100 and H200 (tools/kernels/compare_minmax_uint8.py --tune): elements of a tile, and warps (32
+# threads each) of a program. What is done once for a range is done by every thread: the fewer, the better.
+TILE_ELEMENTS, WARPS = 1024, 1
+# Fewer warps than these leave a device idle; then those of a sum, which has most to do, share a tile.
+BUSY_WARPS, SUM_WARPS = 4096, 4
+# More of them, and too few programs would run side by side.
+SUM_REGISTERS = 80
 # Ranges of more elements are cut into tiles.
 LONGEST_ROW = 4096
 LONG_TILE_ELEMENTS, LONG_WARPS = 4096, 8
 # A long range is measured by at most so many programs.
 PARTIALS = 256
+# The second dimension of a grid of programs has at most so many.
+MOST_CHUNKS = 65535
 # Vector loads and stores take up to so many bytes, and begin at multiples of their size.
 ALIGNMENT = 16
 
@@ -48,15 +53,16 @@ class _Tiling:
 
 @functools.lru_cache(maxsize=4096)
 def _tiling(layout: ChunkLayout, is_sum: bool) -> _Tiling:
-    elements, warps = (SUM_TILE_ELEMENTS, SUM_WARPS) if is_sum else (TILE_ELEMENTS, WARPS)
     columns = _power_of_two(layout.block)
     if columns > LONGEST_ROW:
         tiles = -(-layout.block // LONG_TILE_ELEMENTS)
         return _Tiling(1, LONG_TILE_ELEMENTS, layout.ranges, tiles, _power_of_two(-(-tiles // PARTIALS)), LONG_WARPS)
     # No more rows than there are ranges, or small inputs would mostly compute what masks throw away.
-    rows = min(max(elements // columns, 1), _power_of_two(layout.ranges))
-    warps = max(warps * rows * columns // elements, 1)
-    return _Tiling(rows, columns, -(-layout.ranges // rows), 1, 1, warps)
+    rows = min(max(TILE_ELEMENTS // columns, 1), _power_of_two(layout.ranges))
+    groups = -(-layout.ranges // rows)
+    most = max(WARPS, min(BUSY_WARPS // groups, SUM_WARPS)) if is_sum else WARPS
+    warps = max(most * rows * columns // TILE_ELEMENTS, 1)
+    return _Tiling(rows, columns, groups, 1, 1, _power_of_two(warps))
 
 
 def _power_of_two(count: int) -> int:
@@ -68,33 +74,41 @@ def compress(source: Tensor, layout: ChunkLayout, out: Tensor) -> None:
     """As minmax_uint8_reference.compress."""
     if layout.ranges:
         with _device_of(source):
-            _compress(source, source.shape[0], 0, 1.0, layout, out)
+            for first in range(0, source.shape[0], MOST_CHUNKS):
+                chunks = source[first : first + MOST_CHUNKS]
+                _compress(chunks, chunks.shape[0], 0, 1.0, layout, out[first : first + MOST_CHUNKS])
 
 
 def decompress(compressed: Tensor, target: Tensor, accumulate: bool, layout: ChunkLayout) -> None:
     """As minmax_uint8_reference.decompress."""
-    if layout.ranges == 0:
-        return
+    if layout.ranges:
+        compressed = _aligned(compressed)
+        with _device_of(target):
+            for first in range(0, target.shape[0], MOST_CHUNKS):
+                chunks = slice(first, first + MOST_CHUNKS)
+                _decompress(compressed[chunks], target[chunks], accumulate, layout)
+
+
+def _decompress(compressed: Tensor, target: Tensor, accumulate: bool, layout: ChunkLayout) -> None:
     tiling = _tiling(layout, False)
     chunks = target.shape[0]
-    with _device_of(target):
-        kernels.decompress_tiles[(chunks * tiling.groups * tiling.tiles,)](
-            _aligned(compressed),
-            target,
-            layout.elements,
-            layout.block,
-            layout.ranges,
-            tiling.groups,
-            tiling.tiles,
-            layout.header_bytes,
-            layout.total_bytes,
-            ACCUMULATE=accumulate,
-            ROWS=tiling.rows,
-            COLUMNS=tiling.columns,
-            ALIGNED=_tiles_aligned(layout, chunks),
-            num_warps=tiling.warps,
-            enable_fp_fusion=False,
-        )
+    kernels.decompress_tiles[(tiling.groups * tiling.tiles, chunks)](
+        compressed,
+        target,
+        layout.elements,
+        layout.block,
+        layout.ranges,
+        tiling.tiles,
+        layout.header_bytes,
+        layout.total_bytes,
+        ACCUMULATE=accumulate,
+        ROWS=tiling.rows,
+        COLUMNS=tiling.columns,
+        ALIGNED=_tiles_aligned(layout, chunks),
+        LONG=tiling.tiles > 1,
+        num_warps=tiling.warps,
+        enable_fp_fusion=False,
+    )
 
 
 def decompress_reduce_compress(received: Tensor, average: bool, layout: ChunkLayout, out: Tensor) -> None:
@@ -109,22 +123,23 @@ def _compress(source: Tensor, chunks: int, versions: int, factor: float, layout:
     tiling = _tiling(layout, versions > 0)
     result = out if out.data_ptr() % ALIGNMENT == 0 else torch.empty_like(out)
     aligned = _tiles_aligned(layout, chunks)
-    shape = (layout.header_bytes, layout.total_bytes, factor)
     if tiling.tiles == 1:
-        kernels.compress_ranges[(chunks * tiling.groups,)](
+        kernels.compress_ranges[(tiling.groups, chunks)](
             source,
             result,
             layout.elements,
             layout.block,
             layout.ranges,
-            tiling.groups,
-            *shape,
+            layout.header_bytes,
+            layout.total_bytes,
+            factor,
             VERSIONS=versions,
             ROWS=tiling.rows,
             COLUMNS=tiling.columns,
             ALIGNED=aligned,
             num_warps=tiling.warps,
             enable_fp_fusion=False,
+            maxnreg=SUM_REGISTERS if versions else None,
         )
     else:
         partials = -(-tiling.tiles // tiling.steps)
@@ -137,7 +152,8 @@ def _compress(source: Tensor, chunks: int, versions: int, factor: float, layout:
             layout.block,
             layout.ranges,
             partials,
-            *shape,
+            layout.header_bytes,
+            layout.total_bytes,
             VERSIONS=versions,
             COLUMNS=tiling.columns,
             STEPS=tiling.steps,
@@ -154,7 +170,9 @@ def _compress(source: Tensor, chunks: int, versions: int, factor: float, layout:
             layout.ranges,
             tiling.tiles,
             partials,
-            *shape,
+            layout.header_bytes,
+            layout.total_bytes,
+            factor,
             VERSIONS=versions,
             COLUMNS=tiling.columns,
             PARTIALS=_power_of_two(partials),

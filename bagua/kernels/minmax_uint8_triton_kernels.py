@@ -1,14 +1,16 @@
 """The device code of MinMaxUInt8: Triton kernels that bagua.kernels.minmax_uint8_triton launches.
 
 They compute what bagua.kernels.minmax_uint8_reference does, operation by operation: they are to be compiled without the
-contraction of multiplications and additions (enable_fp_fusion=False), divisions are rounded correctly, and adding 2^23
-rounds to even. Offsets have 64 bits.
+contraction of multiplications and additions (enable_fp_fusion=False), and divisions are rounded correctly. Offsets have
+64 bits. Sums of several versions are bound by the number of instructions, not by memory: every one for an element, and
+every one for a range, which a warp holds, counts.
 
-A program handles a tile, which is ROWS ranges by COLUMNS elements; if ROWS is not 1, a range fits into COLUMNS. A chunk
-has `groups` of ROWS ranges, a range has `block` elements (the last of a chunk may have fewer) in `tiles` of COLUMNS.
-If VERSIONS is 0, `source` is a tensor of floats, else compressed: so many versions of one chunk, whose sum times
-`factor` is meant. ALIGNED: tiles begin at multiples of 16 elements. A tile that is full is read without a mask, in
-wider pieces.
+A program handles a tile, which is ROWS ranges by COLUMNS elements; if ROWS is not 1, a range fits into COLUMNS. A range
+has `block` elements (the last of a chunk may have fewer) in `tiles` of COLUMNS. If VERSIONS is 0, `source` is a tensor
+of floats, else compressed: so many versions of one chunk, whose sum times `factor` is meant. ALIGNED: tiles begin at
+multiples of 16 elements. A tile that is full is read without a mask, in wider pieces.
+
+An integer argument that is 1 may be a number of Python's when a kernel is compiled, which has no methods.
 """
 
 # Triton reads the sources of these functions; their arguments have no Python types.
@@ -17,70 +19,23 @@ wider pieces.
 import triton
 import triton.language as tl
 
-# 1 / 127.5 as fp32 has it.
-UNITS_PER_LEVEL = tl.constexpr(0.007843137718737125)
-# So many versions are summed without a loop, so that their loads are all under way at once.
-UNROLLED_VERSIONS = tl.constexpr(8)
+from bagua.kernels.minmax_uint8_triton_formula import (
+    bias_and_step,
+    canonical,
+    larger,
+    numbers_of,
+    quantized,
+    scale_and_bias,
+    smaller,
+)
 
-# --- ranges -----------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _smaller(one, other):
-    return tl.minimum(one, other, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _larger(one, other):
-    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
+# --- tiles ------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _canonical(lowest, highest):
-    """As they are stored: both NaN if one is not finite, and no -0.0."""
-    finite = (tl.abs(lowest) < float("inf")) & (tl.abs(highest) < float("inf"))
-    return tl.where(finite, lowest + 0.0, float("nan")), tl.where(finite, highest + 0.0, float("nan"))
-
-
-@triton.jit
-def _scale(lowest, highest):
-    """(levels per unit, number of the lowest level); 0 levels per unit if there is but one level."""
-    half = highest * 0.5 - lowest * 0.5
-    scale = tl.div_rn(tl.full(half.shape, 127.5, tl.float32), half)
-    scale = tl.where(tl.abs(scale) < float("inf"), scale, 0.0)
-    # Rounded to even; from 2^23 on all numbers are integers.
-    top = highest * scale
-    magnitude = tl.abs(top)
-    rounded = (magnitude + 8388608.0) - 8388608.0
-    rounded = tl.where(top < 0.0, -rounded, rounded)
-    return scale, tl.where(magnitude < 8388608.0, rounded, top) - 255.0
-
-
-@triton.jit
-def _levels(lowest, highest):
-    """(number of the lowest level, units per level)."""
-    scale, lower_bound = _scale(lowest, highest)
-    step = (highest * 0.5 - lowest * 0.5) * UNITS_PER_LEVEL
-    # One level: (255 - 254) * what it stands for. NaN is in no order, and stays.
-    closest_to_zero = tl.where(lowest > 0.0, lowest, tl.where(highest < 0.0, highest, highest - highest))
-    return tl.where(scale == 0.0, -254.0, lower_bound), tl.where(scale == 0.0, closest_to_zero, step)
-
-
-@triton.jit
-def _quantized(values, lowest, highest):
-    """Bytes of rows of elements, 0 where the ends are NaN."""
-    scale, lower_bound = _scale(lowest, highest)
-    numbers = values * scale[:, None] - lower_bound[:, None]
-    # Not a maximum, which for NaN is 0 on devices and NaN in the interpreter.
-    numbers = tl.minimum(tl.where(numbers > 0.0, numbers, 0.0), 255.0)
-    # Adding 2^23 rounds to even; the last byte of the sum is the number.
-    return ((numbers + 8388608.0).to(tl.int32, bitcast=True) & 0xFF).to(tl.uint8)
-
-
-@triton.jit
-def _load_ends(chunk_at, rows, rows_mask):
+def _load_ends(chunk_at, rows, rows_mask, MASKED: tl.constexpr):
     pairs = chunk_at.to(tl.pointer_type(tl.float32)) + rows * 2
-    return tl.load(pairs, mask=rows_mask, other=0.0), tl.load(pairs + 1, mask=rows_mask, other=0.0)
+    return _load(pairs, rows_mask, MASKED), _load(pairs + 1, rows_mask, MASKED)
 
 
 @triton.jit
@@ -95,13 +50,10 @@ def _store_padding(chunk_at, elements, ranges, header_bytes, stride):
     """Zeros between the parts of a compressed chunk and after it."""
     at = tl.arange(0, 32)
     zeros = tl.zeros([32], tl.uint8)
-    header_end = ranges.to(tl.int64) * 8 + at
+    header_end = at.to(tl.int64) + ranges * 8
     tl.store(chunk_at + header_end, zeros, mask=header_end < header_bytes)
-    end = header_bytes + elements.to(tl.int64) + at
+    end = at.to(tl.int64) + elements + header_bytes
     tl.store(chunk_at + end, zeros, mask=end < stride)
-
-
-# --- tiles ------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -127,36 +79,81 @@ def _load(pointers, mask, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _version(chunk_at, header_bytes, offsets, mask, rows, rows_mask, CLAMP: tl.constexpr, MASKED: tl.constexpr):
-    """fp32 elements of a compressed chunk."""
-    lowest, highest = _load_ends(chunk_at, rows, rows_mask)
-    lower_bound, step = _levels(lowest, highest)
-    levels = _load(chunk_at + header_bytes + offsets, mask, MASKED).to(tl.float32)
-    values = (levels + lower_bound[:, None]) * step[:, None]
-    if CLAMP:
-        values = _smaller(_larger(values, lowest[:, None]), highest[:, None])
+def _store(pointers, values, mask, MASKED: tl.constexpr):
+    if MASKED:
+        tl.store(pointers, values, mask=mask)
+    else:
+        tl.store(pointers, values)
+
+
+@triton.jit
+def _load_version(
+    chunk_at, header_bytes, first, block, local, mask, rows, rows_mask, ALIGNED: tl.constexpr, MASKED: tl.constexpr
+):
+    """(lowest, highest, levels) of a tile of a compressed chunk; the levels as words of four if that can be."""
+    lowest, highest = _load_ends(chunk_at, rows, rows_mask, MASKED)
+    levels_at = chunk_at + header_bytes + first
+    if ALIGNED and not MASKED and local.shape[1] >= 4:
+        words = tl.arange(0, local.shape[0])[:, None] * (block // 4) + tl.arange(0, local.shape[1] // 4)[None, :]
+        levels = tl.load(levels_at.to(tl.pointer_type(tl.int32)) + words)
+    else:
+        levels = _load(levels_at + local, mask, MASKED)
+    return lowest, highest, levels
+
+
+@triton.jit
+def _decoded(lowest, highest, levels):
+    """fp32 elements, of which some may lie half a level outside of their range."""
+    bias, step = bias_and_step(lowest, highest)
+    return (numbers_of(levels) - bias[:, None]) * step[:, None]
+
+
+@triton.jit
+def _sum(
+    source, header_bytes, stride, first, block, local, mask, rows, rows_mask,
+    VERSIONS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """fp32 elements of all versions. A loop, because registers for many versions would leave room for too few warps."""
+    low, high, levels = _load_version(source, header_bytes, first, block, local, mask, rows, rows_mask, ALIGNED, MASKED)
+    at = source
+    if levels.dtype == tl.uint8 or VERSIONS == 1:
+        values = _decoded(low, high, levels)
+        for _ in tl.range(1, VERSIONS):
+            at += stride
+            low, high, levels = _load_version(
+                at, header_bytes, first, block, local, mask, rows, rows_mask, ALIGNED, MASKED
+            )
+            values += _decoded(low, high, levels)
+    else:
+        # The next version is on its way while one is added.
+        at += stride
+        next_low, next_high, next_levels = _load_version(
+            at, header_bytes, first, block, local, mask, rows, rows_mask, ALIGNED, MASKED
+        )
+        values = _decoded(low, high, levels)
+        for _ in tl.range(2, VERSIONS):
+            low, high, levels = next_low, next_high, next_levels
+            at += stride
+            next_low, next_high, next_levels = _load_version(
+                at, header_bytes, first, block, local, mask, rows, rows_mask, ALIGNED, MASKED
+            )
+            values += _decoded(low, high, levels)
+        values += _decoded(next_low, next_high, next_levels)
     return values
 
 
 @triton.jit
 def _values(
-    source, header_bytes, stride, factor, offsets, mask, rows, rows_mask, VERSIONS: tl.constexpr, MASKED: tl.constexpr
-):
-    """fp32 elements of the source at `offsets`; anything where the mask is false."""
+    source, header_bytes, stride, first, block, local, mask, rows, rows_mask,
+    VERSIONS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """fp32 elements of the tile that begins with element `first`, or the sum of its versions; anything where masked."""
     if VERSIONS == 0:
-        values = _load(source + offsets, mask, MASKED).to(tl.float32)
+        values = _load(source + first + local, mask, MASKED).to(tl.float32)
     else:
-        values = _version(source, header_bytes, offsets, mask, rows, rows_mask, False, MASKED)
-        version_at = source
-        if VERSIONS <= UNROLLED_VERSIONS:
-            for _ in tl.static_range(1, VERSIONS):
-                version_at += stride
-                values += _version(version_at, header_bytes, offsets, mask, rows, rows_mask, False, MASKED)
-        else:
-            for _ in tl.range(1, VERSIONS):
-                version_at += stride
-                values += _version(version_at, header_bytes, offsets, mask, rows, rows_mask, False, MASKED)
-        values *= factor
+        values = _sum(
+            source, header_bytes, stride, first, block, local, mask, rows, rows_mask, VERSIONS, ALIGNED, MASKED
+        )
     return values
 
 
@@ -164,11 +161,11 @@ def _values(
 def _lowest_and_highest(values, mask, MASKED: tl.constexpr):
     """Of each row."""
     if MASKED:
-        lowest = tl.reduce(tl.where(mask, values, float("inf")), 1, _smaller)
-        highest = tl.reduce(tl.where(mask, values, float("-inf")), 1, _larger)
+        lowest = tl.reduce(tl.where(mask, values, float("inf")), 1, smaller)
+        highest = tl.reduce(tl.where(mask, values, float("-inf")), 1, larger)
     else:
-        lowest = tl.reduce(values, 1, _smaller)
-        highest = tl.reduce(values, 1, _larger)
+        lowest = tl.reduce(values, 1, smaller)
+        highest = tl.reduce(values, 1, larger)
     return lowest, highest
 
 
@@ -177,31 +174,33 @@ def _lowest_and_highest(values, mask, MASKED: tl.constexpr):
 
 @triton.jit
 def _compress_tile(
-    source, header_bytes, stride, factor, from_chunk, chunk_at, start, local, mask, rows, rows_mask,
-    VERSIONS: tl.constexpr, MASKED: tl.constexpr,
+    source, header_bytes, stride, factor, from_chunk, chunk_at, start, block, local, mask, rows, rows_mask,
+    VERSIONS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     values = _values(
-        source, header_bytes, stride, factor, from_chunk + start + local, mask, rows, rows_mask, VERSIONS, MASKED
+        source, header_bytes, stride, from_chunk + start, block, local, mask, rows, rows_mask, VERSIONS, ALIGNED, MASKED
     )
     lowest, highest = _lowest_and_highest(values, mask, MASKED)
-    lowest, highest = _canonical(lowest, highest)
-    levels = _quantized(values, lowest, highest)
-    if MASKED:
-        tl.store(chunk_at + header_bytes + start + local, levels, mask=mask)
-    else:
-        tl.store(chunk_at + header_bytes + start + local, levels)
+    if VERSIONS != 0:
+        lowest *= factor
+        highest *= factor
+    lowest, highest = canonical(lowest, highest)
+    scale, bias = scale_and_bias(lowest, highest)
+    if VERSIONS != 0:
+        scale *= factor
+    levels = quantized(values, scale, bias)
+    _store(chunk_at + header_bytes + start + local, levels, mask, MASKED)
     _store_ends(chunk_at, rows, rows_mask, lowest, highest)
 
 
-@triton.jit(do_not_specialize=["ranges", "groups"])
+@triton.jit(do_not_specialize=["ranges"])
 def compress_ranges(
-    source, out, elements, block, ranges, groups, header_bytes, stride, factor,
+    source, out, elements, block, ranges, header_bytes, stride, factor,
     VERSIONS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Ranges that fit into a tile: read, measured, and written while they are in registers. One program per group."""
-    program = tl.program_id(0)
-    chunk = (program // groups).to(tl.int64)
-    row = program % groups * ROWS
+    """Ranges that fit into a tile: read, measured, and written while they are in registers. Programs: (tile, chunk)."""
+    row = tl.program_id(0) * ROWS
+    chunk = tl.program_id(1).to(tl.int64)
     rows = row + tl.arange(0, ROWS)
     rows_mask = rows < ranges
     chunk_at = out + chunk * stride
@@ -211,13 +210,13 @@ def compress_ranges(
     start, local, mask, full = _tile(row, tl.zeros_like(row), block, elements, ROWS, COLUMNS, ALIGNED)
     if full:
         _compress_tile(
-            source, header_bytes, stride, factor, from_chunk, chunk_at, start, local, mask, rows, rows_mask,
-            VERSIONS, False,
+            source, header_bytes, stride, factor, from_chunk, chunk_at, start, block, local, mask, rows, rows_mask,
+            VERSIONS, ALIGNED, False,
         )  # fmt: skip
     else:
         _compress_tile(
-            source, header_bytes, stride, factor, from_chunk, chunk_at, start, local, mask, rows, rows_mask,
-            VERSIONS, True,
+            source, header_bytes, stride, factor, from_chunk, chunk_at, start, block, local, mask, rows, rows_mask,
+            VERSIONS, ALIGNED, True,
         )  # fmt: skip
     if row + ROWS >= ranges:
         _store_padding(chunk_at, elements, ranges, header_bytes, stride)
@@ -225,22 +224,24 @@ def compress_ranges(
 
 @triton.jit
 def _wider(
-    lowest, highest, source, header_bytes, stride, factor, offsets, mask, rows, rows_mask,
-    VERSIONS: tl.constexpr, MASKED: tl.constexpr,
+    lowest, highest, source, header_bytes, stride, first, block, local, mask, rows, rows_mask,
+    VERSIONS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    values = _values(source, header_bytes, stride, factor, offsets, mask, rows, rows_mask, VERSIONS, MASKED)
+    values = _values(
+        source, header_bytes, stride, first, block, local, mask, rows, rows_mask, VERSIONS, ALIGNED, MASKED
+    )
     if MASKED:
-        lowest = _smaller(lowest, tl.where(mask, values, float("inf")))
-        highest = _larger(highest, tl.where(mask, values, float("-inf")))
+        lowest = smaller(lowest, tl.where(mask, values, float("inf")))
+        highest = larger(highest, tl.where(mask, values, float("-inf")))
     else:
-        lowest = _smaller(lowest, values)
-        highest = _larger(highest, values)
+        lowest = smaller(lowest, values)
+        highest = larger(highest, values)
     return lowest, highest
 
 
 @triton.jit(do_not_specialize=["ranges", "partials"])
 def measure_ranges(
-    source, ends, elements, block, ranges, partials, header_bytes, stride, factor,
+    source, ends, elements, block, ranges, partials, header_bytes, stride,
     VERSIONS: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Long ranges, first step: `partials` pairs of each in `ends`, of up to STEPS tiles each. One program per pair."""
@@ -256,34 +257,32 @@ def measure_ranges(
     tile = program % partials
     for _ in range(STEPS):
         start, local, mask, full = _tile(row, tile, block, elements, 1, COLUMNS, ALIGNED)
-        offsets = from_chunk + start + local
+        first = from_chunk + start
         if full:
             lowest, highest = _wider(
-                lowest, highest, source, header_bytes, stride, factor, offsets, mask, rows, rows_mask, VERSIONS, False
-            )
+                lowest, highest, source, header_bytes, stride, first, block, local, mask, rows, rows_mask,
+                VERSIONS, ALIGNED, False,
+            )  # fmt: skip
         else:
             lowest, highest = _wider(
-                lowest, highest, source, header_bytes, stride, factor, offsets, mask, rows, rows_mask, VERSIONS, True
-            )
+                lowest, highest, source, header_bytes, stride, first, block, local, mask, rows, rows_mask,
+                VERSIONS, ALIGNED, True,
+            )  # fmt: skip
         tile += partials
     pair = ends + program.to(tl.int64) * 2 + tl.arange(0, 1)
-    tl.store(pair, tl.reduce(lowest, 1, _smaller))
-    tl.store(pair + 1, tl.reduce(highest, 1, _larger))
+    tl.store(pair, tl.reduce(lowest, 1, smaller))
+    tl.store(pair + 1, tl.reduce(highest, 1, larger))
 
 
 @triton.jit
 def _quantize_tile(
-    source, header_bytes, stride, factor, from_chunk, chunk_at, start, local, mask, rows, rows_mask, lowest, highest,
-    VERSIONS: tl.constexpr, MASKED: tl.constexpr,
+    source, header_bytes, stride, from_chunk, chunk_at, start, block, local, mask, rows, rows_mask, scale, bias,
+    VERSIONS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     values = _values(
-        source, header_bytes, stride, factor, from_chunk + start + local, mask, rows, rows_mask, VERSIONS, MASKED
+        source, header_bytes, stride, from_chunk + start, block, local, mask, rows, rows_mask, VERSIONS, ALIGNED, MASKED
     )
-    levels = _quantized(values, lowest, highest)
-    if MASKED:
-        tl.store(chunk_at + header_bytes + start + local, levels, mask=mask)
-    else:
-        tl.store(chunk_at + header_bytes + start + local, levels)
+    _store(chunk_at + header_bytes + start + local, quantized(values, scale, bias), mask, MASKED)
 
 
 @triton.jit(do_not_specialize=["ranges", "tiles", "partials"])
@@ -304,19 +303,25 @@ def compress_pieces(
         from_chunk = tl.multiple_of(from_chunk, 16)
     partial = tl.arange(0, PARTIALS)[None, :]
     pairs = ends + ((chunk * ranges + row) * partials + partial) * 2
-    lowest = tl.reduce(tl.load(pairs, mask=partial < partials, other=float("inf")), 1, _smaller)
-    highest = tl.reduce(tl.load(pairs + 1, mask=partial < partials, other=float("-inf")), 1, _larger)
-    lowest, highest = _canonical(lowest, highest)
+    lowest = tl.reduce(tl.load(pairs, mask=partial < partials, other=float("inf")), 1, smaller)
+    highest = tl.reduce(tl.load(pairs + 1, mask=partial < partials, other=float("-inf")), 1, larger)
+    if VERSIONS != 0:
+        lowest *= factor
+        highest *= factor
+    lowest, highest = canonical(lowest, highest)
+    scale, bias = scale_and_bias(lowest, highest)
+    if VERSIONS != 0:
+        scale *= factor
     start, local, mask, full = _tile(row, tile, block, elements, 1, COLUMNS, ALIGNED)
     if full:
         _quantize_tile(
-            source, header_bytes, stride, factor, from_chunk, chunk_at, start, local, mask, rows, rows_mask,
-            lowest, highest, VERSIONS, False,
+            source, header_bytes, stride, from_chunk, chunk_at, start, block, local, mask, rows, rows_mask,
+            scale, bias, VERSIONS, ALIGNED, False,
         )  # fmt: skip
     else:
         _quantize_tile(
-            source, header_bytes, stride, factor, from_chunk, chunk_at, start, local, mask, rows, rows_mask,
-            lowest, highest, VERSIONS, True,
+            source, header_bytes, stride, from_chunk, chunk_at, start, block, local, mask, rows, rows_mask,
+            scale, bias, VERSIONS, ALIGNED, True,
         )  # fmt: skip
     if tile == 0:
         _store_ends(chunk_at, rows, rows_mask, lowest, highest)
@@ -326,30 +331,33 @@ def compress_pieces(
 
 @triton.jit
 def _decompress_tile(
-    chunk_at, header_bytes, target_at, start, local, mask, rows, rows_mask,
-    ACCUMULATE: tl.constexpr, MASKED: tl.constexpr,
+    chunk_at, header_bytes, target_at, start, block, local, mask, rows, rows_mask,
+    ACCUMULATE: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    values = _version(chunk_at, header_bytes, start + local, mask, rows, rows_mask, True, MASKED)
+    lowest, highest, levels = _load_version(
+        chunk_at, header_bytes, start, block, local, mask, rows, rows_mask, ALIGNED, MASKED
+    )
+    values = smaller(larger(_decoded(lowest, highest, levels), lowest[:, None]), highest[:, None])
     pointers = target_at + start + local
     if ACCUMULATE:
         values = _load(pointers, mask, MASKED).to(tl.float32) + values
-    values = values.to(pointers.dtype.element_ty)
-    if MASKED:
-        tl.store(pointers, values, mask=mask)
-    else:
-        tl.store(pointers, values)
+    _store(pointers, values.to(pointers.dtype.element_ty), mask, MASKED)
 
 
-@triton.jit(do_not_specialize=["ranges", "groups", "tiles"])
+@triton.jit(do_not_specialize=["ranges", "tiles"])
 def decompress_tiles(
-    compressed, target, elements, block, ranges, groups, tiles, header_bytes, stride,
-    ACCUMULATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
+    compressed, target, elements, block, ranges, tiles, header_bytes, stride,
+    ACCUMULATE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
-    """One program per tile, of ranges that fit into it or of long ones."""
+    """Tiles of ranges that fit into them, or of LONG ones. Programs: (tile, chunk)."""
     program = tl.program_id(0)
-    tile = program % tiles
-    row = program // tiles % groups * ROWS
-    chunk = (program // tiles // groups).to(tl.int64)
+    if LONG:
+        row = program // tiles
+        tile = program % tiles
+    else:
+        row = program * ROWS
+        tile = tl.zeros_like(program)
+    chunk = tl.program_id(1).to(tl.int64)
     rows = row + tl.arange(0, ROWS)
     rows_mask = rows < ranges
     chunk_at = compressed + chunk * stride
@@ -359,9 +367,11 @@ def decompress_tiles(
     start, local, mask, full = _tile(row, tile, block, elements, ROWS, COLUMNS, ALIGNED)
     if full:
         _decompress_tile(
-            chunk_at, header_bytes, target + to_chunk, start, local, mask, rows, rows_mask, ACCUMULATE, False
-        )
+            chunk_at, header_bytes, target + to_chunk, start, block, local, mask, rows, rows_mask,
+            ACCUMULATE, ALIGNED, False,
+        )  # fmt: skip
     else:
         _decompress_tile(
-            chunk_at, header_bytes, target + to_chunk, start, local, mask, rows, rows_mask, ACCUMULATE, True
-        )
+            chunk_at, header_bytes, target + to_chunk, start, block, local, mask, rows, rows_mask,
+            ACCUMULATE, ALIGNED, True,
+        )  # fmt: skip

@@ -17,13 +17,14 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# By shape, because kernels are compiled for shapes: tests that run side by side then compile different ones.
+@pytest.mark.parametrize(("elements", "chunks", "block"), SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_same_bytes_as_the_reference(kind: str, dtype: torch.dtype) -> None:
+def test_same_bytes_as_the_reference(dtype: torch.dtype, elements: int, chunks: int, block: int | None) -> None:
     from bagua.kernels import minmax_uint8_triton
 
     found = []
-    for elements, chunks, block in SHAPES:
+    for kind in KINDS:
         case = Case(kind, elements, chunks, block, dtype)
         found += differences(minmax_uint8_reference, minmax_uint8_triton, case, "cuda")  # type: ignore[arg-type]
     assert found == []
@@ -66,6 +67,18 @@ def test_views_need_no_alignment(dtype: torch.dtype, block: int | None) -> None:
         assert torch.equal(compress(there, out=out, block_elements=block).cpu(), expected)
         there.zero_()
         assert torch.equal(decompress(out, there, block_elements=block).cpu(), decoded)
+
+
+@pytest.mark.parametrize(("elements", "block"), [(3, 2), (16, 16)])
+def test_more_chunks_than_a_grid_has_rows(elements: int, block: int) -> None:
+    chunks = 2 * 65535 + 7
+    source = torch.randn(chunks * elements, generator=torch.Generator().manual_seed(6))
+    expected = compress(source, chunks, block_elements=block)
+    there = source.cuda()
+    compressed = compress(there, chunks, block_elements=block)
+    assert torch.equal(compressed.cpu(), expected)
+    decoded = decompress(expected, torch.empty_like(source), block_elements=block)
+    assert torch.equal(decompress(compressed, there, block_elements=block).cpu(), decoded)
 
 
 def test_nothing_waits_for_the_device() -> None:

@@ -44,15 +44,16 @@ def run(found: list[Case]) -> None:
 
 
 def many_versions() -> None:
-    """More than are summed without a loop."""
-    layout = Case("normal", 70, 11, 32, torch.float32).layout
-    received = torch.empty(11, layout.total_bytes, dtype=torch.uint8)
-    minmax_uint8_reference.compress(Case("normal", 70, 11, 32, torch.float32).source(), layout, received)
-    expected, actual = (torch.full((layout.total_bytes,), filler, dtype=torch.uint8) for filler in (7, 9))
-    minmax_uint8_reference.decompress_reduce_compress(received, True, layout, expected)
-    minmax_uint8_triton.decompress_reduce_compress(received, True, layout, actual)
-    if not torch.equal(expected, actual):
-        print("11 versions differ")
+    """More than two, which are summed in a loop: with full tiles, and with a shorter last range."""
+    for elements in (128, 70):
+        case = Case("normal", elements, 11, 32, torch.float32)
+        received = torch.empty(11, case.layout.total_bytes, dtype=torch.uint8)
+        minmax_uint8_reference.compress(case.source(), case.layout, received)
+        expected, actual = (torch.full((case.layout.total_bytes,), filler, dtype=torch.uint8) for filler in (7, 9))
+        minmax_uint8_reference.decompress_reduce_compress(received, True, case.layout, expected)
+        minmax_uint8_triton.decompress_reduce_compress(received, True, case.layout, actual)
+        if not torch.equal(expected, actual):
+            print(f"11 versions of {elements} elements differ")
 
 
 def unaligned_bytes() -> None:

@@ -15,19 +15,26 @@ from bagua.kernels.minmax_uint8 import BLOCK_ELEMENTS
 ALIGNED_ELEMENTS = 32  # chunks begin at multiples
 
 
-def rounded(chunk: Tensor, clamp: bool = True) -> Tensor:
-    """A chunk of 32-bit numbers after compression and decompression: each range has 256 levels, which are multiples of
-    their distance. The last of them may lie outside of the range, if it is not cut off there (`clamp`)."""
+# From here to twice as much, 32-bit numbers are integers.
+INTEGERS = 2.0**23
+
+
+def rounded(chunk: Tensor, factor: float = 1.0, clamp: bool = True) -> Tensor:
+    """A chunk of 32-bit numbers times `factor`, after compression and decompression: each range has 256 levels, which
+    are multiples of their distance. The last of them may lie outside of the range, if it is not cut off there
+    (`clamp`)."""
     parts = []
+    times = torch.tensor(factor)
     for values in chunk.split(BLOCK_ELEMENTS):
-        low, high = values.min() + 0.0, values.max() + 0.0
+        low, high = values.min() * times + 0.0, values.max() * times + 0.0
         half = high * 0.5 - low * 0.5
         levels_per_unit = torch.tensor(127.5) / half  # a number before the tensor would be multiplied by a reciprocal
         if not levels_per_unit.isfinite():
             levels_per_unit = torch.tensor(0.0)
-        lowest = torch.round(high * levels_per_unit) - 255.0
-        level = torch.round(torch.clamp(values * levels_per_unit - lowest, 0.0, 255.0))
-        decoded = (level + lowest) * (half * torch.tensor(1 / 127.5))
+        # Of the highest level INTEGERS + 255 is made, and the sum rounds to a level.
+        bias = INTEGERS + 255.0 - torch.round(high * levels_per_unit)
+        number = torch.clamp(values * (levels_per_unit * times) + bias, INTEGERS, INTEGERS + 255.0)
+        decoded = (number - bias) * (half * torch.tensor(1 / 127.5))
         if levels_per_unit == 0:  # all are as good as equal: the one that is closest to zero
             decoded = torch.clamp(torch.zeros_like(values), low, high)
         elif clamp:
@@ -47,7 +54,7 @@ def reduced_in_bytes(versions: Sequence[Tensor], average: bool) -> Tensor:
             mine = rounded(version.float().chunk(peers)[number], clamp=False)
             total = mine if total is None else total + mine
         assert total is not None
-        chunks.append(rounded(total * torch.tensor(1.0 / peers) if average else total))
+        chunks.append(rounded(total, 1.0 / peers if average else 1.0))
     return torch.cat(chunks).to(versions[0].dtype)
 
 

@@ -77,9 +77,9 @@ def run_ranks(
         AssertionError: a rank raised, died or was not done in time; holds what every rank has to say.
     """
     if os.environ.get(DEVICE_VARIABLE, "cpu") != "cpu":
-        gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+        gpus = visible_gpus()
         if gpus < world_size:
-            pytest.skip(f"needs {world_size} GPUs, one per rank; this machine has {gpus}")
+            pytest.skip(f"needs {world_size} GPUs, one per rank; here are {gpus}")
     environments = [dict(env or {})] * world_size if env is None or isinstance(env, Mapping) else list(env)
     if len(environments) != world_size:
         raise ValueError(f"env has {len(environments)} mappings for {world_size} ranks")
@@ -118,6 +118,14 @@ def run_ranks(
         with _Run(_server(), tasks) as run:
             run.wait(timeout, set(expect_death))
             return run.results(timeout, set(expect_death))
+
+
+def visible_gpus() -> int:
+    """Without CUDA, which a process that forks must not start."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return len(chosen.split(",")) if chosen else 0
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def free_port() -> int:

@@ -260,8 +260,8 @@ def tuned_rows_of(given: argparse.Namespace) -> Iterator[Row]:
                         for warps in _WARPS:
                             if tile < block or not 8 <= tile // (32 * warps) <= 64:
                                 continue
-                            launcher.TILE_ELEMENTS = launcher.SUM_TILE_ELEMENTS = tile
-                            launcher.WARPS = launcher.SUM_WARPS = warps
+                            launcher.TILE_ELEMENTS = tile
+                            launcher.WARPS = warps
                             launcher._tiling.cache_clear()
                             times = measure("cuda", operation, max(3, given.rounds // 3), given.fastest)
                             tiling = f"{tile}/{warps}"

@@ -60,8 +60,10 @@ inline Lanes load(const BFloat16* from) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
-inline Lanes load_bytes(const uint8_t* from) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+// kIntegers and the byte.
+inline Lanes load_numbers(const uint8_t* from) {
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  return _mm512_castsi512_ps(_mm512_or_si512(wide, _mm512_set1_epi32(kIntegersBits)));
 }
 
 inline __m256i to_float16(Lanes values) {
@@ -104,12 +106,15 @@ inline void stream(NormalBFloat16* to, Lanes values) {
 }
 #endif
 
-// Takes kByteGroup numbers between -2^31 and 2^31, rounds them to even and clamps them to a byte. Packing saturates,
-// which clamps; it works within quarters of a register, which the permutation puts in order.
+// Takes kByteGroup positive numbers and clamps what they are beyond kIntegers to a byte. Packing saturates, which
+// clamps; it works within quarters of a register, which the permutation puts in order.
 constexpr size_t kByteGroup = 64;
+inline __m512i beyond_integers(Lanes values) {
+  return _mm512_sub_epi32(_mm512_castps_si512(values), _mm512_set1_epi32(kIntegersBits));
+}
 inline __m512i to_bytes(const Lanes* values) {
-  const __m512i low = _mm512_packs_epi32(_mm512_cvtps_epi32(values[0]), _mm512_cvtps_epi32(values[1]));
-  const __m512i high = _mm512_packs_epi32(_mm512_cvtps_epi32(values[2]), _mm512_cvtps_epi32(values[3]));
+  const __m512i low = _mm512_packs_epi32(beyond_integers(values[0]), beyond_integers(values[1]));
+  const __m512i high = _mm512_packs_epi32(beyond_integers(values[2]), beyond_integers(values[3]));
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   return _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low, high));
 }
@@ -178,8 +183,9 @@ inline Lanes load(const BFloat16* from) {
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
-inline Lanes load_bytes(const uint8_t* from) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+inline Lanes load_numbers(const uint8_t* from) {
+  const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  return _mm256_castsi256_ps(_mm256_or_si256(wide, _mm256_set1_epi32(kIntegersBits)));
 }
 
 inline __m128i to_float16(Lanes values) {
@@ -203,9 +209,12 @@ inline void stream(BFloat16* to, Lanes values) {
 
 constexpr size_t kByteGroup = 32;
 // Packing saturates, which clamps; it works within halves of a register, which the permutation puts in order.
+inline __m256i beyond_integers(Lanes values) {
+  return _mm256_sub_epi32(_mm256_castps_si256(values), _mm256_set1_epi32(kIntegersBits));
+}
 inline __m256i to_bytes(const Lanes* values) {
-  const __m256i low = _mm256_packs_epi32(_mm256_cvtps_epi32(values[0]), _mm256_cvtps_epi32(values[1]));
-  const __m256i high = _mm256_packs_epi32(_mm256_cvtps_epi32(values[2]), _mm256_cvtps_epi32(values[3]));
+  const __m256i low = _mm256_packs_epi32(beyond_integers(values[0]), beyond_integers(values[1]));
+  const __m256i high = _mm256_packs_epi32(beyond_integers(values[2]), beyond_integers(values[3]));
   return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 inline void store_bytes(uint8_t* to, const Lanes* values) {

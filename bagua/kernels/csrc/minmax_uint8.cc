@@ -59,19 +59,19 @@ V scale_of(V lowest, V highest) {
   return magnitude <= std::numeric_limits<float>::max() ? scale : V{};
 }
 
-// The number of the lowest level.
+// With it, the number of the highest level is kIntegers + 255.
 template <typename V>
-V lower_bound_of(V highest, V scale) {
-  return rounded(highest * scale) - 255.0F;
+V bias_of(V highest, V scale) {
+  return kIntegers + 255.0F - rounded(highest * scale);
 }
 
 // For decompression. One level: (255 - 254) * what it stands for, which is NaN if the ends are.
 template <typename V>
-void find_levels(V lowest, V highest, V& lower_bound, V& step) {
+void find_levels(V lowest, V highest, V& bias, V& step) {
   const V scale = scale_of(lowest, highest);
   const V not_above_zero = highest < 0.0F ? highest : highest - highest;
   const V closest_to_zero = lowest > 0.0F ? lowest : not_above_zero;
-  lower_bound = scale == 0.0F ? V{} - 254.0F : lower_bound_of(highest, scale);
+  bias = scale == 0.0F ? V{} + (kIntegers + 254.0F) : bias_of(highest, scale);
   step = scale == 0.0F ? closest_to_zero : half_of(lowest, highest) * kUnitsPerLevel;
 }
 
@@ -84,7 +84,7 @@ Levels read_levels(const uint8_t* chunk, size_t range) {
   float pair[2];
   std::memcpy(pair, chunk + range * kRangeBytes, sizeof(pair));
   Levels levels{0.0F, 0.0F, pair[0], pair[1]};
-  find_levels(levels.lowest, levels.highest, levels.lower_bound, levels.step);
+  find_levels(levels.lowest, levels.highest, levels.bias, levels.step);
   return levels;
 }
 
@@ -93,11 +93,13 @@ constexpr size_t kBatch = 16;
 using LevelsOfVersions = Levels[kBatch];
 
 // The levels of a range in each of at most kBatch versions; what is behind the last means nothing. The ends are not
-// filled in. One after the other they would take a tenth of the time of the sum.
-void read_levels_of_versions(const uint8_t* chunk, size_t stride, size_t range, size_t versions,
+// filled in. One after the other they would take a tenth of the time of the sum. Returns whether no end is larger than
+// `bound`, or NaN.
+bool read_levels_of_versions(const uint8_t* chunk, size_t stride, size_t range, size_t versions, float bound,
                              LevelsOfVersions& levels) {
   constexpr size_t kAtOnce = sizeof(Four) / sizeof(float);
   constexpr size_t kAheadBytes = 128;
+  bool bounded = true;
   for (size_t first = 0; first < versions; first += kAtOnce) {
     Four lowest{};
     Four highest{};
@@ -108,15 +110,17 @@ void read_levels_of_versions(const uint8_t* chunk, size_t stride, size_t range, 
       std::memcpy(pair, ends, sizeof(pair));
       lowest[i] = pair[0];
       highest[i] = pair[1];
+      bounded = bounded && pair[0] >= -bound && pair[1] <= bound;
     }
-    Four lower_bound;
+    Four bias;
     Four step;
-    find_levels(lowest, highest, lower_bound, step);
+    find_levels(lowest, highest, bias, step);
     for (size_t i = 0; i < kAtOnce; ++i) {
-      levels[first + i].lower_bound = lower_bound[i];
+      levels[first + i].bias = bias[i];
       levels[first + i].step = step[i];
     }
   }
+  return bounded;
 }
 
 void write_padding(uint8_t* chunk, const Chunks& chunks) {
@@ -126,12 +130,13 @@ void write_padding(uint8_t* chunk, const Chunks& chunks) {
   std::memset(chunk + end, 0, padded(end) - end);
 }
 
+// `extent` is that of `source` times `factor`.
 template <typename T>
-void quantize(const ElementKernel<T>& kernel, const T* source, size_t count, const Extent& extent, uint8_t* bytes,
-              Store store) {
+void quantize(const ElementKernel<T>& kernel, const T* source, size_t count, float factor, const Extent& extent,
+              uint8_t* bytes, Store store) {
   if (extent.finite) {
     const float scale = scale_of(extent.lowest, extent.highest);
-    kernel.quantize(source, count, {scale, lower_bound_of(extent.highest, scale)}, bytes, store);
+    kernel.quantize(source, count, {scale * factor, bias_of(extent.highest, scale)}, bytes, store);
   } else {
     std::memset(bytes, 0, count);
   }
@@ -190,7 +195,7 @@ void compress_typed(const T* source, const ElementKernel<T>& kernel, const Chunk
         const T* from = source + unit / ranges * chunks.elements + span.first;
         const Extent extent = canonical(kernel.extent(from, span.count));
         write_extent(to, unit % ranges, extent);
-        quantize(kernel, from, span.count, extent, to + header + span.first, store);
+        quantize(kernel, from, span.count, 1.0F, extent, to + header + span.first, store);
       }
     });
     return;
@@ -213,7 +218,7 @@ void compress_typed(const T* source, const ElementKernel<T>& kernel, const Chunk
     in_parts(slices, kSliceElements, execution, [&](size_t first, size_t last) {
       for (size_t slice = first; slice < last; ++slice) {
         const Span part = slice_of(span, slice);
-        quantize(kernel, from + part.first, part.count, extent, to + header + part.first, store);
+        quantize(kernel, from + part.first, part.count, 1.0F, extent, to + header + part.first, store);
       }
     });
   }
@@ -252,29 +257,31 @@ void decompress_typed(const uint8_t* compressed, T* target, const ElementKernel<
 // Sums a part of a range over all versions, and finds the extent of the sum.
 class Summation {
  public:
-  Summation(const uint8_t* received, bool average, const Chunks& versions, const Execution& execution)
+  Summation(const uint8_t* received, const Chunks& versions, const Execution& execution)
       : received_(received),
-        factor_(average ? static_cast<float>(1.0 / static_cast<double>(versions.count)) : 1.0F),
+        bound_(std::numeric_limits<float>::max() / 2.0F / static_cast<float>(versions.count)),
         versions_(versions),
         kernel_(*execution.kernel) {}
 
   Extent operator()(size_t range, const Span& part, float* sum) const {
     LevelsOfVersions levels;
     Extent extent{};
+    bool bounded = true;
     for (size_t first = 0; first < versions_.count; first += kBatch) {
       const size_t batch = std::min(kBatch, versions_.count - first);
       const uint8_t* from = received_ + first * versions_.stride;
-      read_levels_of_versions(from, versions_.stride, range, batch, levels);
-      const bool last = first + batch == versions_.count;
+      // In this order: the levels are always read.
+      bounded = read_levels_of_versions(from, versions_.stride, range, batch, bound_, levels) && bounded;
       extent = kernel_.decode_sum(from + versions_.header_bytes() + part.first, versions_.stride, levels, batch,
-                                  part.count, first > 0, last ? factor_ : 1.0F, sum);
+                                  part.count, first > 0, bounded, sum);
     }
     return extent;
   }
 
  private:
   const uint8_t* received_;
-  float factor_;
+  // A sum of versions whose ends are no larger is finite: a level lies at most half a level outside of its range.
+  float bound_;
   const Chunks& versions_;
   const RangeKernel& kernel_;
 };
@@ -320,7 +327,11 @@ void decompress_reduce_compress(const uint8_t* received, bool average, const Chu
   const size_t ranges = versions.ranges();
   const size_t header = versions.header_bytes();
   const Store store = store_for(versions.elements);
-  const Summation sum_of(received, average, versions, execution);
+  const float factor = average ? static_cast<float>(1.0 / static_cast<double>(versions.count)) : 1.0F;
+  const Summation sum_of(received, versions, execution);
+  const auto times_factor = [&](Extent extent) {
+    return Extent{extent.lowest * factor, extent.highest * factor, extent.finite};
+  };
   write_padding(out, versions);
   if (versions.block <= kSliceElements) {
     in_parts(ranges, versions.block * versions.count, execution, [&](size_t first, size_t last) {
@@ -330,10 +341,10 @@ void decompress_reduce_compress(const uint8_t* received, bool average, const Chu
       const auto finish = [&](size_t range) {
         const Span span = span_of(versions, range);
         write_extent(out, range, extents[range % 2]);
-        quantize(kernel, sums[range % 2], span.count, extents[range % 2], out + header + span.first, store);
+        quantize(kernel, sums[range % 2], span.count, factor, extents[range % 2], out + header + span.first, store);
       };
       for (size_t range = first; range < last; ++range) {
-        extents[range % 2] = canonical(sum_of(range, span_of(versions, range), sums[range % 2]));
+        extents[range % 2] = canonical(times_factor(sum_of(range, span_of(versions, range), sums[range % 2])));
         if (range > first) finish(range - 1);
       }
       if (last > first) finish(last - 1);
@@ -353,14 +364,14 @@ void decompress_reduce_compress(const uint8_t* received, bool average, const Chu
         extents[slice] = sum_of(range, part, sum);
       }
     });
-    const Extent extent = canonical(joined(extents.data(), slices));
+    const Extent extent = canonical(times_factor(joined(extents.data(), slices)));
     write_extent(out, range, extent);
     in_parts(slices, work, execution, [&](size_t first, size_t last) {
       alignas(64) float sum[kSliceElements];
       for (size_t slice = first; slice < last; ++slice) {
         const Span part = slice_of(span, slice);
         sum_of(range, part, sum);
-        quantize(kernel, sum, part.count, extent, out + header + part.first, store);
+        quantize(kernel, sum, part.count, factor, extent, out + header + part.first, store);
       }
     });
   }

@@ -24,16 +24,21 @@ struct Extent {
   bool finite;
 };
 
-// The levels of a range, for compression: how many in a unit, and the number of the lowest.
+// From here to twice as much, fp32 has the integers and nothing between them, so that the bits of kIntegers + n are
+// kIntegersBits + n.
+constexpr float kIntegers = 0x1p23F;
+constexpr int32_t kIntegersBits = 0x4b000000;
+
+// The levels of a range, for compression: how many in a unit, and what makes the lowest of them kIntegers.
 struct Scale {
   float scale;
-  float lower_bound;
+  float bias;
 };
 
-// The levels of a range, for decompression: multiples of `step`, of which the lowest has the number `lower_bound`; and
-// the range's ends.
+// The levels of a range, for decompression: kIntegers and a byte, less the bias, are a multiple of `step`; and the
+// range's ends.
 struct Levels {
-  float lower_bound;
+  float bias;
   float step;
   float lowest;
   float highest;
@@ -58,11 +63,11 @@ struct RangeKernel {
   ElementKernel<float> float32;
   ElementKernel<Float16> float16;
   ElementKernel<BFloat16> bfloat16;
-  // The sum of `versions` versions, whose bytes lie `stride` bytes apart, in their order, times `factor`. `more`: added
-  // to what is in `sum`; else `sum` is overwritten. Not clamped. At least one version and one element. Returns
-  // the extent of what `sum` is then.
+  // The sum of `versions` versions, whose bytes lie `stride` bytes apart, in their order. `more`: added to what is in
+  // `sum`; else `sum` is overwritten. Not clamped. At least one version and one element. Returns the extent of what
+  // `sum` is then. `bounded`: it is known to be finite.
   Extent (*decode_sum)(const uint8_t* bytes, size_t stride, const Levels* levels, size_t versions, size_t count,
-                       bool more, float factor, float* sum);
+                       bool more, bool bounded, float* sum);
   // After the last streamed store of a thread, before another thread may read.
   void (*end_of_stream)();
 };

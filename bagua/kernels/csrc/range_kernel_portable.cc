@@ -126,18 +126,17 @@ Extent extent(const T* source, size_t count) {
 template <typename T>
 void quantize(const T* source, size_t count, const Scale& levels, uint8_t* out, Store /*how*/) {
   const float scale = levels.scale;
-  const float lower_bound = levels.lower_bound;
+  const float bias = levels.bias;
   for (size_t i = 0; i < count; ++i) {
-    const float number = load(source[i]) * scale - lower_bound;
-    const float above = number > 0.0F ? number : 0.0F;
-    const float clamped = above < 255.0F ? above : 255.0F;
-    // Adding 2^23 rounds to even; the last byte of the sum is the number.
-    out[i] = static_cast<uint8_t>(bits_of(clamped + 0x1p23F));
+    const float number = load(source[i]) * scale + bias;
+    const float above = number > kIntegers ? number : kIntegers;
+    const float clamped = above < kIntegers + 255.0F ? above : kIntegers + 255.0F;
+    out[i] = static_cast<uint8_t>(bits_of(clamped));
   }
 }
 
 inline float level(uint8_t byte, const Levels& levels) {
-  return (static_cast<float>(byte) + levels.lower_bound) * levels.step;
+  return (from_bits(uint32_t{kIntegersBits} | byte) - levels.bias) * levels.step;
 }
 // Where an end is NaN, so is the result.
 inline float clamped(uint8_t byte, const Levels& levels) {
@@ -159,7 +158,7 @@ void decode_add(const uint8_t* bytes, size_t count, const Levels& range, T* targ
 }
 
 Extent decode_sum(const uint8_t* bytes, size_t stride, const Levels* levels, size_t versions, size_t count, bool more,
-                  float factor, float* sum) {
+                  bool /*bounded*/, float* sum) {
   for (size_t version = 0; version < versions; ++version) {
     const uint8_t* from = bytes + version * stride;
     const Levels range = levels[version];
@@ -169,7 +168,6 @@ Extent decode_sum(const uint8_t* bytes, size_t stride, const Levels* levels, siz
       for (size_t i = 0; i < count; ++i) sum[i] += level(from[i], range);
     }
   }
-  for (size_t i = 0; i < count; ++i) sum[i] *= factor;
   return extent(sum, count);
 }
 

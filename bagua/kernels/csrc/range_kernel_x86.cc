@@ -105,14 +105,14 @@ Extent extent<float>(const float* source, size_t count) {
 template <typename T>
 void quantize(const T* source, size_t count, const Scale& levels, uint8_t* out, Store how) {
   const Lanes scale = fill(levels.scale);
-  const Lanes lower_bound = fill(levels.lower_bound);
+  const Lanes bias = fill(levels.bias);
   size_t done = 0;
   const auto group = [&](size_t at, Lanes* numbers) {
     // What follows in memory is what is read next; it comes while this, which is in a cache, is computed.
     constexpr size_t kLine = 64 / sizeof(T);
     for (size_t i = 0; i < kByteGroup; i += kLine) __builtin_prefetch(source + count + at + i);
     for (size_t i = 0; i < kLanesOfGroup; ++i) {
-      numbers[i] = subtract(multiply(load(source + at + i * kLanes), scale), lower_bound);
+      numbers[i] = add(multiply(load(source + at + i * kLanes), scale), bias);
     }
   };
   Lanes numbers[kLanesOfGroup];
@@ -131,7 +131,7 @@ void quantize(const T* source, size_t count, const Scale& levels, uint8_t* out, 
     T padded[kByteGroup];
     for (size_t i = 0; i < kByteGroup; ++i) padded[i] = source[done + (i < rest ? i : 0)];
     for (size_t i = 0; i < kLanesOfGroup; ++i) {
-      numbers[i] = subtract(multiply(load(padded + i * kLanes), scale), lower_bound);
+      numbers[i] = add(multiply(load(padded + i * kLanes), scale), bias);
     }
     uint8_t bytes[kByteGroup];
     store_bytes(bytes, numbers);
@@ -140,15 +140,12 @@ void quantize(const T* source, size_t count, const Scale& levels, uint8_t* out, 
 }
 
 struct Decoder {
-  Lanes lower_bound, step, lowest, highest;
+  Lanes bias, step, lowest, highest;
 
   explicit Decoder(const Levels& levels)
-      : lower_bound(fill(levels.lower_bound)),
-        step(fill(levels.step)),
-        lowest(fill(levels.lowest)),
-        highest(fill(levels.highest)) {}
+      : bias(fill(levels.bias)), step(fill(levels.step)), lowest(fill(levels.lowest)), highest(fill(levels.highest)) {}
 
-  Lanes level(const uint8_t* bytes) const { return multiply(add(load_bytes(bytes), lower_bound), step); }
+  Lanes level(const uint8_t* bytes) const { return multiply(subtract(load_numbers(bytes), bias), step); }
   // The ends come second: where they are NaN, so is the result.
   Lanes clamped(const uint8_t* bytes) const { return smaller(larger(level(bytes), lowest), highest); }
 };
@@ -210,8 +207,9 @@ void decode_add(const uint8_t* bytes, size_t count, const Levels& levels, T* tar
   if (done < count) decode_tail(decoder, bytes + done, count - done, target + done, write);
 }
 
-Extent decode_sum(const uint8_t* bytes, size_t stride, const Levels* levels, size_t versions, size_t count, bool more,
-                  float factor, float* sum) {
+template <bool kBounded>
+Extent decode_sum_of(const uint8_t* bytes, size_t stride, const Levels* levels, size_t versions, size_t count,
+                     bool more, float* sum) {
   // Sums of so many registers are made before the next: they stay in registers, and a version's levels serve all.
   constexpr size_t kGroup = kRegisters * kLanes;
   // Processors do not foresee what is read of many versions at once, so it is asked for ahead: a version's part of
@@ -220,7 +218,6 @@ Extent decode_sum(const uint8_t* bytes, size_t stride, const Levels* levels, siz
   const size_t groups = count / kGroup;
   size_t asked = 0;
   const uint8_t* ahead = bytes + 2 * count;
-  const Lanes factors = fill(factor);
   Lanes lowest = fill(std::numeric_limits<float>::infinity());
   Lanes highest = fill(-std::numeric_limits<float>::infinity());
   Lanes not_finite = fill(0.0F);
@@ -248,10 +245,9 @@ Extent decode_sum(const uint8_t* bytes, size_t stride, const Levels* levels, siz
       levels_of(version, [&](size_t i, Lanes values) { sums[i] = add(sums[i], values); });
     }
     for (size_t i = 0; i < kRegisters; ++i) {
-      sums[i] = multiply(sums[i], factors);
       lowest = smaller(sums[i], lowest);
       highest = larger(sums[i], highest);
-      not_finite = add_if_not_finite(not_finite, sums[i]);
+      if (!kBounded) not_finite = add_if_not_finite(not_finite, sums[i]);
       store(sum + done + i * kLanes, sums[i]);
     }
   }
@@ -260,16 +256,22 @@ Extent decode_sum(const uint8_t* bytes, size_t stride, const Levels* levels, siz
     float total = more ? sum[done] : 0.0F;
     for (size_t version = 0; version < versions; ++version) {
       const Levels& range = levels[version];
-      const float value = (static_cast<float>(bytes[version * stride + done]) + range.lower_bound) * range.step;
+      const float number = kIntegers + static_cast<float>(bytes[version * stride + done]);
+      const float value = (number - range.bias) * range.step;
       total = version == 0 && !more ? value : total + value;
     }
-    total *= factor;
     sum[done] = total;
     result.lowest = std::min(result.lowest, total);
     result.highest = std::max(result.highest, total);
     result.finite = result.finite && std::isfinite(total);
   }
   return result;
+}
+
+Extent decode_sum(const uint8_t* bytes, size_t stride, const Levels* levels, size_t versions, size_t count, bool more,
+                  bool bounded, float* sum) {
+  const auto& function = bounded ? decode_sum_of<true> : decode_sum_of<false>;
+  return function(bytes, stride, levels, versions, count, more, sum);
 }
 
 template <typename T>

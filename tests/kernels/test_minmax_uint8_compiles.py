@@ -1,0 +1,117 @@
+"""The Triton kernels of MinMaxUInt8 compile for a GPU, which need not be there: the interpreter takes more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="Triton is for Linux on x86-64 and arm64")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from bagua.kernels import minmax_uint8_triton as launcher  # noqa: E402
+from bagua.kernels import minmax_uint8_triton_kernels as kernels  # noqa: E402
+from bagua.kernels.minmax_uint8_layout import chunk_layout  # noqa: E402
+
+H100 = GPUTarget("cuda", 90, 32)
+KERNELS = ("compress_ranges", "measure_ranges", "compress_pieces", "decompress_tiles")
+POINTERS = {
+    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.uint8: "*u8"
+}  # fmt: skip
+
+Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+class Recorder:
+    """In a kernel's place: keeps with what it is launched, and launches nothing."""
+
+    def __init__(self, kernel: Any, launches: list[Launch]) -> None:
+        self._kernel = kernel
+        self._launches = launches
+
+    def __getitem__(self, _grid: object) -> Callable[..., None]:
+        def launch(*arguments: object, **keywords: object) -> None:
+            self._launches.append((self._kernel, arguments, keywords))
+
+        return launch
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+    found: list[Launch] = []
+    for name in KERNELS:
+        monkeypatch.setattr(kernels, name, Recorder(getattr(kernels, name), found))
+    return found
+
+
+def ptx_of(launch: Launch) -> str:
+    """Compiled as Triton's launcher would: 1 is a constant, and what is a multiple of 16 is known as such."""
+    kernel, arguments, keywords = launch
+    signature, constants, attributes = {}, {}, {}
+    options = {name: value for name, value in keywords.items() if name not in kernel.arg_names}
+    values = {**dict(zip(kernel.arg_names, arguments, strict=False)), **keywords}
+    for index, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        if isinstance(value, torch.Tensor):
+            signature[parameter.name] = POINTERS[value.dtype]
+            multiple = value.data_ptr() % 16 == 0
+        elif parameter.is_constexpr or (value == 1 and not parameter.do_not_specialize and isinstance(value, int)):
+            signature[parameter.name] = "constexpr"
+            constants[(index,)] = value
+            multiple = False
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+            multiple = isinstance(value, int) and value % 16 == 0 and not parameter.do_not_specialize
+        if multiple:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    return str(triton.compile(source, target=H100, options=options).asm["ptx"])
+
+
+def launch_all(elements: int, chunks: int, block: int | None, dtype: torch.dtype, versions: int) -> None:
+    layout = chunk_layout(elements, block)
+    floats = torch.zeros(chunks, elements, dtype=dtype)
+    compressed = torch.zeros(chunks, layout.total_bytes, dtype=torch.uint8)
+    launcher.compress(floats, layout, compressed)
+    launcher.decompress(compressed, floats, True, layout)
+    received = torch.zeros(versions, layout.total_bytes, dtype=torch.uint8)
+    launcher.decompress_reduce_compress(received, True, layout, received[0])
+
+
+# (elements, chunks, block, dtype, versions): one element, ranges of one, of three, whole chunks, long ranges.
+SHAPES = [
+    (1, 1, 1024, torch.float32, 1),
+    (40, 2, 1, torch.float16, 2),
+    (7, 3, 3, torch.bfloat16, 3),
+    (37, 2, None, torch.float32, 9),
+    (4096, 2, 1024, torch.float16, 2),
+    (50000, 2, 20000, torch.bfloat16, 3),
+]
+
+
+@pytest.mark.parametrize(("elements", "chunks", "block", "dtype", "versions"), SHAPES)
+def test_compiles(
+    launches: list[Launch], elements: int, chunks: int, block: int | None, dtype: torch.dtype, versions: int
+) -> None:
+    launch_all(elements, chunks, block, dtype, versions)
+    assert len(launches) == (5 if elements == 50000 else 3)
+    for launch in launches:
+        assert ".visible .entry" in ptx_of(launch)
+
+
+def test_full_tiles_are_read_and_written_in_pieces_of_16_bytes(launches: list[Launch]) -> None:
+    launch_all(8192 * 1024, 1, 1024, torch.float32, 8)
+    for launch in launches:
+        ptx = ptx_of(launch)
+        assert "ld.global.v4.b32" in ptx
+        assert "st.global.v4.b32" in ptx
+
+
+def test_a_sum_unpacks_a_byte_with_one_instruction(launches: list[Launch]) -> None:
+    """32 elements of a thread, in the first version, in the loop over more, and in the last."""
+    launch_all(8192 * 1024, 1, 1024, torch.float32, 8)
+    assert ptx_of(launches[-1]).count("prmt.b32") >= 3 * 32
