@@ -1,6 +1,7 @@
 // Comms whose workers send by reference: a request is done when the peer has the bytes and not before, and the memory
 // is the caller's from then on.
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <cstdint>
 #include <deque>
@@ -9,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "os/page_pipe.h"
 #include "support/zero_copy_connection.h"
 #include "support/zero_copy_peer.h"
 
@@ -68,6 +68,22 @@ std::vector<std::size_t> random_sizes(std::mt19937& random, std::size_t count) {
   return sizes;
 }
 
+// While it lives nothing is opened, and no pipe either, whatever other processes of the same user give back.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const rlimit none{0, before_.rlim_max};
+    CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  }
+  ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
 }  // namespace
 
 TEST_CASE(messages_survive_a_sender_that_overwrites_them) {
@@ -115,16 +131,34 @@ TEST_CASE(a_send_is_done_when_the_receiver_has_it_and_not_before) {
   }
 }
 
-// All pipes that this process may have are taken.
 TEST_CASE(without_pipes_messages_are_copied) {
-  std::vector<std::unique_ptr<PagePipe>> pipes;
-  while (auto pipe = PagePipe::open()) pipes.push_back(std::move(pipe));
-  Connection connection;
-  exchange(connection, std::vector<std::size_t>(8, kReferred), 0);
-  // Streams that were refused once do not ask again: these are done without the receiver.
-  std::vector<std::uint8_t>& message = connection.buffers.keep(make_message(8, kReferred));
-  Request* send = connection.send(message.data(), message.size());
+  for (const std::size_t worker_streams : {1, 2}) {
+    Connection::Settings settings;
+    settings.worker_streams = worker_streams;
+    Connection connection(settings);
+    const NoDescriptors none;
+    exchange(connection, std::vector<std::size_t>(8, kReferred), 0);
+  }
+}
+
+// One stream only: where there are two, one may move all messages, and the other asks when its turn comes.
+TEST_CASE(a_stream_that_was_refused_a_pipe_asks_no_more) {
+  Sender sender;
+  const NoDescriptors none;
+  std::vector<std::uint8_t>& message = sender.buffers.keep(make_message(0, kReferred));
+  Request* send = sender.send(message);
+  Frame frame = read_frame(sender.peers[1].get());
+  CHECK(frame.header.acknowledge);
+  CHECK(frame.payload == message);
+  write_all(sender.peers[1].get(), acknowledgement(message.size()));
   CHECK_OK(test_until_done(send));
+  for (int i = 0; i < 20; ++i) {
+    send = sender.send(message);
+    frame = read_frame(sender.peers[1].get());
+    CHECK(!frame.header.acknowledge);
+    CHECK(frame.payload == message);
+    CHECK_OK(test_until_done(send));
+  }
 }
 
 // Pages that the kernel cannot refer to any more when the message is half sent: it is an error, and no other byte
