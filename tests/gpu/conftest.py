@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.gpu_job import RANKS, Job, RunJob
+from support.ranks import visible_gpus
 
 from bagua.net.bench.nccl_ab_log import read_proof_file
 
@@ -19,16 +20,14 @@ DEADLINE_S = 150
 _OWN = ("NCCL_", "BAGUA_NET_", "_BAGUA_NET_", "ENABLE_BAGUA_NET", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
 
 
-def gpus() -> int:
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where there are GPUs but too few, the tests of this folder are skipped one by one, with the reason."""
-    if 0 < gpus() < RANKS:
+    """Where there are too few GPUs, the tests of this folder are skipped one by one, with the reason. Where there are
+    none at all, they are deselected."""
+    gpus = len(visible_gpus())
+    if gpus < RANKS:
         for item in items:
             if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason=f"needs {RANKS} GPUs, this machine has {gpus()}"))
+                item.add_marker(pytest.mark.skip(reason=f"needs {RANKS} GPUs, here are {gpus}"))
 
 
 @pytest.fixture

@@ -1,50 +1,40 @@
-"""The tests of the training core again, with a GPU for each rank and NCCL instead of gloo. Those that need more ranks
-than there are GPUs say so."""
+"""The tests of the training core again, with a GPU for each rank and NCCL instead of gloo: those of
+support.cuda_choice, or with BAGUA_TEST_CHOICE=all all tests of its files. Those that need more ranks than there are
+GPUs are skipped."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from support.cuda_choice import all_files, chosen_tests
+from support.lanes import belongs_to, run_lanes
+from support.ranks import visible_gpus
 
-DEADLINE_S = 280
-REPOSITORY = Path(__file__).resolve().parents[2]
-FILES = sorted(
-    f"test_{topic}.py"
-    for topic in (
-        *("gradient_allreduce", "bagua_module", "find_unused", "no_sync", "join", "torch_features"),
-        *("collectives", "collectives_inplace", "coalesced", "state_broadcast", "process_groups", "buckets"),
-        *("bytegrad", "chunk_exchange", "comm_hooks"),
-        *("decentralized", "decentralized_rounds", "decentralized_resume", "low_precision_decentralized"),
-        *("qadam", "qadam_optimizer", "qadam_features", "algorithms_compose", "algorithms_resume"),
-        *("async_model_average", "async_schedules"),
-    )
-)
+CHOICE_VARIABLE = "BAGUA_TEST_CHOICE"
+EVERYTHING = os.environ.get(CHOICE_VARIABLE) == "all"
+DEADLINE_S = 3600 if EVERYTHING else 270
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("file", FILES)
-def test_on_gpus(file: str) -> None:
-    environment = {**os.environ, "BAGUA_TEST_DEVICE": "cuda"}
-    # Not as a plugin of this run: its own process has its own rank server. pytest-benchmark, where it is installed,
-    # warns, and warnings are errors here.
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:benchmark"]
-    done = subprocess.run(
-        [
-            *command,
-            f"--rootdir={REPOSITORY}",
-            f"--config-file={REPOSITORY / 'pyproject.toml'}",
-            f"tests/distributed/{file}",
-        ],
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-1500:]}"
-    assert " passed" in done.stdout.splitlines()[-1]
+@pytest.mark.slow
+@pytest.mark.timeout(DEADLINE_S + 20)
+def test_on_gpus(subtests: pytest.Subtests) -> None:
+    """One test for all lanes, which share the GPUs out among themselves. What failed is told by file."""
+    report = run_lanes(all_files() if EVERYTHING else chosen_tests(), visible_gpus(), DEADLINE_S)
+    skipped, passed = report.of_kind("skipped"), report.of_kind("passed")
+    print(f"{len(passed)} passed, {len(skipped)} skipped")
+    for outcome in skipped:
+        print(f"skipped {outcome.test}: {outcome.text}")
+    for outcome in sorted(passed, key=lambda one: -one.seconds):
+        print(f"{outcome.seconds:6.1f} s {outcome.test}")
+    failed = report.of_kind("failed")
+    for file in all_files():
+        texts = [f"{outcome.test}\n{outcome.text}" for outcome in failed if belongs_to(outcome.test, file)]
+        if texts:
+            with subtests.test(file):
+                pytest.fail("\n".join(texts), pytrace=False)
+    for problem in report.problems:
+        with subtests.test("lane"):
+            pytest.fail(problem, pytrace=False)
+    assert passed or failed or report.problems, "every test was skipped"

@@ -77,7 +77,7 @@ def run_ranks(
         AssertionError: a rank raised, died or was not done in time; holds what every rank has to say.
     """
     if os.environ.get(DEVICE_VARIABLE, "cpu") != "cpu":
-        gpus = visible_gpus()
+        gpus = len(visible_gpus())
         if gpus < world_size:
             pytest.skip(f"needs {world_size} GPUs, one per rank; here are {gpus}")
     environments = [dict(env or {})] * world_size if env is None or isinstance(env, Mapping) else list(env)
@@ -120,12 +120,12 @@ def run_ranks(
             return run.results(timeout, set(expect_death))
 
 
-def visible_gpus() -> int:
-    """Without CUDA, which a process that forks must not start."""
+def visible_gpus() -> list[str]:
+    """As CUDA_VISIBLE_DEVICES names them. Without CUDA, which a process that forks must not start."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return len(chosen.split(",")) if chosen else 0
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+        return [name for name in chosen.split(",") if name]
+    return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
 
 
 def free_port() -> int:

@@ -1,0 +1,135 @@
+"""The tests of tests/distributed that run on GPUs as well (tests/gpu/test_training_core.py), by file.
+
+Chosen is what CUDA and NCCL do otherwise than CPUs and gloo:
+
+- the weights of torch's DDP or of the algorithm's formula, bit for bit: one case for each algorithm and way to wrap;
+- streams: overlap, hooks that do not wait, exchanges under way while forward and backward run, the averaging thread;
+- compression by the kernels for GPUs, with overflow, short dtypes and values that are not finite;
+- NCCL's groups: made again, of some ranks, between and within emulated nodes, coalesced;
+- autocast, GradScaler, optimizers with kernels of their own, checkpointing, torch.compile;
+- state and resumption; errors that have to be raised and must not hang.
+
+Of a parametrized family one or two members stand for all. Not chosen are arguments, names, attributes and messages that
+Python alone decides, what is skipped on CUDA, and the 200 schedules of test_async_schedules.py. A test costs 4 to 15 s
+on GPUs, mostly for processes and communicators that start: one that is added should be worth that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_SHIFT_ONE = "decentralized peer_selection_mode=shift_one hierarchical=False"
+
+CHOICE: dict[str, Sequence[str]] = {
+    "gradient_allreduce": [
+        "test_two_ranks_have_the_weights_of_torch_ddp[with_bagua-adamw]",
+        "test_two_ranks_have_the_weights_of_torch_ddp[wrapper-momentum]",
+        "test_unusual_parameters_have_the_weights_of_torch_ddp[wrapper-channels_last]",
+        "test_unusual_parameters_have_the_weights_of_torch_ddp[wrapper without views-mixed]",
+        "test_more_ranks_agree_with_each_other_and_torch_ddp[with_bagua-4]",
+        "test_only_one_rank_of_a_node_talks_to_other_nodes[two nodes of two-wrapper]",
+    ],
+    "bagua_module": ["test_the_group_is_destroyed_and_made_again"],
+    "find_unused": [
+        "test_branches_as_with_torch_ddp[by rank and step]",
+        "test_a_missing_gradient_is_named_where_it_is_missing[with_bagua-True]",
+    ],
+    "no_sync": [
+        "test_accumulated_gradients_are_those_of_torch_ddp[with_bagua-no_sync]",
+        "test_two_losses_before_one_step[wrapper-True]",
+    ],
+    "join": ["test_two_ranks_end_where_torch_ddp_does[with buffers-more by rank]"],
+    "overlap": ["test_buckets_are_launched_between_gradients[with_bagua-False]"],
+    "torch_features": [
+        "test_autocast_and_gradient_scaling[wrapper]",
+        "test_kinds_of_optimizers[fused-with_bagua]",
+        "test_buffers_follow_the_first_rank[NormNet]",
+        "test_training_goes_on_after_an_error_of_all_ranks[backward-True]",
+    ],
+    "checkpoint_and_compile": [
+        "test_checkpointed_blocks[Reentrant-with_bagua-True]",
+        "test_compiled[of with_bagua]",
+    ],
+    "collectives": ["test_in_the_whole_world[2-1]", "test_in_the_whole_world[4-3]"],
+    "collectives_inplace": ["test_in_the_whole_world[2-21]"],
+    "coalesced": ["test_many_tensors[2-67108864]"],
+    "state_broadcast": ["test_tensors_that_fit_are_overwritten_in_place"],
+    "process_groups": [
+        "test_communicators_of_nodes[sizes0-None-expected0]",
+        "test_the_same_members_again_after_a_group_was_destroyed",
+    ],
+    "buckets": ["test_operations_on_other_dtypes[scattergather-dtype1]"],
+    "bytegrad": [
+        "test_weights_are_those_of_the_formula_on_one_node[2]",
+        "test_weights_are_those_of_the_formula_on_two_nodes[two nodes of two-wrapper]",
+    ],
+    "chunk_exchange": ["test_every_chunk_arrives[collectives-2]"],
+    "comm_hooks": [
+        "test_gradients_are_those_of_the_formula_on_one_node[2]",
+        "test_gradients_are_those_of_the_formula_on_two_nodes[two nodes of two]",
+        "test_hooks_do_not_wait_for_the_communication[None-bytegrad]",
+        "test_an_overflow_on_one_rank_makes_the_grad_scaler_skip_the_step_on_all[True]",
+        "test_unused_parameters_and_two_models_by_turns",
+        "test_nothing_is_left_of_a_group_that_was_destroyed",
+    ],
+    "decentralized": [
+        "test_weights_and_peer_weights_are_those_of_the_formula[2-cases0]",
+        "test_nodes_exchange_their_means[two nodes of two]",
+    ],
+    "decentralized_rounds": [
+        "test_unusual_rounds[with_bagua]",
+        "test_other_communication_does_not_get_in_between",
+    ],
+    "decentralized_resume": ["test_a_state_of_an_exchange_that_is_under_way"],
+    "low_precision_decentralized": [
+        "test_weights_are_those_of_the_formula_and_replicas_those_of_the_neighbours[2]",
+        "test_nodes_form_the_ring[two nodes of two]",
+        "test_unusual_rounds[with_bagua]",
+        "test_weights_that_are_not_finite_are_seen",
+    ],
+    "qadam": ["test_steps_follow_the_formula[with_bagua-2]"],
+    "qadam_optimizer": ["test_steps_follow_the_formula_before_and_after_warm_up[torch.bfloat16]"],
+    "qadam_features": [
+        "test_warm_up_is_adam_with_torch_ddp[wrapper]",
+        "test_a_gradient_scaler_that_the_algorithm_knows[True]",
+        "test_state_goes_on_bit_for_bit[4-True]",
+    ],
+    "algorithms_compose": [
+        "test_accumulation_clipping_evaluation_freezing_and_autocast[bytegrad]",
+        "test_accumulation_clipping_evaluation_freezing_and_autocast[async sync_interval_ms=1]",
+        "test_a_gradient_scaler_and_an_overflow_on_one_rank[qadam]",
+        "test_a_gradient_scaler_and_an_overflow_on_one_rank[bytegrad]",
+        "test_emulated_nodes[low_precision_decentralized-2+1]",
+        "test_process_groups[bytegrad]",
+        "test_switching_through_all_algorithms[wrapper]",
+        "test_several_models_with_different_algorithms",
+    ],
+    "algorithms_resume": [
+        "test_fresh_objects_go_on_from_any_step[low_precision_decentralized]",
+        f"test_other_processes_go_on[{_SHIFT_ONE}-7]",
+    ],
+    "async_model_average": [
+        "test_the_warm_up_is_gradient_all_reduce_bit_for_bit[with_bagua-momentum]",
+        "test_an_average_moves_replicas_to_their_mean_and_not_the_mean[2-MixedDtypes]",
+        "test_ranks_at_different_paces[2]",
+        "test_abort_and_resume[with_bagua-0]",
+        "test_another_algorithm_takes_over",
+        "test_a_module_that_is_dropped_ends_its_loop[trains0]",
+        "test_survivors_name_the_rank_that_died",
+    ],
+    "async_schedules": [],
+}
+
+
+def file_of(topic: str) -> str:
+    return f"tests/distributed/test_{topic}.py"
+
+
+def chosen_tests() -> list[str]:
+    """Node ids."""
+    return [f"{file_of(topic)}::{test}" for topic, tests in CHOICE.items() for test in tests]
+
+
+def all_files() -> list[str]:
+    """Also those of which nothing is chosen."""
+    return [file_of(topic) for topic in CHOICE]
