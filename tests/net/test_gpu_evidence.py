@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +42,10 @@ while [ $# -gt 0 ]; do
   shift
 done
 echo "the table"
+if [ -n "${PLAYED_S:-}" ]; then
+  echo $$ >"$NOTES.running"
+  sleep "$PLAYED_S"
+fi
 exit "${PLAYED_EXIT:-0}"
 """
 
@@ -135,6 +140,27 @@ def test_the_parts_of_tests_run_files_that_exist(evidence: Run) -> None:
         assert command[:2] == ["-m", "pytest"]
         assert Path(command[-3]).exists()
         assert command[-2:] == ["-n", "4"]
+
+
+def test_the_part_that_runs_ends_with_the_script(evidence: Run, repository: Path, tmp_path: Path) -> None:
+    evidence("memory")  # makes the played python3
+    environment = {**os.environ, "NOTES": str(tmp_path / "notes"), "TMPDIR": str(tmp_path), "PLAYED_S": "300"}
+    environment["PATH"] = f"{tmp_path / 'bin'}:{environment['PATH']}"
+    script = repository / "tools" / "train" / "gpu_evidence.sh"
+    running = tmp_path / "notes.running"
+    with subprocess.Popen(["bash", str(script), str(tmp_path / "out"), "4", "memory"], env=environment) as started:
+        wait_for(lambda: running.exists() and running.read_text().endswith("\n"))
+        started.terminate()
+        assert started.wait(30) == 143
+    part = Path("/proc", running.read_text().strip())
+    wait_for(lambda: not part.exists())
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_without_parts_the_usual_ones_run(evidence: Run) -> None:
