@@ -27,35 +27,26 @@ than PATIENCE_S. Loops wait for each other, with the timeout of the group. When 
 fails; `failure` has what happened, and the training thread raises it.
 An end needs all ranks: a rank that has asked for it alone goes on taking part. So the thread starts where all ranks are
 at the same place, wrapping or the end of a warm-up, before any of them has begun to train: whatever a rank does later,
-even nothing, the others find it. The thread is a daemon, and when the process exits without an end, it gets EXIT_S to
-find the others exiting as well, and is cut off after that.
+even nothing, the others find it. The thread is a daemon, and when the process exits without an end, it gets some
+seconds to find the others exiting as well, and is cut off after that (bagua.comm_ops.averaging_exit).
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import enum
-import logging
-import sys
 import threading
 import time
-import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from bagua.collectives.process_group import STREAM_PRIORITY
-from bagua.comm_ops.async_average import BucketAverage
+from bagua.comm_ops.averaging_exit import running
+from bagua.comm_ops.averaging_memory import AveragingMemory, Part, Scratch
 
 PATIENCE_S = 1.0  # for a copy
 QUIET_PAUSE_S = 0.05  # at least, after a turn in which no rank had a new copy
-EXIT_S = 5.0  # for the other ranks to exit, too
-CUT_OFF_S = 1.0
-
-_logger = logging.getLogger("bagua")
 
 
 class Ranks(Protocol):
@@ -89,24 +80,6 @@ class Wish(enum.IntEnum):
     END = 2  # end with an exchange: the parameters stay as they were copied last
 
 
-class Part:
-    """Parameters with a safe point of their own: those that one optimizer steps.
-
-    Attributes:
-        averages: of its buckets.
-        is_copied: in this turn.
-        is_owed: the parameters have not been given the differences yet.
-        is_idle: it let the patience run out, and had no safe point since.
-        copied_at: the number of steps when it was copied last.
-    """
-
-    def __init__(self, averages: Sequence[BucketAverage]) -> None:
-        self.averages = list(averages)
-        self.is_copied = self.is_owed = False
-        self.is_idle = True
-        self.copied_at = 0
-
-
 class AveragingLoop:
     """
     Args:
@@ -120,14 +93,11 @@ class AveragingLoop:
         self._ranks = ranks
         self._interval_s = interval_s
         self._has_begun = False
-        self._memory = [average.contribution for part in self.parts for average in part.averages]
-        self._devices = sorted({memory.device for memory in self._memory if memory.device.type == "cuda"}, key=str)
         # Guards all that follows, and the flags of the parts. Reentrant: a garbage collection may call `leave`.
         self._condition = threading.Condition(threading.RLock())
         self._phase = Phase.PAUSE
         self._wish = Wish.RUN
-        # What the training thread queued on the memory last, by stream.
-        self._queued: dict[torch.cuda.Stream, torch.cuda.Event] = {}
+        self._memory = AveragingMemory(self.parts)
         self._destroys_group = False
         self.failure: BaseException | None = None
         self.exchanges = 0
@@ -137,7 +107,7 @@ class AveragingLoop:
 
     def start(self) -> None:
         """Let the thread run. Every rank does."""
-        _running.add(self)
+        running.add(self)
         self._thread.start()
 
     def begin(self, parameters: Sequence[Sequence[Sequence[Tensor]]], steps: Sequence[int]) -> None:
@@ -149,7 +119,7 @@ class AveragingLoop:
         """
         with self._condition:
             for part, tensors, step in zip(self.parts, parameters, steps, strict=True):
-                self._copy(part, tensors, step)
+                self._memory.copy(part, tensors, step)
                 part.is_copied = part.is_idle = False  # the first step makes the first copy that counts
             self._has_begun = True
 
@@ -157,6 +127,14 @@ class AveragingLoop:
     def is_alive(self) -> bool:
         """Whether the thread is."""
         return self._thread.is_alive()
+
+    def wait(self, timeout_s: float) -> None:
+        """For the end of the thread, for at most so long."""
+        self._thread.join(timeout_s)
+
+    def cut_off(self) -> None:
+        """End what the thread has under way. What comes next in it fails, here and on the other ranks."""
+        self._ranks.abort()
 
     # --- the training thread -----------------------------------------------------------------------------------------
 
@@ -176,9 +154,9 @@ class AveragingLoop:
             part.is_idle = False
             if self._phase in (Phase.EXCHANGE, Phase.ENDED):
                 return None
-            staleness = self._give(part, parameters, step)
+            staleness = self._memory.give(part, parameters, step)
             if self._phase is Phase.COPY:
-                self._copy(part, parameters, step)
+                self._memory.copy(part, parameters, step)
                 self._condition.notify_all()
             return staleness
 
@@ -199,12 +177,12 @@ class AveragingLoop:
             if self.failure is not None:
                 raise self.failure
             given = [
-                self._give(part, tensors, step)
+                self._memory.give(part, tensors, step)
                 for part, tensors, step in zip(self.parts, parameters, steps, strict=True)
             ]
             if self._phase is not Phase.ENDED:
                 for part, tensors, step in zip(self.parts, parameters, steps, strict=True):
-                    self._copy(part, tensors, step)
+                    self._memory.copy(part, tensors, step)
                 self._wish = Wish.END
                 self._condition.notify_all()
         self._join(timeout_s)
@@ -214,7 +192,7 @@ class AveragingLoop:
                 for average, bucket in zip(part.averages, tensors, strict=True):
                     average.give_mean(bucket)
             else:
-                given.append(self._give(part, tensors, step))
+                given.append(self._memory.give(part, tensors, step))
         return [staleness for staleness in given if staleness is not None]
 
     def leave(self, destroy_group: bool = False) -> None:
@@ -231,7 +209,7 @@ class AveragingLoop:
                 self._condition.notify_all()
 
     def _join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
+        self.wait(timeout_s)
         if self.failure is not None:
             raise self.failure
         if self._thread.is_alive():
@@ -241,36 +219,12 @@ class AveragingLoop:
             )
             raise self.failure
 
-    def _give(self, part: Part, parameters: Sequence[Sequence[Tensor]], step: int) -> int | None:
-        if not part.is_owed:
-            return None
-        part.is_owed = False
-        for average, tensors in zip(part.averages, parameters, strict=True):
-            average.give(tensors)
-        self._note_queued(part)
-        return step - part.copied_at
-
-    def _copy(self, part: Part, parameters: Sequence[Sequence[Tensor]], step: int) -> None:
-        for average, tensors in zip(part.averages, parameters, strict=True):
-            average.copy_from(tensors)
-        part.is_copied, part.copied_at = True, step
-        self._note_queued(part)
-
-    def _note_queued(self, part: Part) -> None:
-        """The loop's stream waits for what this thread's streams do with the memory."""
-        for device in self._devices:
-            stream = torch.cuda.current_stream(device)
-            self._queued[stream] = stream.record_event()
-            for average in part.averages:
-                if average.contribution.device == device:
-                    average.keep_for(stream)
-
     # --- the loop's thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            with torch.no_grad(), self._on_own_streams() as streams:
-                scratch = _scratch_for(self._memory)
+            with torch.no_grad(), self._memory.on_own_streams() as streams:
+                scratch = self._memory.scratch()
                 while self._turn(streams, scratch):
                     pass
                 for stream in streams:
@@ -284,24 +238,11 @@ class AveragingLoop:
             with self._condition:
                 self._phase = Phase.ENDED
                 self._condition.notify_all()
-            _running.discard(self)
+            running.discard(self)
         if self._destroys_group and self.failure is None:
             self._ranks.destroy()
 
-    @contextlib.contextmanager
-    def _on_own_streams(self) -> Iterator[list[torch.cuda.Stream]]:
-        streams: list[torch.cuda.Stream] = []
-        with contextlib.ExitStack() as stack:
-            for device in self._devices:
-                torch.cuda.set_device(device)  # of this thread
-                streams.append(torch.cuda.Stream(device, STREAM_PRIORITY))  # type: ignore[no-untyped-call]
-                stack.enter_context(torch.cuda.stream(streams[-1]))
-                for memory in self._memory:
-                    if memory.device == device:
-                        memory.record_stream(streams[-1])
-            yield streams
-
-    def _turn(self, streams: Sequence[torch.cuda.Stream], scratch: dict[Any, Tensor]) -> bool:
+    def _turn(self, streams: Sequence[torch.cuda.Stream], scratch: Scratch) -> bool:
         """False: all ranks have agreed on the end."""
         if not self._ranks.is_registered:
             self.leave()  # the connections still work, so that the ranks can agree on the end
@@ -336,18 +277,18 @@ class AveragingLoop:
                 part.is_idle = not part.is_copied
             return self._wish, any(part.is_copied for part in self.parts)
 
-    def _exchange(self, streams: Sequence[torch.cuda.Stream], scratch: dict[Any, Tensor]) -> None:
+    def _exchange(self, streams: Sequence[torch.cuda.Stream], scratch: Scratch) -> None:
         with self._condition:
             self._phase = Phase.EXCHANGE
-            queued, self._queued = list(self._queued.values()), {}
+            queued = self._memory.take_queued()
         start = time.monotonic()
         for stream in streams:
             for event in queued:
                 stream.wait_event(event)
         for part in self.parts:
             for average in part.averages:
-                memory = average.contribution
-                average.exchange(self._ranks.sum, self._ranks.ranks, part.is_owed, scratch[_kind(memory)])
+                memory = scratch.like(average.contribution)
+                average.exchange(self._ranks.sum, self._ranks.ranks, part.is_owed, memory)
         for stream in streams:
             self._ranks.finish(stream)
         with self._condition:
@@ -365,19 +306,6 @@ class AveragingLoop:
             self._condition.wait_for(lambda: self._wish is not told, seconds)
 
 
-def _kind(memory: Tensor) -> tuple[torch.dtype, torch.device]:
-    return memory.dtype, memory.device
-
-
-def _scratch_for(memory: Sequence[Tensor]) -> dict[Any, Tensor]:
-    """One piece for each dtype and device, as long as the longest."""
-    longest: dict[Any, Tensor] = {}
-    for one in memory:
-        if _kind(one) not in longest or longest[_kind(one)].numel() < one.numel():
-            longest[_kind(one)] = one
-    return {kind: torch.empty_like(one) for kind, one in longest.items()}
-
-
 def _shut_down(cause: BaseException | None) -> RuntimeError:
     error = RuntimeError(
         "torch.distributed was shut down while parameters were averaged in the background; call"
@@ -385,29 +313,3 @@ def _shut_down(cause: BaseException | None) -> RuntimeError:
     )
     error.__cause__ = cause
     return error
-
-
-# --- the end of the process ------------------------------------------------------------------------------------------
-
-_running: weakref.WeakSet[AveragingLoop] = weakref.WeakSet()
-
-
-@atexit.register
-def _end_with_the_process() -> None:
-    """A thread that is in gloo while the interpreter is taken down can end the process with a signal."""
-    # After an exception the others shall notice that this rank is gone, the sooner the better.
-    is_failing = getattr(sys, "last_value", None) is not None
-    deadline = time.monotonic() + (0.0 if is_failing else EXIT_S)
-    loops = list(_running)
-    for loop in loops:
-        loop.leave()
-    for loop in loops:
-        loop._thread.join(max(0.0, deadline - time.monotonic()))
-        if loop.is_alive:
-            _logger.warning(
-                "this process ends while others still average parameters with it; call"
-                " model.bagua_algorithm.abort(model) on every rank when training is done"
-            )
-            with contextlib.suppress(Exception):
-                loop._ranks.abort()
-            loop._thread.join(CUT_OFF_S)

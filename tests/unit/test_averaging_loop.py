@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
-from bagua.comm_ops import averaging_loop
+from bagua.comm_ops import averaging_exit, averaging_loop
 from bagua.comm_ops.async_average import BucketAverage
-from bagua.comm_ops.averaging_loop import AveragingLoop, Part, Phase, Wish
+from bagua.comm_ops.averaging_loop import AveragingLoop, Phase, Wish
+from bagua.comm_ops.averaging_memory import Part
 from bagua.engine.bucket import Bucket
 
 DEADLINE_S = 30.0
@@ -315,17 +316,17 @@ def test_leaving_is_possible_from_a_garbage_collection_in_the_loop_itself() -> N
 
 
 def test_the_end_of_the_process_waits_for_others_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(averaging_loop, "EXIT_S", 0.05)
+    monkeypatch.setattr(averaging_exit, "EXIT_S", 0.05)
     ranks = _start(2, [(0.0,), (8.0,)])
-    averaging_loop._running.discard(ranks[1].loop)  # of another process
-    averaging_loop._end_with_the_process()
+    averaging_exit.running.discard(ranks[1].loop)  # of another process
+    averaging_exit.end_with_the_process()
     assert not ranks[0].loop.is_alive
     _wait_until(lambda: ranks[1].loop.failure is not None)
 
 
 def test_the_end_of_all_processes_at_once_is_no_error() -> None:
     ranks = _start(2, [(0.0,), (8.0,)])
-    averaging_loop._end_with_the_process()
+    averaging_exit.end_with_the_process()
     assert [rank.loop.failure for rank in ranks] == [None, None]
 
 
@@ -349,7 +350,7 @@ class Played:
         self.is_registered = True
         for rank in self.ranks:
             for part, tensors, step in zip(rank.loop.parts, rank.parameters, rank.steps, strict=True):
-                rank.loop._copy(part, tensors, step)
+                rank.loop._memory.copy(part, tensors, step)
                 part.is_copied = False
 
     def set_phase(self, phase: Phase) -> None:

@@ -35,7 +35,8 @@ from torch import Tensor
 
 from bagua.comm_ops.async_average import BucketAverage
 from bagua.comm_ops.averaging_group import AveragingGroup, create_averaging_group, destroyed_after
-from bagua.comm_ops.averaging_loop import AveragingLoop, Part
+from bagua.comm_ops.averaging_loop import AveragingLoop
+from bagua.comm_ops.averaging_memory import Part
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.engine.tensor import ensure_record
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
