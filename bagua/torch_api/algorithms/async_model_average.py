@@ -14,11 +14,6 @@ new       the loop's thread is there on all ranks. It begins to average when all
 running   this rank has. Others may still be in `new`; beyond that all ranks are in the same state.
 stopped   `abort` was called, and there is no thread; `resume` starts another loop.
 failed    a rank is gone.
-
-[Note: safe points]
-Parameters change, and are copied, right after a step of the optimizer that owns them: a graph of autograd that uses
-them is of no use any more then. Those that no listed optimizer owns have their safe point at the beginning of a forward
-pass, if somebody has changed them since the one before.
 """
 
 from __future__ import annotations
@@ -26,72 +21,26 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from bagua.comm_ops.async_average import BucketAverage
-from bagua.comm_ops.averaging_group import AveragingGroup, create_averaging_group, destroyed_after
-from bagua.comm_ops.averaging_loop import AveragingLoop
-from bagua.comm_ops.averaging_memory import Part
+from bagua.comm_ops.averaging_group import AveragingGroup
+from bagua.comm_ops.background_average import Addition, BackgroundAverage
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.engine.tensor import ensure_record
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+from bagua.torch_api.algorithms.staleness import Staleness
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.bucket import Bucket
     from bagua.engine.data_parallel import BaguaDistributedDataParallel
 
+__all__ = ["AsyncModelAverageAlgorithm", "AsyncModelAverageAlgorithmImpl", "Staleness"]
+
 _logger = logging.getLogger("bagua")
-
-
-class Staleness:
-    """Steps of this rank's optimizer between a copy and the addition of its difference to the mean.
-
-    Attributes:
-        count: additions so far. Parameters of several optimizers count for each of them.
-        last: of the last one.
-        largest: of any.
-        total: of all together.
-    """
-
-    def __init__(self) -> None:
-        self.count = self.last = self.largest = self.total = 0
-
-    def __repr__(self) -> str:
-        return f"Staleness(count={self.count}, last={self.last}, largest={self.largest}, mean={self.mean:.2f})"
-
-    @property
-    def mean(self) -> float:
-        """0 before the first."""
-        return self.total / self.count if self.count else 0.0
-
-    def note(self, steps: int) -> None:
-        """One more addition."""
-        self.count += 1
-        self.last = steps
-        self.largest = max(self.largest, steps)
-        self.total += steps
-
-
-class _Owner:
-    """What has its safe points together: the parameters of one optimizer, or those that none of the listed ones has."""
-
-    def __init__(self) -> None:
-        self.buckets: list[Bucket] = []
-        self.steps = 0
-
-    @property
-    def parameters(self) -> list[list[Tensor]]:
-        return [bucket.tensors for bucket in self.buckets]
-
-    def versions(self) -> int:
-        """Grows whenever somebody changes a parameter in place."""
-        return sum(tensor._version for bucket in self.buckets for tensor in bucket.tensors)
 
 
 class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
@@ -116,16 +65,9 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self.staleness = Staleness()
         self.exchange_s = 0.0
         self._warmup_steps_done = 0
-        self._group: AveragingGroup | None = None
-        self._keep_group: Callable[[], object] = lambda: None
-        self._loop: AveragingLoop | None = None
+        self._average = BackgroundAverage(process_group)
         self._has_begun = self._is_stopped = False
         self._is_switching = self._is_finished = False
-        # Of parameters, by the position of the optimizer in the engine's list; last those of none.
-        self._owners: dict[int, _Owner] = {}
-        self._owner_of: Callable[[Tensor], int] = lambda _: 0
-        self._versions = 0
-        self._keep_loop: Callable[[], Any] | None = None  # it does not end any more when this object is freed
 
     @property
     def ranks_in_step(self) -> bool:
@@ -135,7 +77,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     @property
     def status(self) -> str:
         """ "warm-up", "new", "running", "stopped" or "failed"; see the head of this file."""
-        if self._loop is not None and self._loop.failure is not None:
+        if self._average.failure is not None:
             return "failed"
         if self.ranks_in_step:
             return "warm-up"
@@ -147,22 +89,21 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
     def init_tensors(self, bagua_ddp: BaguaDistributedDataParallel) -> list[Tensor]:
         parameters = bagua_ddp.synchronized_parameters
-        if self._group is None and self.process_group.size > 1:
-            self._group = create_averaging_group(self.process_group, parameters[0][1].device)
-            self._keep_group = destroyed_after(self, self._group)
+        self._average.prepare(parameters[0][1].device)
         if self.ranks_in_step:
             return super().init_tensors(bagua_ddp)
         for name, parameter in parameters:
             ensure_record(parameter, name, bagua_ddp.bagua_module_name)
-        self._owner_of = _owner_of(bagua_ddp.bagua_optimizers)
-        return sorted((parameter for _, parameter in parameters), key=self._owner_of)
+        self._average.safe_points.follow(bagua_ddp.bagua_optimizers)
+        return sorted((parameter for _, parameter in parameters), key=self._average.safe_points.owner_of)
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> Sequence[BaguaBucket]:
         self._is_finished = False
         if self.ranks_in_step:
             return super().tensors_to_buckets(tensors, do_flatten)
         # Parameters keep their memory: the bucket's is that of the copy.
-        of_one_owner = [list(part) for group in tensors for _, part in itertools.groupby(group, self._owner_of)]
+        owner_of = self._average.safe_points.owner_of
+        of_one_owner = [list(part) for group in tensors for _, part in itertools.groupby(group, owner_of)]
         return [BaguaBucket(group, str(number), flatten=False) for number, group in enumerate(of_one_owner)]
 
     def init_operations(self, bagua_ddp: BaguaDistributedDataParallel, bucket: BaguaBucket) -> None:
@@ -181,10 +122,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self._raise_failure()
         if not self._has_begun and not self._is_stopped:
             self._begin(bagua_ddp)
-        rest = self._owners.get(len(bagua_ddp.bagua_optimizers))
-        if rest is not None and rest.versions() != self._versions:
-            self._pass_safe_point(len(bagua_ddp.bagua_optimizers))
-            self._versions = rest.versions()
+        self._note(self._average.pass_safe_point_of_rest())
 
     def init_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[str, Tensor], None]:
         def mark(name: str, parameter: Tensor) -> None:
@@ -210,36 +148,27 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     ) -> Callable[[torch.optim.Optimizer], None]:
         # Buckets are ready now, on all ranks.
         if not self.ranks_in_step and not self._is_stopped:
-            self._start_loop(bagua_ddp)
+            self._start(bagua_ddp)
         position = {id(optimizer): index for index, optimizer in enumerate(bagua_ddp.bagua_optimizers)}
 
         def after_step(optimizer: torch.optim.Optimizer) -> None:
             self._raise_failure()
-            if position[id(optimizer)] in self._owners:
-                self._pass_safe_point(position[id(optimizer)])
+            self._note(self._average.pass_safe_point(position[id(optimizer)]))
 
         return after_step
 
-    def _pass_safe_point(self, key: int) -> None:
-        owner = self._owners[key]
-        owner.steps += 1
-        if self._loop is None:
+    def _note(self, addition: Addition | None) -> None:
+        if addition is None:
             return
-        steps = self._loop.safe_point(list(self._owners).index(key), owner.parameters, owner.steps)
-        if steps is not None:
-            self._note_staleness(steps)
-
-    def _note_staleness(self, steps: int) -> None:
-        assert self._loop is not None
-        self.staleness.note(steps)
-        self.exchange_s = self._loop.exchange_s
+        self.staleness.note(addition.steps)
+        self.exchange_s = addition.exchange_s
         if _logger.isEnabledFor(logging.DEBUG):
             _logger.debug(
-                f"average {self._loop.exchanges}: added {steps} steps after the copy;"
-                f" the exchange took {1e3 * self.exchange_s:.1f} ms"
+                f"average {addition.exchange}: added {addition.steps} steps after the copy;"
+                f" the exchange took {1e3 * addition.exchange_s:.1f} ms"
             )
 
-    # --- the loop ----------------------------------------------------------------------------------------------------
+    # --- beginnings and ends -----------------------------------------------------------------------------------------
 
     def abort(self, model: Any) -> None:
         """Stop averaging: before evaluation, before a checkpoint, and when training is done. Every rank calls it,
@@ -256,7 +185,8 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self._check(model)
         if not self._meet("abort") or self.ranks_in_step or self._is_stopped:
             return
-        self._end_loop()
+        for addition in self._average.end():
+            self._note(addition)
         self._has_begun, self._is_stopped = False, True
 
     def resume(self, model: Any) -> None:
@@ -277,8 +207,9 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         return not nobody_has_begun
 
     def _raise_failure(self) -> None:
-        if self._loop is not None and self._loop.failure is not None:
-            raise self._loop.failure
+        failure = self._average.failure
+        if failure is not None:
+            raise failure
 
     def _check(self, model: Any) -> BaguaDistributedDataParallel:
         for one in (model, getattr(model, "inner", None), getattr(model, "bagua_ddp", None)):
@@ -297,56 +228,16 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             bagua_ddp.rebuild_buckets()
         finally:
             self._is_switching = False
-        self._start_loop(bagua_ddp)
+        self._start(bagua_ddp)
 
-    @torch.inference_mode(False)  # what is made here is used in later passes
-    def _start_loop(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
-        self._owners = self._owners_of(bagua_ddp.bagua_buckets)
-        rest = self._owners.get(len(bagua_ddp.bagua_optimizers))
-        self._versions = rest.versions() if rest is not None else 0
-        if self._group is None:
-            return  # alone: nobody to average with
-        parts = [Part([BucketAverage(bucket) for bucket in owner.buckets]) for owner in self._owners.values()]
-        self._loop = AveragingLoop(parts, self._group, max(0.0, self.sync_interval_ms / 1000))
-        self._loop.start()
-        self._keep_group()
-        # A module that is dropped ends its loop. The finalizer holds the loop, and with it the copies.
-        finalizer = weakref.finalize(self, self._loop.leave, destroy_group=True)
-        finalizer.atexit = False
-        self._keep_loop = finalizer.detach
+    def _start(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+        self._average.start(bagua_ddp.bagua_buckets, max(0.0, self.sync_interval_ms / 1000))
 
     def _begin(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
         self._has_begun = True
-        if self._loop is None:
-            self._start_loop(bagua_ddp)
-        if self._loop is not None:
-            self._loop.begin(*self._state_of_owners())
-
-    def _owners_of(self, buckets: Sequence[Bucket]) -> dict[int, _Owner]:
-        owners: dict[int, _Owner] = {}
-        for bucket in buckets:
-            owners.setdefault(self._owner_of(bucket.tensors[0]), _Owner()).buckets.append(bucket)
-        for key, owner in owners.items():
-            owner.steps = self._owners[key].steps if key in self._owners else 0
-        return owners
-
-    def _state_of_owners(self) -> tuple[list[list[list[Tensor]]], list[int]]:
-        return [owner.parameters for owner in self._owners.values()], [owner.steps for owner in self._owners.values()]
-
-    def _end_loop(self) -> None:
-        """With all other ranks."""
-        if self._loop is None:
-            return
-        for steps in self._loop.end(*self._state_of_owners(), self.process_group.timeout.total_seconds()):
-            self._note_staleness(steps)
-        self._forget_loop()
-        if self._group is not None:
-            self._keep_group = destroyed_after(self, self._group)
-
-    def _forget_loop(self) -> None:
-        if self._keep_loop is not None:
-            self._keep_loop()
-        self._loop, self._keep_loop = None, None
+        if not self._average.has_loop:
+            self._start(bagua_ddp)
+        self._average.begin()
 
     def finish(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
         """The module is wrapped again, by this algorithm or another, or its parameters have changed."""
@@ -358,19 +249,9 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self._is_finished = True
         if self.ranks_in_step:
             super().finish(bagua_ddp)
-        group, self._group = self._group, None
-        try:
-            if group is not None and group.is_registered:
-                self._end_loop()
-        except RuntimeError as error:
-            # The ranks cannot be brought together any more. Whoever wraps the module next finds that out.
-            _logger.warning(f"averaging ended with an error: {error}")
-            group = None
-        self._forget_loop()
+        for addition in self._average.finish():
+            self._note(addition)
         self._has_begun = False
-        self._keep_group()
-        if group is not None:
-            group.destroy()
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -393,17 +274,6 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         was_in_step, self._warmup_steps_done = self.ranks_in_step, done
         if was_in_step and not self.ranks_in_step:
             self._switch_to_parameters(bagua_ddp)
-
-
-def _owner_of(optimizers: Sequence[torch.optim.Optimizer]) -> Callable[[Tensor], int]:
-    """The position of the first optimizer that steps a parameter; behind all of them if none does."""
-    owners: dict[int, int] = {}
-    for index, optimizer in enumerate(optimizers):
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                owners.setdefault(id(parameter), index)
-    nobody = len(optimizers)
-    return lambda parameter: owners.get(id(parameter), nobody)
 
 
 class AsyncModelAverageAlgorithm(Algorithm):

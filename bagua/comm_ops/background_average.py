@@ -1,0 +1,166 @@
+"""The averaging of one module's parameters in the background, for the training thread: the life of the loop and of its
+group of ranks."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from bagua.comm_ops.async_average import BucketAverage
+from bagua.comm_ops.averaging_group import AveragingGroup, create_averaging_group, destroyed_after
+from bagua.comm_ops.averaging_loop import AveragingLoop
+from bagua.comm_ops.averaging_memory import Part
+from bagua.comm_ops.safe_points import SafePoints
+
+if TYPE_CHECKING:
+    from bagua.collectives.process_group import BaguaProcessGroup
+    from bagua.engine.bucket import Bucket
+
+_logger = logging.getLogger("bagua")
+
+
+class Addition(NamedTuple):
+    """What parameters were given."""
+
+    steps: int  # of this rank's optimizer since the copy
+    exchange: int  # its number since the loop was started
+    exchange_s: float  # what it took
+
+
+class BackgroundAverage:
+    """Nothing happens in a group of one rank.
+
+    Args:
+        process_group: the ranks that train together.
+
+    Attributes:
+        safe_points: of the parameters.
+    """
+
+    def __init__(self, process_group: BaguaProcessGroup) -> None:
+        self.safe_points = SafePoints()
+        self._process_group = process_group
+        self._group: AveragingGroup | None = None
+        self._keep_group: Callable[[], object] = lambda: None
+        self._loop: AveragingLoop | None = None
+        self._keep_loop: Callable[[], Any] | None = None  # it does not end any more when this object is freed
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why there is nothing to wait for any more."""
+        return None if self._loop is None else self._loop.failure
+
+    @property
+    def has_loop(self) -> bool:
+        """Whether `start` was called, and no end since."""
+        return self._loop is not None
+
+    def prepare(self, device: torch.device) -> None:
+        """Make the group, if there is none. Every rank calls it.
+
+        Args:
+            device: of the parameters.
+        """
+        if self._group is None and self._process_group.size > 1:
+            self._group = create_averaging_group(self._process_group, device)
+            self._keep_group = destroyed_after(self, self._group)
+
+    @torch.inference_mode(False)  # what is made here is used in later passes
+    def start(self, buckets: Sequence[Bucket], interval_s: float) -> None:
+        """Start the loop for the parameters of these buckets. Every rank does, before any of them calls `begin`."""
+        self.safe_points.divide(buckets)
+        if self._group is None:
+            return  # alone: nobody to average with
+        owners = self.safe_points.owners.values()
+        parts = [Part([BucketAverage(bucket) for bucket in owner.buckets]) for owner in owners]
+        self._loop = AveragingLoop(parts, self._group, interval_s)
+        self._loop.start()
+        self._keep_group()
+        # A module that is dropped ends its loop. The finalizer holds the loop, and with it the copies.
+        finalizer = weakref.finalize(self, self._loop.leave, destroy_group=True)
+        finalizer.atexit = False
+        self._keep_loop = finalizer.detach
+
+    def begin(self) -> None:
+        """This rank trains from now on."""
+        if self._loop is not None:
+            self._loop.begin(*self.safe_points.state())
+
+    # --- safe points -------------------------------------------------------------------------------------------------
+
+    def pass_safe_point(self, position: int) -> Addition | None:
+        """An optimizer has made a step.
+
+        Args:
+            position: of it in the list.
+
+        Returns:
+            what its parameters were given, if anything.
+        """
+        owner = self.safe_points.owners.get(position)
+        if owner is None:
+            return None
+        owner.steps += 1
+        if self._loop is None:
+            return None
+        index = list(self.safe_points.owners).index(position)
+        steps = self._loop.safe_point(index, owner.parameters, owner.steps)
+        return None if steps is None else self._addition(self._loop, steps)
+
+    def pass_safe_point_of_rest(self) -> Addition | None:
+        """A forward pass begins: those whom none of the optimizers steps have their safe point, if somebody has changed
+        them. Returns as `pass_safe_point`."""
+        if not self.safe_points.rest_has_changed():
+            return None
+        addition = self.pass_safe_point(self.safe_points.rest)
+        self.safe_points.look_at_rest()
+        return addition
+
+    def _addition(self, loop: AveragingLoop, steps: int) -> Addition:
+        return Addition(steps, loop.exchanges, loop.exchange_s)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def end(self) -> list[Addition]:
+        """End the loop together with all other ranks; `start` may come again.
+
+        Returns:
+            what parameters were given.
+
+        Raises:
+            RuntimeError: a rank is gone, or did not come in time.
+        """
+        if self._loop is None:
+            return []
+        steps = self._loop.end(*self.safe_points.state(), self._process_group.timeout.total_seconds())
+        additions = [self._addition(self._loop, one) for one in steps]
+        self._forget_loop()
+        if self._group is not None:
+            self._keep_group = destroyed_after(self, self._group)
+        return additions
+
+    def finish(self) -> list[Addition]:
+        """As `end`, and give the group back. If the ranks cannot be brought together any more, that is a warning."""
+        additions: list[Addition] = []
+        group, self._group = self._group, None
+        try:
+            if group is not None and group.is_registered:
+                additions = self.end()
+        except RuntimeError as error:
+            # Whoever wraps the module next finds that out.
+            _logger.warning(f"averaging ended with an error: {error}")
+            group = None
+        self._forget_loop()
+        self._keep_group()
+        if group is not None:
+            group.destroy()
+        return additions
+
+    def _forget_loop(self) -> None:
+        if self._keep_loop is not None:
+            self._keep_loop()
+        self._loop, self._keep_loop = None, None
