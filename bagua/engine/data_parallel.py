@@ -1,14 +1,7 @@
 """The engine of one module: it keeps the replicas alike at the start, and runs an algorithm's communication after that.
 
-[Note: a training step]
-forward pre-hook    step counter, the algorithm's re-initialisation if it asks for one, the algorithm's own hook
-forward hook        a hook on the outputs, so that the start of the backward pass is seen
-gradient hooks      one per parameter, on autograd's thread: the algorithm's backward hook, which usually marks the
-                    gradient as ready; the scheduler launches buckets (bagua.engine.comm_scheduler)
-end of backward     autograd's callback: the algorithm's post-backward hook, which usually waits for what was launched
-optimizer.step      refused while a gradient is missing; around it the algorithm's pre-step and post-step hooks
-
-The engine never names an algorithm: it knows the extension points that bagua.torch_api.algorithms.base documents.
+What happens in each step: bagua.engine.training_steps. The engine never names an algorithm: it knows the extension
+points that bagua.torch_api.algorithms.base documents.
 """
 
 from __future__ import annotations
@@ -22,28 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 
 from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES, FIRST_BUCKET_BYTES, plan_buckets
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.failure_report import failures_named
-from bagua.engine.gradient_hooks import EndOfPass, algorithm_hook, marking_hook, refusing_hook
-from bagua.engine.incomplete_step import failed_beginning, incomplete_step, strange_parameters
-from bagua.engine.module_hooks import ModuleHooks, is_in_backward
+from bagua.engine.incomplete_step import failed_beginning
+from bagua.engine.module_hooks import ModuleHooks
 from bagua.engine.parameters import TrainableWatch, ignored_names, trainable_parameters
 from bagua.engine.replica_check import check_replicas
 from bagua.engine.state_broadcast import broadcast_optimizer_state, broadcast_parameters
 from bagua.engine.tensor import drop_record, record_of
-from bagua.engine.unused_parameters import Presence, agree_on_presence
+from bagua.engine.training_steps import TrainingSteps
 
 if TYPE_CHECKING:
     from bagua.collectives.communicator import BaguaCommunicator
     from bagua.collectives.process_group import BaguaProcessGroup
     from bagua.engine.bucket import Bucket
-
-# In the first backward pass and then in each one of so many, parameters are looked for that the module did not have
-# when it was wrapped. That goes through the module's tree, which takes as long as some ten hooks.
-_PASSES_BETWEEN_LOOKS = 100
 
 _module_counts: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
@@ -106,28 +93,12 @@ class BaguaDistributedDataParallel:
         self._scheduler: CommScheduler | None = None
         self._hooks = ModuleHooks()
         self._parameters: list[tuple[str, nn.Parameter]] = []
-        self._trainable = TrainableWatch(module, self.parameters_to_ignore)
-        # All parameters are frozen at the moment, as a discriminator's are in the generator's step.
-        self._is_idle = False
-        # The algorithm asked for a new beginning meanwhile.
-        self._owes_reset = False
+        self._steps = TrainingSteps(self)
         # Why there was no new beginning.
         self._failure: str | None = None
         # What algorithms seed from parameters is alike on all ranks: they were broadcast just now. Not so in a mere
         # `rebuild_buckets`.
         self.replicas_are_equal = False
-        # Of the last backward pass: parameters that got a gradient; None before the first.
-        self._used: set[int] = set()
-        self._used_anywhere: set[str] | None = None
-        # A backward pass has begun, and its end is not handled yet.
-        self.pass_is_open = False
-        # The last one ended with an exception, and nobody was told yet that its communication is incomplete.
-        self._was_interrupted = False
-        self._passes = 0
-        # The algorithm communicates what the backward pass makes, as it makes it.
-        self._sends_in_pass = False
-        # What the gradient hooks of parameters call that only need to be marked, by the hook's slot.
-        self.marks: list[Callable[[], None]] = []
         try:
             self._initialize()
         except BaseException:
@@ -169,8 +140,9 @@ class BaguaDistributedDataParallel:
         """(name, parameter) of all that are synchronised, in the module's order. With `find_unused_parameters`, of
         those that any rank used in the last backward pass."""
         parameters = trainable_parameters(self.module, self.parameters_to_ignore)
-        if self.find_unused_parameters and self._used_anywhere is not None:
-            return [(name, parameter) for name, parameter in parameters if name in self._used_anywhere]
+        used = self._steps.used_anywhere
+        if self.find_unused_parameters and used is not None:
+            return [(name, parameter) for name, parameter in parameters if name in used]
         return parameters
 
     @property
@@ -196,13 +168,7 @@ class BaguaDistributedDataParallel:
     def contribute_zeros(self) -> None:
         """Take part in the communication of a backward pass that the other ranks run, with zeros. This rank's gradients
         are those of all then, and its own are lost."""
-        for _, parameter in self._parameters:
-            parameter.grad = None
-        self._used.clear()
-        if not self.find_unused_parameters:  # otherwise the end of the pass finds that none was used
-            for name, parameter in self._parameters:
-                self._backward_hook(name, parameter)
-        self._post_backward()
+        self._steps.contribute_zeros()
 
     def rebuild_buckets(self) -> None:
         """Ask the algorithm for its tensors, buckets and operations again. Collective only in that all ranks do it."""
@@ -254,13 +220,13 @@ class BaguaDistributedDataParallel:
     @torch.inference_mode(False)  # what is made here is used in later passes
     def _initialize(self) -> None:
         """All ranks start alike. At the beginning, when the algorithm asks for it, and when parameters were frozen or
-        unfrozen (not all of them: `_is_idle`)."""
+        unfrozen (not all of them: the engine is idle then)."""
         self._hooks.remove()
         if self._scheduler is not None:
             # What an algorithm has under way works on the tensors that are about to be overwritten.
             self.bagua_algorithm.finish(self)
         before = self._parameters
-        self._trainable = TrainableWatch(self.module, self.parameters_to_ignore)
+        trainable = TrainableWatch(self.module, self.parameters_to_ignore)
         self._parameters = trainable_parameters(self.module, self.parameters_to_ignore)
         listed = {id(parameter) for _, parameter in self._parameters}
         gone = [parameter for _, parameter in before if id(parameter) not in listed]
@@ -280,10 +246,11 @@ class BaguaDistributedDataParallel:
             self.rebuild_buckets()
         finally:
             self.replicas_are_equal = False
-        self._install_hooks()
+        self._steps.install(self._hooks, self._parameters, trainable)
 
-    def _initialize_again(self) -> None:
-        """After an error the module is not synchronised any more, so that training it is refused."""
+    def initialize_again(self) -> None:
+        """In the middle of training. After an error the module is not synchronised any more, so that training it is
+        refused."""
         try:
             self._initialize()
         except BaseException as error:
@@ -308,162 +275,6 @@ class BaguaDistributedDataParallel:
             for bucket in self.bagua_buckets:
                 bucket.release()
             self.bagua_buckets, self._scheduler = [], None
-
-    def _install_hooks(self) -> None:
-        hook = self.bagua_algorithm.init_backward_hook(self)
-        before_step = self.bagua_algorithm.init_pre_optimizer_step_hook(self)
-        after_step = self.bagua_algorithm.init_post_optimizer_step_hook(self)
-        self._hooks.before_forward(self.module, self._before_forward)
-        self._hooks.after_forward(self.module, self._after_forward)
-        self._sends_in_pass = hook == self.mark_ready
-        plain = self._sends_in_pass and not self.find_unused_parameters
-        self._backward_hook = hook
-        self.marks = []
-        for name, parameter in self._parameters:
-            record = record_of(parameter)
-            if plain and record is not None and record.mark_ready is not None:
-                self._hooks.after_gradient(parameter, marking_hook(self, len(self.marks)))
-                self.marks.append(record.mark_ready)
-            else:
-                self._hooks.after_gradient(parameter, algorithm_hook(self, name))
-        for name, parameter in self._trainable.frozen():
-            self._hooks.after_late_gradient(parameter, refusing_hook(self, name))
-
-        def before(optimizer: torch.optim.Optimizer) -> None:
-            self._refuse_incomplete("before optimizer.step()")
-            before_step(optimizer)
-
-        self._hooks.around_step(self.bagua_optimizers, before, after_step)
-
-    # --- a step ------------------------------------------------------------------------------------------------------
-
-    def _before_forward(self, arguments: tuple[Any, ...]) -> None:
-        if is_in_backward():
-            return
-        needs_reset = self.bagua_algorithm.need_reset()
-        if torch.is_grad_enabled():
-            self._refuse_incomplete("before the next forward pass")
-        is_changed = self._trainable.has_changed()
-        # Buckets and hooks are left as they are: if the same parameters are unfrozen, all goes on as before.
-        self._is_idle = is_changed and self._trainable.all_frozen()
-        if not self.module.training:
-            return
-        self.bagua_train_step_counter += 1
-        if self._is_idle:
-            self._owes_reset |= needs_reset
-            return
-        if is_changed or needs_reset or self._owes_reset:
-            self._owes_reset = False
-            self._initialize_again()
-        self.bagua_algorithm.init_forward_pre_hook(self)(arguments)
-
-    def _after_forward(self, outputs: list[Tensor]) -> None:
-        if self.require_backward_grad_sync and not self._is_idle:
-            for output in outputs:
-                if not output.is_leaf:  # a parameter would collect a hook in every step
-                    output.register_hook(self._on_backward_start)  # type: ignore[no-untyped-call]
-
-    def _on_backward_start(self, gradient: Tensor) -> None:
-        """The outputs come first. The callback belongs to the backward pass that queues it: without this, one that
-        checkpointing starts within another would end it too early."""
-        if self.require_backward_grad_sync and not self.pass_is_open:
-            self.open_pass()
-
-    def open_pass(self) -> None:
-        """A backward pass has begun; called on autograd's thread.
-
-        Raises:
-            RuntimeError: the pass before ended with an exception, when a part of its gradients was communicated.
-        """
-        if self._was_interrupted:
-            self._refuse_incomplete("at the beginning of a backward pass")
-        self.pass_is_open = True
-        self._used.clear()
-        self._passes += 1
-        Variable._execution_engine.queue_callback(EndOfPass(self, self._passes))
-
-    def end_pass(self) -> None:
-        """The backward pass is over; called by autograd.
-
-        Raises:
-            RuntimeError: the module has got parameters that are not synchronised.
-        """
-        # Asked first, for what follows marks as well.
-        nothing_came = not self._used and not (self.marks and self.scheduler.has_begun)
-        self._post_backward()
-        if nothing_came or self._passes % _PASSES_BETWEEN_LOOKS == 1:
-            self._refuse_strangers()
-
-    def note_interruption(self, number: int) -> None:
-        """The backward pass of this number has ended with an exception."""
-        if self.pass_is_open and number == self._passes:
-            self.pass_is_open, self._was_interrupted = False, True
-
-    def on_gradient(self, name: str, parameter: Tensor) -> None:
-        """The gradient of a parameter is complete: the algorithm's turn."""
-        self._used.add(id(parameter))
-        self._backward_hook(name, parameter)
-
-    def _post_backward(self) -> None:
-        self.pass_is_open = False
-        presence: list[Presence] = []
-        # Asked once: the end of this pass may be what changes it.
-        finds_unused = self.find_unused_parameters and self.bagua_algorithm.ranks_in_step
-        if finds_unused:
-            presence = [self._presence(parameter) for _, parameter in self._parameters]
-            for (name, parameter), one in zip(self._parameters, presence, strict=True):
-                if one is not Presence.USED:
-                    self._backward_hook(name, parameter)
-        self.bagua_algorithm.init_post_backward_hook(self)()
-        if self.gradient_scale is not None and self.gradient_scale != 1:
-            with torch.no_grad():
-                for bucket in self.scheduler.sent:
-                    bucket.flattened_tensor().mul_(self.gradient_scale)
-                    bucket.scatter()
-        if finds_unused:
-            self._forget_unused(presence)
-
-    def _presence(self, parameter: nn.Parameter) -> Presence:
-        if id(parameter) in self._used:
-            return Presence.USED
-        return Presence.ABSENT if parameter.grad is None else Presence.KEPT
-
-    def _forget_unused(self, presence: list[Presence]) -> None:
-        """A parameter that has a gradient on no rank keeps none, so that optimizers leave it alone."""
-        anywhere = agree_on_presence(presence, self.communicator, self._parameters[0][1].device)
-        self._used_anywhere = set()
-        for (name, parameter), one in zip(self._parameters, anywhere, strict=True):
-            if one is Presence.USED:
-                self._used_anywhere.add(name)
-            elif one is Presence.ABSENT:
-                parameter.grad = None
-
-    def _refuse_incomplete(self, when: str) -> None:
-        interrupted = self.pass_is_open or self._was_interrupted
-        self.pass_is_open = self._was_interrupted = False
-        # Even if all was sent: nobody has waited for it, and the end of the pass is missing.
-        is_unfinished = interrupted and self._sends_in_pass and self.scheduler.has_begun
-        if interrupted:
-            self.scheduler.wait_pending_comm_ops()
-        names = self.scheduler.end_step()
-        if not names and not is_unfinished:
-            return
-        self.scheduler.reset()
-        raise RuntimeError(
-            f"{when}: "
-            + incomplete_step(
-                names,
-                [name for name, _ in self._parameters],
-                [name for name, parameter in self._parameters if name in names and not parameter.requires_grad],
-                ended_with_exception=interrupted,
-                has_other_parameters=self._trainable.is_outdated(),
-            )
-        )
-
-    def _refuse_strangers(self) -> None:
-        names = self._trainable.strangers()
-        if names:
-            raise RuntimeError(strange_parameters(names))
 
 
 def _nothing(_: object) -> None:

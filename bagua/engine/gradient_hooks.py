@@ -1,8 +1,8 @@
 """What runs when autograd has made a parameter's gradient: on autograd's thread, once per parameter and pass. And what
 runs when the pass ends.
 
-The hooks refer to the engine weakly. A tensor's hooks are held by C++ where Python's collector does not look: through a
-strong reference the engine, and with it the module that it trains, would never be freed.
+The hooks refer to the steps weakly. A tensor's hooks are held by C++ where Python's collector does not look: through a
+strong reference they, and with them the engine and the module that it trains, would never be freed.
 """
 
 from __future__ import annotations
@@ -16,49 +16,50 @@ from torch import Tensor
 from bagua.engine.tensor import record_of
 
 if TYPE_CHECKING:
-    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+    from bagua.engine.training_steps import TrainingSteps
 
 
-def marking_hook(engine: BaguaDistributedDataParallel, slot: int) -> Callable[[Tensor], None]:
-    """Calls `engine.marks[slot]`. The shortest way, for algorithms that only mark gradients as ready."""
-    reference = weakref.ref(engine)
+def marking_hook(steps: TrainingSteps, slot: int) -> Callable[[Tensor], None]:
+    """Calls `steps.marks[slot]`. The shortest way, for algorithms that only mark gradients as ready."""
+    reference = weakref.ref(steps)
 
     def hook(_: Tensor) -> None:
-        engine = reference()
-        if engine is not None and engine.require_backward_grad_sync:
-            if not engine.pass_is_open:
-                engine.open_pass()
-            engine.marks[slot]()
+        steps = reference()
+        if steps is not None and steps.engine.require_backward_grad_sync:
+            if not steps.pass_is_open:
+                steps.open_pass()
+            steps.marks[slot]()
 
     return hook
 
 
-def algorithm_hook(engine: BaguaDistributedDataParallel, name: str) -> Callable[[Tensor], None]:
+def algorithm_hook(steps: TrainingSteps, name: str) -> Callable[[Tensor], None]:
     """Calls the algorithm's backward hook, and notes that the parameter was used."""
-    reference = weakref.ref(engine)
+    reference = weakref.ref(steps)
 
     def hook(parameter: Tensor) -> None:
-        engine = reference()
-        if engine is not None and engine.require_backward_grad_sync:
-            if not engine.pass_is_open:
-                engine.open_pass()
-            engine.on_gradient(name, parameter)
+        steps = reference()
+        if steps is not None and steps.engine.require_backward_grad_sync:
+            if not steps.pass_is_open:
+                steps.open_pass()
+            steps.on_gradient(name, parameter)
 
     return hook
 
 
-def refusing_hook(engine: BaguaDistributedDataParallel, name: str) -> Callable[[Tensor], None]:
+def refusing_hook(steps: TrainingSteps, name: str) -> Callable[[Tensor], None]:
     """Of a parameter that was frozen when buckets were made. If it gets a gradient, it was unfrozen where nobody looks:
     that would differ by rank."""
-    reference = weakref.ref(engine)
+    reference = weakref.ref(steps)
 
     def hook(parameter: Tensor) -> None:
-        engine = reference()
-        if engine is None or not engine.require_backward_grad_sync:
+        steps = reference()
+        if steps is None or not steps.engine.require_backward_grad_sync:
             return
         if record_of(parameter) is None:  # otherwise another module's engine synchronises it
+            module = steps.engine.bagua_module_name
             raise RuntimeError(
-                f"{name!r} got a gradient, but is not synchronised: it was frozen when {engine.bagua_module_name} was"
+                f"{name!r} got a gradient, but is not synchronised: it was frozen when {module} was"
                 " wrapped, or last called in training mode, and that it is unfrozen is taken up by the next such call,"
                 " not in eval() mode, nor by calling another method of the module. Wrap it again, or call it once in"
                 " train() mode (under torch.no_grad(), if need be), on all ranks; if each rank is to train this"
@@ -71,15 +72,15 @@ def refusing_hook(engine: BaguaDistributedDataParallel, name: str) -> Callable[[
 class EndOfPass:
     """Autograd's callback at the end of a backward pass. If that ends with an exception, autograd drops it uncalled."""
 
-    def __init__(self, engine: BaguaDistributedDataParallel, number: int) -> None:
-        self._engine: BaguaDistributedDataParallel | None = engine
+    def __init__(self, steps: TrainingSteps, number: int) -> None:
+        self._steps: TrainingSteps | None = steps
         self._number = number
 
     def __call__(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.end_pass()
+        steps, self._steps = self._steps, None
+        if steps is not None:
+            steps.end_pass()
 
     def __del__(self) -> None:
-        if self._engine is not None:
-            self._engine.note_interruption(self._number)
+        if self._steps is not None:
+            self._steps.note_interruption(self._number)
