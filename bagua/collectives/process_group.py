@@ -47,6 +47,7 @@ class BaguaProcessGroup:
         self.timeout = timeout or DEFAULT_TIMEOUT
         self._reference = TorchGroupReference(torch_group, f"Bagua group {self.group_name}") if torch_group else None
         self._stream = stream
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._lock = threading.Lock()
         self._global: BaguaCommunicator | None = None
         self._intra_node: BaguaCommunicator | None = None
@@ -86,6 +87,21 @@ class BaguaProcessGroup:
                 if self._stream is None:
                     self._stream = torch.cuda.Stream(priority=STREAM_PRIORITY)  # type: ignore[no-untyped-call]
         return self._stream
+
+    def stream_on(self, device: torch.device) -> torch.cuda.Stream:
+        """The stream for work on tensors of this CUDA device: `stream`, if that is on it. What is queued under a stream
+        of another device would run on whatever stream is current on this one."""
+        found = self._streams.get(device)
+        if found is None:
+            with self._lock:
+                if self._stream is None:
+                    self._stream = torch.cuda.Stream(device, STREAM_PRIORITY)  # type: ignore[no-untyped-call]
+                found = self._streams.get(device)
+                if found is None:
+                    is_here = self._stream.device == device
+                    found = self._stream if is_here else torch.cuda.Stream(device, STREAM_PRIORITY)  # type: ignore[no-untyped-call]
+                    self._streams[device] = found
+        return found
 
     @property
     def topology(self) -> group_topology.GroupTopology:

@@ -50,8 +50,7 @@ class StreamBackground(Background):
     """The group's CUDA stream."""
 
     def run(self, work: Work, device: torch.device) -> Future[Tensor]:
-        stream = self.group.stream
-        assert stream is not None
+        stream = self.group.stream_on(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         # A future with devices notes, on the stream that is current as it gets its result, what to wait for.
         future: Future[Tensor] = Future(devices=[device])

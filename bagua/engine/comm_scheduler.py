@@ -89,8 +89,7 @@ class CommScheduler:
         return _Started(bucket, future=self._thread.submit(lambda: run_ops(bucket)))
 
     def _start_on_stream(self, bucket: Bucket) -> _Started:
-        stream = self._group.stream
-        assert stream is not None
+        stream = self._group.stream_on(bucket.device)
         bucket.gather()
         stream.wait_stream(torch.cuda.current_stream(bucket.device))
         with torch.cuda.stream(stream):
