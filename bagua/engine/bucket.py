@@ -223,6 +223,16 @@ class Bucket:
         with torch.no_grad():
             torch._foreach_copy_([effective_tensor(tensor) for tensor in self.tensors], self.views)
 
+    def keep_for(self, stream: torch.cuda.Stream) -> None:
+        """`stream` uses the bucket's memory: when it is freed, that must have ended."""
+        self._flat.record_stream(stream)
+
+    def keep_gradients_for(self, stream: torch.cuda.Stream) -> None:
+        """`stream` reads gradients that were made on others: when they are freed, that must have ended."""
+        for tensor in self.tensors:
+            if tensor.grad is not None:
+                tensor.grad.record_stream(stream)
+
     def _take_over(self, tensor: Tensor, view: Tensor) -> None:
         with torch.no_grad():
             view.copy_(effective_tensor(tensor))

@@ -6,9 +6,13 @@ marked; when the bucket at the front has all its marks, they are taken back, its
 end of the queue, so that the next round of marks finds the same order.
 
 Marks come from autograd's threads (one per device), launches happen there. An operation that goes on in the background
-by itself (`inline`), alone in its bucket, is started on the spot. Others are queued, with CUDA, on the group's stream,
-which first waits for the stream that made the tensors; the host never waits. On CPU the group's communication thread
-runs them (bagua.engine.comm_thread).
+by itself (`inline`), alone in its bucket, is started on the spot. Others are queued, with CUDA, on the group's stream;
+the host never waits. On CPU the group's communication thread runs them (bagua.engine.comm_thread).
+
+[Note: streams of marks] With CUDA, autograd makes each gradient on the stream that was current in its forward pass. A
+bucket may have tensors of several (branches of a model that run side by side), and it may be launched by the mark of
+another bucket, on another device even. So its marks note their streams, and the stream that is current at the launch
+waits for all of them.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bagua.collectives import torch_internals
 from bagua.engine.bucket import Bucket
 from bagua.engine.comm_thread import CommThread, has_thread, join_thread
 from bagua.engine.failure_report import failures_named
@@ -69,13 +74,16 @@ class CommScheduler:
 
     def _launch(self, state: _BucketState) -> None:
         self._queue.rotate(-1)
+        streams = state.streams
         state.reset()
         state.launched_in_pass = state.launched_in_step = True
         bucket = state.bucket
         with failures_named(self._group, "starting the communication of a bucket"):
-            self._started.append(self._start(bucket))
+            self._started.append(self._start(bucket, streams))
 
-    def _start(self, bucket: Bucket) -> _Started:
+    def _start(self, bucket: Bucket, streams: Sequence[torch.cuda.Stream]) -> _Started:
+        if streams:
+            _wait_for_marks(bucket, streams)
         is_inline = len(bucket.ops) == 1 and bucket.ops[0].inline
         if bucket.device.type == "cuda" and not is_inline:
             return self._start_on_stream(bucket)
@@ -91,12 +99,19 @@ class CommScheduler:
     def _start_on_stream(self, bucket: Bucket) -> _Started:
         stream = self._group.stream_on(bucket.device)
         bucket.gather()
-        stream.wait_stream(torch.cuda.current_stream(bucket.device))
-        with torch.cuda.stream(stream):
-            run_ops(bucket)
-            bucket.scatter()
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(stream)
+        # Whoever drops the module while operations are under way must not let others have its memory.
+        bucket.keep_for(stream)
+        current = torch.cuda.current_stream(bucket.device)
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream):
+                run_ops(bucket)
+                bucket.scatter()
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(stream)
+        except BaseException:
+            current.wait_stream(stream)  # some operations may be under way, and nobody waits for them any more
+            raise
         return _Started(bucket, event=event)
 
     # --- the end of a pass -------------------------------------------------------------------------------------------
@@ -176,9 +191,13 @@ class _BucketState:
         launched_in_pass: until the pass is waited for.
         launched_in_step: until the step ends.
         held: it has marks of an earlier pass, whose gradients this pass may add to: it is launched at the end of it.
+        streams: with CUDA, on which the marks were made, each when another one was current than at the mark before.
+        raw_stream: the last of them, as the driver knows it.
     """
 
-    __slots__ = ("bucket", "held", "launched_in_pass", "launched_in_step", "missing", "ready")
+    __slots__ = (
+        *("bucket", "held", "launched_in_pass", "launched_in_step", "missing", "raw_stream", "ready", "streams"),
+    )
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
@@ -199,6 +218,8 @@ class _BucketState:
     def reset(self) -> None:
         self.ready = bytearray(len(self.bucket.tensors))
         self.missing = len(self.bucket.tensors)
+        self.streams: list[torch.cuda.Stream] = []
+        self.raw_stream: int | None = None
 
 
 class _Started:
@@ -244,7 +265,29 @@ def _marker(scheduler: CommScheduler, state: _BucketState, index: int) -> Callab
             if state.missing == 0:
                 scheduler.launch_complete()
 
-    return mark
+    device = state.bucket.device
+    if device.type != "cuda":
+        return mark
+
+    def mark_on_stream() -> None:
+        # torch.cuda.current_stream makes an object, which costs more than the whole mark.
+        raw = torch_internals.raw_stream(device)
+        if raw != state.raw_stream:
+            state.raw_stream = raw
+            state.streams.append(torch.cuda.current_stream(device))
+        mark()
+
+    return mark_on_stream
+
+
+def _wait_for_marks(bucket: Bucket, streams: Sequence[torch.cuda.Stream]) -> None:
+    """See the note at the head of this file."""
+    current = torch.cuda.current_stream(bucket.device)
+    others = {stream for stream in streams if stream != current}
+    for stream in others:
+        current.wait_stream(stream)
+    if others:
+        bucket.keep_gradients_for(current)
 
 
 def _check_distinct(buckets: Sequence[Bucket]) -> None:
