@@ -61,7 +61,7 @@ class BaguaBucket(Bucket):
         elif hierarchical and len(chosen.topology.nodes) > 1:
             self.append_op(HierarchicalAllReduce(chosen, average))
         else:
-            self.append_op(AllReduce(chosen.get_global_communicator(), average, self.device))
+            self.append_op(AllReduce(chosen.get_global_communicator(), average, self.device, self.dtype))
         return self
 
     def _everybody(self, group: BaguaProcessGroup) -> BaguaCommunicator:
