@@ -157,13 +157,14 @@ class Bucket:
         gradients: list[Tensor] = []
         absent: list[Tensor] = []
         dtype, strided, flatten = self._flat.dtype, torch.strided, self.flatten
+        at_once = _scales_at_once(self._flat.device)
         for index, (tensor, view, address) in enumerate(zip(self.tensors, self.views, self._addresses, strict=True)):
             # `p.grad.data = ...`, or a conversion of the module: the view, which the gradient is, has other memory.
             gradient = tensor.grad
             if view.data_ptr() != address:
                 view = self._view_again(index, gradient)
             if gradient is view:
-                if scale is not None:
+                if scale is not None and not at_once:
                     view.mul_(scale)
                 continue
             if gradient is None:
@@ -175,13 +176,15 @@ class Bucket:
                 gradients.append(gradient)
             if flatten:
                 tensor.grad = view
-        if scale is not None:
+        if scale is not None and not at_once:
             for view, gradient in zip(views, gradients, strict=True):
                 torch.mul(gradient, scale, out=view)
         elif views:
             torch._foreach_copy_(views, gradients)
         if absent:
             torch._foreach_zero_(absent)
+        if scale is not None and at_once:
+            self._flat.mul_(scale)
 
     def _check(self, gradient: Tensor, index: int) -> None:
         name = self._records[index].name
@@ -251,6 +254,11 @@ class Bucket:
                 effective = effective_tensor(tensor)
                 if effective.data_ptr() == view.data_ptr():
                     replace_effective(tensor, effective.detach().clone())
+
+
+def _scales_at_once(device: torch.device) -> bool:
+    """On a GPU, a kernel for each gradient takes longer than another pass over all of them."""
+    return device.type != "cpu"
 
 
 def _kind(tensor: Tensor, shape: torch.Size) -> str:

@@ -148,6 +148,23 @@ def test_a_gradient_that_was_given_other_memory_is_copied_into_its_bucket(scale:
     assert first.grad.data_ptr() != bucket.views[0].data_ptr()
 
 
+@pytest.mark.parametrize("flatten", [True, False])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_every_gradient_is_scaled_once(at_once: bool, flatten: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bagua.engine.bucket._scales_at_once", lambda _: at_once)
+    fresh, view, absent = _parameters((2, 3), (2,), (4,))
+    view.grad = torch.zeros(2)
+    bucket = Bucket([fresh, view, absent], "b", flatten, alignment=16)
+    bucket.append_python_op(lambda _: None)
+    bucket.ops[0].prescale = 0.25  # type: ignore[attr-defined]
+    for number in (1.0, 3.0):
+        fresh.grad, absent.grad = torch.full((2, 3), number), None
+        view.grad.fill_(2 * number)
+        bucket.gather()
+        assert bucket.flattened_tensor().tolist() == [number / 4] * 6 + [number / 2] * 2 + [0.0] * 8
+    bucket.release()
+
+
 def test_state_that_was_given_other_memory_is_copied_into_its_bucket() -> None:
     state = [torch.ones(2)]
     (proxy,) = _named([torch.zeros(2)])
