@@ -26,13 +26,21 @@ class Presence(enum.IntEnum):
 def agree_on_presence(
     presence: Sequence[Presence], communicator: BaguaCommunicator, device: torch.device
 ) -> list[Presence]:
-    """For each position, the most that any rank has. Collective; with CUDA the host waits for it.
+    """For each position, the most that any rank has. Collective. With CUDA the host waits for it only where this rank
+    does not know the answer.
 
     Args:
         presence: on every rank of the same length.
         device: of the small tensor that travels.
     """
-    flags = torch.tensor([int(one) for one in presence], dtype=torch.int32, device=device)
+    knows = all(one is Presence.USED for one in presence)
+    if knows:
+        # Made on the device: a copy to it would wait for all that was queued there, the pass and its communication.
+        flags = torch.full((len(presence),), int(Presence.USED), dtype=torch.int32, device=device)
+    else:
+        flags = torch.tensor([int(one) for one in presence], dtype=torch.int32, device=device)
     group = communicator.torch_group
     in_order(group, device, lambda: dist.all_reduce(flags, dist.ReduceOp.MAX, group=group))
+    if knows:
+        return list(presence)
     return [Presence(flag) for flag in flags.tolist()]
