@@ -118,6 +118,21 @@ def test_outputs_are_moved_where_asked() -> None:
     run_ranks(1, _moved)
 
 
+class _Told(torch.Tensor):
+    """Keeps what `to` was given."""
+
+    def to(self, *arguments: Any, **keywords: Any) -> Any:
+        self.told = arguments, keywords
+        return self
+
+
+def test_nobody_reads_on_the_cpu_before_outputs_have_come() -> None:
+    for device, beside in ((torch.device("cpu"), False), (torch.device("cuda", 1), True)):
+        output: Any = torch.zeros(2).as_subclass(_Told)
+        wrapper_module._moved({"output": output}, device)
+        assert output.told == ((device,), {"non_blocking": beside})
+
+
 def _torch_defaults() -> None:
     rank, device = begin()
     net = NormNet().to(device)

@@ -362,4 +362,8 @@ def _as_device(one: int | torch.device) -> torch.device:
 
 
 def _moved(tree: Any, device: torch.device) -> Any:
-    return pytree.tree_map(lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, tree)
+    # Not to the CPU: whoever reads there does not wait for the stream that writes.
+    goes_on = device.type != "cpu"
+    return pytree.tree_map(
+        lambda leaf: leaf.to(device, non_blocking=goes_on) if isinstance(leaf, Tensor) else leaf, tree
+    )
