@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.ranks import run_ranks
 from support.training import (
     NormNet,
@@ -23,6 +24,8 @@ from support.training import (
     train,
 )
 from torch import Tensor, nn
+
+from bagua.torch_api.algorithms import Algorithm
 
 HOW = ("with_bagua", "wrapper")
 
@@ -399,3 +402,66 @@ def test_training_goes_on_after_an_error_of_all_ranks(where: str, small_buckets:
     for message in run_ranks(2, _errors, "with_bagua", where, env=env):
         assert (message is None) == (where == "forward")
         assert message is None or ("first.weight" in message and "ended with an exception" in message)
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+class _LateGradient(torch.autograd.Function):
+    """On a GPU, the gradient is there long after the host has gone on."""
+
+    @staticmethod
+    def forward(_: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> Tensor:
+        if gradients[0].is_cuda:
+            torch.cuda._sleep(100_000_000)
+        return gradients[0].clone()
+
+
+class _SideBySide(nn.Module):
+    """Two branches, on a GPU on streams of their own. The backward pass begins with the second, and ends with the
+    first."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second = (nn.Linear(8, 8, bias=False, device=device) for _ in range(2))
+        self._streams = [torch.cuda.Stream(device) for _ in range(2)] if device.type == "cuda" else []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self._streams:
+            return self.first(inputs) + nn.functional.linear(inputs, _LateGradient.apply(self.second.weight))
+        current = torch.cuda.current_stream()
+        for stream in self._streams:
+            stream.wait_stream(current)
+        with torch.cuda.stream(self._streams[0]):
+            first = self.first(inputs)
+        with torch.cuda.stream(self._streams[1]):
+            second = nn.functional.linear(inputs, _LateGradient.apply(self.second.weight))
+        for stream in self._streams:
+            current.wait_stream(stream)
+        return first + second
+
+
+def _branches_on_streams(algorithm: str) -> None:
+    rank, device = begin()
+    net: Any = _SideBySide(device)
+    net.with_bagua([], Algorithm.init(algorithm))
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(4):
+        inputs = torch.randn(16, 8, generator=generator).to(device)
+        # Both weights have the gradient of the sum of the outputs.
+        expected = inputs.sum(dim=0).expand(8, 8).contiguous()
+        dist.all_reduce(expected)
+        net.zero_grad()
+        net(inputs).sum().backward()
+        for branch in (net.first, net.second):
+            torch.testing.assert_close(branch.weight.grad, expected / 2, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])
+def test_branches_on_streams_of_their_own(algorithm: str) -> None:
+    run_ranks(2, _branches_on_streams, algorithm)
