@@ -42,7 +42,8 @@ def compress(source: Tensor, layout: ChunkLayout, out: Tensor) -> None:
 def _compress(source: Tensor, factor: float, layout: ChunkLayout, out: Tensor) -> None:
     """`source` [chunks, elements] fp32 times `factor`."""
     values = _by_range(source, layout)
-    times = torch.tensor(factor, dtype=torch.float32, device=values.device)
+    # Made where it is used: a copy to a GPU would keep the host waiting.
+    times = torch.full((), factor, dtype=torch.float32, device=values.device)
     finite = values.isfinite().all(dim=2, keepdim=True)
     # + 0.0 makes -0.0 to 0.0: which zero is the smaller differs between machines, as do the bits of NaN + 0.0.
     lowest = torch.where(finite, values.amin(dim=2, keepdim=True) * times + 0.0, torch.nan)
