@@ -85,11 +85,13 @@ class CommScheduler:
         if streams:
             _wait_for_marks(bucket, streams)
         is_inline = len(bucket.ops) == 1 and bucket.ops[0].inline
-        if bucket.device.type == "cuda" and not is_inline:
+        is_on_gpu = bucket.device.type == "cuda"
+        if is_on_gpu and not is_inline:
             return self._start_on_stream(bucket)
         bucket.gather()
-        # Once there is a thread, all goes there: it may still have to start operations that come before this one.
-        if is_inline and not has_thread(self._group):
+        # Once there is a thread, all that is on CPU goes there: it may still have to start operations that come before
+        # this one. What is on a GPU has another order, and what its streams wait for is known on this thread alone.
+        if is_inline and (is_on_gpu or not has_thread(self._group)):
             return _Started(bucket, work=bucket.ops[0].run(bucket))
         if self._thread is None:
             self._thread = join_thread(self._group)

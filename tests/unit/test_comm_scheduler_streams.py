@@ -121,6 +121,18 @@ def test_one_stream_waits_for_nothing(device: _Device) -> None:
     scheduler.close()
 
 
+def test_the_thread_of_a_module_on_the_cpu_gets_nothing_of_a_gpu(
+    device: _Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its streams wait neither for the gradients, nor ours for what it starts."""
+    monkeypatch.setattr("bagua.engine.comm_scheduler.has_thread", lambda _: True)
+    monkeypatch.setattr("bagua.engine.comm_scheduler.join_thread", lambda _: pytest.fail("on the thread"))
+    scheduler, ((tensor,),) = device.scheduler([1], inline=True)
+    device.mark(tensor, "main")
+    assert device.log == ["gather", "run 0"]
+    scheduler.close()
+
+
 def test_operations_that_an_error_cuts_off_are_waited_for(device: _Device) -> None:
     def fail(_: str) -> None:
         raise ValueError("no memory")
