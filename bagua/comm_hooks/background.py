@@ -51,11 +51,16 @@ class StreamBackground(Background):
 
     def run(self, work: Work, device: torch.device) -> Future[Tensor]:
         stream = self.group.stream_on(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
+        current = torch.cuda.current_stream(device)
+        stream.wait_stream(current)
         # A future with devices notes, on the stream that is current as it gets its result, what to wait for.
         future: Future[Tensor] = Future(devices=[device])
-        with failures_named(self.group, _WHAT), torch.cuda.stream(stream):
-            future.set_result(work())
+        try:
+            with failures_named(self.group, _WHAT), torch.cuda.stream(stream):
+                future.set_result(work())
+        except BaseException:
+            current.wait_stream(stream)  # a part may be under way, and nobody waits for it any more
+            raise
         return future
 
 

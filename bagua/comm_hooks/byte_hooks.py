@@ -74,6 +74,9 @@ class ByteGradState:
 def reduce_flat(flat: torch.Tensor, operation: CompressedAllReduce, place: _Place, average: bool) -> torch.Tensor:
     """`flat`, 1-D, becomes what `operation` makes of it, by way of a padded copy where its length asks for one. What
     cannot be compressed is reduced as it is. Runs in the background."""
+    if flat.device.type == "cuda":
+        # Whoever drops the model while this is under way must not let others have its memory.
+        flat.record_stream(torch.cuda.current_stream(flat.device))
     if flat.dtype not in COMPRESSED_DTYPES:
         return _reduce_exactly(flat, place.background.group, average)
     elements = flat.numel()

@@ -1,4 +1,4 @@
-"""What the scheduler makes CUDA streams wait for, with stand-ins for streams: tensors lie on the CPU."""
+"""What scheduler and hooks make CUDA streams wait for, with stand-ins for streams: tensors lie on the CPU."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
 from bagua.collectives import process_group, torch_internals
 from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.comm_hooks import background
 from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_op import FunctionOp
 from bagua.engine.comm_scheduler import CommScheduler
@@ -142,6 +143,19 @@ def test_operations_that_an_error_cuts_off_are_waited_for(device: _Device) -> No
         device.mark(tensor, "main")
     assert device.log[-2:] == ["group waits for main", "main waits for group"]
     scheduler.close()
+
+
+def test_what_an_error_cuts_off_in_a_communication_hook_is_waited_for(
+    device: _Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "Future", lambda devices: SimpleNamespace(set_result=devices.append))
+
+    def fail() -> torch.Tensor:
+        raise ValueError("no memory")
+
+    with pytest.raises(ValueError, match="no memory"):
+        background.StreamBackground(device.group).run(fail, torch.device("cuda", 0))
+    assert device.log == ["group waits for main", "main waits for group"]
 
 
 def test_the_stream_of_a_group_is_on_the_device_of_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
