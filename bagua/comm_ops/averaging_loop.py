@@ -173,7 +173,9 @@ class AveragingLoop:
             RuntimeError: the others did not come, or one of them is gone.
         """
         with self._condition:
-            self._condition.wait_for(lambda: self._phase is not Phase.EXCHANGE)
+            is_done = self._condition.wait_for(lambda: self._phase is not Phase.EXCHANGE, timeout_s)
+            if self.failure is None and not is_done:
+                self.failure = self._lateness(timeout_s)
             if self.failure is not None:
                 raise self.failure
             given = [
@@ -213,11 +215,14 @@ class AveragingLoop:
         if self.failure is not None:
             raise self.failure
         if self._thread.is_alive():
-            self.failure = RuntimeError(
-                f"not all ranks of {self._ranks.ranks} stopped averaging within {timeout_s:g} s; abort, and another"
-                " with_bagua, have to be called on every rank"
-            )
+            self.failure = self._lateness(timeout_s)
             raise self.failure
+
+    def _lateness(self, timeout_s: float) -> RuntimeError:
+        return RuntimeError(
+            f"not all ranks of {self._ranks.ranks} stopped averaging within {timeout_s:g} s; abort, and another"
+            " with_bagua, have to be called on every rank"
+        )
 
     # --- the loop's thread -------------------------------------------------------------------------------------------
 

@@ -41,8 +41,9 @@ class AveragingMemory:
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self._contributions = [average.contribution for part in parts for average in part.averages]
-        self._devices = sorted({one.device for one in self._contributions if one.device.type == "cuda"}, key=str)
+        self._averages = [average for part in parts for average in part.averages]
+        devices = {average.contribution.device for average in self._averages}
+        self._devices = sorted((device for device in devices if device.type == "cuda"), key=str)
         # What the training thread queued last, by stream.
         self._queued: dict[torch.cuda.Stream, torch.cuda.Event] = {}
 
@@ -98,14 +99,15 @@ class AveragingMemory:
                 torch.cuda.set_device(device)  # of this thread
                 streams.append(torch.cuda.Stream(device, STREAM_PRIORITY))  # type: ignore[no-untyped-call]
                 stack.enter_context(torch.cuda.stream(streams[-1]))
-                for contribution in self._contributions:
-                    if contribution.device == device:
-                        contribution.record_stream(streams[-1])
+                # The loop may end, and its memory be freed, while its stream has not come to the end.
+                for average in self._averages:
+                    if average.contribution.device == device:
+                        average.keep_for(streams[-1])
             yield streams
 
     def scratch(self) -> Scratch:
         """New memory for `BucketAverage.exchange`, on the current streams."""
-        return Scratch(self._contributions)
+        return Scratch([average.contribution for average in self._averages])
 
 
 class Scratch:

@@ -306,6 +306,28 @@ def test_an_end_that_the_others_do_not_share_is_an_error_that_stays() -> None:
     ranks[0].ranks.abort()
 
 
+def test_an_end_waits_for_an_exchange_no_longer_than_it_may() -> None:
+    ranks = _start(2, [(0.0,), (8.0,)])
+    goes_on = threading.Event()
+    for rank in ranks:
+        rank.ranks.before_sum = lambda: goes_on.wait(DEADLINE_S)
+
+    def is_exchanging() -> bool:
+        for rank in ranks:
+            rank.safe_point()
+        return ranks[0].loop._phase is Phase.EXCHANGE
+
+    _wait_until(is_exchanging)
+    began = time.monotonic()
+    try:
+        with pytest.raises(RuntimeError, match=r"not all ranks of 2 stopped averaging within 0\.01 s"):
+            ranks[0].loop.end(ranks[0].parameters, ranks[0].steps, 0.01)
+        assert time.monotonic() - began < DEADLINE_S / 2
+    finally:
+        goes_on.set()
+        ranks[0].ranks.abort()
+
+
 def test_leaving_is_possible_from_a_garbage_collection_in_the_loop_itself() -> None:
     """The collector runs on any thread, also on one that holds the lock."""
     ranks = _start(2, [(0.0,), (8.0,)])
