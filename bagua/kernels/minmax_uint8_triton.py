@@ -18,8 +18,8 @@ from torch import Tensor
 from bagua.kernels import minmax_uint8_triton_kernels as kernels
 from bagua.kernels.minmax_uint8_layout import ChunkLayout
 
-# By measurement on H100 and H200 (tools/kernels/compare_minmax_uint8.py --tune): elements of a tile, and warps (32
-# threads each) of a program. What is done once for a range is done by every thread: the fewer, the better.
+# By measurement on H100 and H200 (docs/design/compression.md): elements of a tile, and warps (32 threads each) of a
+# program. What is done once for a range is done by every thread: the fewer, the better.
 TILE_ELEMENTS, WARPS = 1024, 1
 # Fewer warps than these leave a device idle; then those of a sum, which has most to do, share a tile.
 BUSY_WARPS, SUM_WARPS = 4096, 4

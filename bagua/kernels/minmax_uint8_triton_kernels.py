@@ -169,6 +169,19 @@ def _lowest_and_highest(values, mask, MASKED: tl.constexpr):
     return lowest, highest
 
 
+@triton.jit
+def _range_of(lowest, highest, factor, VERSIONS: tl.constexpr):
+    """(lowest, highest, scale, bias) of what is compressed, of the extremes of `_values`. The scale is for those."""
+    if VERSIONS != 0:
+        lowest *= factor
+        highest *= factor
+    lowest, highest = canonical(lowest, highest)
+    scale, bias = scale_and_bias(lowest, highest)
+    if VERSIONS != 0:
+        scale *= factor
+    return lowest, highest, scale, bias
+
+
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 
@@ -181,13 +194,7 @@ def _compress_tile(
         source, header_bytes, stride, from_chunk + start, block, local, mask, rows, rows_mask, VERSIONS, ALIGNED, MASKED
     )
     lowest, highest = _lowest_and_highest(values, mask, MASKED)
-    if VERSIONS != 0:
-        lowest *= factor
-        highest *= factor
-    lowest, highest = canonical(lowest, highest)
-    scale, bias = scale_and_bias(lowest, highest)
-    if VERSIONS != 0:
-        scale *= factor
+    lowest, highest, scale, bias = _range_of(lowest, highest, factor, VERSIONS)
     levels = quantized(values, scale, bias)
     _store(chunk_at + header_bytes + start + local, levels, mask, MASKED)
     _store_ends(chunk_at, rows, rows_mask, lowest, highest)
@@ -305,13 +312,7 @@ def compress_pieces(
     pairs = ends + ((chunk * ranges + row) * partials + partial) * 2
     lowest = tl.reduce(tl.load(pairs, mask=partial < partials, other=float("inf")), 1, smaller)
     highest = tl.reduce(tl.load(pairs + 1, mask=partial < partials, other=float("-inf")), 1, larger)
-    if VERSIONS != 0:
-        lowest *= factor
-        highest *= factor
-    lowest, highest = canonical(lowest, highest)
-    scale, bias = scale_and_bias(lowest, highest)
-    if VERSIONS != 0:
-        scale *= factor
+    lowest, highest, scale, bias = _range_of(lowest, highest, factor, VERSIONS)
     start, local, mask, full = _tile(row, tile, block, elements, 1, COLUMNS, ALIGNED)
     if full:
         _quantize_tile(
