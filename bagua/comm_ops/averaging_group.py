@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bagua.collectives import torch_internals
+from bagua.collectives.object_collectives import all_gather_object
 from bagua.collectives.process_group import BaguaProcessGroup, twin_of
 from bagua.engine.failure_report import failures_named
 
@@ -37,6 +38,11 @@ class AveragingGroup:
         self._communicator = group.get_global_communicator()
         has_cpu = "cpu" in torch_internals.device_types(self._communicator.torch_group)
         self._agreement_device = torch.device("cpu" if has_cpu else "cuda")
+
+    @property
+    def name(self) -> str:
+        """The same on all ranks, and of no other group."""
+        return self._communicator.torch_group.group_name
 
     @property
     def is_registered(self) -> bool:
@@ -92,19 +98,21 @@ class AveragingGroup:
         self._communicator.abort()
 
     def destroy(self) -> None:
-        """Give connections and threads back. The ranks have agreed that nothing follows."""
+        """Give connections and threads back. The ranks have agreed that nothing follows, and that all of them call
+        this: NCCL ends a communicator together with those of the other ranks on the node, and waits for them."""
         owned, self._owned = self._owned, None
         if owned is not None and self.is_registered:
             dist.destroy_process_group(owned)
 
 
-# Of owners that are gone.
+# Of owners that are gone on this rank.
 _abandoned: list[AveragingGroup] = []
 
 
 def destroyed_after(owner: object, group: AveragingGroup) -> Callable[[], object]:
-    """When `owner` is gone, the group is destroyed: not at once, for garbage is collected anywhere, but when the next
-    one is made. No thread uses it any more by then. Returns what takes this back."""
+    """When `owner` is gone, the group is destroyed: not at once, for garbage is collected anywhere, and not on every
+    rank at the same time, but when the ranks make the next one and all of them have lost it. No thread uses it any more
+    by then. Returns what takes this back."""
     finalizer = weakref.finalize(owner, _abandoned.append, group)
     finalizer.atexit = False
     return finalizer.detach
@@ -121,8 +129,6 @@ def create_averaging_group(group: BaguaProcessGroup, device: torch.device) -> Av
     Raises:
         RuntimeError: torch was built without gloo.
     """
-    while _abandoned:
-        _abandoned.pop().destroy()
     if not dist.is_gloo_available():
         raise RuntimeError("averaging in the background needs gloo, which this build of torch does not have")
     backend = "gloo"
@@ -130,4 +136,15 @@ def create_averaging_group(group: BaguaProcessGroup, device: torch.device) -> Av
         theirs = torch_internals.backend_name(group.get_global_communicator().torch_group, device)
         backend = "gloo" if theirs == "gloo" else f"cpu:gloo,{device.type}:{theirs}"
     twin = twin_of(group, backend)
+    _destroy_what_all_abandoned(twin)
     return AveragingGroup(twin, twin.torch_group)
+
+
+def _destroy_what_all_abandoned(group: BaguaProcessGroup) -> None:
+    """Among the groups of the same ranks as this one, on every one of them in the same order."""
+    _abandoned[:] = [one for one in _abandoned if one.is_registered]
+    mine = {one.name: one for one in _abandoned if one.group.ranks == group.ranks}
+    by_rank = all_gather_object(list(mine), group.get_global_communicator())
+    for name in sorted(set.intersection(*map(set, by_rank))):
+        _abandoned.remove(mine[name])
+        mine[name].destroy()

@@ -68,3 +68,35 @@ def _all_within(counts: Sequence[int], limits: Sequence[int]) -> bool:
 def test_what_models_leave_does_not_grow(name: str) -> None:
     for first, last in run_ranks(2, _left, name):
         assert _all_within(last, first), (first, last)
+
+
+def _averaged(rank: int, device: torch.device) -> tuple[Any, int]:
+    """A model, and how many groups there were when its averaging had ended."""
+    net: Any = mlp(0, device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net.with_bagua([optimizer], Algorithm.init("async"))
+    train(net, optimizer, batches(rank, 3, device))
+    net.bagua_algorithm.abort(net)
+    return net, registered_groups()
+
+
+def _lost_one_after_the_other() -> list[int]:
+    rank, device = begin()
+    first, with_first = _averaged(rank, device)
+    if rank == 0:
+        del first
+        gc.collect()
+    second, with_second = _averaged(rank, device)
+    del second
+    if rank == 1:
+        del first
+    gc.collect()
+    _third, with_third = _averaged(rank, device)
+    return [with_first, with_second, with_third]
+
+
+def test_a_group_is_destroyed_when_all_ranks_have_lost_it() -> None:
+    """NCCL waits, in the rank that destroys its part first, for the others."""
+    one, other = run_ranks(2, _lost_one_after_the_other)
+    assert one == other
+    assert one == [one[0], one[0] + 1, one[0]]

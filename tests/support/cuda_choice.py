@@ -21,6 +21,7 @@ from collections.abc import Sequence
 _SHIFT_ONE = "decentralized peer_selection_mode=shift_one hierarchical=False"
 
 CHOICE: dict[str, Sequence[str]] = {
+    "abandoned_models": ["test_a_group_is_destroyed_when_all_ranks_have_lost_it"],
     "gradient_allreduce": [
         "test_two_ranks_have_the_weights_of_torch_ddp[with_bagua-adamw]",
         "test_two_ranks_have_the_weights_of_torch_ddp[wrapper-momentum]",

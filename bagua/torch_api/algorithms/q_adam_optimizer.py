@@ -202,10 +202,11 @@ class QAdamOptimizer(torch.optim.Optimizer):
                 torch._foreach_mul_(variances, beta2)
                 torch._foreach_addcmul_(variances, gradients, gradients, 1 - beta2)
         denominators = torch._foreach_sqrt(variances)
-        torch._foreach_div_(denominators, (1 - beta2**step) ** 0.5)
+        # A list of the same number again is another kernel on GPUs than the number, and it is what Adam has.
+        torch._foreach_div_(denominators, [(1 - beta2**step) ** 0.5] * len(parameters))
         torch._foreach_add_(denominators, group["eps"])
         targets = _widened(parameters)
-        torch._foreach_addcdiv_(targets, momenta, denominators, -(group["lr"] / (1 - beta1**step)))
+        torch._foreach_addcdiv_(targets, momenta, denominators, [-(group["lr"] / (1 - beta1**step))] * len(parameters))
         if parameters[0].dtype in _HALF:
             torch._foreach_copy_(parameters, targets)
         for state in states:
