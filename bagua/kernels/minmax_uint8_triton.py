@@ -23,8 +23,10 @@ from bagua.kernels.minmax_uint8_layout import ChunkLayout
 TILE_ELEMENTS, WARPS = 1024, 1
 # Fewer warps than these leave a device idle; then those of a sum, which has most to do, share a tile.
 BUSY_WARPS, SUM_WARPS = 4096, 4
-# More of them, and too few programs would run side by side.
+# Of a sum whose versions come in turns. More of them, and too few programs would run side by side.
 SUM_REGISTERS = 80
+# So few tiles are all under way at the same time, whatever registers a program takes.
+FEW_TILES = 512
 # Ranges of more elements are cut into tiles.
 LONGEST_ROW = 4096
 LONG_TILE_ELEMENTS, LONG_WARPS = 4096, 8
@@ -49,10 +51,15 @@ class _Tiling:
     steps: int
     """Tiles of a long range that one program measures."""
     warps: int
+    registers: int | None = None
+    """That a thread may have at most."""
+    at_once: bool = False
+    """All versions of a sum are loaded before they are added."""
 
 
 @functools.lru_cache(maxsize=4096)
-def _tiling(layout: ChunkLayout, is_sum: bool) -> _Tiling:
+def _tiling(layout: ChunkLayout, versions: int) -> _Tiling:
+    """`versions`: 0 for what is no sum."""
     columns = _power_of_two(layout.block)
     if columns > LONGEST_ROW:
         tiles = -(-layout.block // LONG_TILE_ELEMENTS)
@@ -60,9 +67,21 @@ def _tiling(layout: ChunkLayout, is_sum: bool) -> _Tiling:
     # No more rows than there are ranges, or small inputs would mostly compute what masks throw away.
     rows = min(max(TILE_ELEMENTS // columns, 1), _power_of_two(layout.ranges))
     groups = -(-layout.ranges // rows)
-    most = max(WARPS, min(BUSY_WARPS // groups, SUM_WARPS)) if is_sum else WARPS
-    warps = max(most * rows * columns // TILE_ELEMENTS, 1)
-    return _Tiling(rows, columns, groups, 1, 1, _power_of_two(warps))
+    warps, registers, at_once = _way_to_add(versions, groups) if versions else (WARPS, None, False)
+    warps = _power_of_two(max(warps * rows * columns // TILE_ELEMENTS, 1))
+    return _Tiling(rows, columns, groups, 1, 1, warps, registers, at_once)
+
+
+def _way_to_add(versions: int, groups: int) -> tuple[int, int | None, bool]:
+    """By measurement of 2, 4 and 8 versions of 1, 16 and 256 Mi bytes in all: warps of a tile, registers, at once."""
+    is_few = groups <= FEW_TILES
+    if versions <= 2:
+        return WARPS, SUM_REGISTERS, True
+    if versions <= 4:
+        return (2 if is_few else WARPS), 128, True
+    if versions <= 8 and is_few:
+        return SUM_WARPS, None, True
+    return max(WARPS, min(BUSY_WARPS // groups, SUM_WARPS)), SUM_REGISTERS, False
 
 
 def _power_of_two(count: int) -> int:
@@ -90,7 +109,7 @@ def decompress(compressed: Tensor, target: Tensor, accumulate: bool, layout: Chu
 
 
 def _decompress(compressed: Tensor, target: Tensor, accumulate: bool, layout: ChunkLayout) -> None:
-    tiling = _tiling(layout, False)
+    tiling = _tiling(layout, 0)
     chunks = target.shape[0]
     kernels.decompress_tiles[(tiling.groups * tiling.tiles, chunks)](
         compressed,
@@ -120,7 +139,7 @@ def decompress_reduce_compress(received: Tensor, average: bool, layout: ChunkLay
 
 
 def _compress(source: Tensor, chunks: int, versions: int, factor: float, layout: ChunkLayout, out: Tensor) -> None:
-    tiling = _tiling(layout, versions > 0)
+    tiling = _tiling(layout, versions)
     result = out if out.data_ptr() % ALIGNMENT == 0 else torch.empty_like(out)
     aligned = _tiles_aligned(layout, chunks)
     if tiling.tiles == 1:
@@ -134,12 +153,13 @@ def _compress(source: Tensor, chunks: int, versions: int, factor: float, layout:
             layout.total_bytes,
             factor,
             VERSIONS=versions,
+            AT_ONCE=tiling.at_once,
             ROWS=tiling.rows,
             COLUMNS=tiling.columns,
             ALIGNED=aligned,
             num_warps=tiling.warps,
             enable_fp_fusion=False,
-            maxnreg=SUM_REGISTERS if versions else None,
+            maxnreg=tiling.registers,
         )
     else:
         partials = -(-tiling.tiles // tiling.steps)

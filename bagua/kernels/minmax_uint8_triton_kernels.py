@@ -14,7 +14,7 @@ An integer argument that is 1 may be a number of Python's when a kernel is compi
 """
 
 # Triton reads the sources of these functions; their arguments have no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="misc, no-untyped-def, untyped-decorator"
 
 import triton
 import triton.language as tl
@@ -109,11 +109,28 @@ def _decoded(lowest, highest, levels):
 
 
 @triton.jit
-def _sum(
+def _sum_at_once(
     source, header_bytes, stride, first, block, local, mask, rows, rows_mask,
     VERSIONS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """fp32 elements of all versions. A loop, because registers for many versions would leave room for too few warps."""
+    """fp32 elements of all versions, which are on their way together."""
+    at = source
+    loaded = ()
+    for _ in tl.static_range(VERSIONS):
+        loaded = loaded + _load_version(at, header_bytes, first, block, local, mask, rows, rows_mask, ALIGNED, MASKED)
+        at += stride
+    values = _decoded(loaded[0], loaded[1], loaded[2])
+    for version in tl.static_range(1, VERSIONS):
+        values += _decoded(loaded[3 * version], loaded[3 * version + 1], loaded[3 * version + 2])
+    return values
+
+
+@triton.jit
+def _sum_in_turns(
+    source, header_bytes, stride, first, block, local, mask, rows, rows_mask,
+    VERSIONS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """The same in a loop: registers for many versions would leave room for too few warps."""
     low, high, levels = _load_version(source, header_bytes, first, block, local, mask, rows, rows_mask, ALIGNED, MASKED)
     at = source
     if levels.dtype == tl.uint8 or VERSIONS == 1:
@@ -145,13 +162,17 @@ def _sum(
 @triton.jit
 def _values(
     source, header_bytes, stride, first, block, local, mask, rows, rows_mask,
-    VERSIONS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
+    VERSIONS: tl.constexpr, AT_ONCE: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """fp32 elements of the tile that begins with element `first`, or the sum of its versions; anything where masked."""
     if VERSIONS == 0:
         values = _load(source + first + local, mask, MASKED).to(tl.float32)
+    elif AT_ONCE and ALIGNED and not MASKED:  # as words: every byte would take a register
+        values = _sum_at_once(
+            source, header_bytes, stride, first, block, local, mask, rows, rows_mask, VERSIONS, ALIGNED, MASKED
+        )
     else:
-        values = _sum(
+        values = _sum_in_turns(
             source, header_bytes, stride, first, block, local, mask, rows, rows_mask, VERSIONS, ALIGNED, MASKED
         )
     return values
@@ -188,11 +209,12 @@ def _range_of(lowest, highest, factor, VERSIONS: tl.constexpr):
 @triton.jit
 def _compress_tile(
     source, header_bytes, stride, factor, from_chunk, chunk_at, start, block, local, mask, rows, rows_mask,
-    VERSIONS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
+    VERSIONS: tl.constexpr, AT_ONCE: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     values = _values(
-        source, header_bytes, stride, from_chunk + start, block, local, mask, rows, rows_mask, VERSIONS, ALIGNED, MASKED
-    )
+        source, header_bytes, stride, from_chunk + start, block, local, mask, rows, rows_mask,
+        VERSIONS, AT_ONCE, ALIGNED, MASKED,
+    )  # fmt: skip
     lowest, highest = _lowest_and_highest(values, mask, MASKED)
     lowest, highest, scale, bias = _range_of(lowest, highest, factor, VERSIONS)
     levels = quantized(values, scale, bias)
@@ -203,7 +225,7 @@ def _compress_tile(
 @triton.jit(do_not_specialize=["ranges"])
 def compress_ranges(
     source, out, elements, block, ranges, header_bytes, stride, factor,
-    VERSIONS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
+    VERSIONS: tl.constexpr, AT_ONCE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Ranges that fit into a tile: read, measured, and written while they are in registers. Programs: (tile, chunk)."""
     row = tl.program_id(0) * ROWS
@@ -218,12 +240,12 @@ def compress_ranges(
     if full:
         _compress_tile(
             source, header_bytes, stride, factor, from_chunk, chunk_at, start, block, local, mask, rows, rows_mask,
-            VERSIONS, ALIGNED, False,
+            VERSIONS, AT_ONCE, ALIGNED, False,
         )  # fmt: skip
     else:
         _compress_tile(
             source, header_bytes, stride, factor, from_chunk, chunk_at, start, block, local, mask, rows, rows_mask,
-            VERSIONS, ALIGNED, True,
+            VERSIONS, AT_ONCE, ALIGNED, True,
         )  # fmt: skip
     if row + ROWS >= ranges:
         _store_padding(chunk_at, elements, ranges, header_bytes, stride)
@@ -235,7 +257,7 @@ def _wider(
     VERSIONS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     values = _values(
-        source, header_bytes, stride, first, block, local, mask, rows, rows_mask, VERSIONS, ALIGNED, MASKED
+        source, header_bytes, stride, first, block, local, mask, rows, rows_mask, VERSIONS, False, ALIGNED, MASKED
     )
     if MASKED:
         lowest = smaller(lowest, tl.where(mask, values, float("inf")))
@@ -287,8 +309,9 @@ def _quantize_tile(
     VERSIONS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     values = _values(
-        source, header_bytes, stride, from_chunk + start, block, local, mask, rows, rows_mask, VERSIONS, ALIGNED, MASKED
-    )
+        source, header_bytes, stride, from_chunk + start, block, local, mask, rows, rows_mask,
+        VERSIONS, False, ALIGNED, MASKED,
+    )  # fmt: skip
     _store(chunk_at + header_bytes + start + local, quantized(values, scale, bias), mask, MASKED)
 
 

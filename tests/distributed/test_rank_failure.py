@@ -13,6 +13,9 @@ from torch import nn
 
 from bagua.engine.failure_report import CollectiveError
 
+# Without this, torch ends the process where NCCL fails, before Python can say anything (bagua.engine.failure_report).
+RAISED_BY_NCCL = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
+
 
 def _interrupted(how: str, where: str, hierarchical: bool) -> tuple[str, tuple[int, ...]]:
     rank, device = begin_to_lose_one()
@@ -51,7 +54,7 @@ class _Countdown:
     [("with_bagua", "backward", False), ("with_bagua", "forward", True), ("wrapper", "forward", False)],
 )
 def test_survivors_name_the_rank_that_died(how: str, where: str, hierarchical: bool) -> None:
-    told = run_ranks(3, _interrupted, how, where, hierarchical, expect_death={VICTIM}, timeout=50)
+    told = run_ranks(3, _interrupted, how, where, hierarchical, env=RAISED_BY_NCCL, expect_death={VICTIM}, timeout=50)
     assert told[VICTIM] is None
     for message, missing in (told[0], told[2]):
         assert missing == (VICTIM,), message

@@ -89,6 +89,8 @@ SHAPES = [
     (7, 3, 3, torch.bfloat16, 3),
     (37, 2, None, torch.float32, 9),
     (4096, 2, 1024, torch.float16, 2),
+    (4096, 1, 1024, torch.float32, 4),
+    (4096, 1, 1024, torch.float32, 5),
     (50000, 2, 20000, torch.bfloat16, 3),
 ]
 
@@ -115,3 +117,17 @@ def test_a_sum_unpacks_a_byte_with_one_instruction(launches: list[Launch]) -> No
     """32 elements of a thread, in the first version, in the loop over more, and in the last."""
     launch_all(8192 * 1024, 1, 1024, torch.float32, 8)
     assert ptx_of(launches[-1]).count("prmt.b32") >= 3 * 32
+
+
+@pytest.mark.parametrize(("ranges", "versions", "warps"), [(8192, 4, 1), (256, 4, 2), (256, 8, 4)])
+def test_a_sum_of_few_versions_or_ranges_waits_for_memory_once(
+    launches: list[Launch], ranges: int, versions: int, warps: int
+) -> None:
+    """What the threads hold of a range comes in loads of at most 16 bytes, all of which precede the first sum."""
+    launch_all(ranges * 1024, 1, 1024, torch.float32, versions)
+    *_, (_, _, keywords) = launches
+    assert keywords["num_warps"] == warps
+    before = ptx_of(launches[-1]).split("prmt.b32")[0]
+    bytes_of_a_thread = 1024 // (32 * warps)
+    words = 4 if bytes_of_a_thread >= 16 else bytes_of_a_thread // 4
+    assert before.count(f"ld.global.v{words}.b32") == versions * bytes_of_a_thread // (4 * words)

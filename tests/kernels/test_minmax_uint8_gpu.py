@@ -42,7 +42,7 @@ def test_cuda_runs_triton() -> None:
     assert minmax_uint8._implementation("cuda").__name__ == "bagua.kernels.minmax_uint8_triton"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("versions", [1, 2, 3, 8, 9, 20])
+@pytest.mark.parametrize("versions", [1, 2, 3, 4, 5, 8, 9, 20])
 @pytest.mark.parametrize("block", [1024, None])
 def test_any_number_of_versions(versions: int, block: int | None) -> None:
     generator = torch.Generator().manual_seed(versions)

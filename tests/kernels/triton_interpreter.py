@@ -6,6 +6,7 @@ difference. The interpreter takes some 20 us for an element of a reduction, henc
 
 from __future__ import annotations
 
+import itertools
 import os
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -44,16 +45,16 @@ def run(found: list[Case]) -> None:
 
 
 def many_versions() -> None:
-    """More than two, which are summed in a loop: with full tiles, and with a shorter last range."""
-    for elements in (128, 70):
-        case = Case("normal", elements, 11, 32, torch.float32)
-        received = torch.empty(11, case.layout.total_bytes, dtype=torch.uint8)
+    """Loaded at once, and one after the other in a loop: with full tiles, and with a shorter last range."""
+    for elements, versions in itertools.product((128, 70), (1, 3, 6, 11)):
+        case = Case("normal", elements, versions, 32, torch.float32)
+        received = torch.empty(versions, case.layout.total_bytes, dtype=torch.uint8)
         minmax_uint8_reference.compress(case.source(), case.layout, received)
         expected, actual = (torch.full((case.layout.total_bytes,), filler, dtype=torch.uint8) for filler in (7, 9))
         minmax_uint8_reference.decompress_reduce_compress(received, True, case.layout, expected)
         minmax_uint8_triton.decompress_reduce_compress(received, True, case.layout, actual)
         if not torch.equal(expected, actual):
-            print(f"11 versions of {elements} elements differ")
+            print(f"{versions} versions of {elements} elements differ")
 
 
 def unaligned_bytes() -> None:
