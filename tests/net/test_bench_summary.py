@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bagua.net.bench.interleaved_run import RunResults
+from bagua.net.bench.paired_ratio import paired_ratio
 from bagua.net.bench.sessions import Sample, Verification, default_raw_streams
-from bagua.net.bench.summary import best_raw_only, compare, comparisons, measurements, paired_ratio, raw_limit
+from bagua.net.bench.summary import best_raw_only, compare, comparisons, measurements, raw_limit
 
 MIB = 1 << 20
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from bagua.net.bench.iteration_plan import IterationPlan
 from bagua.net.bench.progress import Progress
+from bagua.net.bench.rotation import rotated
 from bagua.net.bench.sessions import Sample, Session, Verification
 from bagua.net.bench.sizes import format_size
 
@@ -20,8 +20,6 @@ _CALIBRATION_SMALL = 20
 _SMALL_BYTES = 64 * 1024
 # A command may take this many times its estimate before it counts as hung.
 _PATIENCE = 10
-
-_Runner = TypeVar("_Runner")
 
 
 @dataclass
@@ -88,14 +86,6 @@ def run_interleaved(
                     results.samples[session.name][size].append(sample)
                     display.advance(what)
     return results
-
-
-def rotated(sessions: Sequence[_Runner], turn: int) -> list[_Runner]:
-    """Whoever runs first finds the caches and the CPU's clock as another left them; each takes its turn."""
-    if not sessions:
-        return []
-    start = turn % len(sessions)
-    return [*sessions[start:], *sessions[:start]]
 
 
 def _calibrate(

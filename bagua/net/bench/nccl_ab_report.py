@@ -14,8 +14,8 @@ from bagua.net.bench.nccl_ab_contender import Contender
 from bagua.net.bench.nccl_ab_group import Group
 from bagua.net.bench.nccl_ab_results import BEST_TUNED_NAME, NOISE, BestTuned, Ratio, Results
 from bagua.net.bench.nccl_ab_run import RunOutcome
+from bagua.net.bench.paired_ratio import SMALL_BYTES
 from bagua.net.bench.sizes import format_size
-from bagua.net.bench.summary import SMALL_BYTES
 from bagua.net.bench.table import BOLD, DIM, LOUD, MISSING, RESET, format_bandwidth, format_time_us
 
 # Up to so many, every contender has a column.

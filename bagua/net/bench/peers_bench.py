@@ -9,7 +9,6 @@ from pathlib import Path
 from bagua.net.bench.driver_group import DriverGroup
 from bagua.net.bench.endpoint import Endpoint
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.interleaved_run import rotated
 from bagua.net.bench.launch_environment import LOOPBACK
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.network_path import NetworkPath, choose_path
@@ -18,6 +17,7 @@ from bagua.net.bench.peers_report import PeersReport, describe_contenders, peers
 from bagua.net.bench.peers_results import PeersResults
 from bagua.net.bench.peers_session import RANKS, IdleCost, PeersSession
 from bagua.net.bench.progress import Progress
+from bagua.net.bench.rotation import rotated
 from bagua.net.bench.settings import DriverRequest, DriverSettings, check_driver, check_library
 from bagua.net.bench.sizes import format_size
 from bagua.net.library import MissingFileError, driver_path, library_path

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from bagua.net.bench.driver_group import DriverGroup
 from bagua.net.bench.driver_process import DriverProcess
 from bagua.net.bench.endpoint import Endpoint
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.remote_place import serve
+from bagua.net.bench.rendezvous import LineConnection
 from bagua.net.bench.settings import DriverRequest, DriverSettings
 
 
@@ -32,3 +36,15 @@ class LocalPlace:
 
     def close(self, *, failed: bool) -> None:
         self._drivers.close(failed=failed)
+
+
+def serve_rank_zero(connection: LineConnection, place: LocalPlace, rank: int) -> bool:
+    """`serve`, starting load drivers of this rank."""
+
+    def start(order: Mapping[str, Any]) -> DriverProcess:
+        request = DriverRequest(**order)
+        if request.rank != rank:
+            raise BenchError(f"rank {rank} was told to start a driver of rank {request.rank}")
+        return place.start(request)
+
+    return serve(connection, start)

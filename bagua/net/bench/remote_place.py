@@ -15,7 +15,6 @@ from typing import Any
 from bagua.net.bench.driver_process import DriverProcess
 from bagua.net.bench.endpoint import Event
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.places import LocalPlace
 from bagua.net.bench.rendezvous import LineConnection
 from bagua.net.bench.settings import DriverRequest
 
@@ -100,18 +99,6 @@ class RemoteDriver:
 
     def close(self) -> None:
         """The agent closes its drivers together, at "finish"."""
-
-
-def serve_rank_zero(connection: LineConnection, place: LocalPlace, rank: int) -> bool:
-    """`serve`, starting load drivers of this rank."""
-
-    def start(order: Mapping[str, Any]) -> DriverProcess:
-        request = DriverRequest(**order)
-        if request.rank != rank:
-            raise BenchError(f"rank {rank} was told to start a driver of rank {request.rank}")
-        return place.start(request)
-
-    return serve(connection, start)
 
 
 def serve(connection: LineConnection, start: Callable[[Mapping[str, Any]], DriverProcess]) -> bool:

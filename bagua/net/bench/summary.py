@@ -8,13 +8,11 @@ from dataclasses import asdict, dataclass
 
 from bagua.net.bench.interleaved_run import RunResults
 from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES, Measurement, busbw_factor
+from bagua.net.bench.paired_ratio import LARGE_BYTES, SMALL_BYTES, PairedRatio, paired_ratio
 from bagua.net.bench.sessions import Sample
 from bagua.net.bench.settings import RAW
 from bagua.net.bench.sizes import format_size
 
-# The sizes that the closing block speaks of when they were measured; else the nearest end of the series.
-LARGE_BYTES = 128 << 20
-SMALL_BYTES = 1 << 10
 LONG_TRANSFER_BYTES = 64 << 20
 
 
@@ -31,18 +29,6 @@ class RawLimit:
     def busbw_gb_s(self) -> float:
         """The busbw at which the ring's connections together reach the limit."""
         return self.gb_s / self.links
-
-
-@dataclass(frozen=True)
-class PairedRatio:
-    """A ratio of two contenders, taken within each repetition, so that drift cancels."""
-
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f}x (spread {self.low:.2f}..{self.high:.2f})"
 
 
 @dataclass(frozen=True)
@@ -85,12 +71,6 @@ def raw_limit(results: RunResults, links: int) -> RawLimit | None:
         if best is None or rate > best.gb_s:
             best = RawLimit(rate, int(name.removeprefix(f"{RAW} x")), links)
     return best
-
-
-def paired_ratio(above: Sequence[float], below: Sequence[float]) -> PairedRatio:
-    """above[i] / below[i] of each repetition i."""
-    ratios = [a / b for a, b in zip(above, below, strict=True)]
-    return PairedRatio(statistics.median(ratios), min(ratios), max(ratios))
 
 
 def compare(results: RunResults, contender: str, baseline: str) -> Comparison | None:

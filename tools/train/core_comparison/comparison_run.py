@@ -14,8 +14,8 @@ from typing import Any
 from rank_team.renewed_team import RenewedTeam, Team
 
 from bagua.net.bench.endpoint import Event
-from bagua.net.bench.interleaved_run import rotated
 from bagua.net.bench.progress import Progress
+from bagua.net.bench.rotation import rotated
 from core_comparison.options import TRACED_STEPS, Options
 from core_comparison.step_statistics import TurnResult, turn_result
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bagua.net.bench.endpoint import Event
-from bagua.net.bench.summary import PairedRatio, paired_ratio
+from bagua.net.bench.paired_ratio import PairedRatio, paired_ratio
 from core_comparison.catalogue import ALL_REDUCE, CONTENDERS, REFERENCE, Promise
 
 MIB = 1 << 20

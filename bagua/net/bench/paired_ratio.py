@@ -1,0 +1,29 @@
+"""How much faster one contender is than another, as all closing blocks say it, and for which sizes they do."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# The sizes that the closing block speaks of when they were measured; else the nearest end of the series.
+LARGE_BYTES = 128 << 20
+SMALL_BYTES = 1 << 10
+
+
+@dataclass(frozen=True)
+class PairedRatio:
+    """A ratio of two contenders, taken within each repetition, so that drift cancels."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f}x (spread {self.low:.2f}..{self.high:.2f})"
+
+
+def paired_ratio(above: Sequence[float], below: Sequence[float]) -> PairedRatio:
+    """above[i] / below[i] of each repetition i."""
+    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    return PairedRatio(statistics.median(ratios), min(ratios), max(ratios))
