@@ -7,28 +7,28 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bagua.net.bench.busy_cpus import busy_cpus
 from bagua.net.bench.command import EXIT_FAILED, run_in_order
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.export import write_csv, write_json
 from bagua.net.bench.launch_environment import LaunchEnvironment, launch_of_run
-from bagua.net.bench.options import PROGRAM, Options, check_outputs, parse_options
-from bagua.net.bench.peers_bench import run_peers
-from bagua.net.bench.peers_options import PROGRAM as PEERS_PROGRAM
-from bagua.net.bench.peers_options import PeersOptions, parse_peers_options
-from bagua.net.bench.peers_options import check_outputs as check_peers_outputs
-from bagua.net.bench.peers_report import PeersReport
+from bagua.net.bench.peers.options import PROGRAM as PEERS_PROGRAM
+from bagua.net.bench.peers.options import PeersOptions, parse_peers_options
+from bagua.net.bench.peers.options import check_outputs as check_peers_outputs
+from bagua.net.bench.peers.report import PeersReport
+from bagua.net.bench.peers.run import run_peers
 from bagua.net.bench.plot import write_plot
-from bagua.net.bench.report import Report
-from bagua.net.bench.ring_bench import run_bench
+from bagua.net.bench.ring.busy_cpus import busy_cpus
+from bagua.net.bench.ring.options import PROGRAM, Options, check_outputs, parse_options
+from bagua.net.bench.ring.report import Report
+from bagua.net.bench.ring.run import run_bench
+from bagua.net.bench.ring.team import follow, lead_team, local_team
 from bagua.net.bench.table import shows_colour
-from bagua.net.bench.team import follow, lead_team, local_team
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if "--nccl" in words:
-        from bagua.net.bench.nccl_ab import main as compare_nccl
+        from bagua.net.bench.nccl_ab.command import main as compare_nccl
 
         return compare_nccl([word for word in words if word != "--nccl"])
     # Each kind of run has its own options; --peers takes a value or none.

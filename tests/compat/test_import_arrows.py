@@ -84,7 +84,7 @@ def python_files(*folders: str) -> list[Path]:
 LAZY_THIRD_PARTY = {"torch", "matplotlib", "rich"}
 # Modules of worker processes, which are about torch from end to end: they may import it at the top, and everything else
 # may import them only lazily.
-TORCH_MODULES = {"bagua.net.bench.gpu_collectives"}
+TORCH_MODULES = {"bagua.net.bench.nccl_ab.gpu_collectives"}
 # Root files that load neither torch nor the compiled extension.
 ROOT_FILES = {"bagua", "bagua.version", "bagua.env"}
 

@@ -16,7 +16,7 @@ from support.fake_driver import install_fake_driver
 from support.processes import living_pids, wait_until
 
 from bagua.net.bench.network_path import NetworkPath
-from bagua.net.bench.team import Team
+from bagua.net.bench.ring.team import Team
 from bagua.net.library import driver_path, library_path
 
 SMALL_RUN = ["-b", "1K", "-e", "1M", "-f", "32", "-n", "3", "--repeats", "2", "--timeout", "20"]

@@ -13,11 +13,11 @@ import pytest
 from support.bench_command import SMALL_RUN, Bench
 
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.interleaved_run import RunResults
-from bagua.net.bench.options import parse_options
-from bagua.net.bench.sessions import Sample
+from bagua.net.bench.ring.interleaved_run import RunResults
+from bagua.net.bench.ring.options import parse_options
+from bagua.net.bench.ring.sessions import Sample
+from bagua.net.bench.ring.summary import paired_series
 from bagua.net.bench.settings import DriverRequest, DriverSettings
-from bagua.net.bench.summary import paired_series
 from bagua.net.library import library_path
 
 

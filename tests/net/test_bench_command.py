@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bagua.net.bench import nccl_ab
 from bagua.net.bench.command import run_in_order
 from bagua.net.bench.errors import BenchError, UsageError
-from bagua.net.bench.nccl_ab_options import NcclOptions, parse_options
+from bagua.net.bench.nccl_ab import command
+from bagua.net.bench.nccl_ab.options import NcclOptions, parse_options
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ class TestGpusThatAreNotThere:
         library.touch()
 
         def parsed(gpus: int, *words: str) -> NcclOptions:
-            monkeypatch.setattr(nccl_ab, "_gpu_count", lambda: gpus)
+            monkeypatch.setattr(command, "_gpu_count", lambda: gpus)
             return parse_options(["--library", str(library), *words])
 
         return parsed
@@ -69,8 +69,8 @@ class TestGpusThatAreNotThere:
     def test_there_must_be_two(self, gpus: int, options: Callable[..., NcclOptions], tmp_path: Path) -> None:
         message = f"--nccl needs 2 GPUs or more, and torch sees {gpus}; look at CUDA_VISIBLE_DEVICES and nvidia-smi, or"
         with pytest.raises(BenchError, match=message):
-            nccl_ab._local_crew(options(gpus), {}, tmp_path)
+            command._local_crew(options(gpus), {}, tmp_path)
 
     def test_and_one_for_each_rank(self, options: Callable[..., NcclOptions], tmp_path: Path) -> None:
         with pytest.raises(BenchError, match="--ranks 4 needs as many GPUs, and torch sees 2; give 2 or fewer"):
-            nccl_ab._local_crew(options(2, "--ranks", "4"), {}, tmp_path)
+            command._local_crew(options(2, "--ranks", "4"), {}, tmp_path)

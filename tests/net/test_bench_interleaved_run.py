@@ -9,11 +9,11 @@ from collections.abc import Mapping
 import pytest
 
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.interleaved_run import RunResults, Visit, run_interleaved
-from bagua.net.bench.iteration_plan import IterationPlan, fixed_plan
 from bagua.net.bench.progress import Progress
+from bagua.net.bench.ring.interleaved_run import RunResults, Visit, run_interleaved
+from bagua.net.bench.ring.iteration_plan import IterationPlan, fixed_plan
+from bagua.net.bench.ring.sessions import Sample, Verification
 from bagua.net.bench.rotation import rotated
-from bagua.net.bench.sessions import Sample, Verification
 
 Call = tuple[str, int, int, int]
 

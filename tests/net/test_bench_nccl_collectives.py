@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch, whose collectives are verified")
 
 # After the check: it imports torch. A plain import, so that a broken module of ours fails and is not skipped.
-from bagua.net.bench import gpu_collectives  # noqa: E402
-from bagua.net.bench.nccl_ab_plan import GPU_COLLECTIVES, buffer_bytes  # noqa: E402
+from bagua.net.bench.nccl_ab import gpu_collectives  # noqa: E402
+from bagua.net.bench.nccl_ab.plan import GPU_COLLECTIVES, buffer_bytes  # noqa: E402
 
 CPU = torch.device("cpu")
 ELEMENTS = 5000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua.net.bench.nccl_ab_contender import (
+from bagua.net.bench.nccl_ab.contender import (
     BEST_TUNED,
     bagua_net,
     bagua_net_variant,

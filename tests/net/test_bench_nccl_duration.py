@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagua.net.bench.nccl_ab_duration import (
+from bagua.net.bench.nccl_ab.duration import (
     MAX_ITERATIONS,
     MIN_ITERATIONS,
     MIN_TURN_S,
@@ -16,7 +16,7 @@ from bagua.net.bench.nccl_ab_duration import (
     iterations_for,
     warmup_for,
 )
-from bagua.net.bench.nccl_ab_plan import Case
+from bagua.net.bench.nccl_ab.plan import Case
 
 SMALL, LARGE = Case("all_reduce", 1024), Case("all_reduce", 1 << 30)
 COSTS = {SMALL: [Calibration(1e-4, 0.01), Calibration(2e-4, 0.01)], LARGE: [Calibration(0.1), Calibration(0.2)]}

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from bagua.net.bench.measurement import busbw_factor
-from bagua.net.bench.nccl_ab_plan import (
+from bagua.net.bench.nccl_ab.plan import (
     GPU_COLLECTIVES,
     Case,
     buffer_bytes,

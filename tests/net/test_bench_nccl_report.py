@@ -11,13 +11,13 @@ import pytest
 from support.played_comparison import CASES, DEFAULT, OURS, TUNED, Stage
 
 from bagua.net.bench.machine import describe_machine
-from bagua.net.bench.nccl_ab_contender import BEST_TUNED, Contender, bagua_net_variant, hand_tuned, own_transport
-from bagua.net.bench.nccl_ab_contender import shared_memory as memory
-from bagua.net.bench.nccl_ab_options import parse_options
-from bagua.net.bench.nccl_ab_outputs import plotted_rows, write_outputs
-from bagua.net.bench.nccl_ab_report import render_closing, render_tables
-from bagua.net.bench.nccl_ab_results import results_of
-from bagua.net.bench.nccl_ab_run import RunOutcome
+from bagua.net.bench.nccl_ab.contender import BEST_TUNED, Contender, bagua_net_variant, hand_tuned, own_transport
+from bagua.net.bench.nccl_ab.contender import shared_memory as memory
+from bagua.net.bench.nccl_ab.options import parse_options
+from bagua.net.bench.nccl_ab.outputs import plotted_rows, write_outputs
+from bagua.net.bench.nccl_ab.report import render_closing, render_tables
+from bagua.net.bench.nccl_ab.results import results_of
+from bagua.net.bench.nccl_ab.run import RunOutcome
 
 SMALL, LARGE = (case.bytes for case in CASES)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from support.played_comparison import CASES, DEFAULT, OURS, TUNED, Stage
 
-from bagua.net.bench.nccl_ab_contender import Contender
-from bagua.net.bench.nccl_ab_results import NOISE, Results, results_of
+from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.results import NOISE, Results, results_of
 
 SMALL, LARGE = (case.bytes for case in CASES)
 MEMORY = Contender("shared memory", "Socket", shared_memory=True)

@@ -6,10 +6,10 @@ import pytest
 from support.played_comparison import CASES, DEFAULT, OURS, Stage
 
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.nccl_ab_contender import Contender
-from bagua.net.bench.nccl_ab_memory import check_memory, needed_bytes
-from bagua.net.bench.nccl_ab_plan import Case, make_cases
-from bagua.net.bench.nccl_ab_results import results_of
+from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.memory import check_memory, needed_bytes
+from bagua.net.bench.nccl_ab.plan import Case, make_cases
+from bagua.net.bench.nccl_ab.results import results_of
 
 
 def test_a_good_run_measures_every_contender_alike() -> None:

@@ -10,7 +10,7 @@ import pytest
 from bagua.cli import net_bench
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.memory_check import check_memory
-from bagua.net.bench.options import check_outputs, parse_options
+from bagua.net.bench.ring.options import check_outputs, parse_options
 
 MIB = 1 << 20
 

@@ -12,8 +12,8 @@ import pytest
 from support.bench_command import Bench
 from support.processes import living_pids, wait_until
 
-from bagua.net.bench.peers_options import parse_peers_options
-from bagua.net.bench.peers_session import Footprint, IdleCost, ThreadUse
+from bagua.net.bench.peers.options import parse_peers_options
+from bagua.net.bench.peers.session import Footprint, IdleCost, ThreadUse
 
 SMALL = ["--peers", "1,11", "--messages", "100", "--repeats", "3", "--silence", "0", "--idle", "0.1"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from bagua.net.bench.endpoint import Event
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.sessions import RawSession
+from bagua.net.bench.ring.sessions import RawSession
 from bagua.net.bench.settings import RAW, DriverRequest
 
 LARGEST = 64 << 20

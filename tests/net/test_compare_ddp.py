@@ -21,7 +21,7 @@ from ddp_comparison.rounds import Rounds, run_rounds
 from ddp_comparison.step_times import StepReport, report_steps
 from ddp_comparison.training_run import RunError, Training
 
-from bagua.net.bench.nccl_ab_contender import Contender, hand_tuned, own_transport
+from bagua.net.bench.nccl_ab.contender import Contender, hand_tuned, own_transport
 
 DEFAULT, OURS = own_transport(), bagua_net_by_activation()
 TUNED = [hand_tuned("2x4"), hand_tuned("4x1")]

@@ -24,7 +24,7 @@ import measure_memory
 import sweep.options
 from ddp_comparison.options import parse_arguments
 
-from bagua.net.bench.nccl_ab_options import parse_options
+from bagua.net.bench.nccl_ab.options import parse_options
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 

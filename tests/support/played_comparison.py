@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bagua.net.bench.endpoint import Event
-from bagua.net.bench.nccl_ab_contender import Contender
-from bagua.net.bench.nccl_ab_group import Group
-from bagua.net.bench.nccl_ab_plan import Case, make_cases
-from bagua.net.bench.nccl_ab_run import ComparisonRun, RunOutcome, RunSettings
+from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.group import Group
+from bagua.net.bench.nccl_ab.plan import Case, make_cases
+from bagua.net.bench.nccl_ab.run import ComparisonRun, RunOutcome, RunSettings
 from bagua.net.bench.progress import Progress
 
 CASES = make_cases(["all_reduce"], [1024, 1 << 20], 4, 2)

@@ -10,8 +10,8 @@ from rank_team.placement import Placement
 from rank_team.team import RankTeam, rank_environment
 
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.nccl_ab_contender import PLUGIN_NETWORK, Contender, worker_environment
-from bagua.net.bench.nccl_ab_log import network_error, read_proof_file
+from bagua.net.bench.nccl_ab.contender import PLUGIN_NETWORK, Contender, worker_environment
+from bagua.net.bench.nccl_ab.log import network_error, read_proof_file
 from core_comparison.options import Options
 
 

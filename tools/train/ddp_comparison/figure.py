@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bagua.net.bench.nccl_ab_contender import Contender
-from bagua.net.bench.nccl_ab_report import hand_tuned_names, has_envelope
-from bagua.net.bench.nccl_ab_results import BEST_TUNED_NAME
+from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.report import hand_tuned_names, has_envelope
+from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME
 from ddp_comparison.training_run import Training
 
 

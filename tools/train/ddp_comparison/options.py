@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bagua.net.bench.export import check_writable
-from bagua.net.bench.nccl_ab_contender import (
+from bagua.net.bench.nccl_ab.contender import (
     DEFAULT_TUNED,
     PLUGIN_NETWORK,
     Contender,

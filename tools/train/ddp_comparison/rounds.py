@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bagua.net.bench.nccl_ab_contender import Contender
-from bagua.net.bench.nccl_ab_log import NetworkProof, network_error
+from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.log import NetworkProof, network_error
 from ddp_comparison.training_run import RunError, Training, train_once
 
 

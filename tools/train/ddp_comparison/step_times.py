@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from bagua.net.bench.nccl_ab_contender import Contender
-from bagua.net.bench.nccl_ab_results import BEST_TUNED_NAME
+from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME
 from bagua.net.bench.paired_ratio import PairedRatio, paired_ratio
 from ddp_comparison.training_run import Training
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bagua.net.bench.nccl_ab_contender import Contender, worker_environment
-from bagua.net.bench.nccl_ab_log import NetworkProof, read_proof_file
+from bagua.net.bench.nccl_ab.contender import Contender, worker_environment
+from bagua.net.bench.nccl_ab.log import NetworkProof, read_proof_file
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "ddp_train.py"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bagua.net.bench.peers_session import Footprint, IdleCost, TrafficSample
+from bagua.net.bench.peers.session import Footprint, IdleCost, TrafficSample
 
 
 @dataclass

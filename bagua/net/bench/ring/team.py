@@ -11,10 +11,10 @@ from typing import Self
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.launch_environment import LOOPBACK, LaunchEnvironment
 from bagua.net.bench.network_path import NetworkPath, choose_path
-from bagua.net.bench.options import Options
-from bagua.net.bench.places import LocalPlace, Place, serve_rank_zero
 from bagua.net.bench.remote_place import RemotePlace
 from bagua.net.bench.rendezvous import LineConnection, Member, join, meet, network_identity
+from bagua.net.bench.ring.options import Options
+from bagua.net.bench.ring.places import LocalPlace, Place, serve_rank_zero
 from bagua.net.bench.settings import DriverSettings, check_baseline_library, check_driver, check_library
 from bagua.net.library import MissingFileError, driver_path, library_path
 

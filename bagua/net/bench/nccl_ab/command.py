@@ -20,16 +20,16 @@ from bagua.net.bench.command import EXIT_FAILED, run_in_order
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.launch_environment import LOOPBACK, LaunchEnvironment, launch_of_run
 from bagua.net.bench.machine import describe_machine
-from bagua.net.bench.nccl_ab_contender import ignored_variables
-from bagua.net.bench.nccl_ab_group import Group
-from bagua.net.bench.nccl_ab_memory import check_memory
-from bagua.net.bench.nccl_ab_options import PROGRAM, NcclOptions, check_outputs, parse_options
-from bagua.net.bench.nccl_ab_outputs import write_outputs
-from bagua.net.bench.nccl_ab_places import LocalWorkers, RemoteWorkers, WorkerRequest, WorkerSettings, serve_workers
-from bagua.net.bench.nccl_ab_plan import ELEMENT_BYTES, Case, make_cases
-from bagua.net.bench.nccl_ab_report import render_closing, render_tables
-from bagua.net.bench.nccl_ab_results import results_of
-from bagua.net.bench.nccl_ab_run import ComparisonRun, RunOutcome, RunSettings
+from bagua.net.bench.nccl_ab.contender import ignored_variables
+from bagua.net.bench.nccl_ab.group import Group
+from bagua.net.bench.nccl_ab.memory import check_memory
+from bagua.net.bench.nccl_ab.options import PROGRAM, NcclOptions, check_outputs, parse_options
+from bagua.net.bench.nccl_ab.outputs import write_outputs
+from bagua.net.bench.nccl_ab.places import LocalWorkers, RemoteWorkers, WorkerRequest, WorkerSettings, serve_workers
+from bagua.net.bench.nccl_ab.plan import ELEMENT_BYTES, Case, make_cases
+from bagua.net.bench.nccl_ab.report import render_closing, render_tables
+from bagua.net.bench.nccl_ab.results import results_of
+from bagua.net.bench.nccl_ab.run import ComparisonRun, RunOutcome, RunSettings
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.rendezvous import Member, join, meet
 from bagua.net.bench.table import shows_colour

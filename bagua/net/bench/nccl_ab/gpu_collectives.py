@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from bagua.net.bench.memory_check import available_bytes
-from bagua.net.bench.nccl_ab_plan import buffer_bytes
+from bagua.net.bench.nccl_ab.plan import buffer_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor

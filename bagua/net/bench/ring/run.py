@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 
 from bagua.net.bench.endpoint import Event
 from bagua.net.bench.errors import UsageError
-from bagua.net.bench.interleaved_run import Visit, run_interleaved
-from bagua.net.bench.iteration_plan import IterationPlan, budget_plan, fixed_plan
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.memory_check import check_memory
-from bagua.net.bench.options import Options
 from bagua.net.bench.progress import Progress
-from bagua.net.bench.report import Report
-from bagua.net.bench.sessions import RawSession, RingSession, Session, default_raw_streams
+from bagua.net.bench.ring.interleaved_run import Visit, run_interleaved
+from bagua.net.bench.ring.iteration_plan import IterationPlan, budget_plan, fixed_plan
+from bagua.net.bench.ring.options import Options
+from bagua.net.bench.ring.report import Report
+from bagua.net.bench.ring.sessions import RawSession, RingSession, Session, default_raw_streams
+from bagua.net.bench.ring.summary import comparisons, measurements, paired_series, raw_limit
+from bagua.net.bench.ring.team import Team, usable_cpus
+from bagua.net.bench.ring.torch_presence import has_torch
 from bagua.net.bench.settings import BASELINE, RAW
-from bagua.net.bench.summary import comparisons, measurements, paired_series, raw_limit
-from bagua.net.bench.team import Team, usable_cpus
-from bagua.net.bench.torch_presence import has_torch
 
 # TCP has no messages, so raw runs only where a transfer is bandwidth and not its start.
 RAW_MIN_BYTES = 1 << 20

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from bagua.net.bench.interleaved_run import RunResults
 from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES, Measurement, busbw_factor
 from bagua.net.bench.paired_ratio import LARGE_BYTES, SMALL_BYTES, PairedRatio, paired_ratio
-from bagua.net.bench.sessions import Sample
+from bagua.net.bench.ring.interleaved_run import RunResults
+from bagua.net.bench.ring.sessions import Sample
 from bagua.net.bench.settings import RAW
 from bagua.net.bench.sizes import format_size
 

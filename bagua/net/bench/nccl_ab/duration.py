@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bagua.net.bench.nccl_ab_plan import Case
+from bagua.net.bench.nccl_ab.plan import Case
 
 MIN_ITERATIONS = 3
 MAX_ITERATIONS = 1000

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua.net.bench.measurement import Measurement
-from bagua.net.bench.nccl_ab_contender import Contender
-from bagua.net.bench.nccl_ab_group import Group
-from bagua.net.bench.nccl_ab_results import BEST_TUNED_NAME, NOISE, BestTuned, Ratio, Results
-from bagua.net.bench.nccl_ab_run import RunOutcome
+from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.group import Group
+from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME, NOISE, BestTuned, Ratio, Results
+from bagua.net.bench.nccl_ab.run import RunOutcome
 from bagua.net.bench.paired_ratio import SMALL_BYTES
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import BOLD, DIM, LOUD, MISSING, RESET, format_bandwidth, format_time_us

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bagua.net.bench.measurement import Measurement
-from bagua.net.bench.nccl_ab_group import Group
-from bagua.net.bench.nccl_ab_plan import Case, link_bytes
-from bagua.net.bench.nccl_ab_run import RunOutcome
+from bagua.net.bench.nccl_ab.group import Group
+from bagua.net.bench.nccl_ab.plan import Case, link_bytes
+from bagua.net.bench.nccl_ab.run import RunOutcome
 from bagua.net.bench.paired_ratio import PairedRatio, paired_ratio
 
 BEST_TUNED_NAME = "best tuned"

@@ -11,9 +11,9 @@ from typing import Any
 from bagua.net.bench.driver_process import DriverProcess
 from bagua.net.bench.endpoint import Endpoint, Event, ask, gather
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.nccl_ab_contender import Contender
-from bagua.net.bench.nccl_ab_log import NetworkProof, network_error
-from bagua.net.bench.nccl_ab_plan import Case
+from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.log import NetworkProof, network_error
+from bagua.net.bench.nccl_ab.plan import Case
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bagua.net.bench.iteration_plan import IterationPlan
 from bagua.net.bench.progress import Progress
+from bagua.net.bench.ring.iteration_plan import IterationPlan
+from bagua.net.bench.ring.sessions import Sample, Session, Verification
 from bagua.net.bench.rotation import rotated
-from bagua.net.bench.sessions import Sample, Session, Verification
 from bagua.net.bench.sizes import format_size
 
 # Enough for an estimate that is not one scheduling accident.

@@ -12,10 +12,10 @@ from bagua.net.bench.errors import BenchError
 from bagua.net.bench.launch_environment import LOOPBACK
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.network_path import NetworkPath, choose_path
-from bagua.net.bench.peers_options import PeersOptions
-from bagua.net.bench.peers_report import PeersReport, describe_contenders, peers_rows
-from bagua.net.bench.peers_results import PeersResults
-from bagua.net.bench.peers_session import RANKS, IdleCost, PeersSession
+from bagua.net.bench.peers.options import PeersOptions
+from bagua.net.bench.peers.report import PeersReport, describe_contenders, peers_rows
+from bagua.net.bench.peers.results import PeersResults
+from bagua.net.bench.peers.session import RANKS, IdleCost, PeersSession
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.rotation import rotated
 from bagua.net.bench.settings import DriverRequest, DriverSettings, check_driver, check_library

@@ -11,7 +11,7 @@ from bagua.net.bench.argument_types import byte_size, names_of, within
 from bagua.net.bench.command import OptionParser
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.export import check_writable
-from bagua.net.bench.nccl_ab_contender import (
+from bagua.net.bench.nccl_ab.contender import (
     BEST,
     BEST_TUNED,
     DEFAULT_TUNED,
@@ -19,7 +19,7 @@ from bagua.net.bench.nccl_ab_contender import (
     make_contenders,
     tuned_settings,
 )
-from bagua.net.bench.nccl_ab_plan import ELEMENT_BYTES, GPU_COLLECTIVES
+from bagua.net.bench.nccl_ab.plan import ELEMENT_BYTES, GPU_COLLECTIVES
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 from bagua.net.bench.settings import check_library
 from bagua.net.bench.sizes import size_series

@@ -9,12 +9,12 @@ from pathlib import Path
 from bagua.net.bench.export import write_csv, write_json
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.measurement import Measurement
-from bagua.net.bench.nccl_ab_contender import Contender
-from bagua.net.bench.nccl_ab_group import Group
-from bagua.net.bench.nccl_ab_options import NcclOptions
-from bagua.net.bench.nccl_ab_report import hand_tuned_names, has_envelope
-from bagua.net.bench.nccl_ab_results import BEST_TUNED_NAME, NOISE, Results
-from bagua.net.bench.nccl_ab_run import RunOutcome
+from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.group import Group
+from bagua.net.bench.nccl_ab.options import NcclOptions
+from bagua.net.bench.nccl_ab.report import hand_tuned_names, has_envelope
+from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME, NOISE, Results
+from bagua.net.bench.nccl_ab.run import RunOutcome
 from bagua.net.bench.plot import write_plot
 
 

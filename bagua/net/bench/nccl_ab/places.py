@@ -1,8 +1,8 @@
 """Where workers are started: on this machine, or by the agent of a launched rank on its own host.
 
-Same connection and same orders as remote_place.py ({"id", "start"}, {"id", "line"}, {"finish"}); what is started is a
-worker of a contender instead of a load driver. The agent takes the contender by number from its own command line, so
-that rank 0 can name a contender and never a command or an environment.
+Same connection and same orders as bagua.net.bench.remote_place ({"id", "start"}, {"id", "line"}, {"finish"}); what is
+started is a worker of a contender instead of a load driver. The agent takes the contender by number from its own
+command line, so that rank 0 can name a contender and never a command or an environment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import bagua.net
 from bagua.net.bench.driver_process import DriverProcess
 from bagua.net.bench.endpoint import Endpoint
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.nccl_ab_contender import Contender, worker_environment
+from bagua.net.bench.nccl_ab.contender import Contender, worker_environment
 from bagua.net.bench.remote_place import RemoteDriver, RemotePlace, serve
 from bagua.net.bench.rendezvous import LineConnection
 
@@ -49,7 +49,7 @@ class WorkerSettings:
         return [
             sys.executable,
             "-m",
-            "bagua.net.bench.nccl_ab_worker",
+            "bagua.net.bench.nccl_ab.worker",
             f"--rank={request.rank}",
             f"--ranks={request.ranks}",
             f"--local-rank={request.local_rank}",

@@ -12,7 +12,7 @@ from typing import Protocol
 from bagua.net.bench.endpoint import Endpoint, Event, ask, gather
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.measurement import percentile
-from bagua.net.bench.places import Place
+from bagua.net.bench.ring.places import Place
 from bagua.net.bench.settings import RAW, DriverRequest
 from bagua.net.bench.traffic_pattern import ring_memory_bytes
 

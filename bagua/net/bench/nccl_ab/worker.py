@@ -1,8 +1,8 @@
-"""One rank of one contender: `python -m bagua.net.bench.nccl_ab_worker`. Lives for the whole run, because NCCL reads
+"""One rank of one contender: `python -m bagua.net.bench.nccl_ab.worker`. Lives for the whole run, because NCCL reads
 its environment once per process; runs one command at a time and sleeps in between.
 
-One JSON object per line on stdin and one reply per line on the first stdout (see endpoint.py). Anything that torch or
-NCCL print goes to stderr. End of input ends the process; it never outlives its parent.
+One JSON object per line on stdin and one reply per line on the first stdout (see bagua.net.bench.endpoint). Anything
+that torch or NCCL print goes to stderr. End of input ends the process; it never outlives its parent.
 
     <- {"event": "store", "port": 40123}            rank 0 only: the port of the group's TCPStore
     -> {"op": "join", "host": "127.0.0.1", "port": 40123}
@@ -35,10 +35,10 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from bagua.net.bench.nccl_ab_log import read_proof_file
+from bagua.net.bench.nccl_ab.log import read_proof_file
 
 if TYPE_CHECKING:
-    from bagua.net.bench.gpu_collectives import CollectiveRunner
+    from bagua.net.bench.nccl_ab.gpu_collectives import CollectiveRunner
 
 _PR_SET_PDEATHSIG = 1
 
@@ -92,7 +92,7 @@ class Worker:
     def _join(self) -> None:
         self._torch = torch = importlib.import_module("torch")
         self._distributed = dist = importlib.import_module("torch.distributed")
-        from bagua.net.bench.gpu_collectives import CollectiveRunner
+        from bagua.net.bench.nccl_ab.gpu_collectives import CollectiveRunner
 
         arguments = self._arguments
         timeout = datetime.timedelta(seconds=arguments.timeout_s)
@@ -209,7 +209,7 @@ class Worker:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bagua.net.bench.nccl_ab_worker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bagua.net.bench.nccl_ab.worker", description=__doc__)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--local-rank", type=int, required=True)

@@ -10,8 +10,8 @@ from typing import Any
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.paired_ratio import PairedRatio, paired_ratio
-from bagua.net.bench.peers_results import PeersResults
-from bagua.net.bench.peers_session import RANKS, PeersSession
+from bagua.net.bench.peers.results import PeersResults
+from bagua.net.bench.peers.session import RANKS, PeersSession
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import (
     LOUD,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.measurement import Measurement
+from bagua.net.bench.ring.summary import Comparison, PairedSeries, RawLimit, best_raw_only
 from bagua.net.bench.sizes import format_size
-from bagua.net.bench.summary import Comparison, PairedSeries, RawLimit, best_raw_only
 from bagua.net.bench.table import LOUD, RESET, format_bandwidth, render_table
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.nccl_ab_duration import Calibration, RunPlan, fitting_plan, fixed_plan
-from bagua.net.bench.nccl_ab_group import Group, Timing
-from bagua.net.bench.nccl_ab_plan import Case, Turn, turns
+from bagua.net.bench.nccl_ab.duration import Calibration, RunPlan, fitting_plan, fixed_plan
+from bagua.net.bench.nccl_ab.group import Group, Timing
+from bagua.net.bench.nccl_ab.plan import Case, Turn, turns
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.sizes import format_size
 

@@ -1,0 +1,1 @@
+"""`bagua-net-bench --nccl`: the transports of the real NCCL side by side, on GPUs."""
