@@ -4,7 +4,8 @@ thread that runs collectives.
 What can be named depends on the backend. gloo's calls raise where they wait. NCCL's do not: kernels wait on the GPU,
 and errors and timeouts are noticed by torch's watchdog thread, which by default ends the process with a message of its
 own; no Python code runs after that, and nothing is named here. Errors that do reach Python are: those of creating a
-communicator, which the first collective does, and, with TORCH_NCCL_BLOCKING_WAIT=1, timeouts and lost peers.
+communicator, which the first collective does (but it waits without a limit for a rank that is gone by then), and, with
+TORCH_NCCL_BLOCKING_WAIT=1, timeouts and lost peers.
 """
 
 from __future__ import annotations
