@@ -1,5 +1,5 @@
 """What runs when autograd has made a parameter's gradient: on autograd's thread, once per parameter and pass. And what
-runs when the pass ends.
+runs when the pass ends, and before an optimizer of which nobody knows.
 
 The hooks refer to the steps weakly. A tensor's hooks are held by C++ where Python's collector does not look: through a
 strong reference they, and with them the engine and the module that it trains, would never be freed.
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from bagua.engine.tensor import record_of
 
@@ -65,6 +66,18 @@ def refusing_hook(steps: TrainingSteps, name: str) -> Callable[[Tensor], None]:
                 " train() mode (under torch.no_grad(), if need be), on all ranks; if each rank is to train this"
                 " parameter by itself, put the name into the module's _bagua_params_and_buffers_to_ignore"
             )
+
+    return hook
+
+
+def foreign_step_hook(steps: TrainingSteps) -> Callable[[Optimizer], None]:
+    """Before the step of any optimizer: those that the engine was not told of are looked at by their parameters."""
+    reference = weakref.ref(steps)
+
+    def hook(optimizer: Optimizer) -> None:
+        steps = reference()
+        if steps is not None:
+            steps.on_foreign_step(optimizer)
 
     return hook
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
 
@@ -112,6 +114,13 @@ class ModuleHooks:
             self._handles.append(
                 optimizer.register_step_post_hook(HookCallable(lambda one, _arguments, _keywords: after(one)))
             )
+
+    def before_steps_of_others(self, hook: Callable[[torch.optim.Optimizer], None]) -> None:
+        """`hook(optimizer)` before each `step` of any optimizer in the process; it must not keep the engine alive."""
+        callable_ = HookCallable(lambda one, _arguments, _keywords: hook(one))
+        handle = register_optimizer_step_pre_hook(callable_)
+        self._handles.append(handle)
+        weakref.finalize(self, handle.remove).atexit = False
 
     def remove(self) -> None:
         for handle in self._handles:

@@ -19,12 +19,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from bagua.engine.gradient_hooks import EndOfPass, algorithm_hook, marking_hook, refusing_hook
+from bagua.engine.failure_report import failures_named
+from bagua.engine.gradient_hooks import (
+    EndOfPass,
+    algorithm_hook,
+    foreign_step_hook,
+    marking_hook,
+    refusing_hook,
+)
 from bagua.engine.incomplete_step import incomplete_step, strange_parameters
 from bagua.engine.module_hooks import ModuleHooks, is_in_backward
 from bagua.engine.parameters import TrainableWatch
 from bagua.engine.tensor import record_of
-from bagua.engine.unused_parameters import Presence, agree_on_presence
+from bagua.engine.unused_parameters import Accumulators, Presence, agree_on_presence
 
 if TYPE_CHECKING:
     from bagua.engine.data_parallel import BaguaDistributedDataParallel
@@ -52,6 +59,7 @@ class TrainingSteps:
         self.used_anywhere: set[str] | None = None
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._trainable: TrainableWatch
+        self._accumulators: Accumulators
         self._backward_hook: Callable[[str, Tensor], None]
         # All parameters are frozen at the moment, as a discriminator's are in the generator's step.
         self._is_idle = False
@@ -76,6 +84,7 @@ class TrainingSteps:
             trainable: of the module, as it is now.
         """
         self._parameters, self._trainable = list(parameters), trainable
+        self._accumulators = Accumulators([parameter for _, parameter in parameters])
         hook = self.engine.bagua_algorithm.init_backward_hook(self.engine)
         before_step = self.engine.bagua_algorithm.init_pre_optimizer_step_hook(self.engine)
         after_step = self.engine.bagua_algorithm.init_post_optimizer_step_hook(self.engine)
@@ -100,6 +109,7 @@ class TrainingSteps:
             before_step(optimizer)
 
         hooks.around_step(self.engine.bagua_optimizers, before, after_step)
+        hooks.before_steps_of_others(foreign_step_hook(self))
 
     # --- forward -----------------------------------------------------------------------------------------------------
 
@@ -126,16 +136,24 @@ class TrainingSteps:
     def _after_forward(self, outputs: list[Tensor]) -> None:
         if self.engine.require_backward_grad_sync and not self._is_idle:
             for output in outputs:
-                if not output.is_leaf:  # a parameter would collect a hook in every step
-                    output.register_hook(self._on_backward_start)  # type: ignore[no-untyped-call]
+                # A parameter would collect a hook in every step. What torch.func differentiates is no backward pass.
+                if not output.is_leaf and not torch._C._functorch.is_functorch_wrapped_tensor(output):
+                    hook = self._on_backward_start if self.engine.module.training else self._on_backward_start_of_eval
+                    output.register_hook(hook)  # type: ignore[no-untyped-call]
 
     # --- backward ----------------------------------------------------------------------------------------------------
 
-    def _on_backward_start(self, gradient: Tensor) -> None:
+    def _on_backward_start(self, _: Tensor) -> None:
         """The outputs come first. The callback belongs to the backward pass that queues it: without this, one that
         checkpointing starts within another would end it too early."""
         if self.engine.require_backward_grad_sync and not self.pass_is_open:
             self.open_pass()
+
+    def _on_backward_start_of_eval(self, gradient: Tensor) -> None:
+        """One that reaches no parameter may be this rank's own business: the gradients of inputs, for instance. In
+        training it counts, for where unused parameters are looked for, the others wait for what this rank says."""
+        if not self.engine.find_unused_parameters or self._accumulators.will_be_reached():
+            self._on_backward_start(gradient)
 
     def open_pass(self) -> None:
         """A backward pass has begun; called on autograd's thread.
@@ -208,7 +226,8 @@ class TrainingSteps:
 
     def _forget_unused(self, presence: list[Presence]) -> None:
         """A parameter that has a gradient on no rank keeps none, so that optimizers leave it alone."""
-        anywhere = agree_on_presence(presence, self.engine.communicator, self._parameters[0][1].device)
+        with failures_named(self.engine.process_group, "agreeing on the parameters that a backward pass has used"):
+            anywhere = agree_on_presence(presence, self.engine.communicator, self._parameters[0][1].device)
         self.used_anywhere = set()
         for (name, parameter), one in zip(self._parameters, anywhere, strict=True):
             if one is Presence.USED:
@@ -217,6 +236,16 @@ class TrainingSteps:
                 parameter.grad = None
 
     # --- steps that are refused --------------------------------------------------------------------------------------
+
+    def on_foreign_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Any optimizer of the process is about to step. One that the engine was not given may step its parameters: as
+        with torch's wrapper, which is given none. Without this, a gradient that is missing in the last step would be
+        found by the other ranks' deadline alone."""
+        if any(one is optimizer for one in self.engine.bagua_optimizers):
+            return
+        mine = {id(parameter) for _, parameter in self._parameters}
+        if any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
+            self._refuse_incomplete("before optimizer.step()")
 
     def _refuse_incomplete(self, when: str) -> None:
         interrupted = self.pass_is_open or self._was_interrupted

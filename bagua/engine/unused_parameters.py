@@ -1,4 +1,4 @@
-"""Agreement of all ranks on what a backward pass reached. Runs at the end of the pass, on autograd's thread."""
+"""What a backward pass reaches, and the agreement of all ranks on it. Runs in the pass, on autograd's thread."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import Node
 
 from bagua.engine.comm_thread import in_order
 
@@ -21,6 +23,31 @@ class Presence(enum.IntEnum):
     ABSENT = 0  # there is none
     KEPT = 1  # there is one, of an earlier pass
     USED = 2  # this pass reached the parameter
+
+
+class Accumulators:
+    """The nodes of autograd's graphs at which the gradients of some parameters are accumulated.
+
+    Args:
+        parameters: that require gradients.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._nodes: list[Node] = []
+        with torch.enable_grad():
+            for parameter in parameters:
+                node = parameter.view_as(parameter).grad_fn
+                assert node is not None
+                accumulator = node.next_functions[0][0]
+                assert accumulator is not None
+                self._nodes.append(accumulator)
+
+    def will_be_reached(self) -> bool:
+        """Whether the backward pass that runs will accumulate any of the gradients. `torch.autograd.grad` does not."""
+        try:
+            return any(torch._C._will_engine_execute_node(node) for node in self._nodes)
+        except RuntimeError:  # torch does not answer where it is asked for the gradients of leaves
+            return False
 
 
 def agree_on_presence(

@@ -131,6 +131,33 @@ def test_copies_of_a_wrapper_are_replicas_of_their_own() -> None:
     run_ranks(2, _copied_wrapper)
 
 
+def _copied_by_one_rank() -> None:
+    """As rank 0 alone does it for an average of weights, which it evaluates, or for a file of the whole wrapper."""
+    rank, device = begin()
+    ((model, optimizer), (theirs, other)) = pair("wrapper", rank, device, NormNet)
+    train(model, optimizer, batches(rank, 2, device))
+    train(theirs, other, batches(rank, 2, device))
+    if rank == 0:
+        average = torch.optim.swa_utils.AveragedModel(model)
+        average.update_parameters(model)
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        for duplicate in (average, torch.load(file, weights_only=False)):
+            with torch.no_grad():
+                assert torch.equal(
+                    duplicate.eval()(torch.ones(3, 2, device=device)),
+                    copy.deepcopy(model.module).eval()(torch.ones(3, 2, device=device)),
+                )
+    train(model, optimizer, batches(rank, 2, device, seed=1))
+    train(theirs, other, batches(rank, 2, device, seed=1))
+    check_equal(model, theirs)
+
+
+def test_one_rank_alone_may_copy_a_wrapper() -> None:
+    run_ranks(2, _copied_by_one_rank)
+
+
 def _state_dicts() -> None:
     rank, device = begin()
     both = pair("wrapper", rank, device, NormNet)

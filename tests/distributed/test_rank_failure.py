@@ -77,3 +77,27 @@ def _at_the_beginning() -> tuple[int, ...]:
 
 def test_survivors_name_a_rank_that_died_before_the_first_step() -> None:
     assert run_ranks(3, _at_the_beginning, expect_death={VICTIM}, timeout=50) == [(VICTIM,), None, (VICTIM,)]
+
+
+def _in_join() -> tuple[int, ...]:
+    """Between two steps, while the others count who still has inputs."""
+    rank, device = begin_to_lose_one()
+    torch.manual_seed(rank)
+    net = NormNet().to(device)
+    optimizer = momentum(net)
+    model = wrap("wrapper", net, optimizer)
+    try:
+        with model.join():
+            for number, batch in enumerate(batches(rank, 6, device)):
+                if rank == VICTIM and number == 3:
+                    die()
+                optimizer.zero_grad()
+                loss_of(model, batch).backward()
+                optimizer.step()
+    except CollectiveError as error:
+        return error.missing_ranks
+    raise AssertionError("all steps were made without the rank that died")
+
+
+def test_survivors_name_a_rank_that_died_in_join() -> None:
+    assert run_ranks(3, _in_join, expect_death={VICTIM}, timeout=50) == [(VICTIM,), None, (VICTIM,)]

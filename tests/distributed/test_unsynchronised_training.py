@@ -33,6 +33,59 @@ def _sgd(module: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(module.parameters(), lr=0.1)
 
 
+# --- what is one rank's own business, and a step of which nobody was told -------------------------------------------
+
+
+def _own_business() -> None:
+    """Gradients of inputs, on one rank; gradients of single samples, on all."""
+    rank, device = begin()
+    net = mlp(rank, device)
+    model = DistributedDataParallel(net, find_unused_parameters=True)
+    optimizer = _sgd(model)
+    data = batches(rank, 4, device)
+    train(model, optimizer, data[:2])
+    x = data[0][0]
+    if rank == 0:
+        inputs = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(model.module.eval()(inputs).sum(), inputs)
+        assert gradient.shape == x.shape
+        assert torch.autograd.grad(net(x).square().sum(), list(net.parameters()))[0].abs().sum() > 0
+        net.train()
+    weights = {name: one.detach() for name, one in net.named_parameters()}
+    of_samples = torch.func.vmap(
+        torch.func.grad(lambda given, one: torch.func.functional_call(net, given, (one[None],)).sum()), (None, 0)
+    )(weights, x)
+    assert of_samples["0.weight"].shape == (len(x), *net[0].weight.shape)
+    train(model, optimizer, data[2:])
+    check_ranks_equal(net)
+
+
+def test_a_rank_may_differentiate_alone() -> None:
+    run_ranks(2, _own_business, timeout=40)
+
+
+def _missing_in_the_last_step(listed: bool) -> str | None:
+    """Rank 1 leaves a layer out, and no forward pass comes after."""
+    rank, device = begin()
+    net = Branches().to(device)
+    for name in ("right", "never"):
+        getattr(net, name).requires_grad_(False)
+    optimizer = _sgd(net)
+    model = DistributedDataParallel(net, optimizers=[optimizer] if listed else [], bucket_cap_mb=1e-6)
+    train(model, optimizer, batches(rank, 2, device))
+    if rank == 0:
+        return None  # it would wait for rank 1, which ends
+    loss_of(net.trunk, (batches(rank, 1, device)[0][0], torch.zeros(4, 6, device=device))).backward()
+    return message_of(RuntimeError, optimizer.step)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_missing_gradient_in_the_last_step(listed: bool) -> None:
+    message = run_ranks(2, _missing_in_the_last_step, listed)[1]
+    assert "before optimizer.step()" in message
+    assert "left.weight" in message
+
+
 # --- in eval() mode, and through other methods than forward ----------------------------------------------------------
 
 

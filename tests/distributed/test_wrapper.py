@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 from typing import Any
@@ -22,6 +23,7 @@ from support.training import (
     mlp,
     momentum,
     pair,
+    torch_ddp,
     train,
 )
 from torch import nn
@@ -59,13 +61,16 @@ def _attributes() -> None:
     assert model.parameters_to_ignore == []
     assert model.bagua_module_name == model.inner.bagua_module_name
     assert [name for name, _ in model.bagua_build_params()] == [name for name, _ in net.named_parameters()]
-    assert not model.will_sync_module_buffers()
+    assert not model.will_sync_module_buffers(), "it has none"
     train(model, optimizer, batches(rank, 2, device))
     assert model.bagua_train_step_counter == 2
     assert len(model.bagua_buckets) == 1
     assert "Algorithm" in message_of(NotImplementedError, lambda: model.register_comm_hook(None, None))
     message_of(AttributeError, lambda: setattr(model, "require_backward_grad_sync", False))
     with_buffers: Any = DistributedDataParallel(NormNet().to(device))
+    assert with_buffers.will_sync_module_buffers(), "they may have been changed since the wrapper was made"
+    with torch.no_grad():
+        with_buffers(batches(rank, 1, device)[0][0])
     assert not with_buffers.will_sync_module_buffers(), "they were broadcast just now"
     with_buffers(batches(rank, 1, device)[0][0])
     assert with_buffers.will_sync_module_buffers()
@@ -296,3 +301,46 @@ def _ignore_lists() -> None:
 
 def test_ignore_lists_that_ignore_nothing_are_noticed() -> None:
     run_ranks(1, _ignore_lists)
+
+
+def _changed_before_the_first_forward() -> None:
+    """As `load_state_dict` on one rank does."""
+    rank, device = begin()
+    ((ours, optimizer), (theirs, other)) = pair("wrapper", rank, device, NormNet)
+    for model in (ours.module, theirs.module):
+        model.norm.running_mean.fill_(1.0 + rank)
+    with torch.no_grad():
+        ours.eval()(torch.ones(3, 2, device=device))
+        theirs.eval()(torch.ones(3, 2, device=device))
+    assert ours.module.norm.running_mean.eq(1.0).all()
+    train(ours.train(), optimizer, batches(rank, 3, device))
+    train(theirs.train(), other, batches(rank, 3, device))
+    check_equal(ours, theirs)
+
+
+def test_buffers_that_change_before_the_first_forward_pass() -> None:
+    run_ranks(2, _changed_before_the_first_forward)
+
+
+def _on_its_device() -> None:
+    """Inputs come from the CPU, which device_ids is for. On CPUs it is empty, as torch wants it there."""
+    rank, device = begin()
+    ids = [device.index] if device.type == "cuda" else []
+    torch.manual_seed(rank)
+    net = mlp(rank, device)
+    twin = copy.deepcopy(net)
+    optimizer, other = momentum(net), momentum(twin)
+    ours = DistributedDataParallel(net, device_ids=ids, optimizers=[optimizer])
+    theirs = torch_ddp(twin, device_ids=ids or None)
+    for x, target in batches(rank, 4, "cpu"):
+        for model, one in ((ours, optimizer), (theirs, other)):
+            one.zero_grad()
+            output = model(x)
+            assert output.device == device
+            nn.functional.mse_loss(output, target.to(device)).backward()
+            one.step()
+    check_equal(ours, theirs)
+
+
+def test_device_ids_move_the_inputs() -> None:
+    run_ranks(2, _on_its_device)

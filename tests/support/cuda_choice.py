@@ -30,6 +30,12 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_more_ranks_agree_with_each_other_and_torch_ddp[with_bagua-4]",
         "test_only_one_rank_of_a_node_talks_to_other_nodes[two nodes of two-wrapper]",
     ],
+    "wrapper": [
+        "test_device_ids_move_the_inputs",
+        "test_buffers_that_change_before_the_first_forward_pass",
+    ],
+    "copies": ["test_one_rank_alone_may_copy_a_wrapper"],
+    "unsynchronised_training": ["test_a_rank_may_differentiate_alone"],
     "bagua_module": ["test_the_group_is_destroyed_and_made_again"],
     "find_unused": [
         "test_branches_as_with_torch_ddp[by rank and step]",

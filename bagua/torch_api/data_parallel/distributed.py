@@ -41,8 +41,9 @@ _DEFAULT_CAP_MB = 25
 class DistributedDataParallel(nn.Module, Joinable):
     """Data parallelism of `module`, whose replicas every rank has on one device.
 
-    Parameters and buffers are broadcast from group rank 0 when it is made, buffers again at the start of each forward
-    pass in training. `state_dict` has the prefix `module.`, as torch's.
+    Parameters and buffers are broadcast from group rank 0 when it is made, buffers again at the start of the first
+    forward pass and of each one that follows a forward pass whose backward pass communicates. `state_dict` has the
+    prefix `module.`, as torch's.
 
     Args:
         module: to train; its `forward` takes what this module's takes.
@@ -101,18 +102,19 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.static_graph = False
         self.module = module
         self._recipe = algorithm
+        self._engine: BaguaDistributedDataParallel | None = None
         given = check_arguments([] if optimizers is None else optimizers, algorithm)
         self._start_engine(given, to_bagua_process_group(process_group))
 
     def _start_engine(self, optimizers: list[torch.optim.Optimizer], group: BaguaProcessGroup) -> None:
         self.process_group = group
         configure_logging()  # before anything is sent: what it refuses, one rank alone may have in its environment
-        # Buffers are up to date: they are broadcast here.
-        self._buffers_differ = False
+        # They are broadcast here, and may be changed before the first forward pass, as `load_state_dict` does.
+        self._buffers_differ = True
         previous: BaguaDistributedDataParallel | None = self.module.__dict__.pop("bagua_ddp", None)
         if previous is not None:
             previous.detach()
-        self.inner = BaguaDistributedDataParallel(
+        engine = self._engine = BaguaDistributedDataParallel(
             self.module,
             optimizers,
             self._recipe,
@@ -123,15 +125,24 @@ class DistributedDataParallel(nn.Module, Joinable):
             first_bucket_bytes=min(FIRST_BUCKET_BYTES, max(1, int(self.bucket_cap_mb * _MIB))),
         )
         try:
-            self._buffer_broadcast = BufferBroadcast(self.module, self.inner.parameters_to_ignore, group)
+            self._buffer_broadcast = BufferBroadcast(self.module, engine.parameters_to_ignore, group)
             self._broadcast_what_is_not_trained()
             self._uneven = UnevenInputs(self)
             self._before_forward = HookCallable(self._begin_forward)
-            log_wrap(self.inner)
+            log_wrap(engine)
         except BaseException:
-            self.inner.detach()  # so that the module can be wrapped by something that works
+            engine.detach()  # so that the module can be wrapped by something that works
+            self._engine = None
             raise
-        self.module.__dict__["bagua_ddp"] = self.inner
+        self.module.__dict__["bagua_ddp"] = engine
+
+    @property
+    def inner(self) -> BaguaDistributedDataParallel:
+        """The engine. A copy of a wrapper gets its own here: all ranks have to ask for the first time."""
+        if self._engine is None:
+            self._start_engine([], self.process_group)
+            assert self._engine is not None
+        return self._engine
 
     def _broadcast_what_is_not_trained(self) -> None:
         frozen = [one for one in self.replicated_parameters() if not one[1].requires_grad]
@@ -154,12 +165,15 @@ class DistributedDataParallel(nn.Module, Joinable):
         return output if self.output_device is None else _moved(output, self.output_device)
 
     def _begin_forward(self) -> None:
+        if self._engine is None and not torch.is_grad_enabled():
+            return  # a copy that is evaluated, on one rank perhaps
+        inner = self.inner
         makes_them_differ = torch.is_grad_enabled() and self.require_backward_grad_sync
         if is_in_backward():
             # Of a forward pass that is repeated. The first time, gradients may have been off.
             self._buffers_differ |= makes_them_differ
             return
-        if not self.inner.is_attached:
+        if not inner.is_attached:
             raise RuntimeError(
                 f"{type(self.module).__name__} was wrapped again after this wrapper was made, which does not"
                 " communicate any more; use the new one"
@@ -298,25 +312,28 @@ class DistributedDataParallel(nn.Module, Joinable):
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
-        """A replica of its own, in the same group; all ranks have to copy. It has no optimizers: they step the
-        original."""
+        """A replica of its own, in the same group. It has no optimizers: they step the original. Nothing is sent: one
+        rank alone may copy, to average or to save. All ranks take part in the copy's first forward pass that makes a
+        graph, which broadcasts the parameters of group rank 0."""
         duplicate = self.__class__.__new__(self.__class__)
         memo[id(self)] = duplicate
         duplicate._restore(copy.deepcopy(self.__getstate__(), memo), self.process_group)
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = {"inner", "process_group", "_uneven", "_buffer_broadcast", "_before_forward", "_join_config"}
+        left_out = {"_engine", "process_group", "_uneven", "_buffer_broadcast", "_before_forward", "_join_config"}
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Raises RuntimeError: no process group is initialised. The default group is used."""
+        """As a copy, in the default group. Raises RuntimeError: no process group is initialised."""
         self._restore(state, to_bagua_process_group(None))
 
     def _restore(self, state: dict[str, Any], group: BaguaProcessGroup) -> None:
         nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
         Joinable.__init__(self)
-        self._start_engine([], group)
+        self.process_group = group
+        self._engine = None
+        self._before_forward = HookCallable(self._begin_forward)
 
 
 # The name that Lightning's strategy imports.

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from bagua.collectives.coalesced import broadcast_coalesced
+from bagua.engine.failure_report import failures_named
 from bagua.torch_api.algorithms.base import AlgorithmImpl
 
 if TYPE_CHECKING:
@@ -64,11 +65,12 @@ class UnevenInputs:
         wrapper = self._wrapper
         if not wrapper._join_config.enable:
             return
-        work = Join.notify_join_context(wrapper)
         backward = torch.is_grad_enabled() and wrapper.require_backward_grad_sync
-        self.exchange(active=True, backward=backward, buffers=wrapper.will_sync_module_buffers())
-        if work is not None:
-            work.wait()
+        with failures_named(wrapper.process_group, "counting the ranks that still have inputs"):
+            work = Join.notify_join_context(wrapper)
+            self.exchange(active=True, backward=backward, buffers=wrapper.will_sync_module_buffers())
+            if work is not None:
+                work.wait()
 
     def exchange(self, active: bool, backward: bool, buffers: bool) -> tuple[bool, bool]:
         """All ranks: (whether the step's backward pass communicates, whether buffers are broadcast)."""
@@ -77,8 +79,9 @@ class UnevenInputs:
         ranks = communicator.nranks()
         flags = torch.zeros(ranks, 3, dtype=torch.int32, device=wrapper.device)
         flags[communicator.rank()] = torch.tensor([active, backward, buffers], dtype=torch.int32)
-        dist.all_reduce(flags, group=communicator.torch_group)
-        table = flags.tolist()
+        with failures_named(wrapper.process_group, "counting the ranks that still have inputs"):
+            dist.all_reduce(flags, group=communicator.torch_group)
+            table = flags.tolist()
         running = [rank for rank in range(ranks) if table[rank][_ACTIVE]]
         # The last one, as torch's DDP has it.
         self._source = running[-1] if running else 0
@@ -116,7 +119,8 @@ class _ShadowStep(JoinHook):
         communicator = wrapper.inner.communicator
         mine = communicator.rank() if is_last_joiner else -1
         chosen = torch.tensor([mine], dtype=torch.int32, device=wrapper.device)
-        dist.all_reduce(chosen, dist.ReduceOp.MAX, group=communicator.torch_group)
-        state = [*wrapper.replicated_parameters(), *wrapper._buffer_broadcast.named_buffers()]
-        broadcast_coalesced([tensor for _, tensor in state], int(chosen.item()), communicator)
+        with failures_named(wrapper.process_group, "broadcasting what the last rank with inputs has learned"):
+            dist.all_reduce(chosen, dist.ReduceOp.MAX, group=communicator.torch_group)
+            state = [*wrapper.replicated_parameters(), *wrapper._buffer_broadcast.named_buffers()]
+            broadcast_coalesced([tensor for _, tensor in state], int(chosen.item()), communicator)
         self._uneven.finish()
