@@ -31,7 +31,7 @@ from bagua.engine.incomplete_step import incomplete_step, strange_parameters
 from bagua.engine.module_hooks import ModuleHooks, is_in_backward
 from bagua.engine.parameters import TrainableWatch
 from bagua.engine.tensor import record_of
-from bagua.engine.unused_parameters import Accumulators, Presence, agree_on_presence
+from bagua.engine.unused_parameters import Presence, agree_on_presence, will_reach_any
 
 if TYPE_CHECKING:
     from bagua.engine.data_parallel import BaguaDistributedDataParallel
@@ -59,7 +59,6 @@ class TrainingSteps:
         self.used_anywhere: set[str] | None = None
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._trainable: TrainableWatch
-        self._accumulators: Accumulators
         self._backward_hook: Callable[[str, Tensor], None]
         # All parameters are frozen at the moment, as a discriminator's are in the generator's step.
         self._is_idle = False
@@ -84,7 +83,6 @@ class TrainingSteps:
             trainable: of the module, as it is now.
         """
         self._parameters, self._trainable = list(parameters), trainable
-        self._accumulators = Accumulators([parameter for _, parameter in parameters])
         hook = self.engine.bagua_algorithm.init_backward_hook(self.engine)
         before_step = self.engine.bagua_algorithm.init_pre_optimizer_step_hook(self.engine)
         after_step = self.engine.bagua_algorithm.init_post_optimizer_step_hook(self.engine)
@@ -152,7 +150,7 @@ class TrainingSteps:
     def _on_backward_start_of_eval(self, gradient: Tensor) -> None:
         """One that reaches no parameter may be this rank's own business: the gradients of inputs, for instance. In
         training it counts, for where unused parameters are looked for, the others wait for what this rank says."""
-        if not self.engine.find_unused_parameters or self._accumulators.will_be_reached():
+        if not self.engine.find_unused_parameters or will_reach_any(parameter for _, parameter in self._parameters):
             self._on_backward_start(gradient)
 
     def open_pass(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,29 +25,24 @@ class Presence(enum.IntEnum):
     USED = 2  # this pass reached the parameter
 
 
-class Accumulators:
-    """The nodes of autograd's graphs at which the gradients of some parameters are accumulated.
+def will_reach_any(parameters: Iterable[Tensor]) -> bool:
+    """Within a backward pass: whether it will accumulate the gradient of any of these parameters, which require one.
+    `torch.autograd.grad` does not."""
+    try:
+        return any(torch._C._will_engine_execute_node(_accumulator(parameter)) for parameter in parameters)
+    except RuntimeError:  # torch does not answer where it is asked for the gradients of leaves
+        return False
 
-    Args:
-        parameters: that require gradients.
-    """
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._nodes: list[Node] = []
-        with torch.enable_grad():
-            for parameter in parameters:
-                node = parameter.view_as(parameter).grad_fn
-                assert node is not None
-                accumulator = node.next_functions[0][0]
-                assert accumulator is not None
-                self._nodes.append(accumulator)
-
-    def will_be_reached(self) -> bool:
-        """Whether the backward pass that runs will accumulate any of the gradients. `torch.autograd.grad` does not."""
-        try:
-            return any(torch._C._will_engine_execute_node(node) for node in self._nodes)
-        except RuntimeError:  # torch does not answer where it is asked for the gradients of leaves
-            return False
+@torch.enable_grad()
+def _accumulator(parameter: Tensor) -> Node:
+    """The node at which the parameter's gradient is accumulated: as long as a graph has one, always the same. It must
+    not be kept: it holds the parameter where Python's collector does not look."""
+    node = parameter.view_as(parameter).grad_fn
+    assert node is not None
+    accumulator = node.next_functions[0][0]
+    assert accumulator is not None
+    return accumulator
 
 
 def agree_on_presence(
