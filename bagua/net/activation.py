@@ -170,6 +170,40 @@ def plan(base: Mapping[str, str], target: Target, surroundings: Surroundings | N
     return ActivationResult(ActivationState.ACTIVE, changes | required, here.library, warnings=tuple(warnings))
 
 
+def nccl_finds_plugin(environment: Mapping[str, str]) -> bool:
+    """Whether NCCL will take the plugin of this installation in this process, as far as variables and configuration
+    files say; whether the library starts, only NCCL's log knows. Never raises: what keeps us from telling keeps
+    `activate` from setting anything, too."""
+    try:
+        # Neither RDMA nor torch's wheel is looked at: they decide about warnings, and about what is still to be set.
+        here = Surroundings(
+            library=library_path(),
+            config=tuple(nccl_config_file.read_settings(nccl_config_file.config_files(environment))),
+            loader_path=tuple(loader_search_path(initial_environment())),
+        )
+        # NCCL puts what its files set into the environment, where the library reads it.
+        if read_switch({one.name: one.value for one in here.config} | dict(environment), "ENABLE_BAGUA_NET") is False:
+            return False
+        result = plan({**environment, "ENABLE_BAGUA_NET": "1"}, Target.THIS_PROCESS, here)
+        return result.state is ActivationState.ACTIVE and way_to_plugin(environment, here) is not None
+    except (ValueError, RuntimeError, OSError):
+        return False
+
+
+def way_to_plugin(environment: Mapping[str, str], here: Surroundings) -> tuple[str, Path | None] | None:
+    """What makes NCCL itself find us, without any Python in the job, and the configuration file if it is one."""
+    path = list(here.loader_path)
+    if "NCCL_NET_PLUGIN" in environment:
+        value = environment["NCCL_NET_PLUGIN"]
+        return (f"NCCL_NET_PLUGIN={value}", None) if names_library(value, here.library, path) else None
+    for setting in here.config:
+        if setting.name == "NCCL_NET_PLUGIN" and names_library(setting.value, here.library, path):
+            return f"{setting.file} sets NCCL_NET_PLUGIN", setting.file
+    if default_name_finds(here.library, path):
+        return "LD_LIBRARY_PATH leads to it", None
+    return None
+
+
 def _changes_for_new_process(target: Target, here: Surroundings) -> dict[str, str]:
     if target is Target.NEW_PROCESS_BY_NAME or _needs_name(here):
         return {}

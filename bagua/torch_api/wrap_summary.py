@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from bagua.env import EnvironmentValueError, read_switch, read_text
+from bagua.env import EnvironmentValueError, read_text
+from bagua.net.activation import nccl_finds_plugin
 
 if TYPE_CHECKING:
     from bagua.engine.data_parallel import BaguaDistributedDataParallel
@@ -77,7 +78,7 @@ def summary(engine: BaguaDistributedDataParallel) -> str:
     size = sum(bucket.bytes() for bucket in buckets)
     network = ""
     if device.type == "cuda":
-        network = f", Bagua-Net {'on' if read_switch(os.environ, 'ENABLE_BAGUA_NET') else 'off'}"
+        network = f", Bagua-Net {'on' if nccl_finds_plugin(os.environ) else 'off'}"
     return (
         f"{type(engine.module).__name__}: {_count(count)} parameters in {len(parameters)} tensors,"
         f" {len(buckets)} bucket{'s' * (len(buckets) != 1)}, {_size(size)}; {algorithm} over {group.size}"

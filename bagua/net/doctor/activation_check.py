@@ -8,10 +8,9 @@ from pathlib import Path
 
 from bagua.env import read_switch
 from bagua.net import nccl_config_file
-from bagua.net.activation import ActivationState, Surroundings, Target, plan
+from bagua.net.activation import ActivationState, Surroundings, Target, plan, way_to_plugin
 from bagua.net.doctor.finding import Finding, Section, Status, fail, ok, split_message, warn
 from bagua.net.nccl_library import NcclLibrary, TorchInstallation
-from bagua.net.plugin_setting import default_name_finds, names_library
 
 _ENTRY_POINT = "bagua.net.autoload:autoload"
 _WAYS_IN = (
@@ -50,7 +49,7 @@ def _findings(
     if result.state is ActivationState.KEPT:
         return [split_message(Status.FAIL, warning) for warning in result.warnings], None
 
-    direct = _direct_way(environment, surroundings)
+    direct = way_to_plugin(environment, surroundings)
     if direct is not None:
         source, file = direct
         findings = [ok(f"every job takes the plugin: {source}")]
@@ -65,20 +64,6 @@ def _findings(
     if finding.status is Status.OK:
         findings.append(ok(f"jobs without Python need more: {_WAYS_WITHOUT_TORCH}"))
     return findings, variable if finding.status is Status.OK else None
-
-
-def _direct_way(environment: Mapping[str, str], here: Surroundings) -> tuple[str, Path | None] | None:
-    """What makes NCCL itself find us, without any Python in the job, and the configuration file if it is one."""
-    path = list(here.loader_path)
-    if "NCCL_NET_PLUGIN" in environment:
-        value = environment["NCCL_NET_PLUGIN"]
-        return (f"NCCL_NET_PLUGIN={value}", None) if names_library(value, here.library, path) else None
-    for setting in here.config:
-        if setting.name == "NCCL_NET_PLUGIN" and names_library(setting.value, here.library, path):
-            return f"{setting.file} sets NCCL_NET_PLUGIN", setting.file
-    if default_name_finds(here.library, path):
-        return "LD_LIBRARY_PATH leads to it", None
-    return None
 
 
 def _check_autoload(variable: str, environment: Mapping[str, str], torch: TorchInstallation | None) -> Finding:
