@@ -54,7 +54,7 @@ class BaguaDistributedDataParallel:
 
     Raises:
         ValueError: nothing to train, not a member of the group, or an optimizer whose state cannot be synchronised.
-        RuntimeError: the ranks' modules differ; names the first difference.
+        RuntimeError: the ranks' modules or optimizers differ; names the first difference.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class BaguaDistributedDataParallel:
         if not self._parameters:
             raise ValueError(f"{type(self.module).__name__} has no parameter to synchronise: all are frozen or ignored")
         with failures_named(self.process_group, "broadcasting parameters and optimizer states"):
-            check_replicas(self._parameters, self.communicator)
+            check_replicas(self._parameters, self.communicator, optimizers=self.bagua_optimizers)
             broadcast_parameters(self._parameters, self.communicator)
             for optimizer in self.bagua_optimizers:
                 broadcast_optimizer_state(optimizer, self.communicator)

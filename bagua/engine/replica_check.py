@@ -1,14 +1,17 @@
-"""Whether all ranks have built the same model. Functions; the training thread calls them once, before any broadcast.
+"""Whether all ranks have built the same model, and the same optimizers. Functions; the training thread calls them once,
+before any broadcast.
 
 Ranks whose parameters differ would exchange messages of different sizes: gloo fails then with a text about buffers,
-NCCL hangs or mixes values up.
+NCCL hangs or mixes values up. So would ranks with unequally many optimizers; and an optimizer of another class than
+rank 0's would be given options that mean nothing to it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -20,14 +23,23 @@ MAX_NAME_LENGTH = 120  # characters
 MAX_VARIANTS = 3  # of what ranks have instead of what rank 0 has
 MAX_RANKS = 16
 
+_T = TypeVar("_T")
+
 # One parameter: name, then "float32 [3, 4], trainable, on cpu".
 _Entry = tuple[str, str]
+# Entries of parameters, and the classes of the optimizers.
+_Replica = tuple[list[_Entry], list[str]]
 # Where a rank first differs from rank 0, and what is there: None if its list ends before.
-_Difference = tuple[int, _Entry | None]
+_Difference = tuple[int, _T | None]
+# In parameters, in optimizers, and how many optimizers it has.
+_Differences = tuple[_Difference[_Entry] | None, _Difference[str] | None, int]
 
 
 def check_replicas(
-    named_parameters: Iterable[tuple[str, torch.Tensor]], communicator: BaguaCommunicator, kind: str = ""
+    named_parameters: Iterable[tuple[str, torch.Tensor]],
+    communicator: BaguaCommunicator,
+    kind: str = "",
+    optimizers: Sequence[torch.optim.Optimizer] = (),
 ) -> None:
     """
     Every rank calls it. Costs one exchange of a digest if all is well.
@@ -35,20 +47,29 @@ def check_replicas(
     Args:
         named_parameters: compared are names, shapes, dtypes, requires_grad and the kind of device, in this order.
         kind: of tensors that they are, if they are not those that are trained; for the message.
+        optimizers: compared are their number and their classes, in this order. `broadcast_optimizer_state` compares
+            their groups and parameters.
 
     Raises:
         RuntimeError: on every rank, with the same text: the first difference, and the ranks that have it.
     """
     entries = [(name, _describe(parameter)) for name, parameter in named_parameters]
+    classes = [_class_name(optimizer) for optimizer in optimizers]
     if communicator.nranks() == 1:
         return
-    digest = hashlib.sha256(repr(entries).encode()).digest()
+    digest = hashlib.sha256(repr((entries, classes)).encode()).digest()
     if len(set(all_gather_object(digest, communicator))) == 1:
         return
-    # Rank 0's list goes out and only the first difference of each rank comes back: memory stays bounded on large jobs.
-    reference: list[_Entry] = broadcast_object(entries, 0, communicator)
-    differences: list[_Difference | None] = all_gather_object(_first_difference(reference, entries), communicator)
-    raise RuntimeError(_message(reference, differences, communicator.ranks, kind))
+    # Rank 0's lists go out and only the first differences of each rank come back: memory stays bounded on large jobs.
+    reference: _Replica = broadcast_object((entries, classes), 0, communicator)
+    mine = _first_difference(reference[0], entries), _first_difference(reference[1], classes), len(classes)
+    found: list[_Differences] = all_gather_object(mine, communicator)
+    if any(in_parameters is not None for in_parameters, _, _ in found):
+        message = _parameters_message(reference[0], [one[0] for one in found], communicator.ranks, kind)
+    else:
+        counts = [count for _, _, count in found]
+        message = _optimizers_message(reference[1], [one[1] for one in found], counts, communicator.ranks)
+    raise RuntimeError(message)
 
 
 def _describe(parameter: torch.Tensor) -> str:
@@ -58,7 +79,14 @@ def _describe(parameter: torch.Tensor) -> str:
     return f"{dtype} {shape}, {'trainable' if parameter.requires_grad else 'frozen'}, on {parameter.device.type}"
 
 
-def _first_difference(reference: Sequence[_Entry], entries: Sequence[_Entry]) -> _Difference | None:
+def _class_name(optimizer: torch.optim.Optimizer) -> str:
+    kind = type(optimizer)
+    # What one rank runs as its main program another may have been spawned with (multiprocessing).
+    module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__
+    return f"{module}.{kind.__qualname__}"
+
+
+def _first_difference(reference: Sequence[_T], entries: Sequence[_T]) -> _Difference[_T] | None:
     for index, (theirs, ours) in enumerate(zip(reference, entries, strict=False)):
         if theirs != ours:
             return index, ours
@@ -68,11 +96,43 @@ def _first_difference(reference: Sequence[_Entry], entries: Sequence[_Entry]) ->
     return index, entries[index] if index < len(entries) else None
 
 
-def _message(
-    reference: Sequence[_Entry], differences: Sequence[_Difference | None], ranks: Sequence[int], kind: str
+def _parameters_message(
+    reference: Sequence[_Entry], differences: Sequence[_Difference[_Entry] | None], ranks: Sequence[int], kind: str
 ) -> str:
+    first, told = _told(reference, differences, ranks, _name)
+    place = f"{first} of the {kind}" if kind else str(first)
+    return (
+        f"the ranks have different parameters. At position {place}, {told}. Build the same model on every rank, with "
+        "the same parameters in the same order, before it is wrapped"
+    )
+
+
+def _optimizers_message(
+    reference: Sequence[str],
+    differences: Sequence[_Difference[str] | None],
+    counts: Sequence[int],
+    ranks: Sequence[int],
+) -> str:
+    # Told before any class: where one is left out, those behind it only seem to be others.
+    if len(set(counts)) > 1:
+        numbers: list[_Difference[int] | None] = [None if count == counts[0] else (0, count) for count in counts]
+        _, told = _told([counts[0]], numbers, ranks, str)
+        said = f"the ranks have different numbers of optimizers: {told}"
+    else:
+        first, told = _told(reference, differences, ranks, _shortened)
+        said = f"the ranks have different optimizers. At position {first}, {told}"
+    return f"{said}. Give the same number of optimizers on every rank, of the same classes in the same order"
+
+
+def _told(
+    reference: Sequence[_T],
+    differences: Sequence[_Difference[_T] | None],
+    ranks: Sequence[int],
+    name: Callable[[_T | None], str],
+) -> tuple[int, str]:
+    """The first position at which any rank differs, and which ranks have what there."""
     first = min(difference[0] for difference in differences if difference is not None)
-    variants: dict[_Entry | None, list[int]] = defaultdict(list)
+    variants: dict[_T | None, list[int]] = defaultdict(list)
     later = []
     for rank, difference in zip(ranks, differences, strict=True):
         if difference is None:
@@ -82,25 +142,26 @@ def _message(
         else:
             later.append(rank)
     expected = reference[first] if first < len(reference) else None
-    told = [f"{_have(having)} {_name(entry)}" for entry, having in list(variants.items())[:MAX_VARIANTS]]
+    told = [f"{_have(having)} {name(entry)}" for entry, having in list(variants.items())[:MAX_VARIANTS]]
     if len(variants) > MAX_VARIANTS:
         rest = sorted(rank for having in list(variants.values())[MAX_VARIANTS:] for rank in having)
         told.append(f"{_have(rest)} something else again")
     if later:
         told.append(f"{_have(later)} the first difference further down")
-    told.insert(0, f"{_have(ranks[:1])} {_name(expected)}")
-    place = f"{first} of the {kind}" if kind else str(first)
-    return (
-        f"the ranks have different parameters. At position {place}, {'; '.join(told)}. Build the same model on every "
-        "rank, with the same parameters in the same order, before it is wrapped"
-    )
+    # Ranks that are as rank 0 is are not listed: on a large job they are most.
+    told.insert(0, f"{_have(ranks[:1])} {name(expected)}")
+    return first, "; ".join(told)
 
 
 def _name(entry: _Entry | None) -> str:
     if entry is None:
         return "no parameter there"
-    name = entry[0] if len(entry[0]) <= MAX_NAME_LENGTH else entry[0][:MAX_NAME_LENGTH] + "..."
-    return f"{name!r} ({entry[1][:MAX_NAME_LENGTH]})"
+    return f"{_shortened(entry[0])!r} ({entry[1][:MAX_NAME_LENGTH]})"
+
+
+def _shortened(name: str | None) -> str:
+    text = str(name)
+    return text if len(text) <= MAX_NAME_LENGTH else text[:MAX_NAME_LENGTH] + "..."
 
 
 def _have(ranks: Sequence[int]) -> str:

@@ -86,7 +86,7 @@ class BaguaModule:
             This same module.
 
         Raises:
-            RuntimeError: no process group is initialised, or the ranks' modules differ.
+            RuntimeError: no process group is initialised, or the ranks' modules or optimizers differ.
             TypeError: `optimizers` is no list of optimizers, or `algorithm` is no Algorithm.
             ValueError: nothing to train, or an optimizer whose state cannot be synchronised (LBFGS).
         """

@@ -1,20 +1,24 @@
-"""Ranks whose models differ are told so, all of them, and where."""
+"""Ranks whose models or optimizers differ are told so, all of them, and where."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from support.ranks import device_for, run_ranks
 from torch import nn
+from torch.optim import SGD, Adam, AdamW
 
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.initialization import init_process_group
 from bagua.collectives.process_group import new_group, to_bagua_process_group
 from bagua.engine.replica_check import check_replicas
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua.torch_api.data_parallel import DistributedDataParallel
 
 WORLD_SIZE = 5
 Named = list[tuple[str, torch.Tensor]]
@@ -164,3 +168,115 @@ def test_ranks_are_global(told: list[dict[str, str | None]]) -> None:
     assert "half" not in told[0]
     assert told[1]["half"] == told[3]["half"]
     assert re.search(r"rank 1 has '0\.weight' .*; rank 3 has 'other'", told[1]["half"] or "")
+
+
+# --- optimizers ------------------------------------------------------------------------------------------------------
+
+
+class OwnSGD(SGD):
+    """Not what SGD is, though it is one."""
+
+
+# What the ranks have, and what the message has to say of it: None if that is no difference.
+OPTIMIZERS: dict[str, tuple[list[list[type[Any]]], str | None]] = {
+    "one fewer": ([[SGD, SGD], [SGD]], "numbers of optimizers: rank 0 has 2; rank 1 has 1. Give the same"),
+    "one more": ([[SGD], [SGD, Adam]], "numbers of optimizers: rank 0 has 1; rank 1 has 2. Give the same"),
+    "none on 0": ([[], [SGD]], "numbers of optimizers: rank 0 has 0; rank 1 has 1. "),
+    "the first left out": ([[SGD, Adam], [Adam]], "numbers of optimizers: rank 0 has 2; rank 1 has 1. "),
+    "class": (
+        [[SGD], [Adam]],
+        "optimizers. At position 0, rank 0 has torch.optim.sgd.SGD; rank 1 has torch.optim.adam.Adam. Give ",
+    ),
+    "class of the second": ([[SGD, AdamW], [SGD, Adam]], "At position 1, rank 0 has torch.optim.adamw.AdamW; rank 1 "),
+    "order": (
+        [[SGD, Adam], [Adam, SGD]],
+        "At position 0, rank 0 has torch.optim.sgd.SGD; rank 1 has torch.optim.adam.",
+    ),
+    "subclass": ([[SGD], [OwnSGD]], f"rank 1 has {OwnSGD.__module__}.OwnSGD. Give "),
+    "the same": ([[OwnSGD, Adam], [OwnSGD, Adam]], None),
+    "none": ([[], []], None),
+}
+
+
+def wrap_with_all_optimizers(how: str) -> dict[str, str | None]:
+    init_process_group()
+    rank = dist.get_rank()
+    device = device_for(rank)
+    messages: dict[str, str | None] = {}
+    for case, (kinds, _) in OPTIMIZERS.items():
+        layers = [nn.Linear(2, 2) for _ in range(2)]
+        net: Any = nn.Sequential(*layers).to(device)
+        optimizers: list[Any] = [kind(net.parameters(), lr=0.1) for kind in kinds[rank]]
+        for number, optimizer in enumerate(optimizers if len(optimizers) > 1 else []):
+            optimizer.param_groups[0]["params"] = list(layers[number].parameters())
+        try:
+            if how == "with_bagua":
+                model = net.with_bagua(optimizers, GradientAllReduceAlgorithm())
+            else:
+                model = DistributedDataParallel(net, optimizers=optimizers)
+        except RuntimeError as error:
+            messages[case] = str(error)
+            continue
+        messages[case] = None
+        model(torch.ones(1, 2, device=device)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return messages
+
+
+@pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
+def test_different_optimizers_are_named_on_all_ranks(how: str) -> None:
+    """At once: where one rank has one more, gloo would let both wait for half an hour."""
+    first, second = run_ranks(2, wrap_with_all_optimizers, how)
+    assert first == second
+    for case, (_, expected) in OPTIMIZERS.items():
+        message = first[case]
+        if expected is None:
+            assert message is None, case
+        else:
+            assert message is not None, case
+            assert message.startswith("the ranks have different "), message
+            assert expected in message
+            assert message.endswith("on every rank, of the same classes in the same order"), message
+
+
+def check_optimizers_of_five() -> list[str | None]:
+    init_process_group()
+    rank = dist.get_rank()
+    communicator = to_bagua_process_group().get_global_communicator()
+    assert isinstance(communicator, BaguaCommunicator)
+    layer = nn.Linear(2, 2).to(device_for(rank))
+
+    def message(kinds: list[type[Any]], named: Named) -> str | None:
+        try:
+            check_replicas(named, communicator, optimizers=[kind(layer.parameters(), lr=0.1) for kind in kinds])
+        except RuntimeError as error:
+            return str(error)
+        return None
+
+    named: Named = list(layer.named_parameters())
+    spawned = type("Own", (SGD,), {"__module__": "__main__" if rank == 0 else "__mp_main__"})
+    long = type("Own" * 1000, (SGD,), {})
+    return [
+        message([SGD, [SGD, Adam, Adam, SGD, AdamW][rank], [SGD, SGD, SGD, Adam, Adam][rank]], named),
+        message([SGD] * [2, 2, 1, 3, 1][rank], named),
+        message([SGD if rank < 4 else Adam], named if rank < 3 else named[:1]),
+        message([long if rank else SGD], named),
+        message([spawned], named),
+    ]
+
+
+def test_optimizers_of_many_ranks() -> None:
+    told = run_ranks(WORLD_SIZE, check_optimizers_of_five)
+    assert told == [told[0]] * WORLD_SIZE
+    classes, numbers, parameters_first, long, spawned = told[0]
+    assert (
+        "At position 1, rank 0 has torch.optim.sgd.SGD; ranks 1, 2 have torch.optim.adam.Adam; rank 4 has"
+        " torch.optim.adamw.AdamW; rank 3 has the first difference further down. " in classes
+    )
+    assert "numbers of optimizers: rank 0 has 2; ranks 2, 4 have 1; rank 3 has 3. " in numbers
+    assert "different parameters. At position 1, " in parameters_first
+    assert "optimizers" not in parameters_first
+    assert "ranks 1, 2, 3, 4 have " in long
+    assert len(long) < 500
+    assert spawned is None, "the main program, run here and spawned there"
