@@ -64,7 +64,8 @@ class DistributedDataParallel(nn.Module, Joinable):
     Raises:
         TypeError: an argument of another type.
         ValueError: several devices, devices of several types, or a bucket_cap_mb that is not above 0.
-        RuntimeError: no parameter needs a gradient, no process group is initialised, or the ranks' modules differ.
+        RuntimeError: no parameter needs a gradient, no process group is initialised, or the ranks' modules or
+            optimizers differ.
     """
 
     def __init__(
