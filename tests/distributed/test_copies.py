@@ -158,6 +158,27 @@ def test_one_rank_alone_may_copy_a_wrapper() -> None:
     run_ranks(2, _copied_by_one_rank)
 
 
+def _first_used_otherwise() -> None:
+    """By what needs the engine before a forward pass does."""
+    rank, device = begin()
+    ((model, _), _) = pair("wrapper", rank, device, NormNet)
+    assert copy.deepcopy(model).will_sync_module_buffers()
+    duplicate = copy.deepcopy(model)
+    optimizer = momentum(duplicate)
+    with duplicate.join():
+        train(duplicate, optimizer, batches(rank, 2 + rank, device))
+    check_ranks_equal(duplicate.module)
+    another = copy.deepcopy(model)
+    optimizer = momentum(another)
+    with another.no_sync():
+        train(another, optimizer, batches(rank, 1, device))
+    assert another.bagua_train_step_counter == 1
+
+
+def test_a_copy_begins_wherever_its_engine_is_needed() -> None:
+    run_ranks(2, _first_used_otherwise)
+
+
 def _state_dicts() -> None:
     rank, device = begin()
     both = pair("wrapper", rank, device, NormNet)

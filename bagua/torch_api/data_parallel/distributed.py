@@ -186,8 +186,9 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward pass begins with a broadcast of the buffers."""
+        algorithm = self.bagua_algorithm  # first: a copy has its engine from here on
         wanted = self.broadcast_buffers and self._buffers_differ and self._buffer_broadcast.has_buffers
-        return wanted and self.bagua_algorithm.ranks_in_step
+        return wanted and algorithm.ranks_in_step
 
     def _broadcast_buffers(self) -> None:
         self._buffer_broadcast.run(self._uneven.source_rank())
@@ -224,6 +225,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Used by torch.distributed.algorithms.Join."""
+        self.inner  # noqa: B018 - a copy has its engine from here on
         return self._uneven.hook(**kwargs)
 
     @property
