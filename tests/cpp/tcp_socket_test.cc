@@ -6,7 +6,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <fstream>
 #include <string>
 
 #include "support/check.h"
@@ -37,14 +36,11 @@ std::string congestion_control(const OwnedFd& socket) {
   return name;
 }
 
-// Those that a process without privileges may choose.
+// This process: the list in net.ipv4.tcp_allowed_congestion_control binds those without privileges only.
 bool kernel_allows(const std::string& congestion_control) {
-  std::ifstream file("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
-  CHECK(file.good());
-  for (std::string name; file >> name;) {
-    if (name == congestion_control) return true;
-  }
-  return false;
+  const OwnedFd socket = fresh_socket();
+  return ::setsockopt(socket.get(), IPPROTO_TCP, TCP_CONGESTION, congestion_control.data(),
+                      static_cast<socklen_t>(congestion_control.size())) == 0;
 }
 
 TcpOptions with_congestion_control(CongestionControl choice) {
