@@ -74,6 +74,8 @@ class ModuleHooks:
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
+        # Hooks of the process: they go with this object, if nobody removes them.
+        self._finalizers: list[weakref.finalize[..., ModuleHooks]] = []
 
     def before_forward(self, module: nn.Module, hook: Callable[[tuple[Any, ...]], None]) -> None:
         """`hook(positional arguments)` before each forward."""
@@ -118,14 +120,17 @@ class ModuleHooks:
     def before_steps_of_others(self, hook: Callable[[torch.optim.Optimizer], None]) -> None:
         """`hook(optimizer)` before each `step` of any optimizer in the process; it must not keep the engine alive."""
         callable_ = HookCallable(lambda one, _arguments, _keywords: hook(one))
-        handle = register_optimizer_step_pre_hook(callable_)
-        self._handles.append(handle)
-        weakref.finalize(self, handle.remove).atexit = False
+        finalizer = weakref.finalize(self, register_optimizer_step_pre_hook(callable_).remove)
+        finalizer.atexit = False
+        self._finalizers.append(finalizer)
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for finalizer in self._finalizers:
+            finalizer()
+        self._finalizers.clear()
 
 
 def _tensors_with_gradient(output: Any) -> list[Tensor]:

@@ -58,6 +58,7 @@ class TrainingSteps:
         self.marks: list[Callable[[], None]] = []
         self.used_anywhere: set[str] | None = None
         self._parameters: list[tuple[str, nn.Parameter]] = []
+        self._parameter_ids: frozenset[int] = frozenset()
         self._trainable: TrainableWatch
         self._backward_hook: Callable[[str, Tensor], None]
         # All parameters are frozen at the moment, as a discriminator's are in the generator's step.
@@ -83,6 +84,7 @@ class TrainingSteps:
             trainable: of the module, as it is now.
         """
         self._parameters, self._trainable = list(parameters), trainable
+        self._parameter_ids = frozenset(id(parameter) for _, parameter in parameters)
         hook = self.engine.bagua_algorithm.init_backward_hook(self.engine)
         before_step = self.engine.bagua_algorithm.init_pre_optimizer_step_hook(self.engine)
         after_step = self.engine.bagua_algorithm.init_post_optimizer_step_hook(self.engine)
@@ -241,8 +243,9 @@ class TrainingSteps:
         found by the other ranks' deadline alone."""
         if any(one is optimizer for one in self.engine.bagua_optimizers):
             return
-        mine = {id(parameter) for _, parameter in self._parameters}
-        if any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
+        if any(
+            id(parameter) in self._parameter_ids for group in optimizer.param_groups for parameter in group["params"]
+        ):
             self._refuse_incomplete("before optimizer.step()")
 
     def _refuse_incomplete(self, when: str) -> None:

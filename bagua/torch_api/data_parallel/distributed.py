@@ -104,8 +104,13 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.module = module
         self._recipe = algorithm
         self._engine: BaguaDistributedDataParallel | None = None
+        self._prepare_forward()
         given = check_arguments([] if optimizers is None else optimizers, algorithm)
         self._start_engine(given, to_bagua_process_group(process_group))
+
+    def _prepare_forward(self) -> None:
+        self._uneven = UnevenInputs(self)
+        self._before_forward = HookCallable(self._begin_forward)
 
     def _start_engine(self, optimizers: list[torch.optim.Optimizer], group: BaguaProcessGroup) -> None:
         self.process_group = group
@@ -128,8 +133,6 @@ class DistributedDataParallel(nn.Module, Joinable):
         try:
             self._buffer_broadcast = BufferBroadcast(self.module, engine.parameters_to_ignore, group)
             self._broadcast_what_is_not_trained()
-            self._uneven = UnevenInputs(self)
-            self._before_forward = HookCallable(self._begin_forward)
             log_wrap(engine)
         except BaseException:
             engine.detach()  # so that the module can be wrapped by something that works
@@ -186,9 +189,8 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward pass begins with a broadcast of the buffers."""
-        algorithm = self.bagua_algorithm  # first: a copy has its engine from here on
-        wanted = self.broadcast_buffers and self._buffers_differ and self._buffer_broadcast.has_buffers
-        return wanted and algorithm.ranks_in_step
+        wanted = self.bagua_algorithm.ranks_in_step and self.broadcast_buffers
+        return wanted and self._buffers_differ and self._buffer_broadcast.has_buffers
 
     def _broadcast_buffers(self) -> None:
         self._buffer_broadcast.run(self._uneven.source_rank())
@@ -225,7 +227,6 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Used by torch.distributed.algorithms.Join."""
-        self.inner  # noqa: B018 - a copy has its engine from here on
         return self._uneven.hook(**kwargs)
 
     @property
@@ -336,7 +337,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         Joinable.__init__(self)
         self.process_group = group
         self._engine = None
-        self._before_forward = HookCallable(self._begin_forward)
+        self._prepare_forward()
 
 
 # The name that Lightning's strategy imports.

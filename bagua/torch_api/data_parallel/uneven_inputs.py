@@ -66,11 +66,7 @@ class UnevenInputs:
         if not wrapper._join_config.enable:
             return
         backward = torch.is_grad_enabled() and wrapper.require_backward_grad_sync
-        with failures_named(wrapper.process_group, "counting the ranks that still have inputs"):
-            work = Join.notify_join_context(wrapper)
-            self.exchange(active=True, backward=backward, buffers=wrapper.will_sync_module_buffers())
-            if work is not None:
-                work.wait()
+        self.exchange(active=True, backward=backward, buffers=wrapper.will_sync_module_buffers())
 
     def exchange(self, active: bool, backward: bool, buffers: bool) -> tuple[bool, bool]:
         """All ranks: (whether the step's backward pass communicates, whether buffers are broadcast)."""
@@ -80,8 +76,11 @@ class UnevenInputs:
         flags = torch.zeros(ranks, 3, dtype=torch.int32, device=wrapper.device)
         flags[communicator.rank()] = torch.tensor([active, backward, buffers], dtype=torch.int32)
         with failures_named(wrapper.process_group, "counting the ranks that still have inputs"):
+            counted = Join.notify_join_context(wrapper) if active else None
             dist.all_reduce(flags, group=communicator.torch_group)
             table = flags.tolist()
+            if counted is not None:
+                counted.wait()
         running = [rank for rank in range(ranks) if table[rank][_ACTIVE]]
         # The last one, as torch's DDP has it.
         self._source = running[-1] if running else 0
