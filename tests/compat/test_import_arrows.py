@@ -6,78 +6,20 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.import_arrows import (
+    PACKAGE,
+    REPOSITORY,
+    differences_of_rows,
+    imports_of,
+    imports_of_file,
+    module_name,
+    python_files,
+)
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGE = REPOSITORY / "bagua"
 PLUGIN = REPOSITORY / "net_plugin"
-
-
-DYNAMIC_IMPORTS = {"importlib.import_module", "import_module", "__import__"}
-
-
-@dataclass(frozen=True)
-class Import:
-    module: str
-    line: int
-    lazy: bool  # inside a function: the cost and the need arise only when it is called
-
-    def is_of(self, package: str) -> bool:
-        return self.module == package or self.module.startswith(package + ".")
-
-
-def module_name(path: Path) -> str:
-    parts = list(path.relative_to(REPOSITORY).with_suffix("").parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def is_type_checking(test: ast.expr) -> bool:
-    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
-        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
-    )
-
-
-def imports_of(source: str, module: str, *, is_package: bool) -> Iterator[Import]:
-    """Every import but those for type checkers. Names imported from a package count as the modules they may be."""
-
-    def walk(node: ast.AST, lazy: bool) -> Iterator[Import]:
-        if isinstance(node, ast.If) and is_type_checking(node.test):
-            for statement in node.orelse:
-                yield from walk(statement, lazy)
-            return
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield Import(alias.name, node.lineno, lazy)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = module.split(".")
-                keep = len(parents) - node.level + (1 if is_package else 0)
-                base = ".".join([*parents[:keep], *([base] if base else [])])
-            for alias in node.names:
-                yield Import(f"{base}.{alias.name}", node.lineno, lazy)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in DYNAMIC_IMPORTS and node.args:
-            argument = node.args[0]
-            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                yield Import(argument.value, node.lineno, lazy)
-        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            yield from walk(child, inside)
-
-    yield from walk(ast.parse(source), False)
-
-
-def imports_of_file(path: Path) -> list[Import]:
-    return list(imports_of(path.read_text(), module_name(path), is_package=path.name == "__init__.py"))
-
-
-def python_files(*folders: str) -> list[Path]:
-    return sorted(path for folder in folders for path in (PACKAGE / folder).rglob("*.py"))
-
 
 # Third-party packages that the torch-free part may use where a function needs them; their absence is an error of that
 # function alone, which names the remedy.
@@ -119,15 +61,6 @@ def violations_of_layers(path: Path) -> list[str]:
     return found
 
 
-def differences_of_rows(name: str, rows: dict[str, set[str]], folders: set[str]) -> list[str]:
-    """A folder without a row has no rule, and a row without a folder, or that names one, is a rule about nothing."""
-    named = set(rows).union(*rows.values())
-    return [
-        *(f"name the layers of {folder} in {name}" for folder in sorted(folders - set(rows))),
-        *(f"{name} names {folder}, which does not exist" for folder in sorted(named - folders)),
-    ]
-
-
 def test_rows_and_folders_that_differ_are_found() -> None:
     rows = {"low": set(), "high": {"low", "middle"}, "gone": set()}
     assert differences_of_rows("ROWS", rows, {"low", "high", "new"}) == [
@@ -150,72 +83,6 @@ def test_python_imports_point_down() -> None:
     files = [path for path in python_files(".") if path.parent != PACKAGE]
     assert files
     assert [violation for path in files for violation in violations_of_layers(path)] == []
-
-
-# --- bagua-net-bench -------------------------------------------------------------------------------------------------
-
-# For every folder of bagua/net/bench: which of the others it may import. The files beside the folders are what the
-# kinds of run share: they import none of them.
-BENCH_ALLOWED: dict[str, set[str]] = {
-    "nccl_ab": set(),
-    "peers": set(),
-    "ring": set(),
-}
-BENCH = "bagua.net.bench"
-
-
-def modules_run_by_name(source: str) -> Iterator[Import]:
-    """The strings that are a module's whole name and nothing else: what `python -m` is given for a process."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"\w+(\.\w+)+", node.value):
-            yield Import(node.value, node.lineno, True)
-
-
-def violations_of_bench(source: str, module: str, *, is_package: bool) -> list[str]:
-    """What `module`, of bagua.net.bench, imports or starts of a kind of run that is none of its business."""
-    own = module.removeprefix(f"{BENCH}.").partition(".")[0]  # a folder, or a file beside them
-    forbidden = {f"{BENCH}.{name}" for name in set(BENCH_ALLOWED) - BENCH_ALLOWED.get(own, set()) - {own}}
-    found = {
-        (one.line, one.module)
-        for one in (*imports_of(source, module, is_package=is_package), *modules_run_by_name(source))
-        if any(one.is_of(package) for package in forbidden)
-    }
-    return [f"{module}:{line} imports {imported}" for line, imported in sorted(found)]
-
-
-def test_every_folder_of_the_benchmark_has_a_row() -> None:
-    folders = {path.parent.name for path in (PACKAGE / "net" / "bench").glob("*/*.py")}
-    assert differences_of_rows("BENCH_ALLOWED", BENCH_ALLOWED, folders) == []
-
-
-def test_kinds_of_run_import_only_what_they_share() -> None:
-    files = python_files("net/bench")
-    assert files
-    wrong = [
-        violation
-        for path in files
-        for violation in violations_of_bench(path.read_text(), module_name(path), is_package=path.name == "__init__.py")
-    ]
-    assert wrong == []
-
-
-@pytest.mark.parametrize(
-    ("module", "statement", "imported"),
-    [
-        ("settings", "from bagua.net.bench.ring.team import Team", "ring.team.Team"),
-        ("settings", "def late():\n    from bagua.net.bench import peers", "peers"),
-        ("peers.run", "from ..ring import summary", "ring.summary"),
-        ("ring.run", "import bagua.net.bench.nccl_ab.log", "nccl_ab.log"),
-        ("ring.places", "command = [sys.executable, '-m', 'bagua.net.bench.nccl_ab.worker']", "nccl_ab.worker"),
-        ("ring.run", "from bagua.net.bench.ring.team import Team", None),
-        ("ring.run", "from bagua.net.bench.settings import RAW", None),
-        ("nccl_ab.worker", "parser = ArgumentParser(prog='python -m bagua.net.bench.nccl_ab.worker')", None),
-    ],
-)
-def test_arrows_between_kinds_of_run_are_found(module: str, statement: str, imported: str | None) -> None:
-    found = violations_of_bench(statement, f"{BENCH}.{module}", is_package=False)
-    line = 1 + statement.count("\n")
-    assert found == ([] if imported is None else [f"{BENCH}.{module}:{line} imports {BENCH}.{imported}"])
 
 
 # --- the training core -----------------------------------------------------------------------------------------------
@@ -337,7 +204,7 @@ def test_imports_with_torch_blocked(module: str) -> None:
 
 
 class TestImportReader:
-    """The reader above finds what it must find: a rule that sees no import proves nothing."""
+    """The reader of support.import_arrows finds what it must find: a rule that sees no import proves nothing."""
 
     def test_sees_relative_lazy_and_dynamic_imports(self) -> None:
         source = (
