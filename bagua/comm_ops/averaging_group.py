@@ -142,8 +142,12 @@ def create_averaging_group(group: BaguaProcessGroup, device: torch.device) -> Av
 
 def _destroy_what_all_abandoned(group: BaguaProcessGroup) -> None:
     """Among the groups of the same ranks as this one, on every one of them in the same order."""
-    _abandoned[:] = [one for one in _abandoned if one.is_registered]
-    mine = {one.name: one for one in _abandoned if one.group.ranks == group.ranks}
+    mine = {}
+    for one in list(_abandoned):  # finalizers append to it at any time, on any thread
+        if not one.is_registered:
+            _abandoned.remove(one)
+        elif one.group.ranks == group.ranks:
+            mine[one.name] = one
     by_rank = all_gather_object(list(mine), group.get_global_communicator())
     for name in sorted(set.intersection(*map(set, by_rank))):
         _abandoned.remove(mine[name])
