@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bagua.engine.bucket_op import BucketOp, FunctionOp
+from bagua.engine.flat_views import flat_views
 from bagua.engine.tensor import TensorRecord, effective_tensor, gradient_of, replace_effective, require_record
 
 
@@ -51,12 +52,14 @@ class Bucket:
         self._elements = sum(layout.numel() for layout in layouts)
         padding = -self._elements % alignment
         self._flat = torch.zeros(self._elements + padding, dtype=layouts[0].dtype, device=layouts[0].device)
-        self.views = _views(self._flat, layouts)
+        self.views = flat_views(self._flat, layouts)
         # Of the views as they are made here: a gradient is the same object as its view, and may be given other memory.
         self._addresses = [view.data_ptr() for view in self.views]
         self._layouts = [(view.shape, view.stride(), view.storage_offset()) for view in self.views]
         self.padding_tensor: Tensor | None = self._flat[self._elements :] if padding else None
         self._ops: list[BucketOp] = []
+        # Gradients that `gather_one` has multiplied: nothing may be added to them.
+        self.is_scaled = bytearray(len(self.tensors))
         # Gradients are taken over when the first backward has made them, all others now.
         if flatten:
             for tensor, view, record in zip(self.tensors, self.views, self._records, strict=True):
@@ -127,12 +130,58 @@ class Bucket:
 
     # --- before and after communication ------------------------------------------------------------------------------
 
+    @property
+    def gathers_one_by_one(self) -> bool:
+        """Whether `gather_one` is worth while: on CPUs, where a gradient that was just made is in the caches, and its
+        memory is used again for the next one. On a GPU, a kernel for each gradient costs more."""
+        return self.holds_gradients and self.flatten and self._flat.device.type == "cpu"
+
+    def gather_one(self, index: int) -> None:
+        """As `gather`, of the gradient of one tensor, which is complete. Runs between the kernels of the backward pass,
+        when their data has taken the caches: what is not the usual case waits for `gather`."""
+        tensor, view = self.tensors[index], self.views[index]
+        gradient = tensor.grad
+        if (
+            gradient is None
+            or gradient is view
+            or gradient.requires_grad
+            or gradient.dtype is not self._flat.dtype
+            or gradient.layout is not torch.strided
+            or view.data_ptr() != self._addresses[index]
+        ):
+            return
+        scale = self._prescale
+        if scale is None:
+            view.copy_(gradient)
+        else:
+            torch.mul(gradient, scale, out=view)
+            self.is_scaled[index] = True
+        tensor.grad = view
+
+    def unscale(self) -> None:
+        """Undo the multiplications of `gather_one`: there are gradients to come, which are added."""
+        scale = self._prescale
+        with torch.no_grad():
+            for index, (tensor, view) in enumerate(zip(self.tensors, self.views, strict=True)):
+                if scale is not None and self.is_scaled[index] and tensor.grad is view:
+                    view.div_(scale)
+        self.forget_scaled()
+
+    def forget_scaled(self) -> None:
+        """The next `gather` multiplies all."""
+        self.is_scaled = bytearray(len(self.tensors))
+
+    @property
+    def _prescale(self) -> float | None:
+        scale: float | None = getattr(self._ops[0], "prescale", None) if self._ops else None
+        return scale
+
     def gather(self) -> None:
         """Bring what the effective tensors hold now into the bucket's memory, and make them views of it (`flatten`).
         A gradient that does not exist counts as zeros. All are multiplied by what the first operation asks for
         (`prescale`). On the current stream."""
         with torch.no_grad():
-            scale: float | None = getattr(self._ops[0], "prescale", None) if self._ops else None
+            scale = self._prescale
             if self.holds_gradients:
                 self._gather_gradients(scale)
                 return
@@ -164,7 +213,7 @@ class Bucket:
             if view.data_ptr() != address:
                 view = self._view_again(index, gradient)
             if gradient is view:
-                if scale is not None and not at_once:
+                if scale is not None and not at_once and not self.is_scaled[index]:
                     view.mul_(scale)
                 continue
             if gradient is None:
@@ -185,6 +234,7 @@ class Bucket:
             torch._foreach_zero_(absent)
         if scale is not None and at_once:
             self._flat.mul_(scale)
+        self.forget_scaled()
 
     def _check(self, gradient: Tensor, index: int) -> None:
         name = self._records[index].name
@@ -263,27 +313,3 @@ def _scales_at_once(device: torch.device) -> bool:
 
 def _kind(tensor: Tensor, shape: torch.Size) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(shape)} on {tensor.device}"
-
-
-def _views(flat: Tensor, layouts: Sequence[Tensor]) -> list[Tensor]:
-    """A view for each tensor, with its strides where these are dense: autograd then keeps a gradient's layout."""
-    views, offset = [], 0
-    for layout in layouts:
-        if layout.is_contiguous() or not _is_dense(layout):
-            view = flat[offset : offset + layout.numel()].view(layout.shape)
-        else:
-            view = flat.as_strided(layout.shape, layout.stride(), offset)
-        # The same memory, but no view to autograd, so that code of old that calls `p.grad.detach_()` may.
-        views.append(view.data)
-        offset += layout.numel()
-    return views
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Strides that are a permutation of contiguous ones, channels_last for instance."""
-    expected = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda one: one[1]):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True

@@ -28,7 +28,8 @@ def plan_buckets(
     Args:
         tensors: in the order in which they are expected to become ready.
         bucket_bytes: the limit of a group in bytes.
-        first_bucket_bytes: the limit of the first group, where communication should begin early.
+        first_bucket_bytes: the limit of the first group, where communication should begin early. On CPUs, where
+            communication takes the cores from backward, tensors that fit into one group need no second.
 
     Raises:
         ValueError: a limit below one byte.
@@ -36,16 +37,22 @@ def plan_buckets(
     for limit in (bucket_bytes, first_bucket_bytes):
         if limit is not None and limit < 1:
             raise ValueError(f"a bucket of {limit} bytes: the limit must be at least 1 byte")
+    if all(tensor.device.type == "cpu" for tensor in tensors) and sum(map(_bytes, tensors)) <= bucket_bytes:
+        first_bucket_bytes = None
     open_groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     open_bytes: dict[tuple[torch.dtype, torch.device], int] = {}
     done: list[list[int]] = []
     for index, tensor in enumerate(tensors):
         kind = (tensor.dtype, tensor.device)
         open_groups.setdefault(kind, []).append(index)
-        open_bytes[kind] = open_bytes.get(kind, 0) + tensor.numel() * tensor.element_size()
+        open_bytes[kind] = open_bytes.get(kind, 0) + _bytes(tensor)
         limit = bucket_bytes if done or first_bucket_bytes is None else first_bucket_bytes
         if open_bytes[kind] >= limit:
             done.append(open_groups.pop(kind))
             del open_bytes[kind]
     done.extend(open_groups.values())
     return sorted(done, key=lambda group: group[-1])
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

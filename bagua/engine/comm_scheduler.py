@@ -133,6 +133,8 @@ class CommScheduler:
             for state in self._states:
                 state.launched_in_pass = False
                 state.held = state.is_marked
+                if state.held:
+                    state.bucket.unscale()
             self.sent = [one.bucket for one in started]
         if not started:
             return
@@ -165,6 +167,7 @@ class CommScheduler:
             self._queue = deque(self._states)
             for state in self._states:
                 state.reset()
+                state.bucket.forget_scaled()
                 state.launched_in_pass = state.launched_in_step = state.held = False
 
     def close(self) -> None:
@@ -254,20 +257,25 @@ def _marker(scheduler: CommScheduler, state: _BucketState, index: int) -> Callab
     """Runs once per tensor and step, so it is short. Without the lock: the tensors of a bucket are of one device, whose
     gradients one thread makes, and reentrant passes wait for each other."""
 
+    bucket = state.bucket
+    one_by_one = bucket.gathers_one_by_one
+
     def mark() -> None:
-        if state.launched_in_pass:
+        if state.launched_in_pass or bucket.is_scaled[index]:
             raise RuntimeError(
-                f"{state.bucket.records[index].name!r} became ready again after its bucket was sent: one backward pass"
-                " made its gradient twice. Reentrant activation checkpointing of a module that is used more than once"
-                " does that; use checkpoint(..., use_reentrant=False)"
+                f"{bucket.records[index].name!r} became ready again after it was taken for communication: one backward"
+                " pass made its gradient twice. Reentrant activation checkpointing of a module that is used more than"
+                " once does that; use checkpoint(..., use_reentrant=False)"
             )
         if not state.ready[index]:
             state.ready[index] = 1
+            if one_by_one and not state.held:
+                bucket.gather_one(index)
             state.missing -= 1
             if state.missing == 0:
                 scheduler.launch_complete()
 
-    device = state.bucket.device
+    device = bucket.device
     if device.type != "cuda":
         return mark
 

@@ -11,13 +11,13 @@ TORCH_NCCL_BLOCKING_WAIT=1, timeouts and lost peers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from types import TracebackType
 
 import torch.distributed as dist
 
 from bagua.collectives.process_group import BaguaProcessGroup
-from bagua.engine.roll_call import FAILED, Roll, current_roll_call
+from bagua.engine.roll_call import FAILED, Roll, Waiting, current_roll_call
 
 ROLL_CALL_S = 5.0
 MAX_RANKS = 16
@@ -44,11 +44,12 @@ class CollectiveError(RuntimeError):
         self.missing_ranks = tuple(missing_ranks)
 
 
-@contextmanager
-def failures_named(group: BaguaProcessGroup, what: str) -> Iterator[None]:
+class failures_named:  # noqa: N801 - a context manager, as contextlib's
     """
     Around collectives of the group: names the ranks that are gone if one fails. Other errors pass as they are. All
     members have to use it, since whoever is inside also answers for this process.
+
+    Entered for every bucket of every step, between kernels whose data has taken the caches: not made of generators.
 
     Args:
         what: is being done, for the message: "the all-reduce of bucket 3".
@@ -56,15 +57,28 @@ def failures_named(group: BaguaProcessGroup, what: str) -> Iterator[None]:
     Raises:
         CollectiveError: instead of an error of communication. The group cannot be used any more.
     """
-    with ExitStack() as stack:
-        if len(group.ranks) > 1 and dist.is_initialized():
-            stack.enter_context(current_roll_call().waiting(group.ranks, what))
+
+    __slots__ = ("_group", "_waiting", "_what")
+
+    def __init__(self, group: BaguaProcessGroup, what: str) -> None:
+        self._group, self._what = group, what
+        self._waiting: Waiting | None = None
+
+    def __enter__(self) -> None:
+        ranks = self._group.ranks
+        if len(ranks) > 1 and dist.is_initialized():
+            self._waiting = current_roll_call().waiting(ranks, self._what)
+            self._waiting.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         try:
-            yield
-        except Exception as error:
-            if not is_communication_error(error):
-                raise
-            raise explain_failure(error, group, what) from error
+            if isinstance(error, Exception) and is_communication_error(error):
+                raise explain_failure(error, self._group, self._what) from error
+        finally:
+            if self._waiting is not None:
+                self._waiting.__exit__(None, None, None)
 
 
 def is_communication_error(error: BaseException) -> bool:

@@ -23,8 +23,7 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
@@ -63,13 +62,22 @@ class Roll:
     age_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Wait:
-    """A collective under way in this process."""
+class Waiting:
+    """A collective under way in this process, while it is entered. Begins and ends without a lock: what it does to the
+    dictionary is one step."""
 
-    since: float
-    ranks: tuple[int, ...]
-    what: str
+    __slots__ = ("_all", "ranks", "since", "what")
+
+    def __init__(self, all_of_them: dict[int, Waiting], ranks: Sequence[int], what: str) -> None:
+        self._all, self.ranks, self.what = all_of_them, tuple(ranks), what
+        self.since = 0.0
+
+    def __enter__(self) -> None:
+        self.since = time.monotonic()
+        self._all[id(self)] = self
+
+    def __exit__(self, *_: object) -> None:
+        del self._all[id(self)]
 
 
 class RollCall:
@@ -77,8 +85,8 @@ class RollCall:
         self._store = weakref.ref(store)  # a strong reference would keep the server's port after torch is shut down
         self._rank = rank
         self._client: torch_internals.Store | None = None
-        self._lock = threading.Lock()  # guards what follows; never held while the store is asked
-        self._waits: dict[object, _Wait] = {}
+        self._lock = threading.Lock()  # guards what follows but for the waits; never held while the store is asked
+        self._waits: dict[int, Waiting] = {}
         self._answered: dict[int, float] = {}  # call -> time.monotonic()
         self._joined: set[int] = set()  # calls whose outcome this process has reported
         self._last: tuple[float, Roll] | None = None
@@ -94,17 +102,9 @@ class RollCall:
         self._stop.set()
         self._thread.join(STOP_S)
 
-    @contextmanager
-    def waiting(self, ranks: Sequence[int], what: str) -> Iterator[None]:
-        """While this thread is in a collective of these global ranks."""
-        token = object()
-        with self._lock:
-            self._waits[token] = _Wait(time.monotonic(), tuple(ranks), what)
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._waits[token]
+    def waiting(self, ranks: Sequence[int], what: str) -> Waiting:
+        """A context: this thread is in a collective of these global ranks."""
+        return Waiting(self._waits, ranks, what)
 
     def call(self, ranks: Sequence[int], what: str, window_s: float) -> Roll:
         """Waits for answers of these global ranks for at most `window_s`, and returns in any case soon after."""
@@ -201,9 +201,8 @@ class RollCall:
             except Exception:
                 return  # the store is gone, and with it all calls
 
-    def _oldest_wait(self) -> _Wait | None:
-        with self._lock:
-            return min(self._waits.values(), key=lambda wait: wait.since, default=None)
+    def _oldest_wait(self) -> Waiting | None:
+        return min(list(self._waits.values()), key=lambda wait: wait.since, default=None)
 
     def _answer(self, client: torch_internals.Store, number: int, what: str) -> None:
         """To this call, and to those before that somebody may still wait for."""

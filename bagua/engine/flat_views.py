@@ -1,0 +1,31 @@
+"""Where tensors lie in one flat piece of memory. Pure functions; any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+def flat_views(flat: Tensor, layouts: Sequence[Tensor]) -> list[Tensor]:
+    """A view for each tensor, with its strides where these are dense: autograd then keeps a gradient's layout."""
+    views, offset = [], 0
+    for layout in layouts:
+        if layout.is_contiguous() or not _is_dense(layout):
+            view = flat[offset : offset + layout.numel()].view(layout.shape)
+        else:
+            view = flat.as_strided(layout.shape, layout.stride(), offset)
+        # The same memory, but no view to autograd, so that code of old that calls `p.grad.detach_()` may.
+        views.append(view.data)
+        offset += layout.numel()
+    return views
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Strides that are a permutation of contiguous ones, channels_last for instance."""
+    expected = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda one: one[1]):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
