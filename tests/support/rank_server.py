@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import importlib
 import importlib.util
 import os
@@ -23,7 +24,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LENGTH = struct.Struct("!Q")
-PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "numpy", "pytest", "hypothesis", "bagua.torch_api")
+PRELOADED = (
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.profiler._cupti_monitor",  # by every optimizer's first step
+    "torch.utils.serialization",
+    "numpy",
+    "numpy.typing",
+    "pytest",
+    "hypothesis",
+    "bagua.torch_api",
+    "bagua.kernels.minmax_uint8_native",
+    "support.training",
+    "support.algorithm_cases",
+)
 PR_SET_PDEATHSIG = 1
 MAX_FILE_DESCRIPTORS = 64
 
@@ -146,6 +161,8 @@ def main() -> None:
             importlib.import_module(name)
         except Exception:
             pass  # a rank that needs it reports why
+    gc.collect()
+    gc.freeze()  # a collection in a rank would copy every page that has an object of ours
     control = socket.socket(fileno=int(sys.argv[1]))
     send_message(control, "ready")
     serve(control)
