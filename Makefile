@@ -10,6 +10,8 @@ PYTHON ?= python3
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # Workers of pytest. The tests start processes and threads of their own: more workers than this only make them wait.
 TEST_WORKERS ?= 2
+# The C++ cases under sanitizers wait for time-outs and peers for a third of their time.
+SANITIZE_WORKERS ?= 4
 # Passed on, e.g.: make test PYTEST_ARGS="-k doctor -x"   make bench BENCH_ARGS="-b 1M -e 64M"
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -177,11 +179,11 @@ sanitize: asan tsan ## Run the C++ tests under ASan + UBSan and under TSan
 asan: build/asan/build.ninja
 	@echo "== build and run under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@$(BIN)/ninja -C build/asan -j $(JOBS) --quiet
-	@BAGUA_CPP_BUILD=build/asan BAGUA_CPP_SLOWDOWN=4 $(BIN)/pytest -n $(TEST_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
+	@BAGUA_CPP_BUILD=build/asan BAGUA_CPP_SLOWDOWN=4 $(BIN)/pytest -n $(SANITIZE_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
 tsan: build/tsan/build.ninja
 	@echo "== build and run under ThreadSanitizer"
 	@$(BIN)/ninja -C build/tsan -j $(JOBS) --quiet
-	@BAGUA_CPP_BUILD=build/tsan BAGUA_CPP_SLOWDOWN=8 $(TSAN_RUN) $(BIN)/pytest -n $(TEST_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
+	@BAGUA_CPP_BUILD=build/tsan BAGUA_CPP_SLOWDOWN=8 $(TSAN_RUN) $(BIN)/pytest -n $(SANITIZE_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
 
 .PHONY: docs
 docs: $(VENV)/.bagua ## Write docs/knobs.md from the knob table, and build/docs/api from the docstrings
