@@ -34,6 +34,11 @@ LIBRARY = "bagua/net/lib/libnccl-net.so"
 DRIVER = "bagua/net/bin/bagua-net-driver"
 COMPILED = {EXTENSION, KERNELS, LIBRARY, DRIVER}
 BUILD_DEADLINE_S = 360
+# Which files are there does not depend on the optimizer, which takes most of the time; `make install` builds with it.
+UNOPTIMIZED = (
+    "--config-settings=cmake.build-type=Debug",
+    "--config-settings=cmake.define.CMAKE_CXX_FLAGS_DEBUG=-O0",
+)
 
 pytestmark = pytest.mark.timeout(2 * BUILD_DEADLINE_S)
 
@@ -109,7 +114,7 @@ def wheel(source_distribution: Path, tmp_path_factory: pytest.TempPathFactory) -
     """Built from the source distribution, so that a file that it lacks is found here."""
 
     def make(folder: Path) -> None:
-        pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source_distribution)
+        pip("wheel", "--no-deps", "--no-build-isolation", *UNOPTIMIZED, "--wheel-dir", folder, source_distribution)
 
     (built,) = made_once(tmp_path_factory, "wheel", make).iterdir()
     return built
@@ -163,8 +168,7 @@ def editable(tmp_path_factory: pytest.TempPathFactory) -> Installation:
             if "bagua" not in entry.name and entry.suffix != ".pth":
                 (backend / entry.name).symlink_to(entry)
         (installation.site_packages / "backend.pth").write_text(f"{backend}\n")
-        options = ["--no-deps", "--no-index", "--no-build-isolation"]
-        options.append("--config-settings=cmake.build-type=Debug")  # faster
+        options = ["--no-deps", "--no-index", "--no-build-isolation", *UNOPTIMIZED]
         pip("install", *options, "--editable", tree, python=installation.python)
 
     return installation_in(made_once(tmp_path_factory, "editable", make) / "venv")
