@@ -298,8 +298,11 @@ class Bucket:
                 continue
             record.view = None
             if self.holds_gradients:
-                if tensor.grad is not None and tensor.grad.data_ptr() == view.data_ptr():
-                    tensor.grad = tensor.grad.clone()
+                gradient = tensor.grad
+                if gradient is None or gradient.layout is not torch.strided:
+                    continue
+                if gradient.data_ptr() == view.data_ptr():
+                    tensor.grad = gradient.clone()
             else:
                 effective = effective_tensor(tensor)
                 if effective.data_ptr() == view.data_ptr():

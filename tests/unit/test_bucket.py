@@ -117,6 +117,9 @@ def test_a_sparse_gradient_is_refused_by_name() -> None:
     nn.functional.embedding(torch.tensor([1]), table, sparse=True).sum().backward()
     with pytest.raises(NotImplementedError, match="'p0' is sparse"):
         bucket.gather()
+    bucket.release()
+    assert table.grad is not None
+    assert table.grad.is_sparse
 
 
 @pytest.mark.parametrize("scale", [None, 0.5])
@@ -163,6 +166,69 @@ def test_every_gradient_is_scaled_once(at_once: bool, flatten: bool, monkeypatch
         bucket.gather()
         assert bucket.flattened_tensor().tolist() == [number / 4] * 6 + [number / 2] * 2 + [0.0] * 8
     bucket.release()
+
+
+@pytest.mark.parametrize("scale", [None, 0.25, 1 / 3])
+def test_gradients_that_are_gathered_one_by_one_are_scaled_once(scale: float | None) -> None:
+    made, late, absent = _parameters((2, 3), (2,), (4,))
+    bucket = Bucket([made, late, absent], "b")
+    bucket.append_python_op(lambda _: None)
+    bucket.ops[0].prescale = scale  # type: ignore[attr-defined]
+    assert bucket.gathers_one_by_one
+    factor = 1.0 if scale is None else scale
+    for number in (1.0, 3.0):
+        made.grad, late.grad, absent.grad = torch.full((2, 3), number), torch.full((2,), 2 * number), None
+        for index in (0, 2):
+            bucket.gather_one(index)
+        assert made.grad is bucket.views[0]
+        assert torch.equal(made.grad, factor * torch.full((2, 3), number))
+        bucket.gather()
+        assert late.grad is bucket.views[1]
+        assert torch.equal(
+            bucket.flattened_tensor(), factor * torch.tensor([number] * 6 + [2 * number] * 2 + [0.0] * 4)
+        )
+    bucket.release()
+
+
+def test_what_was_gathered_one_by_one_can_be_added_to_when_it_is_unscaled() -> None:
+    gathered, other = _parameters((3,), (2,))
+    bucket = Bucket([gathered, other], "b")
+    bucket.append_python_op(lambda _: None)
+    bucket.ops[0].prescale = 0.25  # type: ignore[attr-defined]
+    gathered.grad, other.grad = torch.full((3,), 4.0), torch.full((2,), 8.0)
+    bucket.gather_one(0)
+    bucket.unscale()
+    assert gathered.grad.tolist() == [4.0] * 3
+    assert other.grad.tolist() == [8.0] * 2
+    gathered.grad += 4.0
+    bucket.gather()
+    assert bucket.flattened_tensor().tolist() == [2.0] * 5
+    bucket.release()
+
+
+@pytest.mark.parametrize("odd", ["sparse", "other dtype", "has a graph", "other memory"])
+def test_a_gradient_that_is_not_as_usual_waits_until_all_are_gathered(odd: str) -> None:
+    (parameter,) = _parameters((2, 3))
+    bucket = Bucket([parameter], "b")
+    parameter.grad = torch.ones(2, 3)
+    bucket.gather_one(0)
+    if odd == "other memory":
+        parameter.grad.data = torch.full((2, 3), 2.0)
+    elif odd == "other dtype":
+        parameter.grad.data = torch.full((2, 3), 2.0, dtype=torch.float64)
+    elif odd == "sparse":
+        parameter.grad = torch.full((2, 3), 2.0).to_sparse()
+    else:
+        parameter.grad = torch.full((2, 3), 2.0, requires_grad=True) * 1
+    given = parameter.grad
+    bucket.gather_one(0)
+    assert parameter.grad is given
+    if odd in ("sparse", "other dtype"):
+        with pytest.raises((NotImplementedError, RuntimeError), match="'p0'"):
+            bucket.gather()
+    else:
+        bucket.gather()
+        assert bucket.flattened_tensor().tolist() == [2.0] * 6
 
 
 def test_state_that_was_given_other_memory_is_copied_into_its_bucket() -> None:

@@ -12,12 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
 from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_op import BucketOp, FunctionOp
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.comm_thread import EarlierFailureError
+from bagua.engine.tensor import ensure_record, gradient_of, set_gradient
 
 
 class _TorchGroup:
@@ -135,6 +137,45 @@ def test_a_gradient_that_is_made_twice_in_one_pass_is_an_error() -> None:
     # A later pass of the same step may, though: accumulation.
     scheduler.wait_pending_comm_ops()
     first()
+    scheduler.close()
+
+
+def _gradients(*values: float, scale: float) -> Bucket:
+    """A bucket of two elements for each gradient, which were made just now; its operation wants them multiplied."""
+    parameters: list[Any] = [nn.Parameter(torch.zeros(2)) for _ in values]
+    for number, parameter in enumerate(parameters):
+        ensure_record(parameter, f"p{number}", "module", gradient_of, set_gradient)
+    op: Any = FunctionOp(lambda _: None, inline=True)
+    op.prescale = scale
+    bucket = Bucket(parameters, "gradients").append_op(op)
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.grad = torch.full((2,), value)
+    return bucket
+
+
+def test_gradients_of_two_passes_are_added_before_they_are_scaled() -> None:
+    bucket = _gradients(4.0, 12.0, scale=0.25)
+    scheduler = CommScheduler([bucket], _alone())
+    first, second = bucket.tensors
+    first.bagua_mark_communication_ready()
+    scheduler.wait_pending_comm_ops()
+    assert first.grad.tolist() == [4.0, 4.0]  # what users see between the passes
+    first.grad += 8.0
+    for parameter in (first, second):
+        parameter.bagua_mark_communication_ready()
+    scheduler.wait_pending_comm_ops()
+    assert bucket.flattened_tensor().tolist() == [3.0] * 4
+    scheduler.close()
+
+
+def test_a_gradient_that_is_added_to_after_it_was_scaled_is_an_error() -> None:
+    bucket = _gradients(4.0, 12.0, scale=0.25)
+    scheduler = CommScheduler([bucket], _alone())
+    first = bucket.tensors[0]
+    first.bagua_mark_communication_ready()
+    first.grad += 8.0
+    with pytest.raises(RuntimeError, match="'p0' became ready again"):
+        first.bagua_mark_communication_ready()
     scheduler.close()
 
 
