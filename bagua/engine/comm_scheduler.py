@@ -74,7 +74,7 @@ class CommScheduler:
 
     def _launch(self, state: _BucketState) -> None:
         self._queue.rotate(-1)
-        streams = state.streams
+        streams = state.other_streams()
         state.reset()
         state.launched_in_pass = state.launched_in_step = True
         bucket = state.bucket
@@ -196,16 +196,18 @@ class _BucketState:
         launched_in_pass: until the pass is waited for.
         launched_in_step: until the step ends.
         held: it has marks of an earlier pass, whose gradients this pass may add to: it is launched at the end of it.
-        streams: with CUDA, on which the marks were made, each when another one was current than at the mark before.
-        raw_stream: the last of them, as the driver knows it.
+        raw_streams: with CUDA, the streams of the marks, as the driver knows them, each when another one was current
+            than at the mark before.
+        streams: all that marks were ever made on, by these numbers.
     """
 
     __slots__ = (
-        *("bucket", "held", "launched_in_pass", "launched_in_step", "missing", "raw_stream", "ready", "streams"),
+        *("bucket", "held", "launched_in_pass", "launched_in_step", "missing", "raw_streams", "ready", "streams"),
     )
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
+        self.streams: dict[int, torch.cuda.Stream] = {}
         self.reset()
         self.launched_in_pass = self.launched_in_step = self.held = False
 
@@ -223,8 +225,14 @@ class _BucketState:
     def reset(self) -> None:
         self.ready = bytearray(len(self.bucket.tensors))
         self.missing = len(self.bucket.tensors)
-        self.streams: list[torch.cuda.Stream] = []
-        self.raw_stream: int | None = None
+        self.raw_streams: list[int] = []
+
+    def other_streams(self) -> list[torch.cuda.Stream]:
+        """Those of the marks but for the one that is current now."""
+        if not self.raw_streams:
+            return []
+        current = torch_internals.raw_stream(self.bucket.device)
+        return [self.streams[raw] for raw in dict.fromkeys(self.raw_streams) if raw != current]
 
 
 class _Started:
@@ -282,9 +290,10 @@ def _marker(scheduler: CommScheduler, state: _BucketState, index: int) -> Callab
     def mark_on_stream() -> None:
         # torch.cuda.current_stream makes an object, which costs more than the whole mark.
         raw = torch_internals.raw_stream(device)
-        if raw != state.raw_stream:
-            state.raw_stream = raw
-            state.streams.append(torch.cuda.current_stream(device))
+        if not state.raw_streams or raw != state.raw_streams[-1]:
+            state.raw_streams.append(raw)
+            if raw not in state.streams:
+                state.streams[raw] = torch.cuda.current_stream(device)
         mark()
 
     return mark_on_stream
@@ -293,11 +302,9 @@ def _marker(scheduler: CommScheduler, state: _BucketState, index: int) -> Callab
 def _wait_for_marks(bucket: Bucket, streams: Sequence[torch.cuda.Stream]) -> None:
     """See the note at the head of this file."""
     current = torch.cuda.current_stream(bucket.device)
-    others = {stream for stream in streams if stream != current}
-    for stream in others:
+    for stream in streams:
         current.wait_stream(stream)
-    if others:
-        bucket.keep_gradients_for(current)
+    bucket.keep_gradients_for(current)
 
 
 def _check_distinct(buckets: Sequence[Bucket]) -> None:
