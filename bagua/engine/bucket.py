@@ -1,7 +1,7 @@
 """A bucket: tensors that are communicated together, in one flat piece of memory.
 
 Owned by the engine of its module. `gather` and the operations run on the thread that finds the bucket ready or, on CPU,
-on the engine's communication thread; never on two at once.
+on the engine's communication thread; never on two at once. `gather_one` runs on the thread that marks, before them.
 """
 
 from __future__ import annotations
@@ -234,7 +234,8 @@ class Bucket:
             torch._foreach_zero_(absent)
         if scale is not None and at_once:
             self._flat.mul_(scale)
-        self.forget_scaled()
+        elif scale is not None:
+            self.forget_scaled()
 
     def _check(self, gradient: Tensor, index: int) -> None:
         name = self._records[index].name
