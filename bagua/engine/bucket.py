@@ -78,6 +78,11 @@ class Bucket:
         return self._flat.device
 
     @property
+    def is_on_gpu(self) -> bool:
+        """Whether kernels work on it, and launching one takes longer than most of what is done here."""
+        return self.device.type == "cuda"
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of all its tensors."""
         return self._flat.dtype
@@ -134,7 +139,7 @@ class Bucket:
     def gathers_one_by_one(self) -> bool:
         """Whether `gather_one` is worth while: on CPUs, where a gradient that was just made is in the caches, and its
         memory is used again for the next one. On a GPU, a kernel for each gradient costs more."""
-        return self.holds_gradients and self.flatten and self._flat.device.type == "cpu"
+        return self.holds_gradients and self.flatten and self.device.type == "cpu"
 
     def gather_one(self, index: int) -> None:
         """As `gather`, of the gradient of one tensor, which is complete. Runs between the kernels of the backward pass,
@@ -180,25 +185,31 @@ class Bucket:
         """Bring what the effective tensors hold now into the bucket's memory, and make them views of it (`flatten`).
         A gradient that does not exist counts as zeros. All are multiplied by what the first operation asks for
         (`prescale`). On the current stream."""
-        with torch.no_grad():
-            scale = self._prescale
-            if self.holds_gradients:
-                self._gather_gradients(scale)
-                return
-            outside = []
-            for index, (tensor, address) in enumerate(zip(self.tensors, self._addresses, strict=True)):
-                effective, view = effective_tensor(tensor), self.views[index]
-                if view.data_ptr() != address:
-                    view = self._view_again(index, effective)
-                if effective.data_ptr() != address:
-                    outside.append((tensor, effective, view))
-            if outside:
-                torch._foreach_copy_([view for _, _, view in outside], [effective for _, effective, _ in outside])
-                if self.flatten:
-                    for tensor, _, view in outside:
-                        replace_effective(tensor, view)
-            if scale is not None:
-                self._flat.mul_(scale)
+        if torch.is_grad_enabled():  # not on autograd's threads, as a rule; the context costs half as much as the rest
+            with torch.no_grad():
+                self._gather()
+        else:
+            self._gather()
+
+    def _gather(self) -> None:
+        scale = self._prescale
+        if self.holds_gradients:
+            self._gather_gradients(scale)
+            return
+        outside = []
+        for index, (tensor, address) in enumerate(zip(self.tensors, self._addresses, strict=True)):
+            effective, view = effective_tensor(tensor), self.views[index]
+            if view.data_ptr() != address:
+                view = self._view_again(index, effective)
+            if effective.data_ptr() != address:
+                outside.append((tensor, effective, view))
+        if outside:
+            torch._foreach_copy_([view for _, _, view in outside], [effective for _, effective, _ in outside])
+            if self.flatten:
+                for tensor, _, view in outside:
+                    replace_effective(tensor, view)
+        if scale is not None:
+            self._flat.mul_(scale)
 
     def _gather_gradients(self, scale: float | None) -> None:
         """Runs over every parameter in every step: what it asks of each gradient is little."""
@@ -206,7 +217,7 @@ class Bucket:
         gradients: list[Tensor] = []
         absent: list[Tensor] = []
         dtype, strided, flatten = self._flat.dtype, torch.strided, self.flatten
-        at_once = _scales_at_once(self._flat.device)
+        at_once = self.is_on_gpu  # there, a kernel for each gradient takes longer than another pass over all of them
         for index, (tensor, view, address) in enumerate(zip(self.tensors, self.views, self._addresses, strict=True)):
             # `p.grad.data = ...`, or a conversion of the module: the view, which the gradient is, has other memory.
             gradient = tensor.grad
@@ -308,11 +319,6 @@ class Bucket:
                 effective = effective_tensor(tensor)
                 if effective.data_ptr() == view.data_ptr():
                     replace_effective(tensor, effective.detach().clone())
-
-
-def _scales_at_once(device: torch.device) -> bool:
-    """On a GPU, a kernel for each gradient takes longer than another pass over all of them."""
-    return device.type != "cpu"
 
 
 def _kind(tensor: Tensor, shape: torch.Size) -> str:

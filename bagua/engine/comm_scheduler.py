@@ -8,11 +8,6 @@ end of the queue, so that the next round of marks finds the same order.
 Marks come from autograd's threads (one per device), launches happen there. An operation that goes on in the background
 by itself (`inline`), alone in its bucket, is started on the spot. Others are queued, with CUDA, on the group's stream;
 the host never waits. On CPU the group's communication thread runs them (bagua.engine.comm_thread).
-
-[Note: streams of marks] With CUDA, autograd makes each gradient on the stream that was current in its forward pass. A
-bucket may have tensors of several (branches of a model that run side by side), and it may be launched by the mark of
-another bucket, on another device even. So its marks note their streams, and the stream that is current at the launch
-waits for all of them.
 """
 
 from __future__ import annotations
@@ -26,10 +21,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bagua.collectives import torch_internals
 from bagua.engine.bucket import Bucket
+from bagua.engine.bucket_marks import BucketMarks, marker
 from bagua.engine.comm_thread import CommThread, has_thread, join_thread
-from bagua.engine.failure_report import failures_named
+from bagua.engine.failure_report import explain_failure, failures_named, is_communication_error
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -51,7 +46,7 @@ class CommScheduler:
     def __init__(self, buckets: Sequence[Bucket], group: BaguaProcessGroup) -> None:
         _check_distinct(buckets)
         self._group = group
-        self._states = [_BucketState(bucket) for bucket in buckets]
+        self._states = [BucketMarks(bucket) for bucket in buckets]
         self._queue = deque(self._states)
         self._started: list[_Started] = []
         # The buckets of the pass that was waited for last.
@@ -62,7 +57,7 @@ class CommScheduler:
         self._leave_thread: Callable[[], object] | None = None
         for state in self._states:
             for index, record in enumerate(state.bucket.records):
-                record.mark_ready = _marker(self, state, index)
+                record.mark_ready = marker(state, index, self.launch_complete)
 
     # --- marks and launches ------------------------------------------------------------------------------------------
 
@@ -72,20 +67,29 @@ class CommScheduler:
             while self._queue[0].may_launch:
                 self._launch(self._queue[0])
 
-    def _launch(self, state: _BucketState) -> None:
+    def _launch(self, state: BucketMarks) -> None:
         self._queue.rotate(-1)
         streams = state.other_streams()
         state.reset()
         state.launched_in_pass = state.launched_in_step = True
         bucket = state.bucket
-        with failures_named(self._group, "starting the communication of a bucket"):
+        what = "starting the communication of a bucket"
+        if not self.sent:  # the backend's first call makes connections, and waits for the other ranks
+            with failures_named(self._group, what):
+                self._started.append(self._start(bucket, streams))
+            return
+        try:
             self._started.append(self._start(bucket, streams))
+        except Exception as error:
+            if is_communication_error(error):
+                raise explain_failure(error, self._group, what) from error
+            raise
 
     def _start(self, bucket: Bucket, streams: Sequence[torch.cuda.Stream]) -> _Started:
         if streams:
-            _wait_for_marks(bucket, streams)
+            _wait_for(streams, bucket)
         is_inline = len(bucket.ops) == 1 and bucket.ops[0].inline
-        is_on_gpu = bucket.device.type == "cuda"
+        is_on_gpu = bucket.is_on_gpu
         if is_on_gpu and not is_inline:
             return self._start_on_stream(bucket)
         bucket.gather()
@@ -188,53 +192,6 @@ def run_ops(bucket: Bucket) -> None:
             work.wait()
 
 
-class _BucketState:
-    """
-    Attributes:
-        ready: a mark for each tensor.
-        missing: how many lack it.
-        launched_in_pass: until the pass is waited for.
-        launched_in_step: until the step ends.
-        held: it has marks of an earlier pass, whose gradients this pass may add to: it is launched at the end of it.
-        raw_streams: with CUDA, the streams of the marks, as the driver knows them, each when another one was current
-            than at the mark before.
-        streams: all that marks were ever made on, by these numbers.
-    """
-
-    __slots__ = (
-        *("bucket", "held", "launched_in_pass", "launched_in_step", "missing", "raw_streams", "ready", "streams"),
-    )
-
-    def __init__(self, bucket: Bucket) -> None:
-        self.bucket = bucket
-        self.streams: dict[int, torch.cuda.Stream] = {}
-        self.reset()
-        self.launched_in_pass = self.launched_in_step = self.held = False
-
-    @property
-    def may_launch(self) -> bool:
-        return self.missing == 0 and not self.launched_in_pass and not self.held
-
-    @property
-    def is_marked(self) -> bool:
-        return self.missing < len(self.ready)
-
-    def unmarked_names(self) -> list[str]:
-        return [record.name for record, ready in zip(self.bucket.records, self.ready, strict=True) if not ready]
-
-    def reset(self) -> None:
-        self.ready = bytearray(len(self.bucket.tensors))
-        self.missing = len(self.bucket.tensors)
-        self.raw_streams: list[int] = []
-
-    def other_streams(self) -> list[torch.cuda.Stream]:
-        """Those of the marks but for the one that is current now."""
-        if not self.raw_streams:
-            return []
-        current = torch_internals.raw_stream(self.bucket.device)
-        return [self.streams[raw] for raw in dict.fromkeys(self.raw_streams) if raw != current]
-
-
 class _Started:
     """A launched bucket: exactly one of its three ways to be waited for."""
 
@@ -261,46 +218,8 @@ class _Started:
         self.bucket.scatter()
 
 
-def _marker(scheduler: CommScheduler, state: _BucketState, index: int) -> Callable[[], None]:
-    """Runs once per tensor and step, so it is short. Without the lock: the tensors of a bucket are of one device, whose
-    gradients one thread makes, and reentrant passes wait for each other."""
-
-    bucket = state.bucket
-    one_by_one = bucket.gathers_one_by_one
-
-    def mark() -> None:
-        if state.launched_in_pass or bucket.is_scaled[index]:
-            raise RuntimeError(
-                f"{bucket.records[index].name!r} became ready again after it was taken for communication: one backward"
-                " pass made its gradient twice. Reentrant activation checkpointing of a module that is used more than"
-                " once does that; use checkpoint(..., use_reentrant=False)"
-            )
-        if not state.ready[index]:
-            state.ready[index] = 1
-            if one_by_one and not state.held:
-                bucket.gather_one(index)
-            state.missing -= 1
-            if state.missing == 0:
-                scheduler.launch_complete()
-
-    device = bucket.device
-    if device.type != "cuda":
-        return mark
-
-    def mark_on_stream() -> None:
-        # torch.cuda.current_stream makes an object, which costs more than the whole mark.
-        raw = torch_internals.raw_stream(device)
-        if not state.raw_streams or raw != state.raw_streams[-1]:
-            state.raw_streams.append(raw)
-            if raw not in state.streams:
-                state.streams[raw] = torch.cuda.current_stream(device)
-        mark()
-
-    return mark_on_stream
-
-
-def _wait_for_marks(bucket: Bucket, streams: Sequence[torch.cuda.Stream]) -> None:
-    """See the note at the head of this file."""
+def _wait_for(streams: Sequence[torch.cuda.Stream], bucket: Bucket) -> None:
+    """The current stream waits for those of marks, see the note in bagua.engine.bucket_marks."""
     current = torch.cuda.current_stream(bucket.device)
     for stream in streams:
         current.wait_stream(stream)

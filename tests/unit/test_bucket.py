@@ -154,7 +154,7 @@ def test_a_gradient_that_was_given_other_memory_is_copied_into_its_bucket(scale:
 @pytest.mark.parametrize("flatten", [True, False])
 @pytest.mark.parametrize("at_once", [True, False])
 def test_every_gradient_is_scaled_once(at_once: bool, flatten: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bagua.engine.bucket._scales_at_once", lambda _: at_once)
+    monkeypatch.setattr(Bucket, "is_on_gpu", property(lambda _: at_once))
     fresh, view, absent = _parameters((2, 3), (2,), (4,))
     view.grad = torch.zeros(2)
     bucket = Bucket([fresh, view, absent], "b", flatten, alignment=16)

@@ -6,8 +6,10 @@ compared with nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,7 @@ _POWERSGD_RANK = 1
 # The variance of a few steps is no estimate, and QAdam divides by it ever after: larger steps would leave what numbers
 # can hold. How long a step takes does not depend on it.
 _QADAM_RATE = 1e-6
+_BUCKET_SIZE = "BAGUA_DEFAULT_BUCKET_SIZE"
 
 
 def _nothing() -> None:
@@ -41,12 +44,19 @@ class Training:
 
 
 def wrap(
-    name: str, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, *, warmup: int
+    name: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    *,
+    warmup: int,
+    bucket_mib: int | None = None,
 ) -> Training:
     """
     Args:
         warmup: steps before those that are measured; what a contender begins later than with its first step, it begins
             with the last of these.
+        bucket_mib: the size of its buckets; None: its default.
 
     Raises:
         ValueError: unknown name.
@@ -54,19 +64,40 @@ def wrap(
     if name not in CONTENDERS:
         raise ValueError(f"unknown contender {name!r}; choose of {', '.join(CONTENDERS)}")
     if name in _DDPS:
-        return Training(_DDPS[name](model, device, warmup), optimizer)
+        return Training(_DDPS[name](model, device, warmup, bucket_mib), optimizer)
     # Any: what Bagua adds to every module is seen by no type checker, and it may be absent.
     wrapped: Any = model
     if name == "bagua-ddp":
         package: Any = importlib.import_module("bagua.torch_api.data_parallel")
         algorithm = _algorithm("gradient_allreduce")
-        return Training(package.DistributedDataParallel(model, optimizers=[optimizer], algorithm=algorithm), optimizer)
+        limit = {} if bucket_mib is None else {"bucket_cap_mb": bucket_mib}
+        ddp = package.DistributedDataParallel(model, optimizers=[optimizer], algorithm=algorithm, **limit)
+        return Training(ddp, optimizer)
+    with _bucket_size(bucket_mib):
+        return _with_bagua(name, wrapped, optimizer, warmup)
+
+
+@contextlib.contextmanager
+def _bucket_size(mib: int | None) -> Iterator[None]:
+    """with_bagua has no argument for it."""
+    before = os.environ.get(_BUCKET_SIZE)
+    try:
+        if mib is not None:
+            os.environ[_BUCKET_SIZE] = str(mib << 20)
+        yield
+    finally:
+        os.environ.pop(_BUCKET_SIZE, None)
+        if before is not None:
+            os.environ[_BUCKET_SIZE] = before
+
+
+def _with_bagua(name: str, model: Any, optimizer: torch.optim.Optimizer, warmup: int) -> Training:
     if name == "qadam":
         optimizers: Any = importlib.import_module("bagua.torch_api.algorithms.q_adam")
         own = optimizers.QAdamOptimizer(model.parameters(), lr=_QADAM_RATE, warmup_steps=max(1, warmup - 1))
-        return Training(wrapped.with_bagua([own], _algorithm("qadam", q_adam_optimizer=own)), own)
+        return Training(model.with_bagua([own], _algorithm("qadam", q_adam_optimizer=own)), own)
     algorithm_name, options = _ALGORITHMS[name]
-    wrapped = wrapped.with_bagua([optimizer], _algorithm(algorithm_name, **options))
+    wrapped = model.with_bagua([optimizer], _algorithm(algorithm_name, **options))
     if name == "async":
         own = wrapped.bagua_algorithm
         return Training(wrapped, optimizer, lambda: own.abort(wrapped), lambda: int(own.staleness.count))
@@ -76,41 +107,43 @@ def wrap(
 # --- torch's DDP -----------------------------------------------------------------------------------------------------
 
 
-def _plain_ddp(
-    model: nn.Module, device: torch.device, _warmup: int, bucket_cap_mb: float | None = None
-) -> DistributedDataParallel:
+def _plain_ddp(model: nn.Module, device: torch.device, _warmup: int, bucket_mib: int | None) -> DistributedDataParallel:
     # torch's defaults but for the gradients, which are views of the buckets: else it copies each one twice.
     devices = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, bucket_cap_mb=bucket_cap_mb)
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mib)
 
 
-def _fp16_ddp(model: nn.Module, device: torch.device, warmup: int) -> DistributedDataParallel:
+def _fp16_ddp(model: nn.Module, device: torch.device, warmup: int, bucket_mib: int | None) -> DistributedDataParallel:
     hooks: Any = importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
-    ddp = _plain_ddp(model, device, warmup)
+    ddp = _plain_ddp(model, device, warmup, bucket_mib)
     ddp.register_comm_hook(None, hooks.fp16_compress_hook)
     return ddp
 
 
-def _powersgd_ddp(model: nn.Module, device: torch.device, warmup: int) -> DistributedDataParallel:
+def _powersgd_ddp(
+    model: nn.Module, device: torch.device, warmup: int, bucket_mib: int | None
+) -> DistributedDataParallel:
     hooks: Any = importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
     # Its second all-reduce of a bucket starts when the first is over. With gloo, several buckets may come to that in
     # another order on each rank, and then it is torn down by its own check: there it gets one bucket.
-    ddp = _plain_ddp(model, device, warmup, bucket_cap_mb=_ONE_BUCKET_MB if device.type == "cpu" else None)
+    ddp = _plain_ddp(model, device, warmup, _ONE_BUCKET_MIB if device.type == "cpu" else bucket_mib)
     # It asks for two steps at least without compression, and has a thousand by default.
     state = hooks.PowerSGDState(None, matrix_approximation_rank=_POWERSGD_RANK, start_powerSGD_iter=max(2, warmup - 1))
     ddp.register_comm_hook(state, hooks.powerSGD_hook)
     return ddp
 
 
-def _bytegrad_ddp(model: nn.Module, device: torch.device, warmup: int) -> DistributedDataParallel:
+def _bytegrad_ddp(
+    model: nn.Module, device: torch.device, warmup: int, bucket_mib: int | None
+) -> DistributedDataParallel:
     hooks: Any = importlib.import_module("bagua.comm_hooks")
-    ddp = _plain_ddp(model, device, warmup)
+    ddp = _plain_ddp(model, device, warmup, bucket_mib)
     ddp.register_comm_hook(None, hooks.bytegrad)
     return ddp
 
 
-_ONE_BUCKET_MB = 1 << 20
-_DDPS: dict[str, Callable[[nn.Module, torch.device, int], DistributedDataParallel]] = {
+_ONE_BUCKET_MIB = 1 << 20
+_DDPS: dict[str, Callable[[nn.Module, torch.device, int, int | None], DistributedDataParallel]] = {
     "torch-ddp": _plain_ddp,
     "ddp-fp16": _fp16_ddp,
     "ddp-powersgd": _powersgd_ddp,
