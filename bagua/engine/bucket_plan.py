@@ -10,14 +10,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# As torch's DDP. Buckets of 10 MiB, which Bagua once had, took 9 to 14 % longer over TCP (docs/benchmarks.md).
-DEFAULT_BUCKET_BYTES = 25 << 20
+# Both measured, see docs/benchmarks.md. On GPUs fewer launches count for more than an earlier end of the last bucket:
+# 25 MiB, as torch's DDP has it, were slower by 6 % where the processor that launches kernels is the limit.
+DEFAULT_BUCKET_BYTES = 50 << 20
+DEFAULT_BUCKET_BYTES_ON_CPU = 25 << 20
 # Communication begins with a small bucket, while backward has just begun.
 FIRST_BUCKET_BYTES = 1 << 20
 
 
 def plan_buckets(
-    tensors: Sequence[Tensor], bucket_bytes: int, first_bucket_bytes: int | None = None
+    tensors: Sequence[Tensor], bucket_bytes: int | None = None, first_bucket_bytes: int | None = None
 ) -> list[list[int]]:
     """Indices of `tensors`, grouped in their order: a group has one dtype and device, and ends with the tensor that
     makes it reach its limit.
@@ -27,7 +29,7 @@ def plan_buckets(
 
     Args:
         tensors: in the order in which they are expected to become ready.
-        bucket_bytes: the limit of a group in bytes.
+        bucket_bytes: the limit of a group in bytes; None: the default of its device.
         first_bucket_bytes: the limit of the first group, where communication should begin early. On CPUs, where
             communication takes the cores from backward, tensors that fit into one group need no second.
 
@@ -37,7 +39,9 @@ def plan_buckets(
     for limit in (bucket_bytes, first_bucket_bytes):
         if limit is not None and limit < 1:
             raise ValueError(f"a bucket of {limit} bytes: the limit must be at least 1 byte")
-    if all(tensor.device.type == "cpu" for tensor in tensors) and sum(map(_bytes, tensors)) <= bucket_bytes:
+    on_cpu = DEFAULT_BUCKET_BYTES_ON_CPU if bucket_bytes is None else bucket_bytes
+    elsewhere = DEFAULT_BUCKET_BYTES if bucket_bytes is None else bucket_bytes
+    if all(tensor.device.type == "cpu" for tensor in tensors) and sum(map(_bytes, tensors)) <= on_cpu:
         first_bucket_bytes = None
     open_groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     open_bytes: dict[tuple[torch.dtype, torch.device], int] = {}
@@ -46,7 +50,9 @@ def plan_buckets(
         kind = (tensor.dtype, tensor.device)
         open_groups.setdefault(kind, []).append(index)
         open_bytes[kind] = open_bytes.get(kind, 0) + _bytes(tensor)
-        limit = bucket_bytes if done or first_bucket_bytes is None else first_bucket_bytes
+        limit = on_cpu if tensor.device.type == "cpu" else elsewhere
+        if first_bucket_bytes is not None and not done:
+            limit = first_bucket_bytes
         if open_bytes[kind] >= limit:
             done.append(open_groups.pop(kind))
             del open_bytes[kind]

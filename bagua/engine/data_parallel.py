@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES, FIRST_BUCKET_BYTES, plan_buckets
+from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES, plan_buckets
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.failure_report import failures_named
 from bagua.engine.incomplete_step import failed_beginning
@@ -49,7 +49,7 @@ class BaguaDistributedDataParallel:
         bagua_module_name: alike on all ranks. None: the class's name and a count.
         gradient_as_bucket_view: what is communicated lies in the memory of its bucket.
         find_unused_parameters: parameters that a backward pass does not reach contribute zeros.
-        bucket_bytes: the size at which a bucket is closed.
+        bucket_bytes: the size at which a bucket is closed; None: the default of its device.
         first_bucket_bytes: likewise, of the first, which is launched earliest; None: as the others.
 
     Raises:
@@ -66,7 +66,7 @@ class BaguaDistributedDataParallel:
         bagua_module_name: str | None = None,
         gradient_as_bucket_view: bool = True,
         find_unused_parameters: bool = False,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         first_bucket_bytes: int | None = FIRST_BUCKET_BYTES,
     ) -> None:
         if not process_group.is_member:

@@ -184,10 +184,11 @@ def _warn_of_same_name(module: nn.Module) -> None:
         )
 
 
-def _bucket_limits() -> tuple[int, int | None]:
+def _bucket_limits() -> tuple[int | None, int | None]:
     """Of all buckets, and of the first: the user's, if BAGUA_DEFAULT_BUCKET_SIZE is set; else the engine's."""
-    is_chosen = read_text(os.environ, "BAGUA_DEFAULT_BUCKET_SIZE") is not None
-    return get_default_bucket_size(), None if is_chosen else FIRST_BUCKET_BYTES
+    if read_text(os.environ, "BAGUA_DEFAULT_BUCKET_SIZE") is None:
+        return None, FIRST_BUCKET_BYTES
+    return get_default_bucket_size(), None
 
 
 def _engine(module: Any) -> BaguaDistributedDataParallel:

@@ -46,8 +46,8 @@ def get_master_addr() -> str:
 
 
 def get_default_bucket_size() -> int:
-    """BAGUA_DEFAULT_BUCKET_SIZE in bytes; 25 MiB if not set, and the first bucket of a module is of 1 MiB then,
-    unless it is on CPUs and fits into one."""
+    """BAGUA_DEFAULT_BUCKET_SIZE in bytes. If not set 50 MiB, and then buckets on CPUs are of 25 MiB, and the first
+    bucket of a module is of 1 MiB, unless it is on CPUs and fits into one."""
     return _read_positive("BAGUA_DEFAULT_BUCKET_SIZE", DEFAULT_BUCKET_BYTES)
 
 

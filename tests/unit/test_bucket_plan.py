@@ -90,6 +90,9 @@ def test_examples() -> None:
     on_gpu = [torch.empty(10, device="meta")] * 2
     assert plan_buckets(on_gpu, 80, first_bucket_bytes=1) == [[0], [1]]
     assert plan_buckets([f32(100), f32(1), f32(1)], 80) == [[0], [1, 2]]
+    # Unless it is said: 25 MiB on CPUs, and elsewhere 50.
+    assert plan_buckets([torch.empty(26 << 18), f32(1)]) == [[0], [1]]
+    assert plan_buckets([torch.empty(size << 18, device="meta") for size in (26, 26, 1)]) == [[0, 1], [2]]
     # The rare dtype is complete when the list ends; it does not hold back those before it.
     assert plan_buckets([half, f32(20), f32(20), half, f32(1)], 80) == [[1], [2], [0, 3], [4]]
 

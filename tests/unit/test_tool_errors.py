@@ -45,7 +45,7 @@ def told(capsys: pytest.CaptureFixture[str], path: str, *words: str) -> str:
 
 
 @pytest.mark.usefixtures("unlaunched")
-@pytest.mark.parametrize("script", ["measure_staleness.py", "node_traffic.py"])
+@pytest.mark.parametrize("script", ["compare_side_by_side.py", "measure_staleness.py", "node_traffic.py"])
 def test_scripts_that_are_a_rank_need_a_launcher(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     error = told(capsys, f"train/{script}")
     assert "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE are not set; start it with torchrun" in error

@@ -21,7 +21,7 @@ SETTINGS = {
     "get_local_size": ("LOCAL_WORLD_SIZE", 1, "4", 4, "x"),
     "get_node_rank": ("NODE_RANK", 0, "5", 5, "x"),
     "get_master_addr": ("MASTER_ADDR", "127.0.0.1", "10.0.0.1", "10.0.0.1", None),
-    "get_default_bucket_size": ("BAGUA_DEFAULT_BUCKET_SIZE", 26214400, "1024", 1024, "0"),
+    "get_default_bucket_size": ("BAGUA_DEFAULT_BUCKET_SIZE", 52428800, "1024", 1024, "0"),
     "get_bagua_service_port": ("BAGUA_SERVICE_PORT", -1, "29501", 29501, "http"),
     "get_autotune_level": ("BAGUA_AUTOTUNE", 0, "1", 1, "on"),
     "get_autotune_max_samples": ("BAGUA_AUTOTUNE_MAX_SAMPLES", 60, "5", 5, "-1"),

@@ -94,8 +94,8 @@ What else Bagua reads; nothing here concerns the plugin.
 |---|---|---|---|
 | `BAGUA_LOG_LEVEL` | `bagua.torch_api` | `info` | `debug`, `info`, `warning` or `error`: what the logger `bagua` says \
 ([logging](training.md#logging)). |
-| `BAGUA_DEFAULT_BUCKET_SIZE` | `bagua.torch_api` | 25 MiB, the first bucket 1 MiB (on CPUs not if all \
-fits into one) | Size of the buckets of `with_bagua`, a number of bytes. |
+| `BAGUA_DEFAULT_BUCKET_SIZE` | `bagua.torch_api` | 50 MiB, on CPUs 25 MiB; the first bucket 1 MiB (on \
+CPUs not if all fits into one) | Size of the buckets of `with_bagua`, a number of bytes. |
 | `BAGUA_BENCH_SECRET` | `bagua-net-bench` | not set | The same secret value on all ranks, where strangers share the \
 network ([across hosts](bench.md#across-hosts)). |
 | `BAGUA_DRIVER_LOG` | `bagua-net-bench`, `bagua-net doctor` | not set | `warn` or `info`: what the plugin logs in the \

@@ -3,7 +3,7 @@
 Tells differences of a percent, where processors whose speed changes from second to second hide them from longer turns.
 Contenders share caches and memory with each other: how much memory each takes, compare_core.py tells.
 
-    torchrun --nproc-per-node 2 tools/train/compare_side_by_side.py --model gpt2
+    torchrun --nproc-per-node 2 tools/train/compare_side_by_side.py
     torchrun --nproc-per-node 2 tools/train/compare_side_by_side.py --model mlp --contenders torch-ddp,with-bagua@50
 
 A number after @ is the size of the buckets in MiB. The network is that of the environment (ENABLE_BAGUA_NET=1,
@@ -32,11 +32,11 @@ sys.path.append(str(Path(__file__).resolve().parent))
 
 from aligned_table import Column, render
 from core_comparison.catalogue import CONTENDERS, DEFAULT_CONTENDERS, MODELS
-from core_comparison.contenders import Training, prepare, wrap
-from core_comparison.models import ModelSize, Workload, build
-from torchrun_check import require_torchrun
+from core_comparison.contenders import prepare, wrap
+from core_comparison.models import build, usual_size
+from torchrun_check import device_of_rank, require_torchrun
 
-import bagua.torch_api as bagua
+from bagua.net.bench.argument_types import within
 
 _WARMUP = 8  # steps of each contender, after it was made
 
@@ -63,16 +63,9 @@ class Entrant:
     """A contender's model, kept between its turns."""
 
     def __init__(self, contender: Contender, model: str, device: torch.device) -> None:
-        entry = MODELS[model]
-        on_gpu = device.type == "cuda"
-        size = ModelSize(
-            entry.length if on_gpu else entry.length_on_cpu,
-            entry.batch_size if on_gpu else entry.batch_size_on_cpu,
-            entry.dtype if on_gpu else "float32",
-        )
         self._device = device
-        self._workload: Workload = build(model, size, device, seed=1, rank=dist.get_rank())
-        self._training: Training = wrap(
+        self._workload = build(model, usual_size(model, device), device, seed=1, rank=dist.get_rank())
+        self._training = wrap(
             contender.name,
             self._workload.model,
             self._workload.optimizer,
@@ -85,9 +78,7 @@ class Entrant:
 
     def turn(self, steps: int) -> float:
         """Seconds a step, of the slowest rank."""
-        self._wait()
-        dist.barrier()
-        self._train(1)  # what the turn before has put into the caches goes
+        self._train(1)  # what the turn before has put into the caches goes, and the ranks meet
         self._wait()
         began = time.perf_counter()
         self._train(steps)
@@ -153,10 +144,10 @@ def _agreed(value: Any) -> Any:
 
 
 def _contender(text: str) -> Contender:
-    name, _, mib = text.partition("@")
+    name, at, mib = text.partition("@")
     if name not in CONTENDERS:
         raise argparse.ArgumentTypeError(f"unknown contender {name!r}; choose of {', '.join(CONTENDERS)}")
-    if mib and (not mib.isdecimal() or int(mib) < 1):
+    if at and not (mib.isdecimal() and int(mib)):
         raise argparse.ArgumentTypeError(f"{text!r}: after @ stands a number of MiB, 1 or more")
     return Contender(text, name, int(mib) if mib else None)
 
@@ -168,18 +159,12 @@ def _contenders(text: str) -> list[Contender]:
     return found
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number of 1 or more")
-    return int(text)
-
-
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description="Keep a model of every contender in the same processes, train them in short turns in random order,"
         " and compare."
     )
-    parser.add_argument("--model", choices=tuple(MODELS), required=True, help="that all contenders train")
+    parser.add_argument("--model", choices=tuple(MODELS), default="gpt2", help="that all train (default gpt2)")
     parser.add_argument(
         "--contenders",
         type=_contenders,
@@ -188,16 +173,13 @@ def main(words: Sequence[str] | None = None) -> None:
         help=f"the first is what the others are compared with; of {', '.join(CONTENDERS)}"
         f" (default {','.join(DEFAULT_CONTENDERS)})",
     )
-    parser.add_argument("--seconds", type=_positive, default=60, help="of turns in all (default 60)")
-    parser.add_argument("--steps", type=_positive, default=6, help="of a turn (default 6)")
-    parser.add_argument("--builds", type=_positive, default=3, help="how often models are made anew (default 3)")
+    parser.add_argument("--seconds", type=within(int, 1, 3600), default=60, help="of turns in all (default 60)")
+    parser.add_argument("--steps", type=within(int, 1, 1000), default=6, help="of a turn (default 6)")
+    parser.add_argument("--builds", type=within(int, 1, 100), default=3, help="of all models anew (default 3)")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="(default auto)")
     given = parser.parse_args(words)
     require_torchrun(parser, "compare_side_by_side.py")
-    device = torch.device("cpu")
-    if given.device == "cuda" or (given.device == "auto" and torch.cuda.is_available()):
-        device = torch.device("cuda", bagua.get_local_rank())
-        torch.cuda.set_device(device)
+    device = device_of_rank(parser, given.device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     if unavailable := prepare([one.name for one in given.contenders]):
         parser.error("; ".join(f"{name}: {reason}" for name, reason in unavailable.items()))
@@ -210,9 +192,6 @@ def main(words: Sequence[str] | None = None) -> None:
         print(f"{given.model}, {dist.get_world_size()} ranks, {what}, {rows[0].rounds} rounds of {given.steps} steps")
         print(render(rows, _COLUMNS, block=lambda _: None, is_loud=lambda row: row.gain + 2 * row.error < 1))
     dist.destroy_process_group()
-    sys.stdout.flush()
-    # Not by returning: torch 2.13's gloo can deadlock with Python's lock when the interpreter ends.
-    os._exit(0)
 
 
 _COLUMNS: tuple[Column[Row], ...] = (
@@ -225,3 +204,6 @@ _COLUMNS: tuple[Column[Row], ...] = (
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    # Not by returning: torch 2.13's gloo can deadlock with Python's lock when the interpreter ends.
+    os._exit(0)

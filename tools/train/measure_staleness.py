@@ -22,9 +22,9 @@ import torch.distributed as dist
 # Python itself adds the script's folder, but not with PYTHONSAFEPATH. At the end: nothing there may hide a package.
 sys.path.append(str(Path(__file__).resolve().parent))
 
-from core_comparison.catalogue import FLOAT32, MODELS
-from core_comparison.models import ModelSize, Workload, build
-from torchrun_check import require_torchrun
+from core_comparison.catalogue import MODELS
+from core_comparison.models import Workload, build, usual_size
+from torchrun_check import device_of_rank, require_torchrun
 
 import bagua.torch_api as bagua
 from bagua.net.bench.argument_types import within
@@ -56,25 +56,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(words)
     require_torchrun(parser, parser.prog)
-    if options.device == "cuda" and torch.cuda.device_count() < bagua.get_local_size():
-        parser.error(
-            f"--device cuda needs a GPU for each of the {bagua.get_local_size()} ranks of this node, and torch sees"
-            f" {torch.cuda.device_count()}; lower --nproc-per-node, or use --device cpu"
-        )
-    cuda = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda", bagua.get_local_rank()) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
+    device = device_of_rank(parser, options.device)
     bagua.init_process_group()
-    entry = MODELS[options.model]
-    size = ModelSize(
-        entry.length if cuda else entry.length_on_cpu,
-        entry.batch_size if cuda else entry.batch_size_on_cpu,
-        entry.dtype if cuda else FLOAT32,
-    )
+    size = usual_size(options.model, device)
     told = bagua.get_rank() == 0
     if told:
-        name = torch.cuda.get_device_name(device) if cuda else "CPU"
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         print(f"{options.model}, {bagua.get_world_size()} ranks, {name}, torch {torch.__version__}")
         print(f"{'interval ms':>12} {'steps/s':>9} {'averages/s':>11} {'took ms':>8} {'staleness':>10} {'largest':>8}")
     for interval_ms in (None, *options.intervals):

@@ -20,7 +20,7 @@ from torch import nn
 # Python itself adds the script's folder, but not with PYTHONSAFEPATH. At the end: nothing there may hide a package.
 sys.path.append(str(Path(__file__).resolve().parent))
 
-from torchrun_check import require_torchrun
+from torchrun_check import device_of_rank, require_torchrun
 
 import bagua.torch_api as bagua
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
@@ -72,10 +72,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=5, help="that are counted (default 5)")
     arguments = parser.parse_args(words)
     require_torchrun(parser, "node_traffic.py")
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", bagua.get_local_rank())
-        torch.cuda.set_device(device)
+    device = device_of_rank(parser, "auto")
     bagua.init_process_group()
     rows = []
     for hierarchical in (False, True):
