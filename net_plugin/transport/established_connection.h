@@ -22,8 +22,8 @@ struct JoinTicket {
 struct EstablishedConnection {
   std::vector<OwnedFd> sockets;  // by stream index
   std::uint32_t max_chunk_bytes = 0;
-  std::string peer;  // "10.0.0.2:4711 (host node2, process 4242)"
-  bool same_host = false;
+  std::string peer;           // "10.0.0.2:4711 (host node2, process 4242)"
+  bool same_host = false;     // both ends know it
   bool acknowledges = false;  // the connecting side: the peer acknowledges chunks that ask for it
 
   // Connections that join later come in here; nullptr: none will.

@@ -236,6 +236,7 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const Stranger& stranger, co
     connection.max_chunk_bytes = std::max(1u, std::min(hello.max_chunk_bytes, settings_.max_chunk_bytes));
     connection.peer =
         stranger.peer.to_string() + " (host " + hello.host_name + ", process " + std::to_string(hello.process_id) + ")";
+    connection.same_host = stranger.is_of_this_host();
     listen.comm_id = hello.comm_id;
     listen.state = ListenState::kAssembling;
   } else if (listen.state != ListenState::kAssembling || hello.comm_id != listen.comm_id ||
@@ -264,8 +265,7 @@ HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admiss
 }
 
 void InboundHandshakes::take_in(Stranger& stranger, const Admission& admission) {
-  const SocketAddress local = local_address(stranger.socket.get());
-  const Status options = apply_tcp_options(stranger.socket.get(), settings_.tcp, local.same_host(stranger.peer));
+  const Status options = apply_tcp_options(stranger.socket.get(), settings_.tcp, stranger.is_of_this_host());
   if (!options.is_ok()) BAGUA_NET_WARN("Bagua-Net: " + options.message());
   poller_->remove(stranger.socket.get());
   if (admission.arrivals != nullptr) {

@@ -83,6 +83,8 @@ class InboundHandshakes {
     std::array<std::uint8_t, kHelloBytes> bytes;
     std::size_t received = 0;
     std::int64_t deadline_ms = 0;
+
+    bool is_of_this_host() const { return local_address(socket.get()).same_host(peer); }
   };
 
   Status open_listening_socket(const NetworkInterface& interface, ListeningSocket** listening);

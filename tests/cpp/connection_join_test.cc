@@ -163,6 +163,12 @@ void check_refused(Processes& processes, const Hello& hello) {
 
 }  // namespace
 
+TEST_CASE(both_ends_know_that_they_are_on_one_host) {
+  const Processes processes;
+  CHECK(processes.connected.same_host);
+  CHECK(processes.accepted.same_host);
+}
+
 TEST_CASE(streams_that_join_arrive_at_both_ends) {
   Processes processes;
   processes.join(processes.ticket(), 3);
