@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bagua.collectives import torch_internals
+from bagua.collectives.failure_report import failures_named
 from bagua.collectives.object_collectives import all_gather_object
 from bagua.collectives.process_group import BaguaProcessGroup, twin_of
-from bagua.engine.failure_report import failures_named
 
 FIRST_LOOK_S = 0.0005  # at an event of the GPU; doubles each time
 LONGEST_LOOK_S = 0.002

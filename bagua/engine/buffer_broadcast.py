@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bagua.engine.failure_report import failures_named
+from bagua.collectives.failure_report import failures_named
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bagua.collectives.failure_report import explain_failure, failures_named, is_communication_error
 from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_marks import BucketMarks, marker
 from bagua.engine.comm_thread import CommThread, has_thread, join_thread
-from bagua.engine.failure_report import explain_failure, failures_named, is_communication_error
 
 if TYPE_CHECKING:
     import torch.distributed as dist

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from bagua.engine.failure_report import CollectiveError, is_communication_error
+from bagua.collectives.failure_report import CollectiveError, is_communication_error
 
 if TYPE_CHECKING:
     import torch

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from bagua.collectives.failure_report import failures_named
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES, plan_buckets
 from bagua.engine.comm_scheduler import CommScheduler
-from bagua.engine.failure_report import failures_named
 from bagua.engine.incomplete_step import failed_beginning
 from bagua.engine.module_hooks import ModuleHooks
 from bagua.engine.parameters import TrainableWatch, ignored_names, trainable_parameters

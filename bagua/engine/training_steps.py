@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from bagua.engine.failure_report import failures_named
+from bagua.collectives.failure_report import failures_named
 from bagua.engine.gradient_hooks import (
     EndOfPass,
     algorithm_hook,

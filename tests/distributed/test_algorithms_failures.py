@@ -15,7 +15,7 @@ from support.dying_rank import VICTIM, begin_to_lose_one, die
 from support.ranks import free_port, run_ranks
 from support.training import TWO_NODES_OF_TWO, loss_of, mlp
 
-from bagua.engine.failure_report import CollectiveError
+from bagua.collectives.failure_report import CollectiveError
 
 DEATH = WARMUP_STEPS + 3  # QAdam's warm-up is over
 # Training goes on for so long if nobody notices anything: longer than it may take to notice.

@@ -17,11 +17,10 @@ import torch.distributed as dist
 from support.processes import wait_until
 from support.ranks import run_ranks
 
-from bagua.collectives import torch_internals
+from bagua.collectives import failure_report, roll_call, torch_internals
+from bagua.collectives.failure_report import CollectiveError, explain_failure, failures_named, is_communication_error
 from bagua.collectives.initialization import init_process_group
 from bagua.collectives.process_group import BaguaProcessGroup, from_torch_group, to_bagua_process_group
-from bagua.engine import failure_report, roll_call
-from bagua.engine.failure_report import CollectiveError, explain_failure, failures_named, is_communication_error
 
 WHAT = "the all-reduce of bucket 7"
 # What the tests wait for at most; far beyond what they need.

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from support.processes import wait_until
 
+from bagua.collectives import roll_call
+from bagua.collectives.roll_call import RollCall
 from bagua.collectives.torch_internals import HashStore
-from bagua.engine import roll_call
-from bagua.engine.roll_call import RollCall
 
 WINDOW_S = 0.5
 # For answers that do come: nothing waits for so long.

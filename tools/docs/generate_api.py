@@ -21,13 +21,13 @@ PACKAGE = "bagua.torch_api"
 # What those who write algorithms, or handle failures, meet beside it.
 BESIDE = (
     "bagua.collectives.communicator",
+    "bagua.collectives.failure_report",
     "bagua.collectives.process_group",
     "bagua.comm_ops.centralized",
     "bagua.engine.bucket",
     "bagua.engine.bucket_op",
     "bagua.engine.comm_scheduler",
     "bagua.engine.data_parallel",
-    "bagua.engine.failure_report",
 )
 
 

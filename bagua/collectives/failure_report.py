@@ -17,7 +17,7 @@ from types import TracebackType
 import torch.distributed as dist
 
 from bagua.collectives.process_group import BaguaProcessGroup
-from bagua.engine.roll_call import FAILED, Roll, Waiting, current_roll_call
+from bagua.collectives.roll_call import FAILED, Roll, Waiting, current_roll_call
 
 ROLL_CALL_S = 5.0
 MAX_RANKS = 16
