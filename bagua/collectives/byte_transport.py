@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from bagua.collectives import torch_internals
-from bagua.collectives.communicator import BaguaCommunicator
+from bagua.collectives.communicator import BaguaCommunicator, under_way
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -43,26 +42,21 @@ def without_overlap(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return source if is_apart else source.clone()
 
 
-def perform(
-    comm: BaguaCommunicator,
-    tensor: torch.Tensor,
-    operation: Callable[..., dist.Work | None],
-    *arguments: Any,
-    **named: Any,
-) -> None:
-    """A collective of torch.distributed; `tensor`, one of its arguments, says on which device it runs."""
-    if tensor.device.type == "cpu":
-        comm.finish(operation(*arguments, **named, group=comm.torch_group, async_op=True))
-    else:
-        operation(*arguments, **named, group=comm.torch_group)
-
-
 def send(comm: BaguaCommunicator, tensor: torch.Tensor, destination: int) -> None:
-    dist.send(as_bytes(tensor), comm.ranks[destination], group=comm.torch_group)
+    peer = comm.ranks[destination]
+    with under_way(comm, f"send to rank {peer}", _pair(comm, peer)):
+        dist.send(as_bytes(tensor), peer, group=comm.torch_group)
 
 
 def receive(comm: BaguaCommunicator, tensor: torch.Tensor, source: int) -> None:
-    dist.recv(as_bytes(tensor), comm.ranks[source], group=comm.torch_group)
+    peer = comm.ranks[source]
+    with under_way(comm, f"recv from rank {peer}", _pair(comm, peer)):
+        dist.recv(as_bytes(tensor), peer, group=comm.torch_group)
+
+
+def _pair(comm: BaguaCommunicator, peer: int) -> tuple[int, int]:
+    """Global ranks. The others of the communicator may do whatever they like meanwhile, so they are not asked."""
+    return comm.ranks[comm.rank()], peer
 
 
 def exchange(
@@ -76,8 +70,9 @@ def exchange(
         *(_message(comm, dist.isend, tensor, peer) for tensor, peer in zip(sent, peers, strict=True)),
     ]
     if operations:
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
+        with under_way(comm, "exchange"):
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
 
 
 def _message(
@@ -87,12 +82,12 @@ def _message(
 
 
 def broadcast(comm: BaguaCommunicator, tensor: torch.Tensor, source: int) -> None:
-    perform(comm, tensor, dist.broadcast, as_bytes(tensor), comm.ranks[source])
+    comm.perform("broadcast", tensor.device, dist.broadcast, as_bytes(tensor), comm.ranks[source])
 
 
 def all_gather(comm: BaguaCommunicator, source: torch.Tensor, target: torch.Tensor) -> None:
     source = without_overlap(source, target)
-    perform(comm, source, torch_internals.all_gather_flat, as_bytes(target), as_bytes(source))
+    comm.perform("all_gather", source.device, torch_internals.all_gather_flat, as_bytes(target), as_bytes(source))
 
 
 def gather(comm: BaguaCommunicator, source: torch.Tensor, target: torch.Tensor | None, destination: int) -> None:
@@ -102,7 +97,7 @@ def gather(comm: BaguaCommunicator, source: torch.Tensor, target: torch.Tensor |
         assert target is not None
         source = without_overlap(source, target)
         received = parts(as_bytes(target), comm.nranks())
-    perform(comm, source, dist.gather, as_bytes(source), received, comm.ranks[destination])
+    comm.perform("gather", source.device, dist.gather, as_bytes(source), received, comm.ranks[destination])
 
 
 def scatter(comm: BaguaCommunicator, source: torch.Tensor | None, target: torch.Tensor, root: int) -> None:
@@ -111,12 +106,12 @@ def scatter(comm: BaguaCommunicator, source: torch.Tensor | None, target: torch.
     if comm.rank() == root:
         assert source is not None
         sent = parts(as_bytes(without_overlap(source, target)), comm.nranks())
-    perform(comm, target, dist.scatter, as_bytes(target), sent, comm.ranks[root])
+    comm.perform("scatter", target.device, dist.scatter, as_bytes(target), sent, comm.ranks[root])
 
 
 def all_to_all(comm: BaguaCommunicator, source: torch.Tensor, target: torch.Tensor) -> None:
     source = without_overlap(source, target)
-    perform(comm, source, dist.all_to_all_single, as_bytes(target), as_bytes(source))
+    comm.perform("all_to_all", source.device, dist.all_to_all_single, as_bytes(target), as_bytes(source))
 
 
 def all_to_all_segments(
@@ -131,9 +126,9 @@ def all_to_all_segments(
     packed = torch.cat([source[part] for part in sent]) if packed is None else without_overlap(packed, target)
     in_place = _adjacent(target, received)
     arrived = target.new_empty(sum(map(_length, received))) if in_place is None else in_place
-    perform(
-        comm,
-        source,
+    comm.perform(
+        "all_to_all",
+        source.device,
         dist.all_to_all_single,
         as_bytes(arrived),
         as_bytes(packed),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import datetime
 import weakref
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
 from bagua.collectives import torch_internals
+from bagua.collectives.failure_report import failures_named, is_communication_error, is_named_around
+from bagua.collectives.roll_call import Waiting, waiting_for
 
 _ABORT_CHECK = datetime.timedelta(milliseconds=200)
 
@@ -37,7 +40,15 @@ class TorchGroupReference:
 
 
 class BaguaCommunicator:
-    """A thin view of one torch group. Ranks are positions in the group, unless named global."""
+    """
+    A thin view of one torch group. Ranks are positions in the group, unless named global.
+
+    Attributes:
+        ranks: global ranks, by rank of the communicator.
+        group_name: of the Bagua group that it belongs to.
+        kind: "global", "intra-node", "inter-node" or "background".
+        timeout: of a collective on the CPU.
+    """
 
     def __init__(
         self,
@@ -46,10 +57,12 @@ class BaguaCommunicator:
         group_name: str,
         kind: str,
         stream: Callable[[], torch.cuda.Stream | None],
+        timeout: datetime.timedelta,
     ) -> None:
         self.ranks = tuple(ranks)
         self.group_name = group_name
         self.kind = kind
+        self.timeout = timeout
         self._reference = TorchGroupReference(torch_group, f"{kind} communicator of group {group_name}")
         self._rank = torch_group.rank()
         self._stream = stream
@@ -74,7 +87,13 @@ class BaguaCommunicator:
         return len(self.ranks)
 
     def barrier(self) -> None:
-        """Returns when every member has called it."""
+        """
+        Returns when every member has called it.
+
+        Raises:
+            CollectiveError: a member is gone, or the network failed.
+            RuntimeError: `abort` was called in this process.
+        """
         self.raise_if_aborted("barrier")
         group = self.torch_group
         types = torch_internals.device_types(group)
@@ -82,28 +101,87 @@ class BaguaCommunicator:
             # Not dist.barrier, which takes the group's first backend: NCCL's needs a GPU and blocks a stream only.
             # On the CPU whatever torch.set_default_device says: what runs elsewhere is not waited for here.
             token = torch.zeros(1, dtype=torch.uint8, device="cpu")
-            self.finish(dist.all_reduce(token, group=group, async_op=True))
+            self.perform("barrier", token.device, dist.all_reduce, token)
         else:
-            dist.barrier(group=group, device_ids=[torch.cuda.current_device()])
-            torch.cuda.current_stream().synchronize()
+            with under_way(self, "barrier"):
+                dist.barrier(group=group, device_ids=[torch.cuda.current_device()])
+                torch.cuda.current_stream().synchronize()
 
-    def finish(self, work: dist.Work | None) -> None:
+    def perform(
+        self,
+        what: str,
+        device: torch.device,
+        operation: Callable[..., dist.Work | None],
+        *arguments: Any,
+        **named: Any,
+    ) -> None:
+        """
+        A collective of torch.distributed; it is done on return on the CPU, on a GPU the current stream waits for it.
+
+        Args:
+            what: is done, for errors: "all_reduce".
+            device: where its tensors are.
+            operation: of torch.distributed; is given the other arguments, and the group.
+
+        Raises:
+            CollectiveError: a member is gone, or the network failed.
+            RuntimeError: `abort` was called in this process.
+        """
+        if device.type == "cpu":
+            try:
+                self.finish(operation(*arguments, **named, group=self.torch_group, async_op=True), what)
+            except Exception as error:
+                self.name_failure(error, what)
+                raise
+        else:
+            with under_way(self, what):
+                operation(*arguments, **named, group=self.torch_group)
+
+    def finish(self, work: dist.Work | None, what: str = "a collective under way") -> None:
         """
         Waits on the CPU for a collective that gloo carries out. (Of NCCL's, let a stream wait: `work.wait()`.)
 
+        Args:
+            what: is done, for errors.
+
         Raises:
-            RuntimeError: `abort` was called, or it failed.
+            RuntimeError: `abort` was called, or it failed: the backend's error, or a CollectiveError if it took long.
         """
-        while work is not None:
-            try:
-                work.wait(_ABORT_CHECK)
-                return
-            except RuntimeError:
-                # gloo cannot be interrupted, so we look up now and then whether we still want to wait.
-                if work.is_completed():
-                    work.wait()  # its own error, if that above was the end of our patience just before it was done
-                    return
-                self.raise_if_aborted("a collective under way")
+        if work is not None and not self._is_done(work, what):
+            # Others may have lost a rank by now, and ask. Most collectives are over before, and need not say so.
+            with under_way(self, what):
+                while not self._is_done(work, what):
+                    pass
+
+    def _is_done(self, work: dist.Work, what: str) -> bool:
+        """Waits for a while: gloo cannot be interrupted, so we look up now and then whether we still want to wait."""
+        try:
+            work.wait(_ABORT_CHECK)
+        except RuntimeError:
+            if not work.is_completed():
+                self.raise_if_aborted(what)
+                return False
+            work.wait()  # its own error, if that above was the end of our patience just before it was done
+        return True
+
+    def name_failure(self, error: Exception, what: str, ranks: Sequence[int] | None = None) -> None:
+        """
+        Of a collective that has failed. Returns if there is nothing to say: the error is not of communication, or this
+        thread is within `failures_named`, which knows what the collective is part of.
+
+        Args:
+            what: was done: "all_reduce".
+            ranks: the global ranks that took part; None: all of the communicator.
+
+        Raises:
+            CollectiveError: names the ranks that are gone; chained from `error`.
+            RuntimeError: instead, if `abort` was called in this process.
+        """
+        if is_communication_error(error):
+            self.raise_if_aborted(what)
+            if not is_named_around():
+                with failures_named(self, what, ranks):
+                    raise error
 
     def abort(self) -> None:
         """
@@ -134,6 +212,41 @@ class BaguaCommunicator:
 
     def __repr__(self) -> str:
         return f"BaguaCommunicator({self.kind} of group {self.group_name}, rank {self._rank} of {self.ranks})"
+
+
+class under_way:  # noqa: N801 - a context manager, as contextlib's
+    """
+    Around what keeps this thread within torch.distributed until it is done, or for as long as NCCL takes to connect:
+    says so to ranks that ask who is still there, and names those that are gone if it fails. Not made of generators, and
+    waits for nothing: what NCCL says later, on the GPU, is not for Python (see failure_report).
+
+    Args:
+        what: is being done, for messages: "recv from rank 1".
+        ranks: the global ranks that take part; None: all of the communicator.
+
+    Raises:
+        CollectiveError, RuntimeError: as `BaguaCommunicator.name_failure`.
+    """
+
+    __slots__ = ("_comm", "_ranks", "_waiting", "_what")
+
+    def __init__(self, comm: BaguaCommunicator, what: str, ranks: Sequence[int] | None = None) -> None:
+        self._comm, self._what, self._ranks = comm, what, ranks or comm.ranks
+        self._waiting: Waiting | None = None
+
+    def __enter__(self) -> None:
+        if not is_named_around():
+            self._waiting = waiting_for(self._ranks, self._what)
+            if self._waiting is not None:
+                self._waiting.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._waiting is not None:
+            self._waiting.__exit__()
+        if isinstance(error, Exception):
+            self._comm.name_failure(error, self._what, self._ranks)
 
 
 class _NonMember(BaguaCommunicator):

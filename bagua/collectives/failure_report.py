@@ -10,14 +10,16 @@ TORCH_NCCL_BLOCKING_WAIT=1, timeouts and lost peers.
 
 from __future__ import annotations
 
+import datetime
 import re
+import threading
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Protocol
 
 import torch.distributed as dist
 
-from bagua.collectives.process_group import BaguaProcessGroup
-from bagua.collectives.roll_call import FAILED, Roll, Waiting, current_roll_call
+from bagua.collectives.roll_call import FAILED, Roll, Waiting, current_roll_call, waiting_for
 
 ROLL_CALL_S = 5.0
 MAX_RANKS = 16
@@ -44,38 +46,74 @@ class CollectiveError(RuntimeError):
         self.missing_ranks = tuple(missing_ranks)
 
 
+class Members(Protocol):
+    """Those that communicate: a BaguaProcessGroup, or one of its communicators."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Global ones."""
+
+    @property
+    def group_name(self) -> str: ...
+
+    @property
+    def timeout(self) -> datetime.timedelta:
+        """Of a collective on the CPU."""
+
+
+class _Around(threading.local):
+    is_named = False  # what fails in this thread is named further out
+
+
+_around = _Around()
+
+
+def is_named_around() -> bool:
+    """Whether this thread is within `failures_named`."""
+    return _around.is_named
+
+
+def set_named_around(is_named: bool) -> None:
+    """For a thread that works for another, which waits and may name what fails: what `is_named_around` was there."""
+    _around.is_named = is_named
+
+
 class failures_named:  # noqa: N801 - a context manager, as contextlib's
     """
     Around collectives of the group: names the ranks that are gone if one fails. Other errors pass as they are. All
-    members have to use it, since whoever is inside also answers for this process.
+    members have to use it, since whoever is inside also answers for this process. The collectives of communicators,
+    which name ranks as well, leave it to this where they are within: it knows what they are part of.
 
     Entered for every bucket of every step, between kernels whose data has taken the caches: not made of generators.
 
     Args:
+        group: those that take part.
         what: is being done, for the message: "the all-reduce of bucket 3".
+        ranks: global; None: all of the group. Others are not asked whether they are there.
 
     Raises:
         CollectiveError: instead of an error of communication. The group cannot be used any more.
     """
 
-    __slots__ = ("_group", "_waiting", "_what")
+    __slots__ = ("_group", "_ranks", "_waiting", "_was_named", "_what")
 
-    def __init__(self, group: BaguaProcessGroup, what: str) -> None:
-        self._group, self._what = group, what
+    def __init__(self, group: Members, what: str, ranks: Sequence[int] | None = None) -> None:
+        self._group, self._what, self._ranks = group, what, ranks or group.ranks
         self._waiting: Waiting | None = None
 
     def __enter__(self) -> None:
-        ranks = self._group.ranks
-        if len(ranks) > 1 and dist.is_initialized():
-            self._waiting = current_roll_call().waiting(ranks, self._what)
+        self._waiting = waiting_for(self._ranks, self._what)
+        if self._waiting is not None:
             self._waiting.__enter__()
+        self._was_named, _around.is_named = _around.is_named, True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        _around.is_named = self._was_named
         try:
             if isinstance(error, Exception) and is_communication_error(error):
-                raise explain_failure(error, self._group, self._what) from error
+                raise explain_failure(error, self._group, self._what, self._ranks) from error
         finally:
             if self._waiting is not None:
                 self._waiting.__exit__(None, None, None)
@@ -89,32 +127,41 @@ def is_communication_error(error: BaseException) -> bool:
     return type(error) is RuntimeError and "enforce fail at" not in text and bool(_GLOO_FAILURE.search(text))
 
 
-def explain_failure(error: BaseException, group: BaguaProcessGroup, what: str = "a collective") -> CollectiveError:
+def explain_failure(
+    error: BaseException, group: Members, what: str = "a collective", ranks: Sequence[int] | None = None
+) -> CollectiveError:
     """
-    Calls the roll of the group and puts the outcome into words. Takes at most ROLL_CALL_S or the group's timeout,
-    whichever is shorter, and two seconds; raises nothing.
+    Calls the roll of the group, or of these global ranks of it, and puts the outcome into words. Takes at most
+    ROLL_CALL_S or the group's timeout, whichever is shorter, and two seconds; raises nothing.
 
     Returns:
         the error to raise; `error` is its cause.
     """
     window_s = ROLL_CALL_S
+    ranks = ranks or group.ranks
     rank: int | None = None
     try:
         window_s = min(ROLL_CALL_S, group.timeout.total_seconds())
         rank = dist.get_rank()
-        roll = current_roll_call().call(group.ranks, what, window_s)
+        roll = current_roll_call().call(ranks, what, window_s)
     except Exception as problem:  # an explanation that fails must not hide what it explains
         roll = Roll(store_problem=_one_line(problem))
-    report = CollectiveError(_message(error, group, what, rank, roll, window_s), roll.missing)
+    report = CollectiveError(_message(error, group, ranks, what, rank, roll, window_s), roll.missing)
     report.__cause__ = error
     return report
 
 
 def _message(
-    error: BaseException, group: BaguaProcessGroup, what: str, rank: int | None, roll: Roll, window_s: float
+    error: BaseException,
+    group: Members,
+    ranks: Sequence[int],
+    what: str,
+    rank: int | None,
+    roll: Roll,
+    window_s: float,
 ) -> str:
     here = "" if rank is None else f" on rank {rank}"
-    sentences = [f"{what} failed{here} (group {group.group_name}, {_ranks(group.ranks)})"]
+    sentences = [f"{what} failed{here} (group {group.group_name}, {_ranks(ranks)})"]
     if roll.missing:
         when = f"within {window_s:g} s" if roll.store_problem is None else f"when asked {roll.age_s:.0f} s ago"
         sentences.append(

@@ -150,7 +150,7 @@ class BaguaProcessGroup:
     def _communicator(self, group: dist.ProcessGroup | None, kind: str, ranks: Sequence[int]) -> BaguaCommunicator:
         if group is None:
             return CommMember.NON_COMM_MEMBER
-        return BaguaCommunicator(group, ranks, self.group_name, kind, lambda: self.stream)
+        return BaguaCommunicator(group, ranks, self.group_name, kind, lambda: self.stream, self.timeout)
 
     def __repr__(self) -> str:
         return f"BaguaProcessGroup(group_name={self.group_name!r}, ranks={self.ranks})"

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from bagua.collectives import byte_transport, torch_internals
-from bagua.collectives.byte_transport import perform
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.reduce_op import ReduceOp, Reduction, divide_, fold, plan_reduction
 
@@ -23,7 +22,7 @@ def all_reduce(comm: BaguaCommunicator, tensor: torch.Tensor, reduction: Reducti
     """In place."""
     tensor = tensor.view(reduction.dtype)
     if reduction.is_native:
-        perform(comm, tensor, dist.all_reduce, tensor, reduction.op.torch_op)
+        comm.perform("all_reduce", tensor.device, dist.all_reduce, tensor, reduction.op.torch_op)
         _finish(comm, tensor, reduction)
     else:
         everything = _room(comm, tensor)
@@ -38,7 +37,7 @@ def reduce(comm: BaguaCommunicator, tensor: torch.Tensor, destination: int, redu
     if reduction.is_native:
         # Backends may use the tensors of the others for sums in between.
         result = tensor if is_destination else tensor.clone()
-        perform(comm, result, dist.reduce, result, comm.ranks[destination], reduction.op.torch_op)
+        comm.perform("reduce", result.device, dist.reduce, result, comm.ranks[destination], reduction.op.torch_op)
         if is_destination:
             _finish(comm, result, reduction)
     else:
@@ -52,7 +51,8 @@ def reduce_scatter(comm: BaguaCommunicator, source: torch.Tensor, target: torch.
     """`source` holds a part for every rank, `target` gets the reduced part of this one."""
     source, target = source.view(reduction.dtype), target.view(reduction.dtype)
     if reduction.is_native and torch_internals.backend_name(comm.torch_group, source.device) == "nccl":
-        perform(comm, source, torch_internals.reduce_scatter_flat, target, source, reduction.op.torch_op)
+        scatter = torch_internals.reduce_scatter_flat
+        comm.perform("reduce_scatter", source.device, scatter, target, source, reduction.op.torch_op)
         _finish(comm, target, reduction)
     else:
         # No more bytes than a reduce-scatter needs, and every backend can do it.

@@ -268,6 +268,13 @@ def current_roll_call() -> RollCall:
         return _the_roll_call
 
 
+def waiting_for(ranks: Sequence[int], what: str) -> Waiting | None:
+    """`RollCall.waiting`; None where there is nobody to wait for, or torch.distributed is not initialised."""
+    if len(ranks) > 1 and dist.is_initialized():
+        return current_roll_call().waiting(ranks, what)
+    return None
+
+
 @atexit.register
 def stop_roll_call() -> None:
     # A thread that is in the store while the interpreter is taken down can end the process with a signal.

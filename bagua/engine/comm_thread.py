@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from bagua.collectives.failure_report import CollectiveError, is_communication_error
+from bagua.collectives.failure_report import CollectiveError, is_communication_error, is_named_around, set_named_around
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from bagua.collectives.process_group import BaguaProcessGroup
 
-_Job = tuple[Callable[[], Any], Future[Any]]
+_Job = tuple[Callable[[], Any], Future[Any], bool]  # whether the submitter names what fails, and collectives need not
 
 # How long the last user waits for the thread's end.
 _JOIN_SECONDS = 5.0
@@ -52,7 +52,7 @@ class CommThread:
         """Any thread. The future has the job's result or exception. If one failed before it, it has the exception of
         that, in communication, or else an EarlierFailureError."""
         future: Future[Any] = Future()
-        self._jobs.put((job, future))
+        self._jobs.put((job, future, is_named_around()))
         return future
 
     def leave(self) -> None:
@@ -116,9 +116,10 @@ def join_thread(group: BaguaProcessGroup) -> CommThread:
 def _serve(jobs: queue.SimpleQueue[_Job | None]) -> None:
     failure: BaseException | None = None
     while (entry := jobs.get()) is not None:
-        job, future = entry
+        job, future, is_named = entry
         result = None
         if failure is None:
+            set_named_around(is_named)
             try:
                 result = job()
             except BaseException as error:  # whoever waits for the future raises it

@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from bagua.collectives import coalesced, collectives
 from bagua.collectives.communicator import BaguaCommunicator, CommMember
+from bagua.collectives.failure_report import CollectiveError
 from bagua.collectives.initialization import init_process_group
 from bagua.collectives.object_collectives import broadcast_object
 from bagua.collectives.process_group import (
@@ -49,6 +50,7 @@ alltoall_v_inplace = collectives.all_to_all_v_inplace
 __all__ = [
     "BaguaCommunicator",
     "BaguaProcessGroup",
+    "CollectiveError",
     "CommMember",
     "ReduceOp",
     "_get_default_group",
