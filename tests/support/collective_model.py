@@ -52,9 +52,9 @@ def reduced(inputs: list[torch.Tensor], op: ReduceOp) -> torch.Tensor:
     if dtype == torch.bool:
         stacked = np.stack([one.numpy() for one in inputs])
         if op == ReduceOp.BXOR:
-            return torch.from_numpy(stacked.sum(0) % 2 == 1)
+            return torch.from_numpy(np.asarray(stacked.sum(0) % 2 == 1))
         any_of = op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.BOR)
-        return torch.from_numpy(stacked.any(0) if any_of else stacked.all(0))
+        return torch.from_numpy(np.asarray(stacked.any(0) if any_of else stacked.all(0)))
     wide = torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else torch.int64
     values: NDArray[Any] = np.stack([one.to(wide).numpy() for one in inputs])
     results = {
