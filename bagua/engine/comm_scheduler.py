@@ -74,7 +74,8 @@ class CommScheduler:
         state.launched_in_pass = state.launched_in_step = True
         bucket = state.bucket
         what = "starting the communication of a bucket"
-        if not self.sent:  # the backend's first call makes connections, and waits for the other ranks
+        # The backend's first call makes connections, and waits for the other ranks. On GPUs no later one does.
+        if not (bucket.is_on_gpu and self.sent):
             with failures_named(self._group, what):
                 self._started.append(self._start(bucket, streams))
             return

@@ -12,6 +12,7 @@ import torch
 
 import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
 from bagua.collectives import process_group, torch_internals
+from bagua.collectives.failure_report import CollectiveError
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_hooks import background
 from bagua.engine.bucket import Bucket
@@ -173,3 +174,35 @@ def test_the_stream_of_a_group_is_on_the_device_of_the_tensors(monkeypatch: pyte
     group = BaguaProcessGroup(None, [0], given)
     assert group.stream_on(one) is given
     assert group.stream_on(other).device == other
+
+
+@pytest.mark.parametrize(
+    ("message", "is_named"),
+    [("[gloo/transport/tcp/pair.cc:1] Connection closed by peer", True), ("shapes differ", False)],
+)
+def test_a_launch_that_fails_is_explained_in_every_pass(
+    device: _Device, message: str, is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explained: list[Any] = []
+
+    def explain(error: BaseException, group: Any, what: str) -> CollectiveError:
+        explained.append((str(error), group, what))
+        return CollectiveError("rank 1 is gone", [1])
+
+    monkeypatch.setattr("bagua.engine.comm_scheduler.explain_failure", explain)
+    fails = False
+
+    def run(_: str) -> None:
+        if fails:
+            raise RuntimeError(message)
+
+    scheduler, ((tensor,),) = device.scheduler([1], inline=True, run=run)
+    device.mark(tensor, "main")
+    scheduler._started.clear()
+    scheduler.sent = [scheduler._states[0].bucket]  # what waiting leaves, which needs a device
+    scheduler._states[0].launched_in_pass = False
+    fails = True
+    with pytest.raises(CollectiveError if is_named else RuntimeError, match="rank 1 is gone" if is_named else message):
+        device.mark(tensor, "main")
+    assert explained == ([(message, device.group, "starting the communication of a bucket")] if is_named else [])
+    scheduler.close()
