@@ -26,7 +26,7 @@ from sweep.options import SweepOptions, parse_options
 from sweep.plot import label, shade, tick_labels, write_plot
 from sweep.report import Grid, closing_lines, document, lateness_ms, render, winner_text
 from sweep.results import NetworkResult, Winner, winner_of
-from sweep.sweep_run import SweepOutcome, SweepRun
+from sweep.sweep_run import SweepInterruptedError, SweepOutcome, SweepRun
 
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.machine import describe_machine
@@ -217,6 +217,18 @@ class TestRun:
         _, outcome = self.run(seconds=1, limit=90, fails=[1, 2])
         assert outcome.errors == ["1 Gb/s, 0 ms: a rank died", "2 Gb/s, 0 ms: no namespace"]
         assert [len(one.rows) for one in outcome.results] == [0, 0, 1]
+
+    def test_what_was_measured_before_an_interruption_is_kept(self) -> None:
+        planned = plan_networks([1, 2, 4], [0], {False: 100})
+
+        def measure(one: PlannedNetwork, _: Any) -> NetworkResult:
+            if one.network.rate_gbit == 2:
+                raise SweepInterruptedError(result(one.network, [row("bytegrad")]))
+            return result(one.network, [BASE])
+
+        outcome = SweepRun(settings().comparison, planned, 90, measure).run()
+        assert [len(one.rows) for one in outcome.results] == [1, 1]
+        assert outcome.errors == ["interrupted in 2 Gb/s, 0 ms after 0 turns there; networks not begun: 1"]
 
 
 CAPACITY = {False: 100.0, True: 12.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -49,6 +50,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.only_plan:
         return 0
     machine = describe_machine()
+    # As Ctrl-C: a program that limits our time shall find what was measured on stdout.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def write(outcome: SweepOutcome) -> None:
         if options.json_path is not None:

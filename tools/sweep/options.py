@@ -31,8 +31,10 @@ examples:
   make sweep SWEEP_ARGS="--plan"                                     what would be measured, and how long it takes
   make sweep SWEEP_ARGS="--device cuda --rates 10G,25G,100G"         a GPU for each rank, NCCL through Bagua-Net
 
-exit status: 0, or 1 if a contender failed or broke what it promises or nothing was measured, or 2 if an option was
-wrong.
+Ctrl-C or SIGTERM ends it early, with the tables of what was measured.
+
+exit status: 0, or 1 if a contender failed or broke what it promises, nothing was measured or it was ended early, or 2
+if an option was wrong.
 """
 
 

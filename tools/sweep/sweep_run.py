@@ -21,6 +21,15 @@ from .grid import PlannedNetwork
 from .lab_placement import LabPlacement
 from .results import NetworkResult
 
+
+class SweepInterruptedError(Exception):
+    """Somebody ended the program while a network was measured."""
+
+    def __init__(self, result: NetworkResult) -> None:
+        super().__init__("interrupted")
+        self.result = result  # of the turns that were over
+
+
 # Makes the network, trains all contenders in it and removes it.
 Measure = Callable[[PlannedNetwork, Options], NetworkResult]
 
@@ -30,10 +39,11 @@ class SweepOutcome:
     results: list[NetworkResult] = field(default_factory=list)
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    errors_of_run: list[str] = field(default_factory=list)  # that are no network's
 
     @property
     def errors(self) -> list[str]:
-        return [f"{result.network}: {error}" for result in self.results for error in result.errors]
+        return self.errors_of_run + [f"{result.network}: {error}" for result in self.results for error in result.errors]
 
 
 class SweepRun:
@@ -58,7 +68,8 @@ class SweepRun:
         self._clock = clock
 
     def run(self) -> SweepOutcome:
-        """What fails in one network is one of its errors; the others are measured."""
+        """What fails in one network is one of its errors; the others are measured. What was measured until somebody
+        interrupts it is returned, with a note."""
         outcome = SweepOutcome()
         deadline = self._clock() + self._time_limit_s
         for place, planned in enumerate(self._planned):
@@ -73,6 +84,14 @@ class SweepRun:
                 result = self._measure(planned, replace(self._options, time_limit_s=share))
             except (BenchError, NetlabError) as error:
                 result = NetworkResult(planned.network, planned.is_limited, errors=[str(error)])
+            except SweepInterruptedError as interrupted:
+                outcome.results.append(interrupted.result)
+                self._after_each(outcome)
+                outcome.errors_of_run.append(
+                    f"interrupted in {planned.network} after {len(interrupted.result.turns)} turns there;"
+                    f" networks not begun: {len(self._planned) - place - 1}"
+                )
+                break
             result.seconds = self._clock() - began
             outcome.results.append(result)
             self._after_each(outcome)
@@ -88,6 +107,7 @@ class LabMeasurement:
         self.facts: Mapping[str, Any] = {}  # of the last ranks
 
     def __call__(self, planned: PlannedNetwork, options: Options) -> NetworkResult:
+        """Raises SweepInterruptedError instead of KeyboardInterrupt, once the network has ranks."""
         network = planned.network
         lab = Lab(
             options.ranks,
@@ -99,7 +119,11 @@ class LabMeasurement:
         with lab:
             placement = LabPlacement(lab, one_gpu_each=options.device == "cuda")
             run = ComparisonRun(options, lambda: start_ranks(options, self._log_folder, placement), self._progress)
-            outcome = run.run()
+            try:
+                outcome = run.run()
+            except KeyboardInterrupt:
+                self.facts = run.outcome.facts
+                raise SweepInterruptedError(_result(planned, options, run.outcome, lab.delay_usage())) from None
             delays = lab.delay_usage()
         self.facts = outcome.facts
         return _result(planned, options, outcome, delays)
