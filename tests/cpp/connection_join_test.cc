@@ -15,6 +15,7 @@
 
 #include "base/monotonic_clock.h"
 #include "support/check.h"
+#include "support/comm_parts.h"
 #include "support/tcp_pair.h"
 #include "transport/connection_service.h"
 #include "transport/recv_comm.h"
@@ -164,9 +165,17 @@ void check_refused(Processes& processes, const Hello& hello) {
 }  // namespace
 
 TEST_CASE(both_ends_know_that_they_are_on_one_host) {
-  const Processes processes;
+  Processes processes;
   CHECK(processes.connected.same_host);
   CHECK(processes.accepted.same_host);
+  // So all workers receive, and not the few that serve connections between hosts.
+  WorkerPool pool(6, 50, any_cpu(), 2);
+  const WorkerPool::Lane first = pool.open_lane(Direction::kReceive, Path::kWithinHost);
+  std::unique_ptr<RecvComm> comm;
+  CHECK_OK(RecvComm::create(std::move(processes.accepted), &pool, &comm));
+  CHECK_EQ(pool.open_lane(Direction::kReceive, Path::kWithinHost).first, first.first + 2);
+  comm.reset();
+  pool.stop();
 }
 
 TEST_CASE(streams_that_join_arrive_at_both_ends) {
