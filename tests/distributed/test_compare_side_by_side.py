@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import math
-import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from support.ranks import run_ranks
+from support.tool_module import load_script
 
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "train" / "compare_side_by_side.py"
-
-
-def _tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compare_side_by_side", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["compare_side_by_side"] = module
-    spec.loader.exec_module(module)
-    return module
+TOOL = "tools/train/compare_side_by_side.py"
 
 
 def _compared() -> tuple[str, list[int]]:
     import torch
 
     sizes: list[int] = []
-    tool = _tool()
+    tool = load_script(TOOL)
     make = tool.wrap
 
     def noting(*arguments: object, **named: object) -> object:
@@ -62,7 +49,7 @@ def test_a_row_for_each_contender() -> None:
 
 
 def test_the_gain_is_that_of_rounds() -> None:
-    rows = _tool().rows_of(["a", "b"], [[2.0, 1.0], [8.0, 8.0]])
+    rows = load_script(TOOL).rows_of(["a", "b"], [[2.0, 1.0], [8.0, 8.0]])
     assert [(row.contender, row.step_ms, row.gain, row.rounds) for row in rows] == [
         ("a", 5000, 1, 2),
         ("b", 4500, 1.5, 2),
@@ -83,6 +70,6 @@ def test_the_gain_is_that_of_rounds() -> None:
 )
 def test_what_cannot_be_compared(contenders: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        _tool().main(["--model", "mlp", "--contenders", contenders])
+        load_script(TOOL).main(["--model", "mlp", "--contenders", contenders])
     assert ended.value.code == 2
     assert says in capsys.readouterr().err

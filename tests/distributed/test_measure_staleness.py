@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
-import sys
-from pathlib import Path
 
 from support.ranks import run_ranks
-
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "train" / "measure_staleness.py"
+from support.tool_module import load_script
 
 
 def _measured() -> str:
-    spec = importlib.util.spec_from_file_location("measure_staleness", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["measure_staleness"] = module
-    spec.loader.exec_module(module)
+    module = load_script("tools/train/measure_staleness.py")
     with contextlib.redirect_stdout(io.StringIO()) as output:
         assert module.main(["--model", "mlp", "--device", "cpu", "--intervals", "0", "--seconds", "1"]) == 0
     return output.getvalue()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -19,25 +18,14 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
 
 from ddp_comparison.options import parse_arguments
 from ddp_comparison.training_run import RunError, train_once
+from support.tool_module import load_script
 
 DEADLINE_S = 240.0
 
 
 @pytest.fixture(scope="module")
-def ddp_train(repository: Path) -> ModuleType:
-    return load(repository / "examples" / "ddp_train.py")
-
-
-def load(path: Path) -> ModuleType:
-    """A script, as a module: its folder is no package."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up by name.
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
+def ddp_train() -> ModuleType:
+    return load_script("examples/ddp_train.py")
 
 
 @pytest.mark.slow

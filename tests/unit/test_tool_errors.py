@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from support.tool_module import load_script
 
 pytest.importorskip("torch", reason="needs PyTorch, which these scripts measure")
 import torch
@@ -24,20 +23,9 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def load(path: str) -> ModuleType:
-    file = TOOLS / path
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 def told(capsys: pytest.CaptureFixture[str], path: str, *words: str) -> str:
     """What it says on stderr, having found fault with its command line."""
-    module = load(path)
+    module = load_script(f"tools/{path}")
     with pytest.raises(SystemExit) as ended:
         module.main(words)
     assert ended.value.code == 2
@@ -88,7 +76,7 @@ def test_comparison_of_kernels(
 
 
 def test_comparison_of_kernels_prints_a_row_once_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    module = load("kernels/compare_minmax_uint8.py")
+    module = load_script("tools/kernels/compare_minmax_uint8.py")
     words = ["--device", "cpu", "--elements", "64K", "--dtypes", "f32", "--versions", "2", "--threads", "1"]
     assert module.main([*words, "--rounds", "3"]) == 0
     printed = capsys.readouterr()
