@@ -30,15 +30,17 @@ class BucketMarks:
         marked_on: with CUDA, the streams of the marks, as the driver knows them, each when another one was current than
             at the mark before.
         last_stream: of these.
+        current_stream: with CUDA, tells the one that is current.
     """
 
     __slots__ = (
         *("bucket", "held", "last_stream", "launched_in_pass", "launched_in_step", "marked_on", "missing", "ready"),
-        "_streams",
+        *("_streams", "current_stream"),
     )
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
+        self.current_stream = torch_internals.raw_stream_of(bucket.device) if bucket.is_on_gpu else None
         # All that marks were ever made on, by these numbers: to make such an object takes longer than a mark.
         self._streams: dict[int, torch.cuda.Stream] = {}
         self.reset()
@@ -70,9 +72,9 @@ class BucketMarks:
 
     def other_streams(self) -> list[torch.cuda.Stream]:
         """Those of the marks but for the one that is current now."""
-        if not self.marked_on:
+        if self.current_stream is None:
             return []
-        current = torch_internals.raw_stream_of(self.bucket.device)()
+        current = self.current_stream()
         return [self._streams[stream] for stream in dict.fromkeys(self.marked_on) if stream != current]
 
 
@@ -80,8 +82,8 @@ def marker(state: BucketMarks, index: int, launch: Callable[[], None]) -> Callab
     """What marks a tensor of the bucket, and calls `launch` when it is the last. Runs once per tensor and step, between
     kernels: it is short, and calls little. Without a lock: the tensors of a bucket are of one device, whose gradients
     one thread makes, and reentrant passes wait for each other."""
-    if state.bucket.is_on_gpu:
-        return _marker_on_gpu(state, index, launch)
+    if state.current_stream is not None:
+        return _marker_on_gpu(state, index, launch, state.current_stream)
     bucket = state.bucket
     one_by_one = bucket.gathers_one_by_one
 
@@ -99,9 +101,10 @@ def marker(state: BucketMarks, index: int, launch: Callable[[], None]) -> Callab
     return mark
 
 
-def _marker_on_gpu(state: BucketMarks, index: int, launch: Callable[[], None]) -> Callable[[], None]:
+def _marker_on_gpu(
+    state: BucketMarks, index: int, launch: Callable[[], None], current_stream: Callable[[], int]
+) -> Callable[[], None]:
     """Notes the stream, too, and gathers nothing."""
-    current_stream = torch_internals.raw_stream_of(state.bucket.device)
 
     def mark() -> None:
         stream = current_stream()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bagua.collectives.failure_report import explain_failure, failures_named, is_communication_error
+from bagua.collectives.failure_report import failures_named
 from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_marks import BucketMarks, marker
 from bagua.engine.comm_thread import CommThread, has_thread, join_thread
@@ -82,8 +82,7 @@ class CommScheduler:
         try:
             self._started.append(self._start(bucket, streams))
         except Exception as error:
-            if is_communication_error(error):
-                raise explain_failure(error, self._group, what) from error
+            self._group.get_global_communicator().name_failure(error, what)
             raise
 
     def _start(self, bucket: Bucket, streams: Sequence[torch.cuda.Stream]) -> _Started:

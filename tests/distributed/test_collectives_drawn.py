@@ -4,23 +4,16 @@ shapes without dimensions, empty and odd ones, any root, counts and places."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.drawn_calls import Drawing, Elements, Given, Shape, call, call_each
 from support.rank_pool import RankPool
 
 examples = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@pytest.fixture(scope="module", params=[2, 3], ids=lambda size: f"{size} ranks")
-def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
-    with RankPool(request.param) as ranks:
-        yield ranks
 
 
 class Moves:

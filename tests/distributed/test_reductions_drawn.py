@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,12 +24,6 @@ import bagua.torch_api as bagua
 from bagua.collectives.reduce_op import is_meaningful
 
 examples = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@pytest.fixture(scope="module", params=[2, 3], ids=lambda size: f"{size} ranks")
-def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
-    with RankPool(request.param) as ranks:
-        yield ranks
 
 
 class Sums:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.lab_traffic import assert_holds, connections, measure
+from support.lab_traffic import ATTEMPTS, assert_sum_holds, connections, measure
 from support.processes import is_alive, wait_until
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -89,7 +89,7 @@ def test_a_round_trip_takes_the_delay_twice(hosts: int, ip_version: int) -> None
 def test_the_rate_holds_with_a_delay() -> None:
     with Lab(rate_mbit=200, delay_ms=2, tcp_buffer_bytes=8 << 20) as lab:
         for source, target in ((0, 1), (1, 0)):
-            assert_holds(sum(measure(lab, source, target)), 200)
+            assert_sum_holds(200, lab, source, target)
 
 
 @needs_delays
@@ -98,7 +98,7 @@ def test_several_senders_share_a_receiver_s_link_behind_a_switch() -> None:
     with Lab(3, rate_mbit=100, delay_ms=1) as lab, connections(lab, 1, 0, [0]) as first:
         assert lab.delay_usage()
         del first
-        assert_holds(sum(measure(lab, 2, 0, (0, 0))), 100)
+        assert_sum_holds(100, lab, 2, 0, (0, 0))
 
 
 @needs_delays
@@ -110,7 +110,8 @@ def test_a_connection_moves_at_most_its_buffer_in_a_round_trip() -> None:
     with Lab(delay_ms=delay_ms, tcp_buffer_bytes=buffer_bytes) as lab:
         (one,) = measure(lab, 0, 1)
         assert 0.1 * bound_mbit < one <= bound_mbit
-        assert sum(measure(lab, 0, 1, (0, 0, 0))) > 1.2 * one, "each connection has its own"
+        several = (sum(measure(lab, 0, 1, (0, 0, 0))) for _ in range(ATTEMPTS))
+        assert any(together > 1.5 * one for together in several), "each connection has its own"
 
 
 @needs_delays

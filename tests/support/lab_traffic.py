@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from netlab import Lab  # a package of tools/, which the tests of netlab put on the path
@@ -96,6 +96,10 @@ def mbit_per_flow(senders: list[socket.socket], receivers: list[socket.socket], 
     return [count * 8e-6 / elapsed for count in received.values()]
 
 
+# Of a rate that a busy machine may keep down.
+ATTEMPTS = 3
+
+
 def measure(
     lab: Lab, source: int, target: int, ports: Sequence[int] = (0,), ip_version: int = 4, nic: int = 0
 ) -> list[float]:
@@ -104,6 +108,16 @@ def measure(
 
 
 def assert_holds(measured: float, limit_mbit: float) -> None:
-    """Never above the limit but by the bucket's burst; below it by headers (6 % at MTU 1500), and by as much as other
-    users of the machine take. Limits that a test tells apart differ by a factor of four and more."""
-    assert 0.3 * limit_mbit < measured < 1.08 * limit_mbit
+    """Never above the limit but by the bucket's burst; below it by headers (6 % at MTU 1500) and a busy machine."""
+    assert 0.6 * limit_mbit < measured < 1.08 * limit_mbit
+
+
+def assert_sum_holds(limit_mbit: float, lab: Lab, source: int, target: int, *how: Any, **named: Any) -> None:
+    """`assert_holds` of all flows of `measure` together. Where others had the machine and they came to less, they are
+    measured again; more than the limit they may not be once."""
+    measured = 0.0
+    for _ in range(ATTEMPTS):
+        measured = sum(measure(lab, source, target, *how, **named))
+        if measured > 0.6 * limit_mbit:
+            break
+    assert_holds(measured, limit_mbit)

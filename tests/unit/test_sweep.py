@@ -218,16 +218,19 @@ class TestRun:
         assert outcome.errors == ["1 Gb/s, 0 ms: a rank died", "2 Gb/s, 0 ms: no namespace"]
         assert [len(one.rows) for one in outcome.results] == [0, 0, 1]
 
-    def test_what_was_measured_before_an_interruption_is_kept(self) -> None:
+    @pytest.mark.parametrize("has_ranks", [True, False])
+    def test_what_was_measured_before_an_interruption_is_kept(self, has_ranks: bool) -> None:
         planned = plan_networks([1, 2, 4], [0], {False: 100})
 
         def measure(one: PlannedNetwork, _: Any) -> NetworkResult:
             if one.network.rate_gbit == 2:
+                if not has_ranks:
+                    raise KeyboardInterrupt
                 raise SweepInterruptedError(result(one.network, [row("bytegrad")]))
             return result(one.network, [BASE])
 
         outcome = SweepRun(settings().comparison, planned, 90, measure).run()
-        assert [len(one.rows) for one in outcome.results] == [1, 1]
+        assert [len(one.rows) for one in outcome.results] == ([1, 1] if has_ranks else [1])
         assert outcome.errors == ["interrupted in 2 Gb/s, 0 ms after 0 turns there; networks not begun: 1"]
 
 

@@ -84,11 +84,14 @@ class SweepRun:
                 result = self._measure(planned, replace(self._options, time_limit_s=share))
             except (BenchError, NetlabError) as error:
                 result = NetworkResult(planned.network, planned.is_limited, errors=[str(error)])
-            except SweepInterruptedError as interrupted:
-                outcome.results.append(interrupted.result)
-                self._after_each(outcome)
+            except (SweepInterruptedError, KeyboardInterrupt) as interruption:
+                turns = 0
+                if isinstance(interruption, SweepInterruptedError):
+                    outcome.results.append(interruption.result)
+                    turns = len(interruption.result.turns)
+                    self._after_each(outcome)
                 outcome.errors_of_run.append(
-                    f"interrupted in {planned.network} after {len(interrupted.result.turns)} turns there;"
+                    f"interrupted in {planned.network} after {turns} turns there;"
                     f" networks not begun: {len(self._planned) - place - 1}"
                 )
                 break

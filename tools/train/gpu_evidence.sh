@@ -29,7 +29,8 @@
 # OUT gets a JSON and a picture per part, and logs and traces in logs-GPUS-PARTS.tar.gz. Exit status: 1 if any part
 # failed. SECONDS_BEST (default 110) is what a best_COLLECTIVE may measure, to which it adds the start of all its
 # contenders. The words of AB_OPTIONS, DDP_OPTIONS, CORE_OPTIONS (core*, algorithms), SIDE_OPTIONS, SWEEP_OPTIONS,
-# CONVERGENCE_OPTIONS, KERNEL_OPTIONS and TEST_OPTIONS are added to the commands (smaller sizes, fewer rounds, -k training for pytest, ...).
+# CONVERGENCE_OPTIONS, KERNEL_OPTIONS and TEST_OPTIONS are added to the commands (smaller sizes, fewer rounds, -k training
+# for pytest, ...).
 set -uo pipefail
 
 collectives=(all_reduce all_gather reduce_scatter broadcast all_to_all send_recv)

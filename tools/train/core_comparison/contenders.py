@@ -65,8 +65,6 @@ def wrap(
         raise ValueError(f"unknown contender {name!r}; choose of {', '.join(CONTENDERS)}")
     if name in _DDPS:
         return Training(_DDPS[name](model, device, warmup, bucket_mib), optimizer)
-    # Any: what Bagua adds to every module is seen by no type checker, and it may be absent.
-    wrapped: Any = model
     if name == "bagua-ddp":
         package: Any = importlib.import_module("bagua.torch_api.data_parallel")
         algorithm = _algorithm("gradient_allreduce")
@@ -74,7 +72,7 @@ def wrap(
         ddp = package.DistributedDataParallel(model, optimizers=[optimizer], algorithm=algorithm, **limit)
         return Training(ddp, optimizer)
     with _bucket_size(bucket_mib):
-        return _with_bagua(name, wrapped, optimizer, warmup)
+        return _with_bagua(name, model, optimizer, warmup)
 
 
 @contextlib.contextmanager
@@ -91,6 +89,7 @@ def _bucket_size(mib: int | None) -> Iterator[None]:
             os.environ[_BUCKET_SIZE] = before
 
 
+# Any: what Bagua adds to every module is seen by no type checker, and it may be absent.
 def _with_bagua(name: str, model: Any, optimizer: torch.optim.Optimizer, warmup: int) -> Training:
     if name == "qadam":
         optimizers: Any = importlib.import_module("bagua.torch_api.algorithms.q_adam")
