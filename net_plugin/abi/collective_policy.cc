@@ -13,7 +13,6 @@ constexpr std::size_t kLowLatencyChannelBytesPerRank = std::size_t{4} << 10;
 
 constexpr std::size_t kMostChannels = 4;
 
-// A chain from the root (broadcast, reduce) has no steps that wait for each other: it gains from every channel.
 bool goes_round_the_ring(nccl::TunedFunction function) {
   return function == nccl::TunedFunction::kAllReduce || function == nccl::TunedFunction::kAllGather ||
          function == nccl::TunedFunction::kReduceScatter;
@@ -26,6 +25,12 @@ CollectiveChoice choose_measured(std::size_t bytes, std::size_t ranks) {
   if (bytes > (ranks == 2 ? kFourChannelBytesOfTwo : kFourChannelBytes)) return {RingProtocol::kSimple, 0};
   const std::size_t channels = std::clamp<std::size_t>(bytes_per_rank / kStepBytes, 1, kMostChannels);
   return {RingProtocol::kSimple, static_cast<int>(channels)};
+}
+
+CollectiveChoice choose_broadcast(std::size_t bytes) {
+  if (bytes >= kAllChannelsBroadcastBytes) return {};
+  const std::size_t channels = std::clamp<std::size_t>(bytes / kBroadcastChannelBytes, 1, kMostChannels);
+  return {RingProtocol::kAny, static_cast<int>(channels)};
 }
 
 int most_channels(std::size_t bytes, std::size_t nodes, std::size_t ranks) {
@@ -43,8 +48,10 @@ bool is_measured_shape(std::size_t nodes, std::size_t ranks) {
 
 CollectiveChoice choose_collective(nccl::TunedFunction function, std::size_t bytes, std::size_t nodes,
                                    std::size_t ranks) {
+  const bool is_measured = is_measured_shape(nodes, ranks);
+  if (is_measured && function == nccl::TunedFunction::kBroadcast) return choose_broadcast(bytes);
   if (!goes_round_the_ring(function)) return {};
-  if (is_measured_shape(nodes, ranks)) return choose_measured(bytes, ranks);
+  if (is_measured) return choose_measured(bytes, ranks);
   return {RingProtocol::kAny, most_channels(bytes, nodes, ranks)};
 }
 

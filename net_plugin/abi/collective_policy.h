@@ -21,6 +21,12 @@ constexpr std::size_t kLeastBytesPerRank = std::size_t{4} << 10;
 // the limit.
 constexpr std::size_t kStepBytes = std::size_t{64} << 10;
 
+// A chain from the root has no steps that wait for each other and gains from every channel, but for messages so small
+// that NCCL's progress thread moves each of them itself: a channel carries at least so many bytes, until there are
+// enough for all.
+constexpr std::size_t kBroadcastChannelBytes = std::size_t{64} << 10;
+constexpr std::size_t kAllChannelsBroadcastBytes = std::size_t{512} << 10;
+
 // With three or more nodes, which make 2(n-1) steps of each collective.
 constexpr std::size_t kTwoChannelBytes = std::size_t{512} << 10;
 constexpr std::size_t kFourChannelBytes = std::size_t{16} << 20;

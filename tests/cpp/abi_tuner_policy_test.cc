@@ -82,6 +82,37 @@ void chooses_for_four_ranks(int version) {
   });
 }
 
+// A channel for every 64 KiB, up to four, until there are enough for all; the algorithm and the protocol are NCCL's.
+void chooses_for_a_broadcast(int version) {
+  with_network(version, [](const Tuner& tuner) {
+    for (const std::size_t ranks : {2, 3, 4}) {
+      void* const ctx = tuned(tuner, ranks, ranks);
+      for (const Expected& row : std::initializer_list<Expected>{{0, only_channels(1)},
+                                                                 {1, only_channels(1)},
+                                                                 {128 * kKiB - 1, only_channels(1)},
+                                                                 {128 * kKiB, only_channels(2)},
+                                                                 {192 * kKiB - 1, only_channels(2)},
+                                                                 {192 * kKiB, only_channels(3)},
+                                                                 {256 * kKiB - 1, only_channels(3)},
+                                                                 {256 * kKiB, only_channels(4)},
+                                                                 {512 * kKiB - 1, only_channels(4)},
+                                                                 {512 * kKiB, kAllNccls},
+                                                                 {kHuge, kAllNccls}}) {
+        check_function(tuner, ctx, TunedFunction::kBroadcast, row.bytes, row.choice);
+      }
+      CHECK_SUCCESS(tuner.finalize(ctx));
+    }
+    for (const auto& [ranks, nodes] :
+         std::initializer_list<std::pair<std::size_t, std::size_t>>{{5, 5}, {4, 3}, {8, 4}, {512, 64}}) {
+      void* const ctx = tuned(tuner, ranks, nodes);
+      for (const std::size_t bytes : {std::size_t{1}, 64 * kKiB, 256 * kKiB, 512 * kKiB, 64 * kMiB}) {
+        check_function(tuner, ctx, TunedFunction::kBroadcast, bytes, kAllNccls);
+      }
+      CHECK_SUCCESS(tuner.finalize(ctx));
+    }
+  });
+}
+
 // More ranks, or some of them on one node: NCCL keeps the algorithm and the protocol.
 void only_lowers_channels_between_more(int version) {
   with_network(version, [](const Tuner& tuner) {
@@ -136,7 +167,8 @@ void never_raises_the_number(int version) {
              {2, 2}, {3, 3}, {4, 4}, {5, 5}, {6, 3}, {9, 9}, {32, 4}, {512, 64}}) {
       void* const ctx = tuned(tuner, ranks, nodes);
       for (std::size_t bytes = 1; bytes < 64 * kMiB; bytes += 1 + bytes / 50) {
-        for (const TunedFunction function : kRingFunctions) {
+        for (const TunedFunction function : {TunedFunction::kAllGather, TunedFunction::kReduceScatter,
+                                             TunedFunction::kAllReduce, TunedFunction::kBroadcast}) {
           const Choice choice = tuner.ask(ctx, function, bytes);
           const std::size_t nccls = std::max<std::size_t>(1, bytes / nccls_share(choice, ranks));
           if (choice.channels >= 0 && static_cast<std::size_t>(choice.channels) <= nccls) continue;
@@ -218,6 +250,7 @@ bool register_all() {
   register_tuner_case("chooses_for_two_ranks", {}, chooses_for_two_ranks);
   register_tuner_case("chooses_for_three_ranks", {}, chooses_for_three_ranks);
   register_tuner_case("chooses_for_four_ranks", {}, chooses_for_four_ranks);
+  register_tuner_case("chooses_for_a_broadcast", {}, chooses_for_a_broadcast);
   register_tuner_case("only_lowers_channels_between_more", {}, only_lowers_channels_between_more);
   register_tuner_case("leaves_small_shares_of_many_ranks", {}, leaves_small_shares_of_many_ranks);
   register_tuner_case("never_raises_the_number", {}, never_raises_the_number);
