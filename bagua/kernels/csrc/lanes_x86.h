@@ -118,13 +118,32 @@ inline __m512i to_bytes(const Lanes* values) {
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   return _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low, high));
 }
-inline void store_bytes(uint8_t* to, const Lanes* values) { _mm512_storeu_si512(to, to_bytes(values)); }
+inline void store_bytes(uint8_t* to, __m512i bytes) { _mm512_storeu_si512(to, bytes); }
 // To an address that is a multiple of kStreamAlignment.
 constexpr size_t kStreamAlignment = 32;
-inline void stream_bytes(uint8_t* to, const Lanes* values) {
-  const __m512i bytes = to_bytes(values);
+inline void stream_bytes(uint8_t* to, __m512i bytes) {
   _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm512_castsi512_si256(bytes));
   _mm256_stream_si256(reinterpret_cast<__m256i*>(to) + 1, _mm512_extracti64x4_epi64(bytes, 1));
+}
+
+// kIntegers and a byte, of kByteGroup bytes in the order of sums: register k has every fourth element, from the k-th.
+// Shifts take words apart faster than bytes are widened.
+inline void load_group(const uint8_t* from, Lanes* numbers) {
+  const __m512i words = _mm512_loadu_si512(from);
+  const __m512i byte = _mm512_set1_epi32(0xff);
+  const __m512i integers = _mm512_set1_epi32(kIntegersBits);
+  constexpr int kAndOr = 0xea;
+  numbers[0] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(words, byte, integers, kAndOr));
+  numbers[1] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_srli_epi32(words, 8), byte, integers, kAndOr));
+  numbers[2] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_srli_epi32(words, 16), byte, integers, kAndOr));
+  numbers[3] = _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(words, 24), integers));
+}
+// As to_bytes, of registers in that order.
+inline __m512i group_to_bytes(const Lanes* values) {
+  const __m512i even = _mm512_packs_epi32(beyond_integers(values[0]), beyond_integers(values[2]));
+  const __m512i odd = _mm512_packs_epi32(beyond_integers(values[1]), beyond_integers(values[3]));
+  const __m128i order = _mm_setr_epi8(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
+  return _mm512_shuffle_epi8(_mm512_packus_epi16(even, odd), _mm512_broadcast_i32x4(order));
 }
 
 // Integers in the order of the 16-bit floats whose bits they are given: negative ones are turned round.
@@ -217,13 +236,15 @@ inline __m256i to_bytes(const Lanes* values) {
   const __m256i high = _mm256_packs_epi32(beyond_integers(values[2]), beyond_integers(values[3]));
   return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
-inline void store_bytes(uint8_t* to, const Lanes* values) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), to_bytes(values));
-}
+inline void store_bytes(uint8_t* to, __m256i bytes) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes); }
 constexpr size_t kStreamAlignment = 32;
-inline void stream_bytes(uint8_t* to, const Lanes* values) {
-  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), to_bytes(values));
+inline void stream_bytes(uint8_t* to, __m256i bytes) { _mm256_stream_si256(reinterpret_cast<__m256i*>(to), bytes); }
+
+// Sums are in the order of their elements: without an operation on three registers, shifts gain nothing.
+inline void load_group(const uint8_t* from, Lanes* numbers) {
+  for (size_t i = 0; i < kByteGroup / kLanes; ++i) numbers[i] = load_numbers(from + i * kLanes);
 }
+inline __m256i group_to_bytes(const Lanes* values) { return to_bytes(values); }
 
 constexpr size_t kKeys = 16;
 using Keys = __m256i;

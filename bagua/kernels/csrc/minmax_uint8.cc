@@ -130,13 +130,16 @@ void write_padding(uint8_t* chunk, const Chunks& chunks) {
   std::memset(chunk + end, 0, padded(end) - end);
 }
 
+template <typename T>
+using Quantize = void(const T* source, size_t count, const Scale& scale, uint8_t* out, Store store);
+
 // `extent` is that of `source` times `factor`.
 template <typename T>
-void quantize(const ElementKernel<T>& kernel, const T* source, size_t count, float factor, const Extent& extent,
-              uint8_t* bytes, Store store) {
+void quantize(Quantize<T>* kernel, const T* source, size_t count, float factor, const Extent& extent, uint8_t* bytes,
+              Store store) {
   if (extent.finite) {
     const float scale = scale_of(extent.lowest, extent.highest);
-    kernel.quantize(source, count, {scale * factor, bias_of(extent.highest, scale)}, bytes, store);
+    kernel(source, count, {scale * factor, bias_of(extent.highest, scale)}, bytes, store);
   } else {
     std::memset(bytes, 0, count);
   }
@@ -195,7 +198,7 @@ void compress_typed(const T* source, const ElementKernel<T>& kernel, const Chunk
         const T* from = source + unit / ranges * chunks.elements + span.first;
         const Extent extent = canonical(kernel.extent(from, span.count));
         write_extent(to, unit % ranges, extent);
-        quantize(kernel, from, span.count, 1.0F, extent, to + header + span.first, store);
+        quantize(kernel.quantize, from, span.count, 1.0F, extent, to + header + span.first, store);
       }
     });
     return;
@@ -218,7 +221,7 @@ void compress_typed(const T* source, const ElementKernel<T>& kernel, const Chunk
     in_parts(slices, kSliceElements, execution, [&](size_t first, size_t last) {
       for (size_t slice = first; slice < last; ++slice) {
         const Span part = slice_of(span, slice);
-        quantize(kernel, from + part.first, part.count, 1.0F, extent, to + header + part.first, store);
+        quantize(kernel.quantize, from + part.first, part.count, 1.0F, extent, to + header + part.first, store);
       }
     });
   }
@@ -323,7 +326,7 @@ void decompress(const uint8_t* compressed, void* target, ElementType type, bool 
 
 void decompress_reduce_compress(const uint8_t* received, bool average, const Chunks& versions, uint8_t* out,
                                 const Execution& execution) {
-  const ElementKernel<float>& kernel = execution.kernel->float32;
+  Quantize<float>* const quantize_sum = execution.kernel->quantize_sum;
   const size_t ranges = versions.ranges();
   const size_t header = versions.header_bytes();
   const Store store = store_for(versions.elements);
@@ -341,7 +344,8 @@ void decompress_reduce_compress(const uint8_t* received, bool average, const Chu
       const auto finish = [&](size_t range) {
         const Span span = span_of(versions, range);
         write_extent(out, range, extents[range % 2]);
-        quantize(kernel, sums[range % 2], span.count, factor, extents[range % 2], out + header + span.first, store);
+        quantize(quantize_sum, sums[range % 2], span.count, factor, extents[range % 2], out + header + span.first,
+                 store);
       };
       for (size_t range = first; range < last; ++range) {
         extents[range % 2] = canonical(times_factor(sum_of(range, span_of(versions, range), sums[range % 2])));
@@ -371,7 +375,7 @@ void decompress_reduce_compress(const uint8_t* received, bool average, const Chu
       for (size_t slice = first; slice < last; ++slice) {
         const Span part = slice_of(span, slice);
         sum_of(range, part, sum);
-        quantize(kernel, sum, part.count, factor, extent, out + header + part.first, store);
+        quantize(quantize_sum, sum, part.count, factor, extent, out + header + part.first, store);
       }
     });
   }

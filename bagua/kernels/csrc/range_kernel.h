@@ -65,9 +65,11 @@ struct RangeKernel {
   ElementKernel<BFloat16> bfloat16;
   // The sum of `versions` versions, whose bytes lie `stride` bytes apart, in their order. `more`: added to what is in
   // `sum`; else `sum` is overwritten. Not clamped. At least one version and one element. Returns the extent of what
-  // `sum` is then. `bounded`: it is known to be finite.
+  // `sum` is then, which may be in an order of the table's own. `bounded`: it is known to be finite.
   Extent (*decode_sum)(const uint8_t* bytes, size_t stride, const Levels* levels, size_t versions, size_t count,
                        bool more, bool bounded, float* sum);
+  // As quantize, of such a sum of `count` elements.
+  void (*quantize_sum)(const float* sum, size_t count, const Scale& scale, uint8_t* out, Store store);
   // After the last streamed store of a thread, before another thread may read.
   void (*end_of_stream)();
 };

@@ -181,8 +181,12 @@ constexpr ElementKernel<T> element_kernel() {
 }  // namespace
 
 extern const RangeKernel kPortableKernel;
-const RangeKernel kPortableKernel = {
-    "portable",   element_kernel<float>(), element_kernel<Float16>(), element_kernel<BFloat16>(), decode_sum,
-    end_of_stream};
+const RangeKernel kPortableKernel = {"portable",
+                                     element_kernel<float>(),
+                                     element_kernel<Float16>(),
+                                     element_kernel<BFloat16>(),
+                                     decode_sum,
+                                     quantize<float>,
+                                     end_of_stream};
 
 }  // namespace bagua_kernels

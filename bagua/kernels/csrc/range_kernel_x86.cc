@@ -102,30 +102,29 @@ Extent extent<float>(const float* source, size_t count) {
   return {smallest(lowest[0]), largest(highest[0]), all_zero(not_finite[0])};
 }
 
-template <typename T>
-void quantize(const T* source, size_t count, const Scale& levels, uint8_t* out, Store how) {
+enum class Order { kElements, kSums };
+
+template <typename T, Order kOrder>
+void quantize_in_order(const T* source, size_t count, const Scale& levels, uint8_t* out, Store how) {
   const Lanes scale = fill(levels.scale);
   const Lanes bias = fill(levels.bias);
   size_t done = 0;
-  const auto group = [&](size_t at, Lanes* numbers) {
-    // What follows in memory is what is read next; it comes while this, which is in a cache, is computed.
-    constexpr size_t kLine = 64 / sizeof(T);
-    for (size_t i = 0; i < kByteGroup; i += kLine) __builtin_prefetch(source + count + at + i);
+  Lanes numbers[kLanesOfGroup];
+  const auto group = [&](size_t at) {
+    if (kOrder == Order::kElements) {
+      // What follows in memory is what is read next; it comes while this, which is in a cache, is computed.
+      constexpr size_t kLine = 64 / sizeof(T);
+      for (size_t i = 0; i < kByteGroup; i += kLine) __builtin_prefetch(source + count + at + i);
+    }
     for (size_t i = 0; i < kLanesOfGroup; ++i) {
       numbers[i] = add(multiply(load(source + at + i * kLanes), scale), bias);
     }
+    return kOrder == Order::kElements ? to_bytes(numbers) : group_to_bytes(numbers);
   };
-  Lanes numbers[kLanesOfGroup];
   if (how == Store::kStreamed && reinterpret_cast<uintptr_t>(out) % kStreamAlignment == 0) {
-    for (; done + kByteGroup <= count; done += kByteGroup) {
-      group(done, numbers);
-      stream_bytes(out + done, numbers);
-    }
+    for (; done + kByteGroup <= count; done += kByteGroup) stream_bytes(out + done, group(done));
   }
-  for (; done + kByteGroup <= count; done += kByteGroup) {
-    group(done, numbers);
-    store_bytes(out + done, numbers);
-  }
+  for (; done + kByteGroup <= count; done += kByteGroup) store_bytes(out + done, group(done));
   if (done < count) {
     const size_t rest = count - done;
     T padded[kByteGroup];
@@ -134,9 +133,18 @@ void quantize(const T* source, size_t count, const Scale& levels, uint8_t* out, 
       numbers[i] = add(multiply(load(padded + i * kLanes), scale), bias);
     }
     uint8_t bytes[kByteGroup];
-    store_bytes(bytes, numbers);
+    store_bytes(bytes, to_bytes(numbers));
     std::memcpy(out + done, bytes, rest);
   }
+}
+
+template <typename T>
+void quantize(const T* source, size_t count, const Scale& levels, uint8_t* out, Store how) {
+  quantize_in_order<T, Order::kElements>(source, count, levels, out, how);
+}
+
+void quantize_sum(const float* sum, size_t count, const Scale& levels, uint8_t* out, Store how) {
+  quantize_in_order<float, Order::kSums>(sum, count, levels, out, how);
 }
 
 struct Decoder {
@@ -145,9 +153,9 @@ struct Decoder {
   explicit Decoder(const Levels& levels)
       : bias(fill(levels.bias)), step(fill(levels.step)), lowest(fill(levels.lowest)), highest(fill(levels.highest)) {}
 
-  Lanes level(const uint8_t* bytes) const { return multiply(subtract(load_numbers(bytes), bias), step); }
+  Lanes level(Lanes number) const { return multiply(subtract(number, bias), step); }
   // The ends come second: where they are NaN, so is the result.
-  Lanes clamped(const uint8_t* bytes) const { return smaller(larger(level(bytes), lowest), highest); }
+  Lanes clamped(const uint8_t* bytes) const { return smaller(larger(level(load_numbers(bytes)), lowest), highest); }
 };
 
 // Calls `write(to, values)` for the last elements, fewer than a register holds, in a place that has room for all lanes.
@@ -212,6 +220,7 @@ Extent decode_sum_of(const uint8_t* bytes, size_t stride, const Levels* levels, 
                      bool more, float* sum) {
   // Sums of so many registers are made before the next: they stay in registers, and a version's levels serve all.
   constexpr size_t kGroup = kRegisters * kLanes;
+  static_assert(kGroup == kByteGroup);
   // Processors do not foresee what is read of many versions at once, so it is asked for ahead: a version's part of
   // `count` bytes as a whole, and then the next version's. In the order in which it is used, memory would have to open
   // another of its rows for every line, and give half of its rate.
@@ -233,7 +242,9 @@ Extent decode_sum_of(const uint8_t* bytes, size_t stride, const Levels* levels, 
         asked = 0;
         ahead += stride - groups * kGroup;
       }
-      for (size_t i = 0; i < kRegisters; ++i) take(i, decoder.level(from + i * kLanes));
+      Lanes numbers[kRegisters];
+      load_group(from, numbers);
+      for (size_t i = 0; i < kRegisters; ++i) take(i, decoder.level(numbers[i]));
     };
     size_t version = 0;
     if (more) {
@@ -282,8 +293,12 @@ constexpr ElementKernel<T> element_kernel() {
 }  // namespace
 
 extern const RangeKernel BAGUA_KERNEL_TABLE;
-const RangeKernel BAGUA_KERNEL_TABLE = {
-    kLanesName,   element_kernel<float>(), element_kernel<Float16>(), element_kernel<BFloat16>(), decode_sum,
-    end_of_stream};
+const RangeKernel BAGUA_KERNEL_TABLE = {kLanesName,
+                                        element_kernel<float>(),
+                                        element_kernel<Float16>(),
+                                        element_kernel<BFloat16>(),
+                                        decode_sum,
+                                        quantize_sum,
+                                        end_of_stream};
 
 }  // namespace bagua_kernels
