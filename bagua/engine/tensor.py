@@ -10,6 +10,7 @@ belong to no bucket.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -38,20 +39,17 @@ class TensorRecord:
     view: Tensor | None = None
     mark_ready: Callable[[], None] | None = None
 
-    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        return _no_record, ()
+    def __reduce__(self) -> tuple[type[OrderedDict[str, Any]], tuple[()]]:
+        # What stands for no record: of an empty value that `torch.load(weights_only=True)`, its default, can read.
+        return OrderedDict, ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
 
 
-def _no_record() -> None:
-    return None
-
-
 def record_of(tensor: Tensor) -> TensorRecord | None:
     """The tensor's record, or None if it is no Bagua tensor."""
-    return getattr(tensor, _ATTRIBUTE, None)
+    return getattr(tensor, _ATTRIBUTE, None) or None
 
 
 def require_record(tensor: Tensor) -> TensorRecord:

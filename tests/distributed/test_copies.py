@@ -74,6 +74,32 @@ def test_copies_of_a_wrapped_module_are_ordinary(how: str) -> None:
     run_ranks(2, _copies, how)
 
 
+def _files_of_parameters() -> None:
+    rank, device = begin()
+    net = NormNet().to(device)
+    optimizer = momentum(net)
+    with_algorithm(net, optimizer)
+    train(net, optimizer, batches(rank, 2, device))
+    file = io.BytesIO()
+    for given in (dict(net.named_parameters()), net.state_dict(keep_vars=True)):
+        file.seek(0)
+        torch.save(given, file)
+        assert b"bagua.engine" not in file.getvalue()  # it is read without Bagua, too
+        file.seek(0)
+        read = torch.load(file, weights_only=True)
+        for name, tensor in given.items():
+            assert torch.equal(read[name], tensor), name
+            assert not read[name].is_bagua_tensor()
+    loaded = NormNet().to(device)
+    loaded.load_state_dict(read, assign=True)
+    with_algorithm(loaded, momentum(loaded))
+    assert loaded.first.weight.is_bagua_tensor()
+
+
+def test_files_of_parameters_are_ordinary() -> None:
+    run_ranks(1, _files_of_parameters)
+
+
 def _collected_hooks() -> None:
     rank, device = begin()
     original = with_algorithm(NormNet().to(device), momentum(NormNet()))
