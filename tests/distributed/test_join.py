@@ -29,6 +29,7 @@ from support.training import (
 from torch import nn
 from torch.distributed.algorithms.join import Join
 
+from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
 # Batches of each rank.
@@ -139,6 +140,26 @@ def _passes_of_half_a_model() -> None:
 
 def test_a_bucket_is_rescaled_only_in_the_pass_that_sends_it() -> None:
     run_ranks(2, _passes_of_half_a_model)
+
+
+def _sums() -> None:
+    rank, device = begin()
+    for name in ("gradient_allreduce", "bytegrad"):
+        for by_initial_size in (True, False):
+            net = nn.Linear(1, 1, bias=False).to(device)
+            model = DistributedDataParallel(net, algorithm=Algorithm.init(name, average=False))
+            sums = []
+            with model.join(divide_by_initial_world_size=by_initial_size):
+                for _ in range([1, 3][rank]):
+                    model.zero_grad()
+                    model(torch.ones(1, 1, device=device)).sum().backward()
+                    assert net.weight.grad is not None
+                    sums.append(round(net.weight.grad.item(), 3))
+            assert sums == [2.0, 1.0, 1.0][: len(sums)], (name, by_initial_size, sums)
+
+
+def test_sums_are_not_divided() -> None:
+    run_ranks(2, _sums)
 
 
 def _accumulating(counts: list[int]) -> None:

@@ -214,7 +214,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
         Args:
             divide_by_initial_world_size: gradients are divided by the number of ranks; otherwise by the number of those
-                that still have inputs.
+                that still have inputs. An algorithm that sums them (average=False) divides by neither.
             enable: False: the context does nothing.
             throw_on_early_termination: all ranks raise as soon as one runs out.
 

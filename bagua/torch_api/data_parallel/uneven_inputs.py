@@ -53,7 +53,8 @@ class UnevenInputs:
                 " contribution; give every rank as many batches"
             )
         engine.gradient_scale = None
-        self._divide_by_active = not divide_by_initial_world_size
+        # Of a sum there is nothing to divide.
+        self._divide_by_active = not divide_by_initial_world_size and getattr(engine.bagua_algorithm, "average", True)
         return _ShadowStep(self._wrapper, self)
 
     def source_rank(self) -> int:
