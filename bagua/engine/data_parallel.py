@@ -228,8 +228,9 @@ class BaguaDistributedDataParallel:
         before = self._parameters
         trainable = TrainableWatch(self.module, self.parameters_to_ignore)
         self._parameters = trainable_parameters(self.module, self.parameters_to_ignore)
-        listed = {id(parameter) for _, parameter in self._parameters}
-        gone = [parameter for _, parameter in before if id(parameter) not in listed]
+        names = {id(parameter): name for name, parameter in self._parameters}
+        # Also those that have another name now, as pruning and parametrizations give it: records keep theirs.
+        gone = [parameter for name, parameter in before if names.get(id(parameter)) != name]
         if gone:
             self._release_buckets()
             for parameter in gone:

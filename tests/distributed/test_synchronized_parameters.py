@@ -25,6 +25,7 @@ from support.training import (
     with_algorithm,
 )
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 
 def _sgd(module: nn.Module) -> torch.optim.SGD:
@@ -110,6 +111,26 @@ def _ignored(how: str) -> None:
 @pytest.mark.parametrize("how", ["bagua", "ddp", "expert"])
 def test_ignored_and_expert_parameters_stay_with_their_rank(how: str) -> None:
     run_ranks(2, _ignored, how)
+
+
+def _renamed() -> list[str]:
+    rank, device = begin()
+    net: Any = mlp(rank, device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    with_algorithm(net, optimizer)
+    train(net, optimizer, batches(rank, 2, device))
+    # The same parameter under another name, as after a parametrization.
+    prune.random_unstructured(net[0], "weight", amount=0.0)
+    train(net, optimizer, batches(rank, 2, device))
+    net[2].requires_grad_(False)
+    train(net, optimizer, batches(rank, 2, device))
+    check_ranks_equal(nn.ParameterList(net.parameters()))
+    return [name for name, _ in net.bagua_build_params()]
+
+
+def test_parameters_that_are_renamed_on_the_way() -> None:
+    names = ["0.bias", "0.weight_orig", "4.weight", "4.bias"]
+    assert run_ranks(2, _renamed) == [names, names]
 
 
 def _frozen_late() -> None:
