@@ -202,12 +202,14 @@ class BaguaDistributedDataParallel:
     def detach(self) -> None:
         """Remove every hook and give the tensors memory of their own: the module is ordinary again."""
         self._hooks.remove()
-        self._release_buckets()
-        for _, parameter in self._parameters:
-            # Where another engine owns it, this one was refused.
-            record = record_of(parameter)
-            if record is not None and record.module_name in (None, self.bagua_module_name):
-                drop_record(parameter)
+        try:
+            self._release_buckets()
+        finally:
+            for _, parameter in self._parameters:
+                # Where another engine owns it, this one was refused.
+                record = record_of(parameter)
+                if record is not None and record.module_name in (None, self.bagua_module_name):
+                    drop_record(parameter)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of the module has no engine: wrap it again."""

@@ -369,6 +369,33 @@ def test_a_module_is_free_again_if_an_algorithm_cannot_begin() -> None:
     run_ranks(2, _unfinished)
 
 
+class EndlessImpl(GradientAllReduceAlgorithmImpl):
+    def finish(self, bagua_ddp: Any) -> None:
+        raise KeyError("cannot be ended")
+
+
+class Endless(Algorithm):
+    def reify(self, process_group: Any) -> EndlessImpl:
+        return EndlessImpl(process_group)
+
+
+def _endless() -> None:
+    rank, device = begin()
+    net: Any = mlp(rank, device)
+    optimizer = momentum(net)
+    net.with_bagua([optimizer], Endless())
+    train(net, optimizer, batches(rank, 2, device))
+    message_of(KeyError, lambda: net.with_bagua([optimizer], Algorithm.init("gradient_allreduce")))
+    assert not net[0].weight.is_bagua_tensor()
+    net.with_bagua([optimizer], Algorithm.init("gradient_allreduce"))
+    train(net, optimizer, batches(rank, 3, device))
+    check_ranks_equal(net)
+
+
+def test_a_module_is_free_again_if_an_algorithm_cannot_end() -> None:
+    run_ranks(2, _endless)
+
+
 def _registry() -> None:
     begin()
     assert GlobalAlgorithmRegistry.get("gradient_allreduce") is not None
