@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from support.ranks import run_ranks
 from support.training import NODES_OF_TWO_AND_ONE, TWO_NODES_OF_TWO, Branches, NormNet, begin, loss_of, message_of, mlp
 from torch import nn
 
+import bagua.torch_api as bagua
 from bagua.torch_api.algorithms import GlobalAlgorithmRegistry
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
@@ -314,6 +316,38 @@ def _switching(how: str) -> None:
 @pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
 def test_switching_through_all_algorithms(how: str) -> None:
     run_ranks(2, _switching, how)
+
+
+def _another_job() -> None:
+    """torch is shut down between a backward pass and its step, and set up again."""
+    rank, device = begin()
+    trained = []
+    for case in CASES:
+        net = mlp(rank, device)
+        optimizer = case.optimizer(net)
+        model = case.wrap(net, optimizer)
+        *steps, last = pulling(rank, 4, device)
+        for batch in steps:
+            step(model, optimizer, batch)
+        case.stop(model)
+        loss_of(model, last).backward()
+        trained.append((case, net, optimizer))
+    dist.barrier()
+    dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    bagua.init_process_group()
+    for case, net, optimizer in trained:
+        model = case.wrap(net, optimizer)
+        assert spread(net) == 0, case
+        for batch in pulling(rank, 4, device):
+            step(model, optimizer, batch)
+        case.stop(model)
+        if case.equal:
+            assert spread(net) == 0, case
+
+
+def test_torch_is_shut_down_and_set_up_again() -> None:
+    run_ranks(2, _another_job)
 
 
 def _several_models() -> None:
