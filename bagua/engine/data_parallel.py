@@ -21,7 +21,7 @@ from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES, plan_buckets
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.incomplete_step import failed_beginning
 from bagua.engine.module_hooks import ModuleHooks
-from bagua.engine.parameters import TrainableWatch, ignored_names, trainable_parameters
+from bagua.engine.parameters import TrainableWatch, ignored_names, left_out_parameters, trainable_parameters
 from bagua.engine.replica_check import check_replicas
 from bagua.engine.state_broadcast import broadcast_optimizer_state, broadcast_parameters
 from bagua.engine.tensor import drop_record, record_of
@@ -242,8 +242,9 @@ class BaguaDistributedDataParallel:
         with failures_named(self.process_group, "broadcasting parameters and optimizer states"):
             check_replicas(self._parameters, self.communicator, optimizers=self.bagua_optimizers)
             broadcast_parameters(self._parameters, self.communicator)
+            left_out = left_out_parameters(self.module, self.parameters_to_ignore)
             for optimizer in self.bagua_optimizers:
-                broadcast_optimizer_state(optimizer, self.communicator)
+                broadcast_optimizer_state(optimizer, self.communicator, left_out)
         self.replicas_are_equal = True
         try:
             self.rebuild_buckets()

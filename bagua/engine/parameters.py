@@ -68,6 +68,12 @@ def replicated_parameters(module: nn.Module, ignored: list[str]) -> list[tuple[s
     ]
 
 
+def left_out_parameters(module: nn.Module, ignored: list[str]) -> set[int]:
+    """The ids of those that are none of `replicated_parameters`."""
+    replicated = {id(parameter) for _, parameter in replicated_parameters(module, ignored)}
+    return {id(parameter) for parameter in module.parameters()} - replicated
+
+
 def trainable_parameters(module: nn.Module, ignored: list[str]) -> list[tuple[str, nn.Parameter]]:
     """Those of `replicated_parameters` that need a gradient.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -25,6 +25,8 @@ MAX_PROBLEM_LENGTH = 300  # characters
 # What of an optimizer an entry belongs to, and its place there: ("group", index), ("defaults", 0),
 # ("state", position of the parameter) or ("shared", key of state that belongs to no parameter).
 EntryKey = tuple[str, Hashable]
+# None: of a parameter that is left out.
+_Shape = tuple[int, ...] | None
 
 
 def broadcast_parameters(named_tensors: Iterable[tuple[str, torch.Tensor]], communicator: BaguaCommunicator) -> None:
@@ -53,7 +55,9 @@ def broadcast_parameters(named_tensors: Iterable[tuple[str, torch.Tensor]], comm
     broadcast_tensors(tensors, communicator)
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, communicator: BaguaCommunicator) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, communicator: BaguaCommunicator, left_out: Collection[int] = ()
+) -> None:
     """
     Makes `optimizer.state`, the options in `optimizer.param_groups` (lr and the others) and `optimizer.defaults` those
     of the communicator's rank 0: what only rank 0 has is created, what it lacks is removed.
@@ -61,6 +65,10 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, communicator: Ba
     State belongs to a parameter by its position in `param_groups`. A tensor of the same shape, dtype and device is
     overwritten in place, so that captured CUDA graphs stay valid. `.grad` is not touched. State under a tensor that is
     in no group has no position and stays as it is.
+
+    Args:
+        left_out: ids of parameters that differ by rank on purpose, at the same positions on every rank: of any shape,
+            and their state stays as it is.
 
     Raises:
         ValueError: the optimizer is LBFGS.
@@ -74,20 +82,20 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, communicator: Ba
     tensors: list[torch.Tensor] = []
     entries: dict[EntryKey, Any] = {}
     if is_source:
-        description, tensors = _describe(optimizer)
+        description, tensors = _describe(optimizer, left_out)
     description = broadcast_object(description, 0, communicator)
     problem: str | None = None
     if not isinstance(description, _Description):
         problem = description if is_source else None
     elif not is_source:
         try:
-            entries, tensors = _prepare(optimizer, description)
+            entries, tensors = _prepare(optimizer, description, left_out)
         except Exception as error:  # whatever unpickling raises; the other ranks wait for us
             problem = _one_line(error)
     _raise_together(problem, communicator)
     broadcast_tensors(tensors, communicator)
     if not is_source:
-        _install(optimizer, entries)
+        _install(optimizer, entries, left_out)
 
 
 def _refuse_lbfgs(optimizer: torch.optim.Optimizer) -> None:
@@ -115,7 +123,7 @@ class _Slot:
 class _Description:
     """Rank 0's optimizer without the values of its tensors. Travels pickled."""
 
-    shapes: list[list[tuple[int, ...]]]  # of the parameters, by group
+    shapes: list[list[_Shape]]  # of the parameters, by group
     entries: list[bytes]  # each a pair of EntryKey and value
     slots: list[_Slot]
 
@@ -171,45 +179,50 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _shapes(optimizer: torch.optim.Optimizer) -> list[list[tuple[int, ...]]]:
-    return [[tuple(parameter.shape) for parameter in group["params"]] for group in optimizer.param_groups]
+def _shapes(optimizer: torch.optim.Optimizer, left_out: Collection[int]) -> list[list[_Shape]]:
+    return [
+        [None if id(parameter) in left_out else tuple(parameter.shape) for parameter in group["params"]]
+        for group in optimizer.param_groups
+    ]
 
 
-def _entries(optimizer: torch.optim.Optimizer) -> dict[EntryKey, Any]:
+def _entries(optimizer: torch.optim.Optimizer, left_out: Collection[int]) -> dict[EntryKey, Any]:
     entries: dict[EntryKey, Any] = {}
     for index, group in enumerate(optimizer.param_groups):
         entries["group", index] = {name: value for name, value in group.items() if name != "params"}
     entries["defaults", 0] = optimizer.defaults
     for position, parameter in enumerate(_parameters(optimizer)):
-        if parameter in optimizer.state:  # reading what is absent would create it
+        if id(parameter) not in left_out and parameter in optimizer.state:  # reading what is absent would create it
             entries["state", position] = optimizer.state[parameter]
     state: dict[Any, Any] = optimizer.state
     entries.update((("shared", key), value) for key, value in state.items() if not isinstance(key, torch.Tensor))
     return entries
 
 
-def _describe(optimizer: torch.optim.Optimizer) -> tuple[_Description | str, list[torch.Tensor]]:
+def _describe(
+    optimizer: torch.optim.Optimizer, left_out: Collection[int]
+) -> tuple[_Description | str, list[torch.Tensor]]:
     """The description and the tensors of its slots; a text instead of the description says why there is none."""
     table = _SlotTable()
     pickles: list[bytes] = []
-    for key, value in _entries(optimizer).items():
+    for key, value in _entries(optimizer, left_out).items():
         file = io.BytesIO()
         try:
             _EntryPickler(file, table, key, value).dump((key, value))
         except Exception as error:  # whatever a __reduce__ raises; the other ranks wait for us
             return f"{key[0]} {key[1]} cannot be sent: {_one_line(error)}", []
         pickles.append(file.getvalue())
-    return _Description(_shapes(optimizer), pickles, table.slots), table.tensors
+    return _Description(_shapes(optimizer, left_out), pickles, table.slots), table.tensors
 
 
 def _prepare(
-    optimizer: torch.optim.Optimizer, description: _Description
+    optimizer: torch.optim.Optimizer, description: _Description, left_out: Collection[int]
 ) -> tuple[dict[EntryKey, Any], list[torch.Tensor]]:
     """The entries as rank 0 has them, and the tensors in them, which wait for their values."""
-    shapes = _shapes(optimizer)
+    shapes = _shapes(optimizer, left_out)
     if shapes != description.shapes:
         raise ValueError(_difference(shapes, description.shapes))
-    local = _entries(optimizer)
+    local = _entries(optimizer, left_out)
     parameters = _parameters(optimizer)
     tensors: list[torch.Tensor] = []
     taken: set[int] = set()
@@ -243,10 +256,10 @@ def _allocate(slot: _Slot, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.empty(slot.shape, dtype=slot.dtype, device=owner.device)
 
 
-def _install(optimizer: torch.optim.Optimizer, entries: Mapping[EntryKey, Any]) -> None:
+def _install(optimizer: torch.optim.Optimizer, entries: Mapping[EntryKey, Any], left_out: Collection[int]) -> None:
     """The dicts that are there stay the same objects: schedulers and captured graphs may hold them."""
     parameters = _parameters(optimizer)
-    positions = {id(parameter): position for position, parameter in enumerate(parameters)}
+    positions = {id(one): position for position, one in enumerate(parameters) if id(one) not in left_out}
     state: dict[Any, Any] = optimizer.state
     for key in list(state):
         if isinstance(key, torch.Tensor):
@@ -276,7 +289,7 @@ def _assign(target: dict[Any, Any], source: Mapping[Any, Any]) -> None:
     target.update(source)
 
 
-def _difference(ours: Sequence[Sequence[tuple[int, ...]]], theirs: Sequence[Sequence[tuple[int, ...]]]) -> str:
+def _difference(ours: Sequence[Sequence[_Shape]], theirs: Sequence[Sequence[_Shape]]) -> str:
     if len(ours) != len(theirs):
         return f"{len(ours)} param_groups, rank 0 has {len(theirs)}"
     group = next(index for index, (our, their) in enumerate(zip(ours, theirs, strict=True)) if our != their)

@@ -113,6 +113,48 @@ def test_ignored_and_expert_parameters_stay_with_their_rank(how: str) -> None:
     run_ranks(2, _ignored, how)
 
 
+def _state_of_what_is_left_out(how: str) -> None:
+    rank, device = begin()
+    torch.manual_seed(rank)
+    net: Any = Branches().to(device)
+    # A part of something larger, cut unevenly, and a branch that only one rank takes.
+    net.part = nn.Parameter(torch.full((rank + 1,), float(rank), device=device))
+    if how == "expert":
+        for parameter in (net.part, *net.never.parameters()):
+            parameter.expert = True
+    else:
+        net._bagua_params_and_buffers_to_ignore = ["part", "never.weight", "never.bias"]
+    alone = nn.Parameter(net.part.detach().clone())
+    optimizer, other = torch.optim.Adam(net.parameters(), lr=0.1), torch.optim.Adam([alone], lr=0.1)
+    take = ("left", "right", "never") if rank else ("left", "right")
+    steps = 0
+    # Everything begins anew as parameters are frozen, and as the module is wrapped again.
+    for change in ("wrap", "freeze", "unfreeze", "wrap"):
+        if change == "wrap":
+            with_algorithm(net, optimizer)
+        else:
+            net.left.requires_grad_(change == "unfreeze")
+        for batch in batches(rank, 3, device, seed=steps):
+            optimizer.zero_grad()
+            ((rank + 1) * net.part.sin().sum() + loss_of(net, batch, take=take)).backward()
+            optimizer.step()
+            other.zero_grad()
+            ((rank + 1) * alone.sin().sum()).backward()
+            other.step()
+            steps += 1
+        assert torch.equal(net.part, alone), change
+        assert [optimizer.state[one]["step"] for one in net.never.parameters() if one in optimizer.state] == (
+            [steps, steps] if rank else []
+        )
+        check_tensor_on_ranks(net.trunk.weight, change)
+        check_tensor_on_ranks(optimizer.state[net.trunk.weight]["exp_avg"], change)
+
+
+@pytest.mark.parametrize("how", ["bagua", "expert"])
+def test_optimizer_state_of_what_is_left_out_stays_with_its_rank(how: str) -> None:
+    run_ranks(2, _state_of_what_is_left_out, how)
+
+
 def _renamed() -> list[str]:
     rank, device = begin()
     net: Any = mlp(rank, device)
