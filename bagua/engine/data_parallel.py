@@ -240,7 +240,9 @@ class BaguaDistributedDataParallel:
         if not self._parameters:
             raise ValueError(f"{type(self.module).__name__} has no parameter to synchronise: all are frozen or ignored")
         with failures_named(self.process_group, "broadcasting parameters and optimizer states"):
-            check_replicas(self._parameters, self.communicator, optimizers=self.bagua_optimizers)
+            check_replicas(
+                self._parameters, self.communicator, optimizers=self.bagua_optimizers, settings=self._settings()
+            )
             broadcast_parameters(self._parameters, self.communicator)
             left_out = left_out_parameters(self.module, self.parameters_to_ignore)
             for optimizer in self.bagua_optimizers:
@@ -251,6 +253,16 @@ class BaguaDistributedDataParallel:
         finally:
             self.replicas_are_equal = False
         self._steps.install(self._hooks, self._parameters, trainable)
+
+    def _settings(self) -> list[str]:
+        """What decides about the order and the sizes of messages, beside the parameters."""
+        sizes = (self.first_bucket_bytes, self.bucket_bytes)
+        first, later = ("default" if size is None else f"{size} bytes" for size in sizes)
+        return [
+            f"the algorithm {type(self.bagua_algorithm).__name__}",
+            f"find_unused_parameters={self.find_unused_parameters}",
+            f"buckets of {later} (the first: {first})",
+        ]
 
     def initialize_again(self) -> None:
         """In the middle of training. After an error the module is not synchronised any more, so that training it is

@@ -1,9 +1,9 @@
-"""Whether all ranks have built the same model, and the same optimizers. Functions; the training thread calls them once,
-before any broadcast.
+"""Whether all ranks have built the same model and the same optimizers, with the same settings. Functions; the training
+thread calls them once, before any broadcast.
 
 Ranks whose parameters differ would exchange messages of different sizes: gloo fails then with a text about buffers,
-NCCL hangs or mixes values up. So would ranks with unequally many optimizers; and an optimizer of another class than
-rank 0's would be given options that mean nothing to it.
+NCCL hangs or mixes values up. So would ranks with unequally many optimizers, another algorithm or buckets of another
+size; and an optimizer of another class than rank 0's would be given options that mean nothing to it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _T = TypeVar("_T")
 
 # One parameter: name, then "float32 [3, 4], trainable, on cpu".
 _Entry = tuple[str, str]
-# Entries of parameters, and the classes of the optimizers.
-_Replica = tuple[list[_Entry], list[str]]
+# Entries of parameters, the classes of the optimizers, and settings.
+_Replica = tuple[list[_Entry], list[str], list[str]]
 # Where a rank first differs from rank 0, and what is there: None if its list ends before.
 _Difference = tuple[int, _T | None]
-# In parameters, in optimizers, and how many optimizers it has.
-_Differences = tuple[_Difference[_Entry] | None, _Difference[str] | None, int]
+# In parameters, in optimizers, how many optimizers it has, and in settings.
+_Differences = tuple[_Difference[_Entry] | None, _Difference[str] | None, int, _Difference[str] | None]
 
 
 def check_replicas(
@@ -40,6 +40,7 @@ def check_replicas(
     communicator: BaguaCommunicator,
     kind: str = "",
     optimizers: Sequence[torch.optim.Optimizer] = (),
+    settings: Sequence[str] = (),
 ) -> None:
     """
     Every rank calls it. Costs one exchange of a digest if all is well.
@@ -49,6 +50,7 @@ def check_replicas(
         kind: of tensors that they are, if they are not those that are trained; for the message.
         optimizers: compared are their number and their classes, in this order. `broadcast_optimizer_state` compares
             their groups and parameters.
+        settings: compared as they are; as many on every rank.
 
     Raises:
         RuntimeError: on every rank, with the same text: the first difference, and the ranks that have it.
@@ -57,18 +59,26 @@ def check_replicas(
     classes = [_class_name(optimizer) for optimizer in optimizers]
     if communicator.nranks() == 1:
         return
-    digest = hashlib.sha256(repr((entries, classes)).encode()).digest()
+    chosen = list(settings)
+    digest = hashlib.sha256(repr((entries, classes, chosen)).encode()).digest()
     if len(set(all_gather_object(digest, communicator))) == 1:
         return
     # Rank 0's lists go out and only the first differences of each rank come back: memory stays bounded on large jobs.
-    reference: _Replica = broadcast_object((entries, classes), 0, communicator)
-    mine = _first_difference(reference[0], entries), _first_difference(reference[1], classes), len(classes)
+    reference: _Replica = broadcast_object((entries, classes, chosen), 0, communicator)
+    mine = (
+        _first_difference(reference[0], entries),
+        _first_difference(reference[1], classes),
+        len(classes),
+        _first_difference(reference[2], chosen),
+    )
     found: list[_Differences] = all_gather_object(mine, communicator)
-    if any(in_parameters is not None for in_parameters, _, _ in found):
-        message = _parameters_message(reference[0], [one[0] for one in found], communicator.ranks, kind)
+    in_parameters, in_optimizers, counts, in_settings = zip(*found, strict=True)
+    if any(one is not None for one in in_parameters):
+        message = _parameters_message(reference[0], in_parameters, communicator.ranks, kind)
+    elif any(one is not None for one in in_optimizers):
+        message = _optimizers_message(reference[1], in_optimizers, counts, communicator.ranks)
     else:
-        counts = [count for _, _, count in found]
-        message = _optimizers_message(reference[1], [one[1] for one in found], counts, communicator.ranks)
+        message = _settings_message(reference[2], in_settings, communicator.ranks)
     raise RuntimeError(message)
 
 
@@ -122,6 +132,16 @@ def _optimizers_message(
         first, told = _told(reference, differences, ranks, _shortened)
         said = f"the ranks have different optimizers. At position {first}, {told}"
     return f"{said}. Give the same number of optimizers on every rank, of the same classes in the same order"
+
+
+def _settings_message(
+    reference: Sequence[str], differences: Sequence[_Difference[str] | None], ranks: Sequence[int]
+) -> str:
+    _, told = _told(reference, differences, ranks, _shortened)
+    return (
+        f"the ranks have different settings: {told}. Wrap the module with the same algorithm and options on every rank,"
+        " and set the same environment variables (BAGUA_DEFAULT_BUCKET_SIZE) for all of them"
+    )
 
 
 def _told(

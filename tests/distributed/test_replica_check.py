@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.initialization import init_process_group
 from bagua.collectives.process_group import new_group, to_bagua_process_group
 from bagua.engine.replica_check import check_replicas
+from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
@@ -238,6 +240,49 @@ def test_different_optimizers_are_named_on_all_ranks(how: str) -> None:
             assert message.startswith("the ranks have different "), message
             assert expected in message
             assert message.endswith("on every rank, of the same classes in the same order"), message
+
+
+def wrap_with_other_settings() -> dict[str, str | None]:
+    init_process_group()
+    rank = dist.get_rank()
+    device = device_for(rank)
+    algorithms = [GradientAllReduceAlgorithm(), ByteGradAlgorithm()]
+    net: Any = nn.Linear(2, 2).to(device)
+    wraps: dict[str, Callable[[], Any]] = {
+        "algorithm": lambda: net.with_bagua([], algorithms[rank]),
+        "unused": lambda: DistributedDataParallel(net, find_unused_parameters=rank == 1),
+        "cap": lambda: DistributedDataParallel(net, bucket_cap_mb=[25, 0.001][rank]),
+        "views": lambda: DistributedDataParallel(net, gradient_as_bucket_view=rank == 1),
+        "environment": lambda: net.with_bagua([], algorithms[0]),
+    }
+    messages: dict[str, str | None] = {}
+    for case, wrap in wraps.items():
+        if case == "environment" and rank == 1:
+            os.environ["BAGUA_DEFAULT_BUCKET_SIZE"] = "1000"
+        try:
+            model = wrap()
+        except RuntimeError as error:
+            messages[case] = str(error)
+            continue
+        messages[case] = None
+        model(torch.ones(1, 2, device=device)).sum().backward()
+    return messages
+
+
+def test_different_settings_are_named_on_all_ranks() -> None:
+    """Where gloo would end the process, for messages of other sizes, and NCCL would hang."""
+    first, second = run_ranks(2, wrap_with_other_settings)
+    assert first == second
+    expected = {
+        "algorithm": "rank 0 has the algorithm GradientAllReduceAlgorithmImpl; rank 1 has the algorithm ByteGrad",
+        "unused": "rank 0 has find_unused_parameters=False; rank 1 has find_unused_parameters=True. ",
+        "cap": "rank 0 has buckets of 26214400 bytes (the first: 1048576 bytes); rank 1 has buckets of 1048 bytes (",
+        "environment": "rank 0 has buckets of default (the first: 1048576 bytes); rank 1 has buckets of 1000 bytes (",
+    }
+    assert first.pop("views") is None, "a rank's own business"
+    assert set(first) == set(expected)
+    for case, text in expected.items():
+        assert (first[case] or "").startswith("the ranks have different settings: " + text), first[case]
 
 
 def check_optimizers_of_five() -> list[str | None]:
