@@ -13,6 +13,7 @@ already gets the path.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -104,7 +105,10 @@ def activate(environment: MutableMapping[str, str] | None = None) -> ActivationR
 
 def activate_at_import() -> None:
     """For `import bagua` and `import torch`, which an optional network plugin must not break: errors become warnings,
-    unless BAGUA_NET_REQUIRED says that the job must not go on without it."""
+    unless BAGUA_NET_REQUIRED says that the job must not go on without it. Our own commands are no job: they say what
+    is wrong with the variables themselves, and a doctor whose import failed could not."""
+    if _is_own_command():
+        return
     try:
         activate()
     except Exception as error:
@@ -254,6 +258,15 @@ def _keep_plugin(setting: KeptSetting, required: dict[str, str], library: Path) 
     return ActivationResult(ActivationState.KEPT, required, library, (setting,), (said,))
 
 
+def _is_own_command() -> bool:
+    """Whether this process is `bagua-net` or `bagua-net-bench`, or `python -m` of one of their modules, whose name is
+    not in sys.argv yet while the package is imported."""
+    if sys.argv[:1] == ["-m"]:
+        return any(word.startswith("bagua.cli.") for word in sys.orig_argv)
+    program = Path(sys.argv[0]) if sys.argv else Path()
+    return program.name in _OWN_COMMANDS or program.parts[-3:-1] == ("bagua", "cli")
+
+
 def _is_required(base: Mapping[str, str]) -> bool:
     try:
         return read_switch(base, "BAGUA_NET_REQUIRED") or False
@@ -261,6 +274,8 @@ def _is_required(base: Mapping[str, str]) -> bool:
         # As the library does: an unreadable wish to be strict counts as one.
         return True
 
+
+_OWN_COMMANDS = ("bagua-net", "bagua-net-bench")
 
 # What `activate` set in this process, with the value before.
 _replaced: dict[str, str | None] = {}

@@ -46,6 +46,13 @@ def test_every_contender_moves_correct_data(tmp_path: Path) -> None:
     assert document["machine"]["tcp_congestion_control"] != "unknown"
 
 
+def test_gloo_does_not_care_what_the_job_asks_of_nccl() -> None:
+    pytest.importorskip("torch", reason="needs PyTorch, which brings gloo")
+    short = ["-b", "1K", "-e", "1K", "-n", "3", "-w", "1", "--repeats", "1", "--contenders", "plugin,gloo"]
+    finished = run_bench(*short, BAGUA_NET_REQUIRED="1", NCCL_NET="Socket")
+    assert finished.returncode == 0, finished.stderr
+
+
 def test_many_comms_move_correct_data_and_are_quiet_when_idle(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     short = ["--messages", "200", "--repeats", "2", "--message-sizes", "256K", "--silence", "2", "--idle", "1"]

@@ -157,6 +157,31 @@ def test_a_missing_library(
     assert "bagua.net._core cannot be imported" in finding["text"]
 
 
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"BAGUA_NET_REQUIRED": "1", "NCCL_NET": "Socket"}, "BAGUA_NET_REQUIRED=1, but NCCL_NET=Socket"),
+        ({"BAGUA_NET_REQUIRED": "maybe"}, "BAGUA_NET_REQUIRED=maybe: must be 1, true, yes or on"),
+    ],
+)
+def test_what_fails_every_import(
+    doctor: Doctor,
+    variables: dict[str, str],
+    said: str,
+    run_command: RunCommand,
+    bagua_net: Path,
+    environment: dict[str, str],
+) -> None:
+    """With these variables `import bagua` raises in a job. The commands import it, too, and go on."""
+    result, report = doctor(**variables)
+    assert "activation" in failed(report)
+    assert said in report["sections"]["activation"]["findings"][0]["text"]
+    assert result.stderr == ""
+    for command in ([bagua_net], [sys.executable, "-m", "bagua.cli.net"]):
+        result = run_command([*command, "disable"], environment | variables)
+        assert (result.returncode, result.stderr) == (0, "")
+
+
 # --- library ---------------------------------------------------------------------------------------------------------
 
 _TABLE = 'struct {{ const char* name; void* slots[21]; }} ncclNetPlugin_v{} = {{"{}"}};\n'

@@ -103,6 +103,10 @@ class DriverSettings:
         if request.contender in ("plugin", "plugin-1", BASELINE):
             # A bench of the plugin needs no activation, and must not be switched off by the job's.
             environment.pop("ENABLE_BAGUA_NET", None)
+        if request.contender == "gloo":
+            # No NCCL there: what its `import torch` would find wrong with the job's activation does not concern it.
+            environment.pop("ENABLE_BAGUA_NET", None)
+            environment.pop("BAGUA_NET_REQUIRED", None)
         return environment
 
 
