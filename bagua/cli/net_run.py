@@ -35,7 +35,7 @@ def execute(options: argparse.Namespace) -> NoReturn:
     command: list[str] = options.command
     if command[:1] == ["--"]:
         command = command[1:]
-    if not command:
+    if not command or not command[0]:
         raise CommandError(
             "no command given; write it after the options: bagua-net run -- torchrun train.py", EXIT_USAGE
         )

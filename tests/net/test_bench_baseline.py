@@ -63,6 +63,8 @@ def test_a_library_that_is_missing_or_fails_is_named(bench: Bench, slow: Path) -
     missing = bench.run(*words, "/no/libold.so")
     assert missing.returncode == 1
     assert "the baseline's library '/no/libold.so' does not exist; name a libnccl-net.so" in missing.stderr
+    folder = bench.run(*words, "/")
+    assert "the baseline's library '/' is no file; name a libnccl-net.so" in folder.stderr
     assert missing.stdout == ""
     fault = {"at": "start", "do": "error", "rank": 1, "library": slow.name}
     failing = bench.run(*words, str(slow), fault=fault)

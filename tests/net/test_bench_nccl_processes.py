@@ -245,6 +245,7 @@ def test_help_is_shown_without_a_gpu_and_hides_the_stand_in() -> None:
     done = run([sys.executable, "-m", "bagua.cli.net_bench", "--nccl", "--help"])
     assert done.returncode == 0
     assert "--collectives" in done.stdout
+    assert " d_recv" not in done.stdout, "a list without blanks is broken within a name"
     assert "gloo" not in done.stdout
 
 

@@ -225,3 +225,23 @@ def test_the_figure_is_drawn_with_few_and_with_many_contenders(tmp_path: Path, s
     write_figure(path, runs, contenders, report_steps(runs, contenders).best_tuned, "a title", "a machine")
     text = path.read_text()
     assert ("other hand-tuned settings" in text) == (len(settings) > 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--steps", "0"], "--steps: 0 is outside 1..100000"),
+        (["--image-size", "0"], "--image-size: 0 is outside 1..65536"),
+        (["--tolerance", "nan"], "--tolerance: nan is outside 0.0..10.0"),
+        (["--run-timeout", "0"], "--run-timeout: 0 is outside 1.0..86400.0"),
+        (["--time-limit", "-1"], "--time-limit: -1 is outside 1.0..86400.0"),
+        (["--output-dir", "/dev/null/out"], "--output-dir '/dev/null/out' cannot be created (Not a directory)"),
+    ],
+)
+def test_errors_name_value_and_remedy(
+    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(["--output-dir", str(tmp_path), *words])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err

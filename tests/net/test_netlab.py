@@ -582,6 +582,11 @@ def test_cli_terminated_leaves_nothing() -> None:
         ),
         (["run", "--tcp-buffer", "1024", "--", "true"], "--tcp-buffer: 1024 is outside 1..1023"),
         (["run", "--slow-flows", "1/4", "--", "true"], "write 1/4=40M for one flow in four"),
+        (
+            ["run", "--per-flow", "40M", "--slow-flows", "1/4=80M", "--", "true"],
+            "--slow-flows at 80 Mbit/s are faster than the others, which --per-flow caps at 40 Mbit/s",
+        ),
+        (["run", "--", ""], "no command; write it after --"),
     ],
 )
 def test_cli_errors_name_the_value_and_the_remedy(arguments: list[str], message: str) -> None:

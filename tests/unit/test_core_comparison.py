@@ -60,6 +60,7 @@ class TestOptions:
             (["--steps", "0"], "0 is outside 1..100000"),
             (["--network", "tcp"], "--network tcp is a choice of NCCL's"),
             (["--json", "/nowhere/core.json"], "folder '/nowhere' does not exist"),
+            (["--trace", "/proc/traces"], "--trace '/proc/traces' cannot be created (No such file or directory)"),
             (["--step", "3"], "unrecognized arguments"),
         ],
     )

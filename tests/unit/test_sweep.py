@@ -92,6 +92,7 @@ class TestOptions:
             parse_options(words, gpus=lambda: 2)
         assert ended.value.code == 2
         assert says in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == []
 
     def test_the_usage_can_be_copied(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):

@@ -65,6 +65,11 @@ def test_staleness_on_gpus_that_are_not_there(
         (["--device", "cuda"], "--device cuda needs a GPU, and torch sees none"),
         (["--device", "cpu", "--tune"], "--tune is about kernels on CUDA devices"),
         (["--device", "cpu", "--dtypes", "f32,f64"], "--dtypes names ['f64']"),
+        (["--device", "cpu", "--elements", "0"], "--elements: '0' has a 0; give 1 or more"),
+        (["--device", "cpu", "--versions", "2,0"], "--versions: '2,0' has a 0; give 1 or more"),
+        (["--device", "cpu", "--threads", "0"], "--threads: '0' has a 0; give 1 or more"),
+        (["--device", "cpu", "--blocks", "none,x"], "--blocks: 'x' is not an integer; give one in 1..1073741824"),
+        (["--device", "cpu", "--blocks", "0"], "--blocks: 0 is outside 1..1073741824"),
         (["--device", "cpu", "--json", "/nonexistent/x.json"], "folder '/nonexistent' does not exist"),
     ],
 )
@@ -85,6 +90,14 @@ def test_comparison_of_kernels_prints_a_row_once_on_stdout(capsys: pytest.Captur
     assert head.split()[:2] == ["threads", "operation"]
     assert [row.split()[1] for row in rows] == ["compress", "decompress", "reduce"]
     assert len(printed.err.splitlines()) == len(rows), "progress"
+
+
+def test_reference_that_cannot_be_written() -> None:
+    pytest.importorskip("pdoc", reason="needs pdoc, which writes the reference")
+    command = [sys.executable, str(TOOLS / "docs" / "generate_api.py"), "/dev/null/api"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ)
+    assert done.returncode == 2
+    assert "folder '/dev/null/api' cannot be created (Not a directory); choose another" in done.stderr
 
 
 def test_page_of_knobs_that_cannot_be_written() -> None:

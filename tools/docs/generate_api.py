@@ -46,6 +46,10 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path, help="where the pages go, with index.html")
     folder = parser.parse_args().folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"folder {str(folder)!r} cannot be created ({error.strerror}); choose another")
     warnings.simplefilter("error", UserWarning)
     pdoc.render.configure(docformat="google", show_source=False, footer_text="bagua.torch_api")
     pdoc.pdoc(*module_names(), output_directory=folder)

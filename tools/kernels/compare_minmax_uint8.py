@@ -83,7 +83,16 @@ def make_parser() -> argparse.ArgumentParser:
         return text.split(",")
 
     def counts(text: str) -> list[int]:
-        return [byte_size(one) for one in names(text)]
+        found = [byte_size(one) for one in names(text)]
+        if 0 in found:
+            raise argparse.ArgumentTypeError(f"{text!r} has a 0; give 1 or more")
+        return found
+
+    def blocks(text: str) -> list[str]:
+        for one in names(text):
+            if one != "none":
+                within(int, 1, 1 << 30)(one)
+        return names(text)
 
     add = parser.add_argument
     add(
@@ -94,7 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--elements", type=counts, default=counts("64K,1M,16M,64M"), help="sizes (default: 64K,1M,16M,64M)")
     add("--dtypes", type=names, default=list(_DTYPES), help="of f32, f16 and bf16 (default: all)")
-    add("--blocks", type=names, default=[str(minmax_uint8.BLOCK_ELEMENTS)], help="elements of a range, or none")
+    add("--blocks", type=blocks, default=[str(minmax_uint8.BLOCK_ELEMENTS)], help="elements of a range, or none")
     add("--versions", type=counts, default=[2, 4, 8], help="of the step that reduces (default: 2,4,8)")
     add("--threads", type=counts, default=[1, os.cpu_count() or 1], help="on CPUs (default: 1 and all)")
     add("--rounds", type=within(int, 3, 1000), default=15, help="turns of which the median counts (default: 15)")

@@ -173,13 +173,18 @@ def _check_run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -
     """What no option can tell by itself, in the words of options: Lab has those of Python."""
     if arguments.command[:1] == ["--"]:
         del arguments.command[0]
-    if not arguments.command:
+    if not arguments.command or not arguments.command[0]:
         parser.error(f"no command; write it after --, as in: {PROGRAM} run --rate 10G -- bagua-net-bench")
     if arguments.per_flow is None:
         if arguments.show_flows:
             parser.error("--show-flows needs --per-flow: flows that have no cap are not told apart")
         if arguments.slow_flows is not None:
             parser.error("--slow-flows needs --per-flow, the cap of the other flows")
+    elif arguments.slow_flows is not None and arguments.slow_flows.rate_mbit > arguments.per_flow:
+        parser.error(
+            f"--slow-flows at {arguments.slow_flows.rate_mbit:g} Mbit/s are faster than the others, which --per-flow"
+            f" caps at {arguments.per_flow:g} Mbit/s; lower it"
+        )
     for option, values in (("--rate", arguments.rate or [None]), ("--mtu", arguments.mtu)):
         if len(values) not in (1, arguments.nics):
             parser.error(

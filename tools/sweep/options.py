@@ -13,7 +13,7 @@ from device_option import count_gpus
 from netlab import parse_delay_ms, parse_rate_mbit
 
 from bagua.net.bench.argument_types import names_of, within
-from bagua.net.bench.export import check_writable
+from bagua.net.bench.export import check_writable, make_folder
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 
 DEFAULT_RATES = "1G,10G,25G,100G"
@@ -146,11 +146,11 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         if given.json is not None and not given.plan:
             check_writable("--json", given.json)
         if given.plot is not None and not given.plan:
-            check_writable("--plot", given.plot)
             check_plot_path(given.plot)
+            check_writable("--plot", given.plot)
         if given.output_dir is not None:
-            given.output_dir.mkdir(parents=True, exist_ok=True)
-    except (ValueError, OSError, PlotUnavailableError) as error:
+            make_folder("--output-dir", given.output_dir)
+    except (ValueError, PlotUnavailableError) as error:
         parser.error(str(error))
     comparison = Options(
         ranks=given.ranks,

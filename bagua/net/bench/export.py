@@ -30,6 +30,14 @@ def check_writable(option: str, path: Path) -> None:
         ) from error
 
 
+def make_folder(option: str, path: Path) -> None:
+    """Raises as `check_writable`."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{option} {str(path)!r} cannot be created ({error.strerror}); choose another") from error
+
+
 def write_json(
     path: Path,
     measurements: Sequence[Measurement],

@@ -130,6 +130,7 @@ def check_baseline_library(library: Path) -> None:
 
 def _check_readable(library: Path, contender: str, remedy: str) -> None:
     if not library.is_file():
-        raise BenchError(f"the {contender}'s library {str(library)!r} does not exist; {remedy}")
+        problem = "is no file" if library.exists() else "does not exist"
+        raise BenchError(f"the {contender}'s library {str(library)!r} {problem}; {remedy}")
     if not os.access(library, os.R_OK):
         raise BenchError(f"the {contender}'s library {str(library)!r} may not be read; fix its permissions with chmod")

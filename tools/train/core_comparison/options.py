@@ -10,7 +10,7 @@ from pathlib import Path
 from device_option import chosen_device
 
 from bagua.net.bench.argument_types import names_of, within
-from bagua.net.bench.export import check_writable
+from bagua.net.bench.export import check_writable, make_folder
 from core_comparison.catalogue import (
     CONTENDERS,
     DEFAULT_CONTENDERS,
@@ -196,10 +196,10 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     try:
         if given.json is not None:
             check_writable("--json", given.json)
-        for folder in (given.trace, given.output_dir):
+        for option, folder in (("--trace", given.trace), ("--output-dir", given.output_dir)):
             if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-    except (ValueError, OSError) as error:
+                make_folder(option, folder)
+    except ValueError as error:
         parser.error(str(error))
     return Options(
         ranks=given.nproc_per_node,

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bagua.net.bench.export import check_writable
+from bagua.net.bench.argument_types import within
+from bagua.net.bench.export import check_writable, make_folder
 from bagua.net.bench.nccl_ab.contender import (
     DEFAULT_TUNED,
     PLUGIN_NETWORK,
@@ -27,18 +28,18 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         description="Train the DDP example with NCCL's own network and through Bagua-Net, and compare losses and step"
         " times.",
     )
-    parser.add_argument("--nproc-per-node", type=int, default=2, help="ranks, one per GPU (default 2)")
+    parser.add_argument("--nproc-per-node", type=within(int, 1, 128), default=2, help="ranks, one per GPU (default 2)")
     parser.add_argument(
         "--model", default="mlp", choices=("mlp", "resnet", "vgg16"), help="of the example (default mlp)"
     )
-    parser.add_argument("--steps", type=int, default=30, help="of each run (default 30)")
-    parser.add_argument("--batch-size", type=int, default=32, help="per rank (default 32)")
-    parser.add_argument("--image-size", type=int, help="pixels (default: the example's)")
+    parser.add_argument("--steps", type=within(int, 1, 100_000), default=30, help="of each run (default 30)")
+    parser.add_argument("--batch-size", type=within(int, 1, 65_536), default=32, help="per rank (default 32)")
+    parser.add_argument("--image-size", type=within(int, 1, 65_536), help="pixels (default: the example's)")
     parser.add_argument(
         "--dtype", choices=("float32", "bf16"), default="float32", help="bf16: autocast (default float32)"
     )
     parser.add_argument("--seed", type=int, default=1, help="of every run (default 1)")
-    parser.add_argument("--rounds", type=int, default=2, help="runs of each contender (default 2)")
+    parser.add_argument("--rounds", type=within(int, 1, 1000), default=2, help="runs of each contender (default 2)")
     parser.add_argument(
         "--tuned",
         default=DEFAULT_TUNED,
@@ -53,34 +54,36 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--tolerance",
-        type=float,
+        type=within(float, 0.0, 10.0),
         help="allowed relative difference of a loss (default: 0 with 2 ranks, whose sums have one order, else"
         f" {DEFAULT_TOLERANCE}); never below what rounds of NCCL's default differ by",
     )
     parser.add_argument(
         "--backend", choices=("auto", "nccl", "gloo"), default="auto", help="auto: NCCL if there are GPUs"
     )
-    parser.add_argument("--run-timeout", type=float, default=180.0, help="seconds for one training run (default 180)")
+    parser.add_argument(
+        "--run-timeout",
+        type=within(float, 1.0, 86_400.0),
+        default=180.0,
+        help="seconds for one training run (default 180)",
+    )
     parser.add_argument(
         "--time-limit",
-        type=float,
+        type=within(float, 1.0, 86_400.0),
         default=420.0,
         help="seconds for all runs; no round begins that is longer than what is left (default 420)",
     )
     parser.add_argument("--output-dir", type=Path, required=True, help="for ddp.json, ddp.png and every run's log")
     arguments = parser.parse_args(words)
-    for name in ("nproc_per_node", "steps", "batch_size", "rounds"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} {getattr(arguments, name)} must be at least 1")
     if arguments.tolerance is None:
         arguments.tolerance = 0.0 if arguments.nproc_per_node <= EXACT_RANKS else DEFAULT_TOLERANCE
     try:
         tuned = tuned_settings([arguments.tuned])
         arguments.contenders = make_contenders(library=None, tuned=tuned, variants=[], with_shared_memory=False)
-        arguments.output_dir.mkdir(parents=True, exist_ok=True)
+        make_folder("--output-dir", arguments.output_dir)
         arguments.output_dir = arguments.output_dir.absolute()
         check_writable("--output-dir", arguments.output_dir / "ddp.json")
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         parser.error(str(error))
     arguments.contenders.append(bagua_net_by_activation())
     return arguments

@@ -10,7 +10,7 @@ from pathlib import Path
 from bagua.net.bench.argument_types import byte_size, names_of, within
 from bagua.net.bench.command import OptionParser
 from bagua.net.bench.errors import BenchError, UsageError
-from bagua.net.bench.export import check_writable
+from bagua.net.bench.export import check_writable, make_folder
 from bagua.net.bench.nccl_ab.contender import (
     BEST,
     BEST_TUNED,
@@ -111,7 +111,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=names_of("collective", GPU_COLLECTIVES, {"all": GPU_COLLECTIVES}),
         default=("all_reduce",),
         metavar="LIST",
-        help=f"of {','.join(GPU_COLLECTIVES)}, or all (default all_reduce)",
+        help=f"with commas, of {', '.join(GPU_COLLECTIVES)}, or all (default all_reduce)",
     )
     what.add_argument(
         "--tuned",
@@ -270,15 +270,11 @@ def check_outputs(options: NcclOptions) -> None:
     """Before the run, and on rank 0 only: the other hosts need not have those folders."""
     try:
         if options.output_dir is not None:
-            options.output_dir.mkdir(parents=True, exist_ok=True)
+            make_folder("--output-dir", options.output_dir)
         if options.plot_path is not None:
             check_plot_path(options.plot_path)
         for option, path in (("--json", options.json_path), ("--csv", options.csv_path), ("--plot", options.plot_path)):
             if path is not None:
                 check_writable(option, path)
-    except OSError as error:
-        raise UsageError(
-            f"--output-dir {str(options.output_dir)!r} cannot be created ({error.strerror}); choose another"
-        ) from error
     except (ValueError, PlotUnavailableError) as error:
         raise UsageError(str(error)) from error
