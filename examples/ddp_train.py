@@ -197,6 +197,10 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.steps < 1 or arguments.batch_size < 1:
         parser.error(f"--steps {arguments.steps} and --batch-size {arguments.batch_size} must be at least 1")
+    if arguments.backend == "nccl" and not torch.cuda.is_available():
+        parser.error("--backend nccl needs a GPU for each rank, and torch sees none; use --backend gloo")
+    if arguments.json and not arguments.json.parent.is_dir():
+        parser.error(f"--json {arguments.json}: folder {arguments.json.parent} does not exist; create it first")
     if "RANK" not in os.environ:
         parser.error("start it with torchrun: torchrun --nproc-per-node 2 examples/ddp_train.py")
     arguments.image_size = arguments.image_size or (224 if arguments.model == "vgg16" else 32)

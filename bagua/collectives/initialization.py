@@ -69,6 +69,7 @@ def _init_torch(store: torch_internals.Store | None) -> None:
         launch_environment.check_not_started_alike()
         if not 0 <= rank < world_size:
             raise ValueError(f"RANK={rank} must be between 0 and WORLD_SIZE - 1 = {world_size - 1}")
+        master_port = launch_environment.master_port()
         if read_text(os.environ, "MASTER_PORT") is None:
             if world_size > 1:
                 raise ValueError(
@@ -80,7 +81,7 @@ def _init_torch(store: torch_internals.Store | None) -> None:
             # One store may serve all attempts, and gloo would find the addresses of processes that have died.
             agent = torch_internals.TCPStore(
                 launch_environment.master_address(),
-                launch_environment.read_integer("MASTER_PORT", 0),
+                master_port,
                 world_size,
                 is_master=False,
                 timeout=DEFAULT_TIMEOUT,

@@ -42,6 +42,14 @@ def master_address() -> str:
     return read_text(os.environ, "MASTER_ADDR") or "127.0.0.1"
 
 
+def master_port() -> int:
+    """0 if it is not set. Raises EnvironmentValueError for what is no port."""
+    port = read_integer("MASTER_PORT", 0)
+    if not 0 <= port <= 65535:
+        raise EnvironmentValueError(f"MASTER_PORT={port}: must be from 1 to 65535, a port of rank 0's host")
+    return port
+
+
 def check_not_started_alike() -> None:
     """Raises ValueError if a launcher has started several processes without telling them what torchrun tells: each
     would train alone, as rank 0 of 1."""

@@ -176,6 +176,8 @@ def test_wrong_environment() -> None:
     run_ranks(1, refused, (-1, -1, -1), False, "MASTER_PORT is not set", env={"WORLD_SIZE": "2", "MASTER_PORT": ""})
     run_ranks(1, refused, (-1, -1, -1), False, "RANK=1 must be between 0", env={"RANK": "1"})
     run_ranks(1, refused, (-1, -1, -1), False, "WORLD_SIZE=two: must be an integer", env={"WORLD_SIZE": "two"})
+    run_ranks(1, refused, (-1, -1, -1), False, "MASTER_PORT=http: must be an integer", env={"MASTER_PORT": "http"})
+    run_ranks(1, refused, (-1, -1, -1), False, "MASTER_PORT=70000: must be from 1", env={"MASTER_PORT": "70000"})
 
 
 def _alone_in_a_step_of_two() -> None:

@@ -197,3 +197,12 @@ def test_an_unknown_part_is_refused_before_anything_runs(evidence: Run, part: st
     assert f"unknown part {part}" in done.stderr
     assert "best_all_to_all" in done.stderr
     assert commands == []
+
+
+@pytest.mark.parametrize("gpus", ["ddp", "0", "-1"])
+def test_a_word_in_the_place_of_the_gpus_is_refused(gpus: str, repository: Path, tmp_path: Path) -> None:
+    script, out = repository / "tools" / "train" / "gpu_evidence.sh", tmp_path / "out"
+    done = subprocess.run(["bash", str(script), str(out), gpus], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert f"GPUS is '{gpus}', which is no number of GPUs" in done.stderr
+    assert not out.exists()

@@ -92,6 +92,24 @@ def test_comparison_of_kernels_prints_a_row_once_on_stdout(capsys: pytest.Captur
     assert len(printed.err.splitlines()) == len(rows), "progress"
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--backend", "nccl"], "--backend nccl needs a GPU for each rank, and torch sees none; use --backend gloo"),
+        (["--json", "/nonexistent/x.json"], "folder /nonexistent does not exist; create it first"),
+    ],
+)
+def test_example_says_at_once_what_would_end_it_later(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["ddp_train.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        load_script("examples/ddp_train.py").parse_arguments()
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
 def test_reference_that_cannot_be_written() -> None:
     pytest.importorskip("pdoc", reason="needs pdoc, which writes the reference")
     command = [sys.executable, str(TOOLS / "docs" / "generate_api.py"), "/dev/null/api"]

@@ -39,8 +39,12 @@ if [ $# -lt 1 ]; then
   sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"
   exit 2
 fi
-out=$(mkdir -p "$1" && cd "$1" && pwd) || exit 2
 gpus=${2:-2}
+if ! [[ $gpus =~ ^[1-9][0-9]*$ ]]; then
+  echo "GPUS is '$gpus', which is no number of GPUs; write: $0 $1 2 [PART...]" >&2
+  exit 2
+fi
+out=$(mkdir -p "$1" && cd "$1" && pwd) || exit 2
 shift $(($# < 2 ? $# : 2))
 [ $# -gt 0 ] || set -- all_reduce ddp collectives tests
 known=(all_reduce collectives ddp "${collectives[@]/#/best_}" best_ddp core core_tcp side_by_side algorithms sweep
