@@ -136,6 +136,13 @@ def test_outputs_are_checked_before_the_run(tmp_path: Path, option: str, name: s
         check_outputs(options)
 
 
+def test_no_output_overwrites_another(tmp_path: Path) -> None:
+    options = parse_options(["--json", str(tmp_path / "run"), "--csv", f"{tmp_path}/./run"])
+    with pytest.raises(UsageError, match=r"--json and --csv both name '.*run'; give each a file of its own"):
+        check_outputs(options)
+    check_outputs(parse_options(["--json", "/dev/null", "--csv", "/dev/null"]))
+
+
 MEMINFO = "MemTotal:       8000000 kB\nMemAvailable:   2097152 kB\n"
 
 

@@ -30,6 +30,18 @@ def check_writable(option: str, path: Path) -> None:
         ) from error
 
 
+def check_output_files(outputs: Sequence[tuple[str, Path | None]]) -> None:
+    """`check_writable` for each option, and no two may name the same file: the later would overwrite the earlier."""
+    options: dict[Path, str] = {}
+    for option, path in outputs:
+        if path is None:
+            continue
+        check_writable(option, path)
+        # Not of a device, such as /dev/null.
+        if path.is_file() and (other := options.setdefault(path.resolve(), option)) != option:
+            raise ValueError(f"{other} and {option} both name {str(path)!r}; give each a file of its own")
+
+
 def make_folder(option: str, path: Path) -> None:
     """Raises as `check_writable`."""
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from bagua.net.bench.argument_types import byte_size, names_of, within
 from bagua.net.bench.command import OptionParser
 from bagua.net.bench.errors import BenchError, UsageError
-from bagua.net.bench.export import check_writable, make_folder
+from bagua.net.bench.export import check_output_files, make_folder
 from bagua.net.bench.nccl_ab.contender import (
     BEST,
     BEST_TUNED,
@@ -273,8 +273,6 @@ def check_outputs(options: NcclOptions) -> None:
             make_folder("--output-dir", options.output_dir)
         if options.plot_path is not None:
             check_plot_path(options.plot_path)
-        for option, path in (("--json", options.json_path), ("--csv", options.csv_path), ("--plot", options.plot_path)):
-            if path is not None:
-                check_writable(option, path)
+        check_output_files((("--json", options.json_path), ("--csv", options.csv_path), ("--plot", options.plot_path)))
     except (ValueError, PlotUnavailableError) as error:
         raise UsageError(str(error)) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from bagua.net.bench.argument_types import byte_size, names_of, within
 from bagua.net.bench.command import OptionParser
 from bagua.net.bench.errors import UsageError
-from bagua.net.bench.export import check_writable
+from bagua.net.bench.export import check_output_files
 from bagua.net.bench.sizes import format_size
 
 PROGRAM = "bagua-net-bench --peers"
@@ -178,9 +178,7 @@ def parse_peers_options(arguments: Sequence[str]) -> PeersOptions:
 
 
 def check_outputs(options: PeersOptions) -> None:
-    for option, path in (("--json", options.json_path), ("--csv", options.csv_path)):
-        try:
-            if path is not None:
-                check_writable(option, path)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+    try:
+        check_output_files((("--json", options.json_path), ("--csv", options.csv_path)))
+    except ValueError as error:
+        raise UsageError(str(error)) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from bagua.net.bench.argument_types import byte_size, names_of, within
 from bagua.net.bench.command import OptionParser
 from bagua.net.bench.errors import UsageError
-from bagua.net.bench.export import check_writable
+from bagua.net.bench.export import check_output_files
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 from bagua.net.bench.settings import BASELINE, CONTENDERS, RAW
 from bagua.net.bench.sizes import size_series
@@ -260,8 +260,6 @@ def check_outputs(options: Options) -> None:
     try:
         if options.plot_path is not None:
             check_plot_path(options.plot_path)
-        for option, path in outputs:
-            if path is not None:
-                check_writable(option, path)
+        check_output_files(outputs)
     except (ValueError, PlotUnavailableError) as error:
         raise UsageError(str(error)) from error
