@@ -48,4 +48,9 @@ Status ReceiveTable::find(const FrameHeader& header, int stream_index, Request**
   return Status::ok();
 }
 
+std::size_t ReceiveTable::parked_count() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<std::size_t>(__builtin_popcountll(parked_streams_));
+}
+
 }  // namespace bagua_net

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 
@@ -29,6 +30,9 @@ class ReceiveTable {
   // *request == nullptr: not posted yet, and the stream counts as parked; else the chunk has begun: once for each.
   // Every number in `header` comes from the peer: an error when it fits no receive.
   Status find(const FrameHeader& header, int stream_index, Request** request);
+
+  // Streams that bring nothing more for what is posted now.
+  std::size_t parked_count();
 
  private:
   std::mutex mutex_;  // guards everything below

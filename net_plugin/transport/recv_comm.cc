@@ -50,7 +50,10 @@ Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* regist
 }
 
 Status RecvComm::check_progress_possible() {
-  if (ended_streams_.load(std::memory_order_acquire) < streams_.size()) return Status::ok();
+  const std::size_t ended = ended_streams_.load(std::memory_order_acquire);
+  if (ended == 0) return Status::ok();
+  // A parked stream does not come to its end before later receives are posted, which may wait for this one.
+  if (ended < streams_.size() && ended + table_.parked_count() < streams_.size()) return Status::ok();
   // A stream that joined just now may bring what is missing; the next test takes it in.
   if (has_arrivals()) return Status::ok();
   // One that is done was merely not tested yet; any other waits in vain.

@@ -30,8 +30,8 @@ class RecvComm final : public Comm {
   void on_finished(const Request& request) override;
 
   ReceiveTable table_;
-  // Streams that the peer ended between two frames. When all have, nothing more can come. Release by the driver,
-  // acquire by test: a message completed before the end is seen as complete.
+  // Streams that the peer ended between two frames. When all have, or all but parked ones, nothing more can come for
+  // what is posted. Release by the driver, acquire by test: a message completed before the end is seen as complete.
   std::atomic<std::size_t> ended_streams_{0};
 };
 

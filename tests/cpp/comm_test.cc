@@ -262,6 +262,34 @@ TEST_CASE(end_of_one_stream_leaves_the_others_alone) {
   CHECK_EQ(int{room}, 7);
 }
 
+// What stands behind a chunk whose receive is not posted is not read, and so its stream does not show its end.
+TEST_CASE(the_end_is_noticed_while_a_stream_waits_for_a_later_receive) {
+  Connection connection(3, kSmooth, 1);
+  connection.pipes[1]->capacity = 1 << 20;
+  std::vector<std::uint8_t> frame(kFrameHeaderBytes + 16, 7);
+  encode_frame_header({16, 1, 0, 16}, frame.data());
+  write_raw(*connection.pipes[1], frame.data(), frame.size());
+  std::vector<std::uint8_t> room(16);
+  Request* receive = nullptr;
+  CHECK_OK(connection.receiver->irecv(room.data(), room.size(), nullptr, &receive));
+  bool done = false;
+  std::size_t bytes = 0;
+  for (int i = 0; i < 10; ++i) {
+    CHECK_OK(receive->test(&done, &bytes));
+    CHECK(!done);
+  }
+  connection.pipes[0]->closed = true;
+  // Message 0 may still come on the third.
+  for (int i = 0; i < 10; ++i) {
+    CHECK_OK(receive->test(&done, &bytes));
+    CHECK(!done);
+  }
+  for (auto& pipe : connection.pipes) pipe->closed = true;
+  const Status status = test_until_error(receive);
+  CHECK(status.code() == StatusCode::kRemoteError);
+  CHECK(status.message().find("waits for message 0") != std::string::npos);
+}
+
 TEST_CASE(end_in_a_message_names_the_message) {
   for (const std::size_t cut : {std::size_t{1}, kFrameHeaderBytes - 1, kFrameHeaderBytes, kFrameHeaderBytes + 5}) {
     Connection connection(1, kSmooth, 1);
