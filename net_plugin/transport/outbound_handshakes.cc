@@ -196,9 +196,9 @@ void OutboundHandshakes::read_reply(Attempt& attempt, std::uint64_t number, std:
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (got <= 0) {
-      give_up(attempt, Status::remote_error("the listener at " + attempt.address.to_string() +
-                                            " closed the connection during the handshake: that rank has failed (see "
-                                            "its log), or another program owns its port"));
+      // A listener that has more connections than it can keep while their hello is on its way closes the oldest.
+      stream.was_closed = true;
+      retry_or_fail(attempt, index, ECONNRESET);
       return;
     }
     stream.received += static_cast<std::size_t>(got);
@@ -268,6 +268,12 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
 void OutboundHandshakes::retry_or_fail(Attempt& attempt, std::size_t index, int error_number) {
   Stream& stream = attempt.streams[index];
   release(stream);
+  if (stream.was_closed && error_number == ECONNREFUSED) {
+    give_up(attempt, Status::remote_error("the listener at " + attempt.address.to_string() +
+                                          " closed the connection during the handshake, and is gone: that rank has "
+                                          "failed; see its log"));
+    return;
+  }
   stream.state = StreamState::kBackingOff;
   stream.last_error = error_number;
   stream.retry_at_ms = monotonic_ms() + kRetryMs;

@@ -4,6 +4,7 @@
 //
 // Each stream:  kConnecting --writable--> kReplying (hello sent, waiting for the reply) --accepted--> kJoined
 //               kConnecting --refused, unreachable--> kBackingOff --100 ms--> kConnecting
+//               kReplying --closed--> kBackingOff; refused after that: the listener is gone
 //               anything else, or the attempt's deadline: the whole attempt has failed
 //
 // Not thread-safe: the connection service's mutex guards every call.
@@ -57,6 +58,7 @@ class OutboundHandshakes {
     std::size_t received = 0;
     std::int64_t retry_at_ms = 0;
     int last_error = 0;
+    bool was_closed = false;  // by the listener, before it replied
   };
   struct Attempt {
     SocketAddress address;
