@@ -24,14 +24,16 @@ Status RecvComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::s
                         Path path) {
   std::unique_ptr<RecvComm> created(
       new RecvComm(std::move(peer), Direction::kReceive, path, pool, std::move(arrivals)));
+  created->first_streams_ = static_cast<int>(streams.size());
   BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
   *comm = std::move(created);
   return Status::ok();
 }
 
 std::unique_ptr<DataStream> RecvComm::make_stream(std::unique_ptr<ByteStream> bytes, int index) {
-  return std::make_unique<RecvStream>(std::move(bytes), this, index, &table_,
-                                      [this] { ended_streams_.fetch_add(1, std::memory_order_release); });
+  return std::make_unique<RecvStream>(
+      std::move(bytes), this, index, &table_, [this] { ended_streams_.fetch_add(1, std::memory_order_release); },
+      index >= first_streams_);
 }
 
 Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* registration, Request** request) {

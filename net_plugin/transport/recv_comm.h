@@ -29,6 +29,7 @@ class RecvComm final : public Comm {
   std::size_t message_bytes(const Request& request) const override;
   void on_finished(const Request& request) override;
 
+  int first_streams_ = 0;  // that the comm began with
   ReceiveTable table_;
   // Streams that the peer ended between two frames. When all have, or all but parked ones, nothing more can come for
   // what is posted. Release by the driver, acquire by test: a message completed before the end is seen as complete.

@@ -112,7 +112,7 @@ StreamProgress RecvStream::progress(std::size_t budget) {
     if (received < 0) {
       if (errno == EINTR) continue;
       // A connection that joined just as the peer closed its comm is reset; it never carried anything.
-      if (errno == ECONNRESET && !was_used_) return end_of_input();
+      if (errno == ECONNRESET && has_joined_ && !was_used_) return end_of_input();
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
         return fail(Status::remote_error(Status::system_error("receive", errno).message()));
       }

@@ -16,9 +16,13 @@ namespace bagua_net {
 class RecvStream final : public DataStream {
  public:
   // on_end: called once, from the driver, when the peer ended the stream between two frames.
+  // has_joined: after the comm began, and the peer may have given it up meanwhile.
   RecvStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index, ReceiveTable* table,
-             std::function<void()> on_end)
-      : DataStream(std::move(bytes), failures, index), table_(table), on_end_(std::move(on_end)) {}
+             std::function<void()> on_end, bool has_joined = false)
+      : DataStream(std::move(bytes), failures, index),
+        table_(table),
+        on_end_(std::move(on_end)),
+        has_joined_(has_joined) {}
 
   StreamProgress progress(std::size_t budget) override;
   std::uint32_t poll_flags() const override;
@@ -37,6 +41,7 @@ class RecvStream final : public DataStream {
 
   ReceiveTable* const table_;
   const std::function<void()> on_end_;
+  const bool has_joined_;
   FrameHeader header_;
   Request* request_ = nullptr;  // whose payload is being read
   std::uint8_t* destination_ = nullptr;

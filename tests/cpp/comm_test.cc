@@ -1,5 +1,6 @@
 // Send and receive comms over byte streams that deliver one byte at a time, interrupt and refuse: whatever the
 // streams do, every message arrives whole, in its own receive, exactly once.
+#include <cerrno>
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -127,6 +128,21 @@ void write_raw(PipeState& pipe, const std::uint8_t* bytes, std::size_t count) {
 }
 
 constexpr PipeBehaviour kSmooth{1 << 20, 0, 0};
+
+// The network broke the connection before it had carried anything.
+class ResetStream final : public ByteStream {
+ public:
+  ssize_t read(const iovec*, std::size_t) override { return refuse(); }
+  ssize_t write(const iovec*, std::size_t) override { return refuse(); }
+  int fd() const override { return -1; }
+  void shutdown() override {}
+
+ private:
+  static ssize_t refuse() {
+    errno = ECONNRESET;
+    return -1;
+  }
+};
 
 // A frame as a broken or hostile peer could send it, against one posted receive of 16 bytes; returns the error.
 Status receive_hostile_frame(const FrameHeader& header) {
@@ -288,6 +304,20 @@ TEST_CASE(the_end_is_noticed_while_a_stream_waits_for_a_later_receive) {
   const Status status = test_until_error(receive);
   CHECK(status.code() == StatusCode::kRemoteError);
   CHECK(status.message().find("waits for message 0") != std::string::npos);
+}
+
+// What the sender has written on it is lost, and it may never write there again.
+TEST_CASE(a_stream_that_is_reset_before_it_was_used_fails_the_comm) {
+  WorkerPool no_workers{0, 0, any_cpu()};
+  std::vector<std::unique_ptr<ByteStream>> streams;
+  streams.push_back(std::make_unique<BytePipeEnd>(std::make_shared<PipeState>(), kSmooth, 1));
+  streams.push_back(std::make_unique<ResetStream>());
+  std::unique_ptr<RecvComm> receiver;
+  CHECK_OK(RecvComm::create(std::move(streams), "sender", nullptr, &no_workers, &receiver));
+  std::uint8_t room = 0;
+  Request* receive = nullptr;
+  CHECK_OK(receiver->irecv(&room, 1, nullptr, &receive));
+  CHECK(test_until_error(receive).code() == StatusCode::kRemoteError);
 }
 
 TEST_CASE(end_in_a_message_names_the_message) {
