@@ -207,6 +207,9 @@ def test_arguments_of_the_algorithm() -> None:
         DecentralizedAlgorithm(peer_selection_mode="ring")
     with pytest.raises(ValueError, match="communication_interval=0: must be at least 1"):
         DecentralizedAlgorithm(communication_interval=0)
+    fraction: Any = 1.5  # of which only whole multiples would have been exchanged
+    with pytest.raises(ValueError, match=r"communication_interval=1\.5: must be at least 1, and whole"):
+        DecentralizedAlgorithm(communication_interval=fraction)
 
 
 def _odd(hierarchical: bool) -> None:

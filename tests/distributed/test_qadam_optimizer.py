@@ -265,6 +265,7 @@ def test_the_state_of_adam_is_taken_over() -> None:
         {"betas": (1.0, 0.9)},
         {"betas": (0.9, -0.1)},
         {"warmup_steps": 0},
+        {"warmup_steps": 2.5},
     ],
     ids=str,
 )

@@ -71,7 +71,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         weight_decay: this times the parameter is added to its gradient.
 
     Raises:
-        ValueError: lr, eps or weight_decay below 0, a beta outside of [0, 1), or warmup_steps below 1.
+        ValueError: lr, eps or weight_decay below 0, a beta outside of [0, 1), or warmup_steps below 1 or not whole.
     """
 
     # A GradScaler then tells `step` the scale, and whether gradients overflowed, instead of leaving `step` out.
@@ -254,9 +254,10 @@ def _check_options(options: Mapping[str, Any]) -> None:
     for index, beta in enumerate(options["betas"]):
         if not 0 <= beta < 1:
             raise ValueError(f"betas[{index}]={beta}: must be at least 0 and below 1")
-    if not options["warmup_steps"] >= 1:
+    steps = options["warmup_steps"]
+    if not steps >= 1 or steps % 1 != 0:
         raise ValueError(
-            f"warmup_steps={options['warmup_steps']}: must be at least 1, since the variance is learned in these steps"
+            f"warmup_steps={steps}: must be at least 1, and whole, since the variance is learned in these steps"
         )
 
 

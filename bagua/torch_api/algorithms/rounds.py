@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 def check_interval(communication_interval: int) -> None:
     """
     Raises:
-        ValueError: below 1.
+        ValueError: below 1, or no whole number.
     """
-    if communication_interval < 1:
+    if communication_interval < 1 or communication_interval % 1 != 0:
         raise ValueError(
-            f"communication_interval={communication_interval}: must be at least 1 round, which exchanges in every one"
+            f"communication_interval={communication_interval}: must be at least 1, and whole; 1 is every round"
         )
 
 
