@@ -394,7 +394,7 @@ struct ClosingListener {
     encoded.address = {127, 0, 0, 1};
     encode_connect_handle(encoded, handle.data());
   }
-  // Of the next connection; hello: when it has come.
+  // Accepts the next connection and closes it.
   void close_one() {
     OwnedFd accepted;
     SocketAddress peer;
