@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <climits>
+#include <cstdint>
 #include <fstream>
 #include <memory>
 #include <optional>
@@ -67,21 +68,31 @@ void add_cpu_list(const std::string& list, std::set<int>* cpus) {
   }
 }
 
-// The CPUs that any thread of the process may use. Not the calling thread's mask: NCCL narrows its proxy threads to the
-// CPUs near their GPU. Nor the main thread's alone: OpenMP pins that one to a core when it binds threads.
-std::set<int> cpus_in_affinity_masks(const std::string& proc_root) {
-  constexpr char kField[] = "Cpus_allowed_list:";
-  std::set<int> cpus;
-  const std::string tasks = proc_root + "/self/task";
-  for (const std::string& task : directory_entries(tasks)) {
-    std::ifstream status(tasks + "/" + task + "/status");
-    for (std::string line; std::getline(status, line);) {
-      if (line.compare(0, sizeof kField - 1, kField) != 0) continue;
-      const auto list = line.find_first_not_of(" \t", sizeof kField - 1);
-      if (list != std::string::npos) add_cpu_list(line.substr(list), &cpus);
-      break;
-    }
+// Of a "status" of procfs; empty if it cannot be read.
+std::string status_field(const std::string& path, const std::string& name) {
+  std::ifstream status(path);
+  for (std::string line; std::getline(status, line);) {
+    if (line.compare(0, name.size(), name) != 0 || line[name.size()] != ':') continue;
+    const auto value = line.find_first_not_of(" \t", name.size() + 1);
+    return value == std::string::npos ? "" : line.substr(value);
   }
+  return "";
+}
+
+// The CPUs that any thread of a process may use, "/proc/self" or another; empty if that cannot be read.
+std::set<int> cpus_of_process(const std::string& process) {
+  std::set<int> cpus;
+  const std::string tasks = process + "/task";
+  for (const std::string& task : directory_entries(tasks)) {
+    add_cpu_list(status_field(tasks + "/" + task + "/status", "Cpus_allowed_list"), &cpus);
+  }
+  return cpus;
+}
+
+// Not the calling thread's mask: NCCL narrows its proxy threads to the CPUs near their GPU. Nor the main thread's
+// alone: OpenMP pins that one to a core when it binds threads.
+std::set<int> cpus_in_affinity_masks(const std::string& proc_root) {
+  std::set<int> cpus = cpus_of_process(proc_root + "/self");
   if (!cpus.empty()) return cpus;
 
   cpu_set_t mask;
@@ -193,18 +204,36 @@ std::optional<int> slurm_local_ranks(const EnvironmentReader& environment) {
   return std::nullopt;
 }
 
-int ranks_that_share(const EnvironmentReader& environment, const std::string& proc_root, int cpus_in_mask) {
+struct LocalRanks {
+  int all;      // of this host
+  int in_mask;  // that share this rank's CPUs
+};
+
+// A launcher that may use more CPUs than its rank has bound each rank to a part of them: mpirun does, and so does a
+// wrapper with numactl. It is taken to have spread the ranks evenly, by socket or by core.
+LocalRanks bound_ranks(int all, const std::string& proc_root, int cpus_in_mask) {
+  const std::string parent = status_field(proc_root + "/self/status", "PPid");
+  const auto cpus_of_launcher = static_cast<int>(parent.empty() ? 0 : cpus_of_process(proc_root + "/" + parent).size());
+  if (cpus_of_launcher <= cpus_in_mask) return {all, all};
+  const std::int64_t shares = std::int64_t{all} * cpus_in_mask;
+  return {all, static_cast<int>((shares + cpus_of_launcher - 1) / cpus_of_launcher)};
+}
+
+LocalRanks ranks_that_share(const EnvironmentReader& environment, const std::string& proc_root, int cpus_in_mask) {
   for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}) {
-    if (const auto ranks = environment_count(environment, name, kMaxRanks)) return *ranks;
+    if (const auto ranks = environment_count(environment, name, kMaxRanks)) {
+      return bound_ranks(*ranks, proc_root, cpus_in_mask);
+    }
   }
   if (const auto ranks = slurm_local_ranks(environment)) {
     // Slurm can bind each task to CPUs of its own. A mask that is no larger than one task's share is such a one, and
     // nobody shares it; a mask for all tasks would be larger.
     const auto cpus_per_task = environment_count(environment, "SLURM_CPUS_PER_TASK", INT_MAX);
-    return cpus_per_task && cpus_in_mask <= *cpus_per_task ? 1 : *ranks;
+    return cpus_per_task && cpus_in_mask <= *cpus_per_task ? LocalRanks{1, 1} : LocalRanks{*ranks, *ranks};
   }
   const auto gpus = directory_entries(proc_root + "/driver/nvidia/gpus").size();
-  return std::clamp(static_cast<int>(gpus), 1, kMaxRanks);
+  const int ranks = std::clamp(static_cast<int>(gpus), 1, kMaxRanks);
+  return {ranks, ranks};
 }
 
 }  // namespace
@@ -218,8 +247,12 @@ CpuBudget measure_cpu_budget(const EnvironmentReader& environment, const std::st
   for (const int cpu : cpus) {
     if (cpu < CPU_SETSIZE) CPU_SET(cpu, &budget.cpus);
   }
-  budget.usable_cpus = std::min(cpus_in_mask, cpus_in_cgroup_quota(proc_root, cgroup_root));
-  budget.local_ranks = ranks_that_share(environment, proc_root, cpus_in_mask);
+  const LocalRanks ranks = ranks_that_share(environment, proc_root, cpus_in_mask);
+  budget.local_ranks = ranks.in_mask;
+  // The quota is one for all ranks, whatever they are bound to.
+  const std::int64_t quota = cpus_in_cgroup_quota(proc_root, cgroup_root);
+  const std::int64_t part = std::max<std::int64_t>(1, quota * ranks.in_mask / ranks.all);
+  budget.usable_cpus = static_cast<int>(std::min<std::int64_t>(cpus_in_mask, part));
   return budget;
 }
 

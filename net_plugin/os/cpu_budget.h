@@ -11,7 +11,7 @@
 namespace bagua_net {
 
 struct CpuBudget {
-  int usable_cpus = 1;  // affinity mask, cut to the CPU quota of the cgroup; at least 1
+  int usable_cpus = 1;  // affinity mask, cut to these ranks' part of the cgroup's CPU quota; at least 1
   int local_ranks = 1;  // ranks of this host that share these CPUs, this one included; at least 1
   cpu_set_t cpus{};     // the affinity mask: what any thread of the process may use; empty if that cannot be read
 };

@@ -38,6 +38,12 @@ class Host {
     tree_.write(path, text);
     return *this;
   }
+  // The process that started this one.
+  Host& launcher(const std::string& cpus) {
+    tree_.write("proc/self/status", "Name:\tpython\nPPid:\t77\n");
+    tree_.write("proc/77/task/77/status", "Name:\tmpirun\nCpus_allowed_list:\t" + cpus + "\n");
+    return *this;
+  }
   Host& gpu(const std::string& address) {
     tree_.make_directory("proc/driver/nvidia/gpus/" + address);
     return *this;
@@ -138,6 +144,36 @@ TEST_CASE(ranks_from_the_launchers) {
   CHECK_EQ(host.ranks({{"MPI_LOCALNRANKS", "2"}}), 2);
   // torchrun inside a Slurm job of one task per node.
   CHECK_EQ(host.ranks({{"LOCAL_WORLD_SIZE", "8"}, {"SLURM_NTASKS_PER_NODE", "1"}}), 8);
+}
+
+TEST_CASE(ranks_that_the_launcher_bound_share_with_those_beside_them) {
+  const auto sharing = [](const std::string& cpus, const std::string& of_launcher, const char* variable) {
+    return Host(cpus).launcher(of_launcher).ranks({{variable, "8"}});
+  };
+  for (const char* variable : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}) {
+    CHECK_EQ(sharing("0-63", "0-63", variable), 8);   // nobody is bound
+    CHECK_EQ(sharing("32-63", "0-63", variable), 4);  // to one of two sockets
+    CHECK_EQ(sharing("8-15", "0-63", variable), 1);   // to eight cores of its own
+    CHECK_EQ(sharing("3", "0-63", variable), 1);
+    CHECK_EQ(sharing("0-23", "0-63", variable), 3);  // rounded up
+    CHECK_EQ(sharing("0-62", "0-63", variable), 8);
+    CHECK_EQ(sharing("0-15", "0-7", variable), 8);  // a launcher that was bound itself says nothing
+  }
+  CHECK_EQ(Host("8-15").file("proc/self/status", "PPid:\t0\n").ranks({{"LOCAL_WORLD_SIZE", "8"}}), 8);
+  CHECK_EQ(Host("8-15").file("proc/self/status", "PPid:\n").ranks({{"LOCAL_WORLD_SIZE", "8"}}), 8);
+}
+
+TEST_CASE(the_quota_is_for_all_ranks_whatever_they_are_bound_to) {
+  const auto usable = [](const std::string& cpus, const std::string& cpu_max) {
+    Host host(cpus);
+    host.launcher("0-63").file("proc/self/cgroup", "0::/job\n").file("cgroup/job/cpu.max", cpu_max);
+    return host.measure({{"LOCAL_WORLD_SIZE", "8"}}).usable_cpus;
+  };
+  CHECK_EQ(usable("0-63", "3200000 100000\n"), 32);
+  CHECK_EQ(usable("0-31", "3200000 100000\n"), 16);
+  CHECK_EQ(usable("0-7", "3200000 100000\n"), 4);
+  CHECK_EQ(usable("0-7", "200000 100000\n"), 1);
+  CHECK_EQ(usable("0-7", "max 100000\n"), 8);
 }
 
 TEST_CASE(unreadable_rank_counts_are_passed_over) {
