@@ -37,6 +37,9 @@ _module_counts: dict[str, Iterator[int]] = defaultdict(itertools.count)
 # Every engine at work, by the name of its module.
 engines_by_name: weakref.WeakValueDictionary[str, BaguaDistributedDataParallel] = weakref.WeakValueDictionary()
 
+# Of algorithms: ranks that chose differently would wait for messages that nobody sends, or mix values up.
+_COMPARED_OPTIONS = ("hierarchical", "average", "peer_selection_mode", "communication_interval")
+
 
 class BaguaDistributedDataParallel:
     """Data parallelism of `module` by `algorithm`. `module.with_bagua` makes one.
@@ -258,8 +261,11 @@ class BaguaDistributedDataParallel:
         """What decides about the order and the sizes of messages, beside the parameters."""
         sizes = (self.first_bucket_bytes, self.bucket_bytes)
         first, later = ("default" if size is None else f"{size} bytes" for size in sizes)
+        options = ((name, getattr(self.bagua_algorithm, name, None)) for name in _COMPARED_OPTIONS)
         return [
             f"the algorithm {type(self.bagua_algorithm).__name__}",
+            # Of other types they may be something else, in an algorithm of somebody else's.
+            *(f"{name}={value}" if isinstance(value, bool | int | str) else f"no {name}" for name, value in options),
             f"find_unused_parameters={self.find_unused_parameters}",
             f"buckets of {later} (the first: {first})",
         ]

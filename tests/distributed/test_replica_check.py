@@ -19,6 +19,7 @@ from bagua.collectives.initialization import init_process_group
 from bagua.collectives.process_group import new_group, to_bagua_process_group
 from bagua.engine.replica_check import check_replicas
 from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
+from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
@@ -250,6 +251,8 @@ def wrap_with_other_settings() -> dict[str, str | None]:
     net: Any = nn.Linear(2, 2).to(device)
     wraps: dict[str, Callable[[], Any]] = {
         "algorithm": lambda: net.with_bagua([], algorithms[rank]),
+        "hierarchical": lambda: net.with_bagua([], ByteGradAlgorithm(hierarchical=rank == 0)),
+        "interval": lambda: net.with_bagua([], DecentralizedAlgorithm(communication_interval=1 + rank)),
         "unused": lambda: DistributedDataParallel(net, find_unused_parameters=rank == 1),
         "cap": lambda: DistributedDataParallel(net, bucket_cap_mb=[25, 0.001][rank]),
         "views": lambda: DistributedDataParallel(net, gradient_as_bucket_view=rank == 1),
@@ -275,6 +278,8 @@ def test_different_settings_are_named_on_all_ranks() -> None:
     assert first == second
     expected = {
         "algorithm": "rank 0 has the algorithm GradientAllReduceAlgorithmImpl; rank 1 has the algorithm ByteGrad",
+        "hierarchical": "rank 0 has hierarchical=True; rank 1 has hierarchical=False. ",
+        "interval": "rank 0 has communication_interval=1; rank 1 has communication_interval=2. ",
         "unused": "rank 0 has find_unused_parameters=False; rank 1 has find_unused_parameters=True. ",
         "cap": "rank 0 has buckets of 26214400 bytes (the first: 1048576 bytes); rank 1 has buckets of 1048 bytes (",
         "environment": "rank 0 has buckets of default (the first: 1048576 bytes); rank 1 has buckets of 1000 bytes (",
