@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.algorithm_cases import CASES, NAMES, Case, check_together, pulling, quiet, spread, step, train_with
-from support.ranks import run_ranks
+from support.ranks import free_port, run_ranks
 from support.training import NODES_OF_TWO_AND_ONE, TWO_NODES_OF_TWO, Branches, NormNet, begin, loss_of, message_of, mlp
 from torch import nn
 
@@ -332,9 +332,11 @@ def _another_job() -> None:
         case.stop(model)
         loss_of(model, last).backward()
         trained.append((case, net, optimizer))
+    ports = [free_port()]
+    dist.broadcast_object_list(ports, 0)
     dist.barrier()
     dist.destroy_process_group()
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    os.environ["MASTER_PORT"] = str(ports[0])
     bagua.init_process_group()
     for case, net, optimizer in trained:
         model = case.wrap(net, optimizer)
