@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.ranks import free_port
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "bench" / "measure_duplex_tcp.py"
 SHORT = ("--streams", "1,2", "--seconds", "0.2", "--memory", "1M")
@@ -41,9 +41,7 @@ def test_both_ranks_on_this_host() -> None:
 
 
 def test_a_rank_each() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
             [sys.executable, SCRIPT, *SHORT],
