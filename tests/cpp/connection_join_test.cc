@@ -1,61 +1,25 @@
 // ConnectionService on the loopback interface: streams that join an established connection.
 #include <sched.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "base/monotonic_clock.h"
-#include "os/tcp_socket.h"
 #include "support/check.h"
 #include "support/comm_parts.h"
+#include "support/service_parts.h"
 #include "support/tcp_pair.h"
-#include "transport/connection_service.h"
 #include "transport/recv_comm.h"
 #include "transport/send_comm.h"
-#include "wire/connect_handle.h"
 #include "wire/handshake_message.h"
 
 namespace bagua_net {
 namespace {
-
-constexpr std::int64_t kDeadlineMs = 30000;
-
-template <typename Condition>
-void wait_until(Condition condition, const char* what) {
-  const std::int64_t end_ms = monotonic_ms() + kDeadlineMs;
-  while (!condition()) {
-    if (monotonic_ms() > end_ms) check::fail(__FILE__, __LINE__, std::string("waited in vain for ") + what);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-}
-
-NetworkInterface loopback() {
-  NetworkInterface interface;
-  interface.name = "lo";
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  interface.address = SocketAddress(reinterpret_cast<const sockaddr*>(&address), sizeof address);
-  return interface;
-}
-
-HandshakeSettings settings_with(std::optional<int> streams) {
-  HandshakeSettings settings;
-  settings.streams = streams;
-  settings.host_name = "here";
-  settings.process_id = static_cast<std::uint64_t>(::getpid());
-  return settings;
-}
 
 // A listening and a connecting process in one, and a connection of theirs. On one host the service offers no further
 // streams by itself, so the test keeps the arrivals of the connecting side.
@@ -352,157 +316,6 @@ TEST_CASE(a_join_that_is_given_up_does_not_harm_the_receiver) {
         "a message");
     CHECK_EQ(int{received}, int{byte});
   }
-}
-
-// The strangers of a process that may open few files give theirs back after a while.
-TEST_CASE(a_connect_without_free_descriptors_is_tried_again) {
-  ConnectionService listening(settings_with({}));
-  ConnectionService connecting(settings_with({}));
-  CHECK_OK(listening.start());
-  CHECK_OK(connecting.start());
-  Token token;
-  std::array<std::uint8_t, 128> handle{};
-  CHECK_OK(listening.listen(loopback(), handle.data(), &token));
-  bool ready = false;
-  EstablishedConnection connection;
-  rlimit before{};
-  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  rlimit none = before;
-  none.rlim_cur = 3;
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  const Status first = connecting.connect(loopback(), handle.data(), &ready, &connection);
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  CHECK_OK(first);
-  wait_until(
-      [&] {
-        CHECK_OK(connecting.connect(loopback(), handle.data(), &ready, &connection));
-        return ready;
-      },
-      "the connection");
-}
-
-// A listener closes the oldest connection that has not said hello where it can keep no more, or the process ends.
-struct ClosingListener {
-  SocketAddress address = loopback().address;
-  OwnedFd socket;
-  std::array<std::uint8_t, 128> handle{};
-
-  ClosingListener() {
-    CHECK_OK(tcp_listen(&address, &socket));
-    ConnectHandle encoded;
-    encoded.port = address.port();
-    encoded.address = {127, 0, 0, 1};
-    encode_connect_handle(encoded, handle.data());
-  }
-  // Accepts the next connection and closes it.
-  void close_one() {
-    OwnedFd accepted;
-    SocketAddress peer;
-    wait_until(
-        [&] {
-          CHECK_OK(tcp_accept(socket.get(), &accepted, &peer));
-          return accepted.is_open();
-        },
-        "a connection");
-  }
-  void reply_to_one(OwnedFd* accepted) {
-    SocketAddress peer;
-    wait_until(
-        [&] {
-          CHECK_OK(tcp_accept(socket.get(), accepted, &peer));
-          return accepted->is_open();
-        },
-        "a connection");
-    std::array<std::uint8_t, kReplyBytes> reply;
-    encode_reply({kProtocolVersion, HandshakeVerdict::kAccepted, 1, 1, 1, 0}, reply.data());
-    CHECK_EQ(::send(accepted->get(), reply.data(), reply.size(), MSG_NOSIGNAL), static_cast<ssize_t>(reply.size()));
-  }
-};
-
-TEST_CASE(a_connection_that_the_listener_could_not_keep_is_tried_again) {
-  ClosingListener listener;
-  ConnectionService connecting(settings_with(1));
-  CHECK_OK(connecting.start());
-  bool ready = false;
-  EstablishedConnection connection;
-  CHECK_OK(connecting.connect(loopback(), listener.handle.data(), &ready, &connection));
-  for (int i = 0; i < 3; ++i) listener.close_one();
-  OwnedFd accepted;
-  listener.reply_to_one(&accepted);
-  wait_until(
-      [&] {
-        CHECK_OK(connecting.connect(loopback(), listener.handle.data(), &ready, &connection));
-        return ready;
-      },
-      "the connection");
-}
-
-TEST_CASE(a_listener_that_closes_and_goes_is_an_error_long_before_the_deadline) {
-  ClosingListener listener;
-  ConnectionService connecting(settings_with(1));
-  CHECK_OK(connecting.start());
-  bool ready = false;
-  EstablishedConnection connection;
-  CHECK_OK(connecting.connect(loopback(), listener.handle.data(), &ready, &connection));
-  listener.close_one();
-  listener.socket.reset();
-  Status status;
-  wait_until(
-      [&] {
-        status = connecting.connect(loopback(), listener.handle.data(), &ready, &connection);
-        return !status.is_ok();
-      },
-      "the error");
-  CHECK(status.code() == StatusCode::kRemoteError);
-  CHECK(status.message().find("closed the connection during the handshake") != std::string::npos);
-}
-
-// More connections at once than a listener that may open few files keeps while their hello is on its way.
-TEST_CASE(many_peers_reach_a_listener_that_may_open_few_files) {
-  constexpr int kPeers = 8;
-  constexpr int kEach = 16;
-  rlimit before{};
-  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  rlimit few = before;
-  few.rlim_cur = 64;
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
-  ConnectionService listening(settings_with(1));
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  CHECK_OK(listening.start());
-  std::vector<std::array<std::uint8_t, 128>> handles(kPeers * kEach);
-  Token token;
-  for (auto& handle : handles) CHECK_OK(listening.listen(loopback(), handle.data(), &token));
-  std::vector<std::string> failures(kPeers);
-  std::vector<std::thread> peers;
-  for (int peer = 0; peer < kPeers; ++peer) {
-    peers.emplace_back([&, peer] {
-      try {
-        ConnectionService connecting(settings_with(1));
-        CHECK_OK(connecting.start());
-        std::vector<EstablishedConnection> connections(kEach);
-        for (int i = 0; i < kEach; ++i) {
-          bool ready = false;
-          auto& handle = handles[static_cast<std::size_t>(peer * kEach + i)];
-          CHECK_OK(connecting.connect(loopback(), handle.data(), &ready, &connections[static_cast<std::size_t>(i)]));
-        }
-        for (int i = 0; i < kEach; ++i) {
-          bool ready = false;
-          auto& handle = handles[static_cast<std::size_t>(peer * kEach + i)];
-          wait_until(
-              [&] {
-                CHECK_OK(
-                    connecting.connect(loopback(), handle.data(), &ready, &connections[static_cast<std::size_t>(i)]));
-                return ready;
-              },
-              "a connection");
-        }
-      } catch (const std::exception& error) {
-        failures[static_cast<std::size_t>(peer)] = error.what();
-      }
-    });
-  }
-  for (std::thread& peer : peers) peer.join();
-  for (const std::string& failure : failures) CHECK_EQ(failure, "");
 }
 
 }  // namespace bagua_net

@@ -1,6 +1,5 @@
 // Who sends by reference: the handshake's feature bit, the knob and the peer's address decide, whatever the other
 // settings of the two ends; every combination moves messages whole.
-#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -11,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "base/monotonic_clock.h"
 #include "support/check.h"
+#include "support/comm_parts.h"
 #include "support/tcp_pair.h"
 #include "transport/transport_context.h"
 #include "wire/acknowledgement.h"
@@ -23,23 +22,7 @@
 namespace bagua_net {
 namespace {
 
-constexpr std::int64_t kDeadlineMs = 30000;
 constexpr std::size_t kMessageBytes = 4u << 20;
-
-template <typename Condition>
-void wait_until(Condition condition, const char* what) {
-  const std::int64_t end_ms = monotonic_ms() + kDeadlineMs;
-  while (!condition()) {
-    if (monotonic_ms() > end_ms) check::fail(__FILE__, __LINE__, std::string("waited in vain for ") + what);
-    sched_yield();
-  }
-}
-
-std::vector<std::uint8_t> make_message(std::size_t number, std::size_t bytes) {
-  std::vector<std::uint8_t> message(bytes);
-  for (std::size_t i = 0; i < bytes; ++i) message[i] = static_cast<std::uint8_t>(number * 131 + i * 7 + i / 251);
-  return message;
-}
 
 bool is_done(Request* request) {
   bool done = false;

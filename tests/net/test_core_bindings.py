@@ -155,6 +155,24 @@ def test_cpu_budget_follows_the_launcher_and_the_mask() -> None:
     assert ask(LOCAL_WORLD_SIZE="4000") == (budget | {"local_ranks": 4000}, 0)
 
 
+def test_a_rank_that_was_bound_shares_with_those_beside_it() -> None:
+    """One of twice as many ranks as there are CPUs, on one CPU of those of the process that started it."""
+    cpus = os.sched_getaffinity(0)
+    script = (
+        f"import os; os.sched_setaffinity(0, [{min(cpus)}]);"
+        "from bagua.net import _core; budget = _core.cpu_budget(); print(budget['usable_cpus'], budget['local_ranks'])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"LOCAL_WORLD_SIZE": str(2 * len(cpus))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert result.stdout.split() == ["1", "2"]
+
+
 def test_calls_from_many_threads() -> None:
     failures: list[BaseException] = []
     workers = _core.default_workers()

@@ -76,7 +76,7 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if rank is not None:
         return _run(rank, address, given)
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = _listener(address)
     other = _FORK.Process(target=_run, args=(1, listener.getsockname(), given))
     other.start()
     try:
@@ -106,9 +106,7 @@ def _place() -> tuple[int | None, tuple[str, int]]:
 
 
 def _run(rank: int, address: tuple[str, int], given: argparse.Namespace, listener: socket.socket | None = None) -> int:
-    if rank == 0 and listener is None:
-        listener = socket.create_server(address, backlog=512)
-    connect = _accepting(listener) if listener is not None else _connecting(address)
+    connect = _accepting(listener or _listener(address)) if rank == 0 else _connecting(address)
     rows = []
     for streams in given.streams:
         one_way = _turn(rank, streams, False, connect, given)
@@ -128,6 +126,10 @@ def _run(rank: int, address: tuple[str, int], given: argparse.Namespace, listene
         print(f"TCP between two ranks, {format_size(given.memory)} for each process; {describe_machine().caption()}")
         print(render(rows, columns, block=lambda _: None, is_loud=lambda _: False), flush=True)
     return 0
+
+
+def _listener(address: tuple[str, int]) -> socket.socket:
+    return socket.create_server(address, backlog=512)
 
 
 def _accepting(listener: socket.socket) -> Callable[[], socket.socket]:

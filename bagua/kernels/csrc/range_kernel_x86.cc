@@ -111,7 +111,7 @@ void quantize_in_order(const T* source, size_t count, const Scale& levels, uint8
   size_t done = 0;
   Lanes numbers[kLanesOfGroup];
   const auto group = [&](size_t at) {
-    if (kOrder == Order::kElements) {
+    if constexpr (kOrder == Order::kElements) {
       // What follows in memory is what is read next; it comes while this, which is in a cache, is computed.
       constexpr size_t kLine = 64 / sizeof(T);
       for (size_t i = 0; i < kByteGroup; i += kLine) __builtin_prefetch(source + count + at + i);

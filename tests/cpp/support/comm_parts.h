@@ -37,4 +37,13 @@ class Deadline {
   const std::int64_t end_ms_ = monotonic_ms() + kDeadlineMs;
 };
 
+template <typename Condition>
+inline void wait_until(Condition condition, const char* what) {
+  const Deadline deadline;
+  while (!condition()) {
+    deadline.check(what);
+    sched_yield();
+  }
+}
+
 }  // namespace bagua_net

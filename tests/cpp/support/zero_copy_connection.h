@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <linux/sockios.h>
-#include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -34,15 +33,6 @@ namespace bagua_net {
 
 constexpr std::size_t kLeastChunk = 65536;
 constexpr std::size_t kReferred = 1u << 20;  // large enough a message to go out by reference
-
-template <typename Condition>
-inline void wait_until(Condition condition, const char* what) {
-  const Deadline deadline;
-  while (!condition()) {
-    deadline.check(what);
-    sched_yield();
-  }
-}
 
 inline void set_buffer(const OwnedFd& socket, int option, int bytes) {
   CHECK_EQ(::setsockopt(socket.get(), SOL_SOCKET, option, &bytes, sizeof bytes), 0);
