@@ -66,6 +66,29 @@ def test_same_bytes_as_the_reference(kind: str, instructions: str) -> None:
     assert found == []
 
 
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+@pytest.mark.parametrize("versions", [*range(1, 10), 16, 17, 40, 600])
+def test_any_number_of_versions(versions: int, instructions: str) -> None:
+    """Also of ranges that begin anywhere, of different sizes, with one level, and of more than a slice."""
+    tested = with_instructions(instructions)
+    for elements, block in ((3000, 1024), (777, 100), (64, 3), (20001 if versions < 100 else 500, None)):
+        layout = chunk_layout(elements, block)
+        generator = torch.Generator().manual_seed(versions)
+        source = torch.randn(versions, elements, generator=generator)
+        source *= 10.0 ** torch.randint(-6, 6, (versions, 1), generator=generator)
+        source[::3] = source[::3].abs()
+        source[1::5, : elements // 2] = 0.25
+        received = torch.zeros(versions, layout.total_bytes, dtype=torch.uint8)
+        minmax_uint8_reference.compress(source, layout, received)
+        expected = torch.full((layout.total_bytes,), 77, dtype=torch.uint8)
+        actual = torch.full_like(expected, 99)
+        for average in (False, True):
+            minmax_uint8_reference.decompress_reduce_compress(received, average, layout, expected)
+            tested.decompress_reduce_compress(received, average, layout, actual)
+            assert torch.equal(expected, actual), (elements, block, average)
+
+
 def test_the_cpu_runs_the_compiled_module() -> None:
     assert minmax_uint8._implementation("cpu") is minmax_uint8_native  # type: ignore[comparison-overlap]
     assert INSTRUCTIONS[-1] == _minmax_uint8.INSTRUCTIONS

@@ -126,26 +126,6 @@ inline void stream_bytes(uint8_t* to, __m512i bytes) {
   _mm256_stream_si256(reinterpret_cast<__m256i*>(to) + 1, _mm512_extracti64x4_epi64(bytes, 1));
 }
 
-// kIntegers and a byte, of kByteGroup bytes in the order of sums: register k has every fourth element, from the k-th.
-// Shifts take words apart faster than bytes are widened.
-inline void load_group(const uint8_t* from, Lanes* numbers) {
-  const __m512i words = _mm512_loadu_si512(from);
-  const __m512i byte = _mm512_set1_epi32(0xff);
-  const __m512i integers = _mm512_set1_epi32(kIntegersBits);
-  constexpr int kAndOr = 0xea;
-  numbers[0] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(words, byte, integers, kAndOr));
-  numbers[1] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_srli_epi32(words, 8), byte, integers, kAndOr));
-  numbers[2] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_srli_epi32(words, 16), byte, integers, kAndOr));
-  numbers[3] = _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(words, 24), integers));
-}
-// As to_bytes, of registers in that order.
-inline __m512i group_to_bytes(const Lanes* values) {
-  const __m512i even = _mm512_packs_epi32(beyond_integers(values[0]), beyond_integers(values[2]));
-  const __m512i odd = _mm512_packs_epi32(beyond_integers(values[1]), beyond_integers(values[3]));
-  const __m128i order = _mm_setr_epi8(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
-  return _mm512_shuffle_epi8(_mm512_packus_epi16(even, odd), _mm512_broadcast_i32x4(order));
-}
-
 // Integers in the order of the 16-bit floats whose bits they are given: negative ones are turned round.
 constexpr size_t kKeys = 32;
 using Keys = __m512i;
@@ -163,6 +143,31 @@ inline int16_t smallest_key(Keys keys) {
 inline int16_t largest_key(Keys keys) {
   const __m256i half = _mm256_max_epi16(_mm512_castsi512_si256(keys), _mm512_extracti64x4_epi64(keys, 1));
   return largest_of_eight(_mm_max_epi16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+}
+
+// 16-bit integers.
+using Words = __m512i;
+inline Words load_words(const void* from) { return _mm512_loadu_si512(from); }
+inline void store_words(void* to, Words words) { _mm512_storeu_si512(to, words); }
+inline Words fill_words(int value) { return _mm512_set1_epi16(static_cast<int16_t>(value)); }
+inline Words add(Words a, Words b) { return _mm512_add_epi16(a, b); }
+inline Words subtract(Words a, Words b) { return _mm512_sub_epi16(a, b); }
+// The upper 16 bits of the product of unsigned numbers.
+inline Words multiply_high(Words a, Words b) { return _mm512_mulhi_epu16(a, b); }
+// Of signed numbers, a * b / 2^15, rounded.
+inline Words multiply_rounded(Words a, Words b) { return _mm512_mulhrs_epi16(a, b); }
+inline Words shift_left(Words words, __m128i bits) { return _mm512_sll_epi16(words, bits); }
+// Of 64 bytes every other one, from the first and from the second, less 128, times 256.
+inline void split_bytes(Words bytes, Words& even, Words& odd) {
+  const Words centred = _mm512_xor_si512(bytes, _mm512_set1_epi8(INT8_MIN));
+  even = _mm512_slli_epi16(centred, 8);
+  odd = _mm512_and_si512(centred, _mm512_set1_epi16(-256));
+}
+// Back to bytes, of which the words have 128ths.
+inline Words join_bytes(Words even, Words odd) {
+  constexpr int kOrAnd = 0xf8;
+  const Words high = _mm512_set1_epi16(-256);
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi16(even, 7), _mm512_slli_epi16(odd, 1), high, kOrAnd);
 }
 inline void end_of_stream() { _mm_sfence(); }
 
@@ -240,12 +245,6 @@ inline void store_bytes(uint8_t* to, __m256i bytes) { _mm256_storeu_si256(reinte
 constexpr size_t kStreamAlignment = 32;
 inline void stream_bytes(uint8_t* to, __m256i bytes) { _mm256_stream_si256(reinterpret_cast<__m256i*>(to), bytes); }
 
-// Sums are in the order of their elements: without an operation on three registers, shifts gain nothing.
-inline void load_group(const uint8_t* from, Lanes* numbers) {
-  for (size_t i = 0; i < kByteGroup / kLanes; ++i) numbers[i] = load_numbers(from + i * kLanes);
-}
-inline __m256i group_to_bytes(const Lanes* values) { return to_bytes(values); }
-
 constexpr size_t kKeys = 16;
 using Keys = __m256i;
 inline Keys load_keys(const void* from) {
@@ -260,6 +259,25 @@ inline int16_t smallest_key(Keys keys) {
 }
 inline int16_t largest_key(Keys keys) {
   return largest_of_eight(_mm_max_epi16(_mm256_castsi256_si128(keys), _mm256_extracti128_si256(keys, 1)));
+}
+
+using Words = __m256i;
+inline Words load_words(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
+inline void store_words(void* to, Words words) { _mm256_storeu_si256(static_cast<__m256i*>(to), words); }
+inline Words fill_words(int value) { return _mm256_set1_epi16(static_cast<int16_t>(value)); }
+inline Words add(Words a, Words b) { return _mm256_add_epi16(a, b); }
+inline Words subtract(Words a, Words b) { return _mm256_sub_epi16(a, b); }
+inline Words multiply_high(Words a, Words b) { return _mm256_mulhi_epu16(a, b); }
+inline Words multiply_rounded(Words a, Words b) { return _mm256_mulhrs_epi16(a, b); }
+inline Words shift_left(Words words, __m128i bits) { return _mm256_sll_epi16(words, bits); }
+inline void split_bytes(Words bytes, Words& even, Words& odd) {
+  const Words centred = _mm256_xor_si256(bytes, _mm256_set1_epi8(INT8_MIN));
+  even = _mm256_slli_epi16(centred, 8);
+  odd = _mm256_and_si256(centred, _mm256_set1_epi16(-256));
+}
+inline Words join_bytes(Words even, Words odd) {
+  const Words high = _mm256_and_si256(_mm256_slli_epi16(odd, 1), _mm256_set1_epi16(-256));
+  return _mm256_or_si256(_mm256_srli_epi16(even, 7), high);
 }
 inline void end_of_stream() { _mm_sfence(); }
 

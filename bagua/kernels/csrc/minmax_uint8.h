@@ -13,6 +13,9 @@ enum class ElementType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
 struct RangeKernel;
 
+// Where parts of a compressed chunk end: bytes up to the next multiple of 32.
+constexpr size_t padded(size_t bytes) { return (bytes + 31) / 32 * 32; }
+
 // A number of equal chunks; `block` elements share a range (at least 1; the last range of a chunk may have fewer).
 struct Chunks {
   size_t count;

@@ -1,7 +1,8 @@
 // MinMaxUInt8 of one range of elements, or of a piece of one: the inner loops, built once for each instruction set.
 //
-// The functions keep no state and may run in any thread. All arithmetic is fp32 and rounds to nearest even after every
-// operation, so that every table gives the same bytes; bagua/kernels/minmax_uint8_reference.py has the formula.
+// The functions keep no state and may run in any thread. Sums are of integers; all other arithmetic is fp32 and rounds
+// to nearest even after every operation, so that every table gives the same bytes;
+// bagua/kernels/minmax_uint8_reference.py has the formula.
 #pragma once
 
 #include <cstddef>
@@ -58,18 +59,42 @@ struct ElementKernel {
   void (*decode_add)(const uint8_t* bytes, size_t count, const Levels& levels, T* target);
 };
 
+// So many versions' sums of weighted levels fit into 16 bits; their weights are at most 2^14, of more than two versions
+// 2^13, of more than four 2^12.
+constexpr size_t kVersionsAtOnce = 8;
+constexpr size_t kMostSumsInGroup = 64;
+
+struct SumExtent {
+  int32_t lowest;
+  int32_t highest;
+};
+
+// How sums become bytes: the upper 16 bits of ((sum - lowest) << shift) * times, and `plus`, are parts of a level, of
+// which it has 128. Unsigned numbers of 16 bits.
+struct SumScale {
+  int16_t lowest;
+  int shift;
+  uint16_t times;
+  uint16_t plus;
+};
+
+// Sums of weighted levels. They are written in an order of the table's own, in groups; the last group is filled up with
+// some of the others, for which there must be room.
+struct SumKernel {
+  size_t sums_in_group;
+  // Of `versions` versions, whose bytes lie `stride` bytes apart: of each ((byte - 128) * weight + 64) >> 7. At least
+  // one version and one element. Returns the extent of the sums.
+  SumExtent (*add)(const uint8_t* bytes, size_t stride, const int16_t* weights, size_t versions, size_t count,
+                   int16_t* sums);
+  void (*quantize)(const int16_t* sums, size_t count, const SumScale& scale, uint8_t* out, Store store);
+};
+
 struct RangeKernel {
   const char* name;
   ElementKernel<float> float32;
   ElementKernel<Float16> float16;
   ElementKernel<BFloat16> bfloat16;
-  // The sum of `versions` versions, whose bytes lie `stride` bytes apart, in their order. `more`: added to what is in
-  // `sum`; else `sum` is overwritten. Not clamped. At least one version and one element. Returns the extent of what
-  // `sum` is then, which may be in an order of the table's own. `bounded`: it is known to be finite.
-  Extent (*decode_sum)(const uint8_t* bytes, size_t stride, const Levels* levels, size_t versions, size_t count,
-                       bool more, bool bounded, float* sum);
-  // As quantize, of such a sum of `count` elements.
-  void (*quantize_sum)(const float* sum, size_t count, const Scale& scale, uint8_t* out, Store store);
+  SumKernel sum;
   // After the last streamed store of a thread, before another thread may read.
   void (*end_of_stream)();
 };

@@ -157,18 +157,33 @@ void decode_add(const uint8_t* bytes, size_t count, const Levels& range, T* targ
   for (size_t i = 0; i < count; ++i) store(target + i, load(target[i]) + clamped(bytes[i], levels));
 }
 
-Extent decode_sum(const uint8_t* bytes, size_t stride, const Levels* levels, size_t versions, size_t count, bool more,
-                  bool /*bounded*/, float* sum) {
+// --- sums of versions, in the order of the elements ------------------------------------------------------------------
+
+SumExtent add_versions(const uint8_t* bytes, size_t stride, const int16_t* weights, size_t versions, size_t count,
+                       int16_t* sums) {
+  std::memset(sums, 0, count * sizeof(*sums));
   for (size_t version = 0; version < versions; ++version) {
     const uint8_t* from = bytes + version * stride;
-    const Levels range = levels[version];
-    if (version == 0 && !more) {
-      for (size_t i = 0; i < count; ++i) sum[i] = level(from[i], range);
-    } else {
-      for (size_t i = 0; i < count; ++i) sum[i] += level(from[i], range);
+    const int32_t weight = weights[version];
+    for (size_t i = 0; i < count; ++i) {
+      sums[i] = static_cast<int16_t>(sums[i] + (((from[i] - 128) * weight + 64) >> 7));
     }
   }
-  return extent(sum, count);
+  int16_t lowest = sums[0];
+  int16_t highest = sums[0];
+  for (size_t i = 0; i < count; ++i) {
+    lowest = sums[i] < lowest ? sums[i] : lowest;
+    highest = sums[i] > highest ? sums[i] : highest;
+  }
+  return {lowest, highest};
+}
+
+void quantize_sums(const int16_t* sums, size_t count, const SumScale& scale, uint8_t* out, Store /*how*/) {
+  const SumScale levels = scale;
+  for (size_t i = 0; i < count; ++i) {
+    const auto above = static_cast<uint16_t>(static_cast<uint16_t>(sums[i] - levels.lowest) << levels.shift);
+    out[i] = static_cast<uint8_t>((((uint32_t{above} * levels.times) >> 16) + levels.plus) >> 7);
+  }
 }
 
 void end_of_stream() {}
@@ -185,8 +200,7 @@ const RangeKernel kPortableKernel = {"portable",
                                      element_kernel<float>(),
                                      element_kernel<Float16>(),
                                      element_kernel<BFloat16>(),
-                                     decode_sum,
-                                     quantize<float>,
+                                     {1, add_versions, quantize_sums},
                                      end_of_stream};
 
 }  // namespace bagua_kernels

@@ -9,6 +9,7 @@
 
 #include "lanes_x86.h"
 #include "range_kernel.h"
+#include "sums_x86.h"
 
 namespace bagua_kernels {
 namespace {
@@ -102,24 +103,20 @@ Extent extent<float>(const float* source, size_t count) {
   return {smallest(lowest[0]), largest(highest[0]), all_zero(not_finite[0])};
 }
 
-enum class Order { kElements, kSums };
-
-template <typename T, Order kOrder>
-void quantize_in_order(const T* source, size_t count, const Scale& levels, uint8_t* out, Store how) {
+template <typename T>
+void quantize(const T* source, size_t count, const Scale& levels, uint8_t* out, Store how) {
   const Lanes scale = fill(levels.scale);
   const Lanes bias = fill(levels.bias);
   size_t done = 0;
   Lanes numbers[kLanesOfGroup];
   const auto group = [&](size_t at) {
-    if constexpr (kOrder == Order::kElements) {
-      // What follows in memory is what is read next; it comes while this, which is in a cache, is computed.
-      constexpr size_t kLine = 64 / sizeof(T);
-      for (size_t i = 0; i < kByteGroup; i += kLine) __builtin_prefetch(source + count + at + i);
-    }
+    // What follows in memory is what is read next; it comes while this, which is in a cache, is computed.
+    constexpr size_t kLine = 64 / sizeof(T);
+    for (size_t i = 0; i < kByteGroup; i += kLine) __builtin_prefetch(source + count + at + i);
     for (size_t i = 0; i < kLanesOfGroup; ++i) {
       numbers[i] = add(multiply(load(source + at + i * kLanes), scale), bias);
     }
-    return kOrder == Order::kElements ? to_bytes(numbers) : group_to_bytes(numbers);
+    return to_bytes(numbers);
   };
   if (how == Store::kStreamed && reinterpret_cast<uintptr_t>(out) % kStreamAlignment == 0) {
     for (; done + kByteGroup <= count; done += kByteGroup) stream_bytes(out + done, group(done));
@@ -136,15 +133,6 @@ void quantize_in_order(const T* source, size_t count, const Scale& levels, uint8
     store_bytes(bytes, to_bytes(numbers));
     std::memcpy(out + done, bytes, rest);
   }
-}
-
-template <typename T>
-void quantize(const T* source, size_t count, const Scale& levels, uint8_t* out, Store how) {
-  quantize_in_order<T, Order::kElements>(source, count, levels, out, how);
-}
-
-void quantize_sum(const float* sum, size_t count, const Scale& levels, uint8_t* out, Store how) {
-  quantize_in_order<float, Order::kSums>(sum, count, levels, out, how);
 }
 
 struct Decoder {
@@ -215,76 +203,6 @@ void decode_add(const uint8_t* bytes, size_t count, const Levels& levels, T* tar
   if (done < count) decode_tail(decoder, bytes + done, count - done, target + done, write);
 }
 
-template <bool kBounded>
-Extent decode_sum_of(const uint8_t* bytes, size_t stride, const Levels* levels, size_t versions, size_t count,
-                     bool more, float* sum) {
-  // Sums of so many registers are made before the next: they stay in registers, and a version's levels serve all.
-  constexpr size_t kGroup = kRegisters * kLanes;
-  static_assert(kGroup == kByteGroup);
-  // Processors do not foresee what is read of many versions at once, so it is asked for ahead: a version's part of
-  // `count` bytes as a whole, and then the next version's. In the order in which it is used, memory would have to open
-  // another of its rows for every line, and give half of its rate.
-  const size_t groups = count / kGroup;
-  size_t asked = 0;
-  const uint8_t* ahead = bytes + 2 * count;
-  Lanes lowest = fill(std::numeric_limits<float>::infinity());
-  Lanes highest = fill(-std::numeric_limits<float>::infinity());
-  Lanes not_finite = fill(0.0F);
-  size_t done = 0;
-  for (; done + kGroup <= count; done += kGroup) {
-    Lanes sums[kRegisters];
-    const auto levels_of = [&](size_t version, auto&& take) {
-      const Decoder decoder(levels[version]);
-      const uint8_t* from = bytes + version * stride + done;
-      __builtin_prefetch(ahead);
-      ahead += kGroup;
-      if (++asked == groups) {
-        asked = 0;
-        ahead += stride - groups * kGroup;
-      }
-      Lanes numbers[kRegisters];
-      load_group(from, numbers);
-      for (size_t i = 0; i < kRegisters; ++i) take(i, decoder.level(numbers[i]));
-    };
-    size_t version = 0;
-    if (more) {
-      for (size_t i = 0; i < kRegisters; ++i) sums[i] = load(sum + done + i * kLanes);
-    } else {
-      levels_of(version++, [&](size_t i, Lanes values) { sums[i] = values; });
-    }
-    for (; version < versions; ++version) {
-      levels_of(version, [&](size_t i, Lanes values) { sums[i] = add(sums[i], values); });
-    }
-    for (size_t i = 0; i < kRegisters; ++i) {
-      lowest = smaller(sums[i], lowest);
-      highest = larger(sums[i], highest);
-      if (!kBounded) not_finite = add_if_not_finite(not_finite, sums[i]);
-      store(sum + done + i * kLanes, sums[i]);
-    }
-  }
-  Extent result{smallest(lowest), largest(highest), all_zero(not_finite)};
-  for (; done < count; ++done) {
-    float total = more ? sum[done] : 0.0F;
-    for (size_t version = 0; version < versions; ++version) {
-      const Levels& range = levels[version];
-      const float number = kIntegers + static_cast<float>(bytes[version * stride + done]);
-      const float value = (number - range.bias) * range.step;
-      total = version == 0 && !more ? value : total + value;
-    }
-    sum[done] = total;
-    result.lowest = std::min(result.lowest, total);
-    result.highest = std::max(result.highest, total);
-    result.finite = result.finite && std::isfinite(total);
-  }
-  return result;
-}
-
-Extent decode_sum(const uint8_t* bytes, size_t stride, const Levels* levels, size_t versions, size_t count, bool more,
-                  bool bounded, float* sum) {
-  const auto& function = bounded ? decode_sum_of<true> : decode_sum_of<false>;
-  return function(bytes, stride, levels, versions, count, more, sum);
-}
-
 template <typename T>
 constexpr ElementKernel<T> element_kernel() {
   return {extent<T>, quantize<T>, decode<T>, decode_add<T>};
@@ -297,8 +215,7 @@ const RangeKernel BAGUA_KERNEL_TABLE = {kLanesName,
                                         element_kernel<float>(),
                                         element_kernel<Float16>(),
                                         element_kernel<BFloat16>(),
-                                        decode_sum,
-                                        quantize_sum,
+                                        {kByteGroup, add_versions, quantize_sums},
                                         end_of_stream};
 
 }  // namespace bagua_kernels
