@@ -11,6 +11,7 @@ from bagua.cli import net_bench
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.memory_check import check_memory
 from bagua.net.bench.ring.options import check_outputs, parse_options
+from bagua.version import __version__
 
 MIB = 1 << 20
 
@@ -24,6 +25,13 @@ def test_defaults_are_the_whole_picture() -> None:
     assert (options.iterations, options.warmup, options.ranks, options.channels) == (None, None, None, 2)
     assert options.verify
     assert options.time_budget_s <= 170
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_options(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"bagua-net-bench {__version__}\n"
 
 
 def test_nccl_tests_spellings() -> None:

@@ -14,6 +14,7 @@ from bagua.net.bench.export import check_output_files
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 from bagua.net.bench.settings import BASELINE, CONTENDERS, RAW
 from bagua.net.bench.sizes import size_series
+from bagua.version import __version__
 
 PROGRAM = "bagua-net-bench"
 
@@ -190,6 +191,7 @@ def make_parser() -> argparse.ArgumentParser:
     output.add_argument("--json", type=Path, metavar="PATH", help="every figure and the machine's facts")
     output.add_argument("--csv", type=Path, metavar="PATH", help="one row a contender and size")
     output.add_argument("--plot", type=Path, metavar="PATH", help="a .png, .svg or .pdf (needs matplotlib)")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     parser.add_argument("--nccl", action="store_true", help="compare the real NCCL on GPUs; see --nccl --help")
     parser.add_argument("--peers", action="store_true", help="what many connections cost; see --peers --help")
     return parser
