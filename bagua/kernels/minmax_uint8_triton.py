@@ -1,9 +1,9 @@
 """MinMaxUInt8 for tensors on CUDA devices: launches Triton kernels on the caller's current stream.
 
 Nothing here waits for the device. Ranges that fit into a tile take one kernel, which reads every element once; longer
-ones take two for compression, which read twice. Buffers of bytes that do not lie at a multiple of 16 go through a copy
-that does. The arguments were checked by bagua.kernels.minmax_uint8. With TRITON_INTERPRET=1 set before the import the
-kernels run on CPU tensors, slowly.
+ones take two for compression and for sums, which read twice. Buffers of bytes that do not lie at a multiple of 16 go
+through a copy that does. The arguments were checked by bagua.kernels.minmax_uint8. With TRITON_INTERPRET=1 set before
+the import the kernels run on CPU tensors, slowly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from bagua.kernels import minmax_uint8_triton_kernels as kernels
+from bagua.kernels import minmax_uint8_triton_sum_kernels as sum_kernels
 from bagua.kernels.minmax_uint8_layout import ChunkLayout
+from bagua.kernels.minmax_uint8_reference import weight_of_widest
 
 # By measurement on H100 and H200 (docs/design/compression.md): elements of a tile, and warps (32 threads each) of a
 # program. What is done once for a range is done by every thread: the fewer, the better.
@@ -54,7 +56,12 @@ class _Tiling:
     registers: int | None = None
     """That a thread may have at most."""
     at_once: bool = False
-    """All versions of a sum are loaded before they are added."""
+    """All versions of a sum, up to 8, are loaded before they are added."""
+
+    @property
+    def partials(self) -> int:
+        """Programs that measure a long range."""
+        return -(-self.tiles // self.steps)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -63,7 +70,9 @@ def _tiling(layout: ChunkLayout, versions: int) -> _Tiling:
     columns = _power_of_two(layout.block)
     if columns > LONGEST_ROW:
         tiles = -(-layout.block // LONG_TILE_ELEMENTS)
-        return _Tiling(1, LONG_TILE_ELEMENTS, layout.ranges, tiles, _power_of_two(-(-tiles // PARTIALS)), LONG_WARPS)
+        steps = _power_of_two(-(-tiles // PARTIALS))
+        registers = SUM_REGISTERS if versions else None
+        return _Tiling(1, LONG_TILE_ELEMENTS, layout.ranges, tiles, steps, LONG_WARPS, registers)
     # No more rows than there are ranges, or small inputs would mostly compute what masks throw away.
     rows = min(max(TILE_ELEMENTS // columns, 1), _power_of_two(layout.ranges))
     groups = -(-layout.ranges // rows)
@@ -95,7 +104,7 @@ def compress(source: Tensor, layout: ChunkLayout, out: Tensor) -> None:
         with _device_of(source):
             for first in range(0, source.shape[0], MOST_CHUNKS):
                 chunks = source[first : first + MOST_CHUNKS]
-                _compress(chunks, chunks.shape[0], 0, 1.0, layout, out[first : first + MOST_CHUNKS])
+                _compress(chunks, layout, out[first : first + MOST_CHUNKS])
 
 
 def decompress(compressed: Tensor, target: Tensor, accumulate: bool, layout: ChunkLayout) -> None:
@@ -132,15 +141,15 @@ def _decompress(compressed: Tensor, target: Tensor, accumulate: bool, layout: Ch
 
 def decompress_reduce_compress(received: Tensor, average: bool, layout: ChunkLayout, out: Tensor) -> None:
     """As minmax_uint8_reference.decompress_reduce_compress."""
-    versions = received.shape[0]
     if layout.ranges:
         with _device_of(received):
-            _compress(_aligned(received), 1, versions, 1.0 / versions if average else 1.0, layout, out)
+            _sum(_aligned(received), 1.0 / received.shape[0] if average else 1.0, layout, out)
 
 
-def _compress(source: Tensor, chunks: int, versions: int, factor: float, layout: ChunkLayout, out: Tensor) -> None:
-    tiling = _tiling(layout, versions)
-    result = out if out.data_ptr() % ALIGNMENT == 0 else torch.empty_like(out)
+def _compress(source: Tensor, layout: ChunkLayout, out: Tensor) -> None:
+    tiling = _tiling(layout, 0)
+    chunks = source.shape[0]
+    result = _aligned_for(out)
     aligned = _tiles_aligned(layout, chunks)
     if tiling.tiles == 1:
         kernels.compress_ranges[(tiling.groups, chunks)](
@@ -151,19 +160,14 @@ def _compress(source: Tensor, chunks: int, versions: int, factor: float, layout:
             layout.ranges,
             layout.header_bytes,
             layout.total_bytes,
-            factor,
-            VERSIONS=versions,
-            AT_ONCE=tiling.at_once,
             ROWS=tiling.rows,
             COLUMNS=tiling.columns,
             ALIGNED=aligned,
             num_warps=tiling.warps,
             enable_fp_fusion=False,
-            maxnreg=tiling.registers,
         )
     else:
-        partials = -(-tiling.tiles // tiling.steps)
-        pairs = chunks * layout.ranges * partials
+        pairs = chunks * layout.ranges * tiling.partials
         ends = torch.empty((pairs, 2), dtype=torch.float32, device=out.device)
         kernels.measure_ranges[(pairs,)](
             source,
@@ -171,10 +175,7 @@ def _compress(source: Tensor, chunks: int, versions: int, factor: float, layout:
             layout.elements,
             layout.block,
             layout.ranges,
-            partials,
-            layout.header_bytes,
-            layout.total_bytes,
-            VERSIONS=versions,
+            tiling.partials,
             COLUMNS=tiling.columns,
             STEPS=tiling.steps,
             ALIGNED=aligned,
@@ -189,16 +190,90 @@ def _compress(source: Tensor, chunks: int, versions: int, factor: float, layout:
             layout.block,
             layout.ranges,
             tiling.tiles,
-            partials,
+            tiling.partials,
+            layout.header_bytes,
+            layout.total_bytes,
+            COLUMNS=tiling.columns,
+            PARTIALS=_power_of_two(tiling.partials),
+            ALIGNED=aligned,
+            num_warps=tiling.warps,
+            enable_fp_fusion=False,
+        )
+    if result is not out:
+        out.copy_(result)
+
+
+def _sum(received: Tensor, factor: float, layout: ChunkLayout, out: Tensor) -> None:
+    versions = received.shape[0]
+    tiling = _tiling(layout, versions)
+    result = _aligned_for(out)
+    ahead = versions if tiling.at_once else min(2, versions)
+    # A tile of sums consists of words of four elements.
+    columns = max(tiling.columns, 4)
+    aligned = _tiles_aligned(layout, 1)
+    if tiling.tiles == 1:
+        sum_kernels.sum_ranges[(tiling.groups,)](
+            received,
+            result,
+            layout.elements,
+            layout.block,
+            layout.ranges,
             layout.header_bytes,
             layout.total_bytes,
             factor,
             VERSIONS=versions,
-            COLUMNS=tiling.columns,
-            PARTIALS=_power_of_two(partials),
+            WIDEST=weight_of_widest(versions),
+            AHEAD=ahead,
+            ROWS=tiling.rows,
+            COLUMNS=columns,
             ALIGNED=aligned,
             num_warps=tiling.warps,
             enable_fp_fusion=False,
+            maxnreg=tiling.registers,
+        )
+    else:
+        pairs = layout.ranges * tiling.partials
+        extremes = torch.empty((pairs, 2), dtype=torch.int32, device=out.device)
+        sum_kernels.measure_sums[(pairs,)](
+            received,
+            extremes,
+            layout.elements,
+            layout.block,
+            layout.ranges,
+            tiling.partials,
+            layout.header_bytes,
+            layout.total_bytes,
+            VERSIONS=versions,
+            WIDEST=weight_of_widest(versions),
+            AHEAD=ahead,
+            COLUMNS=columns,
+            STEPS=tiling.steps,
+            ALIGNED=aligned,
+            num_warps=tiling.warps,
+            enable_fp_fusion=False,
+            maxnreg=tiling.registers,
+        )
+        sum_kernels.sum_pieces[(layout.ranges * tiling.tiles,)](
+            received,
+            extremes,
+            result,
+            layout.elements,
+            layout.block,
+            layout.ranges,
+            tiling.tiles,
+            tiling.partials,
+            layout.header_bytes,
+            layout.total_bytes,
+            factor,
+            VERSIONS=versions,
+            WIDEST=weight_of_widest(versions),
+            AHEAD=ahead,
+            COLUMNS=columns,
+            PARTIALS=_power_of_two(tiling.partials),
+            ALIGNED=aligned,
+            num_warps=tiling.warps,
+            enable_fp_fusion=False,
+            maxnreg=tiling.registers,
         )
     if result is not out:
         out.copy_(result)
@@ -211,6 +286,11 @@ def _tiles_aligned(layout: ChunkLayout, chunks: int) -> bool:
 
 def _aligned(compressed: Tensor) -> Tensor:
     return compressed if compressed.data_ptr() % ALIGNMENT == 0 else compressed.clone()
+
+
+def _aligned_for(out: Tensor) -> Tensor:
+    """`out`, or what is to be copied to it."""
+    return out if out.data_ptr() % ALIGNMENT == 0 else torch.empty_like(out)
 
 
 def _device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:

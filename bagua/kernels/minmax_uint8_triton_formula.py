@@ -40,16 +40,38 @@ def canonical(lowest, highest):
 
 
 @triton.jit
-def scale_and_bias(lowest, highest):
-    """(levels per unit, bias); 0 levels per unit if there is but one level."""
+def rint(number):
+    """To the nearest integer, half to even."""
+    if INTERPRETED:
+        shift = tl.where(number < 0.0, 0.0 - INTEGERS, INTEGERS)
+        rounded = tl.where(tl.abs(number) < INTEGERS, (number + shift) - shift, number)
+    else:
+        rounded = tl.inline_asm_elementwise(
+            "cvt.rni.f32.f32 $0, $1;", "=r,r", [number], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return rounded
+
+
+@triton.jit
+def scale_and_top(lowest, highest):
+    """(levels per unit, rint(highest * levels per unit)); 0 levels per unit if there is but one level."""
     half = highest * 0.5 - lowest * 0.5
     scale = tl.div_rn(tl.full(half.shape, 127.5, tl.float32), half)
     scale = tl.where(tl.abs(scale) < float("inf"), scale, 0.0)
-    # To the nearest integer, half to even.
-    top = highest * scale
-    shift = tl.where(top < 0.0, 0.0 - INTEGERS, INTEGERS)
-    top = tl.where(tl.abs(top) < INTEGERS, (top + shift) - shift, top)
+    return scale, rint(highest * scale)
+
+
+@triton.jit
+def scale_and_bias(lowest, highest):
+    """(levels per unit, bias); 0 levels per unit if there is but one level."""
+    scale, top = scale_and_top(lowest, highest)
     return scale, tl.full(top.shape, INTEGERS + 255.0, tl.float32) - top
+
+
+@triton.jit
+def closest_to_zero(lowest, highest):
+    """The number of ranges; NaN stays."""
+    return smaller(larger(lowest, 0.0), highest)
 
 
 @triton.jit
@@ -57,9 +79,9 @@ def bias_and_step(lowest, highest):
     """(bias, units per level)."""
     scale, bias = scale_and_bias(lowest, highest)
     step = (highest * 0.5 - lowest * 0.5) * UNITS_PER_LEVEL
-    # One level: (255 - 254) * what it stands for, the number closest to zero. NaN stays.
+    # One level: (255 - 254) * what it stands for.
     bias = tl.where(scale == 0.0, INTEGERS + 254.0, bias)
-    return bias, tl.where(scale == 0.0, smaller(larger(lowest, 0.0), highest), step)
+    return bias, tl.where(scale == 0.0, closest_to_zero(lowest, highest), step)
 
 
 @triton.jit

@@ -1,11 +1,12 @@
-"""The device code of MinMaxUInt8: Triton kernels that bagua.kernels.minmax_uint8_triton launches.
+"""The device code of MinMaxUInt8: Triton kernels that bagua.kernels.minmax_uint8_triton launches; those of sums are in
+bagua.kernels.minmax_uint8_triton_sum_kernels.
 
 They compute what bagua.kernels.minmax_uint8_reference does, operation by operation: they are to be compiled without the
 contraction of multiplications and additions (enable_fp_fusion=False), and divisions are rounded correctly. Offsets have
 64 bits.
 
 A program handles a tile; that of measure_ranges several. bagua.kernels.minmax_uint8_triton_tiles says what a tile is,
-and what ROWS, COLUMNS, VERSIONS, ALIGNED and MASKED mean. A range that does not fit into a tile has `tiles` of them.
+and what ROWS, COLUMNS, ALIGNED and MASKED mean. A range that does not fit into a tile has `tiles` of them.
 
 An integer argument that is 1 may be a number of Python's when a kernel is compiled, which has no methods.
 """
@@ -16,41 +17,33 @@ An integer argument that is 1 may be a number of Python's when a kernel is compi
 import triton
 import triton.language as tl
 
-from bagua.kernels.minmax_uint8_triton_formula import larger, quantized, smaller
+from bagua.kernels.minmax_uint8_triton_formula import canonical, larger, quantized, scale_and_bias, smaller
 from bagua.kernels.minmax_uint8_triton_tiles import (
     decoded,
     load,
     load_version,
     lowest_and_highest,
-    range_of,
     store,
     store_ends,
     store_padding,
     tile_at,
-    values_of,
 )
 
 
 @triton.jit
-def _compress_tile(
-    source, header_bytes, stride, factor, from_chunk, chunk_at, start, block, local, mask, rows, rows_mask,
-    VERSIONS: tl.constexpr, AT_ONCE: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    values = values_of(
-        source, header_bytes, stride, from_chunk + start, block, local, mask, rows, rows_mask,
-        VERSIONS, AT_ONCE, ALIGNED, MASKED,
-    )  # fmt: skip
+def _compress_tile(values_at, header_bytes, chunk_at, start, local, mask, rows, rows_mask, MASKED: tl.constexpr):
+    values = load(values_at + local, mask, MASKED).to(tl.float32)
     lowest, highest = lowest_and_highest(values, mask, MASKED)
-    lowest, highest, scale, bias = range_of(lowest, highest, factor, VERSIONS)
-    levels = quantized(values, scale, bias)
-    store(chunk_at + header_bytes + start + local, levels, mask, MASKED)
+    lowest, highest = canonical(lowest, highest)
+    scale, bias = scale_and_bias(lowest, highest)
+    store(chunk_at + header_bytes + start + local, quantized(values, scale, bias), mask, MASKED)
     store_ends(chunk_at, rows, rows_mask, lowest, highest)
 
 
 @triton.jit(do_not_specialize=["ranges"])
 def compress_ranges(
-    source, out, elements, block, ranges, header_bytes, stride, factor,
-    VERSIONS: tl.constexpr, AT_ONCE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
+    source, out, elements, block, ranges, header_bytes, stride,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Ranges that fit into a tile: read, measured, and written while they are in registers. Programs: (tile, chunk)."""
     row = tl.program_id(0) * ROWS
@@ -62,28 +55,18 @@ def compress_ranges(
     if ALIGNED:
         from_chunk = tl.multiple_of(from_chunk, 16)
     start, local, mask, full = tile_at(row, tl.zeros_like(row), block, elements, ROWS, COLUMNS, ALIGNED)
+    values_at = source + (from_chunk + start)
     if full:
-        _compress_tile(
-            source, header_bytes, stride, factor, from_chunk, chunk_at, start, block, local, mask, rows, rows_mask,
-            VERSIONS, AT_ONCE, ALIGNED, False,
-        )  # fmt: skip
+        _compress_tile(values_at, header_bytes, chunk_at, start, local, mask, rows, rows_mask, False)
     else:
-        _compress_tile(
-            source, header_bytes, stride, factor, from_chunk, chunk_at, start, block, local, mask, rows, rows_mask,
-            VERSIONS, AT_ONCE, ALIGNED, True,
-        )  # fmt: skip
+        _compress_tile(values_at, header_bytes, chunk_at, start, local, mask, rows, rows_mask, True)
     if row + ROWS >= ranges:
         store_padding(chunk_at, elements, ranges, header_bytes, stride)
 
 
 @triton.jit
-def _wider(
-    lowest, highest, source, header_bytes, stride, first, block, local, mask, rows, rows_mask,
-    VERSIONS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    values = values_of(
-        source, header_bytes, stride, first, block, local, mask, rows, rows_mask, VERSIONS, False, ALIGNED, MASKED
-    )
+def _wider(lowest, highest, values_at, local, mask, MASKED: tl.constexpr):
+    values = load(values_at + local, mask, MASKED).to(tl.float32)
     if MASKED:
         lowest = smaller(lowest, tl.where(mask, values, float("inf")))
         highest = larger(highest, tl.where(mask, values, float("-inf")))
@@ -95,14 +78,12 @@ def _wider(
 
 @triton.jit(do_not_specialize=["ranges", "partials"])
 def measure_ranges(
-    source, ends, elements, block, ranges, partials, header_bytes, stride,
-    VERSIONS: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr, ALIGNED: tl.constexpr,
+    source, ends, elements, block, ranges, partials,
+    COLUMNS: tl.constexpr, STEPS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Long ranges, first step: `partials` pairs of each in `ends`, of up to STEPS tiles each. One program per pair."""
     program = tl.program_id(0)
     row = program // partials % ranges
-    rows = row + tl.arange(0, 1)
-    rows_mask = rows < ranges
     from_chunk = (program // partials // ranges).to(tl.int64) * elements
     if ALIGNED:
         from_chunk = tl.multiple_of(from_chunk, 16)
@@ -111,17 +92,11 @@ def measure_ranges(
     tile = program % partials
     for _ in range(STEPS):
         start, local, mask, full = tile_at(row, tile, block, elements, 1, COLUMNS, ALIGNED)
-        first = from_chunk + start
+        values_at = source + (from_chunk + start)
         if full:
-            lowest, highest = _wider(
-                lowest, highest, source, header_bytes, stride, first, block, local, mask, rows, rows_mask,
-                VERSIONS, ALIGNED, False,
-            )  # fmt: skip
+            lowest, highest = _wider(lowest, highest, values_at, local, mask, False)
         else:
-            lowest, highest = _wider(
-                lowest, highest, source, header_bytes, stride, first, block, local, mask, rows, rows_mask,
-                VERSIONS, ALIGNED, True,
-            )  # fmt: skip
+            lowest, highest = _wider(lowest, highest, values_at, local, mask, True)
         tile += partials
     pair = ends + program.to(tl.int64) * 2 + tl.arange(0, 1)
     tl.store(pair, tl.reduce(lowest, 1, smaller))
@@ -129,21 +104,15 @@ def measure_ranges(
 
 
 @triton.jit
-def _quantize_tile(
-    source, header_bytes, stride, from_chunk, chunk_at, start, block, local, mask, rows, rows_mask, scale, bias,
-    VERSIONS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    values = values_of(
-        source, header_bytes, stride, from_chunk + start, block, local, mask, rows, rows_mask,
-        VERSIONS, False, ALIGNED, MASKED,
-    )  # fmt: skip
-    store(chunk_at + header_bytes + start + local, quantized(values, scale, bias), mask, MASKED)
+def _quantize_tile(values_at, bytes_at, local, mask, scale, bias, MASKED: tl.constexpr):
+    values = load(values_at + local, mask, MASKED).to(tl.float32)
+    store(bytes_at + local, quantized(values, scale, bias), mask, MASKED)
 
 
 @triton.jit(do_not_specialize=["ranges", "tiles", "partials"])
 def compress_pieces(
-    source, ends, out, elements, block, ranges, tiles, partials, header_bytes, stride, factor,
-    VERSIONS: tl.constexpr, COLUMNS: tl.constexpr, PARTIALS: tl.constexpr, ALIGNED: tl.constexpr,
+    source, ends, out, elements, block, ranges, tiles, partials, header_bytes, stride,
+    COLUMNS: tl.constexpr, PARTIALS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Long ranges, second step, with the pairs of the first, at most PARTIALS of each range. One program per tile."""
     program = tl.program_id(0)
@@ -160,18 +129,15 @@ def compress_pieces(
     pairs = ends + ((chunk * ranges + row) * partials + partial) * 2
     lowest = tl.reduce(tl.load(pairs, mask=partial < partials, other=float("inf")), 1, smaller)
     highest = tl.reduce(tl.load(pairs + 1, mask=partial < partials, other=float("-inf")), 1, larger)
-    lowest, highest, scale, bias = range_of(lowest, highest, factor, VERSIONS)
+    lowest, highest = canonical(lowest, highest)
+    scale, bias = scale_and_bias(lowest, highest)
     start, local, mask, full = tile_at(row, tile, block, elements, 1, COLUMNS, ALIGNED)
+    values_at = source + (from_chunk + start)
+    bytes_at = chunk_at + header_bytes + start
     if full:
-        _quantize_tile(
-            source, header_bytes, stride, from_chunk, chunk_at, start, block, local, mask, rows, rows_mask,
-            scale, bias, VERSIONS, ALIGNED, False,
-        )  # fmt: skip
+        _quantize_tile(values_at, bytes_at, local, mask, scale, bias, False)
     else:
-        _quantize_tile(
-            source, header_bytes, stride, from_chunk, chunk_at, start, block, local, mask, rows, rows_mask,
-            scale, bias, VERSIONS, ALIGNED, True,
-        )  # fmt: skip
+        _quantize_tile(values_at, bytes_at, local, mask, scale, bias, True)
     if tile == 0:
         store_ends(chunk_at, rows, rows_mask, lowest, highest)
         if row + 1 == ranges:

@@ -15,12 +15,16 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from bagua.kernels import minmax_uint8_triton as launcher  # noqa: E402
 from bagua.kernels import minmax_uint8_triton_kernels as kernels  # noqa: E402
+from bagua.kernels import minmax_uint8_triton_sum_kernels as sum_kernels  # noqa: E402
 from bagua.kernels.minmax_uint8_layout import chunk_layout  # noqa: E402
 
 H100 = GPUTarget("cuda", 90, 32)
-KERNELS = ("compress_ranges", "measure_ranges", "compress_pieces", "decompress_tiles")
+KERNELS = {
+    kernels: ("compress_ranges", "measure_ranges", "compress_pieces", "decompress_tiles"),
+    sum_kernels: ("sum_ranges", "measure_sums", "sum_pieces"),
+}
 POINTERS = {
-    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.uint8: "*u8"
+    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32"
 }  # fmt: skip
 
 Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -43,8 +47,9 @@ class Recorder:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     found: list[Launch] = []
-    for name in KERNELS:
-        monkeypatch.setattr(kernels, name, Recorder(getattr(kernels, name), found))
+    for module, names in KERNELS.items():
+        for name in names:
+            monkeypatch.setattr(module, name, Recorder(getattr(module, name), found))
     return found
 
 
@@ -105,29 +110,53 @@ def test_compiles(
         assert ".visible .entry" in ptx_of(launch)
 
 
-def test_full_tiles_are_read_and_written_in_pieces_of_16_bytes(launches: list[Launch]) -> None:
-    launch_all(8192 * 1024, 1, 1024, torch.float32, 8)
+@pytest.mark.parametrize("block", [1024, None])
+def test_full_tiles_are_read_and_written_in_pieces_of_16_bytes(launches: list[Launch], block: int | None) -> None:
+    launch_all(8192 * 1024, 1, block, torch.float32, 8)
     for launch in launches:
         ptx = ptx_of(launch)
         assert "ld.global.v4.b32" in ptx
-        assert "st.global.v4.b32" in ptx
+        assert "st.global.v4.b32" in ptx or launch[0].__name__ in ("measure_ranges", "measure_sums")
 
 
-def test_a_sum_unpacks_a_byte_with_one_instruction(launches: list[Launch]) -> None:
-    """32 elements of a thread, in the first version, in the loop over more, and in the last."""
-    launch_all(8192 * 1024, 1, 1024, torch.float32, 8)
-    assert ptx_of(launches[-1]).count("prmt.b32") >= 3 * 32
+# (versions, warps of a tile): 32 elements of a thread, or 8.
+@pytest.mark.parametrize(("ranges", "versions", "warps"), [(8192, 2, 1), (8192, 8, 1), (256, 8, 4)])
+def test_a_sum_adds_a_byte_with_two_instructions(
+    launches: list[Launch], ranges: int, versions: int, warps: int
+) -> None:
+    """One that makes a number of it, and a multiply-add; in full tiles and in others, which have their own code."""
+    launch_all(ranges * 1024, 1, 1024, torch.float32, versions)
+    *_, (_, _, keywords) = launches
+    assert keywords["num_warps"] == warps
+    ptx = ptx_of(launches[-1])
+    elements = 1024 // (32 * warps)
+    assert ptx.count(", 0x47000000, ") == 2 * versions * elements
+    # One more for each version: its zero.
+    assert ptx.count("fma.rn.f32") == 2 * versions * (elements + 1)
+    # Neither is anything shifted, nor multiplied but to make the result: a product and a sum for a byte.
+    for instruction in ("mul.lo.s32", "mad.lo.s32", "shr."):
+        assert ptx.count(instruction) <= 2 * (elements + 8), instruction
+
+
+@pytest.mark.parametrize("ranges", [8192, 256])
+def test_a_warp_finds_the_extremes_of_sums_with_one_instruction_each(launches: list[Launch], ranges: int) -> None:
+    launch_all(ranges * 1024, 1, 1024, torch.float32, 4)
+    ptx = ptx_of(launches[-1])
+    assert ptx.count("redux.sync.min.s32") == ptx.count("redux.sync.max.s32") == 2
 
 
 @pytest.mark.parametrize(("ranges", "versions", "warps"), [(8192, 4, 1), (256, 4, 2), (256, 8, 4)])
 def test_a_sum_of_few_versions_or_ranges_waits_for_memory_once(
     launches: list[Launch], ranges: int, versions: int, warps: int
 ) -> None:
-    """What the threads hold of a range comes in loads of at most 16 bytes, all of which precede the first sum."""
+    """What the threads hold of a range comes in loads of at most 16 bytes, all of which precede the first division."""
     launch_all(ranges * 1024, 1, 1024, torch.float32, versions)
     *_, (_, _, keywords) = launches
     assert keywords["num_warps"] == warps
-    before = ptx_of(launches[-1]).split("prmt.b32")[0]
+    before = ptx_of(launches[-1]).split("div.rn.f32")[0]
     bytes_of_a_thread = 1024 // (32 * warps)
     words = 4 if bytes_of_a_thread >= 16 else bytes_of_a_thread // 4
     assert before.count(f"ld.global.v{words}.b32") == versions * bytes_of_a_thread // (4 * words)
+    assert "fma.rn.f32" not in before
+    # The ends of each version.
+    assert before.count("ld.global.b64") == versions
