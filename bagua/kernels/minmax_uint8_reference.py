@@ -25,9 +25,9 @@ For each range of n versions, H being the largest h and S its s:
     a0    = the sum of ((zero - 128) * w + 64) >> 7
     value = base + ((a - a0) * (128 / K)) * (H * (1 / 127.5))
 
-The smallest and the largest of the values, times 1 / n for a mean, are the ends of the result, whose s and rint(max * s)
-are as above. Its bytes come from integers, too. With r the largest a less the smallest, shifted such that it has 16 bits,
-and x the element's a less the smallest, shifted alike:
+The smallest and the largest of the values, times 1 / n for a mean, are the ends of the result, whose s and
+rint(max * s) are as above. Its bytes come from integers, too. With r the largest a less the smallest, shifted such that
+it has 16 bits, and x the element's a less the smallest, shifted alike:
 
     m     = 2^16 * 128 * 255 / r                    rounded once, then its integer part
     g     = 128 * (min * s + (255 - rint(max * s))) + 65, clamped to 0..127, its integer part
