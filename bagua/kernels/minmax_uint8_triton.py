@@ -25,8 +25,8 @@ from bagua.kernels.minmax_uint8_reference import weight_of_widest
 TILE_ELEMENTS, WARPS = 1024, 1
 # Fewer warps than these leave a device idle; then those of a sum, which has most to do, share a tile.
 BUSY_WARPS, SUM_WARPS = 4096, 4
-# Of a sum whose versions come in turns. More of them, and too few programs would run side by side.
-SUM_REGISTERS = 80
+# Registers of a sum. With more of them, too few programs would run side by side; up to 8 versions need fewer than more.
+FAST_SUM_REGISTERS, SUM_REGISTERS = 64, 80
 # So few tiles are all under way at the same time, whatever registers a program takes.
 FEW_TILES = 512
 # Ranges of more elements are cut into tiles.
@@ -85,11 +85,11 @@ def _way_to_add(versions: int, groups: int) -> tuple[int, int | None, bool]:
     """By measurement of 2, 4 and 8 versions of 1, 16 and 256 Mi bytes in all: warps of a tile, registers, at once."""
     is_few = groups <= FEW_TILES
     if versions <= 2:
-        return WARPS, SUM_REGISTERS, True
+        return WARPS, FAST_SUM_REGISTERS, True
     if versions <= 4:
-        return (2 if is_few else WARPS), 128, True
-    if versions <= 8 and is_few:
-        return SUM_WARPS, None, True
+        return (2, 128, True) if is_few else (WARPS, FAST_SUM_REGISTERS, False)
+    if versions <= 8:
+        return (SUM_WARPS, None, True) if is_few else (2, FAST_SUM_REGISTERS, False)
     return max(WARPS, min(BUSY_WARPS // groups, SUM_WARPS)), SUM_REGISTERS, False
 
 
