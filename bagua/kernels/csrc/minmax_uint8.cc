@@ -53,14 +53,23 @@ void compress_typed(const T* source, const ElementKernel<T>& kernel, const Chunk
   for (size_t chunk = 0; chunk < chunks.count; ++chunk) write_padding(out + chunk * chunks.stride, chunks);
   if (chunks.block <= kSliceElements) {
     in_parts(chunks.count * ranges, chunks.block, execution, [&](size_t first, size_t last) {
-      for (size_t unit = first; unit < last; ++unit) {
-        uint8_t* to = out + unit / ranges * chunks.stride;
+      // A range is quantized after the next has been measured: what that waits for is then there.
+      Extent extents[2];
+      const auto from = [&](size_t unit, const Span& span) {
+        return source + unit / ranges * chunks.elements + span.first;
+      };
+      const auto finish = [&](size_t unit) {
         const Span span = span_of(chunks, unit % ranges);
-        const T* from = source + unit / ranges * chunks.elements + span.first;
-        const Extent extent = canonical(kernel.extent(from, span.count));
-        write_extent(to, unit % ranges, extent);
-        quantize(kernel, from, span.count, extent, to + header + span.first, store);
+        uint8_t* to = out + unit / ranges * chunks.stride + header + span.first;
+        quantize(kernel, from(unit, span), span.count, extents[unit % 2], to, store);
+      };
+      for (size_t unit = first; unit < last; ++unit) {
+        const Span span = span_of(chunks, unit % ranges);
+        extents[unit % 2] = canonical(kernel.extent(from(unit, span), span.count));
+        write_extent(out + unit / ranges * chunks.stride, unit % ranges, extents[unit % 2]);
+        if (unit > first) finish(unit - 1);
       }
+      if (last > first) finish(last - 1);
     });
     return;
   }

@@ -110,9 +110,10 @@ void quantize(const T* source, size_t count, const Scale& levels, uint8_t* out, 
   size_t done = 0;
   Lanes numbers[kLanesOfGroup];
   const auto group = [&](size_t at) {
-    // What follows in memory is what is read next; it comes while this, which is in a cache, is computed.
+    // The range after the next, which is measured already, is read next; it comes while this, which is in a cache, is
+    // computed.
     constexpr size_t kLine = 64 / sizeof(T);
-    for (size_t i = 0; i < kByteGroup; i += kLine) __builtin_prefetch(source + count + at + i);
+    for (size_t i = 0; i < kByteGroup; i += kLine) __builtin_prefetch(source + 2 * count + at + i);
     for (size_t i = 0; i < kLanesOfGroup; ++i) {
       numbers[i] = add(multiply(load(source + at + i * kLanes), scale), bias);
     }
