@@ -26,12 +26,12 @@ from pathlib import Path
 # operations are then measured on. The variable is read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import torch  # noqa: E402
+import torch
 
-from bagua.kernels import minmax_uint8  # noqa: E402
-from bagua.net.bench.argument_types import byte_size, within  # noqa: E402
-from bagua.net.bench.export import check_writable  # noqa: E402
-from bagua.net.bench.machine import describe_machine  # noqa: E402
+from bagua.kernels import minmax_uint8
+from bagua.net.bench.argument_types import byte_size, within
+from bagua.net.bench.export import check_writable
+from bagua.net.bench.machine import describe_machine
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _ROTATING_BYTES = 256 << 20  # more than caches hold

@@ -29,7 +29,7 @@ inline int32_t weighted(float number, int16_t weight) {
 class WeightedRange {
  public:
   explicit WeightedRange(const Chunks& versions)
-      : versions_(versions), widest_weight_(weight_of_widest(versions.count)), weights_(padded_count()), of_ends_() {
+      : versions_(versions), widest_weight_(weight_of_widest(versions.count)), weights_(padded_count()) {
     of_ends_.resize(weights_.size() / kEnds);
   }
 
