@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -14,48 +15,119 @@ from bagua.kernels.minmax_uint8 import BLOCK_ELEMENTS
 
 ALIGNED_ELEMENTS = 32  # chunks begin at multiples
 
-
 # From here to twice as much, 32-bit numbers are integers.
 INTEGERS = 2.0**23
+UNITS_PER_LEVEL = torch.tensor(1 / 127.5)
+ONE_NUMBER = torch.tensor(0.0)  # levels per unit where all elements are as good as equal
 
 
-def rounded(chunk: Tensor, factor: float = 1.0, clamp: bool = True) -> Tensor:
-    """A chunk of 32-bit numbers times `factor`, after compression and decompression: each range has 256 levels, which
-    are multiples of their distance. The last of them may lie outside of the range, if it is not cut off there
-    (`clamp`)."""
+@dataclass(frozen=True)
+class Levels:
+    """Of a range, from its ends: 256 of them, which are multiples of their distance."""
+
+    low: Tensor
+    high: Tensor
+
+    @property
+    def half(self) -> Tensor:
+        return self.high * 0.5 - self.low * 0.5
+
+    @property
+    def per_unit(self) -> Tensor:
+        found = torch.tensor(127.5) / self.half  # a number before the tensor would be multiplied by a reciprocal
+        return found if found.isfinite() else ONE_NUMBER
+
+    @property
+    def bias(self) -> Tensor:
+        """Of the highest level it makes INTEGERS + 255, and adding it rounds to a level."""
+        return INTEGERS + 255.0 - torch.round(self.high * self.per_unit)
+
+    def closest_to_zero(self) -> Tensor:
+        return torch.clamp(torch.zeros(()), self.low, self.high)
+
+    def bytes_of(self, values: Tensor) -> Tensor:
+        return torch.clamp(values * self.per_unit + self.bias, INTEGERS, INTEGERS + 255.0) - INTEGERS
+
+    def decoded(self, levels: Tensor) -> Tensor:
+        """The last of them may lie outside of the range, and is not cut off here."""
+        return ((INTEGERS + levels) - self.bias) * (self.half * UNITS_PER_LEVEL)
+
+
+def _levels_of(values: Tensor) -> Levels:
+    return Levels(values.min() + 0.0, values.max() + 0.0)
+
+
+def rounded(chunk: Tensor) -> Tensor:
+    """A chunk of 32-bit numbers after compression and decompression."""
     parts = []
-    times = torch.tensor(factor)
     for values in chunk.split(BLOCK_ELEMENTS):
-        low, high = values.min() * times + 0.0, values.max() * times + 0.0
-        half = high * 0.5 - low * 0.5
-        levels_per_unit = torch.tensor(127.5) / half  # a number before the tensor would be multiplied by a reciprocal
-        if not levels_per_unit.isfinite():
-            levels_per_unit = torch.tensor(0.0)
-        # Of the highest level INTEGERS + 255 is made, and the sum rounds to a level.
-        bias = INTEGERS + 255.0 - torch.round(high * levels_per_unit)
-        number = torch.clamp(values * (levels_per_unit * times) + bias, INTEGERS, INTEGERS + 255.0)
-        decoded = (number - bias) * (half * torch.tensor(1 / 127.5))
-        if levels_per_unit == 0:  # all are as good as equal: the one that is closest to zero
-            decoded = torch.clamp(torch.zeros_like(values), low, high)
-        elif clamp:
-            decoded = torch.clamp(decoded, low, high)
-        parts.append(decoded if values.isfinite().all() else torch.full_like(values, math.nan))
+        levels = _levels_of(values)
+        if not values.isfinite().all():
+            parts.append(torch.full_like(values, math.nan))
+        elif levels.per_unit == 0:
+            parts.append(levels.closest_to_zero().expand_as(values))
+        else:
+            parts.append(torch.clamp(levels.decoded(levels.bytes_of(values)), levels.low, levels.high))
     return torch.cat(parts)
+
+
+def _added(versions: Sequence[Tensor], factor: float) -> Tensor:
+    """The elements of a range in each version, compressed, added as integers, times `factor`, compressed, decompressed.
+
+    Every version weighs as much as its range is wide beside the widest, whose levels are cut into whole parts.
+    """
+    if not all(values.isfinite().all() for values in versions):
+        return torch.full_like(versions[0], math.nan)
+    weight_of_widest = {1: 2**14, 2: 2**14, 3: 2**13, 4: 2**13}.get(len(versions), 2**12)
+    ranges = [_levels_of(values) for values in versions]
+    widest = max(ranges, key=lambda one: float(one.half) if one.per_unit else -1.0)
+    base = torch.tensor(0.0)
+    total = torch.zeros(versions[0].numel(), dtype=torch.int64)
+    of_zero = 0
+    for levels, values in zip(ranges, versions, strict=True):
+        if levels.per_unit == 0:
+            base = base + levels.closest_to_zero()
+            continue
+        weight = int(torch.round((levels.half * widest.per_unit) * torch.tensor(weight_of_widest / 127.5)))
+        zero = torch.clamp(levels.bias - INTEGERS, 0.0, 255.0)
+        base = base + levels.decoded(zero)
+        total += ((levels.bytes_of(values).long() - 128) * weight + 64) >> 7
+        of_zero += ((int(zero) - 128) * weight + 64) >> 7
+
+    step = widest.half * UNITS_PER_LEVEL if widest.per_unit else torch.tensor(0.0)
+
+    def value_of(number: int) -> Tensor:
+        parts = torch.tensor(float(number - of_zero)) * (128.0 / weight_of_widest)
+        return (base + parts * step) * torch.tensor(factor) + 0.0
+
+    least, most = int(total.min()), int(total.max())
+    result = Levels(value_of(least), value_of(most))
+    if not (result.low.isfinite() and result.high.isfinite()):
+        return torch.full_like(versions[0], math.nan)
+    if result.per_unit == 0:
+        return result.closest_to_zero().expand_as(versions[0])
+    shift = 16 - (most - least).bit_length()
+    spread, above = (
+        (number * 2**shift if shift >= 0 else number >> -shift)
+        for number in (torch.tensor(most - least), total - least)
+    )
+    times = int(torch.tensor(128 * 255 * 65536.0) / spread.float())
+    of_lowest = result.low * result.per_unit + (255.0 - torch.round(result.high * result.per_unit))
+    plus = int(torch.clamp(128.0 * of_lowest + 65.0, 0.0, 127.0))
+    levels = (above * times + plus * 65536) >> 23
+    return torch.clamp(result.decoded(levels.float()), result.low, result.high)
 
 
 def reduced_in_bytes(versions: Sequence[Tensor], average: bool) -> Tensor:
     """The sum or mean of flat tensors, one per peer: each is cut into a chunk per peer and rounded, the chunks are
-    added up in 32 bits, and rounded again."""
+    added up, and rounded again."""
     peers = len(versions)
-    chunks = []
+    chunks = [version.float().chunk(peers) for version in versions]
+    parts = []
     for number in range(peers):
-        total: Tensor | None = None
-        for version in versions:
-            mine = rounded(version.float().chunk(peers)[number], clamp=False)
-            total = mine if total is None else total + mine
-        assert total is not None
-        chunks.append(rounded(total, 1.0 / peers if average else 1.0))
-    return torch.cat(chunks).to(versions[0].dtype)
+        ranges = zip(*(mine[number].split(BLOCK_ELEMENTS) for mine in chunks), strict=True)
+        parts += [_added(versions_of_range, 1.0 / peers if average else 1.0) for versions_of_range in ranges]
+    return torch.cat(parts).to(versions[0].dtype)
 
 
 def expected(flats: Sequence[Tensor], average: bool, nodes: Sequence[Sequence[int]] | None = None) -> Tensor:
