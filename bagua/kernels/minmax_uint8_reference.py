@@ -17,7 +17,7 @@ range, so that what came from a dtype fits into it again.
 Versions of a chunk are added as integers, which takes a processor a third of what their elements would take as floats.
 For each range of n versions, H being the largest h and S its s:
 
-    K     = 2^14, of more than 2 versions 2^13, of more than 4 2^12
+    K     = 2^14, of 3 or 4 versions 2^13, of 5 to 8 2^12
     w     = rint((h * S) * (K / 127.5))             of each version; 0 if it has one level
     zero  = clamp(bias - 2^23, 0, 255)              its level that is closest to 0; 255 if it has one level
     base  = the sum of the versions' ((2^23 + zero) - bias) * (h * (1 / 127.5)), in their order
@@ -106,8 +106,10 @@ def decompress_reduce_compress(received: Tensor, average: bool, layout: ChunkLay
 
 
 def weight_of_widest(versions: int) -> float:
-    """K: the sum of up to 8 versions has 16 bits, so that processors add 16 or 32 elements at once."""
-    return 2.0**14 if versions <= 2 else 2.0**13 if versions <= 4 else 2.0**12
+    """K: the sum of up to 8 versions has 16 bits, so that processors add 16 or 32 elements at once. That of more has 32."""
+    if versions <= 2 or versions > 8:
+        return 2.0**14
+    return 2.0**13 if versions <= 4 else 2.0**12
 
 
 def _sum(received: Tensor, layout: ChunkLayout) -> tuple[Tensor, Tensor, Tensor, Tensor]:

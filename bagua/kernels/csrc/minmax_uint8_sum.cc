@@ -40,7 +40,7 @@ SumScale sum_scale_of(const Result& result) {
 }
 
 // The sums of a part of a range over all versions, whose extent is found with them. More than 8 versions do not fit
-// into 16 bits; then the sums of eight at a time are added up, and shortened to 16 bits when the extent is known.
+// into 16 bits; then the sums of two at a time are added up, and shortened to 16 bits when the extent is known.
 class Sums {
  public:
   explicit Sums(const Chunks& versions) : versions_(versions), is_wide_(versions.count > kVersionsAtOnce) {
@@ -51,10 +51,10 @@ class Sums {
     if (!is_wide_) return kernel.add(bytes, versions_.stride, weights, versions_.count, count, sums_.data());
     const size_t sums = sums_of(kernel, count);
     std::fill_n(totals_.begin(), sums, 0);
-    for (size_t first = 0; first < versions_.count; first += kVersionsAtOnce) {
-      const size_t batch = std::min(kVersionsAtOnce, versions_.count - first);
+    for (size_t first = 0; first < versions_.count; first += kVersionsAdded) {
+      const size_t batch = std::min(kVersionsAdded, versions_.count - first);
       kernel.add(bytes + first * versions_.stride, versions_.stride, weights + first, batch, count, sums_.data());
-      for (size_t i = 0; i < sums; ++i) totals_[i] += sums_[i];
+      kernel.add_up(sums_.data(), sums, totals_.data());
     }
     SumExtent extent{totals_[0], totals_[0]};
     for (size_t i = 0; i < sums; ++i) {
@@ -82,6 +82,8 @@ class Sums {
  private:
   // Elements of a range, and what the last group of their sums is filled up with.
   static constexpr size_t kRoom = kSliceElements + kMostSumsInGroup;
+  // With weights of up to 2^14.
+  static constexpr size_t kVersionsAdded = 2;
 
   static size_t sums_of(const SumKernel& kernel, size_t count) {
     return (count + kernel.sums_in_group - 1) / kernel.sums_in_group * kernel.sums_in_group;

@@ -59,8 +59,8 @@ struct ElementKernel {
   void (*decode_add)(const uint8_t* bytes, size_t count, const Levels& levels, T* target);
 };
 
-// So many versions' sums of weighted levels fit into 16 bits; their weights are at most 2^14, of more than two versions
-// 2^13, of more than four 2^12.
+// So many versions' sums of weighted levels fit into 16 bits; the weights of one or two versions are at most 2^14, of up
+// to four 2^13, of up to eight 2^12.
 constexpr size_t kVersionsAtOnce = 8;
 constexpr size_t kMostSumsInGroup = 64;
 
@@ -86,6 +86,8 @@ struct SumKernel {
   // one version and one element. Returns the extent of the sums.
   SumExtent (*add)(const uint8_t* bytes, size_t stride, const int16_t* weights, size_t versions, size_t count,
                    int16_t* sums);
+  // Adds `count` of them to `totals`, in their order.
+  void (*add_up)(const int16_t* sums, size_t count, int32_t* totals);
   void (*quantize)(const int16_t* sums, size_t count, const SumScale& scale, uint8_t* out, Store store);
 };
 

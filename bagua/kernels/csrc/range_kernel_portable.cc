@@ -178,6 +178,10 @@ SumExtent add_versions(const uint8_t* bytes, size_t stride, const int16_t* weigh
   return {lowest, highest};
 }
 
+void add_up(const int16_t* sums, size_t count, int32_t* totals) {
+  for (size_t i = 0; i < count; ++i) totals[i] += sums[i];
+}
+
 void quantize_sums(const int16_t* sums, size_t count, const SumScale& scale, uint8_t* out, Store /*how*/) {
   const SumScale levels = scale;
   for (size_t i = 0; i < count; ++i) {
@@ -200,7 +204,7 @@ const RangeKernel kPortableKernel = {"portable",
                                      element_kernel<float>(),
                                      element_kernel<Float16>(),
                                      element_kernel<BFloat16>(),
-                                     {1, add_versions, quantize_sums},
+                                     {1, add_versions, add_up, quantize_sums},
                                      end_of_stream};
 
 }  // namespace bagua_kernels

@@ -216,7 +216,7 @@ const RangeKernel BAGUA_KERNEL_TABLE = {kLanesName,
                                         element_kernel<float>(),
                                         element_kernel<Float16>(),
                                         element_kernel<BFloat16>(),
-                                        {kByteGroup, add_versions, quantize_sums},
+                                        {kByteGroup, add_versions, add_up, quantize_sums},
                                         end_of_stream};
 
 }  // namespace bagua_kernels

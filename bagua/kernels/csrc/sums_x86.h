@@ -98,6 +98,13 @@ SumExtent add_versions(const uint8_t* bytes, size_t stride, const int16_t* weigh
   }
 }
 
+// Compilers vectorise it; `count` is a multiple of a group.
+void add_up(const int16_t* sums, size_t count, int32_t* totals) {
+  for (size_t first = 0; first < count; first += kByteGroup) {
+    for (size_t i = 0; i < kByteGroup; ++i) totals[first + i] += sums[first + i];
+  }
+}
+
 void quantize_sums(const int16_t* sums, size_t count, const SumScale& scale, uint8_t* out, Store how) {
   const Words lowest = fill_words(scale.lowest);
   const Words times = fill_words(scale.times);

@@ -20,7 +20,10 @@ constexpr size_t kEnds = 4;
 using Ends = float __attribute__((vector_size(kEnds * sizeof(float))));
 
 // K of the formula.
-inline float weight_of_widest(size_t versions) { return versions <= 2 ? 0x1p14F : versions <= 4 ? 0x1p13F : 0x1p12F; }
+inline float weight_of_widest(size_t versions) {
+  if (versions <= 2 || versions > kVersionsAtOnce) return 0x1p14F;
+  return versions <= 4 ? 0x1p13F : 0x1p12F;
+}
 
 inline int32_t weighted(float number, int16_t weight) {
   return ((static_cast<int32_t>(number) - 128) * weight + 64) >> 7;
