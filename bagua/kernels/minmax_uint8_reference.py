@@ -116,7 +116,8 @@ def _sum(received: Tensor, layout: ChunkLayout) -> tuple[Tensor, Tensor, Tensor,
     """(base, step of the widest version, a0, a): [1, ranges, 1], and int64 for a0 and for a, [1, ranges, block]."""
     lowest, highest, levels = _read(received, layout)
     scale, bias, step = _levels_of(lowest, highest)
-    has_levels = scale != 0.0
+    # Ends in the wrong order, which compress does not write, count as one level: weights must fit.
+    has_levels = scale > 0.0
     half = torch.where(has_levels, highest * 0.5 - lowest * 0.5, 0.0)
     widest = half.amax(dim=0, keepdim=True)
     scale_of_widest = torch.where(has_levels, scale, torch.inf).amin(dim=0, keepdim=True)

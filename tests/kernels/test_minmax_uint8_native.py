@@ -89,6 +89,23 @@ def test_any_number_of_versions(versions: int, instructions: str) -> None:
             assert torch.equal(expected, actual), (elements, block, average)
 
 
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
+def test_ends_in_the_wrong_order(instructions: str) -> None:
+    """No range of ours has them: they have no levels, and what the others weigh stays within 16 bits."""
+    tested = with_instructions(instructions)
+    layout = chunk_layout(256, 64)
+    source = torch.randn(3, 256, generator=torch.Generator().manual_seed(0))
+    received = torch.zeros(3, layout.total_bytes, dtype=torch.uint8)
+    minmax_uint8_reference.compress(source, layout, received)
+    ends = torch.tensor([1e-3, -1e-3, 1e-30, -1e-30, 1e30, -1e30, 3e38, -3e38])
+    received[1, :32] = ends.view(torch.uint8)
+    expected, actual = (torch.full((layout.total_bytes,), filler, dtype=torch.uint8) for filler in (77, 99))
+    minmax_uint8_reference.decompress_reduce_compress(received, False, layout, expected)
+    tested.decompress_reduce_compress(received, False, layout, actual)
+    assert torch.equal(expected, actual)
+
+
 def test_the_cpu_runs_the_compiled_module() -> None:
     assert minmax_uint8._implementation("cpu") is minmax_uint8_native  # type: ignore[comparison-overlap]
     assert INSTRUCTIONS[-1] == _minmax_uint8.INSTRUCTIONS

@@ -57,15 +57,17 @@ class WeightedRange {
       const Ends bias = bias_of(highest, scale);
       const Ends level = bias - kIntegers;
       const Ends not_negative = level > 0.0F ? level : Ends{};
-      const Ends closest = not_negative < 255.0F ? not_negative : Ends{} + 255.0F;
+      const Ends last = Ends{} + 255.0F;
+      const Ends closest = scale > 0.0F && not_negative < 255.0F ? not_negative : last;
       const Ends above_zero = ((kIntegers + closest) - bias) * (half * kUnitsPerLevel);
       const Ends bases = scale == 0.0F ? closest_to_zero(lowest, highest) : above_zero;
       for (size_t i = 0; i < count; ++i) base_ = first + i == 0 ? bases[i] : base_ + bases[i];
       OfEnds& of_ends = of_ends_[first / kEnds];
-      of_ends.half = scale == 0.0F ? Ends{} : half;
-      of_ends.closest = scale == 0.0F ? Ends{} + 255.0F : closest;
+      // Ends in the wrong order, which none of our own ranges has, weigh nothing: weights must fit.
+      of_ends.half = scale > 0.0F ? half : Ends{};
+      of_ends.closest = closest;
       widest = of_ends.half > widest ? of_ends.half : widest;
-      const Ends candidate = scale == 0.0F ? scale_of_widest : scale;
+      const Ends candidate = scale > 0.0F ? scale : scale_of_widest;
       scale_of_widest = candidate < scale_of_widest ? candidate : scale_of_widest;
     }
     float largest_half = widest[0];
