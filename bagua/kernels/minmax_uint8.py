@@ -124,8 +124,8 @@ def decompress_reduce_compress(
     """n versions of one chunk -> their sum, compressed again: uint8 [compressed_bytes(elements)].
 
     The levels of the versions are added as integers, weighted by how wide their ranges are: each version adds at most
-    two parts of a level of the widest one to the error, of which that has 128, with more than 2 versions 64, with more
-    than 4 versions 32. The bits depend on the versions and their order alone. A range which is NaN in one version, or
+    two parts of a level of the widest one to the error, of which that has 128, with 3 or 4 versions 64, with 5 to 8
+    versions 32. The bits depend on the versions and their order alone. A range which is NaN in one version, or
     whose sum is not finite, becomes NaN.
 
     Args:

@@ -106,7 +106,7 @@ def decompress_reduce_compress(received: Tensor, average: bool, layout: ChunkLay
 
 
 def weight_of_widest(versions: int) -> float:
-    """K: the sum of up to 8 versions has 16 bits, so that processors add 16 or 32 elements at once. That of more has 32."""
+    """K: the sum of up to 8 versions has 16 bits, so that processors add 16 or 32 elements at once; more have 32."""
     if versions <= 2 or versions > 8:
         return 2.0**14
     return 2.0**13 if versions <= 4 else 2.0**12
