@@ -59,8 +59,8 @@ struct ElementKernel {
   void (*decode_add)(const uint8_t* bytes, size_t count, const Levels& levels, T* target);
 };
 
-// So many versions' sums of weighted levels fit into 16 bits; the weights of one or two versions are at most 2^14, of up
-// to four 2^13, of up to eight 2^12.
+// So many versions' sums of weighted levels fit into 16 bits; the weights of one or two versions are at most 2^14, of
+// up to four 2^13, of up to eight 2^12.
 constexpr size_t kVersionsAtOnce = 8;
 constexpr size_t kMostSumsInGroup = 64;
 
