@@ -71,6 +71,24 @@ struct ClosingListener {
   }
 };
 
+// Asked again and again, as NCCL does.
+struct Connect {
+  ConnectionService& service;
+  std::uint8_t* handle;
+  bool ready = false;
+  EstablishedConnection connection = {};
+
+  Status ask() { return service.connect(loopback(), handle, &ready, &connection); }
+  void finish() {
+    wait_until(
+        [&] {
+          CHECK_OK(ask());
+          return ready;
+        },
+        "the connection");
+  }
+};
+
 }  // namespace
 
 // The strangers of a process that may open few files give theirs back after a while.
@@ -82,50 +100,37 @@ TEST_CASE(a_connect_without_free_descriptors_is_tried_again) {
   Token token;
   std::array<std::uint8_t, 128> handle{};
   CHECK_OK(listening.listen(loopback(), handle.data(), &token));
-  bool ready = false;
-  EstablishedConnection connection;
+  Connect connect{connecting, handle.data()};
   {
     const FileLimit none(3);
-    CHECK_OK(connecting.connect(loopback(), handle.data(), &ready, &connection));
+    CHECK_OK(connect.ask());
   }
-  wait_until(
-      [&] {
-        CHECK_OK(connecting.connect(loopback(), handle.data(), &ready, &connection));
-        return ready;
-      },
-      "the connection");
+  connect.finish();
 }
 
 TEST_CASE(a_connection_that_the_listener_could_not_keep_is_tried_again) {
   ClosingListener listener;
   ConnectionService connecting(settings_with(1));
   CHECK_OK(connecting.start());
-  bool ready = false;
-  EstablishedConnection connection;
-  CHECK_OK(connecting.connect(loopback(), listener.handle.data(), &ready, &connection));
+  Connect connect{connecting, listener.handle.data()};
+  CHECK_OK(connect.ask());
   for (int i = 0; i < 3; ++i) listener.next().reset();
   const OwnedFd accepted = listener.reply_to_next();
-  wait_until(
-      [&] {
-        CHECK_OK(connecting.connect(loopback(), listener.handle.data(), &ready, &connection));
-        return ready;
-      },
-      "the connection");
+  connect.finish();
 }
 
 TEST_CASE(a_listener_that_closes_and_goes_is_an_error_long_before_the_deadline) {
   ClosingListener listener;
   ConnectionService connecting(settings_with(1));
   CHECK_OK(connecting.start());
-  bool ready = false;
-  EstablishedConnection connection;
-  CHECK_OK(connecting.connect(loopback(), listener.handle.data(), &ready, &connection));
+  Connect connect{connecting, listener.handle.data()};
+  CHECK_OK(connect.ask());
   listener.next().reset();
   listener.socket.reset();
   Status status;
   wait_until(
       [&] {
-        status = connecting.connect(loopback(), listener.handle.data(), &ready, &connection);
+        status = connect.ask();
         return !status.is_ok();
       },
       "the error");

@@ -78,7 +78,7 @@ def _added(versions: Sequence[Tensor], factor: float) -> Tensor:
     """
     if not all(values.isfinite().all() for values in versions):
         return torch.full_like(versions[0], math.nan)
-    weight_of_widest = {3: 2**13, 4: 2**13, 5: 2**12, 6: 2**12, 7: 2**12, 8: 2**12}.get(len(versions), 2**14)
+    weight_of_widest = 2**14 if not 2 < len(versions) <= 8 else 2**13 if len(versions) <= 4 else 2**12
     ranges = [_levels_of(values) for values in versions]
     widest = max(ranges, key=lambda one: float(one.half) if one.per_unit else -1.0)
     base = torch.tensor(0.0)

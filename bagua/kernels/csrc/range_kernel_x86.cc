@@ -1,6 +1,5 @@
 // The inner loops of MinMaxUInt8 for x86-64 with AVX2, AVX-512, or that and its instructions for bfloat16. CMake builds
 // this file once for each, with BAGUA_KERNEL_TABLE naming the table that it defines.
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

@@ -16,9 +16,9 @@ namespace {
 constexpr size_t kSumsOfRegister = kByteGroup / 2;
 static_assert(kByteGroup <= kMostSumsInGroup);
 
-// Asks for what is read some ranges later, into the second-level cache: processors do not foresee it where many
-// versions are read at once. A version's part of `count` bytes as a whole, and then the next version's: in the order in
-// which it is used, memory would have to open another of its rows for every line.
+// Asks for what is read some ranges later, into the second-level cache: not all processors foresee it where
+// many versions are read at once. A version's part of `count` bytes as a whole, and then the next version's: in the
+// order in which it is used, memory would have to open another of its rows for every line.
 class Ahead {
  public:
   Ahead(const uint8_t* bytes, size_t stride, size_t count)
