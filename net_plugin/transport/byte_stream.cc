@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <utility>
@@ -63,6 +64,14 @@ class TcpByteStream final : public ByteStream {
     if (length < offsetof(tcp_info, tcpi_busy_time) + sizeof info.tcpi_busy_time) return false;  // before Linux 4.10
     delivery->bytes = info.tcpi_bytes_acked;
     delivery->busy_us = static_cast<std::int64_t>(info.tcpi_busy_time);
+    delivery->unsent_bytes = info.tcpi_notsent_bytes;
+    delivery->round_trip_us = info.tcpi_rtt;
+    // All bits set: nothing has come back yet.
+    delivery->least_round_trip_us = std::min(info.tcpi_min_rtt, info.tcpi_rtt);
+    const double window = static_cast<double>(info.tcpi_snd_cwnd) * static_cast<double>(info.tcpi_snd_mss);
+    const double round_trip_ns = 1e3 * static_cast<double>(std::max<std::int64_t>(delivery->least_round_trip_us, 1));
+    delivery->permitted_bytes_per_ns =
+        std::min(static_cast<double>(info.tcpi_pacing_rate) / 1e9, window / round_trip_ns);
     return true;
   }
 

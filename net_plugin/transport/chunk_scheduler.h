@@ -1,10 +1,11 @@
 // ChunkScheduler: the messages of a comm that wait to be sent, in posting order, and who sends which piece. Data
 // streams pull: each takes the next chunk when its socket has room, so a slow stream simply takes fewer.
 //
-// Pulling alone is not enough where long queues stand behind the sockets: a chunk at the end of one keeps its message,
-// and soon all that may be under way, waiting. So a stream that would deliver a chunk later than all streams together
-// deliver everything leaves it to the stream that delivers it first, and a stream that is much slower than another gets
-// smaller chunks. Where no rates are measured, within a host, none of this happens.
+// Pulling alone is not enough where long queues stand behind the sockets or streams differ in speed: a chunk that comes
+// late keeps its message, and soon all that may be under way, waiting. So a stream that would deliver a chunk
+// noticeably later than another leaves it to that one (multipath transports call this earliest completion first), and a
+// stream that is much slower than another gets smaller chunks. Where no paces are known, within a host, none of this
+// happens.
 //
 // One mutex guards the queue: it is held for some 20 ns per chunk, and chunks are at least 64 KiB unless a whole
 // message is smaller, so streams practically never meet there.
@@ -16,6 +17,7 @@
 #include <mutex>
 
 #include "transport/data_stream.h"
+#include "transport/pace_meter.h"
 #include "transport/request.h"
 
 namespace bagua_net {
@@ -26,6 +28,12 @@ struct Chunk {
   Request* request = nullptr;
   std::size_t offset = 0;
   std::size_t bytes = 0;
+};
+
+// What a stream has taken and the peer not received yet, in bytes.
+struct Backlog {
+  std::size_t under_way = 0;  // in all
+  std::size_t unsent = 0;     // of these, what has not left the socket
 };
 
 struct ChunkPolicy {
@@ -53,25 +61,25 @@ class ChunkScheduler {
   // The request's data_, capacity_ and number_ must not change until it is done. At most kMaxRequestsPerComm wait.
   // Returns the bytes that now wait to be taken.
   std::size_t push(Request* request);
-  // under_way: bytes that the stream has taken and the peer not received yet. kPassedOver: *better is the stream that
-  // would have delivered the chunk first; it may be idle.
-  Pull pull(int stream, std::size_t under_way, Chunk* chunk, int* better);
-  // The stream delivered at this rate. at_least: at times it had nothing to deliver, so it may be faster (a peer
-  // acknowledges the last bytes late). Streams whose rate is unknown count as being as fast as the fastest.
-  void add_rate(int stream, double bytes_per_ns, bool at_least, std::int64_t now_ns);
+  // kPassedOver: *better is the stream that would have delivered the chunk first; it may be idle.
+  Pull pull(int stream, const Backlog& backlog, Chunk* chunk, int* better);
+  // Streams whose pace is unknown count as being as fast as the fastest.
+  void set_pace(int stream, const Pace& pace);
 
  private:
-  struct Pace {
-    double bytes_per_ns = 0;  // 0: unknown
-    std::int64_t known_since_ns = 0;
-    std::size_t under_way = 0;  // when the stream pulled last
+  struct Puller {
+    Pace pace;
+    Backlog backlog;  // when the stream pulled last
   };
 
+  Puller& puller(int stream) { return pullers_[static_cast<std::size_t>(stream)]; }
   // What a stream so much slower than the fastest should take of a chunk of the usual size.
   std::size_t suitable_bytes(const Pace& pace, std::size_t usual) const;
-  // Would have delivered these bytes after all streams together are done with everything.
-  bool would_be_late(const Pace& pace, std::size_t bytes, int* better) const;
-  void sum_up();
+  // From now until the peer has these bytes, if the stream takes them.
+  double delivery_ns(const Puller& puller, std::size_t bytes) const;
+  // Another stream would deliver these bytes noticeably sooner.
+  bool would_be_late(const Puller& puller, std::size_t bytes, int* better) const;
+  void find_fastest();
 
   std::mutex mutex_;  // guards everything below
   ChunkPolicy policy_;
@@ -81,11 +89,8 @@ class ChunkScheduler {
   std::uint64_t tail_ = 0;
   std::size_t offset_ = 0;         // of the next chunk in it
   std::size_t waiting_bytes_ = 0;  // of all messages in the queue, what no stream has taken yet
-  std::array<Pace, kMaxStreams> paces_{};
-  // Of the streams that pull.
-  double fastest_ = 0;  // bytes per ns
-  double sum_ = 0;
-  std::size_t under_way_ = 0;
+  std::array<Puller, kMaxStreams> pullers_{};
+  double fastest_ = 0;  // of the streams that pull, bytes per ns; 0: unknown
 };
 
 }  // namespace bagua_net

@@ -14,8 +14,8 @@ namespace {
 
 // Often enough to notice a stream that slows down, rarely enough to cost nothing.
 constexpr std::int64_t kLookNs = 2'000'000;
-// The kernel counts busy time in ticks of up to 10 ms.
-constexpr std::int64_t kLeastBusyUs = 50'000;
+// Where a chunk depends on it.
+constexpr std::int64_t kLookAgainNs = 100'000;
 
 // By reference, a chunk costs less altogether, and longer until it has arrived: the receiver alone reads the memory,
 // where otherwise two CPUs copy at the same time. That pays in long streams of large messages
@@ -32,13 +32,13 @@ std::uint32_t SendStream::poll_flags() const {
 
 Pull SendStream::pull() {
   int better = 0;
-  if (kick_ == nullptr) return scheduler_->pull(index(), 0, &chunk_, &better);
+  if (kick_ == nullptr) return scheduler_->pull(index(), {}, &chunk_, &better);
   look_at_delivery(monotonic_ns() - kLookNs);
-  Pull pulled = scheduler_->pull(index(), under_way_, &chunk_, &better);
+  Pull pulled = scheduler_->pull(index(), backlog_, &chunk_, &better);
   if (pulled != Pull::kPassedOver) return pulled;
   // It may have delivered more than it knows.
-  look_at_delivery(monotonic_ns());
-  pulled = scheduler_->pull(index(), under_way_, &chunk_, &better);
+  look_at_delivery(monotonic_ns() - kLookAgainNs);
+  pulled = scheduler_->pull(index(), backlog_, &chunk_, &better);
   if (pulled == Pull::kPassedOver) kick_(better);
   return pulled;
 }
@@ -50,7 +50,8 @@ bool SendStream::take_chunk() {
     chunk_.request = nullptr;
     return false;
   }
-  under_way_ += chunk_.bytes;
+  backlog_.under_way += chunk_.bytes;
+  backlog_.unsent += chunk_.bytes;
   FrameHeader header;
   header.payload_bytes = static_cast<std::uint32_t>(chunk_.bytes);
   header.message_number = chunk_.request->number_;
@@ -74,19 +75,13 @@ void SendStream::look_at_delivery(std::int64_t not_since_ns) {
   const std::int64_t now_ns = monotonic_ns();
   Delivery delivery;
   if (!this->delivery(&delivery)) return;
-  if (looked_ns_ == 0) {
-    // Nothing was written yet: the handshake's bytes are not ours.
-    delivered_before_ = delivery.bytes;
-    rated_ = delivery;
-  }
+  // Nothing was written yet: the handshake's bytes are not ours.
+  if (looked_ns_ == 0) delivered_before_ = delivery.bytes;
   looked_ns_ = now_ns;
-  under_way_ = static_cast<std::size_t>(written_ever_ - (delivery.bytes - delivered_before_));
-  was_drained_ |= under_way_ == 0;
-  if (delivery.busy_us - rated_.busy_us < kLeastBusyUs) return;
-  const double rate = static_cast<double>(delivery.bytes - rated_.bytes) /
-                      (1e3 * static_cast<double>(delivery.busy_us - rated_.busy_us));
-  scheduler_->add_rate(index(), rate, std::exchange(was_drained_, false), now_ns);
-  rated_ = delivery;
+  backlog_.under_way = static_cast<std::size_t>(written_ever_ - (delivery.bytes - delivered_before_));
+  backlog_.unsent = delivery.unsent_bytes;
+  pace_meter_.look(delivery, now_ns);
+  scheduler_->set_pace(index(), pace_meter_.pace());
 }
 
 StreamProgress SendStream::progress(std::size_t budget) {

@@ -8,6 +8,7 @@
 
 #include "transport/chunk_scheduler.h"
 #include "transport/data_stream.h"
+#include "transport/pace_meter.h"
 #include "transport/unacknowledged_chunks.h"
 #include "wire/frame_header.h"
 
@@ -64,9 +65,8 @@ class SendStream final : public DataStream {
   std::int64_t looked_ns_ = 0;
   std::uint64_t written_ever_ = 0;
   std::uint64_t delivered_before_ = 0;  // bytes of the handshake
-  std::size_t under_way_ = 0;           // written, and not delivered when it looked last
-  Delivery rated_;                      // where the next sample of the rate begins
-  bool was_drained_ = false;            // at some time since then
+  Backlog backlog_;                     // when it looked last, and what it has taken since
+  PaceMeter pace_meter_;
 };
 
 }  // namespace bagua_net

@@ -4,7 +4,6 @@
 #include <random>
 #include <vector>
 
-#include "base/monotonic_clock.h"
 #include "support/check.h"
 #include "transport/chunk_scheduler.h"
 
@@ -20,10 +19,10 @@ struct Sending {
   Chunk chunk;
   int better = -1;
 
-  Sending(std::size_t bytes, const std::vector<double>& rates, std::int64_t known_since_ns = monotonic_ns()) {
+  Sending(std::size_t bytes, const std::vector<double>& rates, double round_trip_ms = 0) {
     scheduler.set_streams(0, static_cast<int>(rates.size()));
     for (std::size_t i = 0; i < rates.size(); ++i) {
-      if (rates[i] > 0) scheduler.add_rate(static_cast<int>(i), rates[i] * kMegabytesPerSecond, false, known_since_ns);
+      if (rates[i] > 0) scheduler.set_pace(static_cast<int>(i), {rates[i] * kMegabytesPerSecond, round_trip_ms * 1e6});
     }
     post(bytes);
   }
@@ -32,7 +31,9 @@ struct Sending {
     message.start(nullptr, 0, nullptr, bytes, nullptr);
     scheduler.push(&message);
   }
-  Pull pull(int stream, std::size_t under_way) { return scheduler.pull(stream, under_way, &chunk, &better); }
+  Pull pull(int stream, std::size_t under_way, std::size_t unsent = 0) {
+    return scheduler.pull(stream, {under_way, unsent}, &chunk, &better);
+  }
 };
 
 }  // namespace
@@ -83,18 +84,32 @@ TEST_CASE(nothing_waits) {
   ChunkScheduler scheduler({2, 65536, 524288});
   Chunk chunk;
   int better = -1;
-  CHECK(scheduler.pull(0, 0, &chunk, &better) == Pull::kNothing);
+  CHECK(scheduler.pull(0, {}, &chunk, &better) == Pull::kNothing);
 }
 
 TEST_CASE(a_slow_stream_takes_chunks_of_its_size) {
   Sending sending(64u << 20, {100, 10});
+  CHECK(sending.pull(0, 4u << 20) == Pull::kChunk);
   CHECK(sending.pull(1, 0) == Pull::kChunk);
   CHECK(sending.chunk.bytes >= 524288 / 10);
   CHECK(sending.chunk.bytes < 524288 / 8);
 }
 
-TEST_CASE(a_slow_stream_is_passed_over_when_the_others_are_done_first) {
-  // 1 MiB at 110 MB/s is a matter of 10 ms; another 256 KiB on the slow one of 26.
+TEST_CASE(a_fast_stream_takes_whole_chunks_beside_one_that_tcp_permits_anything) {
+  Sending sending(64u << 20, {300, 100000});
+  CHECK(sending.pull(0, 0) == Pull::kChunk);
+  CHECK_EQ(sending.chunk.bytes, std::size_t{524288});
+}
+
+TEST_CASE(a_slow_stream_leaves_the_chunk_to_a_fast_one_however_much_waits) {
+  // 52 KiB take 5 ms there, and 0.5 ms on the other, behind nothing.
+  Sending sending(64u << 20, {100, 10});
+  CHECK(sending.pull(1, 0) == Pull::kPassedOver);
+  CHECK_EQ(sending.better, 0);
+}
+
+TEST_CASE(a_slow_stream_is_passed_over_while_it_is_busy) {
+  // 256 KiB are 26 ms of the slow one.
   Sending sending(1u << 20, {100, 10});
   CHECK(sending.pull(1, 262144) == Pull::kPassedOver);
   CHECK_EQ(sending.better, 0);
@@ -115,9 +130,14 @@ TEST_CASE(what_is_delivered_at_once_is_never_late) {
   CHECK(sending.pull(0, 524288) == Pull::kChunk);
 }
 
-TEST_CASE(an_old_rate_does_not_keep_a_stream_idle) {
-  Sending sending(1u << 20, {100, 10}, monotonic_ns() - 2'000'000'000);
-  CHECK(sending.pull(1, 262144) == Pull::kChunk);
+TEST_CASE(what_is_on_its_way_over_a_long_path_is_no_queue) {
+  // 3 MiB at 100 MB/s are 31 ms, within a round trip; an idle slow stream would need 16 ms on top of one.
+  Sending sending(64u << 20, {100, 1}, 40);
+  CHECK(sending.pull(0, 3u << 20) == Pull::kChunk);
+  CHECK(sending.pull(1, 0) == Pull::kPassedOver);
+  // 5 MiB are 52 ms: 12 of them stand in a queue, and what was taken now 5 more.
+  CHECK(sending.pull(0, 5u << 20) == Pull::kChunk);
+  CHECK(sending.pull(1, 0) == Pull::kChunk);
 }
 
 TEST_CASE(a_stream_of_unknown_rate_gets_its_chance) {
@@ -125,14 +145,22 @@ TEST_CASE(a_stream_of_unknown_rate_gets_its_chance) {
   CHECK(sending.pull(1, 10u << 20) == Pull::kChunk);
 }
 
-TEST_CASE(a_rate_that_is_a_lower_bound_only_raises) {
-  Sending sending(64u << 20, {100, 100});
-  sending.scheduler.add_rate(1, 1 * kMegabytesPerSecond, true, monotonic_ns());
+TEST_CASE(what_has_just_been_taken_has_yet_to_go_out) {
+  // Each 52 KiB are 5 ms of the slow stream, however long the round trip; the other has a queue of 8.
+  Sending sending(64u << 20, {100, 10}, 40);
+  CHECK(sending.pull(0, 4200u << 10) == Pull::kChunk);
+  CHECK(sending.pull(1, 0) == Pull::kChunk);
+  const std::size_t taken = sending.chunk.bytes;
+  CHECK(sending.pull(1, 2 * taken, 2 * taken) == Pull::kPassedOver);
+  // What has gone out meanwhile stands in no queue.
+  CHECK(sending.pull(1, 2 * taken, 0) == Pull::kChunk);
+}
+
+TEST_CASE(a_stream_out_of_use_is_not_waited_for) {
+  Sending sending(64u << 20, {10, 10, 1000});
+  sending.scheduler.set_streams(0, 2);
   CHECK(sending.pull(1, 0) == Pull::kChunk);
   CHECK_EQ(sending.chunk.bytes, std::size_t{524288});
-  for (int i = 0; i < 8; ++i) sending.scheduler.add_rate(0, 1000 * kMegabytesPerSecond, true, monotonic_ns());
-  CHECK(sending.pull(1, 0) == Pull::kChunk);
-  CHECK(sending.chunk.bytes < 131072);
 }
 
 // Whatever the rates and the bytes under way: following `better` leads to a stream that takes the chunk. Otherwise a
@@ -143,7 +171,7 @@ TEST_CASE(some_stream_always_takes_the_chunk) {
     const std::size_t streams = 2 + random() % 15;
     std::vector<double> rates(streams);
     for (double& rate : rates) rate = random() % 4 == 0 ? 0 : 1 + static_cast<double>(random() % 1000);
-    Sending sending(1 + random() % (4u << 20), rates);
+    Sending sending(1 + random() % (4u << 20), rates, static_cast<double>(random() % 50));
     std::vector<std::size_t> under_way(streams);
     for (std::size_t& bytes : under_way) bytes = random() % 2 == 0 ? 0 : random() % (1u << 20);
     // Everybody has asked once, so the scheduler knows what is under way; all but one may have been refused.

@@ -1,0 +1,60 @@
+#include "transport/pace_meter.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace bagua_net {
+namespace {
+
+// The kernel counts busy time in ticks of up to 10 ms.
+constexpr std::int64_t kLeastBusyUs = 50'000;
+constexpr int kLeastRoundTrips = 2;
+constexpr double kAverageWeight = 0.5;
+// A stream that others are preferred to delivers nothing that could prove its rate wrong.
+constexpr std::int64_t kMeasuredIsOldNs = 1'000'000'000;
+// Half of the time between two looks.
+constexpr std::int64_t kLongPathUs = 1000;
+
+bool is_long(const Delivery& delivery) { return delivery.least_round_trip_us >= kLongPathUs; }
+
+// A queue stands somewhere: in the socket, or further on, where it makes the round trip longer than it is by nature.
+bool is_queued(const Delivery& delivery) {
+  constexpr std::int64_t kJitterUs = 1000;
+  return delivery.unsent_bytes > 0 ||
+         delivery.round_trip_us > delivery.least_round_trip_us + delivery.least_round_trip_us / 4 + kJitterUs;
+}
+
+}  // namespace
+
+void PaceMeter::look(const Delivery& delivery, std::int64_t now_ns) {
+  sample(delivery, now_ns);
+  const bool is_measured = measured_ > 0 && now_ns - measured_ns_ <= kMeasuredIsOldNs;
+  pace_.round_trip_ns = 1e3 * static_cast<double>(delivery.least_round_trip_us);
+  pace_.bytes_per_ns = is_measured ? measured_ : 0;
+  if (!is_long(delivery)) return;
+  pace_.bytes_per_ns =
+      is_measured ? std::min(measured_, delivery.permitted_bytes_per_ns) : delivery.permitted_bytes_per_ns;
+}
+
+void PaceMeter::sample(const Delivery& delivery, std::int64_t now_ns) {
+  was_short_ |= !is_queued(delivery);
+  if (!is_sampling_) {
+    is_sampling_ = began_short_ = true;
+    begin_ = delivery;
+    return;
+  }
+  const std::int64_t busy_us = delivery.busy_us - begin_.busy_us;
+  if (busy_us < std::max(kLeastBusyUs, kLeastRoundTrips * delivery.least_round_trip_us)) return;
+  const double rate = static_cast<double>(delivery.bytes - begin_.bytes) / (1e3 * static_cast<double>(busy_us));
+  if (!was_short_ && !began_short_) {
+    measured_ = measured_ == 0 ? rate : measured_ + kAverageWeight * (rate - measured_);
+    measured_ns_ = now_ns;
+  } else if (!is_long(delivery) && rate >= measured_) {
+    measured_ = rate;
+    measured_ns_ = now_ns;
+  }
+  began_short_ = std::exchange(was_short_, false);
+  begin_ = delivery;
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,41 @@
+// PaceMeter: how fast one stream delivers, from what its kernel tells now and then.
+//
+// What a peer acknowledges is a rate only while something is queued. A stream that is given little delivers little, so
+// that its number is a lower bound. On a long path it is far below: each burst costs a round trip of silence. There
+// TCP's own permission counts instead, its pacing and its window. On a short path that is renewed many times between
+// two looks and says nothing.
+//
+// One driver, that of the stream.
+#pragma once
+
+#include <cstdint>
+
+#include "transport/byte_stream.h"
+
+namespace bagua_net {
+
+struct Pace {
+  double bytes_per_ns = 0;   // 0: unknown
+  double round_trip_ns = 0;  // the least of this path
+};
+
+class PaceMeter {
+ public:
+  // Looks come in the order of time.
+  void look(const Delivery& delivery, std::int64_t now_ns);
+  Pace pace() const { return pace_; }
+
+ private:
+  void sample(const Delivery& delivery, std::int64_t now_ns);
+
+  Pace pace_;
+  double measured_ = 0;  // bytes per ns; 0: never
+  std::int64_t measured_ns_ = 0;
+  // The sample that is being taken.
+  bool is_sampling_ = false;
+  Delivery begin_;
+  bool was_short_ = false;    // at some time in it nothing was queued
+  bool began_short_ = false;  // or in the one before: what is queued now has not filled the path from the beginning on
+};
+
+}  // namespace bagua_net
