@@ -35,7 +35,7 @@ class PaceMeter {
   bool is_sampling_ = false;
   Delivery begin_;
   bool was_short_ = false;    // at some time in it nothing was queued
-  bool began_short_ = false;  // or in the one before: what is queued now has not filled the path from the beginning on
+  bool began_short_ = false;  // or in the one before, and the path takes long to fill
 };
 
 }  // namespace bagua_net

@@ -102,6 +102,11 @@ TEST_CASE(an_old_rate_does_not_keep_a_stream_idle) {
   stream.run(900, 1, 0);
   CHECK(is_close(stream.pace(), 25));
   stream.run(200, 1, 0);
+  CHECK(is_close(stream.pace(), 100));
+  stream.run(1000, 1, 0);
+  CHECK(is_close(stream.pace(), 400));
+  stream.now_ns += 3'600'000'000'000;
+  stream.run(2, 1, 0);
   CHECK_EQ(stream.pace(), 0.0);
 }
 
