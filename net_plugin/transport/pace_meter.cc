@@ -16,7 +16,7 @@ constexpr std::int64_t kMeasuredIsOldNs = 1'000'000'000;
 constexpr double kOldGain = 4;
 // Faster than any network: unknown.
 constexpr double kMostBytesPerNs = 1000;
-// Half of the time between two looks.
+// As a rule streams are looked at every 2 ms.
 constexpr std::int64_t kLongPathUs = 1000;
 
 // A noticeable part of the shortest sample.

@@ -174,16 +174,19 @@ TEST_CASE(some_stream_always_takes_the_chunk) {
     Sending sending(1 + random() % (4u << 20), rates, static_cast<double>(random() % 50));
     std::vector<std::size_t> under_way(streams);
     for (std::size_t& bytes : under_way) bytes = random() % 2 == 0 ? 0 : random() % (1u << 20);
+    std::vector<std::size_t> unsent(streams);
+    for (std::size_t i = 0; i < streams; ++i) unsent[i] = random() % 2 == 0 ? 0 : random() % (under_way[i] + 1);
     // Everybody has asked once, so the scheduler knows what is under way; all but one may have been refused.
     for (std::size_t stream = 0; stream < streams; ++stream) {
-      if (sending.pull(static_cast<int>(stream), under_way[stream]) != Pull::kPassedOver) {
-        under_way[stream] += sending.chunk.bytes;
-      }
+      if (sending.pull(static_cast<int>(stream), under_way[stream], unsent[stream]) == Pull::kPassedOver) continue;
+      under_way[stream] += sending.chunk.bytes;
+      unsent[stream] += sending.chunk.bytes;
     }
     int stream = static_cast<int>(random() % streams);
     Pull pulled = Pull::kPassedOver;
     for (std::size_t hop = 0; hop <= streams && pulled == Pull::kPassedOver; ++hop) {
-      pulled = sending.pull(stream, under_way[static_cast<std::size_t>(stream)]);
+      const auto index = static_cast<std::size_t>(stream);
+      pulled = sending.pull(stream, under_way[index], unsent[index]);
       if (pulled == Pull::kPassedOver) stream = sending.better;
     }
     CHECK(pulled != Pull::kPassedOver);
