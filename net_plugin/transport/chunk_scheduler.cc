@@ -79,7 +79,7 @@ double ChunkScheduler::delivery_ns(const Puller& puller, std::size_t bytes) cons
 }
 
 bool ChunkScheduler::would_be_late(const Puller& puller, std::size_t bytes, int* better) const {
-  if (puller.pace.bytes_per_ns == 0) return false;
+  if (puller.pace.bytes_per_ns == 0 || puller.pace.is_old) return false;
   // Whoever would be done with it first; somebody has to take it.
   double first_ns = delivery_ns(puller, bytes) - kSlackNs;
   int first = -1;

@@ -10,12 +10,8 @@ namespace {
 constexpr std::int64_t kLeastBusyUs = 50'000;
 constexpr int kLeastRoundTrips = 2;
 constexpr double kAverageWeight = 0.5;
-// A stream that others are preferred to delivers nothing that could prove its rate wrong. So it is believed to be so
-// much faster for each such time: at first it gets small chunks now and then, which cost little if the rate was right.
+// A stream that others are preferred to delivers nothing that could prove its rate wrong: it is worth a try then.
 constexpr std::int64_t kMeasuredIsOldNs = 1'000'000'000;
-constexpr double kOldGain = 4;
-// Faster than any network: unknown.
-constexpr double kMostBytesPerNs = 1000;
 // As a rule streams are looked at every 2 ms.
 constexpr std::int64_t kLongPathUs = 1000;
 
@@ -35,15 +31,12 @@ bool is_queued(const Delivery& delivery) {
 
 void PaceMeter::look(const Delivery& delivery, std::int64_t now_ns) {
   sample(delivery, now_ns);
-  while (measured_ > 0 && now_ns - measured_ns_ > kMeasuredIsOldNs) {
-    measured_ns_ += kMeasuredIsOldNs;
-    measured_ = measured_ > kMostBytesPerNs ? 0 : measured_ * kOldGain;
+  pace_ = {measured_, 1e3 * static_cast<double>(delivery.least_round_trip_us),
+           now_ns - measured_ns_ > kMeasuredIsOldNs};
+  if (is_long(delivery) && (measured_ == 0 || delivery.permitted_bytes_per_ns < measured_)) {
+    pace_.bytes_per_ns = delivery.permitted_bytes_per_ns;
+    pace_.is_old = false;
   }
-  pace_.round_trip_ns = 1e3 * static_cast<double>(delivery.least_round_trip_us);
-  pace_.bytes_per_ns = measured_;
-  if (!is_long(delivery)) return;
-  pace_.bytes_per_ns = delivery.permitted_bytes_per_ns;
-  if (measured_ > 0) pace_.bytes_per_ns = std::min(pace_.bytes_per_ns, measured_);
 }
 
 void PaceMeter::sample(const Delivery& delivery, std::int64_t now_ns) {

@@ -17,6 +17,7 @@ namespace bagua_net {
 struct Pace {
   double bytes_per_ns = 0;   // 0: unknown
   double round_trip_ns = 0;  // the least of this path
+  bool is_old = false;       // measured so long ago that the stream may be faster now
 };
 
 class PaceMeter {

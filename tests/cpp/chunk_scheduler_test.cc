@@ -22,7 +22,8 @@ struct Sending {
   Sending(std::size_t bytes, const std::vector<double>& rates, double round_trip_ms = 0) {
     scheduler.set_streams(0, static_cast<int>(rates.size()));
     for (std::size_t i = 0; i < rates.size(); ++i) {
-      if (rates[i] > 0) scheduler.set_pace(static_cast<int>(i), {rates[i] * kMegabytesPerSecond, round_trip_ms * 1e6});
+      if (rates[i] > 0)
+        scheduler.set_pace(static_cast<int>(i), {rates[i] * kMegabytesPerSecond, round_trip_ms * 1e6, false});
     }
     post(bytes);
   }
@@ -128,6 +129,14 @@ TEST_CASE(what_is_delivered_at_once_is_never_late) {
   // 512 KiB under way at 10 GB/s: 50 us.
   Sending sending(65536, {10000, 10000});
   CHECK(sending.pull(0, 524288) == Pull::kChunk);
+}
+
+TEST_CASE(an_old_rate_does_not_keep_a_stream_idle) {
+  Sending sending(1u << 20, {100, 10});
+  sending.scheduler.set_pace(1, {10 * kMegabytesPerSecond, 0, true});
+  CHECK(sending.pull(1, 262144) == Pull::kChunk);
+  // But gets no more than it could take then.
+  CHECK(sending.chunk.bytes < 65536);
 }
 
 TEST_CASE(what_is_on_its_way_over_a_long_path_is_no_queue) {

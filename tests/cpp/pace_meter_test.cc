@@ -96,18 +96,26 @@ TEST_CASE(tcp_permitting_less_now_counts_at_once_on_a_long_path) {
   CHECK(is_close(stream.pace(), 1));
 }
 
-TEST_CASE(an_old_rate_does_not_keep_a_stream_idle) {
-  Watched stream(100, 1000);
+TEST_CASE(a_rate_grows_old) {
+  for (const std::int64_t round_trip_us : {100, 2000}) {
+    Watched stream(round_trip_us, 1000);
+    stream.run(200, 25, 100'000);
+    stream.run(900, 1, 0);
+    CHECK(!stream.meter.pace().is_old);
+    stream.run(200, 1, 0);
+    CHECK(stream.meter.pace().is_old);
+    CHECK(is_close(stream.pace(), 25));
+    stream.run(100, 26, 100'000);
+    CHECK(!stream.meter.pace().is_old);
+  }
+}
+
+TEST_CASE(what_tcp_permits_does_not_grow_old) {
+  Watched stream(2000, 10);
   stream.run(200, 25, 100'000);
-  stream.run(900, 1, 0);
-  CHECK(is_close(stream.pace(), 25));
-  stream.run(200, 1, 0);
-  CHECK(is_close(stream.pace(), 100));
-  stream.run(1000, 1, 0);
-  CHECK(is_close(stream.pace(), 400));
-  stream.now_ns += 3'600'000'000'000;
-  stream.run(2, 1, 0);
-  CHECK_EQ(stream.pace(), 0.0);
+  stream.run(2000, 1, 0);
+  CHECK(is_close(stream.pace(), 10));
+  CHECK(!stream.meter.pace().is_old);
 }
 
 TEST_CASE(a_rate_follows_the_stream) {
