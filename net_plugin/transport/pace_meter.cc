@@ -12,7 +12,7 @@ constexpr int kLeastRoundTrips = 2;
 constexpr double kAverageWeight = 0.5;
 // A stream that others are preferred to delivers nothing that could prove its rate wrong: it is worth a try then.
 constexpr std::int64_t kMeasuredIsOldNs = 1'000'000'000;
-// As a rule streams are looked at every 2 ms.
+// Below it, TCP learns faster than a stream is looked at, every 2 ms.
 constexpr std::int64_t kLongPathUs = 1000;
 
 // A noticeable part of the shortest sample.
@@ -41,15 +41,14 @@ void PaceMeter::look(const Delivery& delivery, std::int64_t now_ns) {
 
 void PaceMeter::sample(const Delivery& delivery, std::int64_t now_ns) {
   was_short_ |= !is_queued(delivery);
-  if (!is_sampling_) {
-    is_sampling_ = true;
+  if (!begin_.has_value()) {
     began_short_ = takes_long_to_fill(delivery);
     begin_ = delivery;
     return;
   }
-  const std::int64_t busy_us = delivery.busy_us - begin_.busy_us;
+  const std::int64_t busy_us = delivery.busy_us - begin_->busy_us;
   if (busy_us < std::max(kLeastBusyUs, kLeastRoundTrips * delivery.least_round_trip_us)) return;
-  const double rate = static_cast<double>(delivery.bytes - begin_.bytes) / (1e3 * static_cast<double>(busy_us));
+  const double rate = static_cast<double>(delivery.bytes - begin_->bytes) / (1e3 * static_cast<double>(busy_us));
   if (!was_short_ && !began_short_) {
     measured_ = measured_ == 0 ? rate : measured_ + kAverageWeight * (rate - measured_);
     measured_ns_ = now_ns;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "transport/byte_stream.h"
 
@@ -33,8 +34,7 @@ class PaceMeter {
   double measured_ = 0;  // bytes per ns; 0: never
   std::int64_t measured_ns_ = 0;
   // The sample that is being taken.
-  bool is_sampling_ = false;
-  Delivery begin_;
+  std::optional<Delivery> begin_;
   bool was_short_ = false;    // at some time in it nothing was queued
   bool began_short_ = false;  // or in the one before, and the path takes long to fill
 };

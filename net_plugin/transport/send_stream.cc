@@ -37,8 +37,7 @@ Pull SendStream::pull() {
   Pull pulled = scheduler_->pull(index(), backlog_, &chunk_, &better);
   if (pulled != Pull::kPassedOver) return pulled;
   // It may have delivered more than it knows.
-  look_at_delivery(monotonic_ns() - kLookAgainNs);
-  pulled = scheduler_->pull(index(), backlog_, &chunk_, &better);
+  if (look_at_delivery(monotonic_ns() - kLookAgainNs)) pulled = scheduler_->pull(index(), backlog_, &chunk_, &better);
   if (pulled == Pull::kPassedOver) kick_(better);
   return pulled;
 }
@@ -70,11 +69,11 @@ bool SendStream::take_chunk() {
   return true;
 }
 
-void SendStream::look_at_delivery(std::int64_t not_since_ns) {
-  if (looked_ns_ > not_since_ns) return;
+bool SendStream::look_at_delivery(std::int64_t not_since_ns) {
+  if (looked_ns_ > not_since_ns) return false;
   const std::int64_t now_ns = monotonic_ns();
   Delivery delivery;
-  if (!this->delivery(&delivery)) return;
+  if (!this->delivery(&delivery)) return false;
   // Nothing was written yet: the handshake's bytes are not ours.
   if (looked_ns_ == 0) delivered_before_ = delivery.bytes;
   looked_ns_ = now_ns;
@@ -82,6 +81,7 @@ void SendStream::look_at_delivery(std::int64_t not_since_ns) {
   backlog_.unsent = delivery.unsent_bytes;
   pace_meter_.look(delivery, now_ns);
   scheduler_->set_pace(index(), pace_meter_.pace());
+  return true;
 }
 
 StreamProgress SendStream::progress(std::size_t budget) {

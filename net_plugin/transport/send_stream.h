@@ -42,7 +42,8 @@ class SendStream final : public DataStream {
   void end_chunk();
   Status read_acknowledgements();
   Pull pull();
-  void look_at_delivery(std::int64_t not_since_ns);
+  // False: it has looked since then, or the stream cannot tell.
+  bool look_at_delivery(std::int64_t not_since_ns);
 
   ChunkScheduler* const scheduler_;
   const std::function<void(int stream)> kick_;

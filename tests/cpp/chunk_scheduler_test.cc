@@ -181,6 +181,10 @@ TEST_CASE(some_stream_always_takes_the_chunk) {
     std::vector<double> rates(streams);
     for (double& rate : rates) rate = random() % 4 == 0 ? 0 : 1 + static_cast<double>(random() % 1000);
     Sending sending(1 + random() % (4u << 20), rates, static_cast<double>(random() % 50));
+    const auto old = random() % (2 * streams);  // half of the time none is
+    if (old < streams) {
+      sending.scheduler.set_pace(static_cast<int>(old), {rates[old] * kMegabytesPerSecond, 0, true});
+    }
     std::vector<std::size_t> under_way(streams);
     for (std::size_t& bytes : under_way) bytes = random() % 2 == 0 ? 0 : random() % (1u << 20);
     std::vector<std::size_t> unsent(streams);

@@ -1,0 +1,51 @@
+// What a TCP stream tells of itself, with real sockets.
+#include <sys/uio.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "support/check.h"
+#include "support/tcp_pair.h"
+#include "transport/byte_stream.h"
+
+namespace bagua_net {
+namespace {
+
+std::uint64_t fill(ByteStream* stream) {
+  std::vector<std::uint8_t> bytes(65536);
+  iovec piece{bytes.data(), bytes.size()};
+  std::uint64_t written = 0;
+  for (;;) {
+    const ssize_t count = stream->write(&piece, 1);
+    if (count < 0) return written;
+    written += static_cast<std::uint64_t>(count);
+  }
+}
+
+}  // namespace
+
+TEST_CASE(a_peer_that_does_not_read_leaves_bytes_unsent) {
+  auto [near, far] = tcp_pair();
+  const std::unique_ptr<ByteStream> stream = make_tcp_byte_stream(std::move(near));
+  Delivery before;
+  CHECK(stream->delivery(&before));
+  CHECK_EQ(before.unsent_bytes, std::uint64_t{0});
+  const std::uint64_t written = fill(stream.get());
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  Delivery delivery;
+  CHECK(stream->delivery(&delivery));
+  CHECK(delivery.unsent_bytes > 0);
+  CHECK(delivery.bytes > before.bytes);
+  CHECK(delivery.bytes - before.bytes + delivery.unsent_bytes <= written);
+  CHECK(delivery.least_round_trip_us > 0);
+  CHECK(delivery.least_round_trip_us <= delivery.round_trip_us);
+  CHECK(delivery.permitted_bytes_per_ns > 0);
+}
+
+}  // namespace bagua_net
+
+CHECK_MAIN
