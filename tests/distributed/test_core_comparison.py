@@ -74,6 +74,11 @@ def test_every_algorithm_keeps_what_it_promises(repository: Path, tmp_path: Path
     # What compresses is no plain all-reduce in the measured steps.
     for name in ("ddp-fp16", "ddp-powersgd", "ddp-bytegrad", "bytegrad", "bytegrad-flat", "qadam"):
         assert rows[name]["relative_difference"] > 0, name
+    # Timed from one average to another.
+    (averaged,) = (turn for turn in document["turns"] if turn["contender"] == "async")
+    assert 1 <= averaged["averagings"] == len(averaged["step_seconds"]) <= 2
+    assert rows["async"]["steps_per_averaging"] == averaged["steps"] / averaged["averagings"] >= 1
+    assert all(row["steps_per_averaging"] is None for name, row in rows.items() if name != "async")
     # Ranks of their own: two batches are two models.
     assert not rows["decentralized-shift-one"]["replicas_agree"]
 

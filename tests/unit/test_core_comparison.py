@@ -106,6 +106,7 @@ def turn(contender: str, number: int, steps_ms: list[float], **changes: Any) -> 
         "contender": contender,
         "round": number,
         "step_seconds": [ms / 1e3 for ms in steps_ms],
+        "steps": len(steps_ms),
         "last_loss": 1.0,
         "parameters": 10,
         "gradients": 2,
@@ -126,6 +127,7 @@ def answer(seconds: list[float], **changes: Any) -> dict[str, Any]:
     fields = {
         "event": "turn",
         "step_seconds": seconds,
+        "steps": len(seconds),
         "last_loss": 2.0,
         "parameters": 10,
         "gradients": 2,
@@ -183,8 +185,8 @@ class TestStatistics:
         assert alone.extra_bytes_per_parameter is None
 
     def test_averagings_that_are_not_in_each_step_are_counted(self) -> None:
-        turns = [turn("async", 0, [1] * 6, averagings=3), turn("async", 1, [1] * 6, averagings=1)]
-        turns += [turn("bytegrad", 0, [1]), turn("decentralized", 0, [1] * 3, averagings=0)]
+        turns = [turn("async", 0, [1] * 3, averagings=3, steps=6), turn("async", 1, [1], averagings=1, steps=6)]
+        turns += [turn("bytegrad", 0, [1]), turn("decentralized", 0, [1] * 3)]
         found = {row.contender: row.steps_per_averaging for row in rows_of(turns, {})}
         assert found == {"async": 3, "bytegrad": None, "decentralized": None}
         lines = closing_lines(rows_of(turns, {}), options(), Outcome(turns))

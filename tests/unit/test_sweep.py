@@ -247,7 +247,7 @@ def sweep_outcome() -> SweepOutcome:
             result(Network(10, 0), [row(ALL_REDUCE, machine_busy=0.5), row("bytegrad", 2.0, machine_busy=0.7)]),
             result(Network(25, 0), [row(ALL_REDUCE, machine_busy=0.95), row("bytegrad", 0.9, machine_busy=0.95)]),
             result(Network(10, 5), [BASE, row("async", 4.0)], delays=[usage], notes=["one round"], errors=["it broke"]),
-            result(Network(25, 5), [BASE, row("bytegrad", 1.5), row("async", 4.5)]),
+            result(Network(25, 5), [BASE, row("bytegrad", 1.5), row("async", 4.5, steps_per_averaging=17.25)]),
         ],
         facts={"torch": "2"},
         notes=["too late"],
@@ -268,6 +268,8 @@ class TestReport:
         ]
         delayed = next(line for line in text if line.startswith("delay 5 ms"))
         assert delayed.split() == ["delay", "5", "ms", "10", "Gb/s", "25", "Gb/s*"], "100 is no network of its own"
+        (averages,) = (line for line in text if line.startswith("steps per average "))
+        assert averages.split() == ["steps", "per", "average", "-", "17.2"]
 
     def test_winners_are_a_grid_of_all_rates_and_delays(self) -> None:
         outcome, options = sweep_outcome(), settings().comparison
@@ -295,6 +297,7 @@ class TestReport:
         assert any(
             line.startswith("*: more than this machine moves (100 Gb/s without delay, 12 Gb/s with)") for line in lines
         )
+        assert any(line.startswith("steps per average: of async") for line in lines)
         assert "processors 90 % busy or more, so that they limit as well: 25 Gb/s, 0 ms" in lines
         assert "packets were kept 0.50 ms longer than the delay at most, on average (10 Gb/s, 5 ms)" in lines
         assert lines[-3:] == ["note: too late", "note: 10 Gb/s, 5 ms: one round", "ERROR: 10 Gb/s, 5 ms: it broke"]

@@ -89,6 +89,9 @@ def step_tables(grid: Grid, model: str, contenders: Sequence[str]) -> str:
         lines = [[f"delay {delay:g} ms", *(rate_name(grid, delay, rate) for rate in rates)]]
         lines += [[name, *(_cell(grid.result(delay, rate), model, name) for rate in rates)] for name in contenders]
         lines.append(["processors busy", *(_busy(grid.result(delay, rate), model) for rate in rates)])
+        per_averaging = [_steps_per_averaging(grid.result(delay, rate), model) for rate in rates]
+        if any(text != MISSING for text in per_averaging):
+            lines.append(["steps per average", *per_averaging])
         blocks.append(columns_of(lines))
     return "\n\n".join(blocks)
 
@@ -104,6 +107,12 @@ def _cell(result: NetworkResult | None, model: str, contender: str) -> str:
 def _busy(result: NetworkResult | None, model: str) -> str:
     share = result.machine_busy(model) if result else None
     return MISSING if share is None else f"{share * 100:.0f} %{' ' * len(' 0.00x')}"
+
+
+def _steps_per_averaging(result: NetworkResult | None, model: str) -> str:
+    """Of the contender that averages beside its steps."""
+    known = [row.steps_per_averaging for row in result.rows_of(model) if row.steps_per_averaging] if result else []
+    return f"{known[0]:.3g}{' ' * len(' 0.00x')}" if known else MISSING
 
 
 def winner_table(grid: Grid, model: str, choice: Mapping[str, bool]) -> str:
@@ -149,6 +158,8 @@ def closing_lines(grid: Grid, outcome: SweepOutcome, capacity_gbit: Mapping[bool
             f"{_BEYOND}: more than this machine moves ({_moved(capacity_gbit)}); measured without a limit, once for all"
             " such rates"
         )
+    if any(row.steps_per_averaging for result in outcome.results for row in result.rows):
+        lines.append("steps per average: of async, from one average to the next; its step time is the mean of them")
     busy = [result for result in outcome.results if any(_is_busy(row) for row in result.rows)]
     if busy:
         names = "; ".join(str(result.network) for result in busy)

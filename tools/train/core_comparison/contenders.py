@@ -32,6 +32,14 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True)
+class Averaging:
+    """Of a contender that averages parameters beside its steps, on this rank."""
+
+    count: Callable[[], int]  # averages that the parameters were given so far
+    seconds: Callable[[], float]  # that the ranks took for the last of them
+
+
+@dataclass(frozen=True)
 class Training:
     """A model as a contender trains it."""
 
@@ -39,8 +47,7 @@ class Training:
     optimizer: torch.optim.Optimizer
     # Ends what communicates by itself. On all ranks, after the last step and before parameters are looked at.
     finish: Callable[[], None] = field(default=_nothing)
-    # How often parameters were averaged so far, where that is not in each step.
-    averagings: Callable[[], int] | None = None
+    averaging: Averaging | None = None  # None: what it communicates belongs to a step, or it is alone
 
 
 def wrap(
@@ -99,7 +106,9 @@ def _with_bagua(name: str, model: Any, optimizer: torch.optim.Optimizer, warmup:
     wrapped = model.with_bagua([optimizer], _algorithm(algorithm_name, **options))
     if name == "async":
         own = wrapped.bagua_algorithm
-        return Training(wrapped, optimizer, lambda: own.abort(wrapped), lambda: int(own.staleness.count))
+        averaging = Averaging(lambda: int(own.staleness.count), lambda: float(own.exchange_s))
+        is_alone = torch.distributed.get_world_size() == 1
+        return Training(wrapped, optimizer, lambda: own.abort(wrapped), None if is_alone else averaging)
     return Training(wrapped, optimizer)
 
 

@@ -24,7 +24,8 @@ class TurnResult:
     model: str
     contender: str
     round: int
-    step_seconds: list[float]  # of each step the slowest rank's
+    step_seconds: list[float]  # of each step, or cycle of steps, the slowest rank's; see Turn.measure
+    steps: int  # that rank 0 measured
     last_loss: float  # mean over the ranks
     parameters: int
     gradients: int
@@ -32,7 +33,7 @@ class TurnResult:
     steps_peak_bytes: int | None
     own_cores: float  # of the measured steps; mean over the ranks
     machine_busy: float | None  # 0 to 1, as rank 0 read it
-    averagings: int | None  # of rank 0's parameters in the measured steps; None: one in each
+    averagings: int | None  # of rank 0's parameters in them; None: it does not average beside its steps
     replicas_agree: bool
     largest_difference: float | None  # from DDP's final parameters; None: that is what the others are compared with
     relative_difference: float | None
@@ -51,6 +52,7 @@ def turn_result(model: str, contender: str, number: int, events: Sequence[Event]
         contender=contender,
         round=number,
         step_seconds=[max(step) for step in zip(*(event["step_seconds"] for event in events), strict=True)],
+        steps=events[0]["steps"],
         last_loss=statistics.fmean(event["last_loss"] for event in events),
         parameters=events[0]["parameters"],
         gradients=events[0]["gradients"],
@@ -87,7 +89,7 @@ class Row:
     extra_bytes_per_parameter: float | None  # in measured steps, beyond gradient all-reduce, per element
     own_cores: float  # processors that a rank kept busy
     machine_busy: float | None
-    steps_per_averaging: float | None  # None: one, or no averaging at all
+    steps_per_averaging: float | None  # None: it does not average beside its steps
     promise: str  # see Promise
     replicas_agree: bool
     largest_difference: float | None
@@ -181,7 +183,7 @@ def _extra_bytes_per_parameter(turns: Sequence[TurnResult], model: str, contende
 
 def _steps_per_averaging(turns: Sequence[TurnResult]) -> float | None:
     averagings = sum(turn.averagings or 0 for turn in turns)
-    return sum(len(turn.step_seconds) for turn in turns) / averagings if averagings else None
+    return sum(turn.steps for turn in turns) / averagings if averagings else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
+from core_comparison.averaging_cycles import AveragingCycles, largest_of_ranks
 from core_comparison.contenders import Training, wrap
 from core_comparison.models import Workload
 from core_comparison.processor_time import ProcessorClock
@@ -29,7 +30,8 @@ BACKWARD = "core_comparison:backward"
 class Measured:
     """What one rank saw of its turn. Memory in bytes, see TurnMemory; None where it cannot be told."""
 
-    step_seconds: list[float]
+    step_seconds: list[float]  # see Turn.measure
+    steps: int  # that were measured
     last_loss: float
     parameters: int  # elements
     gradients: int  # tensors
@@ -37,7 +39,7 @@ class Measured:
     steps_peak_bytes: int | None  # of the measured steps
     own_cores: float  # see ProcessorShare; of the measured steps
     machine_busy: float | None
-    averagings: int | None  # in the measured steps; None: one in each
+    averagings: int | None  # given to the parameters in the measured steps; None: it does not average beside its steps
 
 
 class Turn:
@@ -51,6 +53,7 @@ class Turn:
         self._watch: weakref.ref[nn.Module] | None = None
         self._memory = TurnMemory(device)
         self._steps = 0
+        self._loss = torch.empty(0)  # of the last step; not waited for
         self._is_finished = False
 
     def __enter__(self) -> Turn:
@@ -91,45 +94,53 @@ class Turn:
         assert self._workload is not None
         return self._workload.model
 
-    def train(self, steps: int) -> torch.Tensor:
-        """The loss of the last of them, not waited for."""
-        assert steps >= 1
-        loss = torch.empty(0)
+    def train(self, steps: int) -> None:
         for _ in range(steps):
-            loss = self._step()
-        return loss
+            self._step()
 
     def measure(self, steps: int, warmup: int) -> Measured:
+        """The seconds of each of `steps` steps; of a contender that averages beside its steps, those of the mean step
+        of each of as many cycles, or fewer: see AveragingCycles.
+
+        Raises:
+            RuntimeError: an average took too long.
+        """
+        assert self._training is not None
         clock = StepClock(self._device)
-        if warmup:
-            self.train(warmup)
+        self.train(warmup)
+        averaging = self._training.averaging
+        cycles: AveragingCycles | None = None
+        if averaging is not None:
+            cycles = AveragingCycles(averaging, steps, self._step, largest_of_ranks(self._device))
+            cycles.begin()
         build_peak = self._memory.peak()
         # No waiting here: the first step shall find the queue of kernels as full as the others do. The count of
         # allocated bytes is the host's and needs none.
         self._memory.restart()
-        loss = torch.empty(0)
-        assert self._training is not None
-        count = self._training.averagings
-        averagings_before = 0 if count is None else count()
+        before = self._steps
         processors = ProcessorClock()
         clock.mark()
-        for _ in range(steps):
-            loss = self._step()
-            clock.mark()
+        if cycles is None:
+            for _ in range(steps):
+                self._step()
+                clock.mark()
+        else:
+            cycles.train(clock.mark)
         seconds = clock.seconds()
         share = processors.share()
         steps_peak = self._memory.peak()
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         return Measured(
-            step_seconds=seconds,
-            last_loss=float(loss),
+            step_seconds=seconds if cycles is None else cycles.mean_steps(seconds),
+            steps=self._steps - before,
+            last_loss=float(self._loss),
             parameters=sum(parameter.numel() for parameter in parameters),
             gradients=len(parameters),
             peak_bytes=None if build_peak is None or steps_peak is None else max(build_peak, steps_peak),
             steps_peak_bytes=steps_peak,
             own_cores=share.own_cores,
             machine_busy=share.machine_busy,
-            averagings=None if count is None else count() - averagings_before,
+            averagings=None if cycles is None else cycles.number,
         )
 
     def kept(self) -> str | None:
@@ -138,7 +149,7 @@ class Turn:
             return "its model is still referenced by something"
         return self._memory.kept()
 
-    def _step(self) -> torch.Tensor:
+    def _step(self) -> None:
         assert self._workload is not None
         assert self._training is not None
         optimizer = self._training.optimizer
@@ -148,4 +159,4 @@ class Turn:
             loss.backward()
         optimizer.step()
         self._steps += 1
-        return loss.detach()
+        self._loss = loss.detach()
