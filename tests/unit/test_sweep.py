@@ -324,7 +324,7 @@ class TestReport:
 
 class TestPlot:
     def test_equal_factors_are_equal_steps_of_colour(self) -> None:
-        assert [shade(factor) for factor in (0.5, 1, 2, 4, 9)] == [0, 0, 1, 2, 2]
+        assert [shade(factor) for factor in (0.5, 1, 2, 4, 16, 99)] == [0, 0, 1, 2, 4, 4]
 
     def test_labels_are_short_lines(self) -> None:
         assert label(ALL_REDUCE, 1.0) == "all-reduce"

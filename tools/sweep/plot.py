@@ -21,7 +21,7 @@ from .results import winner_of
 
 _PANELS = {True: "Replicas stay equal", False: "All algorithms"}
 # Speed-ups from 1 to this have a colour of their own; more is as dark.
-_DARKEST = 4.0
+_DARKEST = 16
 _COLOURS = "YlGnBu"
 _NOT_MEASURED = "0.9"
 # Dark colours need light text.
@@ -45,9 +45,10 @@ def write_plot(path: Path, grid: Grid, models: Sequence[str], *, title: str, cap
                 axis = axes[row][column]
                 image = _draw(axis, grid, model, replicas_equal)
                 axis.set_title(f"{model}: {name.lower()}" if len(models) > 1 else name, loc="left")
+        ticks = range(round(math.log2(_DARKEST)) + 1)
         figure.colorbar(
-            image, ax=axes, shrink=0.8, label="speed-up over gradient all-reduce", ticks=[0, 1, 2]
-        ).ax.set_yticklabels(["1x", "2x", "4x"])
+            image, ax=axes, shrink=0.8, label="speed-up over gradient all-reduce", ticks=list(ticks), extend="max"
+        ).ax.set_yticklabels([f"{1 << tick}x" for tick in ticks])
         figure.suptitle(title, fontsize=10, x=0.01, ha="left")
         foot = "\n".join(textwrap.wrap(caption, int(40 * width)))
         figure.supxlabel(foot, fontsize=6, color="0.35", x=0.01, ha="left")
@@ -56,7 +57,7 @@ def write_plot(path: Path, grid: Grid, models: Sequence[str], *, title: str, cap
 
 
 def shade(speed_up: float) -> float:
-    """0 for no speed-up to 2 for four times and more: equal factors are equal steps."""
+    """0 for no speed-up to 4 for sixteen times and more: equal factors are equal steps."""
     return min(math.log2(max(speed_up, 1.0)), math.log2(_DARKEST))
 
 
