@@ -84,6 +84,15 @@ def test_every_algorithm_keeps_what_it_promises(repository: Path, tmp_path: Path
 
 
 @pytest.mark.timeout(120)
+def test_a_rank_alone_waits_for_no_average(repository: Path, tmp_path: Path) -> None:
+    words = ["--nproc-per-node", "1", "--model", "mlp", "--length", "8", "--steps", "2", "--rounds", "1"]
+    done, document = compare(repository, tmp_path, *words, "--contenders", "async", "--baseline", "async")
+    assert done.returncode == 0, done.stderr + done.stdout
+    (turn,) = document["turns"]
+    assert (len(turn["step_seconds"]), turn["steps"], turn["averagings"]) == (2, 2, None)
+
+
+@pytest.mark.timeout(120)
 def test_a_model_that_fails_is_reported_and_the_next_is_measured(repository: Path, tmp_path: Path) -> None:
     words = ["--model", "vgg16,mlp", "--length", "33", "--contenders", "torch-ddp", "--steps", "1", "--rounds", "1"]
     done, document = compare(repository, tmp_path, *words)

@@ -114,10 +114,9 @@ class Turn:
             cycles = AveragingCycles(averaging, steps, self._step, largest_of_ranks(self._device))
             cycles.begin()
         build_peak = self._memory.peak()
-        # No waiting here: the first step shall find the queue of kernels as full as the others do. The count of
-        # allocated bytes is the host's and needs none.
+        # No waiting here: the first step shall find the queue of kernels as full as the others do (but of cycles, on
+        # which ranks agree). The count of allocated bytes is the host's and needs none.
         self._memory.restart()
-        before = self._steps
         processors = ProcessorClock()
         clock.mark()
         if cycles is None:
@@ -132,7 +131,7 @@ class Turn:
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         return Measured(
             step_seconds=seconds if cycles is None else cycles.mean_steps(seconds),
-            steps=self._steps - before,
+            steps=len(seconds),
             last_loss=float(self._loss),
             parameters=sum(parameter.numel() for parameter in parameters),
             gradients=len(parameters),
