@@ -75,6 +75,22 @@ def exchange(
                 work.wait()
 
 
+def start_send(comm: BaguaCommunicator, tensor: torch.Tensor, destination: int) -> dist.Work:
+    """On CPU: `tensor` on its way to a rank of the communicator, within the caller's `under_way`. Messages to one rank
+    arrive in the order in which they were started."""
+    return _started(dist.isend(as_bytes(tensor), comm.ranks[destination], group=comm.torch_group, tag=_TAG))
+
+
+def start_receive(comm: BaguaCommunicator, tensor: torch.Tensor, source: int) -> dist.Work:
+    """The other side of `start_send`: messages go into the tensors in the order in which receptions were started."""
+    return _started(dist.irecv(as_bytes(tensor), comm.ranks[source], group=comm.torch_group, tag=_TAG))
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "this process is a member of the communicator"
+    return work
+
+
 def _message(
     comm: BaguaCommunicator, operation: Callable[..., dist.Work | None], tensor: torch.Tensor, peer: int
 ) -> dist.P2POp:

@@ -86,6 +86,11 @@ class BaguaCommunicator:
         """How many members there are."""
         return len(self.ranks)
 
+    def peers(self) -> list[int]:
+        """The other members, from the next one on: nobody is everybody's first."""
+        ranks = self.nranks()
+        return [(self._rank + distance) % ranks for distance in range(1, ranks)]
+
     def barrier(self) -> None:
         """
         Returns when every member has called it.

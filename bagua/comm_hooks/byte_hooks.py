@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import GradBucket  # torch.distributed has it as
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.comm_hooks.background import Background, background_of
 from bagua.comm_ops.compressed import COMPRESSED_DTYPES, CompressedAllReduce, compressed_alignment
+from bagua.engine.scratch_memory import scratch
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def reduce_flat(flat: torch.Tensor, operation: CompressedAllReduce, place: _Plac
         return _reduce_exactly(flat, place.background.group, average)
     elements = flat.numel()
     padding = -elements % place.alignment
-    padded = flat.new_empty(elements + padding) if padding else flat
+    padded = scratch((elements + padding,), flat.dtype, flat.device) if padding else flat
     if padding:
         padded[:elements].copy_(flat)
         padded[elements:].zero_()

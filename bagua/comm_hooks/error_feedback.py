@@ -32,8 +32,10 @@ from torch._C._distributed_c10d import GradBucket
 
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_hooks.byte_hooks import ByteGradState, reduce_flat
+from bagua.comm_ops.chunk_exchange import ChunkExchange
 from bagua.comm_ops.compressed import CompressedAllReduce
-from bagua.kernels.minmax_uint8 import compress, decompress
+from bagua.engine.scratch_memory import scratch, scratch_like
+from bagua.kernels.minmax_uint8 import compress, compressed_bytes, decompress
 
 # After so many backward passes DDP has its final buckets: it may make new ones after the first.
 _PASSES_TO_SETTLE = 2
@@ -61,19 +63,22 @@ class ErrorFeedbackAllReduce(CompressedAllReduce):
             self.chunk_residual = self.residual.new_zeros(flat.numel() // self.chunks)
         owed, total = self.residual, self.chunk_residual
         owed.add_(flat)
-        outgoing = compress(owed, self.chunks)
+        size = compressed_bytes(flat.numel() // self.chunks)
+        outgoing = compress(owed, self.chunks, scratch((self.chunks, size), torch.uint8, flat.device))
         # The gradients are in `owed` now, and the result is not here yet: their memory is free for what was sent.
-        sent = flat if flat.dtype == torch.float32 else torch.empty_like(owed)
+        sent = flat if flat.dtype == torch.float32 else scratch_like(owed)
         _keep_rest(owed, decompress(outgoing, sent))
         if self._average:
             total.mul_(self.chunks)
-        for version in self._to_owners(outgoing):
+        exchange = ChunkExchange(outgoing, self._peers)
+        for version in exchange.to_owners():
             decompress(version.unsqueeze(0), total, accumulate=True)
         if self._average:
             total.mul_(1.0 / self.chunks)
-        mine = compress(total)
-        _keep_rest(total, decompress(mine, torch.empty_like(total)))
-        decompress(self._to_all(mine.view(-1), outgoing), flat)
+        mine = compress(total, out=scratch((1, size), torch.uint8, flat.device))
+        _keep_rest(total, decompress(mine, scratch_like(total)))
+        exchange.to_all(mine.view(-1))
+        decompress(outgoing, flat)
 
 
 def _keep_rest(owed: torch.Tensor, sent: torch.Tensor) -> None:

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from bagua.collectives import torch_internals
-from bagua.comm_ops.chunk_exchange import to_all, to_owners
+from bagua.comm_ops.all_reduce import sum_over_ranks
+from bagua.comm_ops.chunk_exchange import ChunkExchange
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +50,23 @@ class AllReduce:
         return work
 
 
+class DirectAllReduce:
+    """Sum or mean of the bucket over the communicator, where `sum_over_ranks` sends messages by itself."""
+
+    inline = False
+
+    def __init__(self, communicator: BaguaCommunicator, average: bool) -> None:
+        self._communicator = communicator
+        self.prescale = 1.0 / communicator.nranks() if average else None
+
+    def run(self, bucket: Bucket) -> dist.Work | None:
+        flat = bucket.flattened_tensor()
+        if self.prescale is not None and bucket.ops[0] is not self:
+            flat.mul_(self.prescale)
+        sum_over_ranks(flat, self._communicator)
+        return None
+
+
 class HierarchicalAllReduce:
     """Sum or mean of the bucket over the group, by way of one leader per node: a reduction within each node, an
     all-reduce among the leaders, a broadcast within each node. Between nodes travels what one rank per node has."""
@@ -70,8 +88,8 @@ class HierarchicalAllReduce:
         leader = self._intra.ranks[0]
         if self._intra.nranks() > 1:
             dist.reduce(flat, leader, dist.ReduceOp.SUM, group=self._intra.torch_group)
-        if self._inter is not None and self._inter.nranks() > 1:
-            dist.all_reduce(flat, dist.ReduceOp.SUM, group=self._inter.torch_group)
+        if self._inter is not None:
+            sum_over_ranks(flat, self._inter)
         if self._intra.nranks() > 1:
             dist.broadcast(flat, leader, group=self._intra.torch_group)
         return None
@@ -98,8 +116,8 @@ class ScatterGatherAllReduce:
         if self._average:
             _divide(flat, ranks)
         chunks = flat.view(ranks, -1)
-        mine = to_owners(chunks, self._communicator).sum(dim=0, dtype=flat.dtype)
-        to_all(mine, chunks, self._communicator)
+        exchange = ChunkExchange(chunks, self._communicator)
+        exchange.to_all(exchange.to_owners().sum(dim=0, dtype=flat.dtype))
         return None
 
 

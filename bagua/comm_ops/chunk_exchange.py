@@ -2,19 +2,22 @@
 
 With CUDA both are queued on the current stream, on CPU they block. Where gloo carries much, its collectives give way to
 point-to-point messages: theirs use one direction of a link after the other for much of the time, so that between two
-hosts at 1 Gb/s an all-to-all or an all-gather takes 1.4 times as long (docs/benchmarks.md).
+hosts at 1 Gb/s an all-to-all or an all-gather takes 1.4 times as long. And a message of gloo's waits until it has heard
+from the receiver: receptions of both exchanges are started with the first, so that this is waited for only once
+(docs/benchmarks.md).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 
 from bagua.collectives import byte_transport
 from bagua.collectives.byte_transport import as_bytes
+from bagua.collectives.communicator import under_way
 from bagua.collectives.torch_internals import all_gather_flat
+from bagua.engine.scratch_memory import scratch_like
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,47 +28,66 @@ if TYPE_CHECKING:
 DIRECT_BYTES = 1 << 20
 
 
-def to_owners(versions: Tensor, communicator: BaguaCommunicator) -> Tensor:
-    """An all-to-all: rank r's row i goes to rank i, as its row r.
+class ChunkExchange:
+    """`to_owners`, then `to_all`, each once and on every rank.
 
     Args:
-        versions: [ranks, ...], contiguous; of the same shape and dtype on every rank. Only read.
-
-    Returns:
-        of the same shape: all ranks' versions of this rank's chunk.
+        chunks: [ranks, ...], contiguous; of the same shape and dtype on every rank. What others own is sent by
+            `to_owners`, and from then on overwritten with results; after `to_all` all are there.
+        communicator: rank r owns row r. Of one rank, nothing is sent, and the versions are the chunks themselves.
     """
-    received = torch.empty_like(versions)
-    if _is_direct(versions):
-        mine, peers = communicator.rank(), _peers(communicator)
-        byte_transport.exchange(
-            communicator, peers, [versions[peer] for peer in peers], [received[peer] for peer in peers]
-        )
-        received[mine].copy_(versions[mine])
-    else:
-        dist.all_to_all_single(as_bytes(received), as_bytes(versions), group=communicator.torch_group)
-    return received
 
+    def __init__(self, chunks: Tensor, communicator: BaguaCommunicator) -> None:
+        self._chunks = chunks
+        self._communicator = communicator
+        self._is_alone = len(chunks) == 1
+        self._is_direct = chunks.device.type == "cpu" and chunks.nbytes >= DIRECT_BYTES
+        self._results: list[dist.Work] = []  # on their way into `chunks`
 
-def to_all(chunk: Tensor, out: Tensor, communicator: BaguaCommunicator) -> None:
-    """An all-gather: rank r's chunk becomes row r of `out` on every rank.
+    def to_owners(self) -> Tensor:
+        """An all-to-all: rank r's row i goes to rank i, as its row r.
 
-    Args:
-        chunk: [...], contiguous, apart from `out`.
-        out: [ranks, ...], contiguous.
-    """
-    if _is_direct(out):
-        peers = _peers(communicator)
-        byte_transport.exchange(communicator, peers, [chunk] * len(peers), [out[peer] for peer in peers])
-        out[communicator.rank()].copy_(chunk)
-    else:
-        all_gather_flat(as_bytes(out), as_bytes(chunk), group=communicator.torch_group)
+        Returns:
+            of the shape of the chunks, scratch memory: all ranks' versions of this rank's chunk.
+        """
+        chunks, communicator = self._chunks, self._communicator
+        if self._is_alone:
+            return chunks
+        received = scratch_like(chunks)
+        if not self._is_direct:
+            dist.all_to_all_single(as_bytes(received), as_bytes(chunks), group=communicator.torch_group)
+            return received
+        mine = communicator.rank()
+        with under_way(communicator, "exchange"):
+            # A peer's result is made of what this rank sends to it, so that it cannot come before that has left.
+            arriving = self._start_receiving(received)
+            self._results = self._start_receiving(chunks)
+            sent = [byte_transport.start_send(communicator, chunks[peer], peer) for peer in communicator.peers()]
+            received[mine].copy_(chunks[mine])
+            for work in (*arriving, *sent):
+                work.wait()
+        return received
 
+    def to_all(self, chunk: Tensor) -> None:
+        """An all-gather: rank r's chunk becomes row r of the chunks on every rank.
 
-def _is_direct(chunks: Tensor) -> bool:
-    return chunks.device.type == "cpu" and chunks.nbytes >= DIRECT_BYTES
+        Args:
+            chunk: [...], contiguous, apart from the chunks.
+        """
+        chunks, communicator = self._chunks, self._communicator
+        if self._is_alone:
+            chunks[0].copy_(chunk)
+            return
+        if not self._is_direct:
+            all_gather_flat(as_bytes(chunks), as_bytes(chunk), group=communicator.torch_group)
+            return
+        with under_way(communicator, "exchange"):
+            sent = [byte_transport.start_send(communicator, chunk, peer) for peer in communicator.peers()]
+            chunks[communicator.rank()].copy_(chunk)
+            results, self._results = self._results, []
+            for work in (*results, *sent):
+                work.wait()
 
-
-def _peers(communicator: BaguaCommunicator) -> list[int]:
-    """The other ranks, each rank's first one another's: nobody is everybody's first."""
-    ranks = communicator.nranks()
-    return [(communicator.rank() + distance) % ranks for distance in range(1, ranks)]
+    def _start_receiving(self, rows: Tensor) -> list[dist.Work]:
+        communicator = self._communicator
+        return [byte_transport.start_receive(communicator, rows[peer], peer) for peer in communicator.peers()]

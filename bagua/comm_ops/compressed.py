@@ -13,7 +13,7 @@ that is not finite ends as NaN, everywhere.
 
 The operations are the engine's (bagua.engine.bucket_op): with CUDA they queue work on the current stream and allocate
 what they need there, on CPU they block the thread that they run on. Two bytes and 1/n of one for each element of a
-bucket are allocated while it runs and given back; buckets run one after the other, so that the largest counts.
+bucket are in use while it runs; buckets run one after the other, so that the largest counts.
 """
 
 from __future__ import annotations
@@ -21,10 +21,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
-from bagua.comm_ops.chunk_exchange import to_all, to_owners
-from bagua.kernels.minmax_uint8 import DTYPES, compress, decompress, decompress_reduce_compress
+from bagua.comm_ops.all_reduce import sum_over_ranks
+from bagua.comm_ops.chunk_exchange import ChunkExchange
+from bagua.engine.scratch_memory import scratch
+from bagua.kernels.minmax_uint8 import (
+    DTYPES,
+    compress,
+    compressed_bytes,
+    decompress,
+    decompress_reduce_compress,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,8 +133,7 @@ class CompressedAllReduce:
             return
         if self.chunks == 1 and self.rounds_alike:
             # One node: all have the sum after a single step.
-            if intra.nranks() > 1:
-                dist.all_reduce(flat, dist.ReduceOp.SUM, group=intra.torch_group)
+            sum_over_ranks(flat, intra)
             self._exchange(flat)
             return
         if intra.nranks() > 1:
@@ -138,17 +146,10 @@ class CompressedAllReduce:
     def _exchange(self, flat: Tensor) -> None:
         """The four lines at the head of this file."""
         chunk = flat.numel() // self.chunks
-        outgoing = compress(flat, self.chunks)
-        mine = decompress_reduce_compress(self._to_owners(outgoing), chunk, self._average)
-        decompress(self._to_all(mine, outgoing), flat)
-
-    def _to_owners(self, outgoing: Tensor) -> Tensor:
-        """uint8 [chunks, stride], by chunk -> all peers' versions of this rank's chunk, by peer."""
-        return outgoing if self.chunks == 1 else to_owners(outgoing, self._peers)
-
-    def _to_all(self, mine: Tensor, out: Tensor) -> Tensor:
-        """uint8 [stride] of this rank's chunk -> [chunks, stride] of all, in `out`, which is done with by now."""
-        if self.chunks == 1:
-            return mine.view(1, -1)
-        to_all(mine, out, self._peers)
-        return out
+        size = compressed_bytes(chunk)
+        outgoing = compress(flat, self.chunks, scratch((self.chunks, size), torch.uint8, flat.device))
+        mine = scratch((size,), torch.uint8, flat.device)
+        exchange = ChunkExchange(outgoing, self._peers)
+        decompress_reduce_compress(exchange.to_owners(), chunk, self._average, mine)
+        exchange.to_all(mine)
+        decompress(outgoing, flat)

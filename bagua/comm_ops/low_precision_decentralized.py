@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bagua.collectives import byte_transport
 from bagua.comm_ops.peer_selection import ring_neighbours
-from bagua.comm_ops.weight_exchange import as_real, broadcast_from_leader, exchange, mean_on_leader
+from bagua.comm_ops.weight_exchange import as_real, broadcast_from_leader, mean_on_leader
+from bagua.engine.scratch_memory import scratch
 from bagua.kernels import minmax_uint8
 
 if TYPE_CHECKING:
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 
     from bagua.collectives.process_group import BaguaProcessGroup
     from bagua.engine.bucket import Bucket
+
+
+# Elements of which the difference is computed at a time on CPU: what is between fits into the caches.
+_PIECE = 1 << 15
 
 
 class LowPrecisionRing:
@@ -76,12 +82,15 @@ class LowPrecisionRing:
         if not weights.numel():
             return
         mean = weights if self._intra is None else mean_on_leader(weights, self._intra)
-        if self._talks:
-            own = minmax_uint8.compress(self._difference(mean))
-            messages = torch.cat([own, *exchange(own, self._peers, self._ring)])
-        else:
-            size = minmax_uint8.compressed_bytes(weights.numel())
-            messages = torch.empty(1 + len(self._peers), size, dtype=torch.uint8, device=weights.device)
+        size = minmax_uint8.compressed_bytes(weights.numel())
+        # On GPUs what it needs for a while is free again for the messages.
+        difference = self._difference(mean) if self._talks else None
+        messages = scratch((1 + len(self._peers), size), torch.uint8, weights.device)
+        if difference is not None:
+            minmax_uint8.compress(difference, out=messages[:1])
+            del difference
+            own, *received = messages
+            byte_transport.exchange(self._ring, self._peers, [own] * len(self._peers), received)
         if self._intra is not None:
             broadcast_from_leader(messages, self._intra)
         for place, replica in ((self._from_left, self._left), (self._from_right, self._right), (0, self._weight)):
@@ -90,12 +99,23 @@ class LowPrecisionRing:
 
     def _difference(self, weights: Tensor) -> Tensor:
         """d, in float32."""
-        wide = torch.promote_types(self._weight.dtype, torch.float32)
-        own = self._weight.to(wide)
-        difference = weights.to(wide) - own
-        for neighbour in (self._left, self._right):
-            difference.add_(neighbour.to(wide) - own, alpha=1 / 3)
-        return difference.float()
+        tensors = (weights, self._weight, self._left, self._right)
+        if weights.device.type != "cpu":
+            return _difference(*tensors).float()
+        result = scratch(weights.shape, torch.float32, weights.device)
+        for part, *parts in zip(*(torch.split(one, _PIECE) for one in (result, *tensors)), strict=True):
+            part.copy_(_difference(*parts))
+        return result
+
+
+def _difference(weights: Tensor, own: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """x, W, L and R -> d, in float32, or more if they have more."""
+    wide = torch.promote_types(own.dtype, torch.float32)
+    own = own.to(wide)
+    difference = weights.to(wide) - own
+    for neighbour in (left, right):
+        difference.add_(neighbour.to(wide) - own, alpha=1 / 3)
+    return difference
 
 
 def _add(message: Tensor, replica: Tensor) -> None:
@@ -103,4 +123,4 @@ def _add(message: Tensor, replica: Tensor) -> None:
     if replica.dtype in minmax_uint8.DTYPES:
         minmax_uint8.decompress(message, replica, accumulate=True)
     else:
-        replica.add_(minmax_uint8.decompress(message, replica.new_empty(replica.shape, dtype=torch.float32)))
+        replica.add_(minmax_uint8.decompress(message, scratch(replica.shape, torch.float32, replica.device)))

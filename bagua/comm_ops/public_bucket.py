@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bagua.comm_ops.all_reduce import goes_directly
 from bagua.comm_ops.async_average import AsyncModelAverage
-from bagua.comm_ops.centralized import AllReduce, HierarchicalAllReduce, ScatterGatherAllReduce
+from bagua.comm_ops.centralized import AllReduce, DirectAllReduce, HierarchicalAllReduce, ScatterGatherAllReduce
 from bagua.comm_ops.compressed import MIN_MAX_UINT8, CompressedAllReduce
 from bagua.comm_ops.decentralized import PeerWeightAverage
 from bagua.comm_ops.low_precision_decentralized import LowPrecisionRing
@@ -60,12 +61,15 @@ class BaguaBucket(Bucket):
             self.append_op(ScatterGatherAllReduce(self._everybody(chosen), average))
         elif hierarchical and len(chosen.topology.nodes) > 1:
             self.append_op(HierarchicalAllReduce(chosen, average))
+        elif goes_directly(self.flattened_tensor(), chosen.size):
+            self.append_op(DirectAllReduce(self._everybody(chosen), average))
         else:
-            self.append_op(AllReduce(chosen.get_global_communicator(), average, self.device, self.dtype))
+            # On CPU the communicator of the large buckets, too: the thread that sends those may run this as well.
+            self.append_op(AllReduce(self._everybody(chosen), average, self.device, self.dtype))
         return self
 
     def _everybody(self, group: BaguaProcessGroup) -> BaguaCommunicator:
-        """For an operation that the communication thread runs, while others may use the group. With CUDA there is no
+        """For an operation that the communication thread may run, while others use the group. With CUDA there is no
         such thread: the order in which kernels are queued is the same on all ranks."""
         on_thread = self.device.type == "cpu" and group.size > 1
         return group.get_background_communicator() if on_thread else group.get_global_communicator()

@@ -16,8 +16,10 @@ import torch.distributed as dist
 
 from bagua.collectives import byte_transport
 from bagua.collectives.byte_transport import as_bytes
-from bagua.comm_ops.chunk_exchange import to_all, to_owners
+from bagua.comm_ops.all_reduce import sum_over_ranks
+from bagua.comm_ops.chunk_exchange import ChunkExchange
 from bagua.comm_ops.peer_selection import shift_one_partner
+from bagua.engine.scratch_memory import scratch, scratch_like
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,18 +42,6 @@ def tell_autograd(bucket: Bucket) -> None:
         torch.autograd.graph.increment_version(tensor)
 
 
-def exchange(message: Tensor, peers: Sequence[int], communicator: BaguaCommunicator) -> list[Tensor]:
-    """Send `message` to each of `peers`, and return what each of them sends, in their order.
-
-    Args:
-        message: contiguous; as many bytes on every rank.
-        peers: distinct ranks of the communicator, without this one. The relation is mutual.
-    """
-    received = [torch.empty_like(message) for _ in peers]
-    byte_transport.exchange(communicator, peers, [message] * len(peers), received)
-    return received
-
-
 def broadcast_from_leader(values: Tensor, communicator: BaguaCommunicator) -> None:
     """`values` of the communicator's rank 0 on all of its ranks."""
     if communicator.nranks() > 1:
@@ -62,9 +52,10 @@ def mean_on_leader(values: Tensor, communicator: BaguaCommunicator) -> Tensor:
     """The mean over the communicator, on its rank 0; of no use on others. In float32, or more if `values` have more.
 
     Args:
-        values: real; left alone if they are of two bytes per element, overwritten otherwise.
+        values: real; left alone if they are of two bytes per element, and the mean is scratch memory; overwritten
+            otherwise.
     """
-    wide = values.float() if values.dtype in _SHORT else values
+    wide = scratch_like(values, torch.float32).copy_(values) if values.dtype in _SHORT else values
     if communicator.nranks() > 1:
         wide.mul_(1.0 / communicator.nranks())
         dist.reduce(wide, communicator.ranks[0], dist.ReduceOp.SUM, group=communicator.torch_group)
@@ -90,20 +81,21 @@ class MeanOfAll:
             self._mix_short(values)
             return
         values.mul_(self._shares[self._communicator.rank()])
-        dist.all_reduce(values, dist.ReduceOp.SUM, group=self._communicator.torch_group)
+        sum_over_ranks(values, self._communicator)
 
     def _mix_short(self, values: Tensor) -> None:
         """As many bytes as an all-reduce sends, which would round at each of its additions: each rank gets everybody's
         version of one part, adds them in float32, and gives the mean to all."""
         ranks = self._communicator.nranks()
         part = -(-values.numel() // ranks)
-        padded = values.new_zeros(ranks * part)
+        padded = scratch((ranks * part,), values.dtype, values.device)
         padded[: values.numel()] = values
-        received = to_owners(padded.view(ranks, part), self._communicator)
-        total = torch.zeros(part, dtype=torch.float32, device=values.device)
-        for version, share in zip(received, self._shares, strict=True):
+        padded[values.numel() :].zero_()
+        exchange = ChunkExchange(padded.view(ranks, part), self._communicator)
+        total = scratch((part,), torch.float32, values.device).zero_()
+        for version, share in zip(exchange.to_owners(), self._shares, strict=True):
             total.add_(version, alpha=share)
-        to_all(total.to(values.dtype), padded.view(ranks, part), self._communicator)
+        exchange.to_all(total.to(values.dtype))
         values.copy_(padded[: values.numel()])
 
 
@@ -119,8 +111,10 @@ class MeanOfPairs:
         if communicator.nranks() == 1:
             return
         partner = shift_one_partner(communicator.rank(), communicator.nranks(), step)
-        (theirs,) = exchange(values, [partner], communicator)
+        theirs = scratch_like(values)
+        byte_transport.exchange(communicator, [partner], [values], [theirs])
         if values.dtype in _SHORT:
-            values.copy_(values.float().add_(theirs).mul_(0.5))
+            wide = scratch_like(values, torch.float32).copy_(values)
+            values.copy_(wide.add_(theirs).mul_(0.5))
         else:
             values.add_(theirs).mul_(0.5)

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from bagua.collectives.failure_report import CollectiveError, is_communication_error, is_named_around, set_named_around
+from bagua.engine.scratch_memory import keep_scratch
 
 if TYPE_CHECKING:
     import torch
@@ -115,6 +116,7 @@ def join_thread(group: BaguaProcessGroup) -> CommThread:
 
 def _serve(jobs: queue.SimpleQueue[_Job | None]) -> None:
     failure: BaseException | None = None
+    memory = keep_scratch()
     while (entry := jobs.get()) is not None:
         job, future, is_named = entry
         result = None
@@ -124,6 +126,7 @@ def _serve(jobs: queue.SimpleQueue[_Job | None]) -> None:
                 result = job()
             except BaseException as error:  # whoever waits for the future raises it
                 failure = error
+            memory.clear()
             if failure is not None:
                 future.set_exception(failure)
             else:

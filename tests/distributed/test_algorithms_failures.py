@@ -16,6 +16,7 @@ from support.ranks import free_port, run_ranks
 from support.training import TWO_NODES_OF_TWO, loss_of, mlp
 
 from bagua.collectives.failure_report import CollectiveError
+from bagua.comm_ops import all_reduce, chunk_exchange
 
 DEATH = WARMUP_STEPS + 3  # QAdam's warm-up is over
 # Training goes on for so long if nobody notices anything: longer than it may take to notice.
@@ -25,6 +26,8 @@ PATIENCE_S = 30.0
 def _train_until_error(cases: Sequence[Case], how: str) -> tuple[str, tuple[int, ...]]:
     rank, device = begin_to_lose_one()
     case = next(one for one in cases if str(one) == os.environ["CASE"])
+    if how == "in backward, by messages":
+        all_reduce.DIRECT_BYTES = chunk_exchange.DIRECT_BYTES = 0
     net = mlp(rank, device)
     optimizer = case.optimizer(net)
     model = case.wrap(net, optimizer)
@@ -45,7 +48,7 @@ def _train_until_error(cases: Sequence[Case], how: str) -> tuple[str, tuple[int,
 def _end_this_rank(how: str, model: Any, optimizer: torch.optim.Optimizer, batch: Any) -> None:
     if how == "before forward":
         die()
-    if how == "in backward":
+    if how.startswith("in backward"):
         next(model.parameters()).register_hook(die)
         step(model, optimizer, batch)
     if how == "before step":
@@ -87,7 +90,7 @@ def _one_job_each(cases: Sequence[Case], job: Sequence[Mapping[str, str]], how: 
 TWO_RANKS = [{"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"} for rank in range(2)]
 
 
-@pytest.mark.parametrize("how", ["in backward", "before step", "an exception in the loss"])
+@pytest.mark.parametrize("how", ["in backward", "in backward, by messages", "before step", "an exception in the loss"])
 def test_one_of_two_ranks_dies(how: str) -> None:
     _one_job_each(CASES, TWO_RANKS, how)
 

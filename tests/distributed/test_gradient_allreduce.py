@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +34,7 @@ from support.training import (
 )
 from torch import nn
 
+from bagua.comm_ops import all_reduce
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
 
@@ -72,6 +75,19 @@ def _against_ddp(model: str, how: str, optimizer: str, exact: bool) -> None:
 @pytest.mark.parametrize("how", WRAPPERS)
 def test_two_ranks_have_the_weights_of_torch_ddp(how: str, optimizer: str) -> None:
     run_ranks(2, _against_ddp, "mlp", how, optimizer, True)
+
+
+def _by_messages(how: str, exact: bool) -> None:
+    all_reduce.DIRECT_BYTES, all_reduce.SLICE_BYTES = 0, 64
+    _against_ddp("mlp", how, "adam", exact)
+    assert any(thread.name == "bagua-comm" for thread in threading.enumerate()), "which sends them"
+
+
+@pytest.mark.skipif(os.environ.get("BAGUA_TEST_DEVICE") == "cuda", reason="on GPUs NCCL's all-reduce is always used")
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
+def test_buckets_that_go_by_messages_give_the_weights_of_torch_ddp(how: str, ranks: int) -> None:
+    run_ranks(ranks, _by_messages, how, ranks == 2)
 
 
 @pytest.mark.parametrize("model", ["mixed", "scaled", "channels_last"])

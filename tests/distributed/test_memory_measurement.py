@@ -39,4 +39,5 @@ def test_algorithms_need_what_is_stated(repository: Path, tmp_path: Path) -> Non
         # Not less either: then it would be the statement that is wrong, or nothing was measured.
         assert row["kept"] / row["parameters"] == pytest.approx(row["kept_stated"] / row["parameters"], abs=0.5), name
     shift_one = rows["decentralized-shift_one"]
-    assert shift_one["peak"] - shift_one["kept"] > 3 * shift_one["parameters"]
+    # The partner's weights, which the communication thread has memory for.
+    assert shift_one["kept"] - 4 * shift_one["parameters"] > 3 * shift_one["parameters"]

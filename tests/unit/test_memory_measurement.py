@@ -15,9 +15,12 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
 
-from memory_measurement.catalogue import CASES, FLAT, Stated
+from memory_measurement.catalogue import CASES, FLAT, SUMMED_AT_ONCE_BYTES, THREAD_KEEPS_BYTES, Stated
 from memory_measurement.probe import Probe
 from memory_measurement.report import GLOO_BYTES, Measured, document, render, row_of
+
+from bagua.comm_ops.all_reduce import WINDOW_BYTES
+from bagua.engine.scratch_memory import KEPT_BYTES
 
 MIB = 1 << 20
 PARAMETERS = 10 * MIB
@@ -38,14 +41,32 @@ PLAIN = Measured([event(12, 12), event(12, 13)], [event(12, 12), event(12, 12)])
 
 def row(case: str, kept: float, peak: float) -> Any:
     found = Measured([event(12, 12), event(12 + kept, 13 + peak)], [event(12, 12), event(12, 12 + peak + 1)])
-    return row_of(case, found, PLAIN, ranks=2, transport=GLOO_BYTES)
+    return row_of(case, found, PLAIN, ranks=2, device="cuda", transport=GLOO_BYTES)
 
 
 class TestStated:
     def test_sums(self) -> None:
-        stated = Stated(kept=8, kept_of_bucket=4, scratch=1, scratch_of_bucket=2, scratch_over_ranks=3)
-        assert stated.kept_bytes(100, 10) == 840
-        assert stated.scratch_bytes(100, 10, 4) == 100 + 20 + 7.5
+        stated = Stated(kept=8, kept_of_bucket=4, scratch=1, exchanged=lambda ranks, _device: 2 + 3 / ranks)
+        assert stated.kept_bytes(100, 10, 4, "cuda") == 840
+        assert stated.peak_bytes(100, 10, 4, "cuda") == 840 + 100
+        assert stated.peak_bytes(100, 80, 4, "cuda") == 1120 + 220
+
+    def test_the_thread_on_a_cpu_keeps_what_communication_needs(self) -> None:
+        stated = Stated(kept=8, scratch=1, exchanged=lambda ranks, _device: 2 + 3 / ranks)
+        assert stated.kept_bytes(100, 80, 4, "cpu") == 800 + 220
+        assert stated.peak_bytes(100, 80, 4, "cpu") == 800 + 220 + 100
+
+    def test_the_thread_keeps_no_more_than_its_limit(self) -> None:
+        stated = Stated(exchanged=lambda _ranks, _device: 4)
+        assert stated.kept_bytes(100, 20 * MIB, 2, "cpu") == THREAD_KEEPS_BYTES == KEPT_BYTES
+        assert stated.peak_bytes(100, 20 * MIB, 2, "cpu") == 80 * MIB
+
+    @pytest.mark.parametrize(("ranks", "elements", "kept"), [(1, 1000, 0), (4, 1000, 3000), (2, 99 * MIB, 16 * MIB)])
+    def test_sums_on_a_cpu_need_other_ranks_versions(self, ranks: int, elements: int, kept: int) -> None:
+        stated = Stated(sums=True)
+        assert stated.kept_bytes(elements, elements, ranks, "cpu") == kept
+        assert stated.kept_bytes(elements, elements, ranks, "cuda") == 0
+        assert SUMMED_AT_ONCE_BYTES == WINDOW_BYTES
 
     def test_nothing_is_reduced_within_a_node(self) -> None:
         """Otherwise the ranks of one machine, which are one node, would have nothing to compress."""
@@ -73,13 +94,13 @@ class TestRows:
         plain = Measured([event(12, 12, MIB)] * 2, [event(12, 12, MIB)] * 2)
         found = Measured([event(12 + 4, 12 + 4, MIB)] * 2, [event(12 + 4, 12 + 4, MIB)] * 2)
         stated_none = "gradient_allreduce"
-        unseen = row_of(stated_none, found, plain, ranks=2, transport=GLOO_BYTES)
+        unseen = row_of(stated_none, found, plain, ranks=2, device="cuda", transport=GLOO_BYTES)
         assert not unseen.exceeds
         assert render([unseen]).splitlines()[2].endswith("  too small to tell")
         # Without gloo, the same model is large enough, if only just.
         found = Measured([event(12, 12, MIB + 1)] * 2, [event(12, 12, MIB + 1)] * 2)
         plain = Measured([event(12, 12, MIB + 1)] * 2, [event(12, 12, MIB + 1)] * 2)
-        told = row_of(stated_none, found, plain, ranks=2, transport=0)
+        told = row_of(stated_none, found, plain, ranks=2, device="cuda", transport=0)
         assert render([told]).splitlines()[2].endswith("  as stated, within 4 MiB")
 
     def test_output(self) -> None:

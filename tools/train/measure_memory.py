@@ -107,7 +107,7 @@ def main(words: Sequence[str] | None = None, gpus: Callable[[], int] | None = No
                 plain = {kind: measure(None, kind) for kind in kinds}
                 for case in cases:
                     found = measure(case, CASES[case].optimizer)
-                    rows.append(row_of(case, found, plain[_plain_kind(case)], ranks, transport))
+                    rows.append(row_of(case, found, plain[_plain_kind(case)], ranks, given.device, transport))
             except BaseException:
                 team.close(failed=True)
                 raise

@@ -57,20 +57,19 @@ class Measured:
     fresh: Sequence[Event]
 
 
-def row_of(case: str, found: Measured, plain: Measured, ranks: int, transport: int) -> Row:
+def row_of(case: str, found: Measured, plain: Measured, ranks: int, device: str, transport: int) -> Row:
     """`plain`: of the same model without Bagua."""
     events = found.in_place
     stated = CASES[case].stated
     parameters, largest = int(events[0]["parameters"]), max(events[0]["buckets"])
-    kept_stated = stated.kept_bytes(parameters, largest)
     return Row(
         case=case,
         parameters=parameters,
         largest_bucket=largest,
         kept=_most("kept", events, plain.in_place),
-        kept_stated=kept_stated,
+        kept_stated=stated.kept_bytes(parameters, largest, ranks, device),
         peak=_most("peak", events, plain.in_place),
-        peak_stated=kept_stated + stated.scratch_bytes(parameters, largest, ranks),
+        peak_stated=stated.peak_bytes(parameters, largest, ranks, device),
         peak_with_fresh_gradients=_most("peak", found.fresh, plain.fresh),
         transport=transport,
     )
