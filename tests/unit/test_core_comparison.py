@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
 
+from core_comparison import compression_code
 from core_comparison.agreement import Reference, parameters_on_host
 from core_comparison.catalogue import (
     CONTENDERS,
@@ -29,6 +31,7 @@ from core_comparison.catalogue import (
     Promise,
 )
 from core_comparison.comparison_run import ComparisonRun, Outcome
+from core_comparison.compression_code import compression_facts
 from core_comparison.models import Gpt2, ModelSize, build, resnet50, tiny
 from core_comparison.options import Options, parse_options
 from core_comparison.report import closing_lines, render, write_document
@@ -291,6 +294,14 @@ class TestReport:
         )
         assert lines[-2:] == ["note: a note", "ERROR: it broke"]
 
+    def test_a_package_without_compiled_compression_is_named(self) -> None:
+        facts = {"python_compression": "/somewhere/bagua/__init__.py"}
+        turns = [turn(REFERENCE, 0, [10])]
+        *_, note = closing_lines(rows_of(turns, {}), options(), Outcome(turns, facts=facts))
+        assert note.startswith("note: /somewhere/bagua/__init__.py has no compiled bagua.kernels._minmax_uint8")
+        assert "make install" in note
+        assert not any("compiled" in line for line in closing_lines(rows_of(turns, {}), options(), Outcome(turns)))
+
     def test_the_document_is_json_whatever_the_loss(self, tmp_path: Path) -> None:
         turns = [turn(REFERENCE, 0, [10], last_loss=math.nan)]
         path = tmp_path / "core.json"
@@ -391,6 +402,22 @@ class TestRun:
         assert rounds == {"mlp": {0, 1}, "convnet": {0, 1}}, "of 8 s each, one to settle and two rounds of three turns"
         assert len(outcome.turns) == 12
         assert len(outcome.notes) == 2
+
+
+class TestCompressionCode:
+    def _found(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        specs = {name: SimpleNamespace(origin=f"/a/{name}") for name in names}
+        monkeypatch.setattr(compression_code.importlib.util, "find_spec", specs.get)
+
+    def test_a_package_without_the_module_says_where_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._found(monkeypatch, "bagua")
+        assert compression_facts("cpu") == {"python_compression": "/a/bagua"}
+        assert compression_facts("cuda") == {}
+
+    @pytest.mark.parametrize("names", [(), ("bagua", "bagua.kernels._minmax_uint8")])
+    def test_all_others_say_nothing(self, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._found(monkeypatch, *names)
+        assert compression_facts("cpu") == {}
 
 
 class TestModels:

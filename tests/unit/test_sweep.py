@@ -249,7 +249,7 @@ def sweep_outcome() -> SweepOutcome:
             result(Network(10, 5), [BASE, row("async", 4.0)], delays=[usage], notes=["one round"], errors=["it broke"]),
             result(Network(25, 5), [BASE, row("bytegrad", 1.5), row("async", 4.5, steps_per_averaging=17.25)]),
         ],
-        facts={"torch": "2"},
+        facts={"torch": "2", "python_compression": "/a/bagua"},
         notes=["too late"],
     )
 
@@ -300,6 +300,7 @@ class TestReport:
         assert any(line.startswith("steps per average: of async") for line in lines)
         assert "processors 90 % busy or more, so that they limit as well: 25 Gb/s, 0 ms" in lines
         assert "packets were kept 0.50 ms longer than the delay at most, on average (10 Gb/s, 5 ms)" in lines
+        assert lines[-4].startswith("note: /a/bagua has no compiled bagua.kernels._minmax_uint8")
         assert lines[-3:] == ["note: too late", "note: 10 Gb/s, 5 ms: one round", "ERROR: 10 Gb/s, 5 ms: it broke"]
 
     def test_lateness_is_of_all_packets(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from core_comparison.catalogue import ALL_REDUCE, REFERENCE
+from core_comparison.compression_code import compression_notes
 from core_comparison.options import Options
 from core_comparison.report import format_ms
 from core_comparison.step_statistics import Row
@@ -168,7 +169,7 @@ def closing_lines(grid: Grid, outcome: SweepOutcome, capacity_gbit: Mapping[bool
     if late:
         worst = max(late, key=lambda network: late[network])
         lines.append(f"packets were kept {late[worst]:.2f} ms longer than the delay at most, on average ({worst})")
-    lines += [f"note: {note}" for note in outcome.notes]
+    lines += [f"note: {note}" for note in (*compression_notes(outcome.facts), *outcome.notes)]
     lines += [f"note: {result.network}: {note}" for result in outcome.results for note in result.notes]
     return lines + [f"ERROR: {error}" for error in outcome.errors]
 

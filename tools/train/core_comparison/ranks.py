@@ -30,7 +30,12 @@ def start_ranks(options: Options, log_folder: Path, placement: Placement | None 
         timeout_s=options.timeout_s,
         environment=lambda rank: _environment(options, network, logs[rank]),
         placement=placement,
-        join={"contenders": options.contenders, "seed": options.seed, "deterministic": options.deterministic},
+        join={
+            "contenders": options.contenders,
+            "device": options.device,
+            "seed": options.seed,
+            "deterministic": options.deterministic,
+        },
     )
     if options.network == "tcp" and options.ranks > 1:
         try:

@@ -13,6 +13,7 @@ from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.table import BOLD, DIM, LOUD, MISSING, RESET
 from core_comparison.catalogue import ALL_REDUCE, REFERENCE, Promise
 from core_comparison.comparison_run import Outcome
+from core_comparison.compression_code import compression_notes
 from core_comparison.options import TRACED_STEPS, Options
 from core_comparison.step_statistics import Row, own_spread, promise_of
 
@@ -174,7 +175,7 @@ def closing_lines(rows: Sequence[Row], options: Options, outcome: Outcome) -> li
     ]
     if outcome.traces:
         lines.append(f"hidden: part of the communication under backward compute, {TRACED_STEPS} traced steps of rank 0")
-    lines += [f"note: {note}" for note in outcome.notes]
+    lines += [f"note: {note}" for note in (*compression_notes(outcome.facts), *outcome.notes)]
     return [*lines, *(f"ERROR: {error}" for error in outcome.errors)]
 
 

@@ -1,8 +1,8 @@
 """One rank: `python -m core_comparison.worker`, see rank_team.rank_process. All contenders take their turns in this
 process, in one process group.
 
-    -> {"op": "join", ..., "contenders": ["torch-ddp", "async"], "seed": 1, "deterministic": false}
-    <- {"event": "ready", ..., "unavailable": {"async": "..."}}
+    -> {"op": "join", ..., "contenders": ["torch-ddp", "async"], "device": "cpu", "seed": 1, "deterministic": false}
+    <- {"event": "ready", ..., "unavailable": {"async": "..."}}         and see compression_code
     -> {"op": "settle", "model": "mlp", "contender": "torch-ddp", "length": 32, "batch_size": 32, "dtype": "float32",
         "steps": 5, "warmup": 5}
     <- {"event": "settle"}                              trained, and forgotten
@@ -25,6 +25,7 @@ from rank_team.rank_process import run_rank
 
 from core_comparison.agreement import Reference, parameters_on_host
 from core_comparison.catalogue import REFERENCE
+from core_comparison.compression_code import compression_facts
 from core_comparison.contenders import prepare
 from core_comparison.models import ModelSize, build, example
 from core_comparison.profiling import trace_steps
@@ -41,7 +42,7 @@ class Worker:
     def formed(self, join: Mapping[str, Any]) -> dict[str, Any]:
         torch.use_deterministic_algorithms(join["deterministic"], warn_only=True)
         self._seed = join["seed"]
-        return {"unavailable": prepare(join["contenders"])}
+        return {"unavailable": prepare(join["contenders"]), **compression_facts(join["device"])}
 
     def settle(self, device: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:
         with Turn(command["contender"], device) as turn:
