@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
 from typing import Any
 
@@ -13,6 +14,7 @@ from support.ranks import run_ranks
 from support.training import ConvNet, Scaled, batches, begin, check_equal, loss_of, message_of, mlp, train
 from torch import Tensor, nn
 
+from bagua.torch_api.algorithms import q_adam_optimizer
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 
 W = 4
@@ -29,8 +31,9 @@ def _losses(net: nn.Module, optimizer: torch.optim.Optimizer, data: list[Any], s
     return losses
 
 
-def _equals_adam(foreach: bool) -> None:
+def _equals_adam(foreach: bool, bytes_at_a_time: int) -> None:
     _, device = begin()
+    q_adam_optimizer._BYTES_AT_A_TIME = bytes_at_a_time
     ours, theirs = mlp(0, device), mlp(0, device)
     data = batches(0, 1000, device)
     optimizer = QAdamOptimizer(ours.parameters(), lr=1e-3, warmup_steps=2000, weight_decay=0.1)
@@ -39,9 +42,33 @@ def _equals_adam(foreach: bool) -> None:
     check_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("foreach", [True, False])
-def test_a_thousand_steps_of_warm_up_are_those_of_adam(foreach: bool) -> None:
-    run_ranks(1, _equals_adam, foreach)
+@pytest.mark.parametrize(("foreach", "bytes_at_a_time"), [(True, 1 << 20), (False, 1 << 20), (True, 100), (True, 1)])
+def test_a_thousand_steps_of_warm_up_are_those_of_adam(foreach: bool, bytes_at_a_time: int) -> None:
+    run_ranks(1, _equals_adam, foreach, bytes_at_a_time)
+
+
+def _most_in_a_step() -> int:
+    """Bytes that a step took for a while, beside 64 parameters of 256 KiB."""
+    begin()
+    net = nn.ParameterList(torch.ones(1 << 16) for _ in range(64))
+    optimizer = QAdamOptimizer(net.parameters(), warmup_steps=1)
+    for parameter in net:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        optimizer.step()
+    live = most = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            most = max(most, live)
+    return most
+
+
+@pytest.mark.skipif(os.environ.get("BAGUA_TEST_DEVICE") == "cuda", reason="on GPUs all are updated at once")
+def test_on_a_cpu_a_step_takes_memory_for_a_part_of_the_parameters() -> None:
+    (most,) = run_ranks(1, _most_in_a_step)
+    assert 1 << 18 <= most <= 5 << 18
 
 
 def _groups(net: nn.Module) -> list[dict[str, Any]]:

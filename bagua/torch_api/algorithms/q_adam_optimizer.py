@@ -6,8 +6,8 @@ t <= W   m = b1 m + (1 - b1) g          v = b2 v + (1 - b2) g^2
 t > W    m = b1 m + (1 - b1) g, or what the algorithm has averaged over the ranks; v stays as it is
 always   p = p - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 
-It runs on the training thread. All parameters that are at the same step are updated by the same few multi-tensor calls,
-in the order of operations of torch.optim.Adam, for the same bits.
+It runs on the training thread. All parameters that are at the same step are updated by the same few multi-tensor calls
+(on CPUs so many at a time as the caches hold), in the order of operations of torch.optim.Adam, for the same bits.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from bagua.engine.tensor import record_of
 
 # Their momentum and variance are float32: in float16, eps is zero, and so are the squares of small gradients.
 _HALF = (torch.float16, torch.bfloat16)
+# On CPUs a call is about so many bytes of parameters, or about one: what it computes on the way takes as many.
+_BYTES_AT_A_TIME = 1 << 20
 
 
 class AveragedMomentum:
@@ -141,7 +143,8 @@ class QAdamOptimizer(torch.optim.Optimizer):
         if unscale is not None:
             for (index, step, averaged), parameters in work.items():
                 for alike in _of_one_kind(parameters):
-                    self._update(self.param_groups[index], step, averaged, alike, unscale)
+                    for some in _at_a_time(alike):
+                        self._update(self.param_groups[index], step, averaged, some, unscale)
                 if step == self.param_groups[index]["warmup_steps"]:
                     self.phase_version += 1
         for parameter in chain.from_iterable(group["params"] for group in self.param_groups):
@@ -297,6 +300,21 @@ def _of_one_kind(parameters: Iterable[Tensor]) -> Iterable[list[Tensor]]:
     for parameter in parameters:
         kinds[parameter.dtype, parameter.device].append(parameter)
     return kinds.values()
+
+
+def _at_a_time(parameters: list[Tensor]) -> Iterable[list[Tensor]]:
+    """Of one kind. On GPUs all: there the launches count."""
+    if parameters[0].device.type != "cpu":
+        return [parameters]
+    groups: list[list[Tensor]] = [[]]
+    size = 0
+    for parameter in parameters:
+        if size >= _BYTES_AT_A_TIME:
+            groups.append([])
+            size = 0
+        groups[-1].append(parameter)
+        size += parameter.nbytes
+    return groups
 
 
 def _widened(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -24,7 +24,7 @@ _ELEMENT_BYTES = 4
 class Stated:
     """
     kept, kept_of_bucket: bytes per parameter, and per element of the largest bucket.
-    scratch: of the optimizer, bytes per parameter.
+    scratch: of the optimizer, bytes per parameter; on CPUs it steps a few parameters at a time, and needs next to none.
     exchanged: scratch of communication, bytes per element of the largest bucket with so many ranks on such a device.
     sums: buckets are summed over the ranks, at least at first, which on CPUs takes others' versions of the own part.
     """
@@ -43,7 +43,8 @@ class Stated:
         communication = self._communication_bytes(largest_bucket, ranks, device)
         beyond = communication - self._thread_bytes(largest_bucket, ranks, device)
         # The optimizer steps when communication is over.
-        return self.kept_bytes(parameters, largest_bucket, ranks, device) + max(self.scratch * parameters, beyond)
+        stepping = 0.0 if device == "cpu" else self.scratch * parameters
+        return self.kept_bytes(parameters, largest_bucket, ranks, device) + max(stepping, beyond)
 
     def _communication_bytes(self, largest_bucket: int, ranks: int, device: str) -> float:
         exchanged = self.exchanged(ranks, device) * largest_bucket
@@ -88,8 +89,8 @@ CASES: dict[str, Case] = {
     # Gradients lie in the buckets, where they are summed.
     "gradient_allreduce": Case("gradient_allreduce", Stated(sums=True)),
     "bytegrad": Case("bytegrad", Stated(exchanged=_chunks), FLAT),
-    # Momenta have buckets of their own, which are sent as those of bytegrad are, and summed during warm-up. The step
-    # has the square roots of all variances at once.
+    # Momenta have buckets of their own, which are sent as those of bytegrad are, and summed during warm-up. On GPUs the
+    # step has the square roots of all variances at once.
     "qadam": Case("qadam", Stated(kept=4, scratch=4, exchanged=_chunks, sums=True), FLAT, QADAM),
     "decentralized": Case("decentralized", Stated(kept=4, sums=True), FLAT),
     "decentralized-shift_one": Case(
