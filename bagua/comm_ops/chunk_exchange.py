@@ -34,7 +34,7 @@ class ChunkExchange:
     Args:
         chunks: [ranks, ...], contiguous; of the same shape and dtype on every rank. What others own is sent by
             `to_owners`, and from then on overwritten with results; after `to_all` all are there.
-        communicator: rank r owns row r. Of one rank, nothing is sent, and the versions are the chunks themselves.
+        communicator: rank r owns row r. With a single chunk nothing is sent, and the versions are the chunk itself.
     """
 
     def __init__(self, chunks: Tensor, communicator: BaguaCommunicator) -> None:
