@@ -27,13 +27,7 @@ import torch.distributed as dist
 from bagua.comm_ops.all_reduce import sum_over_ranks
 from bagua.comm_ops.chunk_exchange import ChunkExchange
 from bagua.engine.scratch_memory import scratch
-from bagua.kernels.minmax_uint8 import (
-    DTYPES,
-    compress,
-    compressed_bytes,
-    decompress,
-    decompress_reduce_compress,
-)
+from bagua.kernels.minmax_uint8 import DTYPES, compress, compressed_bytes, decompress, decompress_reduce_compress
 
 if TYPE_CHECKING:
     from torch import Tensor
