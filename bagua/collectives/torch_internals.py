@@ -29,6 +29,7 @@ __all__ = [
     "backend_timeout",
     "default_store",
     "device_types",
+    "error_of",
     "no_bound_device",
     "raw_stream_of",
     "reduce_scatter_flat",
@@ -67,6 +68,12 @@ def registered_groups_raised_to(number: int) -> Iterator[None]:
     finally:
         for filler in fillers:
             del names[filler]
+
+
+def error_of(work: dist.Work) -> BaseException | None:
+    """What the work failed with, if it did. torch warns that `exception` may go, but only `wait` tells it otherwise."""
+    error: BaseException | None = work.exception()
+    return error
 
 
 def backend_timeout(group: dist.ProcessGroup) -> datetime.timedelta | None:

@@ -16,10 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bagua.collectives import torch_internals
-from bagua.collectives.failure_report import failures_named
+from bagua.collectives.failure_report import explain_failure, failures_named
 from bagua.collectives.object_collectives import all_gather_object
 from bagua.collectives.process_group import BaguaProcessGroup, twin_of
+from bagua.comm_ops.queued_works import QueuedWorks
 
+_SUM = "averaging the parameters"
 FIRST_LOOK_S = 0.0005  # at an event of the GPU; doubles each time
 LONGEST_LOOK_S = 0.002
 
@@ -35,6 +37,7 @@ class AveragingGroup:
         self.group = group
         self.ranks = group.size
         self._owned = owned
+        self._queued = QueuedWorks()
         self._communicator = group.get_global_communicator()
         has_cpu = "cpu" in torch_internals.device_types(self._communicator.torch_group)
         self._agreement_device = torch.device("cpu" if has_cpu else "cuda")
@@ -70,7 +73,7 @@ class AveragingGroup:
         """The sum over the ranks, in place: on CPU on return, with CUDA on the current stream. Raises as `agree`."""
         if tensor.numel():
             real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-            self._all_reduce(real, dist.ReduceOp.SUM, "averaging the parameters")
+            self._all_reduce(real, dist.ReduceOp.SUM, _SUM)
 
     def _all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType, what: str) -> None:
         options = dist.AllreduceOptions()
@@ -82,16 +85,26 @@ class AveragingGroup:
                 self._communicator.finish(work)
             else:
                 work.wait()
+                self._queued.add(work, torch.cuda.current_stream(tensor.device))
 
     def finish(self, stream: torch.cuda.Stream) -> None:
-        """Waits on the host for all that was queued on `stream`, in a way that `abort` ends."""
+        """Waits on the host for all that was queued on `stream`, in a way that `abort` ends.
+
+        Raises:
+            CollectiveError: a sum lost a rank. Its kernels still wait on the GPU, and nothing that follows them there
+                will run.
+            RuntimeError: `abort` was called.
+        """
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
         pause = FIRST_LOOK_S
-        while not event.query():  # type: ignore[no-untyped-call]
-            self._communicator.raise_if_aborted("averaging the parameters")
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_LOOK_S)
+        with failures_named(self.group, _SUM):  # so that this rank answers those who ask who is there
+            while not event.query():  # type: ignore[no-untyped-call]
+                self._communicator.raise_if_aborted(_SUM)
+                if (error := self._queued.error()) is not None:
+                    raise explain_failure(error, self.group, _SUM)
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_LOOK_S)
 
     def abort(self) -> None:
         """End what is under way in this process, from any thread; the other ranks' next call fails when they notice."""

@@ -60,6 +60,19 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_ranks(2, read_environment, "LOCAL_RANK", "LOCAL_WORLD_SIZE", env=each) == [["0", "1"], ["0", "2"]]
 
 
+def test_ranks_without_a_gpu_each_share_one_if_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAGUA_TEST_DEVICE", "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert run_ranks(2, read_environment, "NCCL_HOSTID") == [[None], [None]]
+    with pytest.raises(pytest.skip.Exception, match="needs 3 GPUs, one per rank; here are 2"):
+        run_ranks(3, read_environment, "NCCL_HOSTID")
+    monkeypatch.setenv("BAGUA_TEST_SHARE_GPUS", "1")
+    assert run_ranks(2, read_environment, "NCCL_HOSTID") == [[None], [None]]
+    hosts = run_ranks(3, read_environment, "NCCL_HOSTID", "NCCL_SOCKET_IFNAME")
+    assert len({host for host, _ in hosts}) == 3
+    assert {interface for _, interface in hosts} == {"lo"}
+
+
 def leave_pid(folder: str) -> None:
     Path(folder, str(os.getpid())).touch()
 

@@ -42,7 +42,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--again", action="store_true")
     arguments = parser.parse_args()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    local_rank, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    device = torch.device("cuda", local_rank % gpus)
+    if gpus < int(os.environ["LOCAL_WORLD_SIZE"]):
+        # NCCL refuses a GPU to two ranks of one host.
+        os.environ["NCCL_HOSTID"] = f"rank-{local_rank}"
     torch.cuda.set_device(device)
     right = one_life(device)
     if arguments.again:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.gpu_job import RANKS
+from support.ranks import visible_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -19,7 +20,21 @@ DEADLINE_S = 280
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("datatype", ["float32", "bfloat16"])
 def test_every_collective_is_right_through_the_plugin(tmp_path: Path, datatype: str) -> None:
-    words = ["--ranks", str(RANKS), "--collectives", "all", "-b", "4", "-e", "64M", "-f", "8", "-d", datatype]
+    words = [
+        "--ranks",
+        str(RANKS),
+        "--share-gpus",
+        "--collectives",
+        "all",
+        "-b",
+        "4",
+        "-e",
+        "64M",
+        "-f",
+        "8",
+        "-d",
+        datatype,
+    ]
     words += ["-n", "3", "-w", "1", "--repeats", "1", "--tuned", "none", "--time-limit", "200"]
     done = subprocess.run(
         [sys.executable, "-m", "bagua.cli.net_bench", "--nccl", *words, "--output-dir", str(tmp_path)],
@@ -51,7 +66,21 @@ def test_a_contender_that_did_not_get_its_network_fails_the_run(tmp_path: Path) 
     """A library that NCCL cannot open: without the proof its figures would be NCCL's own, under our name."""
     broken = tmp_path / "libnccl-net.so"
     broken.write_bytes(b"no library")
-    words = ["--ranks", str(RANKS), "--library", str(broken), "-b", "1K", "-e", "1K", "-n", "3", "--tuned", "none"]
+    words = [
+        "--ranks",
+        str(RANKS),
+        "--share-gpus",
+        "--library",
+        str(broken),
+        "-b",
+        "1K",
+        "-e",
+        "1K",
+        "-n",
+        "3",
+        "--tuned",
+        "none",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "bagua.cli.net_bench", "--nccl", *words],
         capture_output=True,
@@ -63,6 +92,7 @@ def test_a_contender_that_did_not_get_its_network_fails_the_run(tmp_path: Path) 
     assert "bagua-net should have used network BaguaNet, but rank 0 used Socket" in done.stdout
 
 
+@pytest.mark.skipif(len(visible_gpus()) < RANKS, reason=f"compare_ddp.py gives each of {RANKS} ranks a GPU")
 @pytest.mark.timeout(300)
 def test_training_through_the_plugin_gives_the_same_losses(repository: Path, tmp_path: Path) -> None:
     words = ["--nproc-per-node", str(RANKS), "--model", "resnet", "--steps", "10", "--rounds", "1", "--tuned", "none"]

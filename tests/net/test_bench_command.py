@@ -11,8 +11,10 @@ import pytest
 
 from bagua.net.bench.command import run_in_order
 from bagua.net.bench.errors import BenchError, UsageError
-from bagua.net.bench.nccl_ab import command
+from bagua.net.bench.nccl_ab import crew
+from bagua.net.bench.nccl_ab.crew import local_crew
 from bagua.net.bench.nccl_ab.options import NcclOptions, parse_options
+from bagua.net.bench.nccl_ab.places import WorkerRequest
 
 
 @pytest.fixture(autouse=True)
@@ -60,17 +62,46 @@ class TestGpusThatAreNotThere:
         library.touch()
 
         def parsed(gpus: int, *words: str) -> NcclOptions:
-            monkeypatch.setattr(command, "_gpu_count", lambda: gpus)
+            monkeypatch.setattr(crew, "_gpu_count", lambda: gpus)
             return parse_options(["--library", str(library), *words])
 
         return parsed
 
-    @pytest.mark.parametrize("gpus", [0, 1])
-    def test_there_must_be_two(self, gpus: int, options: Callable[..., NcclOptions], tmp_path: Path) -> None:
-        message = f"--nccl needs 2 GPUs or more, and torch sees {gpus}; look at CUDA_VISIBLE_DEVICES and nvidia-smi, or"
+    @pytest.mark.parametrize(
+        ("gpus", "words", "remedy"),
+        [
+            (0, [], "look at CUDA_VISIBLE_DEVICES and nvidia-smi, or"),
+            (0, ["--share-gpus"], "look at CUDA_VISIBLE_DEVICES and nvidia-smi, or"),
+            (1, [], "add --share-gpus to have several ranks on one, look at CUDA_VISIBLE_DEVICES and nvidia-smi, or"),
+        ],
+    )
+    def test_there_must_be_two(
+        self, gpus: int, words: list[str], remedy: str, options: Callable[..., NcclOptions], tmp_path: Path
+    ) -> None:
+        message = f"--nccl needs 2 GPUs or more, and torch sees {gpus}; {remedy}"
         with pytest.raises(BenchError, match=message):
-            command._local_crew(options(gpus), {}, tmp_path)
+            local_crew(options(gpus, *words), {}, tmp_path)
 
     def test_and_one_for_each_rank(self, options: Callable[..., NcclOptions], tmp_path: Path) -> None:
         with pytest.raises(BenchError, match="--ranks 4 needs as many GPUs, and torch sees 2; give 2 or fewer"):
-            command._local_crew(options(2, "--ranks", "4"), {}, tmp_path)
+            local_crew(options(2, "--ranks", "4"), {}, tmp_path)
+
+    def test_or_one_that_all_ranks_share(self, options: Callable[..., NcclOptions], tmp_path: Path) -> None:
+        pair = local_crew(options(1, "--share-gpus"), {}, tmp_path)
+        assert (pair.ranks, pair.ranks_per_gpu) == (2, 2)
+        crowd = local_crew(options(2, "--share-gpus", "--ranks", "5"), {}, tmp_path)
+        assert (crowd.ranks, crowd.ranks_per_gpu) == (5, 3)
+        assert local_crew(options(4, "--share-gpus"), {}, tmp_path).ranks_per_gpu == 1
+
+    def test_their_processes_are_hosts_of_their_own(self, options: Callable[..., NcclOptions], tmp_path: Path) -> None:
+        settings = local_crew(options(1, "--share-gpus"), {}, tmp_path).local.settings
+        requests = [WorkerRequest(0, rank, rank, 2, tcp_only=True, bind="127.0.0.1") for rank in range(2)]
+        first, second = (settings.worker_environment(request) for request in requests)
+        assert first["NCCL_HOSTID"] != second["NCCL_HOSTID"]
+        assert first["LOCAL_WORLD_SIZE"] == "2"
+
+    @pytest.mark.parametrize("word", ["--shared-memory", "--no-tcp-only"])
+    def test_they_have_tcp_only(self, word: str, options: Callable[..., NcclOptions], tmp_path: Path) -> None:
+        name = word.removeprefix("--").replace("shared-memory", "shared memory").replace("no-tcp", "--no-tcp")
+        with pytest.raises(BenchError, match=f"{name}: 2 ranks that share 1 GPU reach each other over TCP only"):
+            local_crew(options(1, "--share-gpus", word), {}, tmp_path)

@@ -175,6 +175,11 @@ def test_memory_is_asked_for_before_the_run_and_the_rank_that_lacks_it_is_named(
         worker.free_bytes = needed - 1
     with pytest.raises(BenchError) as failure:
         check_memory(stage.groups, cases, 1.0)
+    for worker in (stage.worker(0, 1), stage.worker(1, 1), stage.worker(2, 1)):
+        worker.free_bytes = 2 * needed - 1
+    check_memory(stage.groups, cases, 1.0)
+    with pytest.raises(BenchError, match="needs 5 GiB"):
+        check_memory(stage.groups, cases, 1.0, ranks_per_gpu=2)
     for said in ("all_to_all of 1 GiB needs 2.5 GiB", "rank 1 has 2.5 GiB left", "3 contenders", "lower -e/--maxbytes"):
         assert said in str(failure.value)
 

@@ -2,7 +2,7 @@
 
 Many processes on one GPU slow each other down, because the kernels of NCCL spin while they wait. So a GPU belongs to
 `LANES_PER_GPU` lanes at a time. First every lane has two GPUs. The tests that were skipped there for want of GPUs then
-run again in lanes that have four, or all if there are three.
+run again in lanes that have four, or all if there are three; those that need still more, with ranks that share GPUs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.ranks import DEVICE_VARIABLE
+from support.ranks import DEVICE_VARIABLE, SHARING_VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LANES_PER_GPU = 2
-SHARES = (2, 4)  # GPUs of a lane; no test has more than four ranks
+LANES_SHARING = 4  # of ranks that share GPUs: most of their time they start, or wait for turns
+FEW, MANY = 2, 4  # GPUs of a lane; no test has more than four ranks
 TEST_TIMEOUT_S = 120
 OUTPUT_END = 4000
 # Of the pytest that this process may be itself. A lane has its own words.
@@ -77,24 +78,32 @@ def run_lanes(
     """
     deadline = time.monotonic() + deadline_s
     report = Report()
-    for size in SHARES:
-        if size > SHARES[0]:
+    for size, ranks_share in phases_of(len(gpus)):
+        if report.outcomes:
             tests = [outcome.test for outcome in report.outcomes.values() if outcome.lacked_gpus]
-            if len(gpus) <= SHARES[0] or not tests:
-                break
-        shares = [share for share in shares_of(gpus, size) for _ in range(LANES_PER_GPU)]
+        if not tests:
+            break
+        lanes_each = LANES_SHARING if ranks_share else LANES_PER_GPU
+        shares = [share for share in shares_of(gpus, size) for _ in range(lanes_each)]
         parts = [tests[number :: len(shares)] for number in range(len(shares))]
         with tempfile.TemporaryDirectory(prefix="bagua-lanes-") as folder, ExitStack() as at_the_end:
             lanes = []
             for number, (part, share) in enumerate(zip(parts, shares, strict=True)):
                 if part:
-                    lanes.append(_Lane(number, part, share, device, Path(folder), root))
+                    lanes.append(_Lane(number, part, share, ranks_share, device, Path(folder), root))
                     at_the_end.callback(lanes[-1].kill)
             for lane in lanes:
                 lane.wait(deadline)
             for lane in lanes:
                 lane.report_to(report, deadline_s)
     return report
+
+
+def phases_of(gpus: int) -> list[tuple[int, bool]]:
+    """GPUs of a lane, and whether ranks share them if a test has more; each phase is for what the last one skipped."""
+    if gpus < FEW:
+        return [(gpus, True)]
+    return [(FEW, False), *([(MANY, False)] if gpus > FEW else []), (MANY, True)]
 
 
 def shares_of(gpus: Sequence[str], size: int) -> list[Sequence[str]]:
@@ -104,7 +113,14 @@ def shares_of(gpus: Sequence[str], size: int) -> list[Sequence[str]]:
 
 class _Lane:
     def __init__(
-        self, number: int, tests: Sequence[str], gpus: Sequence[str], device: str, folder: Path, root: Path
+        self,
+        number: int,
+        tests: Sequence[str],
+        gpus: Sequence[str],
+        ranks_share: bool,
+        device: str,
+        folder: Path,
+        root: Path,
     ) -> None:
         self.name = f"lane {number} (GPUs {','.join(gpus)})"
         self.tests = tests
@@ -121,6 +137,7 @@ class _Lane:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(OUTER_PYTEST)}
         environment[DEVICE_VARIABLE] = device
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        environment[SHARING_VARIABLE] = str(int(ranks_share))
         # A program that uses NVLink multicast can harm other users of the host's GPUs.
         environment.setdefault("NCCL_NVLS_ENABLE", "0")
         with plan.open() as stdin, self.output.open("wb") as output:

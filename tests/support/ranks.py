@@ -32,7 +32,10 @@ import pytest
 from support.processes import wait_until
 from support.rank_server import LENGTH, receive_message, send_message
 
+from bagua.net.bench.gpu_sharing import sharing_of
+
 DEVICE_VARIABLE = "BAGUA_TEST_DEVICE"
+SHARING_VARIABLE = "BAGUA_TEST_SHARE_GPUS"  # 1: several ranks on a GPU where there are too few
 SERVER_START_S = 240  # importing torch takes minutes on a machine where everything else is being built
 GRACE_S = 1.0  # after one rank failed: the others notice lost connections by themselves, and say more than a stack
 DUMP_S = 3.0
@@ -43,7 +46,8 @@ Environment = Mapping[str, str]
 
 
 def device_for(rank: int) -> Any:
-    """The torch.device of this rank, made current: the CPU, or with BAGUA_TEST_DEVICE=cuda a GPU of its own."""
+    """The torch.device of this rank, made current: the CPU, or with BAGUA_TEST_DEVICE=cuda a GPU of its own, or one
+    that ranks share."""
     import torch
 
     if os.environ.get(DEVICE_VARIABLE, "cpu") == "cpu":
@@ -76,10 +80,12 @@ def run_ranks(
     Raises:
         AssertionError: a rank raised, died or was not done in time; holds what every rank has to say.
     """
+    sharing = None
     if os.environ.get(DEVICE_VARIABLE, "cpu") != "cpu":
         gpus = len(visible_gpus())
-        if gpus < world_size:
+        if gpus < world_size and os.environ.get(SHARING_VARIABLE) != "1":
             pytest.skip(f"needs {world_size} GPUs, one per rank; here are {gpus}")
+        sharing = sharing_of(world_size, gpus)
     environments = [dict(env or {})] * world_size if env is None or isinstance(env, Mapping) else list(env)
     if len(environments) != world_size:
         raise ValueError(f"env has {len(environments)} mappings for {world_size} ranks")
@@ -103,6 +109,7 @@ def run_ranks(
                 "MASTER_PORT": str(port),
                 # torch looks up the name of every peer's address; where no name server answers, that takes seconds.
                 "RES_OPTIONS": "timeout:1 attempts:1",
+                **({} if sharing is None else {"NCCL_SOCKET_IFNAME": "lo", **sharing.environment(rank)}),
                 **extra,
             }
             tasks.append(

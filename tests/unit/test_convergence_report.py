@@ -317,3 +317,10 @@ class TestOptions:
         with pytest.raises(SystemExit):
             parse_options(["--device", "cuda"], gpus=lambda: 1)
         assert "--nproc-per-node 2 needs as many GPUs, this machine shows 1" in capsys.readouterr().err
+
+    def test_or_one_that_ranks_share(self) -> None:
+        options = parse_options(["--share-gpus"], gpus=lambda: 1)
+        assert options.sharing is not None
+        assert options.device == "cuda"
+        outcome = Outcome(facts={"device": "NVIDIA H200", "nccl": "2.28.9"})
+        assert heading(options, outcome).startswith(f"2 ranks on NVIDIA H200, {options.sharing}, torch")

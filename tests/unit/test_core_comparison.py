@@ -34,7 +34,7 @@ from core_comparison.comparison_run import ComparisonRun, Outcome
 from core_comparison.compression_code import compression_facts
 from core_comparison.models import Gpt2, ModelSize, build, resnet50, tiny
 from core_comparison.options import Options, parse_options
-from core_comparison.report import closing_lines, render, write_document
+from core_comparison.report import closing_lines, heading, render, write_document
 from core_comparison.step_statistics import TurnResult, faults_of, quantile, rows_of, turn_result
 
 from bagua.net.bench.errors import BenchError
@@ -79,6 +79,18 @@ class TestOptions:
         with pytest.raises(SystemExit):
             parse_options(["--nproc-per-node", "4"], gpus=lambda: 2)
         assert "--nproc-per-node 4 needs as many GPUs, this machine shows 2" in capsys.readouterr().err
+
+    def test_ranks_of_one_gpu_reach_each_other_over_tcp(self, capsys: pytest.CaptureFixture[str]) -> None:
+        words = ["--nproc-per-node", "4", "--share-gpus"]
+        with pytest.raises(SystemExit):
+            parse_options(words, gpus=lambda: 2)
+        assert "add --network tcp, or give as many ranks as there are GPUs, 2" in capsys.readouterr().err
+        settings = parse_options([*words, "--network", "tcp"], gpus=lambda: 2)
+        assert settings.sharing is not None
+        assert (settings.sharing.gpus, settings.device) == (2, "cuda")
+        outcome = Outcome([], facts={"device": "NVIDIA H200"})
+        assert heading(settings, outcome).startswith(f"4 ranks on NVIDIA H200, {settings.sharing}, torch")
+        assert f"note: {settings.sharing.note}" in closing_lines([], settings, outcome)
 
     def test_groups_are_names_for_several_contenders(self) -> None:
         assert options().contenders == DEFAULT_CONTENDERS

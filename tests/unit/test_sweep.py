@@ -66,6 +66,13 @@ class TestOptions:
         comparison = parse_options(["--device", "cuda"], gpus=lambda: 2).comparison
         assert (comparison.models, comparison.network, comparison.ranks) == (("vgg16", "gpt2"), "tcp", 2)
 
+    def test_gpus_may_be_shared(self) -> None:
+        words = ["--device", "cuda", "--ranks", "4", "--share-gpus"]
+        sharing = parse_options(words, gpus=lambda: 2).comparison.sharing
+        assert sharing is not None
+        assert sharing.gpus == 2
+        assert parse_options(words, gpus=lambda: 4).comparison.sharing is None
+
     @pytest.mark.parametrize(
         ("words", "says"),
         [

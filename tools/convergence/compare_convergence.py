@@ -22,6 +22,7 @@ from convergence_comparison.figure import write_figure
 from convergence_comparison.options import parse_options
 from convergence_comparison.report import closing_lines, heading, render, write_document
 from convergence_comparison.statistics import faults_of, rows_of
+from rank_team.placement import HostPlacement
 from rank_team.team import RankTeam, rank_environment
 
 from bagua.net.bench.errors import BenchError
@@ -42,6 +43,7 @@ def main(words: Sequence[str] | None = None) -> int:
             options.device,
             timeout_s=options.timeout_s,
             environment=lambda _: rank_environment(import_path=[_FOLDER]),
+            placement=HostPlacement(options.sharing),
         )
 
     with Progress(trainings_of(options)) as progress:

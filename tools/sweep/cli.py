@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from core_comparison.report import write_json
+from core_comparison.report import device_of, sharing_notes, write_json
 from netlab import NetlabError, missing_requirement
 
 from bagua.net.bench.machine import describe_machine
@@ -57,7 +57,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if options.json_path is not None:
             write_json(options.json_path, document(planned, options.comparison, outcome, capacity, machine))
 
-    outcome = _run(options, order, notes, write)
+    outcome = _run(options, order, [*sharing_notes(options.comparison), *notes], write)
     grid = Grid(planned, outcome.results)
     print("\n" + render(grid, options.comparison, outcome, capacity))
     written = []
@@ -66,7 +66,7 @@ def main(words: Sequence[str] | None = None) -> int:
         written.append(options.json_path)
     if options.plot_path is not None:
         comparison = options.comparison
-        title = f"The fastest algorithm by network: {comparison.ranks} ranks, {outcome.facts.get('device', '?')}"
+        title = f"The fastest algorithm by network: {comparison.ranks} ranks, {device_of(comparison, outcome.facts)}"
         write_plot(options.plot_path, grid, comparison.models, title=title, caption=_caption(grid, machine.caption()))
         written.append(options.plot_path)
     if written:

@@ -6,18 +6,21 @@ from collections.abc import Sequence
 
 from netlab import Lab
 
+from bagua.net.bench.gpu_sharing import gpu_name
+
 # Set by the rank itself from what its parent says, or not needed: there is no launcher.
 _OWN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
 class LabPlacement:
-    """Implements rank_team.placement.Placement. On GPUs, rank k sees GPU k alone (netlab's --gpu-each)."""
+    """Implements rank_team.placement.Placement. With `gpus`, rank k sees one of them alone: GPU k, modulo
+    their number."""
 
     alone_on_node = True
 
-    def __init__(self, lab: Lab, *, one_gpu_each: bool) -> None:
+    def __init__(self, lab: Lab, *, gpus: int | None = None) -> None:
         self._lab = lab
-        self._one_gpu_each = one_gpu_each
+        self._gpus = gpus
         self.store_host = lab.hosts[0].address()
 
     def command(self, rank: int, command: Sequence[str]) -> list[str]:
@@ -26,4 +29,4 @@ class LabPlacement:
     def environment(self, rank: int) -> dict[str, str]:
         settings = self._lab.rank_environment(rank)
         found = {name: value for name, value in settings.items() if name not in _OWN}
-        return {**found, "CUDA_VISIBLE_DEVICES": str(rank)} if self._one_gpu_each else found
+        return found if self._gpus is None else {**found, "CUDA_VISIBLE_DEVICES": gpu_name(rank % self._gpus)}

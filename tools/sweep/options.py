@@ -9,7 +9,7 @@ from pathlib import Path
 
 from core_comparison.catalogue import ALL_REDUCE, CONTENDERS, GROUPS, MODELS
 from core_comparison.options import DEFAULT_TOLERANCE, Options, warmup_problem
-from device_option import count_gpus
+from device_option import add_sharing_option, chosen_device
 from netlab import parse_delay_ms, parse_rate_mbit
 
 from bagua.net.bench.argument_types import names_of, within
@@ -30,6 +30,7 @@ examples:
   make sweep SWEEP_ARGS="--rates 1G,10G --delays 0,5ms --time-limit 180"
   make sweep SWEEP_ARGS="--plan"                                     what would be measured, and how long it takes
   make sweep SWEEP_ARGS="--device cuda --rates 10G,25G,100G"         a GPU for each rank, NCCL through Bagua-Net
+  make sweep SWEEP_ARGS="--device cuda --share-gpus --ranks 4"       four ranks on the GPUs that there are
 
 Ctrl-C or SIGTERM ends it early, with the tables of what was measured.
 
@@ -72,6 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
+    add_sharing_option(parser)
     parser.add_argument(
         "--ranks", type=within(int, 2, 64), default=2, metavar="N", help="hosts, a rank each (default 2)"
     )
@@ -130,14 +132,11 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int] = count_gpus) -> SweepOptions:
+def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int] | None = None) -> SweepOptions:
     """Exits with code 2 and a message that names value, limit and remedy, as argparse does. `gpus` counts them."""
     parser = make_parser()
     given = parser.parse_args(words)
-    if given.device == "cuda" and (found := gpus()) < given.ranks:
-        parser.error(
-            f"--ranks {given.ranks} needs as many GPUs, this machine shows {found}; lower it, or use --device cpu"
-        )
+    device = chosen_device(parser, given, gpus, ranks_option="--ranks")
     if ALL_REDUCE not in given.contenders:
         parser.error(f"--contenders lacks {ALL_REDUCE}, which all others are compared with; add it")
     if problem := warmup_problem(given.contenders, given.warmup):
@@ -173,6 +172,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         json_path=None,
         trace_folder=None,
         output_folder=None,
+        sharing=device.sharing,
     )
     return SweepOptions(
         comparison=comparison,

@@ -204,6 +204,7 @@ def document(
             "baseline": options.baseline,
             "contenders": list(options.contenders),
             "device": options.device,
+            "gpus_shared": None if options.sharing is None else asdict(options.sharing),
             "models": {model: options.turn(model) for model in options.models},
             "ranks": options.ranks,
             "rounds": options.rounds,

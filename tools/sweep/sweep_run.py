@@ -120,7 +120,10 @@ class LabMeasurement:
         )
         self._progress.message(f"{network}{'' if planned.is_limited else ' (no limit but this machine)'}")
         with lab:
-            placement = LabPlacement(lab, one_gpu_each=options.device == "cuda")
+            gpus = None
+            if options.device == "cuda":
+                gpus = options.ranks if options.sharing is None else options.sharing.gpus
+            placement = LabPlacement(lab, gpus=gpus)
             run = ComparisonRun(options, lambda: start_ranks(options, self._log_folder, placement), self._progress)
             try:
                 outcome = run.run()

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The GPU figures of docs/benchmarks.md, and the GPU tests, one part after the other. Needs the installed package and GPUS
-# GPUs of this host. Every part ends by itself, most within four minutes.
+# GPUs of this host; with SHARE_GPUS=1 fewer will do for collectives, core_tcp, algorithms, sweep, sweep_delay,
+# convergence, memory and tests: GPUS is the number of ranks then, which share them. Every part ends by itself, most within four minutes.
 #
 #   tools/train/gpu_evidence.sh OUT [GPUS] [PART...]     default: 2 GPUs; all_reduce ddp collectives tests
 #
@@ -71,6 +72,8 @@ cd "$work" || exit 2
 # A program that uses NVLink multicast can harm other users of a host's GPUs.
 export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
 status=0
+share=()
+[ -z "${SHARE_GPUS:-}" ] || share=(--share-gpus)
 
 # part NAME SECONDS COMMAND...: bounded, its progress kept out of the way, its failure remembered.
 part() {
@@ -99,8 +102,8 @@ compare() {
   local name=$1 seconds=$2
   shift 2
   # shellcheck disable=SC2086  # the options are words
-  part "$name" "$seconds" python3 -m bagua.cli.net_bench --nccl --ranks "$gpus" --output-dir "$work/$name" "$@" \
-    ${AB_OPTIONS:-}
+  part "$name" "$seconds" python3 -m bagua.cli.net_bench --nccl --ranks "$gpus" "${share[@]}" --output-dir "$work/$name" \
+    "$@" ${AB_OPTIONS:-}
 }
 
 # train NAME SECONDS OPTION...: torch's DDP, a process group per contender and round.
@@ -118,7 +121,7 @@ core() {
   shift 2
   # shellcheck disable=SC2086
   part "$name" "$seconds" python3 "$repository/tools/train/compare_core.py" --nproc-per-node "$gpus" \
-    --json "$work/$name/core.json" "$@" ${CORE_OPTIONS:-}
+    "${share[@]}" --json "$work/$name/core.json" "$@" ${CORE_OPTIONS:-}
 }
 
 # sweep NAME SECONDS OPTION...: all algorithms, each rank on a host of its own, in networks made for it.
@@ -127,7 +130,7 @@ sweep() {
   shift 2
   # shellcheck disable=SC2086
   PYTHONPATH=$repository/tools${PYTHONPATH:+:$PYTHONPATH} part "$name" "$seconds" python3 -m sweep --device cuda \
-    --ranks "$gpus" --json "$work/$name/sweep.json" --plot "$work/$name/sweep.png" "$@" ${SWEEP_OPTIONS:-}
+    --ranks "$gpus" "${share[@]}" --json "$work/$name/sweep.json" --plot "$work/$name/sweep.png" "$@" ${SWEEP_OPTIONS:-}
 }
 
 # tests NAME PATH: pytest on files of the repository.
@@ -182,12 +185,12 @@ for chosen in "${parts[@]}"; do
     convergence)
       # shellcheck disable=SC2086
       part convergence 3600 python3 "$repository/tools/convergence/compare_convergence.py" --device cuda \
-        --nproc-per-node "$gpus" --json "$work/convergence/convergence.json" \
+        --nproc-per-node "$gpus" "${share[@]}" --json "$work/convergence/convergence.json" \
         --plot "$work/convergence/convergence.png" ${CONVERGENCE_OPTIONS:-}
       ;;
     memory)
       part memory 120 python3 "$repository/tools/train/measure_memory.py" --device cuda --nproc-per-node "$gpus" \
-        --json "$work/memory/memory.json"
+        "${share[@]}" --json "$work/memory/memory.json"
       ;;
     kernels)
       # shellcheck disable=SC2086

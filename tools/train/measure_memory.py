@@ -21,10 +21,11 @@ from pathlib import Path
 # Python itself adds the script's folder, but not with PYTHONSAFEPATH. At the end: nothing there may hide a package.
 sys.path.append(str(Path(__file__).resolve().parent))
 
-from device_option import chosen_device
+from device_option import add_sharing_option, chosen_device
 from memory_measurement.catalogue import ADAM, CASES, QADAM, SGD
 from memory_measurement.probe import ALLOCATOR_SETTINGS
 from memory_measurement.report import GLOO_BYTES, Measured, document, render, row_of
+from rank_team.placement import HostPlacement
 from rank_team.team import RankTeam, rank_environment
 
 from bagua.net.bench.argument_types import within
@@ -55,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: CUDA if every rank has a GPU"
     )
+    add_sharing_option(parser)
     parser.add_argument("--layers", type=within(int, 1, 10_000), default=24, help="linear layers (default 24)")
     parser.add_argument("--width", type=within(int, 1, 65_536), default=1024, help="of each (default 1024)")
     parser.add_argument("--steps", type=within(int, 1, 1000), default=6, help="that are measured (default 6)")
@@ -71,7 +73,8 @@ def _parse(words: Sequence[str] | None, gpus: Callable[[], int] | None) -> argpa
             check_writable("--json", given.json)
     except ValueError as error:
         parser.error(str(error))
-    given.device = device
+    given.device = device.type
+    given.sharing = device.sharing
     return given
 
 
@@ -90,6 +93,7 @@ def main(words: Sequence[str] | None = None, gpus: Callable[[], int] | None = No
                 given.device,
                 timeout_s=_TIMEOUT_S,
                 environment=lambda _: rank_environment(settings=ALLOCATOR_SETTINGS),
+                placement=HostPlacement(given.sharing),
             )
 
             def measure(case: str | None, optimizer: str) -> Measured:
@@ -115,7 +119,10 @@ def main(words: Sequence[str] | None = None, gpus: Callable[[], int] | None = No
     except BenchError as error:
         print(f"measure_memory.py: {error}", file=sys.stderr)
         return 1
-    head = f"{ranks} ranks on {team.facts['device']}, torch {team.facts['torch']}, {rows[0].parameters} parameters"
+    shared = "" if given.sharing is None else f", {given.sharing}"
+    head = (
+        f"{ranks} ranks on {team.facts['device']}{shared}, torch {team.facts['torch']}, {rows[0].parameters} parameters"
+    )
     print(f"{head} of float32 in {given.layers} layers\n")
     print(render(rows, colour=shows_colour(sys.stdout)) + "\n")
     if given.json is not None:

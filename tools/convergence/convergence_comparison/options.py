@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_option import chosen_device
+from device_option import add_sharing_option, chosen_device
 
 from bagua.net.bench.argument_types import names_of, within
 from bagua.net.bench.export import check_writable
+from bagua.net.bench.gpu_sharing import GpuSharing
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 from convergence_comparison.catalogue import (
     ACCURACY_LIMIT_POINTS,
@@ -50,6 +51,7 @@ class Options:
     time_limit_s: float
     json_path: Path | None
     plot_path: Path | None
+    sharing: GpuSharing | None = None
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -82,6 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: CUDA if every rank has a GPU"
     )
+    add_sharing_option(parser)
     length = parser.add_argument_group("how long")
     length.add_argument(
         "--steps",
@@ -120,7 +123,8 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         parser.error(str(error))
     return Options(
         ranks=given.nproc_per_node,
-        device=device,
+        device=device.type,
+        sharing=device.sharing,
         tasks=given.tasks,
         cases=given.algorithms,
         seeds=given.seeds,

@@ -73,7 +73,8 @@ def render(rows: Sequence[Row], *, colour: bool = False) -> str:
 def heading(options: Options, outcome: Outcome) -> str:
     facts = outcome.facts
     nccl = f", NCCL {facts['nccl']}" if facts.get("nccl") else f", gloo, {threads_each(facts)}"
-    return f"{options.ranks} ranks on {facts.get('device', '?')}, torch {facts.get('torch', '?')}{nccl}"
+    shared = "" if options.sharing is None else f", {options.sharing}"
+    return f"{options.ranks} ranks on {facts.get('device', '?')}{shared}, torch {facts.get('torch', '?')}{nccl}"
 
 
 def closing_lines(rows: Sequence[Row], outcome: Outcome) -> list[str]:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_option import chosen_device
+from device_option import add_sharing_option, chosen_device
 
 from bagua.net.bench.argument_types import names_of, within
 from bagua.net.bench.export import check_writable, make_folder
+from bagua.net.bench.gpu_sharing import GpuSharing
 from core_comparison.catalogue import (
     CONTENDERS,
     DEFAULT_CONTENDERS,
@@ -43,6 +44,7 @@ examples:
   python tools/train/compare_core.py --nproc-per-node 2                          CPUs: mlp and convnet
   python tools/train/compare_core.py --nproc-per-node 4 --trace traces --json core.json
   python tools/train/compare_core.py --nproc-per-node 2 --network tcp --model vgg16,gpt2
+  python tools/train/compare_core.py --nproc-per-node 4 --network tcp --share-gpus       four ranks on one GPU, say
   python tools/train/compare_core.py --nproc-per-node 2 --contenders algorithms --baseline with-bagua --model wide
 
 exit status: 0, or 1 if a contender failed or broke what it promises (the same parameters on all ranks, or those of
@@ -72,6 +74,7 @@ class Options:
     json_path: Path | None
     trace_folder: Path | None
     output_folder: Path | None
+    sharing: GpuSharing | None = None
 
     def batch_size_of(self, model: str) -> int:
         entry = MODELS[model]
@@ -108,6 +111,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--nproc-per-node", type=within(int, 1, 128), default=2, metavar="N", help="ranks, one per GPU (default 2)"
     )
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: CUDA if any")
+    add_sharing_option(parser)
     parser.add_argument(
         "--model",
         type=names_of("model", list(MODELS)),
@@ -184,8 +188,13 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     parser = make_parser()
     given = parser.parse_args(words)
     device = chosen_device(parser, given, gpus, auto_is_cuda_with_any=True)
-    if device == "cpu" and given.network is not None:
+    if device.type == "cpu" and given.network is not None:
         parser.error(f"--network {given.network} is a choice of NCCL's; gloo on CPUs has loopback TCP: leave it out")
+    if device.sharing is not None and given.network != "tcp":
+        parser.error(
+            f"--share-gpus: ranks of one GPU reach each other over TCP only; add --network tcp, or give as many"
+            f" ranks as there are GPUs, {device.sharing.gpus}"
+        )
     if given.baseline not in given.contenders:
         if len(given.contenders) < 2:
             parser.error(f"--contenders {given.contenders[0]} has nothing to be compared with; add {given.baseline}")
@@ -203,8 +212,8 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         parser.error(str(error))
     return Options(
         ranks=given.nproc_per_node,
-        device=device,
-        models=given.model or (DEFAULT_MODELS if device == "cuda" else DEFAULT_MODELS_ON_CPU),
+        device=device.type,
+        models=given.model or (DEFAULT_MODELS if device.type == "cuda" else DEFAULT_MODELS_ON_CPU),
         contenders=given.contenders,
         baseline=given.baseline,
         steps=given.steps,
@@ -213,7 +222,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         batch_size=given.batch_size,
         dtype=given.dtype,
         length=given.length,
-        network=(given.network or "nvlink") if device == "cuda" else None,
+        network=(given.network or "nvlink") if device.type == "cuda" else None,
         seed=given.seed,
         deterministic=given.deterministic,
         tolerance=given.tolerance,
@@ -222,6 +231,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         json_path=given.json,
         trace_folder=None if given.trace is None else given.trace.absolute(),
         output_folder=None if given.output_dir is None else given.output_dir.absolute(),
+        sharing=device.sharing,
     )
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ddp_comparison.options import bagua_net_by_activation
-from rank_team.placement import Placement
+from rank_team.placement import HostPlacement, Placement
 from rank_team.team import RankTeam, rank_environment
 
 from bagua.net.bench.errors import BenchError
@@ -29,7 +29,7 @@ def start_ranks(options: Options, log_folder: Path, placement: Placement | None 
         options.device,
         timeout_s=options.timeout_s,
         environment=lambda rank: _environment(options, network, logs[rank]),
-        placement=placement,
+        placement=placement or HostPlacement(options.sharing),
         join={
             "contenders": options.contenders,
             "device": options.device,

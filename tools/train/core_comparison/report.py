@@ -129,14 +129,24 @@ def threads_each(facts: Mapping[str, Any]) -> str:
     return f"{threads} thread{'' if threads == 1 else 's'} each"
 
 
+def device_of(options: Options, facts: Mapping[str, Any]) -> str:
+    """What the ranks computed on."""
+    name = str(facts.get("device", "?"))
+    return name if options.sharing is None else f"{name}, {options.sharing}"
+
+
 def heading(options: Options, outcome: Outcome) -> str:
     facts = outcome.facts
     nccl = f", NCCL {facts['nccl']}" if facts.get("nccl") else ""
     network = f"network {options.network}" if options.network else f"gloo, {threads_each(facts)}"
     return (
-        f"{options.ranks} ranks on {facts.get('device', '?')}, torch {facts.get('torch', '?')}{nccl}, {network};"
+        f"{options.ranks} ranks on {device_of(options, facts)}, torch {facts.get('torch', '?')}{nccl}, {network};"
         f" turns of {options.steps} steps after {options.warmup}"
     )
+
+
+def sharing_notes(options: Options) -> list[str]:
+    return [] if options.sharing is None else [options.sharing.note]
 
 
 def closing_lines(rows: Sequence[Row], options: Options, outcome: Outcome) -> list[str]:
@@ -175,7 +185,7 @@ def closing_lines(rows: Sequence[Row], options: Options, outcome: Outcome) -> li
     ]
     if outcome.traces:
         lines.append(f"hidden: part of the communication under backward compute, {TRACED_STEPS} traced steps of rank 0")
-    lines += [f"note: {note}" for note in (*compression_notes(outcome.facts), *outcome.notes)]
+    lines += [f"note: {note}" for note in (*sharing_notes(options), *compression_notes(outcome.facts), *outcome.notes)]
     return [*lines, *(f"ERROR: {error}" for error in outcome.errors)]
 
 

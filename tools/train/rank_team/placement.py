@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from bagua.net.bench.gpu_sharing import GpuSharing
+
 
 class Placement(Protocol):
     """See HostPlacement; tools/sweep has one of network namespaces."""
@@ -20,13 +22,16 @@ class Placement(Protocol):
 
 
 class HostPlacement:
-    """All ranks on this host, as one node, over loopback."""
+    """All ranks on this host, as one node, over loopback; several on a GPU if they share."""
 
     store_host = "127.0.0.1"
     alone_on_node = False
+
+    def __init__(self, sharing: GpuSharing | None = None) -> None:
+        self._sharing = sharing
 
     def command(self, rank: int, command: Sequence[str]) -> list[str]:
         return list(command)
 
     def environment(self, rank: int) -> dict[str, str]:
-        return {}
+        return {} if self._sharing is None else self._sharing.environment(rank)

@@ -62,7 +62,9 @@ class _RankProcess:
         self._replies = replies
         self._local_rank = 0 if arguments.alone_on_node else arguments.rank
         is_cuda = arguments.device == "cuda"
-        self._device = torch.device("cuda", self._local_rank) if is_cuda else torch.device("cpu")
+        # Of GPUs there may be fewer than ranks, which then share them.
+        number = self._local_rank % torch.cuda.device_count() if is_cuda else 0
+        self._device = torch.device("cuda", number) if is_cuda else torch.device("cpu")
 
     def serve(self) -> int:
         try:

@@ -27,7 +27,7 @@ class RankTeam:
 
     Args:
         module: what the interpreters run.
-        device: "cuda", with a GPU for each rank, or "cpu".
+        device: "cuda", where the placement says which GPU a rank has, or "cpu".
         timeout_s: of a collective.
         environment: of a rank, by its number; see rank_environment.
         placement: by default this host.

@@ -13,29 +13,27 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from bagua.net.bench.command import EXIT_FAILED, run_in_order
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.launch_environment import LOOPBACK, LaunchEnvironment, launch_of_run
+from bagua.net.bench.launch_environment import LaunchEnvironment, launch_of_run
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.nccl_ab.contender import ignored_variables
+from bagua.net.bench.nccl_ab.crew import START_S, Crew, leading_crew, local_crew, worker_settings
 from bagua.net.bench.nccl_ab.group import Group
 from bagua.net.bench.nccl_ab.memory import check_memory
 from bagua.net.bench.nccl_ab.options import PROGRAM, NcclOptions, check_outputs, parse_options
 from bagua.net.bench.nccl_ab.outputs import write_outputs
-from bagua.net.bench.nccl_ab.places import LocalWorkers, RemoteWorkers, WorkerRequest, WorkerSettings, serve_workers
+from bagua.net.bench.nccl_ab.places import LocalWorkers, WorkerRequest, serve_workers
 from bagua.net.bench.nccl_ab.plan import ELEMENT_BYTES, Case, make_cases
 from bagua.net.bench.nccl_ab.report import render_closing, render_tables
 from bagua.net.bench.nccl_ab.results import results_of
 from bagua.net.bench.nccl_ab.run import ComparisonRun, RunOutcome, RunSettings
 from bagua.net.bench.progress import Progress
-from bagua.net.bench.rendezvous import Member, join, meet
+from bagua.net.bench.rendezvous import join
 from bagua.net.bench.table import shows_colour
-
-# Importing torch, creating CUDA contexts and NCCL communicators of all groups at the same time.
-_START_S = 180.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +51,11 @@ def run_nccl_ab(options: NcclOptions) -> int:
     with _log_folder(options) as logs:
         if launch is not None and launch.rank > 0:
             return _follow(launch, options, environment, logs)
-        crew = _local_crew(options, environment, logs) if launch is None else _lead(launch, options, environment, logs)
+        crew = (
+            local_crew(options, environment, logs)
+            if launch is None
+            else leading_crew(launch, options, environment, logs)
+        )
         with contextlib.ExitStack() as closing:
             for place in crew.places:
                 closing.callback(place.close, failed=True)
@@ -74,92 +76,11 @@ def _log_folder(options: NcclOptions) -> Iterator[Path]:
         yield Path(temporary)
 
 
-@dataclass(frozen=True)
-class Crew:
-    """The ranks of a run: which place starts each, on which of its host's GPUs."""
-
-    local: LocalWorkers
-    remote: Mapping[int, RemoteWorkers]  # by rank; every other rank is started here
-    local_ranks: Sequence[int]  # by rank
-    hosts: int
-    bind: str
-
-    @property
-    def ranks(self) -> int:
-        return len(self.local_ranks)
-
-    @property
-    def places(self) -> list[LocalWorkers | RemoteWorkers]:
-        return [self.local, *self.remote.values()]
-
-
-def _settings(options: NcclOptions, environment: Mapping[str, str], logs: Path) -> WorkerSettings:
-    return WorkerSettings(
-        contenders=options.contenders,
-        backend=options.backend,
-        device=options.device,
-        dtype=options.dtype,
-        timeout_s=max(options.timeout_s, _START_S),
-        log_folder=logs,
-        interface=options.interface,
-        environment=environment,
-    )
-
-
-def _local_crew(options: NcclOptions, environment: Mapping[str, str], logs: Path) -> Crew:
-    ranks = options.ranks or 2
-    if options.device == "cuda":
-        gpus = _gpu_count()
-        ranks = options.ranks or gpus
-        if gpus < 2:
-            raise BenchError(
-                f"--nccl needs 2 GPUs or more, and torch sees {gpus}; look at CUDA_VISIBLE_DEVICES and nvidia-smi, or"
-                " leave --nccl out to measure the plugin without GPUs"
-            )
-        if ranks > gpus:
-            raise BenchError(f"--ranks {ranks} needs as many GPUs, and torch sees {gpus}; give {gpus} or fewer")
-    # As launchers say it: the plugin shares the CPUs out by it. Of GPUs there may be more than ranks.
-    settings = _settings(options, {**environment, "LOCAL_WORLD_SIZE": str(ranks)}, logs)
-    return Crew(LocalWorkers(settings), {}, list(range(ranks)), 1, LOOPBACK)
-
-
-def _gpu_count() -> int:
-    import torch
-
-    # Counts through the driver library, without a CUDA context in this process.
-    return torch.cuda.device_count()
-
-
-def _lead(launch: LaunchEnvironment, options: NcclOptions, environment: Mapping[str, str], logs: Path) -> Crew:
-    members = meet(launch, options.timeout_s, lambda text: print(text, file=sys.stderr, flush=True))
-    seen: list[str] = []
-    local_ranks = []
-    for member in members:
-        local_ranks.append(seen.count(member.identity))
-        seen.append(member.identity)
-    remote = {
-        member.rank: RemoteWorkers(member.connection, member.host, member.rank)
-        for member in members
-        if member.connection is not None
-    }
-    local = LocalWorkers(_settings(options, environment, logs))
-    return Crew(local, remote, local_ranks, len(set(seen)), _address_towards_others(members))
-
-
-def _address_towards_others(members: Sequence[Member]) -> str:
-    """The address by which a rank of another host (or else of this one) reached this process."""
-    connections = [(member.identity == members[0].identity, member.connection) for member in members]
-    reached = sorted((same, index) for index, (same, connection) in enumerate(connections) if connection is not None)
-    connection = members[reached[0][1]].connection
-    assert connection is not None
-    return connection.local_address
-
-
 def _follow(launch: LaunchEnvironment, options: NcclOptions, environment: Mapping[str, str], logs: Path) -> int:
     """Every rank but 0: start and feed what rank 0 asks for. Rank 0 reports."""
     connection, _ = join(launch, options.timeout_s)
     try:
-        place = LocalWorkers(_settings(options, environment, logs))
+        place = LocalWorkers(worker_settings(options, environment, logs))
         failed = True
         try:
             failed = serve_workers(connection, place)
@@ -184,8 +105,8 @@ def _compare(crew: Crew, options: NcclOptions, environment: Mapping[str, str]) -
         warmup=options.warmup,
     )
     groups = [Group(contender) for contender in options.contenders]
-    start_errors = _form(groups, crew, tcp_only, max(options.timeout_s, _START_S))
-    check_memory(groups, cases, options.timeout_s)
+    start_errors = _form(groups, crew, tcp_only, max(options.timeout_s, START_S))
+    check_memory(groups, cases, options.timeout_s, crew.ranks_per_gpu)
     run = ComparisonRun(groups, cases, settings, Progress)
     run.outcome.errors += start_errors
     outcome = run.run()
@@ -238,14 +159,18 @@ def _deliver(
     results = results_of(cases, groups, outcome, crew.ranks)
     facts: Mapping[str, object] = next((group.facts for group in groups if group.facts), {})
     machine = describe_machine(["bagua-net-bench", "--nccl", *sys.argv[1:]] if "--nccl" not in sys.argv else sys.argv)
+    device = str(facts.get("device", options.device))
+    where = f"{crew.ranks} x {device}" if crew.sharing is None else f"{crew.ranks} ranks on {device}, {crew.sharing},"
     setting = (
-        f"{crew.ranks} x {facts.get('device', options.device)} on {crew.hosts} host{'s' if crew.hosts > 1 else ''},"
+        f"{where} on {crew.hosts} host{'s' if crew.hosts > 1 else ''},"
         f" {'loopback or NCCL_SOCKET_IFNAME TCP only' if tcp_only else 'every transport that NCCL has'},"
         f" {options.dtype}, torch {facts.get('torch')}, NCCL {facts.get('nccl')}"
     )
     notes = []
     if ignored := ignored_variables(environment):
         notes.append(f"not passed on to any contender: {', '.join(ignored)} (set them with --variant)")
+    if crew.sharing is not None:
+        notes.append(crew.sharing.note)
     if options.backend == "gloo":
         notes.append("gloo on CPUs stands in for NCCL: these figures say nothing about any network")
     colour = shows_colour(sys.stdout)
@@ -257,6 +182,7 @@ def _deliver(
     parameters = {
         "ranks": crew.ranks,
         "hosts": crew.hosts,
+        "gpus_shared": None if crew.sharing is None else asdict(crew.sharing),
         "tcp_only": tcp_only,
         "datatype": options.dtype,
         "repeats": options.repeats,
@@ -271,7 +197,7 @@ def _deliver(
         machine,
         parameters=parameters,
         notes=notes,
-        device=str(facts.get("device", options.device)),
+        device=device,
         ranks=crew.ranks,
         setting=setting,
     )

@@ -23,7 +23,7 @@ def needed_bytes(case: Case, ranks: int) -> int:
     return sum(buffer_bytes(case.collective, case.bytes, ranks)) + min(_BESIDE_BUFFERS, 16 * case.bytes)
 
 
-def check_memory(groups: Sequence[Group], cases: Sequence[Case], timeout_s: float) -> None:
+def check_memory(groups: Sequence[Group], cases: Sequence[Case], timeout_s: float, ranks_per_gpu: int = 1) -> None:
     """
     Raises:
         BenchError: a rank has too little; names the case, the need, the rank and the remedy.
@@ -33,7 +33,7 @@ def check_memory(groups: Sequence[Group], cases: Sequence[Case], timeout_s: floa
     if not free:
         return
     largest = max(cases, key=lambda case: needed_bytes(case, len(free)))
-    needed = needed_bytes(largest, len(free))
+    needed = ranks_per_gpu * needed_bytes(largest, len(free))
     rank = min(range(len(free)), key=lambda index: free[index])
     if needed > free[rank]:
         raise BenchError(

@@ -39,6 +39,7 @@ named after; otherwise that is an error.
 
 examples:
   bagua-net-bench --nccl                                      all GPUs of this host over loopback TCP
+  bagua-net-bench --nccl --share-gpus --ranks 2               a machine with a single GPU
   bagua-net-bench --nccl --collectives all_reduce,send_recv -b 1K -e 64M -f 4
   bagua-net-bench --nccl --tuned best --shared-memory         beside the best of nine settings of NCCL, for each size
   bagua-net-bench --nccl --tuned 4x4x16 --variant one:BAGUA_NET_NSTREAMS=1 --shared-memory
@@ -56,6 +57,7 @@ class NcclOptions:
     dtype: str
     contenders: tuple[Contender, ...]
     ranks: int | None  # None: one per GPU, or as many as the launcher started
+    share_gpus: bool
     tcp_only: bool | None  # None: when all ranks are on one host
     interface: str | None
     repeats: int
@@ -135,6 +137,11 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument("--library", type=Path, metavar="PATH", help="libnccl-net.so (default: the package's)")
     what.add_argument(
         "--ranks", type=within(int, 2, 128), metavar="W", help="GPUs of this machine to use (default all)"
+    )
+    what.add_argument(
+        "--share-gpus",
+        action="store_true",
+        help="several ranks on a GPU where --ranks is more than this machine has (default 2 ranks on one GPU)",
     )
     what.add_argument("--no-verify", action="store_true", help="do not check the data")
 
@@ -232,6 +239,7 @@ def parse_options(arguments: Sequence[str]) -> NcclOptions:
         dtype=given.datatype,
         contenders=tuple(contenders),
         ranks=given.ranks,
+        share_gpus=given.share_gpus,
         tcp_only=given.tcp_only,
         interface=given.interface,
         repeats=given.repeats,

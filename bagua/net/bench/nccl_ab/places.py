@@ -17,6 +17,7 @@ import bagua.net
 from bagua.net.bench.driver_process import DriverProcess
 from bagua.net.bench.endpoint import Endpoint
 from bagua.net.bench.errors import BenchError
+from bagua.net.bench.gpu_sharing import GpuSharing
 from bagua.net.bench.nccl_ab.contender import Contender, worker_environment
 from bagua.net.bench.remote_place import RemoteDriver, RemotePlace, serve
 from bagua.net.bench.rendezvous import LineConnection
@@ -44,6 +45,7 @@ class WorkerSettings:
     log_folder: Path
     interface: str | None
     environment: Mapping[str, str]
+    sharing: GpuSharing | None = None
 
     def command(self, request: WorkerRequest) -> list[str]:
         return [
@@ -67,6 +69,8 @@ class WorkerSettings:
         if self.interface:
             environment["NCCL_SOCKET_IFNAME"] = f"={self.interface}"
             environment["GLOO_SOCKET_IFNAME"] = self.interface
+        if self.sharing is not None:
+            environment.update(self.sharing.environment(request.rank))
         slug = "".join(letter if letter.isalnum() else "-" for letter in contender.name)
         return worker_environment(
             contender,
@@ -82,18 +86,18 @@ class LocalWorkers:
     """Starts workers on this machine and owns them. Main thread only: the workers' parent-death signal follows it."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._workers: list[DriverProcess] = []
 
     def start(self, request: WorkerRequest) -> DriverProcess:
-        if not 0 <= request.contender < len(self._settings.contenders):
+        if not 0 <= request.contender < len(self.settings.contenders):
             raise BenchError(
                 f"contender {request.contender} was asked for, but this rank's command line makes"
-                f" {len(self._settings.contenders)}; start every rank with the same options"
+                f" {len(self.settings.contenders)}; start every rank with the same options"
             )
-        name = f"{self._settings.contenders[request.contender].name}, rank {request.rank}"
-        environment = self._settings.worker_environment(request)
-        worker = DriverProcess(name, self._settings.command(request), environment)
+        name = f"{self.settings.contenders[request.contender].name}, rank {request.rank}"
+        environment = self.settings.worker_environment(request)
+        worker = DriverProcess(name, self.settings.command(request), environment)
         self._workers.append(worker)
         return worker
 

@@ -1,0 +1,48 @@
+"""Collectives that a GPU's stream waits for, as a host thread that waits for the stream sees them.
+
+The kernels of a collective that has lost a peer never end, and the stream never says so: it is torch's watchdog that
+learns of it from NCCL, some 0.1 s later. It ends the process then, after a minute or so in which it collects what it
+knows. A thread that looks here meanwhile can say before which rank is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from bagua.collectives.torch_internals import error_of
+
+
+@dataclass
+class _Queued:
+    work: dist.Work
+    done: torch.cuda.Event  # of the stream, right behind the work
+    is_suspect: bool = False
+
+
+class QueuedWorks:
+    """Of one thread."""
+
+    def __init__(self) -> None:
+        self._works: list[_Queued] = []
+
+    def add(self, work: dist.Work, stream: torch.cuda.Stream) -> None:
+        """`stream` was just made to wait for `work`, by `work.wait()`."""
+        self._works = [one for one in self._works if not one.done.query()]  # type: ignore[no-untyped-call]
+        self._works.append(_Queued(work, stream.record_event()))
+
+    def error(self) -> BaseException | None:
+        """What one of them failed with. To be asked now and then while something on the streams is awaited.
+
+        Failed is what is over for torch and never for the stream. Just after its kernels have ended a healthy one looks
+        like it, so it is asked for its error when it looks so for the second time: torch warns of the question.
+        """
+        for one in self._works:
+            if not one.work.is_completed() or one.done.query():  # type: ignore[no-untyped-call]
+                continue
+            if one.is_suspect and (error := error_of(one.work)) is not None:
+                return error
+            one.is_suspect = True
+        return None
