@@ -28,7 +28,8 @@ Status tcp_accept(int listening_socket, OwnedFd* socket, SocketAddress* peer);
 Status tcp_connect(const SocketAddress& address, const TcpOptions& options, OwnedFd* socket);
 int tcp_connect_result(int socket);  // 0 or errno
 
-// No delay, keepalive, buffers, unsent bytes and congestion control. `same_host`: both ends are on this host.
+// No delay, keepalive, buffers, unsent bytes, retransmission and congestion control. `same_host`: both ends are on this
+// host.
 Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host);
 
 SocketAddress local_address(int socket);

@@ -77,6 +77,26 @@ TEST_CASE(a_connection_that_turns_out_to_stay_on_the_host_is_not_limited) {
   CHECK_EQ(option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT), option(untouched, IPPROTO_TCP, TCP_NOTSENT_LOWAT));
 }
 
+TEST_CASE(what_was_lost_is_sent_again_soon_between_hosts) {
+  constexpr int kRtoMinUs = 45, kDelackMaxUs = 46;  // <linux/tcp.h> of Linux 6.15
+  const OwnedFd untouched = fresh_socket();
+  const OwnedFd local = fresh_socket();
+  const OwnedFd remote = fresh_socket();
+  CHECK_OK(apply_tcp_options(local.get(), {}, kSameHost));
+  CHECK_OK(apply_tcp_options(remote.get(), {}, kBetweenHosts));
+  int value = 0;
+  socklen_t length = sizeof value;
+  if (::getsockopt(untouched.get(), IPPROTO_TCP, kRtoMinUs, &value, &length) != 0) return;  // an older kernel
+  for (const int name : {kRtoMinUs, kDelackMaxUs}) {
+    CHECK_EQ(option(local, IPPROTO_TCP, name), option(untouched, IPPROTO_TCP, name));
+  }
+  // The kernel counts in ticks of up to 10 ms.
+  const int retransmission_us = option(remote, IPPROTO_TCP, kRtoMinUs);
+  const int acknowledgement_us = option(remote, IPPROTO_TCP, kDelackMaxUs);
+  CHECK(retransmission_us >= 40000 && retransmission_us <= 50000);
+  CHECK(acknowledgement_us >= 20000 && acknowledgement_us <= 30000);
+}
+
 TEST_CASE(a_dead_host_is_noticed_within_the_keepalive_time) {
   for (const int keepalive_s : {1, 2, 3, 5, 30, 31, 3600}) {
     const OwnedFd socket = fresh_socket();
