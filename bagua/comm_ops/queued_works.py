@@ -1,8 +1,8 @@
 """Collectives that a GPU's stream waits for, as a host thread that waits for the stream sees them.
 
 The kernels of a collective that has lost a peer never end, and the stream never says so: it is torch's watchdog that
-learns of it from NCCL, some 0.1 s later. It ends the process then, after a minute or so in which it collects what it
-knows. A thread that looks here meanwhile can say before which rank is gone.
+learns of it from NCCL, some 0.1 s later. It ends the process, but collects first what it knows, which took more than
+half a minute where it was seen. A thread that looks here meanwhile can say which rank is gone.
 """
 
 from __future__ import annotations

@@ -133,6 +133,30 @@ def test_the_parts_of_training_are_commands_that_the_tools_take(evidence: Run) -
     assert compare_minmax_uint8.make_parser().parse_args(kernels[1:]).rounds == 3
 
 
+def test_ranks_share_gpus_where_they_can(evidence: Run, tmp_path: Path) -> None:
+    def gpus() -> int:
+        return 1
+
+    parts = ("collectives", "core_tcp", "algorithms", "sweep", "sweep_delay", "convergence", "memory")
+    done, commands = evidence(*parts, SHARE_GPUS="1")
+    assert done.returncode == 0, done.stderr
+    for command in commands:
+        if "--json" in command:  # the folder was the script's, and is gone
+            Path(command[command.index("--json") + 1]).parent.mkdir(parents=True, exist_ok=True)
+    collectives, core_tcp, algorithms, networks, delays, convergence, memory = commands
+    library = tmp_path / "libnccl-net.so"
+    library.write_bytes(b"")
+    asked = parse_options([*nccl_words(collectives), "--library", str(library)])
+    assert (asked.share_gpus, asked.ranks, any(one.shared_memory for one in asked.contenders)) == (True, 4, False)
+    sharing = [core_comparison.options.parse_options(one[1:], gpus=gpus).sharing for one in (core_tcp, algorithms)]
+    sharing += [sweep.options.parse_options(one[2:], gpus=gpus).comparison.sharing for one in (networks, delays)]
+    sharing.append(convergence_comparison.options.parse_options(convergence[1:], gpus=gpus).sharing)
+    assert [one is not None and one.gpus for one in sharing] == [1] * 5
+    assert measure_memory.make_parser().parse_args(memory[1:]).share_gpus
+    _, unshared = evidence("algorithms")
+    assert "--share-gpus" not in unshared[-1]
+
+
 def test_the_parts_of_tests_run_files_that_exist(evidence: Run) -> None:
     done, commands = evidence("tests", "kernel_tests", TEST_OPTIONS="-n 4")
     assert done.returncode == 0, done.stderr
