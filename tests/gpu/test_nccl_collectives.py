@@ -20,21 +20,8 @@ DEADLINE_S = 280
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("datatype", ["float32", "bfloat16"])
 def test_every_collective_is_right_through_the_plugin(tmp_path: Path, datatype: str) -> None:
-    words = [
-        "--ranks",
-        str(RANKS),
-        "--share-gpus",
-        "--collectives",
-        "all",
-        "-b",
-        "4",
-        "-e",
-        "64M",
-        "-f",
-        "8",
-        "-d",
-        datatype,
-    ]
+    words = ["--ranks", str(RANKS), "--share-gpus", "--collectives", "all", "-d", datatype]
+    words += ["-b", "4", "-e", "64M", "-f", "8"]
     words += ["-n", "3", "-w", "1", "--repeats", "1", "--tuned", "none", "--time-limit", "200"]
     done = subprocess.run(
         [sys.executable, "-m", "bagua.cli.net_bench", "--nccl", *words, "--output-dir", str(tmp_path)],
@@ -66,21 +53,8 @@ def test_a_contender_that_did_not_get_its_network_fails_the_run(tmp_path: Path) 
     """A library that NCCL cannot open: without the proof its figures would be NCCL's own, under our name."""
     broken = tmp_path / "libnccl-net.so"
     broken.write_bytes(b"no library")
-    words = [
-        "--ranks",
-        str(RANKS),
-        "--share-gpus",
-        "--library",
-        str(broken),
-        "-b",
-        "1K",
-        "-e",
-        "1K",
-        "-n",
-        "3",
-        "--tuned",
-        "none",
-    ]
+    words = ["--ranks", str(RANKS), "--share-gpus", "--library", str(broken), "--tuned", "none"]
+    words += ["-b", "1K", "-e", "1K", "-n", "3"]
     done = subprocess.run(
         [sys.executable, "-m", "bagua.cli.net_bench", "--nccl", *words],
         capture_output=True,

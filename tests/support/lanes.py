@@ -78,8 +78,8 @@ def run_lanes(
     """
     deadline = time.monotonic() + deadline_s
     report = Report()
-    for size, ranks_share in phases_of(len(gpus)):
-        if report.outcomes:
+    for phase, (size, ranks_share) in enumerate(phases_of(len(gpus))):
+        if phase:
             tests = [outcome.test for outcome in report.outcomes.values() if outcome.lacked_gpus]
         if not tests:
             break
