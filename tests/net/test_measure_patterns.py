@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.ranks import free_port
+from support.tool_module import load_script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "bench" / "measure_patterns.py"
 DEADLINE_S = 120
@@ -66,11 +67,18 @@ def test_every_pattern_comes_to_its_end(ranks: int, words: Sequence[str], patter
         (("--patterns", "star"), "4", "star"),
     ],
 )
-def test_wrong_options(words: tuple[str, ...], ranks: str, message: str) -> None:
-    process = _start(*words, WORLD_SIZE=ranks)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert message in error
+def test_wrong_options(
+    words: tuple[str, ...],
+    ranks: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    with pytest.raises(SystemExit) as ended:
+        load_script("tools/bench/measure_patterns.py").main(words)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_library_that_is_none_is_an_error(tmp_path: Path) -> None:
