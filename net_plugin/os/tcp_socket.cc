@@ -121,7 +121,7 @@ Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host) 
     BAGUA_NET_RETURN_IF_ERROR(set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, kKeepaliveProbes, "TCP_KEEPCNT"));
   }
   set_if_known(socket, TCP_NOTSENT_LOWAT, same_host ? kUnsentBytesOfTheKernel : kUnsentBytes);
-  if (!same_host) {
+  if (!same_host) {  // and left so where a connection turns out to stay on the host: nothing is lost there
     set_if_known(socket, kTcpRtoMinUs, kLeastRetransmissionTimeoutUs);
     set_if_known(socket, kTcpDelackMaxUs, kMostAcknowledgementDelayUs);
   }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ulong, c_void_p
 from pathlib import Path
 
-HANDLE_BYTES = 128
+_HANDLE_BYTES = 128
 _HOST_MEMORY = 1  # NCCL_PTR_HOST
 _SLOTS = 19
 _LOGGER = ctypes.CFUNCTYPE(None, c_int, c_ulong, c_char_p, c_int, c_char_p)  # and more, which we do not read
@@ -64,7 +64,7 @@ class Plugin:
 
     def listen(self) -> tuple[bytes, c_void_p]:
         """A handle for the peer, and what is to be accepted."""
-        handle, listening = ctypes.create_string_buffer(HANDLE_BYTES), c_void_p()
+        handle, listening = ctypes.create_string_buffer(_HANDLE_BYTES), c_void_p()
         self._call("listen", 0, handle, byref(listening))
         return handle.raw, listening
 

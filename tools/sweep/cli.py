@@ -9,7 +9,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from core_comparison.report import device_of, sharing_notes, write_json
+from core_comparison.report import sharing_notes, write_json
+from device_option import device_text
 from netlab import NetlabError, missing_requirement
 
 from bagua.net.bench.machine import describe_machine
@@ -66,7 +67,8 @@ def main(words: Sequence[str] | None = None) -> int:
         written.append(options.json_path)
     if options.plot_path is not None:
         comparison = options.comparison
-        title = f"The fastest algorithm by network: {comparison.ranks} ranks, {device_of(comparison, outcome.facts)}"
+        device = device_text(outcome.facts.get("device", "?"), comparison.sharing)
+        title = f"The fastest algorithm by network: {comparison.ranks} ranks, {device}"
         write_plot(options.plot_path, grid, comparison.models, title=title, caption=_caption(grid, machine.caption()))
         written.append(options.plot_path)
     if written:

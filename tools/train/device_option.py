@@ -56,6 +56,11 @@ def chosen_device(
     return ChosenDevice("cuda", sharing_of(ranks, found))
 
 
+def device_text(name: object, sharing: GpuSharing | None) -> str:
+    """What ranks computed on, for a heading."""
+    return str(name) if sharing is None else f"{name}, {sharing}"
+
+
 def count_gpus() -> int:
     """Those that torch would use: a driver without them, or hidden ones, are none."""
     import torch

@@ -21,7 +21,7 @@ from pathlib import Path
 # Python itself adds the script's folder, but not with PYTHONSAFEPATH. At the end: nothing there may hide a package.
 sys.path.append(str(Path(__file__).resolve().parent))
 
-from device_option import add_sharing_option, chosen_device
+from device_option import add_sharing_option, chosen_device, device_text
 from memory_measurement.catalogue import ADAM, CASES, QADAM, SGD
 from memory_measurement.probe import ALLOCATOR_SETTINGS
 from memory_measurement.report import GLOO_BYTES, Measured, document, render, row_of
@@ -119,10 +119,8 @@ def main(words: Sequence[str] | None = None, gpus: Callable[[], int] | None = No
     except BenchError as error:
         print(f"measure_memory.py: {error}", file=sys.stderr)
         return 1
-    shared = "" if given.sharing is None else f", {given.sharing}"
-    head = (
-        f"{ranks} ranks on {team.facts['device']}{shared}, torch {team.facts['torch']}, {rows[0].parameters} parameters"
-    )
+    device = device_text(team.facts["device"], given.sharing)
+    head = f"{ranks} ranks on {device}, torch {team.facts['torch']}, {rows[0].parameters} parameters"
     print(f"{head} of float32 in {given.layers} layers\n")
     print(render(rows, colour=shows_colour(sys.stdout)) + "\n")
     if given.json is not None:

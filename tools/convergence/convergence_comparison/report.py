@@ -10,6 +10,7 @@ from pathlib import Path
 from aligned_table import Column
 from aligned_table import render as render_table
 from core_comparison.report import threads_each, write_json
+from device_option import device_text
 
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.table import MISSING
@@ -73,8 +74,8 @@ def render(rows: Sequence[Row], *, colour: bool = False) -> str:
 def heading(options: Options, outcome: Outcome) -> str:
     facts = outcome.facts
     nccl = f", NCCL {facts['nccl']}" if facts.get("nccl") else f", gloo, {threads_each(facts)}"
-    shared = "" if options.sharing is None else f", {options.sharing}"
-    return f"{options.ranks} ranks on {facts.get('device', '?')}{shared}, torch {facts.get('torch', '?')}{nccl}"
+    device = device_text(facts.get("device", "?"), options.sharing)
+    return f"{options.ranks} ranks on {device}, torch {facts.get('torch', '?')}{nccl}"
 
 
 def closing_lines(rows: Sequence[Row], outcome: Outcome) -> list[str]:

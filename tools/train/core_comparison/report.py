@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from device_option import device_text
+
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.table import BOLD, DIM, LOUD, MISSING, RESET
 from core_comparison.catalogue import ALL_REDUCE, REFERENCE, Promise
@@ -129,18 +131,13 @@ def threads_each(facts: Mapping[str, Any]) -> str:
     return f"{threads} thread{'' if threads == 1 else 's'} each"
 
 
-def device_of(options: Options, facts: Mapping[str, Any]) -> str:
-    """What the ranks computed on."""
-    name = str(facts.get("device", "?"))
-    return name if options.sharing is None else f"{name}, {options.sharing}"
-
-
 def heading(options: Options, outcome: Outcome) -> str:
     facts = outcome.facts
+    device = device_text(facts.get("device", "?"), options.sharing)
     nccl = f", NCCL {facts['nccl']}" if facts.get("nccl") else ""
     network = f"network {options.network}" if options.network else f"gloo, {threads_each(facts)}"
     return (
-        f"{options.ranks} ranks on {device_of(options, facts)}, torch {facts.get('torch', '?')}{nccl}, {network};"
+        f"{options.ranks} ranks on {device}, torch {facts.get('torch', '?')}{nccl}, {network};"
         f" turns of {options.steps} steps after {options.warmup}"
     )
 
