@@ -23,7 +23,7 @@ def _files() -> list[Path]:
 
 
 def _text(node: ast.expr) -> str | None:
-    """A string of the source as the page writes it: values are dots, and what follows the first statement is left out."""
+    """A string of the source as the page writes it: values are dots, and only the first statement counts."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         text = node.value
     elif isinstance(node, ast.JoinedStr):
