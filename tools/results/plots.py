@@ -43,7 +43,7 @@ def write_plots(folder: Path, results: Results) -> None:
         _save(
             _algorithms(results["sweep-2gpu"]),
             folder / "algorithms.png",
-            "VGG16, two H200s, emulated networks; delay one way. async does not wait for averages.",
+            "VGG16, two H200s, emulated networks; delay one way. async does not wait; at 1 Gb/s none of its averages ended.",
         )
 
 
@@ -116,10 +116,10 @@ def _algorithms(result: ResultFile) -> Any:
     for y, row in enumerate(values):
         for x, value in enumerate(row):
             text = f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1.05 else f"{value:.2f}"
-            axis.text(x, y, text, ha="center", va="center", fontsize=8, color="white" if value > 6 else "black")
+            axis.text(x, y, text, ha="center", va="center", fontsize=8, color="white" if value > 4.3 else "black")
     axis.set_xticks(range(len(columns)), [f"{rate}\n{delay}" for rate, delay in columns])
     axis.set_yticks(range(len(_ALGORITHMS)), list(_ALGORITHMS.values()))
     axis.set_xlabel("rate (Gb/s), delay (ms)")
-    title = "Speed-up over gradient all-reduce: compression improves throughput up to 25 Gb/s, more so with a delay"
+    title = "Speed-up over gradient all-reduce: bytegrad is 2.4x to 5.3x as fast, most with a delay of 20 ms"
     figure.suptitle(title, fontsize=9, x=0.01, ha="left")
     return figure

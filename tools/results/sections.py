@@ -40,9 +40,7 @@ def current(results: Results) -> str:
         )
     capped = results["flow-limits"]
     best = capped.find("speedup", size_bytes=1 << 26)
-    rows.append(
-        [f"[3.2 Gb/s, 400 Mb/s a flow, 64 MiB, two cores]({_at(capped)})", f"{figure(best)} plain sockets", "-"]
-    )
+    rows.append([f"[3.2 Gb/s, 400 Mb/s a flow, two cores]({_at(capped)})", f"{figure(best)} plain sockets", "-"])
     link = results["networks-32-cores"].find("busbw", backend="plugin", rate_gbps=100)
     rows.append([f"[100 Gb/s, 64 MiB, 32 cores]({_at(results['networks-32-cores'])})", figure(link, unit=True), "-"])
     return table(["", "result", "compared with a hand-tuned NCCL"], rows)
