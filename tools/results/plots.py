@@ -43,7 +43,7 @@ def write_plots(folder: Path, results: Results) -> None:
         _save(
             _algorithms(results["sweep-2gpu"]),
             folder / "algorithms.png",
-            "VGG16, two H200s, emulated networks; delay one way. async does not wait; at 1 Gb/s none of its averages ended.",
+            "VGG16, two H200s, emulated networks; one-way delay. async does not wait; at 1 Gb/s no average ended.",
         )
 
 
