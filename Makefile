@@ -192,6 +192,7 @@ tsan: build/tsan/build.ninja
 .PHONY: docs
 docs: $(VENV)/.bagua ## Write docs/knobs.md from the knob table, and build/docs/api from the docstrings
 	@$(BIN)/python tools/docs/generate_knobs.py
+	@PYTHONPATH=tools $(BIN)/python -m results
 	@$(BIN)/python tools/docs/generate_api.py build/docs/api
 
 .PHONY: wheel
