@@ -142,7 +142,7 @@ class CommScheduler:
             self.sent = [one.bucket for one in started]
         if not started:
             return
-        with failures_named(self._group, "waiting for the buckets of a backward pass"):
+        with failures_named(self._group, "waiting for the gradients of a backward pass"):
             for one in started:
                 one.wait()
 
