@@ -90,7 +90,7 @@ def _checked_timeout(timeout: Any) -> datetime.timedelta:
 
 
 def _check_backend(backend: Any) -> None:
-    """For each kind of device, of which there may be one: is there such a backend, and can this build of torch use it?"""
+    """Whether each backend exists and this build of torch can use it."""
     if not isinstance(backend, str):
         raise TypeError(f"backend is {backend!r}. Pass a string, such as {_BACKEND_EXAMPLES}.")
     for part in backend.lower().split(","):
