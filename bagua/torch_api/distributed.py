@@ -93,13 +93,6 @@ class BaguaModule:
         """
         module: nn.Module = self  # type: ignore[assignment]
         engine_arguments = check_arguments(optimizers, algorithm)
-        if not engine_arguments:
-            raise ValueError(
-                "optimizers is empty.\n"
-                f"with_bagua() on {type(module).__name__} needs every optimizer that steps its parameters, to broadcast"
-                " its state and to communicate around its steps.\n"
-                "Pass them: model.with_bagua([optimizer], algorithm)."
-            )
         group = to_bagua_process_group(process_group)
         configure_logging()  # before anything is sent: what it refuses, one rank alone may have in its environment
         previous: BaguaDistributedDataParallel | None = module.__dict__.pop("bagua_ddp", None)
@@ -117,6 +110,14 @@ class BaguaModule:
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first_bucket_bytes,
         )
+        if not engine_arguments:  # only now: the ranks have compared their lists, so that all of them raise
+            engine.detach()
+            raise ValueError(
+                "optimizers is empty.\n"
+                f"with_bagua() on {type(module).__name__} needs every optimizer that steps its parameters, to broadcast"
+                " its state and to communicate around its steps.\n"
+                "Pass them: model.with_bagua([optimizer], algorithm)."
+            )
         module.__dict__["bagua_ddp"] = engine
         log_wrap(engine)
         return self

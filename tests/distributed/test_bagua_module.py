@@ -72,7 +72,9 @@ def _attributes() -> str:
     with_algorithm(named, _sgd(named))
     twin = nn.Linear(2, 2).to(device)
     twin.bagua_module_name = "chosen"
-    assert "bagua_module_name 'chosen', too" in message_of(UserWarning, lambda: with_algorithm(twin, _sgd(twin)))
+    assert "also has the bagua_module_name 'chosen'" in message_of(
+        UserWarning, lambda: with_algorithm(twin, _sgd(twin))
+    )
     return str(net.bagua_module_name)
 
 

@@ -83,7 +83,8 @@ def test_a_misspelt_algorithm_or_option() -> None:
         init("qadam")
 
 
-def test_wrong_arguments_of_with_bagua() -> None:
+def refuse_wrong_arguments() -> None:
+    bagua.torch_api.init_process_group()
     model: Any = torch.nn.Linear(2, 2)
     algorithm = bagua.torch_api.algorithms.Algorithm.init("gradient_allreduce")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -93,6 +94,11 @@ def test_wrong_arguments_of_with_bagua() -> None:
         model.with_bagua([optimizer], "bytegrad")
     with pytest.raises(TypeError, match=r"the class \w+\. Pass an instance"):
         model.with_bagua([optimizer], type(algorithm))
+    model.with_bagua([optimizer], algorithm)
+
+
+def test_wrong_arguments_of_with_bagua() -> None:
+    run_ranks(1, refuse_wrong_arguments)
 
 
 @pytest.mark.parametrize("text", ["0", "false", "off", "no"])
