@@ -165,7 +165,7 @@ class CommScheduler:
             return names
 
     def reset(self) -> None:
-        """Forget all ready flags and restore the order: after an error, before re-initialization. Everything launched was
+        """Forget all ready flags and restore the order: after an error, before re-initialization. What was launched was
         waited for."""
         with self.lock:
             self._queue = deque(self._states)

@@ -213,7 +213,7 @@ def wrap_with_all_optimizers(how: str) -> dict[str, str | None]:
         for number, optimizer in enumerate(optimizers if len(optimizers) > 1 else []):
             optimizer.param_groups[0]["params"] = list(layers[number].parameters())
         try:
-            if how == "with_bagua":
+            if how == "with_bagua" and any(kinds):  # which refuses to have no optimizer on any rank
                 model = net.with_bagua(optimizers, GradientAllReduceAlgorithm())
             else:
                 model = DistributedDataParallel(net, optimizers=optimizers)
