@@ -35,7 +35,7 @@ class Owner:
         return sum(tensor._version for bucket in self.buckets for tensor in bucket.tensors)
 
 
-class SafePoints:
+class JointUpdates:
     """Of one module.
 
     Attributes:

@@ -18,7 +18,7 @@ from bagua.collectives import torch_internals
 from bagua.engine.bucket import Bucket
 
 
-class BucketMarks:
+class BucketReadiness:
     """Of one bucket.
 
     Attributes:
@@ -78,7 +78,7 @@ class BucketMarks:
         return [self._streams[stream] for stream in dict.fromkeys(self.marked_on) if stream != current]
 
 
-def marker(state: BucketMarks, index: int, launch: Callable[[], None]) -> Callable[[], None]:
+def marker(state: BucketReadiness, index: int, launch: Callable[[], None]) -> Callable[[], None]:
     """What marks a tensor of the bucket, and calls `launch` when it is the last. Runs once per tensor and step, between
     kernels: it is short, and calls little. Without a lock: the tensors of a bucket are of one device, whose gradients
     one thread makes, and reentrant passes wait for each other."""
@@ -102,7 +102,7 @@ def marker(state: BucketMarks, index: int, launch: Callable[[], None]) -> Callab
 
 
 def _marker_on_gpu(
-    state: BucketMarks, index: int, launch: Callable[[], None], current_stream: Callable[[], int]
+    state: BucketReadiness, index: int, launch: Callable[[], None], current_stream: Callable[[], int]
 ) -> Callable[[], None]:
     """Notes the stream, too, and gathers nothing."""
 
