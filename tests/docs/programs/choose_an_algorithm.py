@@ -6,5 +6,6 @@ run_blocks("docs/how-to/train/choose-an-algorithm.md", 1)
 
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
-assert isinstance(algorithm, GradientAllReduceAlgorithm) and algorithm.hierarchical
+assert isinstance(algorithm, GradientAllReduceAlgorithm)
+assert algorithm.hierarchical
 assert "gradient_allreduce" in GlobalAlgorithmRegistry

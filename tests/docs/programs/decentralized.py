@@ -12,7 +12,7 @@ run_blocks("docs/reference/algorithms/decentralized.md", 1)
 
 import copy
 
-for index, batch in enumerate(batches):
+for _index, batch in enumerate(batches):
     before = copy.deepcopy(model)
     optimizer.zero_grad()
     model(batch[bagua.get_rank()]).square().mean().backward()

@@ -4,9 +4,9 @@
 import logging
 import os
 import re
-from pathlib import Path
 
 import torch
+from support.page_programs import REPOSITORY
 
 import bagua.torch_api as bagua
 
@@ -19,5 +19,6 @@ logging.getLogger("bagua").addHandler(handler)
 model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model.with_bagua([optimizer], bagua.algorithms.gradient_allreduce.GradientAllReduceAlgorithm())
-shown = re.search("## Logging.*?```text\n(.*?)```", Path(__file__).read_text(), re.DOTALL)[1].splitlines()
+page = REPOSITORY / "docs" / "how-to" / "train" / "log.md"
+shown = re.search("```text\n(.*?)```", page.read_text(), re.DOTALL)[1].splitlines()
 assert lines == (shown if bagua.get_rank() == 0 else []), lines

@@ -50,7 +50,8 @@ run_blocks("docs/how-to/train/wrap-a-model.md", 1)
 
 assert bagua.communication.get_backend(model.bagua_module_name) is engine.scheduler
 model.with_bagua([optimizer], GradientAllReduceAlgorithm(average=False))
-assert model.bagua_ddp is not engine and model.bagua_train_step_counter == 0
+assert model.bagua_ddp is not engine
+assert model.bagua_train_step_counter == 0
 train(2)
 twin = copy.deepcopy(model)
 twin(torch.randn(4, 8)).sum().backward()
