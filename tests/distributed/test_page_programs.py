@@ -31,16 +31,12 @@ def test_program(program: Path, tmp_path: Path) -> None:
     run_ranks(ranks_of(program), run_program, str(program), str(tmp_path))
 
 
-@pytest.mark.parametrize("source", list(SCRIPTS), ids=[f"{page}:{name}" for page, name in SCRIPTS.values()])
-def test_script_by_torchrun(source: str, tmp_path: Path) -> None:
-    _, name = SCRIPTS[source]
-    (tmp_path / name).write_text(source)
+def test_scripts_by_torchrun(tmp_path: Path) -> None:
     torchrun = str(Path(sys.executable).with_name("torchrun"))
-    result = subprocess.run(
-        [torchrun, "--standalone", "--nproc-per-node", "2", name],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    for number, (source, (page, name)) in enumerate(SCRIPTS.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / name).write_text(source)
+        command = [torchrun, "--standalone", "--nproc-per-node", "2", name]
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+        assert result.returncode == 0, f"{page}: {result.stdout}{result.stderr}"
