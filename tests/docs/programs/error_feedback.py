@@ -1,9 +1,14 @@
 # ranks: 2
 
 
+import os
+
 import torch
 import torch.distributed as dist
 from support.page_programs import run_blocks
+from torch.nn.parallel import DistributedDataParallel
+
+import bagua
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

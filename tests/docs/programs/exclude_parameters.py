@@ -4,6 +4,7 @@ import torch
 from support.page_programs import run_blocks
 
 import bagua.torch_api as bagua
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
 bagua.init_process_group()
 model = torch.nn.ModuleDict({"encoder": torch.nn.Linear(8, 8), "head": torch.nn.Linear(8, 1)})

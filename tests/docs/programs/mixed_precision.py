@@ -4,6 +4,8 @@ import warnings
 
 from support.page_programs import run_blocks
 
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+
 warnings.simplefilter("default")  # torch's own, about what it imports to compile
 import torch
 

@@ -1,6 +1,8 @@
 # ranks: 2
 
 
+import os
+
 import torch
 import torch.distributed as dist
 from support.page_programs import run_blocks

@@ -5,6 +5,7 @@ import torch
 from support.page_programs import run_blocks
 
 import bagua.torch_api as bagua
+from bagua.torch_api.data_parallel import DistributedDataParallel
 
 bagua.init_process_group()
 rank = bagua.get_rank()
