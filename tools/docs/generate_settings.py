@@ -96,6 +96,7 @@ RETIRED = """\
 These have no effect, and the log says so. `BAGUA_NET_NSTREAMS` and `BAGUA_NET_MIN_CHUNKSIZE` still work.
 """
 
+
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [
         "| " + " | ".join(head) + " |",
@@ -129,9 +130,7 @@ def render() -> str:
     retired = markdown_table(
         ["Variable", "Instead"], ((code(row["name"]), row["replacement"]) for row in _core.retired_knobs())
     )
-    return "\n".join(
-        [INTRODUCTION, "## Everyday settings\n", *everyday, INTERFACES, EXPERT, *expert, RETIRED, retired]
-    )
+    return "\n".join([INTRODUCTION, "## Everyday settings\n", *everyday, INTERFACES, EXPERT, *expert, RETIRED, retired])
 
 
 if __name__ == "__main__":
