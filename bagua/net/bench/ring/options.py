@@ -111,7 +111,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--time-budget",
         type=within(float, 1, 86400),
         metavar="S",
-        help=f"seconds for the run, which choose the iterations of each size (default {DEFAULT_TIME_BUDGET_S:g})",
+        help="seconds for the whole run with start-up and checks, which choose the iterations"
+        f" (default {DEFAULT_TIME_BUDGET_S:g})",
     )
     length.add_argument(
         "-w",
