@@ -1,0 +1,37 @@
+"""Markdown tables, and figures as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bagua.net.bench.result_file import Figure, Label
+
+_BINARY = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def size(size_bytes: int) -> str:
+    for factor, unit in _BINARY:
+        if size_bytes >= factor and size_bytes % factor == 0:
+            return f"{size_bytes // factor} {unit}"
+    return f"{size_bytes} B"
+
+
+def label(name: str, value: Label) -> str:
+    """A label's value in a table."""
+    if value is None:
+        return "no limit" if name == "rate_gbps" else "-"
+    if name.endswith("_bytes"):
+        return size(int(value))
+    return str(value)
+
+
+def figure(one: Figure, *, unit: bool = False) -> str:
+    """The median with the spread, where one was taken."""
+    suffix = "x" if one.unit == "x" else f" {one.unit}" if unit else ""
+    spread = "" if one.low is None or one.high is None else f" ({one.low:g}-{one.high:g})"
+    return f"{one.median:.10g}{suffix}{spread}"
