@@ -1,8 +1,8 @@
 """Bagua: fast, observable data-parallel training over ordinary TCP networks.
 
 Importing this package activates Bagua-Net where ENABLE_BAGUA_NET (or BAGUA_NET_REQUIRED) asks for it; see
-docs/activation.md. It imports neither torch nor native code; `bagua.comm_hooks`, which does, is imported at its first
-use.
+docs/how-to/switch-on.md. It imports neither torch nor native code; `bagua.comm_hooks`, which does, is imported at its
+first use.
 """
 
 from __future__ import annotations

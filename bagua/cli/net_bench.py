@@ -1,4 +1,4 @@
-"""`bagua-net-bench`: see docs/bench.md."""
+"""`bagua-net-bench`: see docs/how-to/measure-network.md."""
 
 from __future__ import annotations
 

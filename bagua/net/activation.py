@@ -1,7 +1,7 @@
 """Makes NCCL take our plugin: decides which variables that needs, and sets them.
 
 `plan` decides and touches nothing; `activate` applies the plan to this process, `environment` is the plan for a
-process that is about to be started. docs/activation.md is the user's side of this file.
+process that is about to be started. docs/how-to/switch-on.md is the user's side of this file.
 
 [Note: what NCCL needs] NCCL 2.21 and newer take NCCL_NET_PLUGIN as a path. 2.12 to 2.20 make
 `libnccl-net-<value>.so` of any value: a path spoils them, and they find us only as the default `libnccl-net.so` over

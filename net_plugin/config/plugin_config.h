@@ -1,6 +1,6 @@
 // PluginConfig: every BAGUA_NET_* knob. One table (plugin_config.cc) holds name, type, default, range, unit and
-// meaning; parsing, `bagua-net doctor` and docs/knobs.md are made from it. A bad value is an error that says what
-// was given and what is allowed: never a silent default.
+// meaning; parsing, `bagua-net doctor` and docs/reference/settings.md are made from it. A bad value is an error that
+// says what was given and what is allowed: never a silent default.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 
 Loopback has no MTU to speak of, no rate and no second interface, so a result measured there says little about a
 network. A `Lab` gives each "host" a network namespace of its own (own interfaces, addresses, routes, ports, TCP
-settings), limits the links between them and delays what they carry. See docs/netlab.md.
+settings), limits the links between them and delays what they carry. See docs/how-to/emulate-networks.md.
 """
 
 from __future__ import annotations

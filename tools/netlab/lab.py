@@ -71,7 +71,8 @@ class Lab:
     """`with Lab(hosts=2, rate_mbit=10_000, mtu=9000) as lab: lab.run(0, ["ip", "addr"])`.
 
     rate_mbit:            rate of every link, or one for each NIC number; None: no limit
-    per_flow_mbit:        cap of each TCP connection and direction, at the sending host (docs/netlab.md: how exact)
+    per_flow_mbit:        cap of each TCP connection and direction, at the sending host; how exact:
+                          docs/how-to/emulate-networks.md
     slow_flows:           a lower cap for some of them
     mtu:                  of every link, or one for each NIC number
     uneven_mbit:          rate of single links, by (host, NIC number); the others keep rate_mbit

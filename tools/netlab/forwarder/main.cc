@@ -1,5 +1,5 @@
 // netlab's forwarder: wires with a delay. Each wire joins two TAP devices, whose descriptors netlab opened and passed
-// on; two threads a wire, one for each direction. See docs/netlab.md.
+// on; two threads a wire, one for each direction. See docs/how-to/emulate-networks.md.
 //
 //   forwarder FIRST:SECOND:DELAY_NS:RING_BYTES...      (descriptors, decimal)
 //
