@@ -23,6 +23,9 @@ SWEEP_ARGS ?=
 # E.g.: make convergence CONVERGENCE_ARGS="--tasks digits --algorithms bytegrad --seeds 3"
 CONVERGENCE_ARGS ?=
 
+# E.g.: make wheel WHEEL_ARGS="--python python3.12"
+WHEEL_ARGS ?=
+
 VENV := .venv
 BIN := $(VENV)/bin
 # `python -m` and `python -c` would put the source tree, which has no compiled library, before the installed package.
@@ -191,6 +194,11 @@ docs: $(VENV)/.bagua ## Write docs/knobs.md from the knob table, and build/docs/
 	@$(BIN)/python tools/docs/generate_knobs.py
 	@PYTHONPATH=tools $(BIN)/python -m results
 	@$(BIN)/python tools/docs/generate_api.py build/docs/api
+
+.PHONY: wheel
+wheel: $(VENV)/.packages ## Build sdist and manylinux wheels into dist/, each installed and checked; WHEEL_ARGS="--python PATH"
+	@echo "== source distribution and wheels"
+	@$(BIN)/python tools/release/build_wheels.py --output dist $(WHEEL_ARGS)
 
 .PHONY: clean
 clean: ## Remove what was built; .venv stays

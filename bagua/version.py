@@ -1,5 +1,8 @@
-"""The version of the package. tests/packaging and tests/net compare it with the metadata and the compiled library."""
+"""The version of the package. The build takes it from the git tag and writes it to bagua/_version.py."""
 
 from __future__ import annotations
 
-__version__ = "1.0.0"
+try:
+    from bagua._version import __version__ as __version__
+except ModuleNotFoundError:  # a source tree that was not built
+    __version__ = "0+source"

@@ -7,6 +7,7 @@
 #include "abi/plugin_name.h"
 #include "abi/startup.h"
 #include "base/log_sink.h"
+#include "base/version.h"
 #include "os/rdma_probe.h"
 
 namespace bagua_net::abi {
@@ -25,7 +26,7 @@ void abandon_parents_instance() {
 }
 
 void log_active(int table_version, const std::string& summary) {
-  BAGUA_NET_INFO("Bagua-Net " BAGUA_NET_VERSION " active: table v" + std::to_string(table_version) + ", " + summary);
+  BAGUA_NET_INFO("Bagua-Net " + std::string(version()) + " active: table v" + std::to_string(table_version) + ", " + summary);
   for (const std::string& warning : unknown_knob_warnings()) BAGUA_NET_WARN(warning);
   const std::string rdma = rdma_replaced_warning(process_environment(), "/sys");
   if (!rdma.empty()) BAGUA_NET_WARN(rdma);

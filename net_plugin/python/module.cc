@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/version.h"
 #include "config/plugin_config.h"
 #include "os/cpu_budget.h"
 #include "os/network_interface.h"
@@ -149,7 +150,7 @@ int default_workers() { return default_worker_count(measure_cpu_budget(process_e
 PYBIND11_MODULE(_core, module) {
   module.doc() = "What Python reads of Bagua-Net's compiled library: version, knobs, interfaces, CPU budget.";
   module.def(
-      "version", [] { return std::string(BAGUA_NET_VERSION); },
+      "version", [] { return std::string(bagua_net::version()); },
       "The version of the compiled library, such as '1.0.0'.");
   module.def("knobs", &bagua_net::knobs, "Every knob, in the order of the documentation.");
   module.def("retired_knobs", &bagua_net::retired,
