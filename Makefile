@@ -190,10 +190,12 @@ tsan: build/tsan/build.ninja
 	@BAGUA_CPP_BUILD=build/tsan BAGUA_CPP_SLOWDOWN=8 $(TSAN_RUN) $(BIN)/pytest -n $(SANITIZE_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
 
 .PHONY: docs
-docs: $(VENV)/.bagua ## Write docs/knobs.md from the knob table, and build/docs/api from the docstrings
-	@$(BIN)/python tools/docs/generate_knobs.py
+docs: $(VENV)/.bagua ## Generate the reference pages and build the site in build/site; broken links are errors
+	@$(BIN)/python tools/docs/generate_settings.py
+	@$(BIN)/python tools/docs/generate_cli.py
 	@PYTHONPATH=tools $(BIN)/python -m results
-	@$(BIN)/python tools/docs/generate_api.py build/docs/api
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Site in build/site. To read it: $(BIN)/python -m http.server -d build/site, then open http://localhost:8000"
 
 .PHONY: wheel
 wheel: $(VENV)/.packages ## Build sdist and manylinux wheels into dist/, each installed and checked; WHEEL_ARGS="--python PATH"

@@ -3,14 +3,16 @@ values are trimmed, and a variable that is set to nothing counts as not set. No 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"0", "false", "no", "off"})
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 class EnvironmentValueError(ValueError):
-    """A variable holds a value that means nothing. The message names variable, value and what is allowed."""
+    """A variable has an invalid value. The message names the variable, the value and what is allowed."""
 
 
 def read_text(environment: Mapping[str, str], name: str) -> str | None:
@@ -31,8 +33,23 @@ def read_switch(environment: Mapping[str, str], name: str) -> bool | None:
     raise EnvironmentValueError(f"{name}={text}: must be 1, true, yes or on, or else 0, false, no or off")
 
 
+def read_size(environment: Mapping[str, str], name: str) -> int | None:
+    """A number of bytes, at least 1, with an optional suffix K, M or G (powers of 1024; KiB and KB mean the same); None
+    if it is not set. Raises EnvironmentValueError for anything else."""
+    text = read_text(environment, name)
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)\s*(?:([kmg])(?:i?b)?|b)?", text, re.IGNORECASE)
+    size = int(match[1]) * _UNITS[(match[2] or "").lower()] if match else 0
+    if size < 1:
+        raise EnvironmentValueError(
+            f"{name}={text}: must be a number of bytes, at least 1, optionally with a suffix K, M or G, such as 10M"
+        )
+    return size
+
+
 def read_number(environment: Mapping[str, str], name: str, default: int) -> int:
-    """An integer parameter of NCCL's, read as leniently as NCCL does: what is no number counts as the default."""
+    """An integer parameter of NCCL's, read as leniently as NCCL does: what is not a number counts as the default."""
     text = read_text(environment, name)
     if text is None:
         return default

@@ -1,5 +1,7 @@
-"""Says which ranks are gone when a collective fails, in the words of somebody who has to repair it. Functions; any
-thread that runs collectives.
+"""Names the ranks that are gone when a collective fails. Functions; any thread that runs collectives.
+
+The report goes to stderr as soon as it is known, and is then raised: a launcher that ends the other ranks when one
+dies (torchrun sends SIGTERM) leaves no time for a traceback.
 
 What can be named depends on the backend. gloo's calls raise where they wait. NCCL's do not: kernels wait on the GPU,
 and errors and timeouts are noticed by torch's watchdog thread, which by default ends the process with a message of its
@@ -10,8 +12,10 @@ TORCH_NCCL_BLOCKING_WAIT=1, timeouts and lost peers.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
+import sys
 import threading
 from collections.abc import Sequence
 from types import TracebackType
@@ -131,8 +135,8 @@ def explain_failure(
     error: BaseException, group: Members, what: str = "a collective", ranks: Sequence[int] | None = None
 ) -> CollectiveError:
     """
-    Calls the roll of the group, or of these global ranks of it, and puts the outcome into words. Takes at most
-    ROLL_CALL_S or the group's timeout, whichever is shorter, and two seconds; raises nothing.
+    Finds out which ranks of the group, or of these global ranks of it, are gone, and prints that to stderr. Takes at
+    most ROLL_CALL_S or the group's timeout, whichever is shorter, and two seconds; raises nothing.
 
     Returns:
         the error to raise; `error` is its cause.
@@ -140,15 +144,31 @@ def explain_failure(
     window_s = ROLL_CALL_S
     ranks = ranks or group.ranks
     rank: int | None = None
+    printed: list[str] = []
+
+    def print_early(roll: Roll) -> None:
+        printed.append(_message(error, group, ranks, what, rank, roll, window_s))
+        _print(printed[0])
+
     try:
         window_s = min(ROLL_CALL_S, group.timeout.total_seconds())
         rank = dist.get_rank()
-        roll = current_roll_call().call(ranks, what, window_s)
+        roll = current_roll_call().call(ranks, what, window_s, print_early)
     except Exception as problem:  # an explanation that fails must not hide what it explains
         roll = Roll(store_problem=_one_line(problem))
-    report = CollectiveError(_message(error, group, ranks, what, rank, roll, window_s), roll.missing)
+    message = _message(error, group, ranks, what, rank, roll, window_s)
+    if message not in printed:
+        _print(message)
+    report = CollectiveError(message, roll.missing)
     report.__cause__ = error
     return report
+
+
+def _print(message: str) -> None:
+    """As one write, so that lines of several ranks do not mix. stderr may be closed."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"bagua: {message}\n")
+        sys.stderr.flush()
 
 
 def _message(
@@ -160,35 +180,42 @@ def _message(
     roll: Roll,
     window_s: float,
 ) -> str:
-    here = "" if rank is None else f" on rank {rank}"
-    sentences = [f"{what} failed{here} (group {group.group_name}, {_ranks(ranks)})"]
+    me = "this rank" if rank is None else f"rank {rank}"
+    where = f"Operation on {me}: {what} (group {group.group_name}, {_ranks(ranks)})."
+    restart = "Then restart all ranks from the last checkpoint."
     if roll.missing:
-        when = f"within {window_s:g} s" if roll.store_problem is None else f"when asked {roll.age_s:.0f} s ago"
-        sentences.append(
-            f"No answer {when} from {_ranks(roll.missing, roll.hosts)}: died, cannot be reached, or is busy outside of "
-            f"collectives. Read the end of the log of {_ranks(roll.missing[:1])} first, its error is the cause; if "
-            "there is none, it was killed, for lack of memory perhaps (dmesg on its host)"
-        )
+        if roll.exited == roll.missing:
+            how = "exited"
+        elif roll.store_problem is None:
+            how = f"did not respond within {window_s:g} s"
+        else:
+            how = f"did not respond when asked {roll.age_s:.0f} s ago"
+        first = roll.missing[0]
+        lines = [
+            f"{_ranks(roll.missing, roll.hosts).capitalize()} {how}.",
+            where,
+            f"Check the end of rank {first}'s log; if it shows no error, look for the OOM killer in dmesg. {restart}",
+        ]
     elif roll.store_problem is None:
-        sentences.append("All ranks answered, none is gone: the network between them failed, or one of them was late")
         doing = {who: text.removeprefix(FAILED) for who, text in roll.doing.items()}
-        elsewhere = [f"rank {who} is in {text}" for who, text in doing.items() if text != what]
-        sentences.extend(elsewhere[:MAX_RANKS])
+        elsewhere = [f"Operation on rank {who}: {text}." for who, text in doing.items() if text != what]
+        lines = [
+            "A collective failed although all ranks responded.",
+            where,
+            *elsewhere[:MAX_RANKS],
+            f"Check the network between the hosts, and whether a rank was late. {restart}",
+        ]
     else:
-        sentences.append(
-            f"Which ranks are gone cannot be found out: the store through which they would answer is gone. "
-            f"{_store_server()} serves it and has died or left; read the end of its log first. ({roll.store_problem})"
-        )
-    sentences.append(
-        "The group cannot be used any more: start all ranks again from the last checkpoint; torchrun --max-restarts "
-        "starts the script again, which has to load it"
-    )
-    sentences.append(f"What the backend says: {_one_line(error)}")
-    return ". ".join(sentences)
+        lines = [
+            f"A collective failed, and the job's store is unreachable ({roll.store_problem}).",
+            where,
+            f"Check the end of the log of {_store_server()}, which serves the store. {restart}",
+        ]
+    return "\n".join([*lines, f"Backend error: {_one_line(error)}"])
 
 
 def _store_server() -> str:
-    return "The torchrun agent of the first host, or rank 0," if dist.is_torchelastic_launched() else "Rank 0"
+    return "the torchrun agent of the first host" if dist.is_torchelastic_launched() else "rank 0"
 
 
 def _ranks(ranks: Sequence[int], hosts: dict[int, str] | None = None) -> str:

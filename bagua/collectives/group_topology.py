@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -29,6 +30,8 @@ class Place:
     node: int | None  # the node's number
     local_rank: int | None
     local_world_size: int | None
+    pid: int = 0
+    pid_namespace: str = ""  # of `pid`: only processes in the same namespace of the same host can look it up
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,41 @@ def place_of_this_process() -> Place:
         node=launch_environment.stated_node_rank(),
         local_rank=stated("LOCAL_RANK"),
         local_world_size=stated("LOCAL_WORLD_SIZE"),
+        pid=os.getpid(),
+        pid_namespace=_pid_namespace(),
     )
+
+
+def exited_ranks(ranks: Sequence[int], store: torch_internals.Store) -> tuple[int, ...]:
+    """Those of the ranks on this host whose process has ended. Ranks on other hosts, and those that have not published
+    a place, are not in it."""
+    own_host, own_namespace = socket.gethostname(), _pid_namespace()
+    exited = []
+    for rank in ranks:
+        key = PLACE_KEY.format(rank)
+        if own_namespace and store.check([key]):
+            place = Place(**json.loads(store.get(key)))
+            if (place.host, place.pid_namespace) == (own_host, own_namespace) and _has_exited(place.pid):
+                exited.append(rank)
+    return tuple(exited)
+
+
+def _has_exited(pid: int) -> bool:
+    """Also true of a process that its parent has not reaped yet."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] in ("Z", "X")  # after the name, which may contain brackets
+
+
+def _pid_namespace() -> str:
+    """Empty where it is unknown. With the time of boot, since two hosts may have the same name."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 - not a path
+    except OSError:
+        return ""
 
 
 def topology_of(places: Mapping[int, Place]) -> GroupTopology:

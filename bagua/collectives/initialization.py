@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
+import difflib
+import numbers
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,49 +15,115 @@ from bagua.collectives import launch_environment, torch_internals
 from bagua.collectives.process_group import DEFAULT_TIMEOUT, from_torch_group, is_initialized, set_default_group
 from bagua.env import read_text
 
+_MAX_TIMEOUT_S = 10 * 365 * 86400.0  # backends count in milliseconds, some of them in 64 bits of nanoseconds
+_BACKEND_EXAMPLES = "'nccl', 'gloo' or 'cpu:gloo,cuda:nccl'"
+
 
 def init_process_group(
-    store: torch_internals.Store | None = None, rank: int = -1, world_size: int = -1, local_world_size: int = -1
+    store: torch_internals.Store | None = None,
+    rank: int = -1,
+    world_size: int = -1,
+    local_world_size: int = -1,
+    *,
+    timeout: datetime.timedelta | float | None = None,
+    backend: str | None = None,
 ) -> None:
     """
-    Makes Bagua's default group, of all processes, and torch's if there is none yet: gloo for tensors on CPUs and,
-    where CUDA is available, NCCL for those on GPUs. Set the CUDA device first.
+    Makes Bagua's default group, of all processes, and torch's if there is none yet. Set the CUDA device first.
 
     Args:
         store: through which the processes meet. None: as RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say, which
             every launcher sets; a process that was started without any is alone.
         rank, world_size, local_world_size: with a store all three; written to RANK, WORLD_SIZE, LOCAL_RANK and
             LOCAL_WORLD_SIZE. Without one, none: the environment has them.
+        timeout: of the rendezvous and of each collective: a timedelta or seconds, more than 0. None: 30 minutes.
+        backend: "nccl", "gloo", or one for each kind of device: "cpu:gloo,cuda:nccl". None: gloo for tensors on CPUs
+            and, where CUDA is available, NCCL for those on GPUs.
 
     Raises:
-        RuntimeError: it is initialized already.
+        RuntimeError: Bagua is initialized already, or the backend is not available in this build of torch.
+        TypeError: `timeout` is neither a timedelta nor a number, or `backend` is not a string.
         ValueError: an argument or a variable is missing, out of range or contradicts torch's default group; or srun or
-            mpirun has started several processes and none knows of the others.
+            mpirun started several processes without WORLD_SIZE.
     """
     if is_initialized():
-        raise RuntimeError("the default process group of Bagua is already initialized")
+        raise RuntimeError(
+            "The default process group is already initialized"
+            f" (rank {dist.get_rank()} of {dist.get_world_size()}, backend {dist.get_backend_config()}).\n"
+            "Remove the second call of init_process_group(), or guard it with communication.is_initialized().\n"
+            "To start over, call torch.distributed.destroy_process_group() first. For a group of some ranks, call"
+            " communication.new_group(ranks)."
+        )
+    limit = _checked_timeout(timeout)
+    if backend is not None:
+        _check_backend(backend)
     if store is None:
         if (rank, world_size, local_world_size) != (-1, -1, -1):
             raise ValueError(
-                f"rank={rank}, world_size={world_size}, local_world_size={local_world_size} without a store: give a "
-                "store as well, or none of them and set RANK, WORLD_SIZE and LOCAL_WORLD_SIZE"
+                f"rank={rank}, world_size={world_size}, local_world_size={local_world_size} without a store. Pass a"
+                " store as well, or set RANK, WORLD_SIZE and LOCAL_WORLD_SIZE and pass none of them."
             )
     else:
         _check_ranks(rank, world_size, local_world_size)
+    if dist.is_initialized():
+        _check_torch_group(store, rank, world_size, timeout, backend)
+    if store is not None:
         os.environ["RANK"] = str(rank)
         os.environ["WORLD_SIZE"] = str(world_size)
         os.environ["LOCAL_RANK"] = str(rank % local_world_size)
         os.environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
-    if dist.is_initialized():
-        if store is not None and (rank, world_size) != (dist.get_rank(), dist.get_world_size()):
-            raise ValueError(
-                f"rank={rank} and world_size={world_size}, but torch.distributed is already initialized with "
-                f"rank {dist.get_rank()} of {dist.get_world_size()}"
-            )
-    else:
-        _init_torch(store)
+    if not dist.is_initialized():
+        _init_torch(store, limit, backend)
     assert dist.group.WORLD is not None
     set_default_group(from_torch_group(dist.group.WORLD))
+
+
+def _checked_timeout(timeout: Any) -> datetime.timedelta:
+    if timeout is None:
+        return DEFAULT_TIMEOUT
+    if isinstance(timeout, bool) or not isinstance(timeout, datetime.timedelta | numbers.Real):
+        raise TypeError(f"timeout is {timeout!r}. Pass a timedelta or a number of seconds.")
+    limit = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
+    if not 0 < limit <= _MAX_TIMEOUT_S:
+        raise ValueError(f"timeout={timeout} must be more than 0 s and at most {_MAX_TIMEOUT_S:.0f} s.")
+    return datetime.timedelta(seconds=limit)
+
+
+def _check_backend(backend: Any) -> None:
+    """Whether each backend exists and this build of torch can use it."""
+    if not isinstance(backend, str):
+        raise TypeError(f"backend is {backend!r}. Pass a string, such as {_BACKEND_EXAMPLES}.")
+    for part in backend.lower().split(","):
+        name = part.rpartition(":")[2]
+        if name not in dist.Backend.backend_list or name == dist.Backend.UNDEFINED:
+            near = difflib.get_close_matches(name, dist.Backend.backend_list, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"backend={backend!r} names the unknown backend {name!r}.{hint} Pass {_BACKEND_EXAMPLES}.")
+        if not dist.is_backend_available(name):
+            raise RuntimeError(f"backend={backend!r}: this build of torch has no {name}. Pass 'gloo', or install one.")
+        if name == "nccl" and not torch.cuda.is_available():
+            raise RuntimeError(f"backend={backend!r}: NCCL needs a GPU, and CUDA is not available. Pass 'gloo'.")
+    try:
+        dist.distributed_c10d.BackendConfig(dist.Backend(backend))
+    except ValueError as error:
+        raise ValueError(f"backend={backend!r} is malformed ({error}). Pass {_BACKEND_EXAMPLES}.") from None
+
+
+def _check_torch_group(
+    store: torch_internals.Store | None, rank: int, world_size: int, timeout: object, backend: str | None
+) -> None:
+    """torch's default group exists: what is asked for must be what it is."""
+    if store is not None and (rank, world_size) != (dist.get_rank(), dist.get_world_size()):
+        raise ValueError(
+            f"rank={rank} and world_size={world_size}, but torch.distributed is already initialized with"
+            f" rank {dist.get_rank()} of {dist.get_world_size()}."
+        )
+    given = [name for name, value in (("timeout", timeout), ("backend", backend)) if value is not None]
+    if given:
+        raise ValueError(
+            f"{' and '.join(given)} cannot be changed: torch.distributed is already initialized (backend"
+            f" {dist.get_backend_config()}). Pass them to torch.distributed.init_process_group(), or do not call it."
+        )
 
 
 def _check_ranks(rank: int, world_size: int, local_world_size: int) -> None:
@@ -63,7 +133,7 @@ def _check_ranks(rank: int, world_size: int, local_world_size: int) -> None:
         raise ValueError(f"local_world_size={local_world_size} must be between 1 and world_size={world_size}")
 
 
-def _init_torch(store: torch_internals.Store | None) -> None:
+def _init_torch(store: torch_internals.Store | None, timeout: datetime.timedelta, backend: str | None) -> None:
     rank, world_size = launch_environment.rank(), launch_environment.world_size()
     if store is None:
         launch_environment.check_not_started_alike()
@@ -84,12 +154,13 @@ def _init_torch(store: torch_internals.Store | None) -> None:
                 master_port,
                 world_size,
                 is_master=False,
-                timeout=DEFAULT_TIMEOUT,
+                timeout=timeout,
             )
             store = torch_internals.PrefixStore(f"bagua/attempt_{attempt}", agent)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    if backend is None:
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     if store is not None:
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=DEFAULT_TIMEOUT)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
         return
     os.environ.setdefault("MASTER_ADDR", launch_environment.master_address())
-    dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=DEFAULT_TIMEOUT)
+    dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)

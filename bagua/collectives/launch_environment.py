@@ -60,7 +60,7 @@ def check_not_started_alike() -> None:
             raise ValueError(
                 f"WORLD_SIZE is not set, and {name}={os.environ[name]}: so many processes were started, and each would"
                 " train alone. Start torchrun on each node, or export RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,"
-                " MASTER_ADDR and MASTER_PORT in each process (docs/launchers.md); WORLD_SIZE=1 if alone is meant"
+                " MASTER_ADDR and MASTER_PORT in each process (docs/how-to/launch.md); WORLD_SIZE=1 if alone is meant"
             )
 
 

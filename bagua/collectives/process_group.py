@@ -240,7 +240,7 @@ def _integers(ranks: Iterable[int]) -> list[int]:
         raise TypeError(f"ranks is {ranks!r}, must be a list of integers, such as [0, 1], or None for all") from None
 
 
-def twin_of(group: BaguaProcessGroup, backend: str | None = None) -> BaguaProcessGroup:
+def duplicate_group(group: BaguaProcessGroup, backend: str | None = None) -> BaguaProcessGroup:
     """Another group of the same ranks, for communication that goes on beside that of `group`: collectives of one group
     must have one order. Every member calls it, and keeps it alive.
 

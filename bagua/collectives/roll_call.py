@@ -14,6 +14,10 @@ store anything, and a rank that is alive but in no collective does not answer: t
     call              "number:time" of the last call, in s of the caller's clock. It is changed by compare_set, so that
                       ranks that fail together join one call.
     <number>/<rank>   what the rank is doing; its presence is the answer
+
+[Note: exited ranks] torchrun ends all ranks of a host within 0.1 s of the first that dies, long before the roll is
+complete. So the caller first looks whether the process of a rank on its own host has ended, and reports that at once.
+Only the first such finding counts: later ones may be ranks that the launcher has ended.
 """
 
 from __future__ import annotations
@@ -23,16 +27,16 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 
-from bagua.collectives import group_topology, torch_internals
+from bagua.collectives import group_topology, launch_environment, torch_internals
 
 PATIENCE_S = 0.5  # in a collective, before the store is asked
-TICK_S = 0.25
-GRACE_S = 2.0  # beyond the time for answers, for the store
+TICK_S = 0.25  # between two looks whether a collective takes long, and whether the roll is called
+GRACE_S = 2.0  # added to the time for answers, for a slow store
 FRESH_S = 60.0  # an older call was about something else; clocks of hosts may differ by this much
 STOP_S = 1.0
 FIRST_PAUSE_S = 0.02  # between two looks for answers; doubles each time
@@ -49,6 +53,7 @@ class Roll:
     """
     Attributes:
         missing: global ranks that did not answer.
+        exited: those of them whose process has ended; only ranks on this host can be in it.
         doing: what those that answered were doing.
         hosts: of missing ranks, where known.
         store_problem: why there is no answer at all, or why the roll is an older one; None: there was no problem.
@@ -56,6 +61,7 @@ class Roll:
     """
 
     missing: tuple[int, ...] = ()
+    exited: tuple[int, ...] = ()
     doing: dict[int, str] = field(default_factory=dict)
     hosts: dict[int, str] = field(default_factory=dict)
     store_problem: str | None = None
@@ -106,12 +112,20 @@ class RollCall:
         """A context: this thread is in a collective of these global ranks."""
         return Waiting(self._waits, ranks, what)
 
-    def call(self, ranks: Sequence[int], what: str, window_s: float) -> Roll:
-        """Waits for answers of these global ranks for at most `window_s`, and returns in any case soon after."""
+    def call(
+        self, ranks: Sequence[int], what: str, window_s: float, on_exited: Callable[[Roll], None] = lambda _: None
+    ) -> Roll:
+        """Waits for answers of these global ranks for at most `window_s`, and returns in any case soon after.
+
+        Args:
+            on_exited: called, on another thread, as soon as it is found that processes of ranks have ended.
+        """
         rolls: list[Roll] = []
         # The store's client may be taken by a thread that waits in it, and its server may have been stopped.
         thread = threading.Thread(
-            target=lambda: rolls.append(self._call(tuple(ranks), what, window_s)), name="bagua-roll-call", daemon=True
+            target=lambda: rolls.append(self._call(tuple(ranks), what, window_s, on_exited)),
+            name="bagua-roll-call",
+            daemon=True,
         )
         thread.start()
         thread.join(window_s + GRACE_S)
@@ -131,10 +145,11 @@ class RollCall:
 
     # --- the thread that calls ---------------------------------------------------------------------------------------
 
-    def _call(self, ranks: tuple[int, ...], what: str, window_s: float) -> Roll:
+    def _call(self, ranks: tuple[int, ...], what: str, window_s: float, on_exited: Callable[[Roll], None]) -> Roll:
         try:
             client = self._connect()
             number = self._join_call(client)
+            exited = self._report_exited(client, number, ranks, on_exited)
             with self._lock:
                 self._joined.add(number)
                 begin = self._answered.get(number)
@@ -143,12 +158,32 @@ class RollCall:
             pause = FIRST_PAUSE_S
             while not (is_complete := client.check(_answer_keys(number, ranks))):
                 left = deadline - time.monotonic()
+                if exited and client.check(_answer_keys(number, [rank for rank in ranks if rank not in exited])):
+                    break
                 if left <= 0 or self._stop.wait(min(pause, left)):
                     break
+                exited = exited or self._report_exited(client, number, ranks, on_exited)
                 pause *= 2
-            return _read_roll(client, number, ranks, is_complete)
+            return _read_roll(client, number, ranks, is_complete, exited)
         except Exception as error:  # whatever the store raises is the finding
             return Roll(store_problem=" ".join(f"{type(error).__name__}: {error}".split())[:200])
+
+    def _report_exited(
+        self,
+        client: torch_internals.Store,
+        number: int,
+        ranks: tuple[int, ...],
+        on_exited: Callable[[Roll], None],
+    ) -> tuple[int, ...]:
+        """See [Note: exited ranks]. A rank that has answered has reported a failure itself, and is not its cause."""
+        exited = tuple(
+            rank
+            for rank in group_topology.exited_ranks(_on_this_node(self._rank, ranks), client)
+            if not client.check(_answer_keys(number, [rank]))
+        )
+        if exited:
+            on_exited(Roll(exited, exited, hosts=_hosts(client, exited)))
+        return exited
 
     def _join_call(self, client: torch_internals.Store) -> int:
         """The number of the call under way or, if there is none that is about this failure, of a new one."""
@@ -215,6 +250,12 @@ class RollCall:
             client.set(f"{_PREFIX}/{call}/{self._rank}", what)
 
 
+def _on_this_node(rank: int, ranks: Sequence[int]) -> list[int]:
+    """Those of `ranks` that may be on this node: asking for the places of thousands would take too long."""
+    first = rank - launch_environment.local_rank()
+    return [one for one in ranks if first <= one < first + launch_environment.local_world_size() and one != rank]
+
+
 def _parse_call(text: str) -> tuple[int, float]:
     number, seconds = text.split(":")
     return int(number), float(seconds)
@@ -224,11 +265,18 @@ def _answer_keys(number: int, ranks: Sequence[int]) -> list[str]:
     return [f"{_PREFIX}/{number}/{rank}" for rank in ranks]
 
 
-def _read_roll(client: torch_internals.Store, number: int, ranks: tuple[int, ...], is_complete: bool) -> Roll:
+def _read_roll(
+    client: torch_internals.Store,
+    number: int,
+    ranks: tuple[int, ...],
+    is_complete: bool,
+    exited: tuple[int, ...] = (),
+) -> Roll:
     missing = () if is_complete else _absent(client, number, ranks)
     present = [rank for rank in ranks if rank not in missing]
     doing = [text.decode(errors="replace") for text in client.multi_get(_answer_keys(number, present))]
-    return Roll(missing, dict(zip(present, doing, strict=True)), _hosts(client, missing[:MAX_HOSTS]))
+    exited = tuple(rank for rank in exited if rank in missing)
+    return Roll(missing, exited, dict(zip(present, doing, strict=True)), _hosts(client, missing[:MAX_HOSTS]))
 
 
 def _absent(client: torch_internals.Store, number: int, ranks: tuple[int, ...]) -> tuple[int, ...]:

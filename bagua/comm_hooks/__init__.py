@@ -2,7 +2,7 @@
 
     ddp.register_comm_hook(None, bagua.comm_hooks.bytegrad)
 
-docs/algorithms/comm-hooks.md says which hook is for what.
+docs/how-to/train/torch-ddp-hooks.md says which hook is for what.
 """
 
 from __future__ import annotations

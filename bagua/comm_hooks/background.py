@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from bagua.collectives.failure_report import failures_named
-from bagua.collectives.process_group import BaguaProcessGroup, twin_of
+from bagua.collectives.process_group import BaguaProcessGroup, duplicate_group
 from bagua.engine.comm_thread import join_thread
 
 Work = Callable[[], Tensor]
@@ -70,7 +70,7 @@ class ThreadBackground(Background):
 
     def __init__(self, group: BaguaProcessGroup) -> None:
         with failures_named(group, "making the group of a communication hook"):
-            super().__init__(twin_of(group))
+            super().__init__(duplicate_group(group))
         self._thread = join_thread(self.group)
         weakref.finalize(self, self._thread.leave)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from bagua.collectives import torch_internals
 from bagua.collectives.failure_report import explain_failure, failures_named
 from bagua.collectives.object_collectives import all_gather_object
-from bagua.collectives.process_group import BaguaProcessGroup, twin_of
+from bagua.collectives.process_group import BaguaProcessGroup, duplicate_group
 from bagua.comm_ops.queued_works import QueuedWorks
 
 _SUM = "averaging the parameters"
@@ -148,7 +148,7 @@ def create_averaging_group(group: BaguaProcessGroup, device: torch.device) -> Av
     if device.type != "cpu":
         theirs = torch_internals.backend_name(group.get_global_communicator().torch_group, device)
         backend = "gloo" if theirs == "gloo" else f"cpu:gloo,{device.type}:{theirs}"
-    twin = twin_of(group, backend)
+    twin = duplicate_group(group, backend)
     _destroy_what_all_abandoned(twin)
     return AveragingGroup(twin, twin.torch_group)
 

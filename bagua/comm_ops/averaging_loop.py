@@ -72,8 +72,8 @@ class Phase(enum.Enum):
     ENDED = enum.auto()  # nothing: the thread has agreed on the end, or has failed
 
 
-class Wish(enum.IntEnum):
-    """Of a rank. What the ranks do is the smallest of their wishes."""
+class Request(enum.IntEnum):
+    """Of a rank. What the ranks do is the smallest of their requests."""
 
     RUN = 0
     LEAVE = 1  # end
@@ -96,7 +96,7 @@ class AveragingLoop:
         # Guards all that follows, and the flags of the parts. Reentrant: a garbage collection may call `leave`.
         self._condition = threading.Condition(threading.RLock())
         self._phase = Phase.PAUSE
-        self._wish = Wish.RUN
+        self._request = Request.RUN
         self._memory = AveragingMemory(self.parts)
         self._destroys_group = False
         self.failure: BaseException | None = None
@@ -185,7 +185,7 @@ class AveragingLoop:
             if self._phase is not Phase.ENDED:
                 for part, tensors, step in zip(self.parts, parameters, steps, strict=True):
                     self._memory.copy(part, tensors, step)
-                self._wish = Wish.END
+                self._request = Request.END
                 self._condition.notify_all()
         self._join(timeout_s)
         for part, tensors, step in zip(self.parts, parameters, steps, strict=True):
@@ -206,8 +206,8 @@ class AveragingLoop:
         """
         with self._condition:
             self._destroys_group |= destroy_group
-            if self._wish is not Wish.LEAVE:
-                self._wish = Wish.LEAVE
+            if self._request is not Request.LEAVE:
+                self._request = Request.LEAVE
                 self._condition.notify_all()
 
     def _join(self, timeout_s: float) -> None:
@@ -251,36 +251,36 @@ class AveragingLoop:
         """False: all ranks have agreed on the end."""
         if not self._ranks.is_registered:
             self.leave()  # the connections still work, so that the ranks can agree on the end
-        wish, has_copy = self._await_copies()
+        request, has_copy = self._await_copies()
         has_begun = self._has_begun
         # Each is the minimum over the ranks, that is "all"; the opposite of "all are not" is "any is".
         agreed, nothing_new, nobody_has_begun, all_have_begun = self._ranks.agree(
-            [wish, not has_copy, not has_begun, has_begun]
+            [request, not has_copy, not has_begun, has_begun]
         )
-        if agreed == Wish.RUN:
+        if agreed == Request.RUN:
             is_quiet = bool(nothing_new or not all_have_begun)
             if not is_quiet:
                 self._exchange(streams, scratch)
             # Who has told END already waits for those who have not, and keeps none of them waiting.
-            interval = 0.0 if wish is Wish.END else self._interval_s
-            self._pause(max(interval, QUIET_PAUSE_S if is_quiet else 0.0), wish)
+            interval = 0.0 if request is Request.END else self._interval_s
+            self._pause(max(interval, QUIET_PAUSE_S if is_quiet else 0.0), request)
             return True
-        if agreed == Wish.END and not nobody_has_begun:
+        if agreed == Request.END and not nobody_has_begun:
             self._exchange(streams, scratch)
             self.ended_with_mean = True
         return False
 
-    def _await_copies(self) -> tuple[Wish, bool]:
+    def _await_copies(self) -> tuple[Request, bool]:
         """(what this rank wants, whether any of its parts has a new copy)."""
         with self._condition:
             self._phase = Phase.COPY
             self._condition.wait_for(
-                lambda: self._wish is not Wish.RUN or all(part.is_copied or part.is_idle for part in self.parts),
+                lambda: self._request is not Request.RUN or all(part.is_copied or part.is_idle for part in self.parts),
                 PATIENCE_S,
             )
             for part in self.parts:
                 part.is_idle = not part.is_copied
-            return self._wish, any(part.is_copied for part in self.parts)
+            return self._request, any(part.is_copied for part in self.parts)
 
     def _exchange(self, streams: Sequence[torch.cuda.Stream], scratch: Scratch) -> None:
         with self._condition:
@@ -304,11 +304,11 @@ class AveragingLoop:
             self._phase = Phase.PAUSE
             self._condition.notify_all()
 
-    def _pause(self, seconds: float, told: Wish) -> None:
-        """Ends early when this rank's wish is another than it has told."""
+    def _pause(self, seconds: float, told: Request) -> None:
+        """Ends early when this rank's request is another than it has told."""
         with self._condition:
             self._phase = Phase.PAUSE
-            self._condition.wait_for(lambda: self._wish is not told, seconds)
+            self._condition.wait_for(lambda: self._request is not told, seconds)
 
 
 def _shut_down(cause: BaseException | None) -> RuntimeError:

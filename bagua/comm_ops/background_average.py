@@ -14,7 +14,7 @@ from bagua.comm_ops.async_average import BucketAverage
 from bagua.comm_ops.averaging_group import AveragingGroup, create_averaging_group, destroyed_after
 from bagua.comm_ops.averaging_loop import AveragingLoop
 from bagua.comm_ops.averaging_memory import Part
-from bagua.comm_ops.safe_points import SafePoints
+from bagua.comm_ops.joint_updates import JointUpdates
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -38,11 +38,11 @@ class BackgroundAverage:
         process_group: the ranks that train together.
 
     Attributes:
-        safe_points: of the parameters.
+        joint_updates: of the parameters.
     """
 
     def __init__(self, process_group: BaguaProcessGroup) -> None:
-        self.safe_points = SafePoints()
+        self.joint_updates = JointUpdates()
         self._process_group = process_group
         self._group: AveragingGroup | None = None
         self._keep_group: Callable[[], object] = lambda: None
@@ -72,10 +72,10 @@ class BackgroundAverage:
     @torch.inference_mode(False)  # what is made here is used in later passes
     def start(self, buckets: Sequence[Bucket], interval_s: float) -> None:
         """Start the loop for the parameters of these buckets. Every rank does, before any of them calls `begin`."""
-        self.safe_points.divide(buckets)
+        self.joint_updates.divide(buckets)
         if self._group is None:
             return  # alone: nobody to average with
-        owners = self.safe_points.owners.values()
+        owners = self.joint_updates.owners.values()
         parts = [Part([BucketAverage(bucket) for bucket in owner.buckets]) for owner in owners]
         self._loop = AveragingLoop(parts, self._group, interval_s)
         self._loop.start()
@@ -88,11 +88,11 @@ class BackgroundAverage:
     def begin(self) -> None:
         """This rank trains from now on."""
         if self._loop is not None:
-            self._loop.begin(*self.safe_points.state())
+            self._loop.begin(*self.joint_updates.state())
 
     # --- safe points -------------------------------------------------------------------------------------------------
 
-    def pass_safe_point(self, position: int) -> Addition | None:
+    def finish_joint_update(self, position: int) -> Addition | None:
         """An optimizer has made a step.
 
         Args:
@@ -101,23 +101,23 @@ class BackgroundAverage:
         Returns:
             what its parameters were given, if anything.
         """
-        owner = self.safe_points.owners.get(position)
+        owner = self.joint_updates.owners.get(position)
         if owner is None:
             return None
         owner.steps += 1
         if self._loop is None:
             return None
-        index = list(self.safe_points.owners).index(position)
+        index = list(self.joint_updates.owners).index(position)
         steps = self._loop.safe_point(index, owner.parameters, owner.steps)
         return None if steps is None else self._addition(self._loop, steps)
 
     def pass_safe_point_of_rest(self) -> Addition | None:
         """A forward pass begins: those whom none of the optimizers steps have their safe point, if somebody has changed
-        them. Returns as `pass_safe_point`."""
-        if not self.safe_points.rest_has_changed():
+        them. Returns as `finish_joint_update`."""
+        if not self.joint_updates.rest_has_changed():
             return None
-        addition = self.pass_safe_point(self.safe_points.rest)
-        self.safe_points.look_at_rest()
+        addition = self.finish_joint_update(self.joint_updates.rest)
+        self.joint_updates.look_at_rest()
         return addition
 
     def _addition(self, loop: AveragingLoop, steps: int) -> Addition:
@@ -136,7 +136,7 @@ class BackgroundAverage:
         """
         if self._loop is None:
             return []
-        steps = self._loop.end(*self.safe_points.state(), self._process_group.timeout.total_seconds())
+        steps = self._loop.end(*self.joint_updates.state(), self._process_group.timeout.total_seconds())
         additions = [self._addition(self._loop, one) for one in steps]
         self._forget_loop()
         if self._group is not None:

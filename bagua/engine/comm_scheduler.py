@@ -23,7 +23,7 @@ import torch
 
 from bagua.collectives.failure_report import failures_named
 from bagua.engine.bucket import Bucket
-from bagua.engine.bucket_marks import BucketMarks, marker
+from bagua.engine.bucket_readiness import BucketReadiness, marker
 from bagua.engine.comm_thread import CommThread, has_thread, join_thread
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class CommScheduler:
     def __init__(self, buckets: Sequence[Bucket], group: BaguaProcessGroup) -> None:
         _check_distinct(buckets)
         self._group = group
-        self._states = [BucketMarks(bucket) for bucket in buckets]
+        self._states = [BucketReadiness(bucket) for bucket in buckets]
         self._queue = deque(self._states)
         self._started: list[_Started] = []
         # The buckets of the pass that was waited for last.
@@ -67,7 +67,7 @@ class CommScheduler:
             while self._queue[0].may_launch:
                 self._launch(self._queue[0])
 
-    def _launch(self, state: BucketMarks) -> None:
+    def _launch(self, state: BucketReadiness) -> None:
         self._queue.rotate(-1)
         streams = state.other_streams()
         state.reset()
@@ -142,7 +142,7 @@ class CommScheduler:
             self.sent = [one.bucket for one in started]
         if not started:
             return
-        with failures_named(self._group, "waiting for the buckets of a backward pass"):
+        with failures_named(self._group, "waiting for the gradients of a backward pass"):
             for one in started:
                 one.wait()
 
@@ -165,7 +165,7 @@ class CommScheduler:
             return names
 
     def reset(self) -> None:
-        """Forget all marks and restore the order: after an error, before a new beginning. What was launched has been
+        """Forget all ready flags and restore the order: after an error, before re-initialization. What was launched was
         waited for."""
         with self.lock:
             self._queue = deque(self._states)
@@ -219,7 +219,7 @@ class _Started:
 
 
 def _wait_for(streams: Sequence[torch.cuda.Stream], bucket: Bucket) -> None:
-    """The current stream waits for those of marks, see the note in bagua.engine.bucket_marks."""
+    """The current stream waits for those of marks, see the note in bagua.engine.bucket_readiness."""
     current = torch.cuda.current_stream(bucket.device)
     for stream in streams:
         current.wait_stream(stream)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bagua.collectives.failure_report import failures_named
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES, plan_buckets
 from bagua.engine.comm_scheduler import CommScheduler
-from bagua.engine.incomplete_step import failed_beginning
+from bagua.engine.incomplete_step import failed_reinitialization
 from bagua.engine.module_hooks import ModuleHooks
 from bagua.engine.parameters import TrainableWatch, ignored_names, left_out_parameters, trainable_parameters
 from bagua.engine.replica_check import check_replicas
@@ -97,7 +97,7 @@ class BaguaDistributedDataParallel:
         self._hooks = ModuleHooks()
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._steps = TrainingSteps(self)
-        # Why there was no new beginning.
+        # Why there was no re-initialization.
         self._failure: str | None = None
         # What algorithms seed from parameters is alike on all ranks: they were broadcast just now. Not so in a mere
         # `rebuild_buckets`.
@@ -278,7 +278,7 @@ class BaguaDistributedDataParallel:
         except BaseException as error:
             with contextlib.suppress(Exception):  # of the same cause
                 self.detach()
-            self._failure = failed_beginning(self.bagua_module_name, error)
+            self._failure = failed_reinitialization(self.bagua_module_name, error)
             self._hooks.before_forward(self.module, self._refuse_after_failure)
             self._hooks.around_step(self.bagua_optimizers, self._refuse_after_failure, _nothing)
             raise

@@ -54,7 +54,7 @@ def incomplete_step(
     return f"{what}. {remedy}"
 
 
-def strange_parameters(names: Sequence[str]) -> str:
+def unregistered_parameters(names: Sequence[str]) -> str:
     """Of parameters that the module did not have when it was wrapped."""
     return (
         f"{len(names)} parameters are not synchronised, since the module did not have them when it was wrapped:"
@@ -63,7 +63,7 @@ def strange_parameters(names: Sequence[str]) -> str:
     )
 
 
-def failed_beginning(module: str, error: BaseException) -> str:
+def failed_reinitialization(module: str, error: BaseException) -> str:
     """Of a module that could not be initialised again."""
     return (
         f"{module} is not synchronised any more: it could not be initialised again when parameters were frozen or"

@@ -121,7 +121,7 @@ class TrainableWatch:
         now = {id(parameter) for _, parameter in replicated_parameters(self._module, self._ignored)}
         return now != {id(parameter) for parameter in self._parameters}
 
-    def strangers(self) -> list[str]:
+    def unregistered(self) -> list[str]:
         """Names of parameters that need a gradient and were not there in the beginning."""
         known = {id(parameter) for parameter in self._parameters}
         now = replicated_parameters(self._module, self._ignored)

@@ -27,7 +27,7 @@ from bagua.engine.gradient_hooks import (
     marking_hook,
     refusing_hook,
 )
-from bagua.engine.incomplete_step import incomplete_step, strange_parameters
+from bagua.engine.incomplete_step import incomplete_step, unregistered_parameters
 from bagua.engine.module_hooks import ModuleHooks, is_in_backward
 from bagua.engine.parameters import TrainableWatch
 from bagua.engine.tensor import record_of
@@ -63,7 +63,7 @@ class TrainingSteps:
         self._backward_hook: Callable[[str, Tensor], None]
         # All parameters are frozen at the moment, as a discriminator's are in the generator's step.
         self._is_idle = False
-        # The algorithm asked for a new beginning meanwhile.
+        # The algorithm asked for a re-initialization meanwhile.
         self._owes_reset = False
         # Parameters that got a gradient in the last backward pass.
         self._used: set[int] = set()
@@ -178,7 +178,7 @@ class TrainingSteps:
         nothing_came = not self._used and not (self.marks and self.engine.scheduler.has_begun)
         self._post_backward()
         if nothing_came or self._passes % _PASSES_BETWEEN_LOOKS == 1:
-            self._refuse_strangers()
+            self._refuse_unregistered()
 
     def note_interruption(self, number: int) -> None:
         """The backward pass of this number has ended with an exception."""
@@ -226,7 +226,7 @@ class TrainingSteps:
 
     def _forget_unused(self, presence: list[Presence]) -> None:
         """A parameter that has a gradient on no rank keeps none, so that optimizers leave it alone."""
-        with failures_named(self.engine.process_group, "agreeing on the parameters that a backward pass has used"):
+        with failures_named(self.engine.process_group, "finding the parameters that a backward pass used"):
             anywhere = agree_on_presence(presence, self.engine.communicator, self._parameters[0][1].device)
         self.used_anywhere = set()
         for (name, parameter), one in zip(self._parameters, anywhere, strict=True):
@@ -270,7 +270,7 @@ class TrainingSteps:
             )
         )
 
-    def _refuse_strangers(self) -> None:
-        names = self._trainable.strangers()
+    def _refuse_unregistered(self) -> None:
+        names = self._trainable.unregistered()
         if names:
-            raise RuntimeError(strange_parameters(names))
+            raise RuntimeError(unregistered_parameters(names))

@@ -77,7 +77,7 @@ class BaguaModule:
         set up.
 
         Args:
-            optimizers: all that step parameters of this module.
+            optimizers: all that step parameters of this module; at least one.
             algorithm: what is communicated, and when; see bagua.torch_api.algorithms.
             process_group: Bagua's or torch's; None: the default group.
             do_flatten: what is communicated lies in the memory of its bucket, which saves copies.
@@ -86,9 +86,10 @@ class BaguaModule:
             This same module.
 
         Raises:
-            RuntimeError: no process group is initialised, or the ranks' modules or optimizers differ.
-            TypeError: `optimizers` is no list of optimizers, or `algorithm` is no Algorithm.
-            ValueError: nothing to train, or an optimizer whose state cannot be synchronised (LBFGS).
+            RuntimeError: no process group is initialized, or the ranks' modules or optimizers differ.
+            TypeError: `optimizers` is not a list of optimizers, or `algorithm` is not an Algorithm.
+            ValueError: `optimizers` is empty, there is nothing to train, or the state of an optimizer cannot be
+                synchronized (LBFGS).
         """
         module: nn.Module = self  # type: ignore[assignment]
         engine_arguments = check_arguments(optimizers, algorithm)
@@ -109,6 +110,14 @@ class BaguaModule:
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first_bucket_bytes,
         )
+        if not engine_arguments:  # only now: the ranks have compared their lists, so that all of them raise
+            engine.detach()
+            raise ValueError(
+                "optimizers is empty.\n"
+                f"with_bagua() on {type(module).__name__} needs every optimizer that steps its parameters, to broadcast"
+                " its state and to communicate around its steps.\n"
+                "Pass them: model.with_bagua([optimizer], algorithm)."
+            )
         module.__dict__["bagua_ddp"] = engine
         log_wrap(engine)
         return self
@@ -157,17 +166,21 @@ def check_arguments(optimizers: Sequence[torch.optim.Optimizer], algorithm: Any)
         TypeError: what is no list of optimizers, or no algorithm.
     """
     if isinstance(optimizers, torch.optim.Optimizer):
-        raise TypeError(f"optimizers is one {type(optimizers).__name__}; give a list of them: [optimizer]")
+        raise TypeError(f"optimizers is a single {type(optimizers).__name__}. Pass a list: [optimizer].")
     if not isinstance(optimizers, Iterable):
-        raise TypeError(f"optimizers is {optimizers!r}; give a list of them: [optimizer]")
+        raise TypeError(f"optimizers is {optimizers!r}. Pass a list: [optimizer].")
     given = list(optimizers)
     for one in given:
         if not isinstance(one, torch.optim.Optimizer):
-            raise TypeError(f"optimizers holds a {type(one).__name__}; each must be a torch.optim.Optimizer")
-    if not callable(getattr(algorithm, "reify", None)) or isinstance(algorithm, type):
+            raise TypeError(f"optimizers contains a {type(one).__name__}. Each must be a torch.optim.Optimizer.")
+    if isinstance(algorithm, str):
+        raise TypeError(f"algorithm is the string {algorithm!r}. Pass Algorithm.init({algorithm!r}).")
+    if isinstance(algorithm, type):
+        raise TypeError(f"algorithm is the class {algorithm.__name__}. Pass an instance: {algorithm.__name__}().")
+    if not callable(getattr(algorithm, "reify", None)):
         raise TypeError(
-            f"algorithm is {algorithm!r}; give an instance of an Algorithm, for example"
-            " GradientAllReduceAlgorithm() or Algorithm.init('gradient_allreduce')"
+            f"algorithm is {algorithm!r}, which is not an Algorithm."
+            " Pass one, for example Algorithm.init('gradient_allreduce')."
         )
     return given
 
@@ -178,8 +191,8 @@ def _warn_of_same_name(module: nn.Module) -> None:
     # No error: a module that nobody uses any more may not have been collected yet.
     if other is not None and other.is_attached and other.module is not module:
         warnings.warn(
-            f"another wrapped module has the bagua_module_name {name!r}, too, and get_backend({name!r}) will be this"
-            " one's; give each a name of its own",
+            f"Another wrapped module also has the bagua_module_name {name!r}; get_backend({name!r}) now returns this"
+            " module's. Give each module a name of its own.",
             stacklevel=3,
         )
 
@@ -194,7 +207,7 @@ def _bucket_limits() -> tuple[int | None, int | None]:
 def _engine(module: Any) -> BaguaDistributedDataParallel:
     engine: BaguaDistributedDataParallel | None = module.__dict__.get("bagua_ddp")
     if engine is None:
-        raise RuntimeError(f"{type(module).__name__} is not wrapped; call its with_bagua(...) first")
+        raise RuntimeError(f"{type(module).__name__} is not wrapped. Call its with_bagua(...) first.")
     return engine
 
 

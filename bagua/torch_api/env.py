@@ -1,6 +1,6 @@
-"""What the environment says, read at every call: about the process, from its launcher, and Bagua's own settings.
+"""Environment variables, read at every call: what the launcher says about this process, and Bagua's own settings.
 
-Raises EnvironmentValueError, a ValueError, for a value that means nothing.
+Raises EnvironmentValueError, a ValueError, for an invalid value.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from bagua.collectives import launch_environment
 from bagua.collectives.launch_environment import read_integer
 from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES
-from bagua.env import EnvironmentValueError, read_switch, read_text
+from bagua.env import EnvironmentValueError, read_size, read_switch, read_text
 
 _MIN_SERVER_WAIT_S = 30
 
@@ -46,9 +46,11 @@ def get_master_addr() -> str:
 
 
 def get_default_bucket_size() -> int:
-    """BAGUA_DEFAULT_BUCKET_SIZE in bytes. If not set 50 MiB, and then buckets on CPUs are of 25 MiB, and the first
-    bucket of a module is of 1 MiB, unless it is on CPUs and fits into one."""
-    return _read_positive("BAGUA_DEFAULT_BUCKET_SIZE", DEFAULT_BUCKET_BYTES)
+    """BAGUA_DEFAULT_BUCKET_SIZE in bytes, optionally with a suffix K, M or G (KiB, MiB, GiB). If it is not set, 50 MiB;
+    then buckets on CPUs have 25 MiB, and the first bucket of a module 1 MiB, unless the module is on CPUs and fits into
+    one."""
+    size = read_size(os.environ, "BAGUA_DEFAULT_BUCKET_SIZE")
+    return DEFAULT_BUCKET_BYTES if size is None else size
 
 
 def get_bagua_service_port() -> int:

@@ -1,5 +1,5 @@
 """The line that says what was wrapped, and how it will communicate. Level INFO of the logger `bagua`, on group rank 0;
-BAGUA_LOG_LEVEL chooses the level (docs/training.md)."""
+BAGUA_LOG_LEVEL chooses the level (docs/reference/environment.md)."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _one_job_each(cases: Sequence[Case], job: Sequence[Mapping[str, str]], how: 
             continue
         message, missing = one
         assert missing == (VICTIM,), f"{case}: {message}"
-        assert f"rank {VICTIM}" in message
+        assert message.startswith(f"Rank {VICTIM} (host ")
 
 
 TWO_RANKS = [{"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"} for rank in range(2)]

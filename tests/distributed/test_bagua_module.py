@@ -72,7 +72,9 @@ def _attributes() -> str:
     with_algorithm(named, _sgd(named))
     twin = nn.Linear(2, 2).to(device)
     twin.bagua_module_name = "chosen"
-    assert "bagua_module_name 'chosen', too" in message_of(UserWarning, lambda: with_algorithm(twin, _sgd(twin)))
+    assert "also has the bagua_module_name 'chosen'" in message_of(
+        UserWarning, lambda: with_algorithm(twin, _sgd(twin))
+    )
     return str(net.bagua_module_name)
 
 
@@ -236,8 +238,17 @@ def _nothing_to_train() -> list[str]:
     rank, device = begin()
     frozen = nn.Linear(2, 2).requires_grad_(False).to(device)
     net: Any = nn.Linear(2, 2 + rank).to(device)
-    empty = message_of(ValueError, lambda: frozen.with_bagua([], GradientAllReduceAlgorithm()))
-    return [empty, message_of(RuntimeError, lambda: net.with_bagua([], GradientAllReduceAlgorithm()))]
+    empty = message_of(
+        ValueError,
+        lambda: frozen.with_bagua([torch.optim.SGD(frozen.parameters(), lr=0.1)], GradientAllReduceAlgorithm()),
+    )
+    return [
+        empty,
+        message_of(
+            RuntimeError,
+            lambda: net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], GradientAllReduceAlgorithm()),
+        ),
+    ]
 
 
 def test_what_cannot_be_trained_is_refused_on_every_rank() -> None:
@@ -249,7 +260,9 @@ def test_what_cannot_be_trained_is_refused_on_every_rank() -> None:
 
 def _without_a_group() -> str:
     net: Any = nn.Linear(2, 2)
-    return message_of(RuntimeError, lambda: net.with_bagua([], GradientAllReduceAlgorithm()))
+    return message_of(
+        RuntimeError, lambda: net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], GradientAllReduceAlgorithm())
+    )
 
 
 def test_without_a_process_group() -> None:

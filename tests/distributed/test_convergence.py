@@ -67,7 +67,7 @@ def test_what_is_evaluated_is_the_mean_of_the_replicas(world: int) -> None:
 
 def compare(repository: Path, folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     script = repository / "tools" / "convergence" / "compare_convergence.py"
-    common = ["--device", "cpu", "--tasks", "digits", "--json", str(folder / "convergence.json")]
+    common = ["--device", "cpu", "--tasks", "digits", "--details", str(folder / "convergence.json")]
     done = subprocess.run(
         [sys.executable, str(script), *common, *words],
         cwd=folder,

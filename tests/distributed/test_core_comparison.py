@@ -20,7 +20,7 @@ DEADLINE_S = 100.0
 
 def compare(repository: Path, folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     script = repository / "tools" / "train" / "compare_core.py"
-    common = ["--nproc-per-node", "2", "--device", "cpu", "--warmup", "1", "--json", str(folder / "core.json")]
+    common = ["--nproc-per-node", "2", "--device", "cpu", "--warmup", "1", "--details", str(folder / "core.json")]
     done = subprocess.run(
         [sys.executable, str(script), *common, *words],
         cwd=folder,

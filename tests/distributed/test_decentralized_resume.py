@@ -113,7 +113,7 @@ def _wrong_states() -> None:
     told = message_of(ValueError, lambda: engine.load_state_dict({**good, "algorithm": larger}))
     assert "another model" in told
     plain: Any = mlp(0, device)
-    plain.with_bagua([], GradientAllReduceAlgorithm())
+    plain.with_bagua([torch.optim.SGD(plain.parameters(), lr=0.1)], GradientAllReduceAlgorithm())
     told = message_of(ValueError, lambda: plain.bagua_ddp.load_state_dict(good))
     assert "with the same algorithm" in told
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +38,8 @@ def from_environment() -> tuple[int, list[int], str]:
     assert communication.is_initialized()
     tensor = torch.tensor([bagua.get_rank() + 1.0], device=device)
     bagua.allreduce_inplace(tensor)
-    with pytest.raises(RuntimeError, match="already initialized"):
+    again = r"already initialized \(rank \d of 3, backend .*\)\.\n.*second call.*\n.*destroy_process_group.*new_group"
+    with pytest.raises(RuntimeError, match=again):
         bagua.init_process_group()
     return int(tensor.item()), communication._get_default_group().ranks, dist.get_backend_config()
 
@@ -206,6 +209,47 @@ def contradict() -> None:
 
 def test_contradiction_with_torch() -> None:
     run_ranks(1, contradict)
+
+
+def with_timeout_and_backend(timeout: Any) -> None:
+    bagua.init_process_group(timeout=timeout, backend="gloo")
+    assert communication._get_default_group().timeout == datetime.timedelta(seconds=7.5)
+    assert dist.get_backend() == "gloo"
+    bagua.barrier()
+
+
+@pytest.mark.parametrize("timeout", [7.5, datetime.timedelta(seconds=7.5)])
+def test_timeout_and_backend(timeout: Any) -> None:
+    run_ranks(2, with_timeout_and_backend, timeout)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"timeout": 0}, ValueError, "timeout=0 must be more than 0 s"),
+        ({"timeout": float("nan")}, ValueError, "timeout=nan must be"),
+        ({"timeout": datetime.timedelta(seconds=-1)}, ValueError, "must be more than 0 s"),
+        ({"timeout": "30s"}, TypeError, "timeout is '30s'. Pass a timedelta or a number of seconds"),
+        ({"timeout": True}, TypeError, "timeout is True"),
+        ({"backend": "gloob"}, ValueError, "unknown backend 'gloob'. Did you mean 'gloo'\\?"),
+        ({"backend": "cpu:gloo,cpu:gloo"}, ValueError, "is malformed"),
+        ({"backend": 1}, TypeError, "backend is 1. Pass a string"),
+    ],
+)
+def test_wrong_timeout_or_backend(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        bagua.init_process_group(**options)
+    assert not dist.is_initialized()
+
+
+def options_of_torch() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with pytest.raises(ValueError, match="timeout and backend cannot be changed"):
+        bagua.init_process_group(timeout=5, backend="gloo")
+
+
+def test_options_do_not_change_the_group_of_torch() -> None:
+    run_ranks(1, options_of_torch)
 
 
 # In place of a thread of gloo's that drops the last tensors: it comes back to Python when the program has ended.

@@ -127,7 +127,7 @@ def _does_not_block() -> None:
         assert made.wait(30), "backward waited for the communication of its first bucket"
 
     net: Any = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 4)).to(device)
-    net.with_bagua([], Blocking(gate))
+    net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], Blocking(gate))
     net[0].weight.register_hook(lambda _: made.set())
     loss_of(net, batches(rank, 1, device)[0]).backward()
     assert made.is_set()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,7 +63,7 @@ def test_survivors_name_the_rank_that_died(how: str, where: str, hierarchical: b
     assert told[VICTIM] is None
     for message, missing in (told[0], told[2]):
         assert missing == (VICTIM,), message
-        assert f"rank {VICTIM}" in message
+        assert message.startswith(f"Rank {VICTIM} (host ")
         assert "from the last checkpoint" in message
 
 
@@ -101,3 +106,34 @@ def _in_join() -> tuple[int, ...]:
 
 def test_survivors_name_a_rank_that_died_in_join() -> None:
     assert run_ranks(3, _in_join, expect_death={VICTIM}, timeout=50) == [(VICTIM,), None, (VICTIM,)]
+
+
+# The victim waits until all are connected; torchrun then ends the others within its monitoring interval.
+_UNDER_TORCHRUN = """
+import os, signal
+import torch
+import bagua.torch_api as bagua
+
+bagua.init_process_group()
+rank = bagua.get_rank()
+tensor = torch.ones(8)
+bagua.allreduce_inplace(tensor)
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+bagua.allreduce_inplace(tensor)
+"""
+
+
+def test_the_diagnosis_reaches_the_log_under_torchrun(tmp_path: Path) -> None:
+    """torchrun ends the others when it looks again (every second here), long before the roll call would be over."""
+    script = tmp_path / "train.py"
+    script.write_text(_UNDER_TORCHRUN)
+    options = ["--standalone", "--nproc-per-node=3", "--monitor-interval=1"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode != 0
+    assert re.search(
+        r"^bagua: Rank 1 \(host .*\) exited\.\nOperation on rank [02]: all_reduce", done.stderr, re.MULTILINE
+    ), done.stderr

@@ -213,7 +213,7 @@ def wrap_with_all_optimizers(how: str) -> dict[str, str | None]:
         for number, optimizer in enumerate(optimizers if len(optimizers) > 1 else []):
             optimizer.param_groups[0]["params"] = list(layers[number].parameters())
         try:
-            if how == "with_bagua":
+            if how == "with_bagua" and any(kinds):  # which refuses to have no optimizer on any rank
                 model = net.with_bagua(optimizers, GradientAllReduceAlgorithm())
             else:
                 model = DistributedDataParallel(net, optimizers=optimizers)
@@ -250,13 +250,17 @@ def wrap_with_other_settings() -> dict[str, str | None]:
     algorithms = [GradientAllReduceAlgorithm(), ByteGradAlgorithm()]
     net: Any = nn.Linear(2, 2).to(device)
     wraps: dict[str, Callable[[], Any]] = {
-        "algorithm": lambda: net.with_bagua([], algorithms[rank]),
-        "hierarchical": lambda: net.with_bagua([], ByteGradAlgorithm(hierarchical=rank == 0)),
-        "interval": lambda: net.with_bagua([], DecentralizedAlgorithm(communication_interval=1 + rank)),
+        "algorithm": lambda: net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], algorithms[rank]),
+        "hierarchical": lambda: net.with_bagua(
+            [torch.optim.SGD(net.parameters(), lr=0.1)], ByteGradAlgorithm(hierarchical=rank == 0)
+        ),
+        "interval": lambda: net.with_bagua(
+            [torch.optim.SGD(net.parameters(), lr=0.1)], DecentralizedAlgorithm(communication_interval=1 + rank)
+        ),
         "unused": lambda: DistributedDataParallel(net, find_unused_parameters=rank == 1),
         "cap": lambda: DistributedDataParallel(net, bucket_cap_mb=[25, 0.001][rank]),
         "views": lambda: DistributedDataParallel(net, gradient_as_bucket_view=rank == 1),
-        "environment": lambda: net.with_bagua([], algorithms[0]),
+        "environment": lambda: net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], algorithms[0]),
     }
     messages: dict[str, str | None] = {}
     for case, wrap in wraps.items():

@@ -327,7 +327,7 @@ class Failing(Algorithm):
 def _failing() -> None:
     rank, device = begin()
     net: Any = nn.Linear(2, 4).to(device)
-    net.with_bagua([], Failing())
+    net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], Failing())
     message = message_of(KeyError, lambda: loss_of(net, batches(rank, 1, device)[0]).backward())
     assert "bucket 0 of the algorithm" in message
     # With another algorithm it works at once.
@@ -404,7 +404,9 @@ def _registry() -> None:
     message_of(TypeError, lambda: GlobalAlgorithmRegistry.register(3, SignVote))  # type: ignore[arg-type]
     assert "gradient_allreduce" in message_of(KeyError, lambda: Algorithm.init("no such"))
     net: Any = nn.Linear(2, 2)
-    unfinished = message_of(NotImplementedError, lambda: net.with_bagua([], Algorithm()))
+    unfinished = message_of(
+        NotImplementedError, lambda: net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], Algorithm())
+    )
     assert "reify" in unfinished
 
 

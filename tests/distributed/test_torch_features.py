@@ -449,7 +449,7 @@ class _SideBySide(nn.Module):
 def _branches_on_streams(algorithm: str) -> None:
     rank, device = begin()
     net: Any = _SideBySide(device)
-    net.with_bagua([], Algorithm.init(algorithm))
+    net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], Algorithm.init(algorithm))
     generator = torch.Generator().manual_seed(rank)
     for _ in range(4):
         inputs = torch.randn(16, 8, generator=generator).to(device)

@@ -250,7 +250,7 @@ def test_a_discriminator_that_is_frozen_in_the_step_of_the_generator(how: str, i
 
 
 class Renewing(Algorithm):
-    """Asks once for a new beginning."""
+    """Asks once for a re-initialization."""
 
     def reify(self, process_group: Any) -> GradientAllReduceAlgorithmImpl:
         return RenewingImpl(process_group)

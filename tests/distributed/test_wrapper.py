@@ -213,7 +213,10 @@ def _log_level() -> None:
     net: Any = mlp(rank, device)
     kept = net[0].weight.clone()
     os.environ["BAGUA_LOG_LEVEL"] = "loud"
-    for wrap in (DistributedDataParallel, lambda one: one.with_bagua([], GradientAllReduceAlgorithm())):
+    for wrap in (
+        DistributedDataParallel,
+        lambda one: one.with_bagua([torch.optim.SGD(one.parameters(), lr=0.1)], GradientAllReduceAlgorithm()),
+    ):
         with counted_all_reduces() as calls:
             assert "BAGUA_LOG_LEVEL=loud" in message_of(ValueError, lambda wrap=wrap: wrap(net))  # type: ignore[misc]
         assert not calls
@@ -283,7 +286,7 @@ def _ignore_lists() -> None:
     def wrapped(ignored: Any) -> Any:
         net: Any = NormNet().to(device)
         net._ddp_params_and_buffers_to_ignore = ignored
-        return net.with_bagua([], GradientAllReduceAlgorithm())
+        return net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], GradientAllReduceAlgorithm())
 
     assert "is 'first.weight'; give a list" in message_of(TypeError, lambda: wrapped("first.weight"))
     assert "holds 3; give names" in message_of(TypeError, lambda: wrapped([3]))
@@ -295,7 +298,7 @@ def _ignore_lists() -> None:
     net.scale = nn.Parameter(torch.ones(1))
     net.register_buffer("later", None)
     net._bagua_params_and_buffers_to_ignore = [".scale", "later"]
-    net.to(device).with_bagua([], GradientAllReduceAlgorithm())
+    net.to(device).with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], GradientAllReduceAlgorithm())
     assert net.parameters_to_ignore == ["scale", "later"]
 
 

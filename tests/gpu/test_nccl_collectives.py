@@ -81,5 +81,5 @@ def test_training_through_the_plugin_gives_the_same_losses(repository: Path, tmp
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stderr + done.stdout
-    document = json.loads((tmp_path / "ddp.json").read_text())
+    document = json.loads((tmp_path / "ddp-runs.json").read_text())
     assert document["losses"]["differences"] == {"bagua-net": "0.0"}

@@ -90,6 +90,33 @@ def test_slow_sizes_are_given_their_time() -> None:
     assert session.patience == [5.0, 65.0, 65.0, 65.0]
 
 
+def test_no_size_is_begun_that_would_overrun_the_deadline() -> None:
+    calls: list[Call] = []
+    session = RecordingSession("a", calls)
+
+    def spent() -> float:
+        return sum(size * (iterations + warmup) * 1e-6 for _, size, iterations, warmup in calls)
+
+    def run_until(deadline: float) -> RunResults:
+        calls.clear()
+        return run_interleaved(
+            Visit([session], {"a": [100_000, 1_000_000, 10_000_000]}),
+            make_plan=lambda costs: fixed_plan(costs, iterations=1, warmup=1, repeats=7),
+            verify=False,
+            timeout_s=5.0,
+            progress=lambda total: Progress(total, stream=io.StringIO()),
+            deadline=deadline,
+            clock=spent,
+        )
+
+    results = run_until(8.0)
+    assert spent() <= 8.0
+    assert results.unmeasured == [10_000_000]
+    assert [len(results.samples["a"][size]) for size in (100_000, 1_000_000)] == [7, 2]
+    with pytest.raises(BenchError, match="Raise --time-budget"):
+        run_until(-1.0)
+
+
 def test_wrong_data_is_recorded_and_the_run_goes_on() -> None:
     sessions = [RecordingSession("a", []), RecordingSession("b", [], wrong_at=16)]
     results = run(sessions, {name: [8, 16] for name in "ab"})

@@ -42,7 +42,7 @@ def test_the_comparison_trains_alternately_and_finds_equal_losses(repository: Pa
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stderr + done.stdout
-    document = json.loads((tmp_path / "ddp.json").read_text())
+    document = json.loads((tmp_path / "ddp-runs.json").read_text())
     order = [(run["contender"], run["round"]) for run in document["runs"]]
     assert order == [("NCCL default", 0), ("bagua-net", 0), ("bagua-net", 1), ("NCCL default", 1)]
     assert document["losses"]["allowed"] == 0.0

@@ -144,7 +144,7 @@ def test_a_failing_driver_ends_the_run_and_leaves_nothing(bench: Bench, fault: d
         (["--driver", "/proc/version"], 1, "may not be executed; run chmod +x"),
         (["--interface", "eth99"], 2, "--interface 'eth99' does not exist on this host; it has "),
         (["--address", "203.0.113.9"], 2, "--address '203.0.113.9' is no address of this host"),
-        (["--contenders", "nccl"], 2, "unknown contender 'nccl'"),
+        (["--contenders", "nccl"], 2, "unknown backend 'nccl'"),
         (["--json", "/no/such/run.json"], 2, "'/no/such' does not exist"),
         (["-e", "1024G", "-b", "1024G"], 1, "lower -e/--maxbytes"),
     ],

@@ -20,15 +20,17 @@ def test_a_ratio_is_taken_within_each_repetition() -> None:
     # The machine is three times slower in the last repetition; the ratio does not see it.
     ratio = paired_ratio([1.0, 1.1, 3.3], [1.0, 1.0, 3.0])
     assert (ratio.median, ratio.low, ratio.high) == pytest.approx((1.1, 1.0, 1.1))
-    assert str(ratio) == "1.10x (spread 1.00..1.10)"
+    assert str(ratio) == "no clear difference (spread 1.00..1.10x)"
+    assert str(paired_ratio([1.2, 1.1, 1.3], [1.0] * 3)) == "1.20x (spread 1.10..1.30)"
+    assert str(paired_ratio([1.2] * 2, [1.0] * 2)) == "too few iterations for a verdict (2 of 3 repetitions)"
 
 
 def test_comparison_speaks_of_128_mib_and_1_kib() -> None:
     def by_size(scale: float, cpu: float) -> dict[int, list[Sample]]:
         return {
             8: [sample(1e-6)] * 2,
-            1024: [sample(9.0, iterations=(20e-6 * scale, 20e-6 * scale, 1.0))] * 2,
-            128 * MIB: [sample(0.1 * scale, cpu), sample(0.2 * scale, cpu)],
+            1024: [sample(9.0, iterations=(20e-6 * scale, 20e-6 * scale, 1.0))] * 3,
+            128 * MIB: [sample(0.1 * scale, cpu), sample(0.2 * scale, cpu), sample(0.2 * scale, cpu)],
             256 * MIB: [sample(1.0)] * 2,
         }
 

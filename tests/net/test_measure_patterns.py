@@ -54,8 +54,9 @@ def test_every_pattern_comes_to_its_end(ranks: int, words: Sequence[str], patter
     assert [line.split()[0] for line in lines] == patterns
     for line in lines:
         mean, median, longest = map(float, line.split()[1:])
-        assert min(mean, median) > 0
-        assert median <= longest
+        # A turn of a fast machine rounds to 0 ms.
+        assert 0 <= median <= longest
+        assert mean >= 0
 
 
 @pytest.mark.parametrize(

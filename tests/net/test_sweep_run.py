@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from bagua.net.bench.result_file import read_result
+
 _ROOT = Path(__file__).resolve().parents[2]
 if str(_ROOT / "tools") not in sys.path:
     sys.path.append(str(_ROOT / "tools"))
@@ -30,7 +32,8 @@ _DEADLINE_S = 150.0
 def test_networks_are_measured_and_the_winners_told(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sweep", "--rates", "200M,400G", "--delays", "10ms", "--length", "256"]
     command += ["--contenders", ",".join(_CONTENDERS), "--rounds", "1", "--steps", "2", "--time-limit", "30"]
-    command += ["--json", str(tmp_path / "sweep.json"), "--plot", str(tmp_path / "winners.png")]
+    command += ["--details", str(tmp_path / "sweep.json"), "--json", str(tmp_path / "result.json")]
+    command += ["--plot", str(tmp_path / "winners.png")]
     paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(_ROOT / "tools")]
     done = subprocess.run(
         command,
@@ -58,5 +61,8 @@ def test_networks_are_measured_and_the_winners_told(tmp_path: Path) -> None:
     # Each of 1.3 MB of gradients at 25 MB/s.
     assert min(row["step_ms"] for row in slow["rows"] if row["contender"] in ("torch-ddp", "with-bagua")) > 50
     assert "-- the fastest, of all (wide)" in done.stdout
+    result = read_result(tmp_path / "result.json")
+    assert result.find("step_time", algorithm="gradient_allreduce", rate_gbps=0.2, delay_ms=10.0).median > 50
+    assert result.find("speedup", algorithm="async", rate_gbps=None).repetitions == 1
     assert (tmp_path / "winners.png").stat().st_size > 1000
     assert not list(Path("/run/netns").glob(f"netlab-{os.getpid()}-*"))

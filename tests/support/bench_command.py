@@ -13,7 +13,7 @@ from pathlib import Path
 from support.fake_driver import install_fake_driver
 from support.processes import living_pids
 
-SMALL_RUN = ["-b", "1K", "-e", "4M", "-f", "64", "-n", "3", "--repeats", "2"]
+SMALL_RUN = ["-b", "1K", "-e", "4M", "-f", "64", "-n", "3", "--repeats", "3"]
 
 
 @dataclass(frozen=True)

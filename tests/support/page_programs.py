@@ -1,124 +1,71 @@
-"""The programs in the documentation: code blocks of a page, tied together by comments that readers do not see.
+"""Python blocks of the documentation, and the programs in tests/docs/programs that run them.
 
-    <!-- program: join, 2 ranks -->      the Python block that follows is the beginning of the program `join`
-    <!-- program: join -->               ... is its next part
-    <!-- program: join, hidden           this comment itself is its next part: what a reader does not need to see
-    assert ...
-    -->
-
-A program is run as a script would be, by every rank, its parts in the order of the page. Pure functions but for the
-reading of the page; used by tests in both folders of Python tests.
+A program is a Python file: set-up, `run_blocks("docs/page.md", 1)`, checks. It says on how many ranks it runs by a line
+`# ranks: 2`. A block that begins with the name of a file (`# train.py`) is a complete script and needs no program.
 """
 
 from __future__ import annotations
 
+import ast
 import re
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-MOST_RANKS = 4
+from sybil import Document
+from sybil.evaluators.python import pad
+from sybil.parsers.markdown.lexers import FencedCodeBlockLexer
 
-_FENCE = re.compile(r"^```(?P<language>[\w-]*)[^\n]*\n(?P<body>.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
-_COMMENT = re.compile(r"<!--(?P<text>.*?)-->", re.DOTALL)
-_MARK = re.compile(
-    r"\s*program:\s*(?P<name>[\w.-]+)(?:,\s*(?P<ranks>\d+)\s+ranks?)?(?P<hidden>,\s*hidden)?[ ]*(?:\n(?P<body>.*))?",
-    re.DOTALL,
-)
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROGRAMS = REPOSITORY / "tests" / "docs" / "programs"
 
 
 @dataclass(frozen=True)
-class Part:
-    """Lines of a program: the Python source, and the line of the page on which it begins."""
+class Block:
+    """A Python block of a page; `line` is that of its first line of code."""
 
     line: int
     source: str
-    hidden: bool
-
-
-@dataclass
-class Program:
-    page: str  # path, relative to the repository
-    name: str
-    ranks: int
-    parts: list[Part] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return f"{self.page}:{self.name}"
 
     @property
-    def source(self) -> str:
-        """All of it, as a file of its own."""
-        return "\n".join(part.source for part in self.parts)
-
-    def run(self) -> dict[str, object]:
-        """Execute it in this process. Tracebacks name page and line. Returns its names."""
-        page = str(REPOSITORY / self.page)
-        names: dict[str, object] = {"__name__": "__main__", "__file__": page}
-        for part in self.parts:
-            code = compile("\n" * (part.line - 1) + part.source, page, "exec")
-            exec(code, names)
-        return names
+    def script(self) -> str | None:
+        """The file name in its first line, if it is a complete script."""
+        found = re.match(r"# ([\w-]+\.py)\b", self.source)
+        return found[1] if found else None
 
 
-@dataclass
-class Page:
-    programs: list[Program]
-    loose: list[int]  # lines of Python blocks that belong to no program
-
-
-def read_page(path: str) -> Page:
+def blocks_of(page: str) -> list[Block]:
     """
     Args:
-        path: relative to the repository.
-
-    Raises:
-        ValueError: a comment that says `program:` but not how, or that no Python block follows; names page and line.
+        page: path relative to the repository.
     """
-    return parse_page(path, (REPOSITORY / path).read_text())
+    text = (REPOSITORY / page).read_text()
+    regions = sorted(FencedCodeBlockLexer("python|py")(Document(text, page)), key=lambda region: region.start)
+    return [Block(text.count("\n", 0, one.start) + 2, str(one.lexemes["source"])) for one in regions]
 
 
-def parse_page(path: str, text: str) -> Page:
-    """As read_page, of this text."""
-    programs: dict[str, Program] = {}
-    blocks = {match.start(): match for match in _FENCE.finditer(text) if match["language"] in ("python", "py")}
-    fences = [match.span() for match in _FENCE.finditer(text)]
-    used: set[int] = set()
-    for comment in _COMMENT.finditer(text):
-        if "program:" not in comment["text"] or any(start <= comment.start() < end for start, end in fences):
-            continue
-        where = f"{path}:{_line(text, comment.start())}"
-        mark = _MARK.fullmatch(comment["text"].rstrip())
-        if mark is None:
-            raise ValueError(
-                f"{where}: cannot read {comment['text'].strip()!r}; it is `program: NAME[, N ranks][, hidden]`"
-            )
-        program = _program(programs, path, mark, where)
-        if mark["hidden"]:
-            offset = comment.start("text") + mark.start("body")
-            program.parts.append(Part(_line(text, offset), (mark["body"] or "") + "\n", hidden=True))
-            continue
-        rest = text[comment.end() :]
-        following = len(text) - len(rest.lstrip())
-        block = blocks.get(following)
-        if block is None or mark["body"]:
-            raise ValueError(f"{where}: a Python block has to follow")
-        used.add(following)
-        program.parts.append(Part(_line(text, block.start("body")), block["body"], hidden=False))
-    loose = [_line(text, start) for start in blocks if start not in used]
-    return Page(list(programs.values()), loose)
+def run_blocks(page: str, *numbers: int) -> None:
+    """Executes blocks of a page, counted from 1, in the caller's global names. Tracebacks have page and line."""
+    names = sys._getframe(1).f_globals
+    blocks = blocks_of(page)
+    for number in numbers:
+        block = blocks[number - 1]
+        exec(compile(pad(block.source, block.line - 1), str(REPOSITORY / page), "exec"), names)
 
 
-def _program(programs: dict[str, Program], path: str, mark: re.Match[str], where: str) -> Program:
-    name = mark["name"]
-    if name not in programs:
-        if mark["ranks"] is None or not 1 <= int(mark["ranks"]) <= MOST_RANKS:
-            raise ValueError(f"{where}: the beginning of {name!r} says on how many ranks it runs, 1 to {MOST_RANKS}")
-        programs[name] = Program(path, name, int(mark["ranks"]))
-    elif mark["ranks"] is not None:
-        raise ValueError(f"{where}: {name!r} has begun already; leave the number of ranks out")
-    return programs[name]
+def ranks_of(program: Path) -> int:
+    found = re.search(r"^# ranks: (\d+)$", program.read_text(), re.MULTILINE)
+    if not found:
+        raise ValueError(f"{program} does not say how many ranks it needs.\nAdd a line such as `# ranks: 2`.")
+    return int(found[1])
 
 
-def _line(text: str, offset: int) -> int:
-    return text.count("\n", 0, offset) + 1
+def blocks_run_by(program: Path) -> set[tuple[str, int]]:
+    """(page, number) of every block that the program runs."""
+    calls = [node for node in ast.walk(ast.parse(program.read_text())) if isinstance(node, ast.Call)]
+    arguments = [
+        [ast.literal_eval(one) for one in call.args]
+        for call in calls
+        if isinstance(call.func, ast.Name) and call.func.id == "run_blocks"
+    ]
+    return {(page, number) for page, *numbers in arguments for number in numbers}

@@ -18,7 +18,7 @@ from torch import Tensor
 import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
 from bagua.comm_ops import averaging_exit, averaging_loop
 from bagua.comm_ops.async_average import BucketAverage
-from bagua.comm_ops.averaging_loop import AveragingLoop, Phase, Wish
+from bagua.comm_ops.averaging_loop import AveragingLoop, Phase, Request
 from bagua.comm_ops.averaging_memory import Part
 from bagua.engine.bucket import Bucket
 
@@ -499,7 +499,7 @@ def test_a_wish_that_was_told_does_not_shorten_the_pause() -> None:
     loop = played.ranks[0].loop
     loop.leave()
     start = time.monotonic()
-    loop._pause(0.05, Wish.LEAVE)
+    loop._pause(0.05, Request.LEAVE)
     assert time.monotonic() - start >= 0.05
-    loop._pause(DEADLINE_S, Wish.RUN)  # returns at once
+    loop._pause(DEADLINE_S, Request.RUN)  # returns at once
     assert time.monotonic() - start < DEADLINE_S

@@ -23,7 +23,7 @@ from convergence_comparison.catalogue import BASELINE, CASES, TASKS
 from convergence_comparison.comparison_run import ComparisonRun, Outcome, trainings_of
 from convergence_comparison.figure import differences, style_of, write_figure
 from convergence_comparison.options import Options, parse_options
-from convergence_comparison.report import closing_lines, heading, render, write_document
+from convergence_comparison.report import closing_lines, heading, render, write_document, write_result_file
 from convergence_comparison.statistics import (
     HOLDS,
     Difference,
@@ -38,6 +38,7 @@ from convergence_comparison.statistics import (
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.progress import Progress
+from bagua.net.bench.result_file import read_result
 
 POINTS = [0.0, 1.0, 2.0]
 
@@ -278,6 +279,17 @@ class TestOutput:
         assert len(document["trainings"]) == 5
         assert document["tasks"]["digits"]["learning_rates"] == dict(TASKS["digits"].learning_rates)
         assert document["algorithms"][1]["options"] == {"hierarchical": False}
+
+    def test_the_result_file_has_curves_and_differences(self, outcome: Outcome, tmp_path: Path) -> None:
+        path = tmp_path / "convergence.json"
+        write_result_file(path, options(), rows_of(outcome.trainings), outcome, describe_machine())
+        result = read_result(path)
+        labels = {"model": "digits", "algorithm": "bytegrad"}
+        at_the_end = next(one for one in result.select("loss", **labels) if "epoch" not in one.case)
+        curve = [one for one in result.select("loss", **labels) if "epoch" in one.case]
+        assert curve[-1].median == at_the_end.median
+        assert result.find("accuracy", **labels).unit == "%"
+        assert len(result.select("loss_difference")) == 2
 
     def test_the_figure(self, outcome: Outcome, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'bagua[plot]'")

@@ -34,12 +34,13 @@ from core_comparison.comparison_run import ComparisonRun, Outcome
 from core_comparison.compression_code import compression_facts
 from core_comparison.models import Gpt2, ModelSize, build, resnet50, tiny
 from core_comparison.options import Options, parse_options
-from core_comparison.report import closing_lines, heading, render, write_document
+from core_comparison.report import closing_lines, heading, render, write_document, write_result_file
 from core_comparison.step_statistics import TurnResult, faults_of, quantile, rows_of, turn_result
 
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.progress import Progress
+from bagua.net.bench.result_file import read_result
 
 MIB = 1 << 20
 
@@ -496,3 +497,16 @@ class TestAgreement:
         with torch.no_grad():
             model.weight.fill_(math.nan)
         assert Reference([torch.zeros(1, 1)], [torch.zeros(1, 1)]).compare(model).relative == math.inf
+
+
+def test_the_result_file_has_a_figure_for_each_quantity(tmp_path: Path) -> None:
+    turns = [turn(REFERENCE, number, [10 + number]) for number in (0, 1)]
+    turns += [turn("with-bagua", number, [5], steps_peak_bytes=3 * MIB) for number in (0, 1)]
+    path, outcome = tmp_path / "core.json", Outcome(turns, facts={"torch": "2.13.0"}, notes=["a note"])
+    write_result_file(path, options(), rows_of(turns, {}), outcome, describe_machine())
+    result = read_result(path)
+    step = result.find("step_time", algorithm="torch_ddp", model="mlp", ranks=2, gpus=0, rate_gbps=None)
+    assert (step.median, step.low, step.high, step.unit) == pytest.approx((10.5, 10, 11, "ms"))
+    assert result.find("speedup", algorithm="gradient_allreduce").median == pytest.approx(2.1)
+    assert result.find("memory", algorithm="gradient_allreduce").median == 3
+    assert (result.versions["torch"], result.notes) == ("2.13.0", ("a note",))

@@ -1,5 +1,4 @@
-"""Every Python block of the pages about training belongs to a program that tests/distributed runs, and the reader of
-these programs finds what it must find."""
+"""Every Python block of the documentation is run: by a program of tests/docs/programs, or as a script of its own."""
 
 from __future__ import annotations
 
@@ -7,98 +6,37 @@ import traceback
 from pathlib import Path
 
 import pytest
-from support.page_programs import MOST_RANKS, REPOSITORY, parse_page, read_page
+from support import page_programs
+from support.page_programs import PROGRAMS, REPOSITORY, blocks_of, blocks_run_by, ranks_of, run_blocks
 
-# Pages whose Python is about training, and that existed before: theirs is about networks and needs more than ranks.
-NOT_RUN = {"docs/activation.md", "docs/netlab.md"}
 PAGES = sorted(
-    str(page.relative_to(REPOSITORY))
-    for page in [
-        *REPOSITORY.glob("*.md"),
-        *(REPOSITORY / "docs").rglob("*.md"),
-        *(REPOSITORY / "examples").rglob("*.md"),
-    ]
+    str(page.relative_to(REPOSITORY)) for page in [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
 )
+RUN = {block for program in PROGRAMS.glob("*.py") for block in blocks_run_by(program)}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in NOT_RUN])
+@pytest.mark.parametrize("page", PAGES)
 def test_every_python_block_is_run(page: str) -> None:
-    assert [f"{page}:{line}" for line in read_page(page).loose] == []
+    blocks = {(page, number): block for number, block in enumerate(blocks_of(page), start=1) if block.script is None}
+    missing = [f"{page}:{block.line}" for key, block in blocks.items() if key not in RUN]
+    assert missing == [], "run them in tests/docs/programs, or give a fragment another language, such as `text`"
 
 
-def test_pages_that_are_left_out_exist() -> None:
-    assert set(PAGES) >= NOT_RUN
+def test_programs_run_blocks_that_exist() -> None:
+    assert {key for key in RUN if key[1] > len(blocks_of(key[0]))} == set()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/training.md", "docs/migration.md", "docs/algorithms.md"])
-def test_the_pages_about_training_have_programs(page: str) -> None:
-    assert read_page(page).programs
+def test_errors_name_page_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_programs, "REPOSITORY", tmp_path)
+    (tmp_path / "p.md").write_text("# Page\n\n```python\nx = 1\n```\n\n```sh\nls\n```\n\n```python\n\nx = none\n```\n")
+    with pytest.raises(NameError) as raised:
+        run_blocks("p.md", 1, 2)
+    last = traceback.extract_tb(raised.value.__traceback__)[-1]
+    assert (Path(last.filename).name, last.lineno) == ("p.md", 13)
 
 
-PAGE = """
-# A page
-
-<!-- program: one, 2 ranks -->
-```python
-x = 1
-```
-
-Text, and a comment. <!-- about something else -->
-
-<!-- program: one, hidden
-y = x + 1
--->
-
-<!-- program: one -->
-
-```python
-z = y + 1
-```
-
-```python
-loose = True
-```
-
-```text
-<!-- program: shown, not meant -->
-```
-"""
-
-
-class TestReader:
-    def test_parts_in_order_with_their_lines(self) -> None:
-        (program,) = parse_page("p.md", PAGE).programs
-        assert (program.name, program.ranks) == ("one", 2)
-        assert [(part.line, part.source, part.hidden) for part in program.parts] == [
-            (6, "x = 1\n", False),
-            (12, "y = x + 1\n", True),
-            (18, "z = y + 1\n", False),
-        ]
-        assert program.run()["z"] == 3
-
-    def test_blocks_that_belong_to_no_program(self) -> None:
-        assert parse_page("p.md", PAGE).loose == [21]
-
-    def test_errors_are_those_of_the_page(self) -> None:
-        text = PAGE.replace("z = y + 1", "z = y + none")
-        (program,) = parse_page("p.md", text).programs
-        with pytest.raises(NameError) as raised:
-            program.run()
-        last = traceback.extract_tb(raised.value.__traceback__)[-1]
-        assert (Path(last.filename).name, last.lineno) == ("p.md", 18)
-
-    @pytest.mark.parametrize(
-        ("text", "problem"),
-        [
-            ("<!-- program: a -->\n```python\n```\n", "how many ranks"),
-            (f"<!-- program: a, {MOST_RANKS + 1} ranks -->\n```python\n```\n", "how many ranks"),
-            ("<!-- program: a, 2 ranks -->\ntext\n```python\n```\n", "has to follow"),
-            ("<!-- program: a, 2 ranks -->\n```sh\n```\n", "has to follow"),
-            ("<!-- program: -->\n```python\n```\n", "cannot read"),
-            ("<!-- program: a, 2 ranks, hiden\nx = 1\n-->\n", "cannot read"),
-            ("<!-- program: a, 1 rank, hidden\nx = 1\n-->\n<!-- program: a, 1 rank -->\n```python\n```\n", "has begun"),
-        ],
-    )
-    def test_mistakes_are_errors(self, text: str, problem: str) -> None:
-        with pytest.raises(ValueError, match=problem):
-            parse_page("p.md", text)
+def test_a_program_says_its_ranks(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("x = 1\n")
+    with pytest.raises(ValueError, match="how many ranks"):
+        ranks_of(program)

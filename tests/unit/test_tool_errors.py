@@ -14,13 +14,6 @@ pytest.importorskip("torch", reason="needs PyTorch, which these scripts measure"
 import torch
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
-_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-
-
-@pytest.fixture
-def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in _LAUNCHER:
-        monkeypatch.delenv(name, raising=False)
 
 
 def told(capsys: pytest.CaptureFixture[str], path: str, *words: str) -> str:
@@ -30,33 +23,6 @@ def told(capsys: pytest.CaptureFixture[str], path: str, *words: str) -> str:
         module.main(words)
     assert ended.value.code == 2
     return capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("unlaunched")
-@pytest.mark.parametrize("script", ["compare_side_by_side.py", "measure_staleness.py", "node_traffic.py"])
-def test_scripts_that_are_a_rank_need_a_launcher(script: str, capsys: pytest.CaptureFixture[str]) -> None:
-    error = told(capsys, f"train/{script}")
-    assert "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE are not set; start it with torchrun" in error
-    assert f"torchrun --nproc-per-node 2 tools/train/{script}" in error
-
-
-@pytest.mark.usefixtures("unlaunched")
-def test_one_variable_that_is_lacking_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in _LAUNCHER[:-1]:
-        monkeypatch.setenv(name, "0")
-    assert "error: LOCAL_WORLD_SIZE is not set;" in told(capsys, "train/node_traffic.py")
-
-
-def test_staleness_on_gpus_that_are_not_there(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in zip(_LAUNCHER, ("0", "2", "0", "2"), strict=True):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    error = told(capsys, "train/measure_staleness.py", "--device", "cuda")
-    assert "--device cuda needs a GPU for each of the 2 ranks of this node, and torch sees 1" in error
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,51 @@ def test_setting(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
             read()
 
 
+@pytest.mark.parametrize(("text", "size"), [("10M", 10 << 20), ("10 MiB", 10 << 20), ("4kb", 4 << 10), ("1g", 1 << 30)])
+def test_a_size_may_have_a_suffix(monkeypatch: pytest.MonkeyPatch, text: str, size: int) -> None:
+    monkeypatch.setenv("BAGUA_DEFAULT_BUCKET_SIZE", text)
+    assert env.get_default_bucket_size() == size
+
+
+@pytest.mark.parametrize("text", ["10T", "0M", "-1", "1.5M", "large"])
+def test_a_size_that_is_not_one(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("BAGUA_DEFAULT_BUCKET_SIZE", text)
+    with pytest.raises(EnvironmentValueError, match=f"BAGUA_DEFAULT_BUCKET_SIZE={text}: must be .* such as 10M"):
+        env.get_default_bucket_size()
+
+
+def test_a_misspelt_algorithm_or_option() -> None:
+    init = bagua.torch_api.algorithms.Algorithm.init
+    with pytest.raises(KeyError, match=r"'bytgrad'\. Did you mean 'bytegrad'\? Known algorithms: async, bytegrad, "):
+        init("bytgrad")
+    message = (
+        r"^gradient_allreduce has no option 'hierachical'\. Did you mean 'hierarchical'\?"
+        r" Options of gradient_allreduce: hierarchical, average\.$"
+    )
+    with pytest.raises(TypeError, match=message):
+        init("gradient_allreduce", hierachical=True)
+    with pytest.raises(TypeError, match="qadam needs the option 'q_adam_optimizer'"):
+        init("qadam")
+
+
+def refuse_wrong_arguments() -> None:
+    bagua.torch_api.init_process_group()
+    model: Any = torch.nn.Linear(2, 2)
+    algorithm = bagua.torch_api.algorithms.Algorithm.init("gradient_allreduce")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"optimizers is empty\.\n(.*\n)Pass them: model\.with_bagua\(\[optimizer\]"):
+        model.with_bagua([], algorithm)
+    with pytest.raises(TypeError, match=r"the string 'bytegrad'\. Pass Algorithm\.init\('bytegrad'\)"):
+        model.with_bagua([optimizer], "bytegrad")
+    with pytest.raises(TypeError, match=r"the class \w+\. Pass an instance"):
+        model.with_bagua([optimizer], type(algorithm))
+    model.with_bagua([optimizer], algorithm)
+
+
+def test_wrong_arguments_of_with_bagua() -> None:
+    run_ranks(1, refuse_wrong_arguments)
+
+
 @pytest.mark.parametrize("text", ["0", "false", "off", "no"])
 def test_a_switch_can_be_turned_off(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("BAGUA_IS_OUTPUT_AUTOTUNE_LOG", text)

@@ -1,4 +1,4 @@
-"""docs/training.md quotes messages and variables that the sources have: who searches for one finds it."""
+"""The how-to pages quote messages and log levels that the sources have: a search for one finds its page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGE = (REPOSITORY / "docs" / "training.md").read_text()
+HOW_TO = REPOSITORY / "docs" / "how-to" / "train"
+FAILURES = (HOW_TO / "handle-failures.md").read_text()
+LOG = (HOW_TO / "log.md").read_text()
 CORE = ("collectives", "engine", "comm_ops", "torch_api")
 # Of torch, and of Python's way to print exceptions.
 NOT_OURS = {"terminate called without an active exception", "CollectiveError: ", "TORCH_NCCL_BLOCKING_WAIT"}
@@ -29,13 +31,9 @@ def strings_of(*folders: str) -> list[str]:
 STRINGS = strings_of(*CORE)
 
 
-def section(heading: str) -> str:
-    return PAGE.partition(f"## {heading}\n")[2].partition("\n## ")[0]
-
-
 def quoted_messages() -> list[str]:
     """What stands in code in the first column, cut where a message has values of its own."""
-    rows = [line for line in section("When something fails").splitlines() if line.startswith("| `")]
+    rows = [line for line in FAILURES.splitlines() if line.startswith("| `")]
     quotations = [quotation for row in rows for quotation in re.findall(r"`([^`]+)`", row.split("|")[1])]
     pieces = [piece for quotation in quotations for piece in re.split(r"\.\.\.|\d+|\bb\b", quotation)]
     return sorted({piece for piece in pieces if len(piece.strip()) >= SHORTEST})
@@ -50,15 +48,8 @@ def test_messages_are_found_on_the_page() -> None:
     assert len(quoted_messages()) > 10
 
 
-@pytest.mark.parametrize("heading", ["Environment variables", "Logging"])
-def test_variables_are_read(heading: str) -> None:
-    names = set(re.findall(r"`([A-Z][A-Z_]{3,})(?:=\w+)?`", section(heading)))
-    assert names
-    assert sorted(names - set(STRINGS) - set(strings_of("net"))) == []  # ENABLE_BAGUA_NET is read there
-
-
 def test_levels_of_the_log_are_those_that_are_known() -> None:
-    row = next(line for line in PAGE.splitlines() if line.startswith("| `BAGUA_LOG_LEVEL`"))
-    levels = re.findall(r"`(\w+)`", row.split("|")[2])
+    rows = [line for line in LOG.splitlines() if line.startswith("| `")][1:]
+    levels = [level for row in rows for level in re.findall(r"`(\w+)`", row)]
     assert levels == ["debug", "info", "warning", "error"]
     assert set(levels) <= set(STRINGS)

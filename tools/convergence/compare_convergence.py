@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))
 from convergence_comparison.comparison_run import ComparisonRun, trainings_of
 from convergence_comparison.figure import write_figure
 from convergence_comparison.options import parse_options
-from convergence_comparison.report import closing_lines, heading, render, write_document
+from convergence_comparison.report import closing_lines, heading, render, write_document, write_result_file
 from convergence_comparison.statistics import faults_of, rows_of
 from rank_team.placement import HostPlacement
 from rank_team.team import RankTeam, rank_environment
@@ -62,7 +62,10 @@ def main(words: Sequence[str] | None = None) -> int:
     written = []
     if options.json_path is not None:
         written.append(options.json_path)
-        write_document(options.json_path, options, rows, outcome, machine)
+        write_result_file(options.json_path, options, rows, outcome, machine)
+    if options.details_path is not None:
+        written.append(options.details_path)
+        write_document(options.details_path, options, rows, outcome, machine)
     if options.plot_path is not None and rows:
         written.append(options.plot_path)
         title = f"Convergence, {options.ranks} ranks, {options.seeds} seeds each"

@@ -10,7 +10,7 @@ from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import BOLD, LOUD, MISSING, RESET, format_time_us
 
 from .rounds import Rows, RowSamples
-from .verdict import ERROR_CHANCE, FLOOR, Judgement, Verdict, judge
+from .verdict import ERROR_CHANCE, FLOOR, MIN_ROUNDS, Judgement, Verdict, judge
 
 _TIME_WORDS = {Verdict.LESS: "faster", Verdict.SAME: "same", Verdict.MORE: "slower"}
 _CPU_WORDS = {Verdict.LESS: "less CPU", Verdict.SAME: "", Verdict.MORE: "more CPU"}
@@ -71,7 +71,11 @@ class Row:
 
 
 def judged(rows: Rows) -> list[Row]:
-    return [Row.of(channels, size, samples) for (channels, size), samples in rows.items()]
+    return [
+        Row.of(channels, size, samples)
+        for (channels, size), samples in rows.items()
+        if len(samples.time_ratios) >= MIN_ROUNDS
+    ]
 
 
 def render_table(rows: Sequence[Row], *, colour: bool = False) -> str:

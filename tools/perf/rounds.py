@@ -116,6 +116,8 @@ def bench_command(
     command = [sys.executable, "-m", "bagua.cli.net_bench", "--local", "--contenders", f"{PLUGIN},{BARE}"]
     command += ["--driver", str(libraries.driver), "--library", str(plugin), "--baseline-library", str(baseline)]
     command += ["--channels", str(part.channels), "-b", part.smallest, "-e", part.largest, "-f", "4"]
+    # Verifying is part of the budget.
+    budget_s = 3 * budget_s if verify else budget_s
     command += ["--repeats", str(REPEATS), "--time-budget", f"{budget_s:.2f}", "--json", str(result)]
     # The bytes are the same in every round.
     return command if verify else [*command, "--no-verify"]

@@ -3,8 +3,8 @@
     python tools/release/build_wheels.py --output dist [--python PATH ...]
 
 The manylinux tag follows the C library of this machine: wheels for older systems are built on one, or in a manylinux
-container. Each wheel is built in isolation from the source distribution, given its manylinux tag by auditwheel, installed into an
-empty environment and tried there, far from the source tree. Exit status 1 and no wheel of that Python if a check fails.
+container. Each wheel is built in isolation from the source distribution, tagged by auditwheel, installed into an empty
+environment and tried there, far from the source tree. Exit status 1 and no wheel of that Python if a check fails.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from .capacity import PROBE_DELAY_MS, measure_capacity_gbit
 from .grid import PlannedNetwork, expected_seconds, in_measuring_order, plan_networks
 from .options import SweepOptions, parse_options
 from .plot import write_plot
-from .report import Grid, document, render
+from .report import Grid, document, render, write_result_file
 from .sweep_run import LabMeasurement, SweepOutcome, SweepRun
 
 # For what is said of the time beforehand: elements of the parameters, with the lengths that models have on GPUs.
@@ -55,16 +55,17 @@ def main(words: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def write(outcome: SweepOutcome) -> None:
+        if options.details_path is not None:
+            write_json(options.details_path, document(planned, options.comparison, outcome, capacity, machine))
         if options.json_path is not None:
-            write_json(options.json_path, document(planned, options.comparison, outcome, capacity, machine))
+            write_result_file(options.json_path, options.comparison, outcome, capacity, machine)
 
     outcome = _run(options, order, [*sharing_notes(options.comparison), *notes], write)
     grid = Grid(planned, outcome.results)
     print("\n" + render(grid, options.comparison, outcome, capacity))
-    written = []
-    if options.json_path is not None:
-        write(outcome)
-        written.append(options.json_path)
+    written: list[Path] = []
+    write(outcome)
+    written += [path for path in (options.json_path, options.details_path) if path is not None]
     if options.plot_path is not None:
         comparison = options.comparison
         device = device_text(outcome.facts.get("device", "?"), comparison.sharing)

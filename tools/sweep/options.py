@@ -13,7 +13,7 @@ from device_option import add_sharing_option, chosen_device
 from netlab import parse_delay_ms, parse_rate_mbit
 
 from bagua.net.bench.argument_types import names_of, within
-from bagua.net.bench.export import check_writable, make_folder
+from bagua.net.bench.export import check_output_files, make_folder
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 
 DEFAULT_RATES = "1G,10G,25G,100G"
@@ -49,6 +49,7 @@ class SweepOptions:
     time_limit_s: float
     only_plan: bool
     json_path: Path | None
+    details_path: Path | None
     plot_path: Path | None
     output_folder: Path | None
 
@@ -126,7 +127,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     length.add_argument("--plan", action="store_true", help="say what would be measured, and end")
     output = parser.add_argument_group("results")
-    output.add_argument("--json", type=Path, metavar="PATH", help="every figure and the machine's facts")
+    output.add_argument("--json", type=Path, metavar="PATH", help="result file: medians and their range")
+    output.add_argument("--details", type=Path, metavar="PATH", help="every step of every turn, as JSON")
     output.add_argument("--plot", type=Path, metavar="PATH", help="who wins where (.png, .svg, .pdf)")
     output.add_argument("--output-dir", type=Path, metavar="DIR", help="keep the ranks' NCCL logs there")
     return parser
@@ -142,11 +144,10 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     if problem := warmup_problem(given.contenders, given.warmup):
         parser.error(problem)
     try:
-        if given.json is not None and not given.plan:
-            check_writable("--json", given.json)
-        if given.plot is not None and not given.plan:
-            check_plot_path(given.plot)
-            check_writable("--plot", given.plot)
+        if not given.plan:
+            if given.plot is not None:
+                check_plot_path(given.plot)
+            check_output_files([("--json", given.json), ("--details", given.details), ("--plot", given.plot)])
         if given.output_dir is not None:
             make_folder("--output-dir", given.output_dir)
     except (ValueError, PlotUnavailableError) as error:
@@ -170,6 +171,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         timeout_s=_TURN_TIMEOUT_S,
         time_limit_s=0.0,
         json_path=None,
+        details_path=None,
         trace_folder=None,
         output_folder=None,
         sharing=device.sharing,
@@ -181,6 +183,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         time_limit_s=given.time_limit or _DEFAULT_TIME_LIMIT_S[given.device],
         only_plan=given.plan,
         json_path=given.json,
+        details_path=given.details,
         plot_path=given.plot,
         output_folder=None if given.output_dir is None else given.output_dir.absolute(),
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import figures
 from core_comparison.catalogue import ALL_REDUCE, REFERENCE
 from core_comparison.compression_code import compression_notes
 from core_comparison.options import Options
@@ -216,6 +218,32 @@ def document(
         "notes": outcome.notes,
         "errors": outcome.errors,
     }
+
+
+def write_result_file(
+    path: Path,
+    options: Options,
+    outcome: SweepOutcome,
+    capacity_gbit: Mapping[bool, float],
+    machine: MachineFacts,
+) -> None:
+    """A network that the machine is too slow for was measured without a limit, and has no rate."""
+    found = []
+    for result in outcome.results:
+        rate = result.network.rate_gbit if result.is_limited else None
+        delay = result.network.delay_ms
+        labels = figures.case_of(options.ranks, options.device, options.sharing, rate_gbps=rate, delay_ms=delay)
+        found += figures.step_figures(result.rows, labels)
+    models = {model: options.turn(model) for model in options.models}
+    figures.write(
+        path,
+        f"Step time by network: {', '.join(options.models)} on {options.ranks} ranks, emulated networks",
+        found,
+        machine=machine,
+        ranks=outcome.facts,
+        parameters={"models": models, "rounds": options.rounds, "steps": options.steps, "warmup": options.warmup},
+        notes=[f"Without a limit this machine moves {_moved(capacity_gbit)}.", *outcome.notes, *outcome.errors],
+    )
 
 
 def _network_entry(planned: PlannedNetwork, grid: Grid, options: Options) -> dict[str, Any]:

@@ -23,7 +23,15 @@ sys.path.append(str(Path(__file__).resolve().parent))
 from core_comparison.comparison_run import ComparisonRun
 from core_comparison.options import parse_options
 from core_comparison.ranks import start_ranks
-from core_comparison.report import closing_lines, heading, render, trace_summary, write_document, write_json
+from core_comparison.report import (
+    closing_lines,
+    heading,
+    render,
+    trace_summary,
+    write_document,
+    write_json,
+    write_result_file,
+)
 from core_comparison.step_statistics import faults_of, rows_of
 
 from bagua.net.bench.errors import BenchError
@@ -55,9 +63,13 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.trace_folder is not None:
         written.append(options.trace_folder / "summary.json")
         write_json(written[-1], trace_summary(outcome))
+    machine = describe_machine()
+    if options.details_path is not None:
+        written.append(options.details_path)
+        write_document(options.details_path, options, rows, outcome, machine)
     if options.json_path is not None:
         written.append(options.json_path)
-        write_document(options.json_path, options, rows, outcome, describe_machine())
+        write_result_file(options.json_path, options, rows, outcome, machine)
     if written:
         print("written: " + ", ".join(map(str, written)))
     return 1 if outcome.errors or not rows else 0

@@ -5,8 +5,8 @@
 
 Every run is a fresh `torchrun examples/ddp_train.py` with the same seed; the contenders take turns, each round
 beginning with another one. Ours is switched on as a user does it: by ENABLE_BAGUA_NET=1 alone. Written to
---output-dir: ddp.json, ddp.png and the logs of every run. Exit status 1 if losses differ, ranks disagree, a run fails,
-or NCCL's log shows another network than the contender's.
+--output-dir: ddp.json (a result file), ddp-runs.json, ddp.png and logs. Exit status 1 if losses differ, ranks
+disagree, a run fails, or NCCL's log shows another network than the contender's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parent))
 from ddp_comparison.figure import write_figure
 from ddp_comparison.losses import judge_losses
 from ddp_comparison.options import parse_arguments
-from ddp_comparison.report import closing_lines, render, write_document
+from ddp_comparison.report import closing_lines, render, write_document, write_result_file
 from ddp_comparison.rounds import run_rounds
 from ddp_comparison.step_times import report_steps
 
@@ -40,12 +40,13 @@ def main(words: Sequence[str] | None = None) -> int:
     print(render(steps, verdict))
     print("\n".join(closing_lines(steps, verdict, rounds)))
     machine = describe_machine()
-    written = [arguments.output_dir / "ddp.json"]
-    write_document(written[0], steps, verdict, rounds, machine)
+    written = [arguments.output_dir / "ddp.json", arguments.output_dir / "ddp-runs.json"]
+    write_result_file(written[0], arguments, steps, rounds, machine)
+    write_document(written[1], steps, verdict, rounds, machine)
     if rounds.trainings:
         written.append(arguments.output_dir / "ddp.png")
         title = f"{arguments.model} with DDP on {arguments.nproc_per_node} ranks, {arguments.dtype}"
-        write_figure(written[1], rounds.trainings, arguments.contenders, steps.best_tuned, title, machine.caption())
+        write_figure(written[-1], rounds.trainings, arguments.contenders, steps.best_tuned, title, machine.caption())
     print("written: " + ", ".join(map(str, written)))
     return 1 if rounds.errors or not rounds.trainings else 0
 

@@ -16,7 +16,6 @@
 # Training:
 #   core              gradient all-reduce beside torch's DDP, NVLink, with a trace of communication under backward
 #   core_tcp          the same over TCP with Bagua-Net, VGG16 and GPT-2
-#   side_by_side      GPT-2 over NVLink, all in the same processes, within a percent
 #   algorithms        every algorithm over TCP with Bagua-Net, as fast as it goes
 #   sweep             every algorithm on networks of 10, 25 and 100 Gb/s; needs root and pyroute2
 #   sweep_delay       ... of 10 and 25 Gb/s with delays of 1, 5 and 20 ms
@@ -29,7 +28,7 @@
 #
 # OUT gets a JSON and a picture per part, and logs and traces in logs-GPUS-PARTS.tar.gz. Exit status: 1 if any part
 # failed. SECONDS_BEST (default 110) is what a best_COLLECTIVE may measure, to which it adds the start of all its
-# contenders. The words of AB_OPTIONS, DDP_OPTIONS, CORE_OPTIONS (core*, algorithms), SIDE_OPTIONS, SWEEP_OPTIONS,
+# contenders. The words of AB_OPTIONS, DDP_OPTIONS, CORE_OPTIONS (core*, algorithms), SWEEP_OPTIONS,
 # CONVERGENCE_OPTIONS, KERNEL_OPTIONS and TEST_OPTIONS are added to the commands (smaller sizes, fewer rounds, -k training
 # for pytest, ...).
 set -uo pipefail
@@ -48,7 +47,7 @@ fi
 out=$(mkdir -p "$1" && cd "$1" && pwd) || exit 2
 shift $(($# < 2 ? $# : 2))
 [ $# -gt 0 ] || set -- all_reduce ddp collectives tests
-known=(all_reduce collectives ddp "${collectives[@]/#/best_}" best_ddp core core_tcp side_by_side algorithms sweep
+known=(all_reduce collectives ddp "${collectives[@]/#/best_}" best_ddp core core_tcp algorithms sweep
   sweep_delay convergence memory kernels tests kernel_tests)
 parts=()
 for chosen in "$@"; do
@@ -166,11 +165,6 @@ for chosen in "${parts[@]}"; do
       ;;
     core_tcp)
       core core_tcp 220 --network tcp --model vgg16,gpt2 --rounds 8 --steps 10 --time-limit 150
-      ;;
-    side_by_side)
-      # shellcheck disable=SC2086
-      part side_by_side 150 env ENABLE_BAGUA_NET=0 torchrun --nproc-per-node "$gpus" \
-        "$repository/tools/train/compare_side_by_side.py" --seconds 75 ${SIDE_OPTIONS:-}
       ;;
     algorithms)
       core algorithms 240 --network tcp --contenders algorithms --baseline with-bagua --model vgg16,gpt2 --steps 8 \

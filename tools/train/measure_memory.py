@@ -13,7 +13,6 @@ hide a whole copy of its parameters, the verdict is that nothing can be told.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,10 +20,11 @@ from pathlib import Path
 # Python itself adds the script's folder, but not with PYTHONSAFEPATH. At the end: nothing there may hide a package.
 sys.path.append(str(Path(__file__).resolve().parent))
 
+import figures
 from device_option import add_sharing_option, chosen_device, device_text
 from memory_measurement.catalogue import ADAM, CASES, QADAM, SGD
 from memory_measurement.probe import ALLOCATOR_SETTINGS
-from memory_measurement.report import GLOO_BYTES, Measured, document, render, row_of
+from memory_measurement.report import GLOO_BYTES, Measured, render, row_of
 from rank_team.placement import HostPlacement
 from rank_team.team import RankTeam, rank_environment
 
@@ -60,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--layers", type=within(int, 1, 10_000), default=24, help="linear layers (default 24)")
     parser.add_argument("--width", type=within(int, 1, 65_536), default=1024, help="of each (default 1024)")
     parser.add_argument("--steps", type=within(int, 1, 1000), default=6, help="that are measured (default 6)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="every figure and the machine's facts")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="result file")
     return parser
 
 
@@ -84,7 +84,7 @@ def main(words: Sequence[str] | None = None, gpus: Callable[[], int] | None = No
     cases = [name for name in CASES if name in given.algorithms]
     kinds = [kind for kind in (SGD, ADAM) if any(_plain_kind(case) == kind for case in cases)]
     transport = GLOO_BYTES if given.device == "cpu" else 0
-    rows, plain = [], {}
+    rows = []
     try:
         with Progress(len(cases) + len(kinds) + 1) as progress:
             team = RankTeam(
@@ -124,9 +124,14 @@ def main(words: Sequence[str] | None = None, gpus: Callable[[], int] | None = No
     print(f"{head} of float32 in {given.layers} layers\n")
     print(render(rows, colour=shows_colour(sys.stdout)) + "\n")
     if given.json is not None:
-        facts = {"machine": describe_machine().as_dict(), "ranks": dict(team.facts), "parameters": vars(given)}
-        text = json.dumps(document(rows, plain, **facts), indent=2, default=str)
-        given.json.write_text(text + "\n", encoding="utf-8")
+        figures.write(
+            given.json,
+            f"Memory of training beyond plain training, {ranks} ranks",
+            figures.memory_figures(rows, figures.case_of(ranks, given.device, given.sharing)),
+            machine=describe_machine(),
+            ranks=team.facts,
+            parameters={"layers": given.layers, "width": given.width, "steps": given.steps, "dtype": "float32"},
+        )
         print(f"written: {given.json}")
     return 1 if any(row.exceeds for row in rows) else 0
 

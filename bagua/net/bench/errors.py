@@ -7,5 +7,9 @@ class BenchError(RuntimeError):
     """The message names the value, the cause and the remedy; the command prints it and exits with code 1."""
 
 
+class BenchTimeoutError(BenchError):
+    """A driver did not answer in time."""
+
+
 class UsageError(ValueError):
     """An option or environment variable that no run could start with; exit code 2, as argparse does."""

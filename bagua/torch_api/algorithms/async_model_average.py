@@ -94,15 +94,15 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             return super().init_tensors(bagua_ddp)
         for name, parameter in parameters:
             ensure_record(parameter, name, bagua_ddp.bagua_module_name)
-        self._average.safe_points.follow(bagua_ddp.bagua_optimizers)
-        return sorted((parameter for _, parameter in parameters), key=self._average.safe_points.owner_of)
+        self._average.joint_updates.follow(bagua_ddp.bagua_optimizers)
+        return sorted((parameter for _, parameter in parameters), key=self._average.joint_updates.owner_of)
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> Sequence[BaguaBucket]:
         self._is_finished = False
         if self.ranks_in_step:
             return super().tensors_to_buckets(tensors, do_flatten)
         # Parameters keep their memory: the bucket's is that of the copy.
-        owner_of = self._average.safe_points.owner_of
+        owner_of = self._average.joint_updates.owner_of
         of_one_owner = [list(part) for group in tensors for _, part in itertools.groupby(group, owner_of)]
         return [BaguaBucket(group, str(number), flatten=False) for number, group in enumerate(of_one_owner)]
 
@@ -153,7 +153,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
         def after_step(optimizer: torch.optim.Optimizer) -> None:
             self._raise_failure()
-            self._note(self._average.pass_safe_point(position[id(optimizer)]))
+            self._note(self._average.finish_joint_update(position[id(optimizer)]))
 
         return after_step
 

@@ -7,6 +7,8 @@ docs/algorithms.md shows how to write one.
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -125,10 +127,13 @@ class Algorithm:
         """The algorithm that is registered as `name`, constructed with `arguments`.
 
         Raises:
-            KeyError: no such name; lists those that there are.
+            KeyError: no such name; names the nearest one and all that are registered.
+            TypeError: the algorithm has no such option, or one that it needs is missing; names the nearest one and all
+                that it has.
         """
-        algorithm: Algorithm = GlobalAlgorithmRegistry.get(name)(**arguments)
-        return algorithm
+        algorithm = GlobalAlgorithmRegistry.get(name)
+        _check_options(name, algorithm, arguments)
+        return algorithm(**arguments)
 
 
 class AlgorithmRegistry:
@@ -138,28 +143,32 @@ class AlgorithmRegistry:
         self._entries: dict[str, tuple[Callable[..., Algorithm], str | None]] = {}
 
     def register(self, name: str, algorithm: Callable[..., Algorithm], description: str | None = None) -> None:
-        """
+        """Make an algorithm available to `Algorithm.init`.
+
         Raises:
-            TypeError: `name` is no string.
+            TypeError: `name` is not a string.
             ValueError: `name` is taken.
         """
         if not isinstance(name, str):
-            raise TypeError(f"the name of an algorithm is a string, not {type(name).__name__} ({name!r})")
+            raise TypeError(f"An algorithm's name must be a string, not {type(name).__name__} ({name!r}).")
         if name in self._entries:
-            raise ValueError(f"an algorithm {name!r} is already registered; choose another name")
+            raise ValueError(f"An algorithm {name!r} is already registered. Choose another name.")
         self._entries[name] = (algorithm, description)
 
     def get(self, name: str) -> Callable[..., Algorithm]:
-        """
+        """What makes the algorithm of this name from its options.
+
         Raises:
-            KeyError: no such name; lists those that there are.
+            KeyError: no such name; names the nearest one and all that are registered.
         """
         if name not in self._entries:
-            raise KeyError(f"no algorithm {name!r}; there are {', '.join(sorted(self._entries))}")
+            known = self.available_algorithms()
+            raise KeyError(f"Unknown algorithm {name!r}.{_nearest(name, known)} Known algorithms: {', '.join(known)}.")
         return self._entries[name][0]
 
     def description(self, name: str) -> str | None:
-        """
+        """One line about the algorithm, if it was registered with one.
+
         Raises:
             KeyError: no such name.
         """
@@ -178,6 +187,25 @@ class AlgorithmRegistry:
 
 
 GlobalAlgorithmRegistry = AlgorithmRegistry()
+
+
+def _check_options(name: str, algorithm: Callable[..., Algorithm], options: Mapping[str, Any]) -> None:
+    """Raises TypeError: see `Algorithm.init`."""
+    parameters = inspect.signature(algorithm).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return
+    has = f"Options of {name}: {', '.join(parameters) or 'none'}."
+    for option in options:
+        if option not in parameters:
+            raise TypeError(f"{name} has no option {option!r}.{_nearest(option, list(parameters))} {has}")
+    for one in parameters.values():
+        if one.default is one.empty and one.kind is not one.VAR_POSITIONAL and one.name not in options:
+            raise TypeError(f"{name} needs the option {one.name!r}. {has}")
+
+
+def _nearest(name: object, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(name), known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def _nothing(*arguments: Any) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bagua.collectives.process_group import BaguaProcessGroup, twin_of
+from bagua.collectives.process_group import BaguaProcessGroup, duplicate_group
 from bagua.comm_ops.decentralized import PeerWeightAverage
 from bagua.comm_ops.peer_selection import check_peer_selection
 from bagua.comm_ops.public_bucket import BaguaBucket
@@ -281,7 +281,7 @@ def _exchange_group(group: BaguaProcessGroup) -> BaguaProcessGroup:
         return group
     own = _exchange_groups.get(group)
     if own is None or not own.is_alive:
-        own = _exchange_groups[group] = twin_of(group)
+        own = _exchange_groups[group] = duplicate_group(group)
     return own
 
 

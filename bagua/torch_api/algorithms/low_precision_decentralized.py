@@ -161,13 +161,13 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         return after_step
 
     def init_forward_pre_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[Any], None]:
-        return lambda _: self._pay(bagua_ddp)
+        return lambda _: self._run_pending_exchange(bagua_ddp)
 
     def finish(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
         if self.process_group.is_alive:  # otherwise torch was shut down, and there are no neighbours
-            self._pay(bagua_ddp)
+            self._run_pending_exchange(bagua_ddp)
 
-    def _pay(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+    def _run_pending_exchange(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
         if self._owes_exchange:
             self._exchange(bagua_ddp)
 

@@ -119,7 +119,7 @@ class _ShadowStep(JoinHook):
         communicator = wrapper.inner.communicator
         mine = communicator.rank() if is_last_joiner else -1
         chosen = torch.tensor([mine], dtype=torch.int32, device=wrapper.device)
-        with failures_named(wrapper.process_group, "broadcasting what the last rank with inputs has learned"):
+        with failures_named(wrapper.process_group, "broadcasting the final parameters and buffers"):
             dist.all_reduce(chosen, dist.ReduceOp.MAX, group=communicator.torch_group)
             state = [*wrapper.replicated_parameters(), *wrapper._buffer_broadcast.named_buffers()]
             broadcast_coalesced([tensor for _, tensor in state], int(chosen.item()), communicator)

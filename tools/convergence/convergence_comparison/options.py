@@ -10,7 +10,7 @@ from pathlib import Path
 from device_option import add_sharing_option, chosen_device
 
 from bagua.net.bench.argument_types import names_of, within
-from bagua.net.bench.export import check_writable
+from bagua.net.bench.export import check_output_files, check_writable
 from bagua.net.bench.gpu_sharing import GpuSharing
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 from convergence_comparison.catalogue import (
@@ -50,6 +50,7 @@ class Options:
     timeout_s: float
     time_limit_s: float
     json_path: Path | None
+    details_path: Path | None
     plot_path: Path | None
     sharing: GpuSharing | None = None
 
@@ -103,7 +104,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--timeout", type=within(float, 1.0, 3600.0), default=300.0, metavar="S", help="for one training (default 300)"
     )
     output = parser.add_argument_group("results")
-    output.add_argument("--json", type=Path, metavar="PATH", help="every figure and the machine's facts")
+    output.add_argument("--json", type=Path, metavar="PATH", help="result file: medians over the seeds and their range")
+    output.add_argument("--details", type=Path, metavar="PATH", help="every training, as JSON")
     output.add_argument("--plot", type=Path, metavar="PATH", help="curves of all algorithms (.png, .svg or .pdf)")
     return parser
 
@@ -114,8 +116,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     given = parser.parse_args(words)
     device = chosen_device(parser, given, gpus)
     try:
-        if given.json is not None:
-            check_writable("--json", given.json)
+        check_output_files([("--json", given.json), ("--details", given.details)])
         if given.plot is not None:
             check_plot_path(given.plot)
             check_writable("--plot", given.plot)
@@ -132,5 +133,6 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         timeout_s=given.timeout,
         time_limit_s=given.time_limit,
         json_path=given.json,
+        details_path=given.details,
         plot_path=given.plot,
     )

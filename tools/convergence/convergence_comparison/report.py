@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import figures
 from aligned_table import Column
 from aligned_table import render as render_table
 from core_comparison.report import threads_each, write_json
@@ -111,6 +112,25 @@ def write_document(path: Path, options: Options, rows: Sequence[Row], outcome: O
         "trainings": [asdict(training) for training in outcome.trainings],
     }
     write_json(path, document)
+
+
+def write_result_file(
+    path: Path, options: Options, rows: Sequence[Row], outcome: Outcome, machine: MachineFacts
+) -> None:
+    verdicts = [f"{row.case} with {row.task}: {row.verdict}" for row in rows if row.verdict]
+    figures.write(
+        path,
+        f"Convergence on {options.ranks} ranks, {options.seeds} seeds",
+        figures.convergence_figures(
+            outcome.trainings,
+            {(row.task, row.case): row.baseline for row in rows},
+            figures.case_of(options.ranks, options.device, options.sharing),
+        ),
+        machine=machine,
+        ranks=outcome.facts,
+        parameters={**asdict(options), "settings": [_settings(row, options.ranks) for row in rows]},
+        notes=[*verdicts, *outcome.notes, *outcome.errors],
+    )
 
 
 def _settings(row: Row, ranks: int) -> dict[str, object]:

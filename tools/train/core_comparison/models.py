@@ -17,7 +17,7 @@ from ddp_comparison.training_run import EXAMPLE
 from torch import Tensor, nn
 from torch.nn import functional
 
-from core_comparison.catalogue import BF16, FLOAT32, MODELS
+from core_comparison.catalogue import BF16
 
 # Batches are made before a turn and taken in turn: a step is timed, not the making of its data.
 BATCHES = 4
@@ -32,14 +32,6 @@ class ModelSize:
     length: int  # see ModelEntry
     batch_size: int
     dtype: str
-
-
-def usual_size(name: str, device: torch.device) -> ModelSize:
-    """Of the model, in the catalogue, on such a device."""
-    entry = MODELS[name]
-    if device.type == "cuda":
-        return ModelSize(entry.length, entry.batch_size, entry.dtype)
-    return ModelSize(entry.length_on_cpu, entry.batch_size_on_cpu, FLOAT32)
 
 
 @dataclass(frozen=True)

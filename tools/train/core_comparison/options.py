@@ -10,7 +10,7 @@ from pathlib import Path
 from device_option import add_sharing_option, chosen_device
 
 from bagua.net.bench.argument_types import names_of, within
-from bagua.net.bench.export import check_writable, make_folder
+from bagua.net.bench.export import check_output_files, make_folder
 from bagua.net.bench.gpu_sharing import GpuSharing
 from core_comparison.catalogue import (
     CONTENDERS,
@@ -72,6 +72,7 @@ class Options:
     timeout_s: float
     time_limit_s: float
     json_path: Path | None
+    details_path: Path | None
     trace_folder: Path | None
     output_folder: Path | None
     sharing: GpuSharing | None = None
@@ -172,7 +173,8 @@ def make_parser() -> argparse.ArgumentParser:
         " (default nvlink)",
     )
     output = parser.add_argument_group("results")
-    output.add_argument("--json", type=Path, metavar="PATH", help="every figure and the machine's facts")
+    output.add_argument("--json", type=Path, metavar="PATH", help="result file: medians and their range")
+    output.add_argument("--details", type=Path, metavar="PATH", help="every step of every turn, as JSON")
     output.add_argument(
         "--trace",
         type=Path,
@@ -203,8 +205,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     if problem := warmup_problem(given.contenders, given.warmup):
         parser.error(problem)
     try:
-        if given.json is not None:
-            check_writable("--json", given.json)
+        check_output_files([("--json", given.json), ("--details", given.details)])
         for option, folder in (("--trace", given.trace), ("--output-dir", given.output_dir)):
             if folder is not None:
                 make_folder(option, folder)
@@ -229,6 +230,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         timeout_s=given.timeout,
         time_limit_s=given.time_limit,
         json_path=given.json,
+        details_path=given.details,
         trace_folder=None if given.trace is None else given.trace.absolute(),
         output_folder=None if given.output_dir is None else given.output_dir.absolute(),
         sharing=device.sharing,

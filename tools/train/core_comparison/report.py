@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import figures
 from device_option import device_text
 
 from bagua.net.bench.machine import MachineFacts
@@ -222,6 +223,23 @@ def write_document(path: Path, options: Options, rows: Sequence[Row], outcome: O
         "turns": [asdict(turn) for turn in outcome.turns],
     }
     write_json(path, document)
+
+
+def write_result_file(
+    path: Path, options: Options, rows: Sequence[Row], outcome: Outcome, machine: MachineFacts
+) -> None:
+    labels = figures.case_of(options.ranks, options.device, options.sharing, rate_gbps=None, delay_ms=0.0)
+    if options.network is not None:
+        labels["network"] = options.network
+    figures.write(
+        path,
+        f"Step time of training: {', '.join(options.models)} on {options.ranks} ranks",
+        figures.step_figures(rows, labels),
+        machine=machine,
+        ranks=outcome.facts,
+        parameters={**asdict(options), "models": {model: options.turn(model) for model in options.models}},
+        notes=[*sharing_notes(options), *outcome.notes, *outcome.errors],
+    )
 
 
 def _facts_of(model: str, options: Options, outcome: Outcome) -> dict[str, object]:

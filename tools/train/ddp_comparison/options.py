@@ -73,7 +73,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         default=420.0,
         help="seconds for all runs; no round begins that is longer than what is left (default 420)",
     )
-    parser.add_argument("--output-dir", type=Path, required=True, help="for ddp.json, ddp.png and every run's log")
+    parser.add_argument("--output-dir", type=Path, required=True, help="for results, plot and logs")
     arguments = parser.parse_args(words)
     if arguments.tolerance is None:
         arguments.tolerance = 0.0 if arguments.nproc_per_node <= EXACT_RANKS else DEFAULT_TOLERANCE

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+
+import figures
 
 from bagua.net.bench.machine import MachineFacts
 from ddp_comparison.losses import LossVerdict
@@ -66,6 +69,51 @@ def write_document(
         "runs": _runs(rounds.trainings),
     }
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def write_result_file(
+    path: Path, arguments: argparse.Namespace, steps: StepReport, rounds: Rounds, machine: MachineFacts
+) -> None:
+    baseline = arguments.contenders[0].name
+    times = {(one.contender, one.round): one.step_ms for one in rounds.trainings}
+    found = []
+    for row in steps.rows:
+        numbers = [number for name, number in times if name == row.contender]
+        ranks, backend = arguments.nproc_per_node, figures.name_of(row.contender)
+        labels = {"model": arguments.model, "algorithm": "torch_ddp", "backend": backend, "ranks": ranks}
+        found += figures.figures(
+            {**labels, "gpus": 0 if arguments.backend == "gloo" else ranks, "rate_gbps": None, "delay_ms": 0.0},
+            {
+                ("step_time", "ms"): [times[row.contender, number] for number in numbers],
+                ("speedup", "x"): [
+                    times[baseline, number] / times[row.contender, number]
+                    for number in numbers
+                    if row.contender != baseline and (baseline, number) in times
+                ],
+                ("loss", ""): [one.losses[-1] for one in rounds.trainings if one.contender == row.contender],
+            },
+        )
+    names = ("model", "steps", "batch_size", "image_size", "dtype", "seed", "rounds", "tuned", "tcp_only", "backend")
+    figures.write(
+        path,
+        f"DDP training of {arguments.model} on {arguments.nproc_per_node} ranks, by network backend",
+        found,
+        machine=machine,
+        ranks=_versions(),
+        parameters={name: getattr(arguments, name) for name in names},
+        notes=[*rounds.notes, *rounds.errors],
+    )
+
+
+def _versions() -> dict[str, object]:
+    import torch  # the comparison itself does not train
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "torch": torch.__version__,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpu else None,
+        "device": gpu,
+    }
 
 
 def _runs(trainings: Sequence[Training]) -> list[dict[str, object]]:

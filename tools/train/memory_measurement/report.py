@@ -1,9 +1,9 @@
-"""Measured beside stated: rows, the table, the document."""
+"""Measured beside stated: rows and the table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from aligned_table import Column
 from aligned_table import render as render_table
@@ -103,8 +103,3 @@ COLUMNS: tuple[Column[Row], ...] = (
 
 def render(rows: Sequence[Row], *, colour: bool = False) -> str:
     return render_table(rows, COLUMNS, block=lambda _: None, is_loud=lambda row: row.exceeds, colour=colour)
-
-
-def document(rows: Sequence[Row], plain: Mapping[str, Measured], **facts: object) -> dict[str, object]:
-    """For a JSON file. `plain`: by optimizer."""
-    return {**facts, "plain": {name: asdict(one) for name, one in plain.items()}, "rows": [asdict(row) for row in rows]}

@@ -107,17 +107,17 @@ def make_parser() -> argparse.ArgumentParser:
     length = parser.add_argument_group("how long")
     how_many = length.add_mutually_exclusive_group()
     how_many.add_argument(
-        "--messages", type=within(int, 1, 10_000_000), metavar="N", help="of a visit (default: by time budget)"
+        "--messages", type=within(int, 1, 10_000_000), metavar="N", help="of a repetition (default: by time budget)"
     )
     how_many.add_argument(
         "--time-budget",
         type=within(float, 1, 86400),
         default=30.0,
         metavar="S",
-        help="seconds of traffic in all, which choose the messages of a visit (default 30)",
+        help="seconds of traffic in all, which choose the messages of a repetition (default 30)",
     )
     length.add_argument(
-        "--repeats", type=within(int, 1, 1000), default=7, metavar="N", help="visits of each figure (default 7)"
+        "--repeats", type=within(int, 1, 1000), default=7, metavar="N", help="repetitions of each figure (default 7)"
     )
     length.add_argument(
         "--silence",
@@ -131,11 +131,19 @@ def make_parser() -> argparse.ArgumentParser:
     )
     what = parser.add_argument_group("what runs")
     what.add_argument(
-        "--contenders",
-        type=names_of("contender", PEERS_CONTENDERS),
+        "--backends",
+        dest="contenders",
+        type=names_of("backend", PEERS_CONTENDERS),
         default=PEERS_CONTENDERS,
         metavar="LIST",
         help=f"of {','.join(PEERS_CONTENDERS)} (default both)",
+    )
+    # The name that this option had before.
+    what.add_argument(
+        "--contenders",
+        type=names_of("backend", PEERS_CONTENDERS),
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
     )
     what.add_argument("--library", type=Path, metavar="PATH", help="libnccl-net.so (default: the package's)")
     what.add_argument("--driver", type=Path, metavar="PATH", help="bagua-net-driver (default: the package's)")
@@ -150,7 +158,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     output = parser.add_argument_group("results")
     output.add_argument("--json", type=Path, metavar="PATH", help="every figure and the machine's facts")
-    output.add_argument("--csv", type=Path, metavar="PATH", help="one row a contender, number of comms and size")
+    output.add_argument("--csv", type=Path, metavar="PATH", help="one row a backend, number of comms and size")
     return parser
 
 

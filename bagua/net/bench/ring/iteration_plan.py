@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 MAX_ITERATIONS = 1000
-MIN_REPEATS = 3
+MIN_REPEATS = 1
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def budget_plan(
 
     Each size gets an equal slice of a repetition; what a size cannot spend (MAX_ITERATIONS) or what a large one
     overdraws (at least one iteration and its warm-up) is shared by the others. Where not even single iterations fit,
-    repetitions are given up, down to MIN_REPEATS, and then the budget.
+    repetitions are given up, down to MIN_REPEATS; the run then stops at its deadline.
     """
     smallest = sum(costs.values()) * (1 + (1 if warmup is None else warmup))
     if may_reduce_repeats and smallest * repeats > budget_s:

@@ -35,7 +35,7 @@ _EPILOG = """\
 sizes are powers of 1024 (K, M, G), as in nccl-tests; GB/s are 10^9 bytes per second.
 
 examples:
-  bagua-net-bench                               all contenders, 8 B to 256 MiB, on this machine
+  bagua-net-bench                               all backends, 8 B to 256 MiB, on this machine
   bagua-net-bench --quick                       a look: five sizes, a quarter of a minute
   bagua-net-bench -b 1M -e 256M -f 4 --ranks 4  four ranks, large sizes
   bagua-net-bench --json run.json --plot run.pdf
@@ -85,8 +85,8 @@ def _stream_counts(text: str) -> tuple[int, ...]:
 def make_parser() -> argparse.ArgumentParser:
     parser = OptionParser(
         prog=PROGRAM,
-        description="What the Bagua network plugin does on this machine, beside a bare ring of plain sockets, torch's"
-        " gloo and the limit of raw TCP: an all-reduce in NCCL's traffic pattern, contenders interleaved in one run.",
+        description="What the Bagua network plugin does on this machine, compared with a bare ring of plain sockets,"
+        " torch's gloo and the limit of raw TCP: an all-reduce in NCCL's traffic pattern, interleaved in one run.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -105,26 +105,27 @@ def make_parser() -> argparse.ArgumentParser:
         "--iters",
         type=within(int, 1, 100_000),
         metavar="N",
-        help="iterations of a visit (default: by time budget)",
+        help="iterations of a repetition (default: by time budget)",
     )
     how_many.add_argument(
         "--time-budget",
         type=within(float, 1, 86400),
         metavar="S",
-        help=f"seconds for the run, which choose the iterations of each size (default {DEFAULT_TIME_BUDGET_S:g})",
+        help="seconds for the whole run with start-up and checks, which choose the iterations"
+        f" (default {DEFAULT_TIME_BUDGET_S:g})",
     )
     length.add_argument(
         "-w",
         "--warmup_iters",
         type=within(int, 0, 10_000),
         metavar="N",
-        help="warm-ups of a visit (default: a sixth; 5 with -n)",
+        help="warm-ups of a repetition (default: a sixth; 5 with -n)",
     )
     length.add_argument(
         "--repeats",
         type=within(int, 1, 1000),
         metavar="N",
-        help=f"visits of each contender and size (default {DEFAULT_REPEATS}); their spread is min..max",
+        help=f"repetitions of each backend and size (default {DEFAULT_REPEATS}); their spread is min..max",
     )
     length.add_argument(
         "--quick", action="store_true", help=f"five sizes, {QUICK_REPEATS} repeats, {QUICK_TIME_BUDGET_S:g} s budget"
@@ -132,8 +133,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     what = parser.add_argument_group("what runs")
     what.add_argument(
-        "--contenders",
-        type=names_of("contender", CONTENDERS),
+        "--backends",
+        dest="contenders",
+        type=names_of("backend", CONTENDERS),
         metavar="LIST",
         help=f"of {','.join(CONTENDERS)} (default all; gloo only where torch is installed)",
     )
@@ -158,7 +160,14 @@ def make_parser() -> argparse.ArgumentParser:
         type=within(int, 0, MAX_BUSY_PER_CPU),
         default=0,
         metavar="N",
-        help="busy processes beside the ranks, for each CPU of a host (default 0)",
+        help="busy processes in addition to the ranks, for each CPU of a host (default 0)",
+    )
+    # The name that this option had before.
+    what.add_argument(
+        "--contenders",
+        type=names_of("backend", CONTENDERS),
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
     )
     what.add_argument("--no-verify", action="store_true", help="do not check the data")
     what.add_argument("--library", type=Path, metavar="PATH", help="libnccl-net.so (default: the package's)")
@@ -166,7 +175,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--baseline-library",
         type=Path,
         metavar="PATH",
-        help=f"another build of libnccl-net.so, which runs as the contender {BASELINE} beside plugin",
+        help=f"another build of libnccl-net.so, which runs as the backend {BASELINE}, compared with plugin",
     )
     what.add_argument("--driver", type=Path, metavar="PATH", help="bagua-net-driver (default: the package's)")
 
@@ -189,7 +198,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     output = parser.add_argument_group("results")
     output.add_argument("--json", type=Path, metavar="PATH", help="every figure and the machine's facts")
-    output.add_argument("--csv", type=Path, metavar="PATH", help="one row a contender and size")
+    output.add_argument("--csv", type=Path, metavar="PATH", help="one row a backend and size")
     output.add_argument("--plot", type=Path, metavar="PATH", help="a .png, .svg or .pdf (needs matplotlib)")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     parser.add_argument("--nccl", action="store_true", help="compare the real NCCL on GPUs; see --nccl --help")
@@ -209,12 +218,12 @@ def parse_options(arguments: Sequence[str]) -> Options:
     budget = QUICK_TIME_BUDGET_S if given.quick else DEFAULT_TIME_BUDGET_S
     contenders: tuple[str, ...] = given.contenders or CONTENDERS
     if given.raw_streams and RAW not in contenders:
-        parser.error(f"--raw-streams {given.raw_streams} without the contender raw; add raw to --contenders")
+        parser.error(f"--raw-streams {given.raw_streams} without the backend raw; add raw to --backends")
     if given.baseline_library is not None:
         if "plugin" not in contenders:
             parser.error(
-                f"--baseline-library {given.baseline_library} without the contender plugin, which it is compared with;"
-                " add plugin to --contenders"
+                f"--baseline-library {given.baseline_library} without the backend plugin, which it is compared with;"
+                " add plugin to --backends"
             )
         after = contenders.index("plugin") + 1
         contenders = (*contenders[:after], BASELINE, *contenders[after:])

@@ -50,7 +50,7 @@ class Report:
             )
         lines += [str(comparison) for comparison in self.comparisons]
         if self.comparisons:
-            lines.append(f"(medians of {self.repeats} ratios, each taken within one repetition)")
+            lines.append(f"(medians over up to {self.repeats} repetitions of the ratio within each)")
         if not self.verified:
             lines.append("data: not verified")
         elif self.wrong:

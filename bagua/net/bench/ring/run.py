@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 
 from bagua.net.bench.endpoint import Event
-from bagua.net.bench.errors import UsageError
+from bagua.net.bench.errors import BenchTimeoutError, UsageError
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.memory_check import check_memory
 from bagua.net.bench.progress import Progress
@@ -19,14 +20,17 @@ from bagua.net.bench.ring.summary import comparisons, measurements, paired_serie
 from bagua.net.bench.ring.team import Team, usable_cpus
 from bagua.net.bench.ring.torch_presence import has_torch
 from bagua.net.bench.settings import BASELINE, RAW
+from bagua.net.bench.sizes import format_size
 
 # TCP has no messages, so raw runs only where a transfer is bandwidth and not its start.
 RAW_MIN_BYTES = 1 << 20
 # What the limit is measured with when all sizes are smaller.
 RAW_ONLY_BYTES = 64 << 20
 _DEFAULT_FIXED_WARMUP = 5
-# Of the time budget, however long starting and verifying took.
-_MIN_MEASURING_SHARE = 0.25
+# Of the time budget: gloo imports torch, which may take longer than a short budget.
+_START_SHARE = 0.4
+# Of the time budget: ending the drivers and writing the results.
+_END_SHARE = 0.05
 
 _DESCRIPTIONS = {
     "bare": "plain sockets, one per channel, one non-blocking thread: what NCCL's own transport does by default",
@@ -46,7 +50,9 @@ def chosen_contenders(options: Options) -> tuple[list[str], list[str]]:
     return [name for name in options.contenders if name != "gloo"], ["gloo (torch is not installed: bagua[torch])"]
 
 
-def start_sessions(team: Team, options: Options, names: Sequence[str], raw_sizes: Sequence[int]) -> list[Session]:
+def start_sessions(
+    team: Team, options: Options, names: Sequence[str], raw_sizes: Sequence[int], deadline: float
+) -> list[Session]:
     """All drivers of all contenders, connected. They stay until the team ends."""
     sessions: list[Session] = []
     # The slowest to start first: importing torch overlaps with the others.
@@ -61,9 +67,28 @@ def start_sessions(team: Team, options: Options, names: Sequence[str], raw_sizes
             ends = (receiver, team.places[receiver]), (sender, team.places[sender])
             sessions.append(RawSession(streams, *ends, team.ranks, options.channels, max(raw_sizes)))
     ordered = sorted(sessions, key=lambda session: names.index(session.name.split(" ")[0]))
-    for session in ordered:
-        session.connect(options.timeout_s)
-    return ordered
+    connected = []
+    # gloo last: within a short budget the others do not wait for torch.
+    for session in sorted(ordered, key=lambda session: session.name == "gloo"):
+        if session.name != "gloo" or options.iterations is not None:
+            session.connect(options.timeout_s)
+        elif not _connect_by(session, min(options.timeout_s, deadline - time.monotonic()), options):
+            continue
+        connected.append(session)
+    return [session for session in ordered if session in connected]
+
+
+def _connect_by(session: Session, timeout_s: float, options: Options) -> bool:
+    """False if it is not ready in what the time budget leaves for it."""
+    try:
+        session.connect(max(timeout_s, 0.1))
+    except BenchTimeoutError:
+        if timeout_s >= options.timeout_s:
+            raise
+        if isinstance(session, RingSession):
+            session.abandon()
+        return False
+    return True
 
 
 def run_bench(team: Team, options: Options, environment: Mapping[str, str], stream_is_quiet: bool = False) -> Report:
@@ -76,18 +101,28 @@ def run_bench(team: Team, options: Options, environment: Mapping[str, str], stre
         display.message(f"starting {len(names)} contenders of {team.ranks} ranks")
         for reason in left_out:
             display.message(f"left out: {reason}")
-        sessions = start_sessions(team, options, names, raw_sizes)
+        start_deadline = began + _START_SHARE * options.time_budget_s
+        sessions = start_sessions(team, options, names, raw_sizes, start_deadline)
+        if "gloo" in names and not any(session.name == "gloo" for session in sessions):
+            left_out.append(f"gloo (did not start within the time budget of {options.time_budget_s:g} s)")
+            names = [name for name in names if name != "gloo"]
     sizes = {
         session.name: raw_sizes if isinstance(session, RawSession) else list(options.sizes) for session in sessions
     }
     results = run_interleaved(
         Visit(sessions, sizes),
         make_plan=lambda costs: _plan(costs, options, time.monotonic() - began),
+        deadline=math.inf if options.iterations is not None else began + (1 - _END_SHARE) * options.time_budget_s,
         verify=options.verify,
         timeout_s=options.timeout_s,
         progress=lambda total: Progress(total, quiet=stream_is_quiet),
     )
     assert results.plan is not None
+    if results.unmeasured:
+        left_out.append(
+            f"{', '.join(map(format_size, results.unmeasured))} (no time left of the budget of"
+            f" {options.time_budget_s:g} s; raise --time-budget)"
+        )
     limit = raw_limit(results, team.links)
     collectives = {session.name: session.collective for session in sessions}
     compared_with = [name for name in names if name not in ("plugin", RAW)]
@@ -131,7 +166,7 @@ def _plan(costs: Mapping[int, float], options: Options, elapsed_s: float) -> Ite
         return fixed_plan(costs, options.iterations, warmup, options.repeats)
     return budget_plan(
         costs,
-        max(options.time_budget_s - elapsed_s, options.time_budget_s * _MIN_MEASURING_SHARE),
+        max((1 - _END_SHARE) * options.time_budget_s - elapsed_s, 0.0),
         options.repeats,
         may_reduce_repeats=not options.repeats_given,
         warmup=options.warmup,

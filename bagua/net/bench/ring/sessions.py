@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from bagua.net.bench.driver_process import DriverProcess
 from bagua.net.bench.endpoint import Endpoint, Event, ask, gather
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.measurement import percentile
@@ -87,6 +88,14 @@ class RingSession:
             source = 0 if self._name == "gloo" else (rank + 1) % self.ranks
             endpoint.post(f"connect {handles[source]}")
         gather(self._endpoints, "connected", timeout_s, "connecting to the next rank")
+
+    def abandon(self) -> None:
+        """End it at once, where it is still starting."""
+        for endpoint in self._endpoints:
+            if isinstance(endpoint, DriverProcess):
+                endpoint.kill()
+            else:
+                endpoint.post("quit")
 
     def run(self, size_bytes: int, iterations: int, warmup: int, timeout_s: float) -> Sample:
         results = ask(self._endpoints, f"run {size_bytes} {iterations} {warmup}", "result", timeout_s)

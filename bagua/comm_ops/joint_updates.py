@@ -1,0 +1,87 @@
+"""Which parameters of a module have their safe points together, and how many each of these owners has passed.
+
+[Note: safe points]
+Parameters change, and are copied, right after a step of the optimizer that owns them: a graph of autograd that uses
+them is of no use any more then. Those that no listed optimizer owns have their safe point at the beginning of a forward
+pass, if somebody has changed them since the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from bagua.engine.bucket import Bucket
+
+
+class Owner:
+    """What has its safe points together: the parameters of one optimizer, or those that none of the listed ones has."""
+
+    def __init__(self) -> None:
+        self.buckets: list[Bucket] = []
+        self.steps = 0
+
+    @property
+    def parameters(self) -> list[list[Tensor]]:
+        """Of each bucket."""
+        return [bucket.tensors for bucket in self.buckets]
+
+    def versions(self) -> int:
+        """Grows whenever somebody changes a parameter in place."""
+        return sum(tensor._version for bucket in self.buckets for tensor in bucket.tensors)
+
+
+class JointUpdates:
+    """Of one module.
+
+    Attributes:
+        owners: by the position of the optimizer in the list; last that of what none of them steps.
+        rest: the position of the latter, whether there is one or not.
+    """
+
+    def __init__(self) -> None:
+        self.owners: dict[int, Owner] = {}
+        self.rest = 0
+        self._positions: dict[int, int] = {}
+        self._versions = 0
+
+    def follow(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """From now on `owner_of` tells who of these steps a parameter."""
+        self._positions = {}
+        for index, optimizer in enumerate(optimizers):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self._positions.setdefault(id(parameter), index)
+        self.rest = len(optimizers)
+
+    def owner_of(self, parameter: Tensor) -> int:
+        """The position of the first optimizer that steps it; behind all of them if none does."""
+        return self._positions.get(id(parameter), self.rest)
+
+    def divide(self, buckets: Sequence[Bucket]) -> None:
+        """Each of the buckets, which have one owner each, to its owner. Steps go on being counted."""
+        owners: dict[int, Owner] = {}
+        for bucket in buckets:
+            owners.setdefault(self.owner_of(bucket.tensors[0]), Owner()).buckets.append(bucket)
+        for position, owner in owners.items():
+            owner.steps = self.owners[position].steps if position in self.owners else 0
+        self.owners = owners
+        self.look_at_rest()
+
+    def look_at_rest(self) -> None:
+        """`rest_has_changed` means since now."""
+        rest = self.owners.get(self.rest)
+        self._versions = rest.versions() if rest is not None else 0
+
+    def rest_has_changed(self) -> bool:
+        """Whether somebody has changed parameters that none of the optimizers steps."""
+        rest = self.owners.get(self.rest)
+        return rest is not None and rest.versions() != self._versions
+
+    def state(self) -> tuple[list[list[list[Tensor]]], list[int]]:
+        """Of each owner: the parameters of each bucket, and the steps."""
+        return [owner.parameters for owner in self.owners.values()], [owner.steps for owner in self.owners.values()]

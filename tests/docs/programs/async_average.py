@@ -1,0 +1,41 @@
+# ranks: 2
+
+import time
+
+import torch
+from support.page_programs import run_blocks
+
+import bagua.torch_api as bagua
+
+bagua.init_process_group()
+torch.manual_seed(bagua.get_rank())
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+class Loader:
+    """Slow enough for some averages in an epoch, on a busy machine, too."""
+
+    def __iter__(self):
+        for _ in range(20 + 10 * bagua.get_rank()):
+            time.sleep(0.01)
+            yield torch.randn(16, 8)
+
+
+loader = Loader()
+
+
+def evaluate(model):
+    weights = torch.cat([one.detach().view(-1) for one in model.parameters()])
+    everywhere = torch.empty(2 * weights.numel())
+    bagua.allgather(weights, everywhere)
+    assert torch.equal(*everywhere.chunk(2))
+
+
+run_blocks("docs/reference/algorithms/async.md", 1)
+
+from bagua.torch_api.algorithms import Algorithm
+
+assert model.bagua_algorithm.status == "stopped"
+assert model.bagua_algorithm.staleness.count > 0
+assert Algorithm.init("async").sync_interval_ms == 500

@@ -1,0 +1,35 @@
+# ranks: 2
+
+import torch
+from support.page_programs import run_blocks
+
+import bagua.torch_api as bagua
+
+bagua.init_process_group()
+device = torch.device("cpu")
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.randn(4, 2, 16, 8).unbind(1)[bagua.get_rank()]
+
+run_blocks("docs/reference/algorithms/bytegrad.md", 1)
+
+run_blocks("docs/reference/algorithms/bytegrad.md", 2)
+
+weights = torch.cat([one.detach().view(-1) for one in model.parameters()])
+everywhere = torch.empty(2 * weights.numel())
+bagua.allgather(weights, everywhere)
+assert torch.equal(*everywhere.chunk(2))
+
+model[0].weight.grad = None
+for one in model.parameters():
+    one.grad = None
+loss = model(loader[0]).square().mean()
+(loss * (float("inf") if bagua.get_rank() == 1 else 1.0)).backward()
+assert model[0].weight.grad.isnan().any()
+
+from bagua.torch_api.algorithms import Algorithm
+
+assert Algorithm.init("bytegrad").hierarchical
+bucket = model.bagua_buckets[0]
+assert bucket.flattened_tensor().numel() % 64 == 0

@@ -1,0 +1,32 @@
+# ranks: 2
+
+
+import os
+
+import torch
+import torch.distributed as dist
+from support.page_programs import run_blocks
+from torch.nn.parallel import DistributedDataParallel
+
+import bagua
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(1)
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.randn(4, 2, 16, 8).unbind(1)[rank]
+
+run_blocks("docs/how-to/train/torch-ddp-hooks.md", 2)
+
+run_blocks("docs/how-to/train/torch-ddp-hooks.md", 3)
+
+for batch in loader:
+    optimizer.zero_grad()
+    ddp(batch).square().mean().backward()
+    optimizer.step()
+weights = torch.cat([one.detach().view(-1) for one in model.parameters()])
+everywhere = [torch.empty_like(weights) for _ in range(2)]
+dist.all_gather(everywhere, weights)
+assert torch.equal(*everywhere)
+assert state.state_dict()["buckets"][0]["residual"].abs().max() > 0

@@ -1,0 +1,24 @@
+# ranks: 2
+
+
+import logging
+import os
+import re
+
+import torch
+from support.page_programs import REPOSITORY
+
+import bagua.torch_api as bagua
+
+os.environ["BAGUA_LOG_LEVEL"] = "debug"
+bagua.init_process_group()
+lines = []
+handler = logging.Handler()
+handler.emit = lambda record: lines.append("bagua: " + record.getMessage())
+logging.getLogger("bagua").addHandler(handler)
+model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.with_bagua([optimizer], bagua.algorithms.gradient_allreduce.GradientAllReduceAlgorithm())
+page = REPOSITORY / "docs" / "how-to" / "train" / "log.md"
+shown = re.search("```text\n(.*?)```", page.read_text(), re.DOTALL)[1].splitlines()
+assert lines == (shown if bagua.get_rank() == 0 else []), lines

@@ -1,0 +1,38 @@
+# ranks: 3
+
+import torch
+from support.page_programs import run_blocks
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = torch.randn(6, 3, 4, 8)
+
+run_blocks("docs/reference/algorithms/low_precision_decentralized.md", 1)
+
+rank = bagua.get_rank()
+
+
+def steps(model, optimizer):
+    for batch in batches:
+        optimizer.zero_grad()
+        model(batch[rank]).square().mean().backward()
+        optimizer.step()
+
+
+steps(model, optimizer)
+
+run_blocks("docs/reference/algorithms/low_precision_decentralized.md", 2)
+
+run_blocks("docs/reference/algorithms/low_precision_decentralized.md", 3)
+
+steps(model, optimizer)
+first = model
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+run_blocks("docs/reference/algorithms/low_precision_decentralized.md", 4)
+
+steps(model, optimizer)
+for one, other in zip(model.parameters(), first.parameters(), strict=True):
+    assert torch.equal(one, other)

@@ -1,0 +1,25 @@
+# ranks: 2
+
+import torch
+from support.page_programs import run_blocks
+
+import bagua.torch_api as bagua
+
+bagua.init_process_group()
+device = torch.device("cpu")
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+loader = torch.randn(12, 2, 16, 8).unbind(1)[bagua.get_rank()]
+
+run_blocks("docs/reference/algorithms/qadam.md", 1)
+
+weights = torch.cat([one.detach().view(-1) for one in model.parameters()])
+everywhere = torch.empty(2 * weights.numel())
+bagua.allgather(weights, everywhere)
+assert torch.equal(*everywhere.chunk(2))
+(bucket,) = model.bagua_buckets
+assert not bucket.holds_gradients
+gradient = model[0].weight.grad.flatten()
+everywhere = torch.empty(2 * gradient.numel())
+bagua.allgather(gradient, everywhere)
+assert not torch.equal(*everywhere.chunk(2))

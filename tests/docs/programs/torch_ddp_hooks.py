@@ -1,0 +1,22 @@
+# ranks: 2
+
+
+import os
+
+import torch
+import torch.distributed as dist
+from support.page_programs import run_blocks
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.randn(4, 2, 16, 8).unbind(1)[rank]
+
+run_blocks("docs/how-to/train/torch-ddp-hooks.md", 1)
+
+weights = torch.cat([one.detach().view(-1) for one in model.parameters()])
+everywhere = [torch.empty_like(weights) for _ in range(2)]
+dist.all_gather(everywhere, weights)
+assert torch.equal(*everywhere)

@@ -1,0 +1,20 @@
+# ranks: 2
+
+import torch
+from support.page_programs import run_blocks
+
+import bagua.torch_api as bagua
+from bagua.torch_api.data_parallel import DistributedDataParallel
+
+bagua.init_process_group()
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = DistributedDataParallel(model, optimizers=[optimizer])
+batches = torch.ones(2 + 3 * bagua.get_rank(), 4, 8)
+steps = 0
+
+run_blocks("docs/how-to/train/uneven-inputs.md", 1)
+
+everywhere = torch.empty(2 * 8)
+bagua.allgather(model.module.weight.detach().view(-1), everywhere)
+assert torch.equal(everywhere[:8], everywhere[8:]), everywhere

@@ -1,0 +1,25 @@
+# ranks: 2
+
+import torch
+from support.page_programs import run_blocks
+
+import bagua.torch_api as bagua
+
+bagua.init_process_group()
+torch.manual_seed(bagua.get_rank())
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 1))
+model[0].weight.requires_grad_(False)
+model[1].running_mean.fill_(bagua.get_rank())
+optimizer = torch.optim.Adam(model.parameters())
+
+run_blocks("docs/how-to/train/wrap-a-model.md", 2)
+
+assert model.module[1].running_mean.sum() == 0
+assert sorted(model.state_dict())[0] == "module.0.bias"
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+everywhere = torch.empty(2 * 8 * 16)
+bagua.allgather(model.module[0].weight.detach().view(-1), everywhere)
+assert torch.equal(everywhere[: 8 * 16], everywhere[8 * 16 :])
