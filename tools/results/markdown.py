@@ -51,5 +51,11 @@ def label(name: str, value: Label) -> str:
 def figure(one: Figure, *, unit: bool = False) -> str:
     """The median with the spread, where one was taken."""
     suffix = "x" if one.unit == "x" else f" {one.unit}" if unit else ""
-    spread = "" if one.low is None or one.high is None else f" ({one.low:g}-{one.high:g})"
-    return f"{one.median:.10g}{suffix}{spread}"
+    spread = "" if one.low is None or one.high is None else f" ({_number(one.low, one)}-{_number(one.high, one)})"
+    return f"{_number(one.median, one)}{suffix}{spread}"
+
+
+def _number(value: float, one: Figure) -> str:
+    """Ratios have at least two decimals."""
+    text = f"{value:.10g}"
+    return f"{value:.2f}" if one.unit == "x" and len(text.partition(".")[2]) < 2 else text

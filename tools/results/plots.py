@@ -18,10 +18,12 @@ Results = Mapping[str, ResultFile]
 # Okabe and Ito's colours, which all readers tell apart.
 _BACKENDS = {
     "plugin": ("Bagua-Net", "#0072B2"),
-    "nccl_tuned_best": ("NCCL, best of nine settings", "#E69F00"),
-    "nccl_tuned": ("NCCL, 2 threads x 2 sockets, 8 channels", "#E69F00"),
+    "nccl_tuned_best": ("NCCL, best of\nnine settings", "#B87800"),
+    "nccl_tuned": ("NCCL, 2 threads x 2 sockets, 8 channels", "#B87800"),
     "nccl": ("NCCL, default", "#555555"),
 }
+# Where the lines of all-reduce on two GPUs have their names: size in bytes, GB/s.
+_LABELS = {"plugin": (1 << 25, 27.5), "nccl_tuned_best": (1 << 30, 17.5), "nccl": (1 << 30, 5.5)}
 _STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9}
 _ALGORITHMS = {
     "torch_ddp": "torch DDP",
@@ -61,7 +63,9 @@ def _all_reduce(results: Results) -> Any:
             name, colour = _BACKENDS[backend]
             points = result.select("busbw", backend=backend)
             sizes = [one.case["size_bytes"] for one in points]
-            axis.plot(sizes, [one.median for one in points], color=colour, marker="o", markersize=3, label=name)
+            axis.plot(sizes, [one.median for one in points], color=colour, marker="o", markersize=3, clip_on=False)
+            if gpus == 2:
+                axis.text(*_LABELS[backend], name, color=colour, fontsize=8, ha="right", va="center")
         axis.set_xscale("log", base=2)
         ticks = [1 << power for power in (10, 16, 20, 24, 28)]
         axis.set_xticks(ticks, [size(tick).replace(" ", "\n") for tick in ticks])
@@ -69,10 +73,9 @@ def _all_reduce(results: Results) -> Any:
         axis.set_title(f"{gpus} GPUs", loc="left")
         axis.set_xlabel("message size")
     axes[0].set_ylabel("bus bandwidth (GB/s)")
-    axes[0].legend(frameon=False, fontsize=8, loc="upper left")
     speedups = [results[f"allreduce-{gpus}gpu"].find("speedup", baseline="nccl", size_bytes=1 << 28) for gpus in (2, 4)]
     figure.suptitle(
-        "All-reduce of 256 MiB is {:.1f}x and {:.1f}x as fast as with NCCL's default".format(
+        "All-reduce of 256 MiB on two and four GPUs: {:.1f}x and {:.1f}x as fast as with NCCL's default".format(
             *(one.median for one in speedups)
         ),
         fontsize=10, x=0.01, ha="left",
@@ -87,17 +90,18 @@ def _vgg16(results: Results) -> Any:
         for y, one in enumerate(bars):
             name, colour = _BACKENDS[str(one.case["backend"])]
             axis.barh(y, one.median, color=colour, height=0.5)
-            axis.text(0, y + 0.32, name, fontsize=8, va="bottom")
+            axis.text(1, y + 0.32, name, fontsize=8, va="bottom")
             axis.text(one.median, y, f" {one.median:g} ms", va="center", fontsize=9)
         axis.set_ylim(-0.5, 2.8)
-        axis.set_xlim(0, 205)
+        axis.set_xlim(0, 220)
+        axis.set_xticks((0, 50, 100, 150))
         axis.set_yticks([])
         axis.set_title(f"{gpus} GPUs", loc="left")
         axis.set_xlabel("step time (ms)")
     speedups = [
         results[f"vgg16-ddp-{gpus}gpu"].find("speedup", backend="plugin", baseline="nccl").median for gpus in (2, 4)
     ]
-    title = "A VGG16 training step is {:.1f}x and {:.1f}x as fast as with NCCL's default".format(*speedups)
+    title = "A VGG16 training step on two and four GPUs: {:.1f}x and {:.1f}x as fast as with NCCL's default".format(*speedups)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return figure
 
@@ -119,7 +123,7 @@ def _algorithms(result: ResultFile) -> Any:
     for y, row in enumerate(values):
         for x, value in enumerate(row):
             text = f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1.05 else f"{value:.2f}"
-            axis.text(x, y, text, ha="center", va="center", fontsize=8, color="white" if value > 4.3 else "black")
+            axis.text(x, y, text, ha="center", va="center", fontsize=8, color="white" if value > 5.5 else "black")
     axis.set_xticks(range(len(columns)), [f"{rate}\n{delay}" for rate, delay in columns])
     axis.set_yticks(range(len(_ALGORITHMS)), list(_ALGORITHMS.values()))
     axis.set_xlabel("rate (Gb/s), delay (ms)")

@@ -20,6 +20,7 @@ _WORDS = {
     "rate_gbps": "{} Gb/s",
     "delay_ms": "{} ms",
     "threads": "{} threads",
+    "bucket_mib": "buckets of {} MiB",
     "cpus_usable": "{} cores",
     "kernel": "Linux {}",
 }
