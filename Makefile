@@ -191,8 +191,8 @@ tsan: build/tsan/build.ninja
 
 .PHONY: docs
 docs: $(VENV)/.bagua ## Generate the reference pages and build the site in build/site; broken links are errors
-	@$(BIN)/python tools/docs/generate_settings.py
-	@$(BIN)/python tools/docs/generate_cli.py
+	@PYTHONPATH=tools/docs $(BIN)/python -m generate_settings
+	@PYTHONPATH=tools/docs $(BIN)/python -m generate_cli
 	@PYTHONPATH=tools $(BIN)/python -m results
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Site in build/site. To read it: $(BIN)/python -m http.server -d build/site, then open http://localhost:8000"

@@ -34,8 +34,10 @@ def init_process_group(
     Args:
         store: through which the processes meet. None: as RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say, which
             every launcher sets; a process that was started without any is alone.
-        rank, world_size, local_world_size: with a store all three; written to RANK, WORLD_SIZE, LOCAL_RANK and
-            LOCAL_WORLD_SIZE. Without one, none: the environment has them.
+        rank: of this process; only with `store`, which needs all three numbers. They are written to RANK, WORLD_SIZE,
+            LOCAL_RANK and LOCAL_WORLD_SIZE.
+        world_size: number of processes.
+        local_world_size: number of processes on this node.
         timeout: of the rendezvous and of each collective: a timedelta or seconds, more than 0. None: 30 minutes.
         backend: "nccl", "gloo", or one for each kind of device: "cpu:gloo,cuda:nccl". None: gloo for tensors on CPUs
             and, where CUDA is available, NCCL for those on GPUs.

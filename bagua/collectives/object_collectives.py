@@ -25,7 +25,8 @@ def broadcast_object(obj: Any, src: int = 0, comm: BaguaCommunicator | None = No
         the object of rank `src`: itself there, a copy elsewhere. `obj` for processes that are no members.
 
     Raises:
-        what pickling raises, on rank `src`; RuntimeError on the others then.
+        Exception: what pickling raises, on rank `src`.
+        RuntimeError: rank `src` could not pickle its object; on the other ranks.
     """
     member = resolve(comm, "broadcast_object")
     if member is None:

@@ -111,8 +111,10 @@ class BaguaBucket(Bucket):
         (bagua.comm_ops.low_precision_decentralized). Returns the operation.
 
         Args:
-            weight, left_peer_weight, right_peer_weight: this rank's and its neighbours' weights after the last
-                exchange; 1-D, of the length, dtype and device of `flattened_tensor()`, and other memory.
+            weight: this rank's weights after the last exchange; 1-D, with the length, dtype and device of
+                `flattened_tensor()`, in other memory.
+            left_peer_weight: those of the left neighbour, likewise.
+            right_peer_weight: those of the right neighbour, likewise.
             hierarchical: the mean within each node first; then the nodes form the ring.
             compression: "MinMaxUInt8".
             group: default: Bagua's default group.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/reference/settings.md from the knob table of the compiled library, so that the page cannot say anything else.
+"""Writes docs/reference/settings.md from the settings table of the compiled library, so that the two cannot differ.
 
 Needs the package installed (`make test` does that). `--check` changes nothing: it prints the difference and exits with
 status 1 if there is one.

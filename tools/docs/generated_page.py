@@ -32,5 +32,5 @@ def run(description: str, page: Path, render: Callable[[], str], arguments: Sequ
     )
     sys.stdout.writelines(difference)
     if actual != expected:
-        print(f"{options.page} is out of date; run: python {Path(sys.argv[0])}", file=sys.stderr)
+        print(f"{options.page} is out of date; run: make docs", file=sys.stderr)
     return int(actual != expected)

@@ -1,4 +1,4 @@
-"""A hook of MkDocs: the site has no copy of the repository, so a page's link to a file outside of docs/ becomes its path.
+"""A hook of MkDocs: links of pages to files outside docs/ become plain paths, since the site has no copy of them.
 
 The file has to exist: a link to one that does not is left alone, and the strict build fails on it.
 """

@@ -29,7 +29,7 @@ class ReleaseError(Exception):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("dist"), help="folder for the files (default: dist)")
     parser.add_argument(
         "--python", action="append", type=Path, help="an interpreter to build for; default: every 3.11 to 3.14 found"
