@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from bagua.net.bench.result_file import ResultFile
+from bagua.net.bench.result_file import Figure, ResultFile
 
 from .markdown import size
 
@@ -18,12 +18,12 @@ Results = Mapping[str, ResultFile]
 # Okabe and Ito's colours, which all readers tell apart.
 _BACKENDS = {
     "plugin": ("Bagua-Net", "#0072B2"),
-    "nccl_tuned_best": ("NCCL, best of\nnine settings", "#B87800"),
-    "nccl_tuned": ("NCCL, 2 threads x 2 sockets, 8 channels", "#B87800"),
+    "nccl_tuned_best": ("NCCL, best of\nnine settings", "#D55E00"),
+    "nccl_tuned": ("NCCL, 2 threads x 2 sockets, 8 channels", "#D55E00"),
     "nccl": ("NCCL, default", "#555555"),
 }
 # Where the lines of all-reduce on two GPUs have their names: size in bytes, GB/s.
-_LABELS = {"plugin": (1 << 25, 27.5), "nccl_tuned_best": (1 << 30, 17.5), "nccl": (1 << 30, 5.5)}
+_LABELS = {"plugin": (1 << 25, 27.5), "nccl_tuned_best": (1 << 30, 13.5), "nccl": (1 << 30, 5.5)}
 _STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9}
 _ALGORITHMS = {
     "torch_ddp": "torch DDP",
@@ -55,14 +55,18 @@ def _save(figure: Any, path: Path, caption: str) -> None:
     plt.close(figure)
 
 
+def _size_of(one: Figure) -> int:
+    return int(one.case["size_bytes"] or 0)
+
+
 def _all_reduce(results: Results) -> Any:
     figure, axes = plt.subplots(1, 2, figsize=(7, 3.5), sharey=True, layout="constrained")
     for axis, gpus in zip(axes, (2, 4), strict=True):
         result = results[f"allreduce-{gpus}gpu"]
         for backend in ("plugin", "nccl_tuned_best", "nccl"):
             name, colour = _BACKENDS[backend]
-            points = result.select("busbw", backend=backend)
-            sizes = [one.case["size_bytes"] for one in points]
+            points = [one for one in result.select("busbw", backend=backend) if _size_of(one) >= 1 << 10]
+            sizes = [_size_of(one) for one in points]
             axis.plot(sizes, [one.median for one in points], color=colour, marker="o", markersize=3, clip_on=False)
             if gpus == 2:
                 axis.text(*_LABELS[backend], name, color=colour, fontsize=8, ha="right", va="center")
@@ -101,7 +105,9 @@ def _vgg16(results: Results) -> Any:
     speedups = [
         results[f"vgg16-ddp-{gpus}gpu"].find("speedup", backend="plugin", baseline="nccl").median for gpus in (2, 4)
     ]
-    title = "A VGG16 training step on two and four GPUs: {:.1f}x and {:.1f}x as fast as with NCCL's default".format(*speedups)
+    title = "A VGG16 training step on two and four GPUs: {:.1f}x and {:.1f}x as fast as with NCCL's default".format(
+        *speedups
+    )
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     return figure
 

@@ -15,7 +15,12 @@ _NETWORK = ("rate_gbps", "delay_ms")
 _COLUMNS = (("backend", "baseline", "message_bytes"), ("elements", "threads"), ("algorithm", "baseline"), ("traffic",))
 _MOST_COLUMNS = 10
 # How the notes begin that the page's introduction has for all files.
-_SAID_ONCE = ("Transcribed", "At that commit the option", "NCCL's faster intra-node", "nccl_tuned_best is, at each size")
+_SAID_ONCE = (
+    "Transcribed",
+    "At that commit the option",
+    "NCCL's faster intra-node",
+    "nccl_tuned_best is, at each size",
+)
 _WORDS = {
     "rate_gbps": "{} Gb/s",
     "delay_ms": "{} ms",
@@ -24,6 +29,7 @@ _WORDS = {
     "cpus_usable": "{} cores",
     "kernel": "Linux {}",
 }
+
 
 def reference(results: Results) -> str:
     """All figures of all files, with machine, versions, commit, date and command."""
@@ -48,13 +54,17 @@ def _section(name: str, result: ResultFile) -> str:
 def _tables(figures: Sequence[Figure]) -> list[str]:
     names = [name for name in _distinct(figures) if name not in ("averaged", "setting")]
     if "algorithm" in names and "rate_gbps" in names:
-        return [_networks([one for one in figures if one.case["model"] == model]) for model in _values(figures, "model")]
+        return [
+            _networks([one for one in figures if one.case["model"] == model]) for model in _values(figures, "model")
+        ]
     groups = _COLUMNS if len(_values(figures, "algorithm")) < 4 else (("model",),)
     across = next((group for group in groups if group[0] in names), ())
     tables: dict[tuple[str, ...], list[list[Figure]]] = {}
     for metric in dict.fromkeys(one.metric for one in figures):
         some = [one for one in figures if one.metric == metric]
-        down = tuple(name for name in names if name not in (*across, "baseline") and any(name in one.case for one in some))
+        down = tuple(
+            name for name in names if name not in (*across, "baseline") and any(name in one.case for one in some)
+        )
         parts = tables.setdefault(down, [[]])
         if len({_column(one, across) for one in (*parts[-1], *some)}) > _MOST_COLUMNS:
             parts.append([])

@@ -19,10 +19,15 @@ _TORCH = ("torch_ddp", "ddp_fp16_hook", "ddp_powersgd_hook")
 
 def headline(results: Results) -> str:
     """Three figures, each compared with NCCL's default and, where it was measured, a hand-tuned NCCL."""
+    shared = results["algorithms-4ranks-1gpu"]
     rows = [
         ["All-reduce of 256 MiB, two H200s", *_all_reduce(results["allreduce-2gpu"])],
         ["VGG16 training step, two H200s", *_vgg16(results["vgg16-ddp-2gpu"])],
-        ["VGG16 step with `bytegrad`, 10 Gb/s, four ranks on one H200", _bytegrad(results["algorithms-4ranks-1gpu"]), ""],
+        [
+            "VGG16 step with `bytegrad`, 10 Gb/s, four ranks on one H200",
+            _bytegrad(results["algorithms-4ranks-1gpu"]),
+            "",
+        ],
     ]
     return table(["", "speed-up", "compared with a hand-tuned NCCL"], rows)
 
