@@ -25,7 +25,7 @@ def headline(results: Results) -> str:
         ["VGG16 training step, two H200s", *_vgg16(results["vgg16-ddp-2gpu"])],
         [
             "VGG16 step with `bytegrad`, 10 Gb/s, four ranks on one H200",
-            _bytegrad(results["algorithms-4ranks-1gpu"]),
+            _bytegrad(shared),
             "",
         ],
     ]
