@@ -13,7 +13,7 @@ from .sections import current, headline, losses, other_losses
 
 Results = Mapping[str, ResultFile]
 
-PAGES = ("README.md", "docs/benchmarks.md", "docs/reference/results.md")
+PAGES = ("README.md", "docs/index.md", "docs/benchmarks.md", "docs/reference/results.md")
 SECTIONS: Mapping[str, Callable[[Results], str]] = {
     "headline": headline,
     "current": current,
