@@ -2,7 +2,7 @@
 
 Large tensors on CPU go by messages from every rank to every other. gloo's all-reduce passes segments round a ring, each
 only after the one before it has come, so that it waits for the network's delay tens of times; here every rank waits
-twice, and for an answer before the first (docs/benchmarks.md). With x_i the values of rank i in n parts:
+twice, and for an answer before the first (docs/design/measurements.md). With x_i the values of rank i in n parts:
 
     to rank r, from each rank i:    x_i[r]
     on rank r:                      y = x_r[r] + x_(r+1)[r] + ... + x_(r-1)[r], from left to right

@@ -4,7 +4,7 @@ With CUDA both are queued on the current stream, on CPU they block. Where gloo c
 point-to-point messages: theirs use one direction of a link after the other for much of the time, so that between two
 hosts at 1 Gb/s an all-to-all or an all-gather takes 1.4 times as long. And a message of gloo's waits until it has heard
 from the receiver: receptions of both exchanges are started with the first, so that this is waited for only once
-(docs/benchmarks.md).
+(docs/design/measurements.md).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Both measured, see docs/benchmarks.md. On GPUs fewer launches count for more than an earlier end of the last bucket:
+# Both measured. On GPUs fewer launches count for more than an earlier end of the last bucket:
 # 25 MiB, as torch's DDP has it, were slower by 6 % where the processor that launches kernels is the limit.
 DEFAULT_BUCKET_BYTES = 50 << 20
 DEFAULT_BUCKET_BYTES_ON_CPU = 25 << 20

@@ -2,7 +2,7 @@
 
 malloc gives pieces of megabytes back to the system or keeps them, depending on all that the process has allocated
 before. Where it gives them back, the kernel has to find and clear every page again in each step, which can take longer
-than what is done with the memory (docs/benchmarks.md, networks of several rates and delays).
+than what is done with the memory (docs/design/measurements.md).
 
 A communication thread has a block of its own (`keep_scratch`), as large as what its largest operation needed but no
 larger than KEPT_BYTES, and frees it when it ends. Elsewhere, and on other devices, `scratch` is torch.empty.

@@ -18,7 +18,7 @@ RESULT = ResultFile(
     versions={"bagua": "1.0.0"},
     figures=(
         Figure({"backend": "plugin", "size_bytes": 8}, "time", "us", 14.5, 14.2, 30.1, 7),
-        Figure({"backend": "plugin", "size_bytes": 16}, "time", "us", 15.0),
+        Figure({"backend": "plugin", "size_bytes": 16}, "time", "us", 15.0, repetitions=None),
     ),
     parameters={"channels": 2},
     notes=("Other programs were running.",),

@@ -8,15 +8,17 @@ from pathlib import Path
 
 from bagua.net.bench.result_file import ResultFile, read_result
 
-from .sections import current, headline, losses, reference
+from .reference import reference
+from .sections import current, headline, losses, other_losses
 
 Results = Mapping[str, ResultFile]
 
-PAGES = ("README.md", "docs/benchmarks.md", "docs/reference/results.md")
+PAGES = ("README.md", "docs/index.md", "docs/benchmarks.md", "docs/reference/results.md")
 SECTIONS: Mapping[str, Callable[[Results], str]] = {
     "headline": headline,
     "current": current,
     "losses": losses,
+    "other-losses": other_losses,
     "reference": reference,
 }
 _SECTION = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
@@ -39,6 +41,6 @@ def fill(page: str, results: Results) -> str:
         name = match[2]
         if name not in SECTIONS:
             raise ValueError(f"no section {name!r}; there are {', '.join(SECTIONS)}")
-        return f"{match[1]}\n{SECTIONS[name](results)}\n\n{match[3]}"
+        return f"{match[1]}{SECTIONS[name](results)}\n{match[3]}"
 
     return _SECTION.sub(section, page)

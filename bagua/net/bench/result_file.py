@@ -27,7 +27,7 @@ class Figure:
         unit: "GB/s", "us", "ms", "s/GB", "x", "%", "MiB", "steps"; GB are 10^9 bytes.
         median: over the repetitions.
         low, high: the smallest and the largest repetition; None where a single one was taken.
-        repetitions: how many.
+        repetitions: how many; None where it is not known.
     """
 
     case: Mapping[str, Label]
@@ -36,7 +36,7 @@ class Figure:
     median: float
     low: float | None = None
     high: float | None = None
-    repetitions: int = 1
+    repetitions: int | None = 1
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ResultFile:
 
     Args:
         title: a line that says what was measured, e.g. "All-reduce, two ranks on one H200".
-        command: as typed in a shell.
+        command: as typed in a shell; None where it is not known.
         date: ISO 8601, UTC.
         commit: full or abbreviated hash of the code that was measured; None where it is not known.
         machine: facts, e.g. {"cpu_model": ..., "cpus_usable": ..., "gpu": ..., "kernel": ...,
@@ -57,7 +57,7 @@ class ResultFile:
     """
 
     title: str
-    command: str
+    command: str | None
     date: str
     commit: str | None
     machine: Mapping[str, object]
