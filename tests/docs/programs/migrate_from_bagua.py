@@ -7,4 +7,4 @@ model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 inputs = torch.ones(4, 8)
 
-run_blocks("docs/how-to/migrate.md", 2)
+run_blocks("docs/how-to/migrate.md", 1)
