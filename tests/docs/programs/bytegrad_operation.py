@@ -2,7 +2,7 @@
 
 from support.page_programs import run_blocks
 
-run_blocks("docs/reference/algorithms/bytegrad.md", 3)
+run_blocks("docs/how-to/train/write-an-algorithm.md", 4)
 
 import torch
 
