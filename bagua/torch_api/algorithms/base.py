@@ -2,7 +2,7 @@
 
 An algorithm decides which tensors are communicated, how they are grouped, when each is ready, and what is done with a
 group that is. Everything else is the engine's (bagua.engine.data_parallel), which calls the extension points below.
-docs/algorithms.md shows how to write one.
+docs/how-to/train/write-an-algorithm.md shows how to write one.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ always   p = p - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 
 C is the compression of bagua.comm_ops.compressed. Momentum enters linearly and bears it; the variance would not, so it
 is learned before (Tang et al., 1-bit Adam, ICML 2021; here with eight bits, and without error compensation). What
-differs from Bagua 0.9, and why: docs/algorithms/qadam.md.
+differs from Bagua 0.9, and why: docs/reference/algorithms/qadam.md.
 
 [Note: momentum changes in step]
 Backward communicates b1 m + (1 - b1) g in memory of the buckets (AveragedMomentum); `step` takes it over. Until then m
