@@ -287,7 +287,9 @@ class DistributedDataParallel(nn.Module, Joinable):
         Raises:
             NotImplementedError: always.
         """
-        raise NotImplementedError("register_comm_hook: write an Algorithm instead (docs/how-to/train/write-an-algorithm.md)")
+        raise NotImplementedError(
+            "register_comm_hook: write an Algorithm instead (docs/how-to/train/write-an-algorithm.md)"
+        )
 
     def scatter(self, inputs: object, kwargs: object, device_ids: object) -> None:
         """Not here: a process has one device, to which `forward` moves inputs.

@@ -46,7 +46,9 @@ class UnevenInputs:
         """
         engine = self._wrapper.inner
         kind = type(engine.bagua_algorithm)
-        changes = kind.need_reset is not AlgorithmImpl.need_reset or kind.ranks_in_step is not AlgorithmImpl.ranks_in_step
+        changes = (
+            kind.need_reset is not AlgorithmImpl.need_reset or kind.ranks_in_step is not AlgorithmImpl.ranks_in_step
+        )
         if changes or not all(bucket.holds_gradients for bucket in engine.bagua_buckets):
             raise NotImplementedError(
                 f"join: {type(engine.bagua_algorithm).__name__} communicates something else than gradients"

@@ -1,4 +1,5 @@
 # ranks: 3
+"""Copies of the neighbors' weights are exact, and a run resumes bitwise identically."""
 
 import torch
 from support.page_programs import run_blocks

@@ -1,4 +1,5 @@
 # ranks: 2
+"""A script of Bagua 0.9 runs unchanged."""
 
 import torch
 from support.page_programs import run_blocks
