@@ -405,6 +405,7 @@ def _wrapper(listed: bool) -> None:
             optimizers=[optimizer] if listed else [],
             algorithm=AsyncModelAverageAlgorithm(sync_interval_ms=0, warmup_steps=2),
         )
+        assert "begins to in some step" in message_of(NotImplementedError, model.join)
         data = batches(rank, 40, device, shape)
         train(model, optimizer, data[: 20 + 20 * rank])
         algorithm = model.bagua_algorithm

@@ -45,7 +45,10 @@ class UnevenInputs:
             NotImplementedError: the algorithm communicates something else than gradients, now or later.
         """
         engine = self._wrapper.inner
-        changes = type(engine.bagua_algorithm).need_reset is not AlgorithmImpl.need_reset
+        kind = type(engine.bagua_algorithm)
+        changes = (
+            kind.need_reset is not AlgorithmImpl.need_reset or kind.ranks_in_step is not AlgorithmImpl.ranks_in_step
+        )
         if changes or not all(bucket.holds_gradients for bucket in engine.bagua_buckets):
             raise NotImplementedError(
                 f"join: {type(engine.bagua_algorithm).__name__} communicates something else than gradients"

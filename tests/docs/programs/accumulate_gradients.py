@@ -1,4 +1,5 @@
 # ranks: 2
+"""Accumulated gradients are those of all passes and ranks."""
 
 import torch
 from support.page_programs import run_blocks

@@ -1,4 +1,5 @@
 # ranks: 2
+"""Replicas are equal after `abort`, and averages were applied."""
 
 import time
 
@@ -6,6 +7,7 @@ import torch
 from support.page_programs import run_blocks
 
 import bagua.torch_api as bagua
+from bagua.torch_api.algorithms import Algorithm
 
 bagua.init_process_group()
 torch.manual_seed(bagua.get_rank())
@@ -34,7 +36,6 @@ def evaluate(model):
 
 run_blocks("docs/reference/algorithms/async.md", 1)
 
-from bagua.torch_api.algorithms import Algorithm
 
 assert model.bagua_algorithm.status == "stopped"
 assert model.bagua_algorithm.staleness.count > 0

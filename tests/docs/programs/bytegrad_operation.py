@@ -1,12 +1,12 @@
 # ranks: 2
-
-from support.page_programs import run_blocks
-
-run_blocks("docs/reference/algorithms/bytegrad.md", 3)
+"""The compressed operation in an algorithm of the page approximates the mean."""
 
 import torch
+from support.page_programs import run_blocks
 
 import bagua.torch_api as bagua
+
+run_blocks("docs/how-to/train/write-an-algorithm.md", 4)
 
 
 class Bytes(Algorithm):

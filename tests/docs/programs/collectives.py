@@ -1,4 +1,5 @@
 # ranks: 2
+"""The collectives of the page give the mean and rank 0's object."""
 
 import torch
 from support.page_programs import run_blocks

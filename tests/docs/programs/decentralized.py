@@ -1,4 +1,7 @@
 # ranks: 2
+"""Steps follow the formula; averaging, saving and loading work as the page says."""
+
+import copy
 
 import torch
 from support.page_programs import run_blocks
@@ -10,7 +13,6 @@ batches = torch.randn(6, 2, 4, 8)
 
 run_blocks("docs/reference/algorithms/decentralized.md", 1)
 
-import copy
 
 for _index, batch in enumerate(batches):
     before = copy.deepcopy(model)

@@ -1,7 +1,5 @@
 # ranks: 2
-
-
-import os
+"""The state of the hook is saved and loaded, and replicas stay equal."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,5 @@
 # ranks: 2
+"""Excluded parameters are not communicated."""
 
 import torch
 from support.page_programs import run_blocks

@@ -1,5 +1,5 @@
 # ranks: 2
-
+"""The page shows the log that wrapping a model writes."""
 
 import logging
 import os

@@ -1,4 +1,5 @@
 # ranks: 3
+"""Copies of the neighbors' weights are exact, and a run resumes bitwise identically."""
 
 import torch
 from support.page_programs import run_blocks
@@ -22,16 +23,20 @@ def steps(model, optimizer):
 
 steps(model, optimizer)
 
-run_blocks("docs/reference/algorithms/low_precision_decentralized.md", 2)
+for bucket in model.bagua_buckets:
+    every = torch.empty(3, bucket._weight.numel())
+    bagua.allgather(bucket._weight, every)
+    assert torch.equal(bucket._left_peer_weight, every[rank - 1])
+    assert torch.equal(bucket._right_peer_weight, every[(rank + 1) % 3])
 
-run_blocks("docs/reference/algorithms/low_precision_decentralized.md", 3)
+run_blocks("docs/reference/algorithms/low_precision_decentralized.md", 2)
 
 steps(model, optimizer)
 first = model
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-run_blocks("docs/reference/algorithms/low_precision_decentralized.md", 4)
+run_blocks("docs/reference/algorithms/low_precision_decentralized.md", 3)
 
 steps(model, optimizer)
 for one, other in zip(model.parameters(), first.parameters(), strict=True):

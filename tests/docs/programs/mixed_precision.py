@@ -1,5 +1,7 @@
 # ranks: 2
+"""Replicas stay equal with autocast, clipping, checkpointing and compilation."""
 
+import functools
 import warnings
 
 from support.page_programs import run_blocks
@@ -45,7 +47,6 @@ def assert_alike():
 
 assert_alike()
 assert not torch.equal(before, model.last.weight)
-import functools
 
 whole_compile = torch.compile
 torch.compile = functools.partial(

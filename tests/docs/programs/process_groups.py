@@ -1,4 +1,5 @@
 # ranks: 3
+"""A model trains on a group of two of three ranks, and hierarchically."""
 
 import torch
 from support.page_programs import run_blocks

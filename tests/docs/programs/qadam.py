@@ -1,4 +1,5 @@
 # ranks: 2
+"""Replicas are equal after the warm-up, while gradients are local."""
 
 import torch
 from support.page_programs import run_blocks

@@ -1,4 +1,5 @@
 # ranks: 2
+"""QAdam trains with the GradScaler that it was given, and refuses another."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
 # ranks: 2
+"""A resumed run is bitwise identical to one that continued."""
 
 import torch
 from support.page_programs import run_blocks

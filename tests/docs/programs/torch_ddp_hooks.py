@@ -1,7 +1,5 @@
 # ranks: 2
-
-
-import os
+"""Replicas stay equal with torch's DDP and the hook."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,5 @@
 # ranks: 2
+"""Replicas are equal after ranks made different numbers of steps."""
 
 import torch
 from support.page_programs import run_blocks

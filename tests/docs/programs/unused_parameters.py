@@ -1,10 +1,12 @@
 # ranks: 2
+"""Used parameters are averaged, unused ones named in an error."""
 
 import pytest
 import torch
 from support.page_programs import run_blocks
 
 import bagua.torch_api as bagua
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
 bagua.init_process_group()
@@ -31,7 +33,6 @@ assert torch.equal(heads[0].weight.grad, torch.full((1, 8), 2.0))
 assert torch.equal(heads[1].weight.grad, torch.full((1, 8), 2.0))
 assert heads[2].weight.grad is None
 
-from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
 strict = Heads()
 optimizer = torch.optim.SGD(strict.parameters(), lr=0.1)

@@ -1,4 +1,5 @@
 # ranks: 2
+"""Wrapping in place broadcasts state, and replicas stay equal."""
 
 import copy
 

@@ -1,4 +1,5 @@
 # ranks: 2
+"""The wrapper broadcasts buffers, and replicas stay equal."""
 
 import torch
 from support.page_programs import run_blocks

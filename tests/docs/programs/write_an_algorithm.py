@@ -1,14 +1,15 @@
 # ranks: 2
-
-from support.page_programs import run_blocks
-
-run_blocks("docs/how-to/train/write-an-algorithm.md", 1)
+"""Local SGD of the page computes what plain torch computes."""
 
 import copy
 
 import torch
+from support.page_programs import run_blocks
 
 import bagua.torch_api as bagua
+
+run_blocks("docs/how-to/train/write-an-algorithm.md", 1)
+
 
 bagua.init_process_group()
 torch.manual_seed(3)

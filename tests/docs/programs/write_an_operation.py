@@ -1,10 +1,12 @@
 # ranks: 2
+"""The bfloat16 operation of the page computes the rounded mean."""
 
 from support.page_programs import run_blocks
 
+import bagua.torch_api as bagua
+
 run_blocks("docs/how-to/train/write-an-algorithm.md", 3)
 
-import bagua.torch_api as bagua
 
 bagua.init_process_group()
 model = torch.nn.Linear(8, 4)

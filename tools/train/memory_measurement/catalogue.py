@@ -1,4 +1,4 @@
-"""What is measured, and what docs/algorithms states of it: known without loading torch.
+"""What is measured, and what docs/reference/algorithms states of it: known without loading torch.
 
 All figures are for float32 and ranks that are no nodes (`hierarchical=False`). What an algorithm *keeps* is there
 between the steps, beside parameters, gradients and the optimizer's state. Its *scratch* comes on top while it works and
