@@ -74,7 +74,7 @@ def broadcast_optimizer_state(
         ValueError: the optimizer is LBFGS.
         RuntimeError: on every rank, if one of them has other groups or parameters, or something cannot be pickled.
     """
-    _refuse_lbfgs(optimizer)
+    refuse_lbfgs(optimizer)
     if communicator.nranks() == 1:
         return
     is_source = communicator.rank() == 0
@@ -98,7 +98,7 @@ def broadcast_optimizer_state(
         _install(optimizer, entries, left_out)
 
 
-def _refuse_lbfgs(optimizer: torch.optim.Optimizer) -> None:
+def refuse_lbfgs(optimizer: torch.optim.Optimizer) -> None:
     if any(kind.__name__ == "LBFGS" for kind in type(optimizer).__mro__):
         raise ValueError(
             f"{type(optimizer).__name__}: L-BFGS does not train in data parallel here. It keeps one flat history of "
