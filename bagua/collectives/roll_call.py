@@ -4,8 +4,8 @@ One `RollCall` per process, owned by this module, as long as torch's default gro
 a daemon thread of its own.
 
 [Note: why a thread answers]
-When a rank dies, gloo fails at once only where a connection to it was in use: with a ring, at its two neighbours. The
-other survivors wait in their collective until their own neighbours leave, or for the timeout. To answer they cannot
+When a rank dies, gloo fails at once only where a connection to it was in use: with a ring, at its two neighbors. The
+other survivors wait in their collective until their own neighbors leave, or for the timeout. To answer they cannot
 return from it, and if nobody answered for them, every survivor would be taken for dead. So while a collective takes
 longer than PATIENCE_S, a thread looks whether the roll is being called, and answers. A job that is well never asks the
 store anything, and a rank that is alive but in no collective does not answer: that is what the others wait for, too.
@@ -318,7 +318,7 @@ _creation = threading.Lock()
 
 
 def current_roll_call() -> RollCall:
-    """Raises ValueError if torch.distributed is not initialised."""
+    """Raises ValueError if torch.distributed is not initialized."""
     global _the_roll_call
     store = torch_internals.default_store()
     roll_call = _the_roll_call
@@ -332,7 +332,7 @@ def current_roll_call() -> RollCall:
 
 
 def waiting_for(ranks: Sequence[int], what: str) -> Waiting | None:
-    """`RollCall.waiting`; None where there is nobody to wait for, or torch.distributed is not initialised."""
+    """`RollCall.waiting`; None where there is nobody to wait for, or torch.distributed is not initialized."""
     if len(ranks) > 1 and dist.is_initialized():
         return current_roll_call().waiting(ranks, what)
     return None

@@ -107,11 +107,11 @@ class BaguaBucket(Bucket):
         compression: str = MIN_MAX_UINT8,
         group: BaguaProcessGroup | None = None,
     ) -> LowPrecisionRing:
-        """The bucket is mixed with those of both neighbours in the ring of ranks, from compressed differences
+        """The bucket is mixed with those of both neighbors in the ring of ranks, from compressed differences
         (bagua.comm_ops.low_precision_decentralized). Returns the operation.
 
         Args:
-            weight, left_peer_weight, right_peer_weight: this rank's and its neighbours' weights after the last
+            weight, left_peer_weight, right_peer_weight: this rank's and its neighbors' weights after the last
                 exchange; 1-D, of the length, dtype and device of `flattened_tensor()`, and other memory.
             hierarchical: the mean within each node first; then the nodes form the ring.
             compression: "MinMaxUInt8".

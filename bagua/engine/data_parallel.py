@@ -76,8 +76,8 @@ class BaguaDistributedDataParallel:
     ) -> None:
         if not process_group.is_member:
             raise ValueError(
-                f"this rank is no member of the process group (ranks {process_group.ranks}); call with_bagua on the"
-                " members only"
+                f"This rank is not a member of the process group (ranks {process_group.ranks}).\n"
+                "Call with_bagua() on the members only."
             )
         kind = type(module).__name__
         self.module = module
@@ -124,7 +124,7 @@ class BaguaDistributedDataParallel:
         """False after `detach`.
 
         Raises:
-            RuntimeError: the engine is detached because it could not be initialised again.
+            RuntimeError: the engine is detached because it could not be initialized again.
         """
         if self._failure is not None:
             raise RuntimeError(self._failure)
@@ -132,7 +132,7 @@ class BaguaDistributedDataParallel:
 
     @property
     def scheduler(self) -> CommScheduler:
-        """What launches the buckets. Another one after each initialisation."""
+        """What launches the buckets. Another one after each initialization."""
         assert self._scheduler is not None
         return self._scheduler
 
@@ -142,7 +142,7 @@ class BaguaDistributedDataParallel:
         return self.scheduler
 
     def bagua_build_params(self) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter) of all that are synchronised, in the module's order. With `find_unused_parameters`, of
+        """(name, parameter) of all that are synchronized, in the module's order. With `find_unused_parameters`, of
         those that any rank used in the last backward pass."""
         parameters = trainable_parameters(self.module, self.parameters_to_ignore)
         used = self._steps.used_anywhere
@@ -227,7 +227,7 @@ class BaguaDistributedDataParallel:
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _no_engine, ()
 
-    # --- initialisation ----------------------------------------------------------------------------------------------
+    # --- initialization ----------------------------------------------------------------------------------------------
 
     @torch.inference_mode(False)  # what is made here is used in later passes
     def _initialize(self, once_compared: Callable[[], None] | None = None) -> None:
@@ -286,7 +286,7 @@ class BaguaDistributedDataParallel:
         ]
 
     def initialize_again(self) -> None:
-        """In the middle of training. After an error the module is not synchronised any more, so that training it is
+        """In the middle of training. After an error the module is not synchronized any more, so that training it is
         refused."""
         try:
             self._initialize()
@@ -321,8 +321,8 @@ def _nothing(_: object) -> None:
 def _check_state(owner: str, expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if set(given) != set(expected):
         raise ValueError(
-            f"a state of {owner} has {sorted(expected)}, this has {sorted(given)}: give what"
-            " bagua_ddp.state_dict() returned for a module with the same algorithm"
+            f"The state has the keys {sorted(given)}; {owner} needs {sorted(expected)}.\n"
+            "Load what bagua_ddp.state_dict() returned for a module with the same algorithm."
         )
 
 

@@ -129,7 +129,7 @@ class BaguaModule:
         return self
 
     def bagua_build_params(self) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter) of all that are synchronised, in the module's order."""
+        """(name, parameter) of all that are synchronized, in the module's order."""
         engine: BaguaDistributedDataParallel = _engine(self)
         return engine.bagua_build_params()
 
@@ -156,7 +156,7 @@ class BaguaModule:
 
     @_OfEngine
     def parameters_to_ignore(engine: BaguaDistributedDataParallel) -> list[str]:  # noqa: N805
-        """Names of parameters that are not synchronised."""
+        """Names of parameters that are not synchronized."""
         return engine.parameters_to_ignore
 
     @_OfEngine
