@@ -1,7 +1,8 @@
 """Names the ranks that are gone when a collective fails. Functions; any thread that runs collectives.
 
 The report goes to stderr as soon as it is known, and is then raised: a launcher that ends the other ranks when one
-dies (torchrun sends SIGTERM) leaves no time for a traceback.
+dies (torchrun sends SIGTERM) leaves no time for a traceback. A SIGTERM that arrives while the report is being prepared
+takes effect when it is printed, unless the program handles SIGTERM itself.
 
 What can be named depends on the backend. gloo's calls raise where they wait. NCCL's do not: kernels wait on the GPU,
 and errors and timeouts are noticed by torch's watchdog thread, which by default ends the process with a message of its
@@ -14,10 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import re
+import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -150,18 +153,37 @@ def explain_failure(
         printed.append(_message(error, group, ranks, what, rank, roll, window_s))
         _print(printed[0])
 
-    try:
-        window_s = min(ROLL_CALL_S, group.timeout.total_seconds())
-        rank = dist.get_rank()
-        roll = current_roll_call().call(ranks, what, window_s, print_early)
-    except Exception as problem:  # an explanation that fails must not hide what it explains
-        roll = Roll(store_problem=_one_line(problem))
-    message = _message(error, group, ranks, what, rank, roll, window_s)
-    if message not in printed:
-        _print(message)
+    with _sigterm_deferred() as terminated:
+        try:
+            window_s = min(ROLL_CALL_S, group.timeout.total_seconds())
+            rank = dist.get_rank()
+            roll = current_roll_call().call(ranks, what, window_s, print_early, terminated)
+        except Exception as problem:  # an explanation that fails must not hide what it explains
+            roll = Roll(store_problem=_one_line(problem))
+        message = _message(error, group, ranks, what, rank, roll, window_s)
+        if message not in printed and (roll.exited or not terminated.is_set()):
+            _print(message)
     report = CollectiveError(message, roll.missing)
     report.__cause__ = error
     return report
+
+
+@contextlib.contextmanager
+def _sigterm_deferred() -> Iterator[threading.Event]:
+    """SIGTERM sets the event and ends the process at the end of the block. Only on the main thread, which alone may
+    set handlers, and only if nobody else handles it."""
+    terminated = threading.Event()
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield terminated
+        return
+    signal.signal(signal.SIGTERM, lambda *_: terminated.set())
+    try:
+        yield terminated
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if terminated.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _print(message: str) -> None:

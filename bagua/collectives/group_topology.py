@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -66,26 +67,31 @@ def place_of_this_process() -> Place:
 
 
 def exited_ranks(ranks: Sequence[int], store: torch_internals.Store) -> tuple[int, ...]:
-    """Those of the ranks on this host whose process has ended. Ranks on other hosts, and those that have not published
-    a place, are not in it."""
+    """Those of the ranks on this host whose process has ended; where some ended otherwise, without those that SIGTERM
+    has ended, as launchers do. Ranks on other hosts, and those that have not published a place, are not in it."""
     own_host, own_namespace = socket.gethostname(), _pid_namespace()
-    exited = []
+    exited: list[int] = []
+    terminated: list[int] = []
     for rank in ranks:
         key = PLACE_KEY.format(rank)
         if own_namespace and store.check([key]):
             place = Place(**json.loads(store.get(key)))
-            if (place.host, place.pid_namespace) == (own_host, own_namespace) and _has_exited(place.pid):
-                exited.append(rank)
-    return tuple(exited)
+            if (place.host, place.pid_namespace) != (own_host, own_namespace):
+                continue
+            status = _exit_status(place.pid)
+            if status is not None:
+                (terminated if status == signal.SIGTERM else exited).append(rank)
+    return tuple(exited or terminated)
 
 
-def _has_exited(pid: int) -> bool:
-    """Also true of a process that its parent has not reaped yet."""
+def _exit_status(pid: int) -> int | None:
+    """As wait() tells it; 0 if it is unknown, because the parent has reaped the process. None while it runs."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return True
-    return stat.rpartition(")")[2].split()[0] in ("Z", "X")  # after the name, which may contain brackets
+        return 0
+    state, *numbers = stat.rpartition(")")[2].split()  # after the name, which may contain brackets
+    return int(numbers[-1]) if state in ("Z", "X") else None
 
 
 def _pid_namespace() -> str:

@@ -4,8 +4,8 @@ One `RollCall` per process, owned by this module, as long as torch's default gro
 a daemon thread of its own.
 
 [Note: why a thread answers]
-When a rank dies, gloo fails at once only where a connection to it was in use: with a ring, at its two neighbours. The
-other survivors wait in their collective until their own neighbours leave, or for the timeout. To answer they cannot
+When a rank dies, gloo fails at once only where a connection to it was in use: with a ring, at its two neighbors. The
+other survivors wait in their collective until their own neighbors leave, or for the timeout. To answer they cannot
 return from it, and if nobody answered for them, every survivor would be taken for dead. So while a collective takes
 longer than PATIENCE_S, a thread looks whether the roll is being called, and answers. A job that is well never asks the
 store anything, and a rank that is alive but in no collective does not answer: that is what the others wait for, too.
@@ -17,7 +17,8 @@ store anything, and a rank that is alive but in no collective does not answer: t
 
 [Note: exited ranks] torchrun ends all ranks of a host within 0.1 s of the first that dies, long before the roll is
 complete. So the caller first looks whether the process of a rank on its own host has ended, and reports that at once.
-Only the first such finding counts: later ones may be ranks that the launcher has ended.
+Only the first such finding counts: later ones may be ranks that the launcher has ended. Nor does a rank count that
+SIGTERM has ended, if another has ended otherwise.
 """
 
 from __future__ import annotations
@@ -113,17 +114,24 @@ class RollCall:
         return Waiting(self._waits, ranks, what)
 
     def call(
-        self, ranks: Sequence[int], what: str, window_s: float, on_exited: Callable[[Roll], None] = lambda _: None
+        self,
+        ranks: Sequence[int],
+        what: str,
+        window_s: float,
+        on_exited: Callable[[Roll], None] = lambda _: None,
+        hurry: threading.Event | None = None,
     ) -> Roll:
         """Waits for answers of these global ranks for at most `window_s`, and returns in any case soon after.
 
         Args:
             on_exited: called, on another thread, as soon as it is found that processes of ranks have ended.
+            hurry: once it is set, nobody waits for further answers.
         """
+        hurry = hurry or threading.Event()
         rolls: list[Roll] = []
         # The store's client may be taken by a thread that waits in it, and its server may have been stopped.
         thread = threading.Thread(
-            target=lambda: rolls.append(self._call(tuple(ranks), what, window_s, on_exited)),
+            target=lambda: rolls.append(self._call(tuple(ranks), what, window_s, on_exited, hurry)),
             name="bagua-roll-call",
             daemon=True,
         )
@@ -145,7 +153,14 @@ class RollCall:
 
     # --- the thread that calls ---------------------------------------------------------------------------------------
 
-    def _call(self, ranks: tuple[int, ...], what: str, window_s: float, on_exited: Callable[[Roll], None]) -> Roll:
+    def _call(
+        self,
+        ranks: tuple[int, ...],
+        what: str,
+        window_s: float,
+        on_exited: Callable[[Roll], None],
+        hurry: threading.Event,
+    ) -> Roll:
         try:
             client = self._connect()
             number = self._join_call(client)
@@ -160,10 +175,10 @@ class RollCall:
                 left = deadline - time.monotonic()
                 if exited and client.check(_answer_keys(number, [rank for rank in ranks if rank not in exited])):
                     break
-                if left <= 0 or self._stop.wait(min(pause, left)):
+                if left <= 0 or hurry.is_set() or self._stop.wait(min(pause, left)):
                     break
                 exited = exited or self._report_exited(client, number, ranks, on_exited)
-                pause *= 2
+                pause = min(2 * pause, TICK_S)
             return _read_roll(client, number, ranks, is_complete, exited)
         except Exception as error:  # whatever the store raises is the finding
             return Roll(store_problem=" ".join(f"{type(error).__name__}: {error}".split())[:200])
@@ -303,7 +318,7 @@ _creation = threading.Lock()
 
 
 def current_roll_call() -> RollCall:
-    """Raises ValueError if torch.distributed is not initialised."""
+    """Raises ValueError if torch.distributed is not initialized."""
     global _the_roll_call
     store = torch_internals.default_store()
     roll_call = _the_roll_call
@@ -317,7 +332,7 @@ def current_roll_call() -> RollCall:
 
 
 def waiting_for(ranks: Sequence[int], what: str) -> Waiting | None:
-    """`RollCall.waiting`; None where there is nobody to wait for, or torch.distributed is not initialised."""
+    """`RollCall.waiting`; None where there is nobody to wait for, or torch.distributed is not initialized."""
     if len(ranks) > 1 and dist.is_initialized():
         return current_roll_call().waiting(ranks, what)
     return None

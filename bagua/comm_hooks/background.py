@@ -101,8 +101,8 @@ def background_of(group: BaguaProcessGroup, device: torch.device) -> Background:
     torch_group = group.torch_group
     if torch_group is None:
         raise ValueError(
-            f"this rank is no member of the process group (ranks {group.ranks}) that the communication hook was given;"
-            " give the hook the group that DistributedDataParallel was made with"
+            f"This rank is not a member of the process group of the communication hook (ranks {group.ranks}).\n"
+            "Pass the hook the group that DistributedDataParallel was made with."
         )
     by_device = _backgrounds.setdefault(torch_group, {})
     if device.type not in by_device:

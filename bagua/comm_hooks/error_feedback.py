@@ -91,7 +91,7 @@ class _BucketState:
     """
     Attributes:
         parameters: in the bucket's order.
-        shapes: theirs: how a saved state is recognised.
+        shapes: theirs: how a saved state is recognized.
     """
 
     parameters: list[weakref.ref[torch.Tensor]]
@@ -175,8 +175,8 @@ class ErrorFeedbackState(ByteGradState):
         self._loaded = {}
         if saved != ours:
             raise ValueError(
-                f"the state that was loaded is of other buckets: parameters of shapes {saved}, here they are {ours}."
-                " Use the model and bucket_cap_mb with which it was saved, or go on without this state"
+                f"The loaded state is of other buckets: its parameters have the shapes {saved}, here they are {ours}.\n"
+                "Use the model and bucket_cap_mb with which it was saved, or continue without this state."
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -216,8 +216,8 @@ def _restore(operation: ErrorFeedbackAllReduce, saved: Mapping[str, Any], elemen
         return
     if residual.numel() != elements or chunk_residual.numel() * operation.chunks != elements:
         raise ValueError(
-            "the state that was loaded was saved with another number of ranks or nodes than the"
-            f" {operation.chunks} that share a bucket now; go on without it"
+            "The loaded state was saved with another number of ranks or nodes than the"
+            f" {operation.chunks} that share a bucket now.\nContinue without it."
         )
     operation.residual = residual.to(device, copy=True)
     operation.chunk_residual = chunk_residual.to(device, copy=True)

@@ -104,5 +104,5 @@ class PeerWeightAverage:
             bucket: `bucket.backend_bucket` of the bucket that this operation belongs to.
         """
         bucket.flattened_tensor().copy_(self._peer_weight)
-        Bucket.scatter(bucket)  # whatever the bucket does after communication, which leaves the weights alone
+        Bucket.copy_out(bucket)  # whatever the bucket does after communication, which leaves the weights alone
         tell_autograd(bucket)

@@ -1,14 +1,14 @@
 """Decentralized communication of compressed differences, in a ring (DCD-PSGD, Tang et al. 2018).
 
-Each rank keeps a copy of its weights as they were after the last exchange, W, and of those of its neighbours, L and R.
+Each rank keeps a copy of its weights as they were after the last exchange, W, and of those of its neighbors, L and R.
 With x, the weights now:
 
     d = x + 1/3 L + 1/3 R - 5/3 W  =  (x - W) + 1/3 (L - W) + 1/3 (R - W)
-    q = compress(d), to both neighbours; ql from the left one, qr from the right one
+    q = compress(d), to both neighbors; ql from the left one, qr from the right one
     L += decompress(ql);  R += decompress(qr);  W += decompress(q);  x = W
 
 d is computed in the second form, which has small numbers only. A rank decompresses its own q as well, by the operation
-with which its neighbours add it to their copies, so that these stay equal to the original to the bit.
+with which its neighbors add it to their copies, so that these stay equal to the original to the bit.
 
 Hierarchical: x is the mean within each node, its leader compares and exchanges, and the messages are broadcast within
 the node, where each rank applies them: all ranks of a node have the same x, W, L and R.
@@ -42,7 +42,7 @@ class LowPrecisionRing:
     Args:
         group: whose ranks (`hierarchical`: whose nodes) form the ring, in their order.
         weight, left_peer_weight, right_peer_weight: W, L and R: 1-D, of the length, dtype and device of the bucket. At
-            the beginning W holds the bucket's weights, L and R those of the neighbours.
+            the beginning W holds the bucket's weights, L and R those of the neighbors.
         hierarchical: within nodes first, so that only one rank per node talks to other nodes.
     """
 
@@ -70,9 +70,9 @@ class LowPrecisionRing:
             if self._talks:
                 self._ring = group.get_inter_node_communicator()
         left, right = ring_neighbours(rank, ranks)
-        # Of two ranks each is the other's neighbour on both sides, and one message does; one alone talks to itself.
+        # Of two ranks each is the other's neighbor on both sides, and one message does; one alone talks to itself.
         self._peers = sorted({left, right} - {rank})
-        # Where the messages of the neighbours are: behind the own one, in the order of the peers.
+        # Where the messages of the neighbors are: behind the own one, in the order of the peers.
         self._from_left, self._from_right = (
             0 if peer == rank else 1 + self._peers.index(peer) for peer in (left, right)
         )
@@ -113,8 +113,8 @@ def _difference(weights: Tensor, own: Tensor, left: Tensor, right: Tensor) -> Te
     wide = torch.promote_types(own.dtype, torch.float32)
     own = own.to(wide)
     difference = weights.to(wide) - own
-    for neighbour in (left, right):
-        difference.add_(neighbour.to(wide) - own, alpha=1 / 3)
+    for neighbor in (left, right):
+        difference.add_(neighbor.to(wide) - own, alpha=1 / 3)
     return difference
 
 

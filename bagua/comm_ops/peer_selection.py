@@ -20,8 +20,8 @@ def check_peer_selection(mode: str, ranks: int | None = None, what: str = "ranks
         raise ValueError(f"peer_selection_mode={mode!r} is unknown; it is one of {known}")
     if mode == "shift_one" and ranks is not None and ranks > 1 and ranks % 2:
         raise ValueError(
-            f"peer_selection_mode='shift_one' with {ranks} {what}: in each exchange every one has exactly one partner,"
-            f" which an odd number does not allow; use peer_selection_mode='all', or {ranks - 1} or {ranks + 1} {what}"
+            f"peer_selection_mode='shift_one' with {ranks} {what}: exchanges are in pairs, which an odd number does not"
+            f" allow.\nUse peer_selection_mode='all', or {ranks - 1} or {ranks + 1} {what}."
         )
 
 
@@ -48,5 +48,5 @@ def shift_one_partner(rank: int, ranks: int, step: int) -> int:
 
 def ring_neighbours(rank: int, ranks: int) -> tuple[int, int]:
     """(left, right) of `rank` in a ring of `ranks`. Of two, both are the other one; one rank alone is its own
-    neighbour."""
+    neighbor."""
     return (rank - 1) % ranks, (rank + 1) % ranks

@@ -107,14 +107,14 @@ class BaguaBucket(Bucket):
         compression: str = MIN_MAX_UINT8,
         group: BaguaProcessGroup | None = None,
     ) -> LowPrecisionRing:
-        """The bucket is mixed with those of both neighbours in the ring of ranks, from compressed differences
+        """The bucket is mixed with those of both neighbors in the ring of ranks, from compressed differences
         (bagua.comm_ops.low_precision_decentralized). Returns the operation.
 
         Args:
             weight: this rank's weights after the last exchange; 1-D, with the length, dtype and device of
                 `flattened_tensor()`, in other memory.
-            left_peer_weight: those of the left neighbour, likewise.
-            right_peer_weight: those of the right neighbour, likewise.
+            left_peer_weight: those of the left neighbor, likewise.
+            right_peer_weight: those of the right neighbor, likewise.
             hierarchical: the mean within each node first; then the nodes form the ring.
             compression: "MinMaxUInt8".
             group: default: Bagua's default group.

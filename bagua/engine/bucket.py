@@ -1,7 +1,8 @@
 """A bucket: tensors that are communicated together, in one flat piece of memory.
 
-Owned by the engine of its module. `gather` and the operations run on the thread that finds the bucket ready or, on CPU,
-on the engine's communication thread; never on two at once. `gather_one` runs on the thread that marks, before them.
+Owned by the engine of its module. `copy_in` and the operations run on the thread that finds the bucket ready or, on
+CPU, on the engine's communication thread; never on two at once. `copy_in_one` runs before them, on the thread that sets
+the tensor's ready flag.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Bucket:
         self._layouts = [(view.shape, view.stride(), view.storage_offset()) for view in self.views]
         self.padding_tensor: Tensor | None = self._flat[self._elements :] if padding else None
         self._ops: list[BucketOp] = []
-        # Gradients that `gather_one` has multiplied: nothing may be added to them.
+        # Gradients that `copy_in_one` has multiplied: nothing may be added to them.
         self.is_scaled = bytearray(len(self.tensors))
         # Gradients are taken over when the first backward has made them, all others now.
         if flatten:
@@ -137,13 +138,13 @@ class Bucket:
 
     @property
     def gathers_one_by_one(self) -> bool:
-        """Whether `gather_one` is worth while: on CPUs, where a gradient that was just made is in the caches, and its
+        """Whether `copy_in_one` is worth while: on CPUs, where a gradient that was just made is in the caches, and its
         memory is used again for the next one. On a GPU, a kernel for each gradient costs more."""
         return self.holds_gradients and self.flatten and self.device.type == "cpu"
 
-    def gather_one(self, index: int) -> None:
-        """As `gather`, of the gradient of one tensor, which is complete. Runs between the kernels of the backward pass,
-        when their data has taken the caches: what is not the usual case waits for `gather`."""
+    def copy_in_one(self, index: int) -> None:
+        """As `copy_in`, of the gradient of one tensor, which is complete. Runs between kernels of the backward pass,
+        when their data has taken the caches: what is not the usual case waits for `copy_in`."""
         tensor, view = self.tensors[index], self.views[index]
         gradient = tensor.grad
         if (
@@ -164,7 +165,7 @@ class Bucket:
         tensor.grad = view
 
     def unscale(self) -> None:
-        """Undo the multiplications of `gather_one`: there are gradients to come, which are added."""
+        """Undo the multiplications of `copy_in_one`: there are gradients to come, which are added."""
         scale = self._prescale
         with torch.no_grad():
             for index, (tensor, view) in enumerate(zip(self.tensors, self.views, strict=True)):
@@ -173,7 +174,7 @@ class Bucket:
         self.forget_scaled()
 
     def forget_scaled(self) -> None:
-        """The next `gather` multiplies all."""
+        """The next `copy_in` multiplies all."""
         self.is_scaled = bytearray(len(self.tensors))
 
     @property
@@ -181,20 +182,20 @@ class Bucket:
         scale: float | None = getattr(self._ops[0], "prescale", None) if self._ops else None
         return scale
 
-    def gather(self) -> None:
+    def copy_in(self) -> None:
         """Bring what the effective tensors hold now into the bucket's memory, and make them views of it (`flatten`).
         A gradient that does not exist counts as zeros. All are multiplied by what the first operation asks for
         (`prescale`). On the current stream."""
         if torch.is_grad_enabled():  # not on autograd's threads, as a rule; the context costs half as much as the rest
             with torch.no_grad():
-                self._gather()
+                self._copy_in()
         else:
-            self._gather()
+            self._copy_in()
 
-    def _gather(self) -> None:
+    def _copy_in(self) -> None:
         scale = self._prescale
         if self.holds_gradients:
-            self._gather_gradients(scale)
+            self._copy_in_gradients(scale)
             return
         outside = []
         for index, (tensor, address) in enumerate(zip(self.tensors, self._addresses, strict=True)):
@@ -211,7 +212,7 @@ class Bucket:
         if scale is not None:
             self._flat.mul_(scale)
 
-    def _gather_gradients(self, scale: float | None) -> None:
+    def _copy_in_gradients(self, scale: float | None) -> None:
         """Runs over every parameter in every step: what it asks of each gradient is little."""
         views: list[Tensor] = []
         gradients: list[Tensor] = []
@@ -252,17 +253,17 @@ class Bucket:
         name = self._records[index].name
         if gradient.layout is not torch.strided:
             raise NotImplementedError(
-                f"the gradient of {name!r} is sparse ({gradient.layout}), and buckets are dense; use sparse=False, or"
-                " put the name into the module's _bagua_params_and_buffers_to_ignore"
+                f"The gradient of {name!r} is sparse ({gradient.layout}). Bagua communicates only dense ones.\n"
+                "Use sparse=False, or put the name into the module's _bagua_params_and_buffers_to_ignore."
             )
         shape = self._layouts[index][0]
         if gradient.dtype != self.dtype or gradient.device != self.device or gradient.shape != shape:
             what = "the gradient of" if self.holds_gradients else "what is communicated for"
             raise RuntimeError(
-                f"{what} {name!r} is {_kind(gradient, gradient.shape)}, and does not fit into its bucket, where it is"
-                f" {_kind(self._flat, shape)}. If the module was converted or moved (to, half, double, ...) after it"
-                " was wrapped, wrap it again; if something was assigned to its data, leave shape, dtype and device as"
-                " they were"
+                f"{what} {name!r} is {_kind(gradient, gradient.shape)}, but its bucket expects"
+                f" {_kind(self._flat, shape)}.\n"
+                "If you converted or moved the module (to, half, double, ...) after wrapping it, wrap it again. If you"
+                " assigned to the data of a parameter, keep its shape, dtype and device."
             )
 
     def _view_again(self, index: int, effective: Tensor | None) -> Tensor:
@@ -281,7 +282,7 @@ class Bucket:
             self._records[index].view = view
         return view
 
-    def scatter(self) -> None:
+    def copy_out(self) -> None:
         """Copy the results back to effective tensors that are no views (`flatten` off). On the current stream."""
         if self.flatten:
             return

@@ -93,7 +93,7 @@ def marker(state: BucketReadiness, index: int, launch: Callable[[], None]) -> Ca
         if not state.ready[index]:
             state.ready[index] = 1
             if one_by_one and not state.held:
-                bucket.gather_one(index)
+                bucket.copy_in_one(index)
             state.missing -= 1
             if not state.missing:
                 launch()

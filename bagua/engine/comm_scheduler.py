@@ -1,11 +1,11 @@
 """Launches buckets in one fixed order, each as soon as it and all before it are ready, and waits for them.
 
 The order is what keeps the ranks together: autograd makes gradients in an order of its own, and collectives that two
-ranks start in different orders wait for each other for ever. The buckets form a queue. A tensor that becomes ready is
-marked; when the bucket at the front has all its marks, they are taken back, its operations start, and it goes to the
-end of the queue, so that the next round of marks finds the same order.
+ranks start in different orders wait for each other indefinitely. The buckets form a queue. Each tensor has a ready
+flag; when all flags of the bucket at the front are set, they are cleared, its operations start, and it goes to the end
+of the queue, so that the next pass finds the same order.
 
-Marks come from autograd's threads (one per device), launches happen there. An operation that goes on in the background
+Flags are set on autograd's threads (one per device), launches happen there. An operation that goes on in the background
 by itself (`inline`), alone in its bucket, is started on the spot. Others are queued, with CUDA, on the group's stream;
 the host never waits. On CPU the group's communication thread runs them (bagua.engine.comm_thread).
 """
@@ -51,7 +51,7 @@ class CommScheduler:
         self._started: list[_Started] = []
         # The buckets of the pass that was waited for last.
         self.sent: list[Bucket] = []
-        # Guards all below, and the states of the buckets but for their marks.
+        # Guards all below, and the states of the buckets but for their ready flags.
         self.lock = threading.RLock()
         self._thread: CommThread | None = None
         self._leave_thread: Callable[[], object] | None = None
@@ -59,10 +59,10 @@ class CommScheduler:
             for index, record in enumerate(state.bucket.records):
                 record.mark_ready = marker(state, index, self.launch_complete)
 
-    # --- marks and launches ------------------------------------------------------------------------------------------
+    # --- ready flags and launches ------------------------------------------------------------------------------------
 
     def launch_complete(self) -> None:
-        """The last mark of a bucket was made: launch it and those behind it, as far as they are complete."""
+        """The last ready flag of a bucket was set: launch it and those behind it, as far as they are complete."""
         with self.lock:
             while self._queue[0].may_launch:
                 self._launch(self._queue[0])
@@ -92,7 +92,7 @@ class CommScheduler:
         is_on_gpu = bucket.is_on_gpu
         if is_on_gpu and not is_inline:
             return self._start_on_stream(bucket)
-        bucket.gather()
+        bucket.copy_in()
         # Once there is a thread, all that is on CPU goes there: it may still have to start operations that come before
         # this one. What is on a GPU has another order, and what its streams wait for is known on this thread alone.
         if is_inline and (is_on_gpu or not has_thread(self._group)):
@@ -104,7 +104,7 @@ class CommScheduler:
 
     def _start_on_stream(self, bucket: Bucket) -> _Started:
         stream = self._group.stream_on(bucket.device)
-        bucket.gather()
+        bucket.copy_in()
         # Whoever drops the module while operations are under way must not let others have its memory.
         bucket.keep_for(stream)
         current = torch.cuda.current_stream(bucket.device)
@@ -112,7 +112,7 @@ class CommScheduler:
         try:
             with torch.cuda.stream(stream):
                 run_ops(bucket)
-                bucket.scatter()
+                bucket.copy_out()
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record(stream)
         except BaseException:
@@ -148,7 +148,7 @@ class CommScheduler:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything was marked or launched since the last `end_step`."""
+        """Whether a ready flag was set or a bucket launched since the last `end_step`."""
         return any(state.launched_in_step or state.is_marked for state in self._states)
 
     def end_step(self) -> list[str]:
@@ -175,7 +175,7 @@ class CommScheduler:
                 state.launched_in_pass = state.launched_in_step = state.held = False
 
     def close(self) -> None:
-        """Take the marks' functions back from the tensors and leave the thread."""
+        """Remove the functions that set ready flags from the tensors and leave the thread."""
         for state in self._states:
             for record in state.bucket.records:
                 record.mark_ready = None
@@ -215,11 +215,11 @@ class _Started:
             self._future.result()
         if self._work is not None:
             self._work.wait()
-        self.bucket.scatter()
+        self.bucket.copy_out()
 
 
 def _wait_for(streams: Sequence[torch.cuda.Stream], bucket: Bucket) -> None:
-    """The current stream waits for those of marks, see the note in bagua.engine.bucket_readiness."""
+    """The current stream waits for those on which flags were set, see the note in bagua.engine.bucket_readiness."""
     current = torch.cuda.current_stream(bucket.device)
     for stream in streams:
         current.wait_stream(stream)

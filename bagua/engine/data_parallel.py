@@ -23,7 +23,7 @@ from bagua.engine.incomplete_step import failed_reinitialization
 from bagua.engine.module_hooks import ModuleHooks
 from bagua.engine.parameters import TrainableWatch, ignored_names, left_out_parameters, trainable_parameters
 from bagua.engine.replica_check import check_replicas
-from bagua.engine.state_broadcast import broadcast_optimizer_state, broadcast_parameters
+from bagua.engine.state_broadcast import broadcast_optimizer_state, broadcast_parameters, refuse_lbfgs
 from bagua.engine.tensor import drop_record, record_of
 from bagua.engine.training_steps import TrainingSteps
 
@@ -54,9 +54,10 @@ class BaguaDistributedDataParallel:
         find_unused_parameters: parameters that a backward pass does not reach contribute zeros.
         bucket_bytes: the size at which a bucket is closed; None: the default of its device.
         first_bucket_bytes: likewise, of the first, which is launched earliest; None: as the others.
+        once_compared: called when the ranks have compared models, optimizers and settings, before anything is changed.
 
     Raises:
-        ValueError: nothing to train, not a member of the group, or an optimizer whose state cannot be synchronised.
+        ValueError: nothing to train, not a member of the group, or an optimizer whose state cannot be synchronized.
         RuntimeError: the ranks' modules or optimizers differ; names the first difference.
     """
 
@@ -71,11 +72,12 @@ class BaguaDistributedDataParallel:
         find_unused_parameters: bool = False,
         bucket_bytes: int | None = None,
         first_bucket_bytes: int | None = FIRST_BUCKET_BYTES,
+        once_compared: Callable[[], None] | None = None,
     ) -> None:
         if not process_group.is_member:
             raise ValueError(
-                f"this rank is no member of the process group (ranks {process_group.ranks}); call with_bagua on the"
-                " members only"
+                f"This rank is not a member of the process group (ranks {process_group.ranks}).\n"
+                "Call with_bagua() on the members only."
             )
         kind = type(module).__name__
         self.module = module
@@ -103,7 +105,7 @@ class BaguaDistributedDataParallel:
         # `rebuild_buckets`.
         self.replicas_are_equal = False
         try:
-            self._initialize()
+            self._initialize(once_compared)
         except BaseException:
             self.detach()  # so that the module can be wrapped by something that works
             raise
@@ -122,7 +124,7 @@ class BaguaDistributedDataParallel:
         """False after `detach`.
 
         Raises:
-            RuntimeError: the engine is detached because it could not be initialised again.
+            RuntimeError: the engine is detached because it could not be initialized again.
         """
         if self._failure is not None:
             raise RuntimeError(self._failure)
@@ -130,7 +132,7 @@ class BaguaDistributedDataParallel:
 
     @property
     def scheduler(self) -> CommScheduler:
-        """What launches the buckets. Another one after each initialisation."""
+        """What launches the buckets. Another one after each initialization."""
         assert self._scheduler is not None
         return self._scheduler
 
@@ -140,7 +142,7 @@ class BaguaDistributedDataParallel:
         return self.scheduler
 
     def bagua_build_params(self) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter) of all that are synchronised, in the module's order. With `find_unused_parameters`, of
+        """(name, parameter) of all that are synchronized, in the module's order. With `find_unused_parameters`, of
         those that any rank used in the last backward pass."""
         parameters = trainable_parameters(self.module, self.parameters_to_ignore)
         used = self._steps.used_anywhere
@@ -202,6 +204,11 @@ class BaguaDistributedDataParallel:
         self.bagua_algorithm.load_state_dict(self, state["algorithm"])
         self.bagua_train_step_counter = int(state["train_step_counter"])
 
+    def wait_pending_comm_ops(self) -> None:
+        """Wait for what has been launched, so that this thread may use the group."""
+        if self._scheduler is not None:
+            self._scheduler.wait_pending_comm_ops()
+
     def detach(self) -> None:
         """Remove every hook and give the tensors memory of their own: the module is ordinary again."""
         self._hooks.remove()
@@ -220,33 +227,31 @@ class BaguaDistributedDataParallel:
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _no_engine, ()
 
-    # --- initialisation ----------------------------------------------------------------------------------------------
+    # --- initialization ----------------------------------------------------------------------------------------------
 
     @torch.inference_mode(False)  # what is made here is used in later passes
-    def _initialize(self) -> None:
+    def _initialize(self, once_compared: Callable[[], None] | None = None) -> None:
         """All ranks start alike. At the beginning, when the algorithm asks for it, and when parameters were frozen or
-        unfrozen (not all of them: the engine is idle then)."""
+        unfrozen (not all of them: the engine is idle then). What is refused leaves the module as it is."""
         self._hooks.remove()
         if self._scheduler is not None:
             # What an algorithm has under way works on the tensors that are about to be overwritten.
             self.bagua_algorithm.finish(self)
-        before = self._parameters
         trainable = TrainableWatch(self.module, self.parameters_to_ignore)
-        self._parameters = trainable_parameters(self.module, self.parameters_to_ignore)
-        names = {id(parameter): name for name, parameter in self._parameters}
-        # Also those that have another name now, as pruning and parametrizations give it: records keep theirs.
-        gone = [parameter for name, parameter in before if names.get(id(parameter)) != name]
-        if gone:
-            self._release_buckets()
-            for parameter in gone:
-                drop_record(parameter)
-        if not self._parameters:
-            raise ValueError(f"{type(self.module).__name__} has no parameter to synchronise: all are frozen or ignored")
-        with failures_named(self.process_group, "broadcasting parameters and optimizer states"):
-            check_replicas(
-                self._parameters, self.communicator, optimizers=self.bagua_optimizers, settings=self._settings()
+        parameters = trainable_parameters(self.module, self.parameters_to_ignore)
+        if not parameters:
+            raise ValueError(
+                f"{type(self.module).__name__} has no parameters to synchronize: all are frozen or ignored.\n"
+                "Unfreeze at least one (requires_grad_()), or train the module without Bagua."
             )
-            broadcast_parameters(self._parameters, self.communicator)
+        with failures_named(self.process_group, "broadcasting parameters and optimizer states"):
+            check_replicas(parameters, self.communicator, optimizers=self.bagua_optimizers, settings=self._settings())
+            for optimizer in self.bagua_optimizers:
+                refuse_lbfgs(optimizer)
+            if once_compared is not None:
+                once_compared()
+            self._replace_parameters(parameters)
+            broadcast_parameters(parameters, self.communicator)
             left_out = left_out_parameters(self.module, self.parameters_to_ignore)
             for optimizer in self.bagua_optimizers:
                 broadcast_optimizer_state(optimizer, self.communicator, left_out)
@@ -256,6 +261,16 @@ class BaguaDistributedDataParallel:
         finally:
             self.replicas_are_equal = False
         self._steps.install(self._hooks, self._parameters, trainable)
+
+    def _replace_parameters(self, parameters: list[tuple[str, nn.Parameter]]) -> None:
+        before, self._parameters = self._parameters, parameters
+        names = {id(parameter): name for name, parameter in parameters}
+        # Also those that have another name now, as pruning and parametrizations give it: records keep theirs.
+        gone = [parameter for name, parameter in before if names.get(id(parameter)) != name]
+        if gone:
+            self._release_buckets()
+            for parameter in gone:
+                drop_record(parameter)
 
     def _settings(self) -> list[str]:
         """What decides about the order and the sizes of messages, beside the parameters."""
@@ -271,7 +286,7 @@ class BaguaDistributedDataParallel:
         ]
 
     def initialize_again(self) -> None:
-        """In the middle of training. After an error the module is not synchronised any more, so that training it is
+        """In the middle of training. After an error the module is not synchronized any more, so that training it is
         refused."""
         try:
             self._initialize()
@@ -306,8 +321,8 @@ def _nothing(_: object) -> None:
 def _check_state(owner: str, expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if set(given) != set(expected):
         raise ValueError(
-            f"a state of {owner} has {sorted(expected)}, this has {sorted(given)}: give what"
-            " bagua_ddp.state_dict() returned for a module with the same algorithm"
+            f"The state has the keys {sorted(given)}; {owner} needs {sorted(expected)}.\n"
+            "Load what bagua_ddp.state_dict() returned for a module with the same algorithm."
         )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def marking_hook(steps: TrainingSteps, slot: int) -> Callable[[Tensor], None]:
-    """Calls `steps.marks[slot]`. The shortest way, for algorithms that only mark gradients as ready."""
+    """Calls `steps.ready_flags[slot]`. The shortest way, for algorithms that only mark gradients as ready."""
     reference = weakref.ref(steps)
 
     def hook(_: Tensor) -> None:
@@ -29,7 +29,7 @@ def marking_hook(steps: TrainingSteps, slot: int) -> Callable[[Tensor], None]:
         if steps is not None and steps.engine.require_backward_grad_sync:
             if not steps.pass_is_open:
                 steps.open_pass()
-            steps.marks[slot]()
+            steps.ready_flags[slot]()
 
     return hook
 
@@ -57,14 +57,15 @@ def refusing_hook(steps: TrainingSteps, name: str) -> Callable[[Tensor], None]:
         steps = reference()
         if steps is None or not steps.engine.require_backward_grad_sync:
             return
-        if record_of(parameter) is None:  # otherwise another module's engine synchronises it
+        if record_of(parameter) is None:  # otherwise another module's engine synchronizes it
             module = steps.engine.bagua_module_name
             raise RuntimeError(
-                f"{name!r} got a gradient, but is not synchronised: it was frozen when {module} was"
-                " wrapped, or last called in training mode, and that it is unfrozen is taken up by the next such call,"
-                " not in eval() mode, nor by calling another method of the module. Wrap it again, or call it once in"
-                " train() mode (under torch.no_grad(), if need be), on all ranks; if each rank is to train this"
-                " parameter by itself, put the name into the module's _bagua_params_and_buffers_to_ignore"
+                f"{name!r} got a gradient, but is not synchronized.\n"
+                f"It was frozen when {module} was wrapped or last called in training mode. Only a call of the module"
+                " in train() mode notices that it was unfrozen.\n"
+                "On all ranks, call the module once in train() mode (torch.no_grad() is enough), or wrap it again. To"
+                " train this parameter on each rank separately, put its name into the module's"
+                " _bagua_params_and_buffers_to_ignore."
             )
 
     return hook

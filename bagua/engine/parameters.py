@@ -1,4 +1,4 @@
-"""Which parameters of a module are synchronised, under which names."""
+"""Which parameters of a module are synchronized, under which names."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def _refuse_sparse(module: nn.Module, listed: set[int]) -> None:
     for name, child in module.named_modules():
         if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse and id(child.weight) in listed:
             raise NotImplementedError(
-                f"{name or type(child).__name__}.weight has sparse gradients, and buckets are dense; use sparse=False,"
-                " or put the name into the module's _bagua_params_and_buffers_to_ignore"
+                f"{name or type(child).__name__}.weight has sparse gradients. Bagua communicates only dense ones.\n"
+                "Use sparse=False, or put the name into the module's _bagua_params_and_buffers_to_ignore."
             )
 
 

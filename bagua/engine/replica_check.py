@@ -84,7 +84,7 @@ def check_replicas(
 
 def _describe(parameter: torch.Tensor) -> str:
     is_lazy = isinstance(parameter, UninitializedParameter | UninitializedBuffer)
-    shape = "not initialised" if is_lazy else str(list(parameter.shape))
+    shape = "not initialized" if is_lazy else str(list(parameter.shape))
     dtype = str(parameter.dtype).removeprefix("torch.")
     return f"{dtype} {shape}, {'trainable' if parameter.requires_grad else 'frozen'}, on {parameter.device.type}"
 
@@ -110,10 +110,10 @@ def _parameters_message(
     reference: Sequence[_Entry], differences: Sequence[_Difference[_Entry] | None], ranks: Sequence[int], kind: str
 ) -> str:
     first, told = _told(reference, differences, ranks, _name)
-    place = f"{first} of the {kind}" if kind else str(first)
+    position = f"{first} of the {kind}" if kind else str(first)
     return (
-        f"the ranks have different parameters. At position {place}, {told}. Build the same model on every rank, with "
-        "the same parameters in the same order, before it is wrapped"
+        f"The ranks have different parameters. At position {position}, {told}.\n"
+        "Build the same model on every rank, with the same parameters in the same order, before you wrap it."
     )
 
 
@@ -127,11 +127,11 @@ def _optimizers_message(
     if len(set(counts)) > 1:
         numbers: list[_Difference[int] | None] = [None if count == counts[0] else (0, count) for count in counts]
         _, told = _told([counts[0]], numbers, ranks, str)
-        said = f"the ranks have different numbers of optimizers: {told}"
+        said = f"The ranks have different numbers of optimizers: {told}"
     else:
         first, told = _told(reference, differences, ranks, _shortened)
-        said = f"the ranks have different optimizers. At position {first}, {told}"
-    return f"{said}. Give the same number of optimizers on every rank, of the same classes in the same order"
+        said = f"The ranks have different optimizers. At position {first}, {told}"
+    return f"{said}.\nPass the same number of optimizers on every rank, of the same classes in the same order."
 
 
 def _settings_message(
@@ -139,8 +139,9 @@ def _settings_message(
 ) -> str:
     _, told = _told(reference, differences, ranks, _shortened)
     return (
-        f"the ranks have different settings: {told}. Wrap the module with the same algorithm and options on every rank,"
-        " and set the same environment variables (BAGUA_DEFAULT_BUCKET_SIZE) for all of them"
+        f"The ranks have different settings: {told}.\n"
+        "Wrap the module with the same algorithm and options on every rank, and set the same environment variables"
+        " (BAGUA_DEFAULT_BUCKET_SIZE)."
     )
 
 
@@ -165,9 +166,9 @@ def _told(
     told = [f"{_have(having)} {name(entry)}" for entry, having in list(variants.items())[:MAX_VARIANTS]]
     if len(variants) > MAX_VARIANTS:
         rest = sorted(rank for having in list(variants.values())[MAX_VARIANTS:] for rank in having)
-        told.append(f"{_have(rest)} something else again")
+        told.append(f"{_have(rest)} other values")
     if later:
-        told.append(f"{_have(later)} the first difference further down")
+        told.append(f"{_have(later)} the first difference at a later position")
     # Ranks that are as rank 0 is are not listed: on a large job they are most.
     told.insert(0, f"{_have(ranks[:1])} {name(expected)}")
     return first, "; ".join(told)

@@ -22,7 +22,7 @@ from bagua.engine.tensor_broadcast import broadcast_tensors, why_unsendable
 MAX_PROBLEMS = 3  # that one error tells
 MAX_PROBLEM_LENGTH = 300  # characters
 
-# What of an optimizer an entry belongs to, and its place there: ("group", index), ("defaults", 0),
+# What of an optimizer an entry belongs to, and its position there: ("group", index), ("defaults", 0),
 # ("state", position of the parameter) or ("shared", key of state that belongs to no parameter).
 EntryKey = tuple[str, Hashable]
 # None: of a parameter that is left out.
@@ -74,7 +74,7 @@ def broadcast_optimizer_state(
         ValueError: the optimizer is LBFGS.
         RuntimeError: on every rank, if one of them has other groups or parameters, or something cannot be pickled.
     """
-    _refuse_lbfgs(optimizer)
+    refuse_lbfgs(optimizer)
     if communicator.nranks() == 1:
         return
     is_source = communicator.rank() == 0
@@ -98,13 +98,13 @@ def broadcast_optimizer_state(
         _install(optimizer, entries, left_out)
 
 
-def _refuse_lbfgs(optimizer: torch.optim.Optimizer) -> None:
+def refuse_lbfgs(optimizer: torch.optim.Optimizer) -> None:
     if any(kind.__name__ == "LBFGS" for kind in type(optimizer).__mro__):
         raise ValueError(
-            f"{type(optimizer).__name__}: L-BFGS does not train in data parallel here. It keeps one flat history of "
-            "directions over all parameters, and one step evaluates its closure several times, as often as the local "
-            "loss says, so that ranks would communicate unequally often. Take another optimizer, or leave this one out "
-            "of those given to Bagua and average loss and gradients over the ranks inside the closure."
+            f"{type(optimizer).__name__} cannot be synchronized: Bagua does not support L-BFGS.\n"
+            "One step evaluates its closure as often as the local loss requires, so that ranks would communicate"
+            " unequally often.\n"
+            "Use another optimizer, or do not pass it to Bagua and average loss and gradients inside the closure."
         )
 
 
@@ -247,8 +247,8 @@ def _fits(present: object, slot: _Slot) -> TypeGuard[torch.Tensor]:
 
 def _allocate(slot: _Slot, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     """On the parameter's device, if of that kind, and with its strides: fused kernels rely on equal ones."""
-    kind, place = slot.entry
-    owner = parameters[place] if kind == "state" and isinstance(place, int) else next(iter(parameters), None)
+    kind, key = slot.entry
+    owner = parameters[key] if kind == "state" and isinstance(key, int) else next(iter(parameters), None)
     if owner is None or owner.device.type != slot.device_type:
         return torch.empty(slot.shape, dtype=slot.dtype, device=slot.device_type)
     if kind == "state" and tuple(owner.shape) == slot.shape:
@@ -268,15 +268,15 @@ def _install(optimizer: torch.optim.Optimizer, entries: Mapping[EntryKey, Any], 
             is_stale = ("shared", key) not in entries
         if is_stale:
             del state[key]
-    for (kind, place), value in entries.items():
+    for (kind, key), value in entries.items():
         if kind == "group":
-            assert isinstance(place, int)
-            group = optimizer.param_groups[place]
+            assert isinstance(key, int)
+            group = optimizer.param_groups[key]
             _assign(group, {"params": group["params"], **value})
         elif kind == "defaults":
             _assign(optimizer.defaults, value)
         else:
-            owner: Any = parameters[place] if kind == "state" and isinstance(place, int) else place
+            owner: Any = parameters[key] if kind == "state" and isinstance(key, int) else key
             present = state.get(owner)
             if isinstance(present, dict) and type(present) is type(value):
                 _assign(present, value)
@@ -296,8 +296,8 @@ def _difference(ours: Sequence[Sequence[_Shape]], theirs: Sequence[Sequence[_Sha
     our, their = ours[group], theirs[group]
     if len(our) != len(their):
         return f"{len(our)} parameters in param_groups[{group}], rank 0 has {len(their)}"
-    place = next(index for index, (mine, other) in enumerate(zip(our, their, strict=True)) if mine != other)
-    return f"shape {our[place]} of parameter {place} in param_groups[{group}], rank 0 has {their[place]}"
+    index = next(index for index, (mine, other) in enumerate(zip(our, their, strict=True)) if mine != other)
+    return f"shape {our[index]} of parameter {index} in param_groups[{group}], rank 0 has {their[index]}"
 
 
 def _raise_together(problem: str | None, communicator: BaguaCommunicator) -> None:
@@ -307,8 +307,8 @@ def _raise_together(problem: str | None, communicator: BaguaCommunicator) -> Non
     if told:
         more = f"; and {len(told) - MAX_PROBLEMS} other ranks" if len(told) > MAX_PROBLEMS else ""
         raise RuntimeError(
-            f"the optimizer cannot follow rank 0: {'; '.join(told[:MAX_PROBLEMS])}{more}. Build the same optimizer, "
-            "with the same parameters in the same groups and order, on every rank"
+            f"the optimizer cannot follow rank 0: {'; '.join(told[:MAX_PROBLEMS])}{more}.\n"
+            "Build the same optimizer on every rank, with the same parameters in the same groups and order."
         )
 
 

@@ -48,19 +48,19 @@ class TensorRecord:
 
 
 def record_of(tensor: Tensor) -> TensorRecord | None:
-    """The tensor's record, or None if it is no Bagua tensor."""
+    """The tensor's record, or None if it is not a Bagua tensor."""
     return getattr(tensor, _ATTRIBUTE, None) or None
 
 
 def require_record(tensor: Tensor) -> TensorRecord:
     """
     Raises:
-        RuntimeError: `tensor` is no Bagua tensor.
+        RuntimeError: `tensor` is not a Bagua tensor.
     """
     record = record_of(tensor)
     if record is None:
         raise RuntimeError(
-            f"a tensor of shape {tuple(tensor.shape)} is no Bagua tensor; call its ensure_bagua_tensor(name) first"
+            f"A tensor of shape {tuple(tensor.shape)} is not a Bagua tensor. Call its ensure_bagua_tensor(name) first."
         )
     return record
 
@@ -86,9 +86,8 @@ def ensure_record(
         return record
     if module_name is not None and record.module_name not in (None, module_name):
         raise ValueError(
-            f"tensor {record.name!r} belongs to module {record.module_name!r}, not to {module_name!r}: what is"
-            " communicated for it lies in one bucket. Wrap one module that contains both or, if the first is trained no"
-            " more, call its bagua_ddp.detach()"
+            f"The tensor {record.name!r} already belongs to module {record.module_name!r}, not to {module_name!r}.\n"
+            "Wrap one module that contains both. If you no longer train the first, call its bagua_ddp.detach()."
         )
     if name is not None and name != record.name:
         raise ValueError(f"tensor {record.name!r} cannot be renamed to {name!r}: peers know it by its first name")
@@ -133,7 +132,7 @@ def replace_effective(tensor: Tensor, new: Tensor) -> None:
 
 
 def gradient_of(parameter: Tensor) -> Tensor | None:
-    """The getter closure of gradients: one function, by which a bucket of gradients is recognised."""
+    """The getter closure of gradients: one function, by which a bucket of gradients is recognized."""
     return parameter.grad
 
 

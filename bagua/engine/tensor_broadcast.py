@@ -15,11 +15,11 @@ from bagua.collectives.communicator import BaguaCommunicator
 def why_unsendable(tensor: torch.Tensor) -> str | None:
     """What is wrong with a tensor that cannot be broadcast, and the remedy."""
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
-        return "it is not initialised yet; run one forward pass of the lazy module first"
+        return "it is not initialized yet; run one forward pass of the lazy module first"
     if tensor.layout is not torch.strided:
         return f"its layout is {tensor.layout}; only dense tensors can; call to_dense()"
     if tensor.device.type == "meta":
-        return "it is on the meta device and has no values; materialise it first"
+        return "it is on the meta device and has no values; materialize it first"
     return None
 
 

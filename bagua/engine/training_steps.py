@@ -2,7 +2,7 @@
 optimizer, and what it refuses there because ranks would grow apart.
 
 [Note: a training step]
-forward pre-hook    step counter, the algorithm's re-initialisation if it asks for one, the algorithm's own hook
+forward pre-hook    step counter, the algorithm's re-initialization if it asks for one, the algorithm's own hook
 forward hook        a hook on the outputs, so that the start of the backward pass is seen
 gradient hooks      one per parameter, on autograd's thread: the algorithm's backward hook, which usually marks the
                     gradient as ready; the scheduler launches buckets (bagua.engine.comm_scheduler)
@@ -47,7 +47,7 @@ class TrainingSteps:
     Attributes:
         engine: whose buckets are communicated.
         pass_is_open: a backward pass has begun, and its end is not handled yet.
-        marks: what the gradient hooks of parameters call that only need to be marked, by the hook's slot.
+        ready_flags: what the gradient hooks of parameters call that only need to be marked, by the hook's slot.
         used_anywhere: names of parameters that got a gradient in the last backward pass, on any rank; None before the
             first, and without `find_unused_parameters`.
     """
@@ -55,7 +55,7 @@ class TrainingSteps:
     def __init__(self, engine: BaguaDistributedDataParallel) -> None:
         self.engine = engine
         self.pass_is_open = False
-        self.marks: list[Callable[[], None]] = []
+        self.ready_flags: list[Callable[[], None]] = []
         self.used_anywhere: set[str] | None = None
         self._parameters: list[tuple[str, nn.Parameter]] = []
         self._parameter_ids: frozenset[int] = frozenset()
@@ -80,7 +80,7 @@ class TrainingSteps:
 
         Args:
             hooks: to be removed before the next call.
-            parameters: that are synchronised.
+            parameters: that are synchronized.
             trainable: of the module, as it is now.
         """
         self._parameters, self._trainable = list(parameters), trainable
@@ -93,12 +93,12 @@ class TrainingSteps:
         self._sends_in_pass = hook == self.engine.mark_ready
         plain = self._sends_in_pass and not self.engine.find_unused_parameters
         self._backward_hook = hook
-        self.marks = []
+        self.ready_flags = []
         for name, parameter in self._parameters:
             record = record_of(parameter)
             if plain and record is not None and record.mark_ready is not None:
-                hooks.after_gradient(parameter, marking_hook(self, len(self.marks)))
-                self.marks.append(record.mark_ready)
+                hooks.after_gradient(parameter, marking_hook(self, len(self.ready_flags)))
+                self.ready_flags.append(record.mark_ready)
             else:
                 hooks.after_gradient(parameter, algorithm_hook(self, name))
         for name, parameter in trainable.frozen():
@@ -172,10 +172,10 @@ class TrainingSteps:
         """The backward pass is over; called by autograd.
 
         Raises:
-            RuntimeError: the module has got parameters that are not synchronised.
+            RuntimeError: the module has got parameters that are not synchronized.
         """
         # Asked first, for what follows marks as well.
-        nothing_came = not self._used and not (self.marks and self.engine.scheduler.has_begun)
+        nothing_came = not self._used and not (self.ready_flags and self.engine.scheduler.has_begun)
         self._post_backward()
         if nothing_came or self._passes % _PASSES_BETWEEN_LOOKS == 1:
             self._refuse_unregistered()
@@ -215,7 +215,7 @@ class TrainingSteps:
             with torch.no_grad():
                 for bucket in self.engine.scheduler.sent:
                     bucket.flattened_tensor().mul_(self.engine.gradient_scale)
-                    bucket.scatter()
+                    bucket.copy_out()
         if finds_unused:
             self._forget_unused(presence)
 

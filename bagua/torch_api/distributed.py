@@ -95,9 +95,22 @@ class BaguaModule:
         engine_arguments = check_arguments(optimizers, algorithm)
         group = to_bagua_process_group(process_group)
         configure_logging()  # before anything is sent: what it refuses, one rank alone may have in its environment
-        previous: BaguaDistributedDataParallel | None = module.__dict__.pop("bagua_ddp", None)
+        previous: BaguaDistributedDataParallel | None = module.__dict__.get("bagua_ddp")
+
+        def replace_previous() -> None:
+            if not engine_arguments:  # only now: the ranks have compared their lists, so that all of them raise
+                raise ValueError(
+                    "optimizers is empty.\n"
+                    f"with_bagua() on {type(module).__name__} needs every optimizer that steps its parameters, to"
+                    " broadcast its state and to communicate around its steps.\n"
+                    "Pass them: model.with_bagua([optimizer], algorithm)."
+                )
+            if previous is not None:
+                module.__dict__.pop("bagua_ddp", None)
+                previous.detach()
+
         if previous is not None:
-            previous.detach()
+            previous.wait_pending_comm_ops()
         _warn_of_same_name(module)
         bucket_bytes, first_bucket_bytes = _bucket_limits()
         engine = BaguaDistributedDataParallel(
@@ -109,21 +122,14 @@ class BaguaModule:
             gradient_as_bucket_view=do_flatten,
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first_bucket_bytes,
+            once_compared=replace_previous,
         )
-        if not engine_arguments:  # only now: the ranks have compared their lists, so that all of them raise
-            engine.detach()
-            raise ValueError(
-                "optimizers is empty.\n"
-                f"with_bagua() on {type(module).__name__} needs every optimizer that steps its parameters, to broadcast"
-                " its state and to communicate around its steps.\n"
-                "Pass them: model.with_bagua([optimizer], algorithm)."
-            )
         module.__dict__["bagua_ddp"] = engine
         log_wrap(engine)
         return self
 
     def bagua_build_params(self) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter) of all that are synchronised, in the module's order."""
+        """(name, parameter) of all that are synchronized, in the module's order."""
         engine: BaguaDistributedDataParallel = _engine(self)
         return engine.bagua_build_params()
 
@@ -150,7 +156,7 @@ class BaguaModule:
 
     @_OfEngine
     def parameters_to_ignore(engine: BaguaDistributedDataParallel) -> list[str]:  # noqa: N805
-        """Names of parameters that are not synchronised."""
+        """Names of parameters that are not synchronized."""
         return engine.parameters_to_ignore
 
     @_OfEngine

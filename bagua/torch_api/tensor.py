@@ -20,12 +20,12 @@ class BaguaTensor:
 
     @property
     def bagua_tensor_name(self) -> str:
-        """The name by which the ranks know it. AttributeError: it is no Bagua tensor."""
+        """The name by which the ranks know it. AttributeError: it is not a Bagua tensor."""
         return _attributes(self).name
 
     @property
     def bagua_module_name(self) -> str | None:
-        """The name of its module. AttributeError: it is no Bagua tensor."""
+        """The name of its module. AttributeError: it is not a Bagua tensor."""
         return _attributes(self).module_name
 
     def is_bagua_tensor(self) -> bool:
@@ -122,7 +122,7 @@ def _tensor(self: Any) -> Tensor:
 def _attributes(self: Any) -> engine_tensor.TensorRecord:
     record = engine_tensor.record_of(self)
     if record is None:
-        raise AttributeError("no Bagua tensor: call ensure_bagua_tensor(name) first")
+        raise AttributeError("not a Bagua tensor: call ensure_bagua_tensor(name) first")
     return record
 
 

@@ -220,7 +220,7 @@ def _resumed_in_warmup() -> None:
     assert "5 of 8 steps of the warm-up" in error
     other = {**saved[2], "algorithm": {}}
     error = message_of(ValueError, lambda: later.bagua_ddp.load_state_dict(other))
-    assert "a state of AsyncModelAverageAlgorithmImpl has ['warmup_steps_done']" in error
+    assert "AsyncModelAverageAlgorithmImpl needs ['warmup_steps_done']" in error
     assert "GradientAllReduce" not in error
     later.bagua_algorithm.abort(later)
 

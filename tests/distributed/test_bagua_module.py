@@ -223,11 +223,31 @@ def _failed_call() -> None:
         message_of(kind, call)
     train(net, optimizer, batches(rank, 2, device, seed=1))
     check_ranks_equal(net)
+    # Refused once the ranks have compared what they were given: the earlier call stays in effect.
+    engine = net.bagua_ddp
     lbfgs = torch.optim.LBFGS(net.parameters())
     assert "LBFGS" in message_of(ValueError, lambda: with_algorithm(net, lbfgs))
+    assert "optimizers is empty" in message_of(ValueError, lambda: net.with_bagua([], GradientAllReduceAlgorithm()))
+    differing: Any = [optimizer] * (1 + rank)
+    assert "rank 1 has 2" in message_of(RuntimeError, lambda: net.with_bagua(differing, GradientAllReduceAlgorithm()))
+    assert net.bagua_ddp is engine
+    train(net, optimizer, batches(rank, 2, device, seed=3))
+    check_ranks_equal(net)
     with_algorithm(net, optimizer)
     train(net, optimizer, batches(rank, 2, device, seed=2))
     check_ranks_equal(net)
+
+
+def _refused_without_broadcast() -> None:
+    rank, device = begin()
+    net: Any = nn.Linear(2, 2).to(device)
+    nn.init.constant_(net.weight, rank)
+    message_of(ValueError, lambda: net.with_bagua([], GradientAllReduceAlgorithm()))
+    assert net.weight.unique().tolist() == [rank]
+
+
+def test_nothing_is_broadcast_without_optimizers() -> None:
+    run_ranks(2, _refused_without_broadcast)
 
 
 def test_a_call_that_is_refused_leaves_the_module_usable() -> None:
@@ -253,7 +273,7 @@ def _nothing_to_train() -> list[str]:
 
 def test_what_cannot_be_trained_is_refused_on_every_rank() -> None:
     for empty, differs in run_ranks(2, _nothing_to_train):
-        assert "Linear has no parameter to synchronise" in empty
+        assert "Linear has no parameters to synchronize" in empty
         assert "weight" in differs
         assert "rank 1 has" in differs
 
@@ -284,7 +304,7 @@ def _member_or_not() -> str:
 
 def test_only_members_of_the_group_can_wrap() -> None:
     zero, one, two = run_ranks(3, _member_or_not)
-    assert "no member" in one
+    assert "not a member" in one
     assert "[0, 2]" in one
     assert zero == two
 

@@ -35,13 +35,13 @@ class _NotingImpl(GradientAllReduceAlgorithmImpl):
 
     def init_operations(self, bagua_ddp: Any, bucket: BaguaBucket) -> None:
         super().init_operations(bagua_ddp, bucket)
-        gather = bucket.gather
+        copy_in = bucket.copy_in
 
         def noted() -> None:
             self.events.append(f"launch {bucket.name}")
-            gather()
+            copy_in()
 
-        bucket.gather = noted  # type: ignore[method-assign]
+        bucket.copy_in = noted  # type: ignore[method-assign]
 
     def init_post_backward_hook(self, bagua_ddp: Any) -> Any:
         wait = super().init_post_backward_hook(bagua_ddp)

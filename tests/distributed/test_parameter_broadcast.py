@@ -126,7 +126,7 @@ def test_device_without_a_backend() -> None:
     ("tensor", "reason"),
     [
         (torch.eye(3).to_sparse(), "sparse"),
-        (nn.parameter.UninitializedParameter(), "not initialised"),
+        (nn.parameter.UninitializedParameter(), "not initialized"),
         (torch.empty(3, device="meta"), "meta"),
     ],
 )

@@ -84,7 +84,7 @@ CASES: dict[str, tuple[Callable[[int, Named], None], str]] = {
     "dtype": (replaced(3, nn.Parameter(torch.zeros(5).half()), (1,)), r"position 3.*float32 \[5\].*float16 \[5\]"),
     "lazy": (
         replaced(3, nn.parameter.UninitializedParameter(), (1,)),
-        r"position 3.*; rank 1 has '1\.bias' \(float32 not initialised",
+        r"position 3.*; rank 1 has '1\.bias' \(float32 not initialized",
     ),
     "device": (replaced(3, nn.Parameter(torch.zeros(5, device="meta")), (1,)), r"position 3.*; rank 1 .*on meta"),
     "requires_grad": (freeze_on_3, r"position 1, .*trainable.*; rank 3 has '0\.bias' \(float32 \[4\], frozen"),
@@ -94,7 +94,7 @@ CASES: dict[str, tuple[Callable[[int, Named], None], str]] = {
     "nothing": (empty_on_0, r"position 0, rank 0 has no parameter there; ranks 1, 2, 3, 4 have '0\.weight'"),
     "long names": (
         name_by_rank,
-        r"position 1, rank 0 has 'rank0\.x+\.\.\.' .*rank 1 .*rank 2 .*rank 3 .*; rank 4 has something else again",
+        r"position 1, rank 0 has 'rank0\.x+\.\.\.' .*rank 1 .*rank 2 .*rank 3 .*; rank 4 has other values",
     ),
 }
 
@@ -163,7 +163,9 @@ def test_equal_replicas_pass_also_after_a_failure(told: list[dict[str, str | Non
 def test_only_the_first_difference_is_described(told: list[dict[str, str | None]]) -> None:
     (message,) = {messages["later"] for messages in told}
     assert message is not None
-    assert re.search(r"rank 2 has 'first difference' .*; ranks 1, 3 have the first difference further down", message)
+    assert re.search(
+        r"rank 2 has 'first difference' .*; ranks 1, 3 have the first difference at a later position", message
+    )
     assert "later difference" not in message
 
 
@@ -182,10 +184,10 @@ class OwnSGD(SGD):
 
 # What the ranks have, and what the message has to say of it: None if that is no difference.
 OPTIMIZERS: dict[str, tuple[list[list[type[Any]]], str | None]] = {
-    "one fewer": ([[SGD, SGD], [SGD]], "numbers of optimizers: rank 0 has 2; rank 1 has 1. Give the same"),
-    "one more": ([[SGD], [SGD, Adam]], "numbers of optimizers: rank 0 has 1; rank 1 has 2. Give the same"),
-    "none on 0": ([[], [SGD]], "numbers of optimizers: rank 0 has 0; rank 1 has 1. "),
-    "the first left out": ([[SGD, Adam], [Adam]], "numbers of optimizers: rank 0 has 2; rank 1 has 1. "),
+    "one fewer": ([[SGD, SGD], [SGD]], "numbers of optimizers: rank 0 has 2; rank 1 has 1.\nPass the same"),
+    "one more": ([[SGD], [SGD, Adam]], "numbers of optimizers: rank 0 has 1; rank 1 has 2.\nPass the same"),
+    "none on 0": ([[], [SGD]], "numbers of optimizers: rank 0 has 0; rank 1 has 1.\n"),
+    "the first left out": ([[SGD, Adam], [Adam]], "numbers of optimizers: rank 0 has 2; rank 1 has 1.\n"),
     "class": (
         [[SGD], [Adam]],
         "optimizers. At position 0, rank 0 has torch.optim.sgd.SGD; rank 1 has torch.optim.adam.Adam. Give ",
@@ -238,9 +240,9 @@ def test_different_optimizers_are_named_on_all_ranks(how: str) -> None:
             assert message is None, case
         else:
             assert message is not None, case
-            assert message.startswith("the ranks have different "), message
+            assert message.startswith("The ranks have different "), message
             assert expected in message
-            assert message.endswith("on every rank, of the same classes in the same order"), message
+            assert message.endswith("on every rank, of the same classes in the same order."), message
 
 
 def wrap_with_other_settings() -> dict[str, str | None]:
@@ -282,16 +284,16 @@ def test_different_settings_are_named_on_all_ranks() -> None:
     assert first == second
     expected = {
         "algorithm": "rank 0 has the algorithm GradientAllReduceAlgorithmImpl; rank 1 has the algorithm ByteGrad",
-        "hierarchical": "rank 0 has hierarchical=True; rank 1 has hierarchical=False. ",
-        "interval": "rank 0 has communication_interval=1; rank 1 has communication_interval=2. ",
-        "unused": "rank 0 has find_unused_parameters=False; rank 1 has find_unused_parameters=True. ",
+        "hierarchical": "rank 0 has hierarchical=True; rank 1 has hierarchical=False.\n",
+        "interval": "rank 0 has communication_interval=1; rank 1 has communication_interval=2.\n",
+        "unused": "rank 0 has find_unused_parameters=False; rank 1 has find_unused_parameters=True.\n",
         "cap": "rank 0 has buckets of 26214400 bytes (the first: 1048576 bytes); rank 1 has buckets of 1048 bytes (",
         "environment": "rank 0 has buckets of default (the first: 1048576 bytes); rank 1 has buckets of 1000 bytes (",
     }
     assert first.pop("views") is None, "a rank's own business"
     assert set(first) == set(expected)
     for case, text in expected.items():
-        assert (first[case] or "").startswith("the ranks have different settings: " + text), first[case]
+        assert (first[case] or "").startswith("The ranks have different settings: " + text), first[case]
 
 
 def check_optimizers_of_five() -> list[str | None]:
@@ -326,9 +328,9 @@ def test_optimizers_of_many_ranks() -> None:
     classes, numbers, parameters_first, long, spawned = told[0]
     assert (
         "At position 1, rank 0 has torch.optim.sgd.SGD; ranks 1, 2 have torch.optim.adam.Adam; rank 4 has"
-        " torch.optim.adamw.AdamW; rank 3 has the first difference further down. " in classes
+        " torch.optim.adamw.AdamW; rank 3 has the first difference at a later position.\n" in classes
     )
-    assert "numbers of optimizers: rank 0 has 2; ranks 2, 4 have 1; rank 3 has 3. " in numbers
+    assert "numbers of optimizers: rank 0 has 2; ranks 2, 4 have 1; rank 3 has 3.\n" in numbers
     assert "different parameters. At position 1, " in parameters_first
     assert "optimizers" not in parameters_first
     assert "ranks 1, 2, 3, 4 have " in long

@@ -159,7 +159,7 @@ def _unfrozen(how: str) -> str:
 def test_a_parameter_that_is_unfrozen_where_nobody_looks(how: str) -> None:
     for message in run_ranks(2, _unfrozen, how):
         assert "'first." in message
-        assert "not synchronised" in message
+        assert "not synchronized" in message
         assert "train() mode" in message
 
 
@@ -321,10 +321,10 @@ def _failed_beginning(how: str) -> list[str]:
 @pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
 def test_a_new_beginning_that_fails_ends_training(how: str) -> None:
     for first, *later in run_ranks(2, _failed_beginning, how):
-        assert "the ranks have different parameters" in first
+        assert "The ranks have different parameters" in first
         for message in later:
-            assert "not synchronised any more" in message
-            assert "wrap it again" in message
+            assert "not synchronized any more" in message
+            assert "wrap the module again" in message
             assert first in message, "the cause"
 
 

@@ -38,7 +38,7 @@ def test_memory_holds_the_tensors_in_order_and_zeros_behind(
     tensors = _named([torch.randn(shape) for shape in shapes])
     values = [tensor.clone() for tensor in tensors]
     bucket = Bucket(tensors, "b", flatten, alignment)
-    bucket.gather()
+    bucket.copy_in()
     elements = sum(value.numel() for value in values)
     flat = bucket.flattened_tensor()
     assert flat.numel() % alignment == 0
@@ -52,7 +52,7 @@ def test_memory_holds_the_tensors_in_order_and_zeros_behind(
         assert tensor.shape == value.shape
     # What communication leaves there comes back.
     flat.add_(1)
-    bucket.scatter()
+    bucket.copy_out()
     for tensor, value in zip(tensors, values, strict=True):
         assert torch.equal(tensor, value + 1)
     assert bucket.check_flatten() == flatten or elements == 0
@@ -69,7 +69,7 @@ def test_gradients_are_taken_over_when_they_exist(flatten: bool) -> None:
     bucket = Bucket([first, second], "b", flatten)
     assert second.grad is None
     assert bucket.holds_gradients
-    bucket.gather()
+    bucket.copy_in()
     assert torch.equal(bucket.flattened_tensor(), torch.tensor([1.0] * 4 + [0.0] * 3))
     assert bucket.check_flatten() == flatten
     if flatten:
@@ -77,7 +77,7 @@ def test_gradients_are_taken_over_when_they_exist(flatten: bool) -> None:
         assert first.grad is bucket.views[0]
     else:
         assert second.grad is None
-        bucket.scatter()
+        bucket.copy_out()
         assert not second.grad.any()
 
 
@@ -86,7 +86,7 @@ def test_a_gradient_that_was_dropped_counts_as_zeros_and_another_is_copied() -> 
     first.grad, second.grad = torch.ones(2), torch.ones(2)
     bucket = Bucket([first, second], "b")
     first.grad, second.grad = None, torch.full((2,), 5.0)
-    bucket.gather()
+    bucket.copy_in()
     assert bucket.flattened_tensor().tolist() == [0, 0, 5, 5]
     assert bucket.check_flatten()
 
@@ -101,7 +101,7 @@ def test_views_have_the_strides_of_their_parameter() -> None:
     bucket = Bucket([weight, transposed, spread], "b")
     (weight.sum() * 2 + transposed.square().sum() + spread.square().sum()).backward()
     gradients = [parameter.grad.clone() for parameter in (weight, transposed, spread)]
-    bucket.gather()
+    bucket.copy_in()
     assert [view.stride() for view in bucket.views] == [weight.stride(), transposed.stride(), (4, 1)]
     for parameter, gradient in zip((weight, transposed, spread), gradients, strict=True):
         assert torch.equal(parameter.grad, gradient)
@@ -116,7 +116,7 @@ def test_a_sparse_gradient_is_refused_by_name() -> None:
     bucket = Bucket([table], "b")
     nn.functional.embedding(torch.tensor([1]), table, sparse=True).sum().backward()
     with pytest.raises(NotImplementedError, match="'p0' is sparse"):
-        bucket.gather()
+        bucket.copy_in()
     bucket.release()
     assert table.grad is not None
     assert table.grad.is_sparse
@@ -133,11 +133,11 @@ def test_a_gradient_that_was_given_other_memory_is_copied_into_its_bucket(scale:
         bucket.ops[0].prescale = scale  # type: ignore[attr-defined]
     for _ in range(2):
         first.grad, second.grad = torch.full((2, 3), 4.0), torch.full((2,), 8.0)
-        bucket.gather()
+        bucket.copy_in()
         assert first.grad is bucket.views[0]
         first.grad.data = torch.arange(6.0).view(2, 3)
         assert not bucket.check_flatten()
-        bucket.gather()
+        bucket.copy_in()
         assert bucket.check_flatten()
         assert first.grad is bucket.views[0]
         assert first.grad.stride() == first.stride()
@@ -163,7 +163,7 @@ def test_every_gradient_is_scaled_once(at_once: bool, flatten: bool, monkeypatch
     for number in (1.0, 3.0):
         fresh.grad, absent.grad = torch.full((2, 3), number), None
         view.grad.fill_(2 * number)
-        bucket.gather()
+        bucket.copy_in()
         assert bucket.flattened_tensor().tolist() == [number / 4] * 6 + [number / 2] * 2 + [0.0] * 8
     bucket.release()
 
@@ -179,10 +179,10 @@ def test_gradients_that_are_gathered_one_by_one_are_scaled_once(scale: float | N
     for number in (1.0, 3.0):
         made.grad, late.grad, absent.grad = torch.full((2, 3), number), torch.full((2,), 2 * number), None
         for index in (0, 2):
-            bucket.gather_one(index)
+            bucket.copy_in_one(index)
         assert made.grad is bucket.views[0]
         assert torch.equal(made.grad, factor * torch.full((2, 3), number))
-        bucket.gather()
+        bucket.copy_in()
         assert late.grad is bucket.views[1]
         assert torch.equal(
             bucket.flattened_tensor(), factor * torch.tensor([number] * 6 + [2 * number] * 2 + [0.0] * 4)
@@ -196,12 +196,12 @@ def test_what_was_gathered_one_by_one_can_be_added_to_when_it_is_unscaled() -> N
     bucket.append_python_op(lambda _: None)
     bucket.ops[0].prescale = 0.25  # type: ignore[attr-defined]
     gathered.grad, other.grad = torch.full((3,), 4.0), torch.full((2,), 8.0)
-    bucket.gather_one(0)
+    bucket.copy_in_one(0)
     bucket.unscale()
     assert gathered.grad.tolist() == [4.0] * 3
     assert other.grad.tolist() == [8.0] * 2
     gathered.grad += 4.0
-    bucket.gather()
+    bucket.copy_in()
     assert bucket.flattened_tensor().tolist() == [2.0] * 5
     bucket.release()
 
@@ -211,7 +211,7 @@ def test_a_gradient_that_is_not_as_usual_waits_until_all_are_gathered(odd: str) 
     (parameter,) = _parameters((2, 3))
     bucket = Bucket([parameter], "b")
     parameter.grad = torch.ones(2, 3)
-    bucket.gather_one(0)
+    bucket.copy_in_one(0)
     if odd == "other memory":
         parameter.grad.data = torch.full((2, 3), 2.0)
     elif odd == "other dtype":
@@ -221,16 +221,16 @@ def test_a_gradient_that_is_not_as_usual_waits_until_all_are_gathered(odd: str) 
     else:
         parameter.grad = torch.full((2, 3), 2.0, requires_grad=True) * 1
     given = parameter.grad
-    bucket.gather_one(0)
+    bucket.copy_in_one(0)
     assert parameter.grad is given
     if odd == "sparse":
         with pytest.raises(NotImplementedError, match="'p0' is sparse"):
-            bucket.gather()
+            bucket.copy_in()
     elif odd == "other dtype":
         with pytest.raises(RuntimeError, match="'p0' is float64"):
-            bucket.gather()
+            bucket.copy_in()
     else:
-        bucket.gather()
+        bucket.copy_in()
         assert bucket.flattened_tensor().tolist() == [2.0] * 6
 
 
@@ -241,7 +241,7 @@ def test_state_that_was_given_other_memory_is_copied_into_its_bucket() -> None:
     bucket = Bucket([proxy], "b")
     state[0].data = torch.full((2,), 3.0)
     assert not bucket.check_flatten()
-    bucket.gather()
+    bucket.copy_in()
     assert bucket.check_flatten()
     assert bucket.flattened_tensor().tolist() == [3, 3]
 
@@ -250,10 +250,12 @@ def test_state_that_was_given_other_memory_is_copied_into_its_bucket() -> None:
 def test_a_gradient_whose_new_memory_does_not_fit_is_refused_by_name(data: Tensor) -> None:
     (parameter,) = _parameters((2,))
     bucket = Bucket([parameter], "b")
-    bucket.gather()
+    bucket.copy_in()
     parameter.grad.data = data
-    with pytest.raises(RuntimeError, match=r"'p0' is float(64 \[2\]|32 \[1\]) on cpu.* float32 \[2\].* wrap it again"):
-        bucket.gather()
+    with pytest.raises(
+        RuntimeError, match=r"(?s)'p0' is float(64 \[2\]|32 \[1\]) on cpu.* float32 \[2\].* wrap it again"
+    ):
+        bucket.copy_in()
 
 
 def test_what_does_not_belong_together_is_refused() -> None:
@@ -265,7 +267,7 @@ def test_what_does_not_belong_together_is_refused() -> None:
         Bucket(_named([torch.ones(1), torch.ones(1).double()]), "b")
     with pytest.raises(ValueError, match="mixes modules"):
         Bucket(_named([torch.ones(1)], "one") + _named([torch.ones(1)], "other"), "b")
-    with pytest.raises(RuntimeError, match="no Bagua tensor"):
+    with pytest.raises(RuntimeError, match="not a Bagua tensor"):
         Bucket([torch.ones(2)], "b")
 
 

@@ -39,9 +39,9 @@ class _Bucket(Bucket):
     def device(self) -> torch.device:
         return torch.device("cuda", 0)
 
-    def gather(self) -> None:
+    def copy_in(self) -> None:
         self.log.append("gather")
-        super().gather()
+        super().copy_in()
 
     def keep_for(self, stream: Any) -> None:
         self.log.append(f"memory for {stream.name}")

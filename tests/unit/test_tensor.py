@@ -35,7 +35,7 @@ def test_an_ordinary_tensor_is_none() -> None:
     assert not hasattr(tensor, "bagua_tensor_name")
     assert not hasattr(tensor, "bagua_module_name")
     for call in (tensor.bagua_getter_closure, tensor.bagua_backend_tensor, tensor.bagua_mark_communication_ready):
-        with pytest.raises(RuntimeError, match=r"no Bagua tensor; call its ensure_bagua_tensor"):
+        with pytest.raises(RuntimeError, match=r"not a Bagua tensor\. Call its ensure_bagua_tensor"):
             call()
 
 

@@ -34,7 +34,7 @@ GlobalAlgorithmRegistry.register(
 GlobalAlgorithmRegistry.register(
     "low_precision_decentralized",
     decentralized.LowPrecisionDecentralizedAlgorithm,
-    "each rank steps with its own gradient, and mixes weights with two neighbours, sent as a byte per element",
+    "each rank steps with its own gradient, and mixes weights with two neighbors, sent as a byte per element",
 )
 GlobalAlgorithmRegistry.register(
     "async",

@@ -268,8 +268,8 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         done = int(state["warmup_steps_done"])
         if done < self.warmup_steps and not self.ranks_in_step:
             raise RuntimeError(
-                f"the state has made {done} of {self.warmup_steps} steps of the warm-up, which is over here: wrap the"
-                " module again before loading it"
+                f"The state has made {done} of {self.warmup_steps} warm-up steps, but warm-up is over here.\n"
+                "Wrap the module again before loading the state."
             )
         was_in_step, self._warmup_steps_done = self.ranks_in_step, done
         if was_in_step and not self.ranks_in_step:

@@ -41,7 +41,7 @@ class AlgorithmImpl:
         return True
 
     def need_reset(self) -> bool:
-        """Asked before every forward pass. True: in training, everything is initialised again, parameters and optimizer
+        """Asked before every forward pass. True: in training, everything is initialized again, parameters and optimizer
         states broadcast, and the methods below called anew."""
         return False
 
@@ -93,7 +93,7 @@ class AlgorithmImpl:
         return _nothing
 
     def finish(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
-        """Called before the buckets are taken away, because everything is initialised again, or the module wrapped
+        """Called before the buckets are taken away, because everything is initialized again, or the module wrapped
         again. By default it waits for what has been launched. May be called several times."""
         bagua_ddp.scheduler.wait_pending_comm_ops()
 

@@ -58,7 +58,7 @@ class PeerWeightBucket(BaguaBucket):
     _peer_weight: Tensor
     operation: PeerWeightAverage
 
-    def scatter(self) -> None:
+    def copy_out(self) -> None:
         """Nothing: communication leaves the weights alone, which are in use meanwhile. The operation puts the mean in
         place when it is told to."""
 
@@ -134,7 +134,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
     def init_operations(self, bagua_ddp: BaguaDistributedDataParallel, bucket: BaguaBucket) -> None:
         assert isinstance(bucket, PeerWeightBucket)
         bucket.clear_ops()
-        bucket.gather()
+        bucket.copy_in()
         bucket._peer_weight = bucket.flattened_tensor().clone()
         bucket.operation = bucket.append_decentralized_synchronous_op(
             bucket._peer_weight,
@@ -237,10 +237,10 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             self._wait()
             self._is_pending = False
             raise RuntimeError(
-                "parameters were changed after the backward pass by something else than `step` of an optimizer given to"
-                " with_bagua, which would have put the mean of the ranks' parameters in place first. If an optimizer"
-                " changed them, give with_bagua those optimizers that are stepped, and no others; if they were loaded,"
-                " load them after `step`, or right after with_bagua"
+                "Parameters were changed between the backward pass and the step of the optimizers that"
+                " with_bagua() was given.\n"
+                "If another optimizer changed them, pass with_bagua() exactly the optimizers that you step. If they"
+                " were loaded, load them after step(), or right after with_bagua()."
             )
 
     # --- state -------------------------------------------------------------------------------------------------------

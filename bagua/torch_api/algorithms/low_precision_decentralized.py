@@ -1,15 +1,15 @@
-"""Decentralized training with compressed differences: a byte per element to each neighbour (DCD-PSGD, Tang et al.,
+"""Decentralized training with compressed differences: a byte per element to each neighbor (DCD-PSGD, Tang et al.,
 2018).
 
 After each step of the optimizer, for each bucket of weights x, with W, L and R the weights of this rank and of its left
-and right neighbour in the ring as they were after the last exchange:
+and right neighbor in the ring as they were after the last exchange:
 
     d = x + 1/3 L + 1/3 R - 5/3 W
-    q = compress(d), to both neighbours; ql from the left one, qr from the right one
+    q = compress(d), to both neighbors; ql from the left one, qr from the right one
     L += decompress(ql);  R += decompress(qr);  x = W + decompress(q);  W = x
 
 so that, but for the compression, x becomes the step of this rank from the mean of the three. W is the L of the right
-neighbour and the R of the left one, to the bit.
+neighbor and the R of the left one, to the bit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_NAMES = 10  # that an error lists
 
 
 class ReplicaBucket(BaguaBucket):
-    """Weights, with copies of their own past and of the neighbours', all in the memory layout of the bucket.
+    """Weights, with copies of their own past and of the neighbors', all in the memory layout of the bucket.
 
     Attributes:
         _weight, _left_peer_weight, _right_peer_weight: W, L and R.
@@ -61,9 +61,9 @@ class ReplicaBucket(BaguaBucket):
 class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
     """See LowPrecisionDecentralizedAlgorithm.
 
-    A backward pass makes the rank owe its neighbours an exchange. It takes place when all listed optimizers have
+    A backward pass makes the rank owe its neighbors an exchange. It takes place when all listed optimizers have
     stepped; or else, because a GradScaler skipped a step or only some of them were stepped, at the beginning of the
-    next forward pass, or when the module is wrapped again. So each rank makes as many exchanges as its neighbours,
+    next forward pass, or when the module is wrapped again. So each rank makes as many exchanges as its neighbors,
     whatever its gradients are.
     """
 
@@ -108,9 +108,10 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
             more = f" and {len(missing) - _MOST_NAMES} more" if missing[_MOST_NAMES:] else ""
             raise RuntimeError(
                 f"{len(missing)} of {len(named)} parameters are in no optimizer that was given:"
-                f" {', '.join(missing[:_MOST_NAMES])}{more}. This algorithm exchanges weights after the optimizers'"
-                " step, which it has to see: give with_bagua the optimizers that step them, freeze them"
-                " (requires_grad_(False)), or put their names into the module's _bagua_params_and_buffers_to_ignore"
+                f" {', '.join(missing[:_MOST_NAMES])}{more}.\n"
+                "This algorithm exchanges weights after the steps of the optimizers that with_bagua() was given.\n"
+                "Pass the optimizers that step these parameters, freeze them (requires_grad_(False)), or put their"
+                " names into the module's _bagua_params_and_buffers_to_ignore."
             )
         self._steppers = {stepper_of[id(parameter)] for _, parameter in named}
 
@@ -122,7 +123,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
     def init_operations(self, bagua_ddp: BaguaDistributedDataParallel, bucket: BaguaBucket) -> None:
         assert isinstance(bucket, ReplicaBucket)
         bucket.clear_ops()
-        bucket.gather()
+        bucket.copy_in()
         # After the broadcast, every rank's weights are these.
         bucket._weight, bucket._left_peer_weight, bucket._right_peer_weight = (
             bucket.flattened_tensor().clone() for _ in range(3)
@@ -164,7 +165,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         return lambda _: self._run_pending_exchange(bagua_ddp)
 
     def finish(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
-        if self.process_group.is_alive:  # otherwise torch was shut down, and there are no neighbours
+        if self.process_group.is_alive:  # otherwise torch was shut down, and there are no neighbors
             self._run_pending_exchange(bagua_ddp)
 
     def _run_pending_exchange(self, bagua_ddp: BaguaDistributedDataParallel) -> None:

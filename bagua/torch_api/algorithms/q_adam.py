@@ -145,13 +145,13 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
     def _check_optimizers(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
         if not any(one is self.optimizer for one in bagua_ddp.bagua_optimizers):
             raise ValueError(
-                "q_adam_optimizer is not among the optimizers that the module is wrapped with; list it there, too, so"
-                " that all ranks begin with the same state of it"
+                "q_adam_optimizer is not among the optimizers that the module is wrapped with.\n"
+                "Also list it there, so that all ranks start with the same state."
             )
         if not any(id(parameter) in self._places for parameter in self._parameters):
             raise ValueError(
-                f"q_adam_optimizer steps no parameter that {bagua_ddp.bagua_module_name} trains; make it of this"
-                " module's parameters"
+                f"q_adam_optimizer steps no parameter that {bagua_ddp.bagua_module_name} trains.\n"
+                "Construct it with this module's parameters."
             )
 
     def _to_compress(self) -> set[int]:

@@ -179,9 +179,10 @@ class QAdamOptimizer(torch.optim.Optimizer):
         averaged = chain.from_iterable(parameters for (_, _, is_averaged), parameters in work.items() if is_averaged)
         if any(momentum is not None and not momentum.is_unscaled for momentum in map(averaged_momentum_of, averaged)):
             raise RuntimeError(
-                "a GradScaler is used that QAdamAlgorithm does not know. Since warm-up is over, momenta are averaged in"
-                " backward, when gradients are not divided by the scale yet. Give it to the algorithm,"
-                " QAdamAlgorithm(optimizer, grad_scaler=scaler), or use bfloat16 autocast, which needs no scaler"
+                "QAdamAlgorithm was not given the GradScaler that scales these gradients.\n"
+                "After warm-up, momenta are averaged in backward(), where gradients are still scaled.\n"
+                "Pass it to the algorithm: QAdamAlgorithm(optimizer, grad_scaler=scaler). Or use bfloat16 autocast,"
+                " which needs no scaler."
             )
         if found_inf.item():
             return None

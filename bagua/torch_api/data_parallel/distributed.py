@@ -64,7 +64,7 @@ class DistributedDataParallel(nn.Module, Joinable):
     Raises:
         TypeError: an argument of another type.
         ValueError: several devices, devices of several types, or a bucket_cap_mb that is not above 0.
-        RuntimeError: no parameter needs a gradient, no process group is initialised, or the ranks' modules or
+        RuntimeError: no parameter needs a gradient, no process group is initialized, or the ranks' modules or
             optimizers differ.
     """
 
@@ -179,8 +179,8 @@ class DistributedDataParallel(nn.Module, Joinable):
             return
         if not inner.is_attached:
             raise RuntimeError(
-                f"{type(self.module).__name__} was wrapped again after this wrapper was made, which does not"
-                " communicate any more; use the new one"
+                f"{type(self.module).__name__} was wrapped again. This wrapper no longer communicates.\n"
+                "Use the new wrapper."
             )
         self._uneven.before_forward()
         if self.will_sync_module_buffers():
@@ -248,11 +248,11 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     @property
     def parameters_to_ignore(self) -> list[str]:
-        """Names of parameters and buffers that are not synchronised."""
+        """Names of parameters and buffers that are not synchronized."""
         return self.inner.parameters_to_ignore
 
     def bagua_build_params(self) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter) of all that are synchronised, in the module's order."""
+        """(name, parameter) of all that are synchronized, in the module's order."""
         return self.inner.bagua_build_params()
 
     @property
@@ -331,7 +331,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """As a copy, in the default group. Raises RuntimeError: no process group is initialised."""
+        """As a copy, in the default group. Raises RuntimeError: no process group is initialized."""
         self._restore(state, to_bagua_process_group(None))
 
     def _restore(self, state: dict[str, Any], group: BaguaProcessGroup) -> None:

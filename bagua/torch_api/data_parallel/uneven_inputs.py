@@ -52,8 +52,8 @@ class UnevenInputs:
         if changes or not all(bucket.holds_gradients for bucket in engine.bagua_buckets):
             raise NotImplementedError(
                 f"join: {type(engine.bagua_algorithm).__name__} communicates something else than gradients"
-                f"{', or begins to in some step' if changes else ''}, for which a rank without inputs has no neutral"
-                " contribution; give every rank as many batches"
+                f"{', or begins to in some step' if changes else ''}. A rank without inputs cannot take part in that.\n"
+                "Give every rank the same number of batches."
             )
         engine.gradient_scale = None
         # Of a sum there is nothing to divide.
