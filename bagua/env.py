@@ -5,6 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+# The BAGUA_* variables of the Python package. BAGUA_NET_* are those of the compiled library.
+SETTINGS = frozenset({"BAGUA_BENCH_SECRET", "BAGUA_DEFAULT_BUCKET_SIZE", "BAGUA_DRIVER_LOG", "BAGUA_LOG_LEVEL"})
+# Of Bagua 0.9: accepted, and ignored.
+WITHOUT_EFFECT = frozenset(
+    {
+        "BAGUA_AUTOTUNE",
+        "BAGUA_AUTOTUNE_MAX_SAMPLES",
+        "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S",
+        "BAGUA_AUTOTUNE_SERVER_WAIT_TIME",
+        "BAGUA_AUTOTUNE_WARMUP_TIME_S",
+        "BAGUA_IS_OUTPUT_AUTOTUNE_LOG",
+        "BAGUA_NODE_DOMAIN_NAMES",
+        "BAGUA_REPORT_METRICS",
+        "BAGUA_SERVICE_PORT",
+        "BAGUA_SSH_PORT",
+    }
+)
+
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"0", "false", "no", "off"})
 
@@ -15,6 +33,8 @@ class EnvironmentValueError(ValueError):
 
 def read_text(environment: Mapping[str, str], name: str) -> str | None:
     """The trimmed value, or None if the variable is unset or blank."""
+    if name.startswith("BAGUA_") and not name.startswith("BAGUA_NET_"):
+        assert name in SETTINGS | WITHOUT_EFFECT, f"{name} is not declared in bagua/env.py"
     return environment.get(name, "").strip() or None
 
 

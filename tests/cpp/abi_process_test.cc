@@ -192,16 +192,16 @@ void survives_exit(int version) {
 
 // Takes blocks until the next one would begin 16 bytes into a page, where the allocator gives them one after the other.
 std::vector<std::unique_ptr<char[]>> fill_up_to_a_page(std::size_t bytes) {
-  constexpr std::size_t kMost = 2000;
+  constexpr std::size_t kMax = 2000;
   std::vector<std::unique_ptr<char[]>> blocks;
-  blocks.reserve(kMost);
+  blocks.reserve(kMax);
   std::uintptr_t before = 0;
   std::uintptr_t last = 0;
   do {
     before = last;
     blocks.push_back(std::make_unique<char[]>(bytes));
     last = reinterpret_cast<std::uintptr_t>(blocks.back().get());
-  } while ((last + (last - before)) % 4096 != 16 && blocks.size() < kMost);
+  } while ((last + (last - before)) % 4096 != 16 && blocks.size() < kMax);
   return blocks;
 }
 

@@ -143,6 +143,28 @@ def test_a_bad_value(run_command: RunCommand, bagua_net: Path, environment: dict
     assert result.stderr.startswith("bagua-net run: ENABLE_BAGUA_NET=maybe: must be 1, true, yes or on, or else 0")
 
 
+@pytest.mark.parametrize("subcommand", [["run", "--", "echo", "ran"], ["env"]])
+def test_a_setting_that_keeps_the_plugin_from_starting(
+    subcommand: list[str], run_command: RunCommand, bagua_net: Path, environment: dict[str, str]
+) -> None:
+    result = run_command([bagua_net, *subcommand], {**environment, "BAGUA_NET_NSTREAMS": "lots"})
+    assert (result.returncode, result.stdout) == (1, "")
+    first, remedy = result.stderr.splitlines()
+    assert "BAGUA_NET_NSTREAMS=lots: must be an integer from 1 to 64" in first
+    assert remedy.startswith("Correct BAGUA_NET_NSTREAMS or unset it.")
+
+
+def test_misspelt_settings_are_named(run_command: RunCommand, bagua_net: Path, environment: dict[str, str]) -> None:
+    own = {"BAGUA_NET_NSTREAM": "4", "BAGUA_LOGLEVEL": "info", "BAGUA_AUTOTUNE": "1", "BAGUA_LOG_LEVEL": "info"}
+    result = run_command([bagua_net, "run", "--", "true"], environment | own)
+    assert result.returncode == 0
+    assert "BAGUA_NET_NSTREAM is not a Bagua-Net setting" in result.stderr
+    assert "Did you mean BAGUA_NET_NSTREAMS?" in result.stderr
+    assert "Did you mean BAGUA_LOG_LEVEL?" in result.stderr
+    assert "BAGUA_AUTOTUNE has no effect in this version." in result.stderr
+    assert len(result.stderr.splitlines()) == 3
+
+
 def test_required_and_another_transport(run_command: RunCommand, bagua_net: Path, environment: dict[str, str]) -> None:
     own = {**environment, "BAGUA_NET_REQUIRED": "1", "NCCL_NET": "Socket"}
     result = run_command([bagua_net, "run", "--", "echo", "ran"], own)
