@@ -203,7 +203,7 @@ TEST_CASE(several_errors_are_all_listed) {
 TEST_CASE(chunk_sizes_must_fit_together) {
   CHECK_EQ(error_of({{"BAGUA_NET_MIN_CHUNKSIZE", "1048576"}}),
            std::string("BAGUA_NET_MIN_CHUNKSIZE=1M: must not be larger than BAGUA_NET_MAX_CHUNKSIZE=512K (the "
-                       "default), lower the one or raise the other"));
+                       "default)"));
   CHECK(contains(error_of({{"BAGUA_NET_MAX_CHUNKSIZE", "8K"}}), "BAGUA_NET_MIN_CHUNKSIZE=64K (the default)"));
   const PluginConfig equal = parsed({{"BAGUA_NET_MIN_CHUNKSIZE", "1M"}, {"BAGUA_NET_MAX_CHUNKSIZE", "1M"}});
   CHECK_EQ(equal.min_chunk_bytes, equal.max_chunk_bytes);
@@ -219,13 +219,13 @@ TEST_CASE(unknown_names_are_reported_with_the_nearest) {
     CHECK_EQ(warnings[0].rfind(name + " ", 0), std::size_t{0});
     return warnings[0];
   };
-  CHECK(contains(one("BAGUA_NET_STREAMS"), "did you mean BAGUA_NET_NSTREAMS?"));
-  CHECK(contains(one("BAGUA_NET_NSTREAM"), "did you mean BAGUA_NET_NSTREAMS?"));
-  CHECK(contains(one("BAGUA_NET_MIN_CHUNK_SIZE"), "did you mean BAGUA_NET_MIN_CHUNKSIZE?"));
-  CHECK(contains(one("BAGUA_NET_RIALS"), "did you mean BAGUA_NET_RAILS?"));
-  CHECK(contains(one("BAGUA_NET_ENABLE"), "did you mean ENABLE_BAGUA_NET?"));
-  CHECK(!contains(one("BAGUA_NET_COLOUR_OF_THE_SKY"), "did you mean"));
-  CHECK(!contains(one("BAGUA_NET_"), "did you mean"));
+  CHECK(contains(one("BAGUA_NET_STREAMS"), "Did you mean BAGUA_NET_NSTREAMS?"));
+  CHECK(contains(one("BAGUA_NET_NSTREAM"), "Did you mean BAGUA_NET_NSTREAMS?"));
+  CHECK(contains(one("BAGUA_NET_MIN_CHUNK_SIZE"), "Did you mean BAGUA_NET_MIN_CHUNKSIZE?"));
+  CHECK(contains(one("BAGUA_NET_RIALS"), "Did you mean BAGUA_NET_RAILS?"));
+  CHECK(contains(one("BAGUA_NET_ENABLE"), "Did you mean ENABLE_BAGUA_NET?"));
+  CHECK(!contains(one("BAGUA_NET_COLOUR_OF_THE_SKY"), "Did you mean"));
+  CHECK(!contains(one("BAGUA_NET_"), "Did you mean"));
 }
 
 TEST_CASE(known_and_foreign_names_are_not_reported) {
@@ -240,7 +240,7 @@ TEST_CASE(retired_knobs_say_what_replaces_them) {
                            "BAGUA_NET_PROMETHEUS_ADDRESS"}) {
     const auto warnings = bagua_net::unknown_knob_warnings({name});
     CHECK_EQ(warnings.size(), std::size_t{1});
-    CHECK(contains(warnings[0], std::string(name) + " is accepted but has no effect now: "));
+    CHECK(contains(warnings[0], std::string(name) + " has no effect in this version: "));
   }
   CHECK(contains(bagua_net::unknown_knob_warnings({"BAGUA_NET_TOKIO_WORKER_THREADS"})[0], "BAGUA_NET_NWORKERS"));
   // They may still be set to anything.
