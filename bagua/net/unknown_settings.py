@@ -25,5 +25,7 @@ def warnings(environment: Mapping[str, str]) -> list[str]:
                 found.append(f"{name} has no effect in this version.")
             continue
         nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
-        found.append(f"{name} is not a Bagua setting and has no effect." + "".join(f" Did you mean {n}?" for n in nearest))
+        found.append(
+            f"{name} is not a Bagua setting and has no effect." + "".join(f" Did you mean {n}?" for n in nearest)
+        )
     return found

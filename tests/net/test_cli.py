@@ -89,11 +89,7 @@ def test_a_reader_that_goes_away(run_command: RunCommand, bagua_net: Path, envir
 
 
 def test_the_command_line_loads_no_torch(run_command: RunCommand, environment: dict[str, str]) -> None:
-    script = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from bagua.cli.net import main\n"
-        "assert main(['env']) == 0\n"
-    )
+    script = "import sys; sys.modules['torch'] = None\nfrom bagua.cli.net import main\nassert main(['env']) == 0\n"
     result = run_command([sys.executable, "-c", script], environment)
     assert result.returncode == 0, result.stderr
     assert os.linesep.join(line.split("=")[0] for line in result.stdout.splitlines()).startswith("export ")

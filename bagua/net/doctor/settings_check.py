@@ -22,12 +22,12 @@ def check_settings(environment: Mapping[str, str], config: Sequence[ConfigSettin
     try:
         findings += [fail(problem, remedy) for problem, remedy in native.invalid_knobs(effective)]
         unknown = native.unknown_knobs(effective)
-        findings += [warn(text, "Correct its name or unset it. `bagua-net settings` lists all names.") for text in unknown]
+        findings += [
+            warn(text, "Correct its name or unset it. `bagua-net settings` lists all names.") for text in unknown
+        ]
         if not findings:
             count = sum(name.startswith(_KNOB_PREFIXES) for name in effective)
-            findings.append(
-                ok(f"{count} of Bagua-Net's settings set, all valid" if count else "all at their defaults")
-            )
+            findings.append(ok(f"{count} of Bagua-Net's settings set, all valid" if count else "all at their defaults"))
     except RuntimeError as error:
         findings.append(split_message(Status.FAIL, str(error)))
     findings += [
