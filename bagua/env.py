@@ -28,13 +28,11 @@ _NO = frozenset({"0", "false", "no", "off"})
 
 
 class EnvironmentValueError(ValueError):
-    """A variable holds a value that means nothing. The message names variable, value and what is allowed."""
+    """A variable has an invalid value. The message names the variable, the value and what is allowed."""
 
 
 def read_text(environment: Mapping[str, str], name: str) -> str | None:
     """The trimmed value, or None if the variable is unset or blank."""
-    if name.startswith("BAGUA_") and not name.startswith("BAGUA_NET_"):
-        assert name in SETTINGS | WITHOUT_EFFECT, f"{name} is not declared in bagua/env.py"
     return environment.get(name, "").strip() or None
 
 
@@ -52,7 +50,7 @@ def read_switch(environment: Mapping[str, str], name: str) -> bool | None:
 
 
 def read_number(environment: Mapping[str, str], name: str, default: int) -> int:
-    """An integer parameter of NCCL's, read as leniently as NCCL does: what is no number counts as the default."""
+    """An integer parameter of NCCL's, read as leniently as NCCL does: what is not a number counts as the default."""
     text = read_text(environment, name)
     if text is None:
         return default
