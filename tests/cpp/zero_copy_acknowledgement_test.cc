@@ -130,7 +130,7 @@ TEST_CASE(the_end_right_behind_an_acknowledgement_is_noticed) {
       for (std::size_t i = 1; i <= acknowledged; ++i) write_all(far.get(), acknowledgement(i * kMinChunk));
       resets ? close_with_reset(far) : far.reset();
       stalling.release();
-      const std::int64_t end_ms = monotonic_ms() + 5000;
+      const std::int64_t end_ms = monotonic_ms() + kDeadlineMs;
       while (failures.get().is_ok() && monotonic_ms() < end_ms) sched_yield();
       worker.detach(&stalling, stalling_id);
       worker.detach(&stream, stream_id);
