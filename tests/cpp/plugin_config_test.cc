@@ -28,6 +28,7 @@ PluginConfig parsed(const Variables& variables) {
   return config;
 }
 
+// What is wrong; what to do follows on a line of its own.
 std::string error_of(const Variables& variables) {
   PluginConfig config;
   config.spin_us = 123;
@@ -35,7 +36,9 @@ std::string error_of(const Variables& variables) {
   CHECK(!status.is_ok());
   CHECK(status.code() == bagua_net::StatusCode::kInvalidUsage);
   CHECK_EQ(config.spin_us, 123);  // a failure leaves *config alone
-  return status.message();
+  const std::string message = status.message();
+  CHECK(message.find('\n') < message.size() - 1);
+  return message.substr(0, message.find('\n'));
 }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -257,7 +260,7 @@ TEST_CASE(the_process_environment_is_read) {
   ::unsetenv("BAGUA_NET_RAILS");
   ::unsetenv("BAGUA_NET_NSTREAMZ");
   CHECK_EQ(warnings.size(), std::size_t{1});
-  CHECK(contains(warnings[0], "BAGUA_NET_NSTREAMZ is not a Bagua-Net variable"));
+  CHECK(contains(warnings[0], "BAGUA_NET_NSTREAMZ is not a Bagua-Net setting"));
   CHECK(!bagua_net::process_environment()("BAGUA_NET_RAILS"));
 }
 
