@@ -6,6 +6,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+# The BAGUA_* variables of the Python package. BAGUA_NET_* are those of the compiled library.
+SETTINGS = frozenset({"BAGUA_BENCH_SECRET", "BAGUA_DEFAULT_BUCKET_SIZE", "BAGUA_DRIVER_LOG", "BAGUA_LOG_LEVEL"})
+# Of Bagua 0.9: accepted, and ignored.
+WITHOUT_EFFECT = frozenset(
+    {
+        "BAGUA_AUTOTUNE",
+        "BAGUA_AUTOTUNE_MAX_SAMPLES",
+        "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S",
+        "BAGUA_AUTOTUNE_SERVER_WAIT_TIME",
+        "BAGUA_AUTOTUNE_WARMUP_TIME_S",
+        "BAGUA_IS_OUTPUT_AUTOTUNE_LOG",
+        "BAGUA_NODE_DOMAIN_NAMES",
+        "BAGUA_REPORT_METRICS",
+        "BAGUA_SERVICE_PORT",
+        "BAGUA_SSH_PORT",
+    }
+)
+
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"0", "false", "no", "off"})
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

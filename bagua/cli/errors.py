@@ -4,6 +4,7 @@ from __future__ import annotations
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # as the shells report Ctrl-C
 
 
 class CommandError(Exception):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bagua.cli.errors import CommandError
-from bagua.net import notice
-from bagua.net.activation import Target, original_environment, plan
+from bagua.net import native, notice, unknown_settings
+from bagua.net.activation import ActivationState, Target, original_environment, plan
+from bagua.net.nccl_config_file import config_files, read_settings
 
 BY_NAME_HELP = (
     "let NCCL find the plugin by its name, over LD_LIBRARY_PATH alone; for NCCL 2.12 to 2.20, which cannot be given a "
@@ -20,6 +21,15 @@ def launch_changes(*, by_name: bool) -> tuple[dict[str, str], dict[str, str]]:
         result = plan(base, target)
     except (ValueError, RuntimeError) as error:
         raise CommandError(str(error)) from error
+    if result.state is ActivationState.ACTIVE:
+        settings = {item.name: item.value for item in read_settings(config_files(base))} | base
+        try:
+            invalid = native.invalid_knobs(settings)
+        except RuntimeError as error:
+            raise CommandError(str(error)) from error
+        if invalid:
+            raise CommandError("\n".join(f"{problem}\n{remedy}" for problem, remedy in invalid))
+        unknown_settings.report(base)
     # What was said is recorded in the environment that the command will have.
     notice.report(result.warnings, base)
     return base, dict(result.changes)

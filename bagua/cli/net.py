@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from bagua.cli import net_disable, net_doctor, net_enable, net_env, net_knobs, net_run
-from bagua.cli.errors import CommandError
+from bagua.cli.errors import EXIT_INTERRUPTED, CommandError
 from bagua.version import __version__
 
 _EPILOG = """\
@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CommandError as error:
         print(f"bagua-net {options.subcommand}: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader (`| head`) has gone; Python would complain again when it closes stdout.
         sys.stderr.close()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bagua.cli.terminal import Terminal
     from bagua.net.doctor.finding import Finding, Report
 
-_COLOURS = {"ok": "32", "warn": "33", "FAIL": "1;31"}
+_COLOURS = {"ok": "32", "warn": "33", "FAIL": "1;31", "skip": "2"}
 _MARK_WIDTH = max(map(len, _COLOURS))
 
 
@@ -22,9 +22,9 @@ def add_parser(subcommands: Subcommands) -> None:
         "doctor",
         help="find out whether a job would use the plugin",
         description="Examines the library, the activation, NCCL, the network and the settings, and sends data through "
-        "the plugin. Exit code 0: a job started in this environment would use the plugin.",
+        "the plugin. Exit code 0: no check failed.",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(execute=execute)
 
 
@@ -65,9 +65,12 @@ def _finding(finding: Finding, terminal: Terminal) -> str:
 
 
 def _conclusion(report: Report, terminal: Terminal) -> str:
+    nccl = next((section for section in report.sections if section.name == "nccl"), None)
+    if report.is_usable and nccl is not None and nccl.status.value == "skip":
+        return terminal.coloured("No check failed. GPU jobs cannot run on this machine.", _COLOURS["ok"])
     if report.is_usable:
         return terminal.coloured("A job started in this environment would use the plugin.", _COLOURS["ok"])
     failed = ", ".join(section.title for section in report.sections if section.status.value == "FAIL")
     return terminal.coloured(
-        f"A job started in this environment would NOT use the plugin. To put right: {failed}.", _COLOURS["FAIL"]
+        f"A job started in this environment would NOT use the plugin. Failed checks: {failed}.", _COLOURS["FAIL"]
     )

@@ -58,14 +58,16 @@ def _without_effect(file: Path, library: Path, environment: Mapping[str, str]) -
     settings = {item.name: item for item in nccl_config_file.read_settings(nccl_config_file.config_files(environment))}
     in_effect = settings.get("NCCL_NET_PLUGIN")
     if in_effect is not None and not is_same_file(Path(in_effect.value), library):
-        warnings.append(f"{in_effect.file} sets NCCL_NET_PLUGIN={in_effect.value}, which wins over {file}; remove it")
+        warnings.append(
+            f"{in_effect.file} sets NCCL_NET_PLUGIN={in_effect.value}, which takes precedence over {file}; remove it"
+        )
     if "NCCL_NET" in settings and not is_our_name(settings["NCCL_NET"].value):
         net = settings["NCCL_NET"]
-        warnings.append(f"NCCL_NET={net.value} in {net.file} keeps the plugin out; remove that line")
+        warnings.append(f"NCCL_NET={net.value} in {net.file} keeps NCCL from using the plugin; remove that line")
     own = environment.get("NCCL_NET_PLUGIN")
     if own is not None and own != str(library):
-        warnings.append(f"NCCL_NET_PLUGIN={own} in the environment wins over the file; unset it")
+        warnings.append(f"NCCL_NET_PLUGIN={own} in the environment takes precedence over the file; unset it")
     net_name = environment.get("NCCL_NET")
     if net_name is not None and not is_our_name(net_name):
-        warnings.append(f"NCCL_NET={net_name} in the environment keeps the plugin out; unset it")
+        warnings.append(f"NCCL_NET={net_name} in the environment keeps NCCL from using the plugin; unset it")
     return warnings

@@ -1,4 +1,4 @@
-"""`bagua-net knobs`: every variable of Bagua-Net with type, default, range and meaning."""
+"""`bagua-net settings` (or `knobs`): every setting of Bagua-Net with type, default, range and meaning."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 
 def add_parser(subcommands: Subcommands) -> None:
     parser = subcommands.add_parser(
-        "knobs", help="list the variables of Bagua-Net", description="Lists every variable that Bagua-Net reads."
+        "settings",
+        aliases=["knobs"],
+        help="list the settings of Bagua-Net",
+        description="Lists every environment variable that Bagua-Net reads.",
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.set_defaults(execute=execute)
 
 

@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_WIDTH_ELSEWHERE = 120
-_MAX_WIDTH = 140
+_WIDTH_ELSEWHERE = 80
+_MAX_WIDTH = 100
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,9 @@ def retired_knobs() -> list[_RetiredKnob]:
 def check_environment(environment: Mapping[str, str]) -> None:
     """Raises ValueError if a knob has a bad value. The message names every bad one, its value and its range."""
 
+def invalid_knobs(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Problem and remedy of each."""
+
 def unknown_knobs(environment: Mapping[str, str]) -> list[str]:
     """A warning for each BAGUA_NET_* variable that is not a knob, with the name that was probably meant."""
 

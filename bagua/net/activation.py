@@ -140,7 +140,7 @@ def plan(base: Mapping[str, str], target: Target, surroundings: Surroundings | N
     is_asked = read_switch(base, "ENABLE_BAGUA_NET")
     is_new = target is not Target.THIS_PROCESS
     if is_asked is False:
-        said = "ENABLE_BAGUA_NET=0 is set: NCCL keeps its own transport; unset it, or set it to 1, to use the plugin"
+        said = "ENABLE_BAGUA_NET=0 is set: NCCL uses its own transport\nTo use the plugin, set it to 1 or unset it."
         return ActivationResult(ActivationState.OFF, warnings=(said,) if is_new else ())
     is_required = read_switch(base, "BAGUA_NET_REQUIRED") or False
     if is_asked is None and not is_required and not is_new:
@@ -222,8 +222,8 @@ def _changes_for_this_process(here: Surroundings) -> dict[str, str]:
         assert here.torch_nccl is not None
         name, release = here.torch_nccl
         raise ActivationError(
-            f"NCCL {release} ({name}) finds plugins only through the LD_LIBRARY_PATH with which a process is started; "
-            "start the job with `bagua-net run -- CMD`, or install a torch with NCCL 2.21 or newer (torch 2.5)"
+            f"NCCL {release} ({name}) finds plugins only through the LD_LIBRARY_PATH with which a process is started\n"
+            "Start the job with `bagua-net run -- CMD`, or install a torch with NCCL 2.21 or newer (torch 2.5)."
         )
     return {"NCCL_NET_PLUGIN": plugin_value(here.library)}
 
@@ -241,8 +241,8 @@ def _loader_path_change(base: Mapping[str, str], library: Path) -> dict[str, str
 
 def _keep_net(setting: KeptSetting, is_required: bool, library: Path) -> ActivationResult:
     said = (
-        f"NCCL_NET={setting.value} (set in {setting.source}) is kept, and keeps the plugin out; unset it, or set "
-        f"NCCL_NET={PLUGIN_NAME}, to use the plugin"
+        f"NCCL_NET={setting.value} (set in {setting.source}) is kept: NCCL does not use the plugin\n"
+        f"To use the plugin, unset NCCL_NET or set it to {PLUGIN_NAME}."
     )
     if is_required:
         raise ActivationError(f"BAGUA_NET_REQUIRED=1, but {said}")
@@ -252,8 +252,8 @@ def _keep_net(setting: KeptSetting, is_required: bool, library: Path) -> Activat
 def _keep_plugin(setting: KeptSetting, required: dict[str, str], library: Path) -> ActivationResult:
     """With BAGUA_NET_REQUIRED, NCCL itself checks that the other file is a Bagua-Net: it may be another build."""
     said = (
-        f"NCCL_NET_PLUGIN={setting.value} (set in {setting.source}) is kept, and NCCL loads that instead of {library}; "
-        "unset it to use the plugin of this installation"
+        f"NCCL_NET_PLUGIN={setting.value} (set in {setting.source}) is kept: NCCL loads it instead of {library}\n"
+        "To use the plugin of this installation, unset NCCL_NET_PLUGIN."
     )
     return ActivationResult(ActivationState.KEPT, required, library, (setting,), (said,))
 
@@ -271,7 +271,7 @@ def _is_required(base: Mapping[str, str]) -> bool:
     try:
         return read_switch(base, "BAGUA_NET_REQUIRED") or False
     except ValueError:
-        # As the library does: an unreadable wish to be strict counts as one.
+        # As the library does: an invalid value counts as a request to be strict.
         return True
 
 

@@ -44,13 +44,9 @@ def interfaces(environment: Mapping[str, str]) -> list[Interface]:
     return [Interface(**row) for row in _core().interfaces(dict(environment))]
 
 
-def invalid_knobs(environment: Mapping[str, str]) -> str:
-    """What is wrong with the values of knobs that are set; "" if nothing is."""
-    try:
-        _core().check_environment(dict(environment))
-    except ValueError as error:
-        return str(error)
-    return ""
+def invalid_knobs(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Problem and remedy of every setting with a bad value."""
+    return [(str(problem), str(remedy)) for problem, remedy in _core().invalid_knobs(dict(environment))]
 
 
 def unknown_knobs(environment: Mapping[str, str]) -> list[str]:

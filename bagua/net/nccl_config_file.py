@@ -81,8 +81,8 @@ def enable(file: Path, plugin: str, *, force: bool) -> bool:
     own = [line for line in lines if _is_plugin_line(line)]
     if own and not force:
         raise ConfigFileError(
-            f"{file} sets {os.fsdecode(own[0].strip())} already; remove that line, or run `bagua-net enable --force`, "
-            "which sets it aside until `bagua-net disable`"
+            f"{file} sets {os.fsdecode(own[0].strip())} already\n"
+            "Remove that line, or run `bagua-net enable --force`, which disables it until `bagua-net disable`."
         )
     rest = b"".join(_SET_ASIDE + line if _is_plugin_line(line) else line for line in lines)
     after = _MARK + _VARIABLE + b"=" + os.fsencode(plugin) + b"\n" + rest
@@ -184,9 +184,9 @@ def _replace(file: Path, content: bytes) -> None:
 
 def _no_access(what: str, file: Path, error: OSError) -> str:
     if isinstance(error, PermissionError):
-        remedy = "run the command as the file's owner (sudo for --system), or name another file in NCCL_CONF_FILE"
+        remedy = "Run the command as the file's owner (sudo for --system), or name another file in NCCL_CONF_FILE."
     elif isinstance(error, FileNotFoundError):
-        remedy = f"create the directory {file.parent} first, or name another file in NCCL_CONF_FILE"
+        remedy = f"Create the directory {file.parent} first, or name another file in NCCL_CONF_FILE."
     else:
-        remedy = "put that right, or name another file in NCCL_CONF_FILE"
-    return f"{file} cannot be {what} ({error.strerror}); {remedy}"
+        remedy = "Fix the cause, or name another file in NCCL_CONF_FILE."
+    return f"{file} cannot be {what} ({error.strerror})\n{remedy}"

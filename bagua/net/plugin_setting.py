@@ -22,14 +22,14 @@ def plugin_value(library: Path) -> str:
     length = len(os.fsencode(library))
     if length > _MAX_PLUGIN_BYTES:
         raise PluginPathError(
-            f"the path of the plugin, {library}, is {length} bytes long, and NCCL reads {_MAX_PLUGIN_BYTES}; install "
-            "bagua in a directory with a shorter name, or use `bagua-net run --by-name -- CMD`"
+            f"the path of the plugin, {library}, is {length} bytes long; NCCL reads at most {_MAX_PLUGIN_BYTES}\n"
+            "Install bagua in a directory with a shorter name, or use `bagua-net run --by-name -- CMD`."
         )
     for character, name in ((",", "comma"), ("\n", "line feed")):
         if character in str(library):
             raise PluginPathError(
-                f"the path of the plugin, {str(library)!r}, contains a {name}, at which NCCL would cut it; install "
-                "bagua in another directory, or use `bagua-net run --by-name -- CMD`"
+                f"the path of the plugin, {str(library)!r}, contains a {name}, where NCCL would cut it\n"
+                "Install bagua in another directory, or use `bagua-net run --by-name -- CMD`."
             )
     return str(library)
 

@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kSimpleChannelBytes = std::size_t{32} << 10;
 constexpr std::size_t kLowLatencyChannelBytesPerRank = std::size_t{4} << 10;
 
-constexpr std::size_t kMostChannels = 4;
+constexpr std::size_t kMaxChannels = 4;
 
 bool goes_round_the_ring(nccl::TunedFunction function) {
   return function == nccl::TunedFunction::kAllReduce || function == nccl::TunedFunction::kAllGather ||
@@ -20,16 +20,16 @@ bool goes_round_the_ring(nccl::TunedFunction function) {
 
 CollectiveChoice choose_measured(std::size_t bytes, std::size_t ranks) {
   const std::size_t bytes_per_rank = bytes / ranks;
-  if (bytes_per_rank < kLeastBytesPerRank) return {};
+  if (bytes_per_rank < kMinBytesPerRank) return {};
   if (bytes_per_rank <= kLowLatencyBytesPerRank) return {RingProtocol::kLowLatency, 1};
   if (bytes > (ranks == 2 ? kFourChannelBytesOfTwo : kFourChannelBytes)) return {RingProtocol::kSimple, 0};
-  const std::size_t channels = std::clamp<std::size_t>(bytes_per_rank / kStepBytes, 1, kMostChannels);
+  const std::size_t channels = std::clamp<std::size_t>(bytes_per_rank / kStepBytes, 1, kMaxChannels);
   return {RingProtocol::kSimple, static_cast<int>(channels)};
 }
 
 CollectiveChoice choose_broadcast(std::size_t bytes) {
   if (bytes >= kAllChannelsBroadcastBytes) return {};
-  const std::size_t channels = std::clamp<std::size_t>(bytes / kBroadcastChannelBytes, 1, kMostChannels);
+  const std::size_t channels = std::clamp<std::size_t>(bytes / kBroadcastChannelBytes, 1, kMaxChannels);
   return {RingProtocol::kAny, static_cast<int>(channels)};
 }
 
@@ -43,7 +43,7 @@ int most_channels(std::size_t bytes, std::size_t nodes, std::size_t ranks) {
 }  // namespace
 
 bool is_measured_shape(std::size_t nodes, std::size_t ranks) {
-  return nodes >= 2 && nodes == ranks && ranks <= kMostMeasuredRanks;
+  return nodes >= 2 && nodes == ranks && ranks <= kMaxMeasuredRanks;
 }
 
 CollectiveChoice choose_collective(nccl::TunedFunction function, std::size_t bytes, std::size_t nodes,

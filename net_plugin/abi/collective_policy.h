@@ -10,13 +10,13 @@ namespace bagua_net::abi {
 
 // One rank per node, few nodes: measured (docs/design/channels.md), and told in full. With more, only the number of
 // channels is lowered.
-constexpr std::size_t kMostMeasuredRanks = 4;
+constexpr std::size_t kMaxMeasuredRanks = 4;
 
 // Up to so many bytes per rank, NCCL's low latency protocol on one channel is best: one look at one pair of sockets in
 // each step.
 constexpr std::size_t kLowLatencyBytesPerRank = std::size_t{16} << 10;
 // Below so many, the differences are within noise, and NCCL decides.
-constexpr std::size_t kLeastBytesPerRank = std::size_t{4} << 10;
+constexpr std::size_t kMinBytesPerRank = std::size_t{4} << 10;
 // Above, a channel pays for itself if each of its steps carries so many bytes, until the GPU's side of four channels is
 // the limit.
 constexpr std::size_t kStepBytes = std::size_t{64} << 10;

@@ -25,9 +25,19 @@ void abandon_parents_instance() {
   instance.store(nullptr, std::memory_order_release);
 }
 
+// By the launcher's variables; true if there are none. Every rank of a host has the same misspelt setting.
+bool is_first_of_its_host(const EnvironmentReader& environment) {
+  for (const char* name : {"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}) {
+    if (const auto value = environment(name)) return *value == "0";
+  }
+  return true;
+}
+
 void log_active(int table_version, const std::string& summary) {
   BAGUA_NET_INFO("Bagua-Net " + std::string(version()) + " active: table v" + std::to_string(table_version) + ", " + summary);
-  for (const std::string& warning : unknown_knob_warnings()) BAGUA_NET_WARN(warning);
+  if (is_first_of_its_host(process_environment())) {
+    for (const std::string& warning : unknown_knob_warnings()) BAGUA_NET_WARN(warning);
+  }
   const std::string rdma = rdma_replaced_warning(process_environment(), "/sys");
   if (!rdma.empty()) BAGUA_NET_WARN(rdma);
 }

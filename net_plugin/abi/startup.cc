@@ -66,7 +66,7 @@ Startup start_transport(const EnvironmentReader& environment) {
     startup.outcome = Startup::Outcome::kDeclined;
     return startup;
   }
-  // An unreadable wish to be strict is taken as one: the error then reaches the user instead of the fallback.
+  // An unreadable value counts as true: the user then gets the error instead of a silent fallback.
   const bool required = read_switch(environment, "BAGUA_NET_REQUIRED", &PluginConfig::required, true);
   startup.failure = start(environment, &startup);
   if (startup.failure.is_ok()) {

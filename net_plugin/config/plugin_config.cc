@@ -20,69 +20,68 @@ std::string trimmed(const std::string& text) {
   return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
 }
 
-// The table: every knob once. Parsing, the doctor and docs/knobs.md all read these rows.
+// Every setting once. Parsing, the doctor and the settings page of the documentation all read these rows.
 const std::vector<Knob>& knob_table() {
   using Config = PluginConfig;
   static const std::vector<Knob> table = {
       with_meaningful_absence(boolean_knob(
           "ENABLE_BAGUA_NET", &Config::enabled,
-          "1: Python processes hand NCCL the library when they import torch or bagua. 0: they do not, and the "
-          "library declines if NCCL finds it, so that NCCL uses its own transport. Not set: no process hands "
-          "it over by itself, but a library that NCCL was given works.")),
+          "1: Python processes load the plugin into NCCL when they import torch or bagua. 0: the plugin is off, and "
+          "NCCL uses its own transport. Not set: the plugin is used only if NCCL itself is configured to load it, "
+          "with NCCL_NET_PLUGIN or LD_LIBRARY_PATH.")),
       boolean_knob("BAGUA_NET_REQUIRED", &Config::required,
-                   "If Bagua-Net cannot start, the job fails with the reason instead of running on NCCL's own "
+                   "1: If Bagua-Net cannot start, the job fails with the reason instead of falling back to NCCL's own "
                    "transport."),
       integer_or_auto_knob(
           "BAGUA_NET_NSTREAMS", &Config::streams, 1, 64, "connections",
-          "TCP connections that one comm (one direction of one channel between two ranks) may spread "
-          "a message over. The two ends agree on the smaller number. auto: begins with one, or with four "
-          "where I/O threads drive them; between hosts the number is doubled, up to 16, as long as that raises the "
-          "throughput."),
+          "Maximum number of TCP connections per comm (one direction of one channel between two ranks). Both ends use "
+          "the smaller of their two values. auto: starts with one, or with four if I/O threads drive them; "
+          "between hosts the number is doubled, up to 16, as long as that improves throughput."),
       integer_or_auto_knob("BAGUA_NET_NWORKERS", &Config::workers, 0, 64, "threads",
-                           "I/O threads of this process, shared by all its comms. 0: NCCL's own thread does all the "
-                           "I/O. auto: from the CPUs that this process may use and the ranks on this host; connections "
-                           "to other hosts then share four of them, or one for each 20 Gb/s of the interface."),
+                           "I/O threads of this process, shared by all its comms. 0: NCCL's own thread does all I/O. "
+                           "auto: derived from the CPUs available to this process and the number of ranks on this "
+                           "host; of these threads, connections to other hosts use four, or one per 20 Gb/s of the "
+                           "interface if that is more."),
       integer_or_auto_knob(
           "BAGUA_NET_RAILS", &Config::rails, 1, 16, "devices",
-          "Devices that each network interface is shown to NCCL as. NCCL opens two channels per "
-          "device, so this sets how many channels move data at once. auto: 1 for an interface of up "
-          "to 50 Gb/s, 4 for a faster one and where the speed is unknown, as on most virtual machines."),
+          "Number of NCCL devices per network interface. NCCL opens two channels per device, so this sets how many "
+          "channels transfer data at the same time. auto: 1 for an interface of up to 50 Gb/s, 4 for a faster one or "
+          "one of unknown speed, as on most virtual machines."),
       size_knob(
           "BAGUA_NET_INLINE_BYTES", &Config::inline_bytes, 0, kGibibyte,
-          "Messages up to this size are written and read by NCCL's own thread while the I/O threads sleep; those that "
-          "are awake take all above a quarter of it. 0: I/O threads take every message."),
+          "NCCL's own thread sends and receives messages up to this size while the I/O threads sleep, and messages up "
+          "to a quarter of it while they are awake. 0: I/O threads handle every message."),
       size_knob(kMinChunkName, &Config::min_chunk_bytes, kKibibyte, kGibibyte,
-                "The least that one connection takes of a message at a time; within a host, twice as much. Must not be "
-                "larger than BAGUA_NET_MAX_CHUNKSIZE."),
-      size_knob(kMaxChunkName, &Config::max_chunk_bytes, kKibibyte, kGibibyte,
-                "The most that one connection takes of a message at a time."),
+                "Minimum chunk size per connection; twice as much within a host. Must not be larger than "
+                "BAGUA_NET_MAX_CHUNKSIZE."),
+      size_knob(kMaxChunkName, &Config::max_chunk_bytes, kKibibyte, kGibibyte, "Maximum chunk size per connection."),
       integer_knob("BAGUA_NET_SPIN_US", &Config::spin_us, 0, 1000000, "microseconds",
-                   "How long an I/O thread that ran out of work keeps looking for more before it sleeps; at most 20 "
-                   "if all its connections go to other hosts."),
-      integer_knob("BAGUA_NET_CONNECT_TIMEOUT_MS", &Config::connect_timeout_ms, 100, 3600000, "milliseconds",
-                   "Deadline for connecting to a peer, with all retries. After it the job gets an error that names "
-                   "the peer."),
+                   "How long an idle I/O thread polls for new work before it sleeps; at most 20 if all its "
+                   "connections go to other hosts."),
+      integer_knob(
+          "BAGUA_NET_CONNECT_TIMEOUT_MS", &Config::connect_timeout_ms, 100, 3600000, "milliseconds",
+          "Deadline for connecting to a peer, including retries. When it expires, the job fails with an error that "
+          "names the peer."),
       integer_knob("BAGUA_NET_HANDSHAKE_TIMEOUT_MS", &Config::handshake_timeout_ms, 10, 3600000, "milliseconds",
-                   "How long an accepted connection may take to prove that it belongs to this job before it is "
+                   "How long an accepted connection may take to authenticate as part of this job before it is "
                    "closed."),
       integer_knob("BAGUA_NET_KEEPALIVE_S", &Config::keepalive_s, 0, 3600, "seconds",
-                   "Time without a sign of life from a peer's host after which the comm fails. 0: never."),
+                   "Time without a response from a peer's host after which the comm fails. 0: never."),
       boolean_knob("BAGUA_NET_ZERO_COPY", &Config::zero_copy,
-                   "Within a host, I/O threads let the kernel refer to messages above 512 KiB instead of copying them, "
-                   "where it can do that (vmsplice)."),
-      // With less, TCP itself moves kilobytes a second.
-      size_or_zero_knob(
-          "BAGUA_NET_SOCKET_BUFFER", &Config::socket_buffer_bytes, 64 * kKibibyte, kGibibyte,
-          "Send and receive buffer of each connection. 0 leaves both to the kernel's autotuning, which is "
-          "nearly always better."),
+                   "Within a host, I/O threads send messages above 512 KiB without copying them, if the kernel "
+                   "supports it (vmsplice)."),
+      // With smaller buffers TCP slows down to kilobytes per second.
+      size_or_zero_knob("BAGUA_NET_SOCKET_BUFFER", &Config::socket_buffer_bytes, 64 * kKibibyte, kGibibyte,
+                        "Size of the send and receive buffers of each connection. 0: the kernel's autotuning, which is "
+                        "nearly always better."),
       choice_knob("BAGUA_NET_CONGESTION_CONTROL", &Config::congestion_control,
                   {{"auto", CongestionControl::kAuto},
                    {"system", CongestionControl::kSystem},
                    {"cubic", CongestionControl::kCubic},
                    {"reno", CongestionControl::kReno},
                    {"bbr", CongestionControl::kBbr}},
-                  "TCP congestion control of our connections. system: the kernel's setting. auto: "
-                  "cubic between processes of one host, the kernel's setting between hosts."),
+                  "TCP congestion control of the plugin's connections. system: the kernel's setting. auto: "
+                  "cubic within a host, the kernel's setting between hosts."),
   };
   return table;
 }
@@ -156,11 +155,10 @@ const std::vector<KnobDescription>& knob_descriptions() {
 
 const std::vector<RetiredKnob>& retired_knobs() {
   static const std::vector<RetiredKnob> retired = {
-      {"BAGUA_NET_IMPLEMENT", "there is one engine now, and nothing to choose"},
+      {"BAGUA_NET_IMPLEMENT", "there is only one engine"},
       {"BAGUA_NET_TOKIO_WORKER_THREADS", "set BAGUA_NET_NWORKERS instead"},
-      {"BAGUA_NET_JAEGER_ADDRESS", "nothing is sent to a tracing server any more; NCCL_DEBUG=INFO logs what happens"},
-      {"BAGUA_NET_PROMETHEUS_ADDRESS",
-       "nothing is sent to a metrics server any more; NCCL_DEBUG=INFO logs what happens"},
+      {"BAGUA_NET_JAEGER_ADDRESS", "tracing is not supported; use the log of NCCL_DEBUG=INFO"},
+      {"BAGUA_NET_PROMETHEUS_ADDRESS", "metrics are not exported; use the log of NCCL_DEBUG=INFO"},
   };
   return retired;
 }
@@ -173,10 +171,9 @@ EnvironmentReader process_environment() {
   };
 }
 
-Status parse_plugin_config(const EnvironmentReader& environment, PluginConfig* config) {
+std::vector<InvalidSetting> read_plugin_config(const EnvironmentReader& environment, PluginConfig* config) {
   PluginConfig parsed;
-  std::string errors;
-  const auto add_error = [&errors](const std::string& error) { errors += (errors.empty() ? "" : "; ") + error; };
+  std::vector<InvalidSetting> invalid;
   bool chunk_sizes_are_read = true;
 
   for (const Knob& knob : knob_table()) {
@@ -185,7 +182,8 @@ Status parse_plugin_config(const EnvironmentReader& environment, PluginConfig* c
     if (!text) continue;
     const std::string requirement = knob.parse(*text, &parsed);
     if (requirement.empty()) continue;
-    add_error(name + "=" + *text + ": must be " + requirement);
+    invalid.push_back({name + "=" + *text + ": must be " + requirement,
+                       "Correct " + name + " or unset it. `bagua-net settings` lists the allowed values."});
     if (name == kMinChunkName || name == kMaxChunkName) chunk_sizes_are_read = false;
   }
 
@@ -193,13 +191,23 @@ Status parse_plugin_config(const EnvironmentReader& environment, PluginConfig* c
     const auto shown = [&environment](const std::string& name, std::int64_t bytes) {
       return name + "=" + size_text(bytes) + (set_value(environment, name) ? "" : " (the default)");
     };
-    add_error(shown(kMinChunkName, parsed.min_chunk_bytes) + ": must not be larger than " +
-              shown(kMaxChunkName, parsed.max_chunk_bytes) + ", lower the one or raise the other");
+    invalid.push_back({shown(kMinChunkName, parsed.min_chunk_bytes) + ": must not be larger than " +
+                           shown(kMaxChunkName, parsed.max_chunk_bytes),
+                       std::string("Lower ") + kMinChunkName + " or raise " + kMaxChunkName + "."});
   }
+  if (invalid.empty()) *config = parsed;
+  return invalid;
+}
 
-  if (!errors.empty()) return Status::invalid_usage(errors);
-  *config = parsed;
-  return Status::ok();
+Status parse_plugin_config(const EnvironmentReader& environment, PluginConfig* config) {
+  std::string problems;
+  std::string remedies;
+  for (const InvalidSetting& setting : read_plugin_config(environment, config)) {
+    problems += (problems.empty() ? "" : "; ") + setting.problem;
+    remedies += (remedies.empty() ? "" : " ") + setting.remedy;
+  }
+  if (problems.empty()) return Status::ok();
+  return Status::invalid_usage(problems + "\n" + remedies);
 }
 
 std::vector<std::string> unknown_knob_warnings(const std::vector<std::string>& variable_names) {
@@ -214,12 +222,12 @@ std::vector<std::string> unknown_knob_warnings(const std::vector<std::string>& v
     const auto old =
         std::find_if(retired.begin(), retired.end(), [&](const RetiredKnob& knob) { return knob.name == name; });
     if (old != retired.end()) {
-      warnings.push_back(name + " is accepted but has no effect now: " + old->replacement);
+      warnings.push_back(name + " has no effect in this version: " + old->replacement);
       continue;
     }
     const std::string nearest = nearest_knob(name);
-    warnings.push_back(name + " is not a Bagua-Net variable and has no effect" +
-                       (nearest.empty() ? "" : "; did you mean " + nearest + "?"));
+    warnings.push_back(name + " is not a Bagua-Net setting and has no effect" +
+                       (nearest.empty() ? "" : ". Did you mean " + nearest + "?"));
   }
   return warnings;
 }

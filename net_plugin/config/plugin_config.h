@@ -16,19 +16,19 @@ namespace bagua_net {
 enum class CongestionControl { kAuto, kSystem, kCubic, kReno, kBbr };
 
 struct PluginConfig {
-  bool enabled = true;                    // ENABLE_BAGUA_NET: 0 makes the library decline
-  bool required = false;                  // BAGUA_NET_REQUIRED: a failure to start is an error, not a fallback
-  std::optional<int> streams;             // BAGUA_NET_NSTREAMS: TCP connections per comm; empty = as many as pay
-  std::optional<int> workers;             // BAGUA_NET_NWORKERS: I/O threads of this process; empty = auto
-  std::optional<int> rails;               // BAGUA_NET_RAILS: devices that each NIC is shown as; empty = auto
+  bool enabled = true;         // ENABLE_BAGUA_NET: 0 makes the library decline
+  bool required = false;       // BAGUA_NET_REQUIRED: a failure to start is an error, not a fallback
+  std::optional<int> streams;  // BAGUA_NET_NSTREAMS: TCP connections per comm; empty = as many as improve throughput
+  std::optional<int> workers;  // BAGUA_NET_NWORKERS: I/O threads of this process; empty = auto
+  std::optional<int> rails;    // BAGUA_NET_RAILS: devices that each NIC is shown as; empty = auto
   std::int64_t inline_bytes = 65536;      // BAGUA_NET_INLINE_BYTES: up to this size the calling thread does the I/O
-  std::int64_t min_chunk_bytes = 65536;   // BAGUA_NET_MIN_CHUNKSIZE: least bytes that one stream takes at a time
-  std::int64_t max_chunk_bytes = 524288;  // BAGUA_NET_MAX_CHUNKSIZE
-  int spin_us = 1000;                     // BAGUA_NET_SPIN_US: how long an idle worker looks before it sleeps
+  std::int64_t min_chunk_bytes = 65536;   // BAGUA_NET_MIN_CHUNKSIZE: minimum chunk size per connection
+  std::int64_t max_chunk_bytes = 524288;  // BAGUA_NET_MAX_CHUNKSIZE: maximum chunk size per connection
+  int spin_us = 1000;                     // BAGUA_NET_SPIN_US: how long an idle worker polls before it sleeps
   int connect_timeout_ms = 60000;         // BAGUA_NET_CONNECT_TIMEOUT_MS: deadline of a whole connect
   int handshake_timeout_ms = 10000;       // BAGUA_NET_HANDSHAKE_TIMEOUT_MS: deadline of an accepted socket's hello
   int keepalive_s = 30;                   // BAGUA_NET_KEEPALIVE_S: time without a sign of life after which a comm fails
-  bool zero_copy = true;                  // BAGUA_NET_ZERO_COPY: send large messages of workers by reference
+  bool zero_copy = true;                  // BAGUA_NET_ZERO_COPY: workers send large messages without copying them
   std::int64_t socket_buffer_bytes = 0;   // BAGUA_NET_SOCKET_BUFFER: 0 = the kernel's autotuning
   CongestionControl congestion_control = CongestionControl::kAuto;  // BAGUA_NET_CONGESTION_CONTROL
 };
@@ -52,8 +52,16 @@ const std::vector<KnobDescription>& knob_descriptions();
 using EnvironmentReader = std::function<std::optional<std::string>(const std::string& name)>;
 EnvironmentReader process_environment();
 
-// Fills *config. The error names variable, value and range; if several are wrong, all of them. A variable that is set
-// to nothing ("X= command") counts as not set.
+// A setting with a value that means nothing.
+struct InvalidSetting {
+  std::string problem;  // variable, value and what is allowed
+  std::string remedy;
+};
+
+// Fills *config and returns {}, or returns every invalid setting and leaves *config alone. A variable that is set to
+// nothing ("X= command") counts as not set.
+std::vector<InvalidSetting> read_plugin_config(const EnvironmentReader& environment, PluginConfig* config);
+// The same, with all problems in one error.
 Status parse_plugin_config(const EnvironmentReader& environment, PluginConfig* config);
 
 // A knob of the original bagua-net that has no effect any more.

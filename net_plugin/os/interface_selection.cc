@@ -254,10 +254,10 @@ std::string nothing_usable(const Settings& settings, const std::vector<Interface
   } else {
     message = "no usable network interface";
   }
-  message += "; this host has " + existing + ". ";
-  message += settings.filter ? "Name one of these, or unset NCCL_SOCKET_IFNAME to let one be chosen"
-                             : "Bring one up, or give one an address";
-  if (settings.family != FamilyChoice::kAny) message += "; NCCL_SOCKET_FAMILY is set and may exclude the right one";
+  message += ". This host has " + existing + ".\n";
+  message += settings.filter ? "Name one of these in NCCL_SOCKET_IFNAME, or unset it."
+                             : "Bring an interface up, or give one an address.";
+  if (settings.family != FamilyChoice::kAny) message += " NCCL_SOCKET_FAMILY may exclude the right one.";
   return message;
 }
 

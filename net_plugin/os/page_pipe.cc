@@ -11,18 +11,18 @@ namespace {
 
 // More than a ring over 16 channels needs, with three streams each. Descriptors are the process's own, of which it may
 // have as few as 1024: what goes beyond is copied.
-constexpr int kMostPipes = 64;
+constexpr int kMaxPipes = 64;
 // 64 pages: fewer calls than with the usual 16.
 constexpr int kPipeBytes = 64 * 4096;
 // Beyond the limit for all pipes of an unprivileged user (pipe-user-pages-soft) new ones get two: slower than a copy.
-constexpr int kLeastPipeBytes = 16 * 4096;
+constexpr int kMinPipeBytes = 16 * 4096;
 
 std::atomic<int> open_pipes{0};
 
 }  // namespace
 
 std::unique_ptr<PagePipe> PagePipe::open() {
-  if (open_pipes.fetch_add(1) >= kMostPipes) {
+  if (open_pipes.fetch_add(1) >= kMaxPipes) {
     open_pipes.fetch_sub(1);
     return nullptr;
   }
@@ -33,7 +33,7 @@ std::unique_ptr<PagePipe> PagePipe::open() {
   }
   std::unique_ptr<PagePipe> pipe(new PagePipe(OwnedFd(ends[0]), OwnedFd(ends[1])));
   const bool is_large = ::fcntl(ends[1], F_SETPIPE_SZ, kPipeBytes) >= 0;
-  if (!is_large && ::fcntl(ends[1], F_GETPIPE_SZ) < kLeastPipeBytes) return nullptr;
+  if (!is_large && ::fcntl(ends[1], F_GETPIPE_SZ) < kMinPipeBytes) return nullptr;
   return pipe;
 }
 

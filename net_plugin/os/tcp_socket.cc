@@ -23,8 +23,8 @@ constexpr int kUnsentBytesOfTheKernel = 0;  // net.ipv4.tcp_notsent_lowat
 // sooner than that, so that nothing is sent twice. Known to Linux 6.15 and later; not yet to <netinet/tcp.h>.
 constexpr int kTcpRtoMinUs = 45;
 constexpr int kTcpDelackMaxUs = 46;
-constexpr int kLeastRetransmissionTimeoutUs = 40000;
-constexpr int kMostAcknowledgementDelayUs = 20000;
+constexpr int kMinRetransmissionTimeoutUs = 40000;
+constexpr int kMaxAcknowledgementDelayUs = 20000;
 
 Status set_option(int socket, int level, int option, int value, const char* name) {
   if (::setsockopt(socket, level, option, &value, sizeof value) != 0) {
@@ -122,8 +122,8 @@ Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host) 
   }
   set_if_known(socket, TCP_NOTSENT_LOWAT, same_host ? kUnsentBytesOfTheKernel : kUnsentBytes);
   if (!same_host) {  // and left so where a connection turns out to stay on the host: nothing is lost there
-    set_if_known(socket, kTcpRtoMinUs, kLeastRetransmissionTimeoutUs);
-    set_if_known(socket, kTcpDelackMaxUs, kMostAcknowledgementDelayUs);
+    set_if_known(socket, kTcpRtoMinUs, kMinRetransmissionTimeoutUs);
+    set_if_known(socket, kTcpDelackMaxUs, kMaxAcknowledgementDelayUs);
   }
   if (options.buffer_bytes > 0) {
     const int bytes = static_cast<int>(options.buffer_bytes);

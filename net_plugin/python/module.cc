@@ -93,6 +93,15 @@ py::list retired() {
   return rows;
 }
 
+py::list invalid_knobs(const py::object& environment) {
+  PluginConfig ignored;
+  py::list rows;
+  for (const InvalidSetting& setting : read_plugin_config(reader_of(environment_of(environment)), &ignored)) {
+    rows.append(py::make_tuple(text_of(setting.problem), text_of(setting.remedy)));
+  }
+  return rows;
+}
+
 void check_environment(const py::object& environment) {
   PluginConfig ignored;
   raise_if_error(parse_plugin_config(reader_of(environment_of(environment)), &ignored));
@@ -157,6 +166,8 @@ PYBIND11_MODULE(_core, module) {
              "Variables of the original bagua-net that have no effect now, with what replaces each.");
   module.def("check_environment", &bagua_net::check_environment, py::arg("environment"),
              "Raises ValueError if a knob has a bad value. The message names every bad one, its value and its range.");
+  module.def("invalid_knobs", &bagua_net::invalid_knobs, py::arg("environment"),
+             "Every setting with a bad value: what is wrong with it, and what to do.");
   module.def("unknown_knobs", &bagua_net::unknown_knobs, py::arg("environment"),
              "A warning for each BAGUA_NET_* variable that is not a knob, with the name that was probably meant.");
   module.def("interfaces", &bagua_net::interfaces, py::arg("environment"),

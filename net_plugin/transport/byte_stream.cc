@@ -75,15 +75,15 @@ class TcpByteStream final : public ByteStream {
     return true;
   }
 
-  bool silence(Silence* silence) const override {
+  bool peer_liveness(PeerLiveness* liveness) const override {
     tcp_info info{};
     socklen_t length = sizeof info;
     if (::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return false;
-    silence->ms = info.tcpi_last_ack_recv;
+    liveness->ms = info.tcpi_last_ack_recv;
     // Neither number counts what meets a closed window and is answered: the peer lives. While data is unacknowledged
     // the kernel probes nothing.
-    silence->transmissions = info.tcpi_unacked > 0 ? info.tcpi_retransmits : info.tcpi_probes;
-    silence->packet_bytes = info.tcpi_pmtu;
+    liveness->transmissions = info.tcpi_unacked > 0 ? info.tcpi_retransmits : info.tcpi_probes;
+    liveness->packet_bytes = info.tcpi_pmtu;
     return true;
   }
 

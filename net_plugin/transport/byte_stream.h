@@ -23,7 +23,7 @@ struct Delivery {
 };
 
 // What came back to what was written last. A peer that is alive but does not read answers, too.
-struct Silence {
+struct PeerLiveness {
   std::int64_t ms = 0;    // since the other end acknowledged anything
   int transmissions = 0;  // since then: repeated data, or probes of a closed window; 0: nothing is to be answered
   std::uint32_t packet_bytes = 0;  // the largest that goes out
@@ -45,7 +45,7 @@ class ByteStream {
 
   // False: this stream cannot tell.
   virtual bool delivery(Delivery*) const { return false; }
-  virtual bool silence(Silence*) const { return false; }
+  virtual bool peer_liveness(PeerLiveness*) const { return false; }
 
   // What the poller watches.
   virtual int fd() const = 0;

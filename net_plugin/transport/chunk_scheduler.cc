@@ -10,7 +10,7 @@ constexpr std::size_t kChunkAlignment = 4096;  // pages: keeps the copies of nei
 // A stream that is less than half as fast as the fastest gets smaller chunks. Paces of equal streams vary by less.
 constexpr double kSlowShare = 0.5;
 // The least of those.
-constexpr std::size_t kLeastSlowBytes = 16384;
+constexpr std::size_t kMinSlowBytes = 16384;
 // Paces are estimates, and chunks do not come out even: what is late by no more than this is not late.
 constexpr double kSlackNs = 2e6;
 
@@ -67,7 +67,7 @@ std::size_t ChunkScheduler::suitable_bytes(const Pace& pace, std::size_t usual) 
   // Fast enough, whatever others are: TCP permits some streams far more than any network carries.
   if (static_cast<double>(usual) / pace.bytes_per_ns <= kSlackNs) return usual;
   return std::max(aligned_up(static_cast<std::size_t>(static_cast<double>(usual) * pace.bytes_per_ns / fastest_)),
-                  kLeastSlowBytes);
+                  kMinSlowBytes);
 }
 
 double ChunkScheduler::delivery_ns(const Puller& puller, std::size_t bytes) const {

@@ -17,7 +17,7 @@
 #include <mutex>
 
 #include "transport/data_stream.h"
-#include "transport/pace_meter.h"
+#include "transport/rate_estimator.h"
 #include "transport/request.h"
 
 namespace bagua_net {

@@ -1,6 +1,6 @@
 // ConnectionService: the one thread of this process that opens connections in both directions, so that no call from
-// NCCL ever waits for a peer, and strangers never disturb a comm. It sleeps in epoll; without handshakes under way it
-// never wakes. Any thread may call the public functions.
+// NCCL ever waits for a peer, and unauthenticated peers never disturb a comm. It sleeps in epoll; without handshakes
+// under way it never wakes. Any thread may call the public functions.
 #pragma once
 
 #include <atomic>
@@ -35,8 +35,8 @@ class ConnectionService {
   bool is_idle();
 
  private:
-  // mutex_, for a caller. The thread steps aside for it: with many strangers it would otherwise retake the mutex before
-  // whoever waits wakes.
+  // mutex_, for a caller. The thread steps aside for it: with many unauthenticated peers it would otherwise retake the
+  // mutex before whoever waits wakes.
   class CallersLock {
    public:
     explicit CallersLock(ConnectionService* service) : lock_(service->mutex_, std::defer_lock) {

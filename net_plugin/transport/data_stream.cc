@@ -8,10 +8,10 @@ namespace {
 
 template <typename Move>
 ssize_t timed(std::size_t asked, Move move) {
-  if (asked < ThreadLoad::kLeastBytes) return move();
+  if (asked < ThreadLoad::kMinBytes) return move();
   const std::int64_t begin_ns = monotonic_ns();
   const ssize_t moved = move();
-  if (moved >= static_cast<ssize_t>(ThreadLoad::kLeastBytes)) {
+  if (moved >= static_cast<ssize_t>(ThreadLoad::kMinBytes)) {
     ThreadLoad::of_this_thread().add_moved(static_cast<std::size_t>(moved), begin_ns, monotonic_ns());
   }
   return moved;

@@ -45,7 +45,7 @@ class DataStream {
   void set_peer_ended() { peer_ended_ = true; }
 
   // Any thread.
-  bool silence(Silence* silence) const { return bytes_->silence(silence); }
+  bool peer_liveness(PeerLiveness* liveness) const { return bytes_->peer_liveness(liveness); }
 
   int fd() const { return bytes_->fd(); }
   int index() const { return index_; }

@@ -9,7 +9,7 @@ constexpr int kUnknownNicMbps = 10000;  // what NCCL's own transport reports whe
 
 // NCCL's slowest channel is 0.12 GB/s = 960 Mb/s. A device that reports less has room for no channel at all, and NCCL
 // gives up its topology search for a slow fallback. Only a rail of a NIC that is slower than this per rail is affected.
-constexpr int kLeastRailMbps = 1000;
+constexpr int kMinRailMbps = 1000;
 
 // NCCL's topology holds 256 network devices per host at most, and its channels end at 64 (32 up to 2.24): devices
 // beyond one per channel would never carry anything.
@@ -47,7 +47,7 @@ std::vector<Device> make_devices(const std::vector<NetworkInterface>& interfaces
       // because devices with one guid share one bandwidth budget and one set of channels.
       device.guid = (static_cast<std::uint64_t>(i) << kRailBits) | static_cast<std::uint64_t>(rail);
       // The rails together are as fast as the NIC: NCCL's choice of algorithm and protocol rests on this sum.
-      device.speed_mbps = std::max(nic_mbps / count, kLeastRailMbps);
+      device.speed_mbps = std::max(nic_mbps / count, kMinRailMbps);
       device.interface = interface;
       devices.push_back(std::move(device));
     }

@@ -13,7 +13,7 @@ namespace bagua_net {
 // does all I/O, and more than one stream only helps where the network limits each flow.
 constexpr int first_auto_streams(bool has_workers) { return has_workers ? 4 : 1; }
 // What it may grow to between hosts.
-constexpr int kMostAutoStreams = 16;
+constexpr int kMaxAutoStreams = 16;
 
 struct HandshakeSettings {
   TcpOptions tcp;

@@ -40,18 +40,21 @@ bool has_left(const std::vector<OwnedFd>& sockets) {
 }
 
 // Of what this process may open: the rest is for its comms and the application.
-constexpr std::size_t kStrangersShare = 8;
+constexpr std::size_t kUnauthenticatedShare = 8;
 
-std::size_t most_strangers(std::size_t most) {
+std::size_t max_unauthenticated(std::size_t most) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return most;
-  return std::clamp<std::size_t>(limit.rlim_cur / kStrangersShare, 1, most);
+  return std::clamp<std::size_t>(limit.rlim_cur / kUnauthenticatedShare, 1, most);
 }
 
 }  // namespace
 
 InboundHandshakes::InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id)
-    : settings_(settings), poller_(poller), next_id_(next_id), most_strangers_(most_strangers(kMaxStrangers)) {}
+    : settings_(settings),
+      poller_(poller),
+      next_id_(next_id),
+      max_unauthenticated_(max_unauthenticated(kMaxUnauthenticated)) {}
 
 Status InboundHandshakes::open_listening_socket(const NetworkInterface& interface, ListeningSocket** listening) {
   const auto found = listening_.find(interface.name);
@@ -127,17 +130,17 @@ void InboundHandshakes::stop_listening(const Token& token) { listens_.erase(toke
 void InboundHandshakes::handle_event(std::uint64_t id) {
   const auto listening = listening_ids_.find(id);
   if (listening != listening_ids_.end()) {
-    accept_strangers(*listening->second);
-  } else if (strangers_.count(id) != 0) {
+    accept_peers(*listening->second);
+  } else if (unauthenticated_.count(id) != 0) {
     read_hello(id);
   }
 }
 
-void InboundHandshakes::accept_strangers(ListeningSocket& listening) {
+void InboundHandshakes::accept_peers(ListeningSocket& listening) {
   // The listener is level-triggered: what is left comes with the next turn.
   for (int accepted = 0; accepted < kAcceptsPerTurn; ++accepted) {
-    Stranger stranger;
-    const Status status = tcp_accept(listening.socket.get(), &stranger.socket, &stranger.peer);
+    UnauthenticatedPeer peer;
+    const Status status = tcp_accept(listening.socket.get(), &peer.socket, &peer.address);
     if (!status.is_ok()) {
       // Out of descriptors or memory: a level-triggered listener would spin. Pause it, and say so.
       constexpr char kKind[] = "accept";
@@ -150,54 +153,54 @@ void InboundHandshakes::accept_strangers(ListeningSocket& listening) {
       listening.paused_until_ms = monotonic_ms() + kAcceptRetryMs;
       return;
     }
-    if (!stranger.socket.is_open()) return;
-    if (strangers_.size() >= most_strangers_) drop_stranger(strangers_.begin()->first);
-    stranger.deadline_ms = monotonic_ms() + settings_.handshake_timeout_ms;
+    if (!peer.socket.is_open()) return;
+    if (unauthenticated_.size() >= max_unauthenticated_) drop_unauthenticated(unauthenticated_.begin()->first);
+    peer.deadline_ms = monotonic_ms() + settings_.handshake_timeout_ms;
     const std::uint64_t id = (*next_id_)++;
-    if (!poller_->add(stranger.socket.get(), id, EPOLLIN).is_ok()) continue;
-    strangers_.emplace(id, std::move(stranger));
+    if (!poller_->add(peer.socket.get(), id, EPOLLIN).is_ok()) continue;
+    unauthenticated_.emplace(id, std::move(peer));
     read_hello(id);  // often there already
   }
 }
 
 void InboundHandshakes::read_hello(std::uint64_t id) {
-  Stranger& stranger = strangers_.at(id);
-  while (stranger.received < stranger.bytes.size()) {
-    const ssize_t got = ::recv(stranger.socket.get(), stranger.bytes.data() + stranger.received,
-                               stranger.bytes.size() - stranger.received, MSG_DONTWAIT);
+  UnauthenticatedPeer& peer = unauthenticated_.at(id);
+  while (peer.received < peer.bytes.size()) {
+    const ssize_t got =
+        ::recv(peer.socket.get(), peer.bytes.data() + peer.received, peer.bytes.size() - peer.received, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (got <= 0) {
-      drop_stranger(id);
+      drop_unauthenticated(id);
       return;
     }
-    stranger.received += static_cast<std::size_t>(got);
-    if (!is_hello_prefix(stranger.bytes.data(), stranger.received)) {
+    peer.received += static_cast<std::size_t>(got);
+    if (!is_hello_prefix(peer.bytes.data(), peer.received)) {
       constexpr char kKind[] = "other protocol";
       if (log_.is_due(LogLevel::kInfo, kKind, monotonic_ms())) {
         log_.add(
             LogLevel::kInfo, kKind,
-            "Bagua-Net: closed a connection from " + stranger.peer.to_string() + " that does not speak its protocol");
+            "Bagua-Net: closed a connection from " + peer.address.to_string() + " that does not speak its protocol");
       }
-      drop_stranger(id);
+      drop_unauthenticated(id);
       return;
     }
   }
 
   Hello hello;
-  decode_hello(stranger.bytes.data(), &hello);
-  const Admission admission = admit(stranger, hello);
+  decode_hello(peer.bytes.data(), &hello);
+  const Admission admission = admit(peer, hello);
   std::array<std::uint8_t, kReplyBytes> bytes;
   encode_reply(admission.reply, bytes.data());
   // An empty socket buffer always has room for 32 bytes; if the peer is gone already, its streams tell the comm.
   [[maybe_unused]] const auto ignored =
-      ::send(stranger.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+      ::send(peer.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   if (admission.reply.verdict == HandshakeVerdict::kAccepted) {
-    take_in(stranger, admission);
+    take_in(peer, admission);
   } else {
-    log_refusal(stranger.peer, hello, admission.reply.verdict);
+    log_refusal(peer.address, hello, admission.reply.verdict);
   }
-  drop_stranger(id);
+  drop_unauthenticated(id);
 }
 
 void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict) {
@@ -211,7 +214,7 @@ void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hell
                ", ours " + std::to_string(kProtocolVersion) + "): " + kind);
 }
 
-InboundHandshakes::Admission InboundHandshakes::admit(const Stranger& stranger, const Hello& hello) {
+InboundHandshakes::Admission InboundHandshakes::admit(const UnauthenticatedPeer& peer, const Hello& hello) {
   Admission admission;
   admission.reply.process_id = settings_.process_id;
   if (hello.protocol_version != kProtocolVersion) {
@@ -219,12 +222,12 @@ InboundHandshakes::Admission InboundHandshakes::admit(const Stranger& stranger, 
   } else if (hello.stream_index == kJoiningStream) {
     admission.reply.verdict = admit_to_accepted(hello, &admission);
   } else {
-    admission.reply.verdict = admit_to_listen(stranger, hello, &admission);
+    admission.reply.verdict = admit_to_listen(peer, hello, &admission);
   }
   return admission;
 }
 
-HandshakeVerdict InboundHandshakes::admit_to_listen(const Stranger& stranger, const Hello& hello,
+HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& peer, const Hello& hello,
                                                     Admission* admission) {
   const auto found = listens_.find(hello.token);
   if (found == listens_.end()) return HandshakeVerdict::kUnknownToken;
@@ -235,8 +238,8 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const Stranger& stranger, co
     connection.sockets.resize(static_cast<std::size_t>(std::clamp<int>(hello.streams_wanted, 1, most_streams())));
     connection.max_chunk_bytes = std::max(1u, std::min(hello.max_chunk_bytes, settings_.max_chunk_bytes));
     connection.peer =
-        stranger.peer.to_string() + " (host " + hello.host_name + ", process " + std::to_string(hello.process_id) + ")";
-    connection.same_host = stranger.is_of_this_host();
+        peer.address.to_string() + " (host " + hello.host_name + ", process " + std::to_string(hello.process_id) + ")";
+    connection.same_host = peer.is_of_this_host();
     listen.comm_id = hello.comm_id;
     listen.state = ListenState::kAssembling;
   } else if (listen.state != ListenState::kAssembling || hello.comm_id != listen.comm_id ||
@@ -264,14 +267,14 @@ HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admiss
   return HandshakeVerdict::kAccepted;
 }
 
-void InboundHandshakes::take_in(Stranger& stranger, const Admission& admission) {
-  const Status options = apply_tcp_options(stranger.socket.get(), settings_.tcp, stranger.is_of_this_host());
+void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admission) {
+  const Status options = apply_tcp_options(peer.socket.get(), settings_.tcp, peer.is_of_this_host());
   if (!options.is_ok()) BAGUA_NET_WARN("Bagua-Net: " + options.message());
-  poller_->remove(stranger.socket.get());
+  poller_->remove(peer.socket.get());
   if (admission.arrivals != nullptr) {
-    admission.arrivals->hand_in_announced(std::move(stranger.socket));
+    admission.arrivals->hand_in_announced(std::move(peer.socket));
   } else {
-    *admission.place = std::move(stranger.socket);
+    *admission.place = std::move(peer.socket);
   }
 }
 
@@ -282,16 +285,16 @@ void InboundHandshakes::remember_accepted(const Token& token, const Listen& list
   accepted_[listen.comm_id] = {token, static_cast<int>(listen.connection.sockets.size()), listen.connection.arrivals};
 }
 
-void InboundHandshakes::drop_stranger(std::uint64_t id) {
-  const auto found = strangers_.find(id);
+void InboundHandshakes::drop_unauthenticated(std::uint64_t id) {
+  const auto found = unauthenticated_.find(id);
   if (found->second.socket.is_open()) poller_->remove(found->second.socket.get());
-  strangers_.erase(found);
+  unauthenticated_.erase(found);
 }
 
 void InboundHandshakes::expire(std::int64_t now_ms) {
-  for (auto stranger = strangers_.begin(); stranger != strangers_.end();) {
-    const auto current = stranger++;
-    if (now_ms >= current->second.deadline_ms) drop_stranger(current->first);
+  for (auto peer = unauthenticated_.begin(); peer != unauthenticated_.end();) {
+    const auto current = peer++;
+    if (now_ms >= current->second.deadline_ms) drop_unauthenticated(current->first);
   }
   for (auto& [name, listening] : listening_) {
     if (listening.paused_until_ms == 0 || now_ms < listening.paused_until_ms) continue;
@@ -303,8 +306,8 @@ void InboundHandshakes::expire(std::int64_t now_ms) {
 
 std::int64_t InboundHandshakes::next_deadline_ms() const {
   std::int64_t deadline = std::numeric_limits<std::int64_t>::max();
-  // All strangers have the same time: the oldest is due first.
-  if (!strangers_.empty()) deadline = strangers_.begin()->second.deadline_ms;
+  // All unauthenticated peers have the same time: the oldest is due first.
+  if (!unauthenticated_.empty()) deadline = unauthenticated_.begin()->second.deadline_ms;
   for (const auto& [name, listening] : listening_) {
     if (listening.paused_until_ms != 0) deadline = std::min(deadline, listening.paused_until_ms);
   }

@@ -6,9 +6,9 @@
 //                              comm in use, "joining"  : handed to it
 //                              anything else           : a verdict if it speaks our protocol, closed in any case
 //
-// Strangers cost one socket and 112 bytes each, until the handshake deadline, and at most kMaxStrangers of them, fewer
-// where this process may open few files.
-// Not thread-safe: the connection service's mutex guards every call.
+// Unauthenticated peers cost one socket and 112 bytes each, until the handshake deadline, and at most
+// kMaxUnauthenticated of them, fewer where this process may open few files. Not thread-safe: the connection service's
+// mutex guards every call.
 #pragma once
 
 #include <array>
@@ -41,7 +41,7 @@ class InboundHandshakes {
   Status accept(const Token& token, bool* ready, EstablishedConnection* connection);
   void stop_listening(const Token& token);
 
-  bool owns(std::uint64_t id) const { return listening_ids_.count(id) != 0 || strangers_.count(id) != 0; }
+  bool owns(std::uint64_t id) const { return listening_ids_.count(id) != 0 || unauthenticated_.count(id) != 0; }
   void handle_event(std::uint64_t id);
   void expire(std::int64_t now_ms);
   std::int64_t next_deadline_ms() const;  // INT64_MAX: none
@@ -50,7 +50,7 @@ class InboundHandshakes {
   std::vector<RareLog::Line> take_log() { return log_.take(); }
 
  private:
-  static constexpr std::size_t kMaxStrangers = 1024;
+  static constexpr std::size_t kMaxUnauthenticated = 1024;
   static constexpr std::int64_t kAcceptRetryMs = 100;
 
   struct ListeningSocket {
@@ -77,18 +77,18 @@ class InboundHandshakes {
     int streams = 0;
     std::weak_ptr<StreamArrivals> arrivals;  // expires with the comm
   };
-  struct Stranger {
+  struct UnauthenticatedPeer {
     OwnedFd socket;
-    SocketAddress peer;
+    SocketAddress address;
     std::array<std::uint8_t, kHelloBytes> bytes;
     std::size_t received = 0;
     std::int64_t deadline_ms = 0;
 
-    bool is_of_this_host() const { return local_address(socket.get()).same_host(peer); }
+    bool is_of_this_host() const { return local_address(socket.get()).same_host(address); }
   };
 
   Status open_listening_socket(const NetworkInterface& interface, ListeningSocket** listening);
-  void accept_strangers(ListeningSocket& listening);
+  void accept_peers(ListeningSocket& listening);
   void read_hello(std::uint64_t id);
   // What a hello gets: the reply, and if it is accepted, where the socket goes once the reply is sent.
   struct Admission {
@@ -96,24 +96,24 @@ class InboundHandshakes {
     OwnedFd* place = nullptr;                  // in a connection that is being assembled
     std::shared_ptr<StreamArrivals> arrivals;  // of a comm in use
   };
-  Admission admit(const Stranger& stranger, const Hello& hello);
-  HandshakeVerdict admit_to_listen(const Stranger& stranger, const Hello& hello, Admission* admission);
+  Admission admit(const UnauthenticatedPeer& peer, const Hello& hello);
+  HandshakeVerdict admit_to_listen(const UnauthenticatedPeer& peer, const Hello& hello, Admission* admission);
   HandshakeVerdict admit_to_accepted(const Hello& hello, Admission* admission);
   void log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict);
-  void take_in(Stranger& stranger, const Admission& admission);
+  void take_in(UnauthenticatedPeer& peer, const Admission& admission);
   void remember_accepted(const Token& token, const Listen& listen);
   int most_streams() const { return settings_.streams.value_or(kMaxStreams); }
-  void drop_stranger(std::uint64_t id);
+  void drop_unauthenticated(std::uint64_t id);
 
   const HandshakeSettings& settings_;
   EpollPoller* const poller_;
   std::uint64_t* const next_id_;
-  const std::size_t most_strangers_;
+  const std::size_t max_unauthenticated_;
   std::map<std::string, ListeningSocket> listening_;         // by interface name
   std::map<std::uint64_t, ListeningSocket*> listening_ids_;  // by poller id; map nodes do not move
   std::map<Token, Listen> listens_;
-  std::map<Token, Accepted> accepted_;           // by comm id
-  std::map<std::uint64_t, Stranger> strangers_;  // by poller id: the oldest first
+  std::map<Token, Accepted> accepted_;                            // by comm id
+  std::map<std::uint64_t, UnauthenticatedPeer> unauthenticated_;  // by poller id: the oldest first
   RareLog log_;
 };
 

@@ -52,7 +52,7 @@ bool is_worth_a_retry(int error_number) {
     case EHOSTUNREACH:
     case ENETUNREACH:
     case EADDRNOTAVAIL:
-    // Short of something that strangers and other threads of this process use, too, and give back.
+    // Short of something that unauthenticated peers and other threads of this process use, too, and give back.
     case EMFILE:
     case ENFILE:
     case ENOBUFS: return true;
@@ -77,7 +77,7 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint8
     const int most = std::max<int>(decoded.max_streams, 1);
     attempt.hello.streams_wanted = static_cast<std::uint16_t>(std::clamp(wanted, 1, most));
     attempt.connection.most_streams =
-        settings_.streams ? attempt.hello.streams_wanted : std::min(kMostAutoStreams, most);
+        settings_.streams ? attempt.hello.streams_wanted : std::min(kMaxAutoStreams, most);
     attempt.hello.token = decoded.token;
     BAGUA_NET_RETURN_IF_ERROR(fill_random(attempt.hello.comm_id.data(), attempt.hello.comm_id.size()));
     attempt.hello.process_id = settings_.process_id;

@@ -17,8 +17,8 @@ constexpr std::int64_t kAskAgainNs = 10'000'000'000;
 constexpr std::size_t kAsleepMultiple = 4;
 constexpr std::size_t kAwakeShare = 4;
 
-constexpr int kLookAtSilenceMs = 1000;
-constexpr int kForgetSilenceMs = 5000;
+constexpr int kLivenessCheckMs = 1000;
+constexpr int kForgetLivenessMs = 5000;
 // One may be lost, and the answer to the next be on its way.
 constexpr int kUnansweredTransmissions = 3;
 
@@ -30,7 +30,7 @@ SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, S
            std::move(arrivals)),
       policy_(std::move(policy)),
       first_streams_(streams),
-      stripes_elsewhere_(pool->size() > 0 && streams > 1),
+      workers_own_stripes_(pool->size() > 0 && streams > 1),
       own_chunks_({1, std::min(policy_.min_chunk_bytes, policy_.max_chunk_bytes), policy_.max_chunk_bytes}),
       striped_chunks_({1, std::min(policy_.min_chunk_bytes, policy_.max_chunk_bytes), policy_.max_chunk_bytes}) {}
 
@@ -60,24 +60,25 @@ Status SendComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::s
 }
 
 std::unique_ptr<DataStream> SendComm::make_stream(std::unique_ptr<ByteStream> bytes, int index) {
-  ChunkScheduler* scheduler = stripes_elsewhere_ && index > 0 ? &striped_chunks_ : &own_chunks_;
+  ChunkScheduler* scheduler = workers_own_stripes_ && index > 0 ? &striped_chunks_ : &own_chunks_;
   std::function<void(int)> kick_stream;
   if (policy_.measures_rates) kick_stream = [this](int other) { kick(other); };
-  const bool refers = policy_.refers && scheduler == &striped_chunks_;
-  auto stream = std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, refers, std::move(kick_stream));
+  const bool zero_copy = policy_.zero_copy && scheduler == &striped_chunks_;
+  auto stream =
+      std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, zero_copy, std::move(kick_stream));
   send_streams_.push_back(stream.get());
   return stream;
 }
 
 bool SendComm::should_stripe(std::size_t bytes) const {
-  if (!stripes_elsewhere_ || bytes <= policy_.inline_bytes / kAwakeShare) return false;
+  if (!workers_own_stripes_ || bytes <= policy_.inline_bytes / kAwakeShare) return false;
   if (has_awake_worker()) return true;
   // Between hosts each connection may be limited, and what is a large message there takes longer than a wake-up.
   return bytes > policy_.inline_bytes * (policy_.measures_rates ? 1 : kAsleepMultiple);
 }
 
 bool SendComm::wants_workers(std::size_t bytes) const {
-  if (!stripes_elsewhere_ || bytes <= policy_.inline_bytes / kAwakeShare) return false;
+  if (!workers_own_stripes_ || bytes <= policy_.inline_bytes / kAwakeShare) return false;
   return bytes > policy_.inline_bytes || ThreadLoad::of_this_thread().is_busy();
 }
 
@@ -155,7 +156,7 @@ void SendComm::follow_target(std::size_t target, std::int64_t now_ns) {
   known_streams_ = streams_.size();
   const auto first = static_cast<int>(first_wide_stream());
   const int end = std::max(static_cast<int>(in_use), first + 1);
-  (stripes_elsewhere_ ? striped_chunks_ : own_chunks_).set_streams(first, end);
+  (workers_own_stripes_ ? striped_chunks_ : own_chunks_).set_streams(first, end);
   if (!fewer) return;
   // Those that are out of use now may have been the only ones that were told of a message.
   for (int index = first; index < end; ++index) kick(index);
@@ -171,30 +172,30 @@ std::size_t SendComm::message_bytes(const Request& request) const { return reque
 // a long checkpoint. So the sender looks itself: that rank's kernel answers probes of its closed window, a host that is
 // gone or behind a network that drops our packets answers nothing.
 Status SendComm::check_progress_possible() {
-  if (policy_.most_silence_s == 0) return Status::ok();
+  if (policy_.max_silence_s == 0) return Status::ok();
   const std::int64_t now_ms = coarse_monotonic_ms();
-  if (now_ms < look_at_silence_ms_) return Status::ok();
+  if (now_ms < check_liveness_ms_) return Status::ok();
   // What was seen before a pause, in which nothing was sent, says nothing about what is sent now.
-  if (now_ms - look_at_silence_ms_ > kForgetSilenceMs) answered_ms_.clear();
+  if (now_ms - check_liveness_ms_ > kForgetLivenessMs) answered_ms_.clear();
   answered_ms_.resize(send_streams_.size(), now_ms);
-  look_at_silence_ms_ = now_ms + kLookAtSilenceMs;
+  check_liveness_ms_ = now_ms + kLivenessCheckMs;
   for (std::size_t index = 0; index < send_streams_.size(); ++index) {
-    Silence silence;
-    if (!send_streams_[index]->silence(&silence) || silence.transmissions == 0) {
+    PeerLiveness liveness;
+    if (!send_streams_[index]->peer_liveness(&liveness) || liveness.transmissions == 0) {
       answered_ms_[index] = now_ms;
       continue;
     }
     // The last answer may be old because the stream had nothing to send.
-    const std::int64_t silent_ms = std::min(silence.ms, now_ms - answered_ms_[index]);
-    if (silence.transmissions < kUnansweredTransmissions || silent_ms < std::int64_t{policy_.most_silence_s} * 1000) {
+    const std::int64_t silent_ms = std::min(liveness.ms, now_ms - answered_ms_[index]);
+    if (liveness.transmissions < kUnansweredTransmissions || silent_ms < std::int64_t{policy_.max_silence_s} * 1000) {
       continue;
     }
     fail(Status::remote_error("that host has not answered for " + std::to_string(silent_ms / 1000) +
-                              " s, though data was sent again " + std::to_string(silence.transmissions) +
+                              " s, though data was sent again " + std::to_string(liveness.transmissions) +
                               " times: it or the network is down, or the network drops packets of " +
-                              std::to_string(silence.packet_bytes) +
+                              std::to_string(liveness.packet_bytes) +
                               " bytes (compare the MTU of hosts and switches). BAGUA_NET_KEEPALIVE_S=" +
-                              std::to_string(policy_.most_silence_s) + " sets how long to wait"));
+                              std::to_string(policy_.max_silence_s) + " sets how long to wait"));
     const Status failure = give_up();
     // An orderly end would wait behind the data that does not get through; a reset may, and tells the peer.
     for (SendStream* stream : send_streams_) stream->reset();

@@ -19,8 +19,8 @@ struct SendPolicy {
   std::size_t min_chunk_bytes = 65536;
   std::size_t max_chunk_bytes = 524288;
   bool measures_rates = false;  // the streams may differ in speed: there is a network between the ends
-  bool refers = false;          // workers send large chunks by reference, and the peer acknowledges them
-  int most_silence_s = 0;       // after which a host that does not answer is an error; 0: never
+  bool zero_copy = false;       // workers send large chunks by reference, and the peer acknowledges them
+  int max_silence_s = 0;        // after which a host that does not answer is an error; 0: never
 
   StreamGrowth* growth = nullptr;  // of the interface, outlives the comm; nullptr: the number of streams is fixed
   // Asks for so many more streams, which come in as arrivals, or never if the peer refuses.
@@ -57,7 +57,7 @@ class SendComm final : public Comm {
   std::size_t chunks_in(std::size_t bytes) const;
 
   // The streams that large messages may take: all, or from 1 on where workers drive those.
-  std::size_t first_wide_stream() const { return stripes_elsewhere_ ? 1 : 0; }
+  std::size_t first_wide_stream() const { return workers_own_stripes_ ? 1 : 0; }
   bool is_large(std::size_t bytes) const { return bytes >= policy_.min_chunk_bytes; }
   // Growth: tells of a large message, and brings the streams in use to the number that StreamGrowth names.
   void watch_growth();
@@ -66,7 +66,7 @@ class SendComm final : public Comm {
 
   const SendPolicy policy_;
   const std::size_t first_streams_;  // that the comm began with
-  const bool stripes_elsewhere_;     // workers drive the streams from 1 on
+  const bool workers_own_stripes_;   // workers drive the streams from 1 on
   ChunkScheduler own_chunks_;        // pulled by the calling thread's streams
   ChunkScheduler striped_chunks_;
 
@@ -77,7 +77,7 @@ class SendComm final : public Comm {
   std::size_t large_under_way_ = 0;
   std::size_t asked_for_ = 0;      // streams in all, those that are here included
   std::int64_t ask_again_ns_ = 0;  // when to give up on those that did not come
-  std::int64_t look_at_silence_ms_ = 0;
+  std::int64_t check_liveness_ms_ = 0;
   std::vector<std::int64_t> answered_ms_;  // by stream: when all that it sent was answered, as far as was looked
 };
 

@@ -22,7 +22,7 @@ constexpr std::int64_t kLookAgainNs = 100'000;
 // (docs/design/performance.md), and there for chunks that are worth two more system calls here and one for the
 // acknowledgement.
 constexpr std::size_t kLargestCopiedMessage = 524288;
-constexpr std::size_t kLeastReferredBytes = 65536;
+constexpr std::size_t kMinZeroCopyBytes = 65536;
 
 }  // namespace
 
@@ -56,9 +56,9 @@ bool SendStream::take_chunk() {
   header.message_number = chunk_.request->number_;
   header.offset = chunk_.offset;
   header.message_bytes = chunk_.request->capacity_;
-  header.acknowledge = may_refer_ && header.message_bytes > kLargestCopiedMessage &&
-                       chunk_.bytes >= kLeastReferredBytes && !unacknowledged_.is_full();
-  waits_for_acknowledgement_ = chunk_refers_ = header.acknowledge;
+  header.acknowledge = may_zero_copy_ && header.message_bytes > kLargestCopiedMessage &&
+                       chunk_.bytes >= kMinZeroCopyBytes && !unacknowledged_.is_full();
+  waits_for_acknowledgement_ = chunk_zero_copy_ = header.acknowledge;
   encode_frame_header(header, front_.data());
   front_bytes_ = kFrameHeaderBytes;
   if (chunk_.bytes > 0 && chunk_.bytes <= kSmallBytes) {
@@ -79,8 +79,8 @@ bool SendStream::look_at_delivery(std::int64_t not_since_ns) {
   looked_ns_ = now_ns;
   backlog_.under_way = static_cast<std::size_t>(written_ever_ - (delivery.bytes - delivered_before_));
   backlog_.unsent = delivery.unsent_bytes;
-  pace_meter_.look(delivery, now_ns);
-  scheduler_->set_pace(index(), pace_meter_.pace());
+  rate_estimator_.look(delivery, now_ns);
+  scheduler_->set_pace(index(), rate_estimator_.pace());
   return true;
 }
 
@@ -99,8 +99,8 @@ StreamProgress SendStream::progress(std::size_t budget) {
     const ssize_t written = write_chunk();
     if (written < 0) {
       if (errno == EINTR) continue;
-      if (errno == EOPNOTSUPP && chunk_refers_) {
-        may_refer_ = chunk_refers_ = false;
+      if (errno == EOPNOTSUPP && chunk_zero_copy_) {
+        may_zero_copy_ = chunk_zero_copy_ = false;
         continue;
       }
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
@@ -114,7 +114,7 @@ StreamProgress SendStream::progress(std::size_t budget) {
     written_ever_ += static_cast<std::uint64_t>(written);
     if (written_ == kFrameHeaderBytes + chunk_.bytes) {
       end_chunk();
-    } else if (!chunk_refers_) {
+    } else if (!chunk_zero_copy_) {
       // A short write means a full socket buffer, and the kernel then tells the poller when there is room.
       set_blocked(true);
       return StreamProgress::kBlocked;
@@ -136,7 +136,7 @@ ssize_t SendStream::write_chunk() {
   if (position < end) {
     pieces[count++] = {chunk_.request->data_ + chunk_.offset + (position - kFrameHeaderBytes), end - position};
   }
-  if (!chunk_refers_) return write(pieces, count, end - written_);
+  if (!chunk_zero_copy_) return write(pieces, count, end - written_);
   return count == 2 ? write_by_reference(pieces[0], pieces[1]) : write_by_reference({}, pieces[0]);
 }
 

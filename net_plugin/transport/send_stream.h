@@ -8,7 +8,7 @@
 
 #include "transport/chunk_scheduler.h"
 #include "transport/data_stream.h"
-#include "transport/pace_meter.h"
+#include "transport/rate_estimator.h"
 #include "transport/unacknowledged_chunks.h"
 #include "wire/frame_header.h"
 
@@ -16,15 +16,15 @@ namespace bagua_net {
 
 class SendStream final : public DataStream {
  public:
-  // refers: large chunks go out by reference where the system can do that; the peer acknowledges them.
+  // zero_copy: large chunks go out by reference where the system can do that; the peer acknowledges them.
   // kick: wakes another stream of the comm; nullptr: this stream does not measure. Called by the driver.
   SendStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index, ChunkScheduler* scheduler,
-             bool refers, std::function<void(int stream)> kick)
+             bool zero_copy, std::function<void(int stream)> kick)
       : DataStream(std::move(bytes), failures, index),
         scheduler_(scheduler),
         kick_(std::move(kick)),
-        may_refer_(refers),
-        reads_acknowledgements_(refers) {}
+        may_zero_copy_(zero_copy),
+        reads_acknowledgements_(zero_copy) {}
 
   StreamProgress progress(std::size_t budget) override;
   std::uint32_t poll_flags() const override;
@@ -53,9 +53,9 @@ class SendStream final : public DataStream {
   std::array<std::uint8_t, kFrameHeaderBytes + kSmallBytes> front_{};
   std::size_t front_bytes_ = 0;
   std::size_t written_ = 0;                 // of header and payload together
-  bool chunk_refers_ = false;               // what is left of it is written by reference
+  bool chunk_zero_copy_ = false;            // what is left of it is written by reference
   bool waits_for_acknowledgement_ = false;  // its header asks for one
-  bool may_refer_;
+  bool may_zero_copy_;
   const bool reads_acknowledgements_;
   UnacknowledgedChunks unacknowledged_;
   bool failed_ = false;  // what the peer says means nothing any more
@@ -67,7 +67,7 @@ class SendStream final : public DataStream {
   std::uint64_t written_ever_ = 0;
   std::uint64_t delivered_before_ = 0;  // bytes of the handshake
   Backlog backlog_;                     // when it looked last, and what it has taken since
-  PaceMeter pace_meter_;
+  RateEstimator rate_estimator_;
 };
 
 }  // namespace bagua_net

@@ -16,7 +16,7 @@ constexpr double kWaitingShare = 0.5;
 
 // Twice the connections under a limit of each flow are twice the rate, until the interface is full. The rate of one and
 // the same number of connections varies by 3 to 10 % from window to window.
-constexpr double kLeastGain = 1.2;
+constexpr double kMinGain = 1.2;
 
 // After a trial without gain. It doubles each time: a network that is simply full is asked ever more rarely.
 constexpr std::int64_t kFirstPauseNs = 5'000'000'000;
@@ -62,7 +62,7 @@ void StreamGrowth::close_window(std::int64_t now_ns) {
     case Phase::kSettling: phase_ = Phase::kJudging; return;
     case Phase::kJudging:
       trial_rate_ = closed.rate();
-      if (trial_rate_ < kLeastGain * former_rate_) {
+      if (trial_rate_ < kMinGain * former_rate_) {
         end_trial(false, now_ns);
         return;
       }
@@ -70,7 +70,7 @@ void StreamGrowth::close_window(std::int64_t now_ns) {
       phase_ = Phase::kSettlingBack;
       return;
     case Phase::kSettlingBack: phase_ = Phase::kConfirming; return;
-    case Phase::kConfirming: end_trial(trial_rate_ >= kLeastGain * closed.rate(), now_ns); return;
+    case Phase::kConfirming: end_trial(trial_rate_ >= kMinGain * closed.rate(), now_ns); return;
   }
 }
 

@@ -17,7 +17,7 @@ class ThreadLoad {
   static ThreadLoad& of_this_thread();
 
   // Moves of fewer bytes are not worth a look at the clock.
-  static constexpr std::size_t kLeastBytes = 16384;
+  static constexpr std::size_t kMinBytes = 16384;
 
   // The thread moved bytes itself, from begin_ns to end_ns.
   void add_moved(std::size_t bytes, std::int64_t begin_ns, std::int64_t end_ns);

@@ -39,12 +39,12 @@ void raise_open_file_limit() {
 // Workers for connections between hosts: two directions of some 20 Gb/s keep one busy. Virtual interfaces often do not
 // tell their speed, or tell a wrong one, hence the least.
 int workers_between_hosts(const PluginConfig& config, const std::vector<Device>& devices, int workers) {
-  constexpr int kLeast = 4;
+  constexpr int kMin = 4;
   constexpr int kMbpsPerWorker = 20'000;
   if (config.workers) return workers;  // the user's number
   int fastest = 0;
   for (const Device& device : devices) fastest = std::max(fastest, device.interface.speed_mbps);
-  return std::max(kLeast, (fastest + kMbpsPerWorker - 1) / kMbpsPerWorker);
+  return std::max(kMin, (fastest + kMbpsPerWorker - 1) / kMbpsPerWorker);
 }
 
 Status check_size(std::size_t bytes) {
@@ -132,12 +132,12 @@ SendPolicy TransportContext::send_policy(int device, const EstablishedConnection
   policy.inline_bytes = static_cast<std::size_t>(config_.inline_bytes);
   policy.measures_rates = !connection.same_host;
   policy.min_chunk_bytes = static_cast<std::size_t>(config_.min_chunk_bytes) * (connection.same_host ? 2 : 1);
-  policy.most_silence_s = config_.keepalive_s;
-  policy.refers = config_.zero_copy && connection.same_host && connection.acknowledges;
+  policy.max_silence_s = config_.keepalive_s;
+  policy.zero_copy = config_.zero_copy && connection.same_host && connection.acknowledges;
   if (connection.arrivals == nullptr) return policy;
   const std::string& interface = devices_[static_cast<std::size_t>(device)].interface.name;
   policy.growth =
-      &growth_.try_emplace(interface, first_auto_streams(settings_.has_workers), kMostAutoStreams).first->second;
+      &growth_.try_emplace(interface, first_auto_streams(settings_.has_workers), kMaxAutoStreams).first->second;
   policy.most_streams = connection.most_streams;
   // The service runs as long as any comm is open.
   policy.open_streams = [service = service_.get(), ticket = connection.ticket,

@@ -1,5 +1,5 @@
 // ConnectHandle: the 128 bytes that NCCL carries from the listener to the connector, unchecked and unversioned, so
-// everything needed to recognise a stranger is in it. Pure bytes, no system call.
+// everything needed to recognise an unauthenticated peer is in it. Pure bytes, no system call.
 //
 //   byte  size  field
 //      0     8  magic "BAGUANET"

@@ -71,7 +71,8 @@ struct Reply {
 void encode_hello(const Hello& hello, std::uint8_t* bytes);
 void encode_reply(const Reply& reply, std::uint8_t* bytes);
 
-// True while the first `count` bytes could be the start of a hello: a stranger is dropped at its first wrong byte.
+// True while the first `count` bytes could be the start of a hello: an unauthenticated peer is dropped at its first
+// wrong byte.
 bool is_hello_prefix(const std::uint8_t* bytes, std::size_t count);
 // A version other than ours is not an error here: the listener answers it with a verdict.
 void decode_hello(const std::uint8_t* bytes, Hello* hello);

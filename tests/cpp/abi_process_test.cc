@@ -43,7 +43,7 @@ void finalizes_and_starts_again(int version) {
     Connection connection = connect_both_ends(*net, second);
     CHECK_SUCCESS(net->finalize(second));
     if (net->has_finalize()) {
-      CHECK_EQ(threads(), threads_before);
+      wait_for_threads(threads_before);
       if (!fds_before) fds_before = open_fds();
       CHECK_EQ(open_fds(), *fds_before);
       void* comm = slot_content(2);
@@ -89,7 +89,7 @@ void holds_256_comms(int version) {
   CHECK(open_fds() - fds_idle <= 2 * kMany * (kStreams + 1) + 16);
   for (Connection& connection : connections) close_both_ends(net, &connection);
   CHECK_EQ(open_fds(), fds_idle);
-  CHECK_EQ(threads(), threads_idle);
+  wait_for_threads(threads_idle);
 }
 
 // What a forked child of a data loader or a launcher does with the library: nothing, or something of its own.
@@ -192,16 +192,16 @@ void survives_exit(int version) {
 
 // Takes blocks until the next one would begin 16 bytes into a page, where the allocator gives them one after the other.
 std::vector<std::unique_ptr<char[]>> fill_up_to_a_page(std::size_t bytes) {
-  constexpr std::size_t kMost = 2000;
+  constexpr std::size_t kMax = 2000;
   std::vector<std::unique_ptr<char[]>> blocks;
-  blocks.reserve(kMost);
+  blocks.reserve(kMax);
   std::uintptr_t before = 0;
   std::uintptr_t last = 0;
   do {
     before = last;
     blocks.push_back(std::make_unique<char[]>(bytes));
     last = reinterpret_cast<std::uintptr_t>(blocks.back().get());
-  } while ((last + (last - before)) % 4096 != 16 && blocks.size() < kMost);
+  } while ((last + (last - before)) % 4096 != 16 && blocks.size() < kMax);
   return blocks;
 }
 

@@ -103,7 +103,7 @@ void warns_of_an_unknown_knob(int version) {
   with_table(version, [&](const Net& net) {
     CHECK_RESULT(init_result(net), Result::kSuccess);
     CHECK_WARNED("BAGUA_NET_NSTREAM ");
-    CHECK_WARNED("did you mean BAGUA_NET_NSTREAMS?");
+    CHECK_WARNED("Did you mean BAGUA_NET_NSTREAMS?");
   });
 }
 

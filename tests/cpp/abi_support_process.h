@@ -119,6 +119,10 @@ inline int count_entries(const char* directory) {
 }
 inline int open_fds() { return count_entries("/proc/self/fd") - 1; }  // less the listing's own
 inline int threads() { return count_entries("/proc/self/task"); }
+// The kernel still lists a thread for a moment after join() has returned.
+inline void wait_for_threads(int most) {
+  wait_until("threads that have ended leave /proc", [most] { return threads() <= most; });
+}
 
 // Runs the body in a child process; throws with its message if it fails, crashes or takes longer than the limit.
 inline void in_own_process(const Environment& environment, const std::function<void()>& body,

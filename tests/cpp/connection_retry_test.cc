@@ -91,7 +91,7 @@ struct Connect {
 
 }  // namespace
 
-// The strangers of a process that may open few files give theirs back after a while.
+// The unauthenticated peers of a process that may open few files give theirs back after a while.
 TEST_CASE(a_connect_without_free_descriptors_is_tried_again) {
   ConnectionService listening(settings_with({}));
   ConnectionService connecting(settings_with({}));

@@ -192,9 +192,9 @@ TEST_CASE(the_first_address_of_a_name_wins) {
 }
 
 TEST_CASE(a_machine_without_interfaces) {
-  CHECK_EQ(failure(Machine()), std::string("no usable network interface; this host has no interface. Bring one up, or "
-                                           "give one an address"));
-  CHECK(contains(failure(Machine().link("eth0", 0)), "this host has eth0 (skipped: not running"));
+  CHECK_EQ(failure(Machine()), std::string("no usable network interface. This host has no interface.\n"
+                                           "Bring an interface up, or give one an address."));
+  CHECK(contains(failure(Machine().link("eth0", 0)), "This host has eth0 (skipped: not running"));
 }
 
 // --- NCCL_SOCKET_IFNAME ---
@@ -265,10 +265,10 @@ TEST_CASE(a_filter_that_matches_nothing_names_itself_and_what_exists) {
   const std::string message = failure(
       Machine().link("lo").link("eth0").link("eth1", 0).add("lo", "127.0.0.1").add("eth0", "10.0.0.1"), ifname("ens"));
   CHECK_EQ(message,
-           std::string("NCCL_SOCKET_IFNAME=ens: no usable network interface matches; this host has lo (127.0.0.1, "
+           std::string("NCCL_SOCKET_IFNAME=ens: no usable network interface matches. This host has lo (127.0.0.1, "
                        "skipped: does not match NCCL_SOCKET_IFNAME=ens), eth0 (10.0.0.1, skipped: does not match "
-                       "NCCL_SOCKET_IFNAME=ens), eth1 (skipped: not running (down, or no carrier)). Name one of these, "
-                       "or unset NCCL_SOCKET_IFNAME to let one be chosen"));
+                       "NCCL_SOCKET_IFNAME=ens), eth1 (skipped: not running (down, or no carrier)).\n"
+                       "Name one of these in NCCL_SOCKET_IFNAME, or unset it."));
 }
 
 TEST_CASE(a_filter_that_matches_only_a_dead_interface_says_so) {
@@ -296,7 +296,7 @@ TEST_CASE(ipv6_loopback_is_never_used) {
   const Variables variables = {{"NCCL_SOCKET_FAMILY", "AF_INET6"}, {"NCCL_SOCKET_IFNAME", "lo"}};
   const std::string message = failure(workstation(), variables);
   CHECK(contains(message, "lo (127.0.0.1, skipped: NCCL never uses the IPv6 loopback address)"));
-  CHECK(contains(message, "NCCL_SOCKET_FAMILY is set and may exclude the right one"));
+  CHECK(contains(message, "NCCL_SOCKET_FAMILY may exclude the right one."));
   // Nor when lo has nothing else.
   failure(Machine().add("lo", "::1", "ffff::"));
 }

@@ -36,7 +36,7 @@ std::vector<std::uint8_t> make_bytes(std::size_t count, unsigned seed = 1) {
 }
 
 // Sandboxes that take the kernel's place may have neither call.
-bool kernel_refers() {
+bool kernel_supports_zero_copy() {
   int ends[2];
   CHECK_EQ(::pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
   const OwnedFd read_end(ends[0]);
@@ -44,10 +44,10 @@ bool kernel_refers() {
   const auto [near, far] = tcp_pair();
   char byte = 7;
   const iovec piece{&byte, 1};
-  const bool refers = ::vmsplice(write_end.get(), &piece, 1, SPLICE_F_NONBLOCK) == 1 &&
-                      ::splice(read_end.get(), nullptr, near.get(), nullptr, 1, SPLICE_F_NONBLOCK) == 1;
-  if (!refers) std::printf("        this kernel does not refer to memory: only the refusal is tested\n");
-  return refers;
+  const bool supported = ::vmsplice(write_end.get(), &piece, 1, SPLICE_F_NONBLOCK) == 1 &&
+                         ::splice(read_end.get(), nullptr, near.get(), nullptr, 1, SPLICE_F_NONBLOCK) == 1;
+  if (!supported) std::printf("        this kernel does not refer to memory: only the refusal is tested\n");
+  return supported;
 }
 
 std::size_t open_descriptors() {
@@ -162,7 +162,7 @@ void refuses_from_page_on(Mapping& mapping, std::size_t pages, std::size_t good,
 }  // namespace
 
 TEST_CASE(bytes_of_all_sizes_and_addresses_arrive) {
-  if (!kernel_refers()) return;
+  if (!kernel_supports_zero_copy()) return;
   const std::vector<std::uint8_t> bytes = make_bytes(3u << 20);
   const auto [near, far] = tcp_pair();
   const std::unique_ptr<PagePipe> pipe = PagePipe::open();
@@ -179,7 +179,7 @@ TEST_CASE(bytes_of_all_sizes_and_addresses_arrive) {
 }
 
 TEST_CASE(random_pieces_arrive_in_order) {
-  if (!kernel_refers()) return;
+  if (!kernel_supports_zero_copy()) return;
   for (unsigned seed = 1; seed <= 5; ++seed) {
     std::mt19937 random(seed);
     const std::vector<std::uint8_t> bytes = make_bytes(8u << 20, seed);
@@ -201,7 +201,7 @@ TEST_CASE(random_pieces_arrive_in_order) {
 
 // More than any socket takes: the pipe keeps what the socket had no room for.
 TEST_CASE(a_full_socket_says_so_and_goes_on) {
-  if (!kernel_refers()) return;
+  if (!kernel_supports_zero_copy()) return;
   for (const int buffer_bytes : {0, 1, 20000}) {
     const auto [near, far] = tcp_pair();
     if (buffer_bytes > 0) {
@@ -219,7 +219,7 @@ TEST_CASE(a_full_socket_says_so_and_goes_on) {
 }
 
 TEST_CASE(memory_that_cannot_be_read_is_refused_where_it_begins) {
-  if (!kernel_refers()) return;
+  if (!kernel_supports_zero_copy()) return;
   for (const std::size_t good : {0, 1, 15, 16, 17, 64, 65, 100}) {
     for (const bool unmapped : {false, true}) {
       constexpr std::size_t kPages = 120;
@@ -263,7 +263,7 @@ TEST_CASE(an_end_is_an_error_and_no_signal) {
 
 // The reason for acknowledgements: a test that a kernel which copies would fail, and rightly.
 TEST_CASE(the_socket_refers_to_the_memory) {
-  if (!kernel_refers()) return;
+  if (!kernel_supports_zero_copy()) return;
   Mapping mapping(1);
   const auto [near, far] = tcp_pair();
   const std::unique_ptr<PagePipe> pipe = PagePipe::open();
@@ -275,7 +275,7 @@ TEST_CASE(the_socket_refers_to_the_memory) {
 }
 
 TEST_CASE(memory_may_go_while_the_socket_refers_to_it) {
-  if (!kernel_refers()) return;
+  if (!kernel_supports_zero_copy()) return;
   const auto [near, far] = tcp_pair();
   std::unique_ptr<PagePipe> pipe = PagePipe::open();
   std::vector<std::uint8_t> expected;

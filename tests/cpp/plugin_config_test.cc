@@ -28,6 +28,7 @@ PluginConfig parsed(const Variables& variables) {
   return config;
 }
 
+// What is wrong; what to do follows on a line of its own.
 std::string error_of(const Variables& variables) {
   PluginConfig config;
   config.spin_us = 123;
@@ -35,7 +36,9 @@ std::string error_of(const Variables& variables) {
   CHECK(!status.is_ok());
   CHECK(status.code() == bagua_net::StatusCode::kInvalidUsage);
   CHECK_EQ(config.spin_us, 123);  // a failure leaves *config alone
-  return status.message();
+  const std::string message = status.message();
+  CHECK(message.find('\n') < message.size() - 1);
+  return message.substr(0, message.find('\n'));
 }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -203,7 +206,7 @@ TEST_CASE(several_errors_are_all_listed) {
 TEST_CASE(chunk_sizes_must_fit_together) {
   CHECK_EQ(error_of({{"BAGUA_NET_MIN_CHUNKSIZE", "1048576"}}),
            std::string("BAGUA_NET_MIN_CHUNKSIZE=1M: must not be larger than BAGUA_NET_MAX_CHUNKSIZE=512K (the "
-                       "default), lower the one or raise the other"));
+                       "default)"));
   CHECK(contains(error_of({{"BAGUA_NET_MAX_CHUNKSIZE", "8K"}}), "BAGUA_NET_MIN_CHUNKSIZE=64K (the default)"));
   const PluginConfig equal = parsed({{"BAGUA_NET_MIN_CHUNKSIZE", "1M"}, {"BAGUA_NET_MAX_CHUNKSIZE", "1M"}});
   CHECK_EQ(equal.min_chunk_bytes, equal.max_chunk_bytes);
@@ -219,13 +222,13 @@ TEST_CASE(unknown_names_are_reported_with_the_nearest) {
     CHECK_EQ(warnings[0].rfind(name + " ", 0), std::size_t{0});
     return warnings[0];
   };
-  CHECK(contains(one("BAGUA_NET_STREAMS"), "did you mean BAGUA_NET_NSTREAMS?"));
-  CHECK(contains(one("BAGUA_NET_NSTREAM"), "did you mean BAGUA_NET_NSTREAMS?"));
-  CHECK(contains(one("BAGUA_NET_MIN_CHUNK_SIZE"), "did you mean BAGUA_NET_MIN_CHUNKSIZE?"));
-  CHECK(contains(one("BAGUA_NET_RIALS"), "did you mean BAGUA_NET_RAILS?"));
-  CHECK(contains(one("BAGUA_NET_ENABLE"), "did you mean ENABLE_BAGUA_NET?"));
-  CHECK(!contains(one("BAGUA_NET_COLOUR_OF_THE_SKY"), "did you mean"));
-  CHECK(!contains(one("BAGUA_NET_"), "did you mean"));
+  CHECK(contains(one("BAGUA_NET_STREAMS"), "Did you mean BAGUA_NET_NSTREAMS?"));
+  CHECK(contains(one("BAGUA_NET_NSTREAM"), "Did you mean BAGUA_NET_NSTREAMS?"));
+  CHECK(contains(one("BAGUA_NET_MIN_CHUNK_SIZE"), "Did you mean BAGUA_NET_MIN_CHUNKSIZE?"));
+  CHECK(contains(one("BAGUA_NET_RIALS"), "Did you mean BAGUA_NET_RAILS?"));
+  CHECK(contains(one("BAGUA_NET_ENABLE"), "Did you mean ENABLE_BAGUA_NET?"));
+  CHECK(!contains(one("BAGUA_NET_COLOUR_OF_THE_SKY"), "Did you mean"));
+  CHECK(!contains(one("BAGUA_NET_"), "Did you mean"));
 }
 
 TEST_CASE(known_and_foreign_names_are_not_reported) {
@@ -240,7 +243,7 @@ TEST_CASE(retired_knobs_say_what_replaces_them) {
                            "BAGUA_NET_PROMETHEUS_ADDRESS"}) {
     const auto warnings = bagua_net::unknown_knob_warnings({name});
     CHECK_EQ(warnings.size(), std::size_t{1});
-    CHECK(contains(warnings[0], std::string(name) + " is accepted but has no effect now: "));
+    CHECK(contains(warnings[0], std::string(name) + " has no effect in this version: "));
   }
   CHECK(contains(bagua_net::unknown_knob_warnings({"BAGUA_NET_TOKIO_WORKER_THREADS"})[0], "BAGUA_NET_NWORKERS"));
   // They may still be set to anything.
@@ -257,7 +260,7 @@ TEST_CASE(the_process_environment_is_read) {
   ::unsetenv("BAGUA_NET_RAILS");
   ::unsetenv("BAGUA_NET_NSTREAMZ");
   CHECK_EQ(warnings.size(), std::size_t{1});
-  CHECK(contains(warnings[0], "BAGUA_NET_NSTREAMZ is not a Bagua-Net variable"));
+  CHECK(contains(warnings[0], "BAGUA_NET_NSTREAMZ is not a Bagua-Net setting"));
   CHECK(!bagua_net::process_environment()("BAGUA_NET_RAILS"));
 }
 

@@ -184,11 +184,11 @@ Status test_until_done(Request* request) {
 void streams_join_on_both_ends(int workers, std::size_t first_streams) {
   for (unsigned seed = 1; seed <= 3; ++seed) {
     std::mt19937 random(seed);
-    constexpr std::size_t kMost = 8;
-    Connection connection(workers, first_streams, kMost, kMost);
+    constexpr std::size_t kMax = 8;
+    Connection connection(workers, first_streams, kMax, kMax);
     std::vector<OwnedFd> nears;
     std::vector<OwnedFd> fars;
-    for (std::size_t i = first_streams; i < kMost; ++i) {
+    for (std::size_t i = first_streams; i < kMax; ++i) {
       auto [near, far] = tcp_pair();
       connection.watch(far);
       nears.push_back(std::move(near));
@@ -214,7 +214,7 @@ void streams_join_on_both_ends(int workers, std::size_t first_streams) {
       std::vector<std::size_t> sizes;
       for (int i = 0; i < 40; ++i) sizes.push_back(random() % 3 == 0 ? random() % 200 : random() % (4u << 20));
       connection.exchange(sizes, hand_in);
-    } while (connection.used_streams() < kMost);
+    } while (connection.used_streams() < kMax);
   }
 }
 

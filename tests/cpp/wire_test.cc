@@ -219,7 +219,7 @@ TEST_CASE(hello_round_trip_and_prefix) {
   }
 }
 
-TEST_CASE(host_name_of_a_stranger_cannot_forge_log_lines) {
+TEST_CASE(host_name_of_an_unauthenticated_peer_cannot_forge_log_lines) {
   Hello hello;
   hello.host_name = "a\nWARN\x1b[2J";
   std::uint8_t bytes[kHelloBytes];

@@ -129,7 +129,7 @@ TEST_CASE(a_failure_in_mid_traffic_ends_both_comms) {
     std::vector<std::uint8_t>& room = connection.buffers.room(message.size());
     Request* receive = connection.receive(room.data(), room.size());
     Request* send = connection.send(message.data(), message.size());
-    connection.written.wait_for(static_cast<std::size_t>(round) * kLeastChunk + 1);
+    connection.written.wait_for(static_cast<std::size_t>(round) * kMinChunk + 1);
     const Status broken = Status::remote_error("broken");
     if (round % 2 == 0) {
       connection.sender->fail(broken);

@@ -108,7 +108,7 @@ TEST_CASE(the_end_right_behind_an_acknowledgement_is_noticed) {
       auto [near, far] = connected();
       StallingStream stalling(std::move(stalling_socket), &failures);
       Connection idle;  // the owner of the requests
-      ChunkScheduler scheduler({2, kLeastChunk, kLeastChunk});
+      ChunkScheduler scheduler({2, kMinChunk, kMinChunk});
       SendStream stream(make_tcp_byte_stream(std::move(near)), &failures, 0, &scheduler, true, nullptr);
       EventLoopWorker worker(50, any_cpu());
       CHECK_OK(worker.start(0));
@@ -116,8 +116,8 @@ TEST_CASE(the_end_right_behind_an_acknowledgement_is_noticed) {
       std::uint64_t stalling_id = 0;
       CHECK_OK(worker.attach(&stream, &stream_id));
 
-      const std::vector<std::uint8_t> message = make_message(0, (acknowledged + 1) * kLeastChunk + kReferred);
-      const std::size_t chunks = message.size() / kLeastChunk;
+      const std::vector<std::uint8_t> message = make_message(0, (acknowledged + 1) * kMinChunk + kReferred);
+      const std::size_t chunks = message.size() / kMinChunk;
       Request request;
       request.start(idle.sender.get(), 7, const_cast<std::uint8_t*>(message.data()), message.size(), nullptr);
       scheduler.push(&request);
@@ -127,10 +127,10 @@ TEST_CASE(the_end_right_behind_an_acknowledgement_is_noticed) {
       CHECK_OK(worker.attach(&stalling, &stalling_id));
       worker.kick(stalling_id);
       stalling.wait_until_stalling();
-      for (std::size_t i = 1; i <= acknowledged; ++i) write_all(far.get(), acknowledgement(i * kLeastChunk));
+      for (std::size_t i = 1; i <= acknowledged; ++i) write_all(far.get(), acknowledgement(i * kMinChunk));
       resets ? close_with_reset(far) : far.reset();
       stalling.release();
-      const std::int64_t end_ms = monotonic_ms() + 5000;
+      const std::int64_t end_ms = monotonic_ms() + kDeadlineMs;
       while (failures.get().is_ok() && monotonic_ms() < end_ms) sched_yield();
       worker.detach(&stalling, stalling_id);
       worker.detach(&stream, stream_id);
@@ -145,7 +145,7 @@ TEST_CASE(a_receiver_that_is_done_may_close_at_once) {
     for (int round = 0; round < 20; ++round) {
       Connection::Settings settings;
       settings.receiving_workers = receiving_workers;
-      settings.policy.max_chunk_bytes = kLeastChunk;
+      settings.policy.max_chunk_bytes = kMinChunk;
       Connection connection(settings);
       std::vector<std::uint8_t>& message = connection.buffers.keep(make_message(0, 4 * kReferred));
       std::vector<std::uint8_t>& room = connection.buffers.room(message.size());

@@ -110,7 +110,7 @@ TEST_CASE(messages_survive_small_socket_buffers) {
 
 TEST_CASE(more_chunks_than_can_be_unacknowledged) {
   Connection::Settings settings;
-  settings.policy.max_chunk_bytes = kLeastChunk;
+  settings.policy.max_chunk_bytes = kMinChunk;
   Connection connection(settings);
   exchange(connection, {32 * kReferred, kReferred, 32 * kReferred}, 2);
 }
@@ -209,7 +209,7 @@ TEST_CASE(one_stream_asks_for_nothing) {
 
 TEST_CASE(a_peer_that_cannot_acknowledge_gets_copies) {
   SendPolicy policy = referring();
-  policy.refers = false;
+  policy.zero_copy = false;
   Sender sender(policy);
   std::vector<std::uint8_t>& message = sender.buffers.keep(make_message(0, kReferred));
   Request* send = sender.send(message);

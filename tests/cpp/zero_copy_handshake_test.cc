@@ -201,15 +201,15 @@ TEST_CASE(a_listener_grants_what_was_asked_for_and_known) {
 TEST_CASE(ends_with_different_settings_understand_each_other) {
   for (const int sending_workers : {0, 1}) {
     for (const int receiving_workers : {0, 1}) {
-      for (const bool sender_refers : {false, true}) {
-        for (const bool receiver_refers : {false, true}) {
+      for (const bool sender_zero_copy : {false, true}) {
+        for (const bool receiver_zero_copy : {false, true}) {
           std::vector<std::vector<std::uint8_t>> sent;
           std::vector<std::vector<std::uint8_t>> rooms(4, std::vector<std::uint8_t>(kMessageBytes));
           for (std::size_t number = 0; number < rooms.size(); ++number) {
             sent.push_back(make_message(number, kMessageBytes));
           }
-          const auto sending = make_context(config_with(sending_workers, sender_refers));
-          const auto receiving = make_context(config_with(receiving_workers, receiver_refers));
+          const auto sending = make_context(config_with(sending_workers, sender_zero_copy));
+          const auto receiving = make_context(config_with(receiving_workers, receiver_zero_copy));
           std::array<std::uint8_t, kHandleBytes> handle{};
           ListenComm* listen = nullptr;
           CHECK_OK(receiving->listen(0, handle.data(), &listen));

@@ -27,10 +27,10 @@
 namespace bagua_net {
 namespace {
 
-// By reference go chunks from kLeastChunk on of messages from kLeastMessage on.
-constexpr std::size_t kLeastChunk = 65536;
-constexpr std::size_t kLeastMessage = 524289;
-constexpr std::size_t kMostUnacknowledged = 64;
+// By reference go chunks from kMinChunk on of messages from kMinMessage on.
+constexpr std::size_t kMinChunk = 65536;
+constexpr std::size_t kMinMessage = 524289;
+constexpr std::size_t kMaxUnacknowledged = 64;
 constexpr std::size_t kTurnBytes = 1u << 20;
 
 struct Failures final : FailureSink {
@@ -218,8 +218,8 @@ std::vector<std::size_t> random_sizes(std::mt19937& random, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     switch (random() % 4) {
       case 0: sizes.push_back(random() % 300); break;
-      case 1: sizes.push_back(kLeastMessage - 1 + random() % 3); break;
-      default: sizes.push_back(random() % (2 * kLeastMessage));
+      case 1: sizes.push_back(kMinMessage - 1 + random() % 3); break;
+      default: sizes.push_back(random() % (2 * kMinMessage));
     }
   }
   return sizes;
@@ -286,7 +286,7 @@ class Sender {
   static ChunkPolicy policy(std::size_t streams) {
     ChunkPolicy policy;
     policy.streams = streams;
-    policy.min_bytes = policy.max_bytes = kLeastChunk;
+    policy.min_bytes = policy.max_bytes = kMinChunk;
     return policy;
   }
 
@@ -327,10 +327,10 @@ TEST_CASE(messages_survive_a_sender_that_overwrites_them) {
     Link::Settings settings;
     settings.seed = seed;
     settings.streams = 1 + seed % 3;
-    settings.chunks.max_bytes = 2 * kLeastChunk;
+    settings.chunks.max_bytes = 2 * kMinChunk;
     settings.lag = random() % 8;
     settings.sender = {1 + random() % 40, 1 + random() % 60000, 10, 10, 1 + random() % 300000};
-    if (seed % 4 == 0) settings.sender.refers_bytes = random() % (8 * kLeastMessage);
+    if (seed % 4 == 0) settings.sender.zero_copy_bytes = random() % (8 * kMinMessage);
     settings.receiver = {1 + random() % 60000, 1 + random() % 40, 10, 10, 1 + random() % 40};
     Link(settings).exchange(random_sizes(random, 20));
   }
@@ -344,7 +344,7 @@ TEST_CASE(acknowledgements_are_cut_and_refused) {
       Link::Settings settings;
       settings.seed = seed;
       settings.receiver = {100000, 3, 10, 40, room};
-      Link(settings).exchange(std::vector<std::size_t>(10, kLeastMessage));
+      Link(settings).exchange(std::vector<std::size_t>(10, kMinMessage));
     }
   }
 }
@@ -352,7 +352,7 @@ TEST_CASE(acknowledgements_are_cut_and_refused) {
 // Refused in the middle of a header, right after it, and after so many bytes of the payload; in the first chunk and in
 // a later one.
 TEST_CASE(the_kernel_refuses_to_refer_from_any_byte_on) {
-  constexpr std::size_t kFrame = kFrameHeaderBytes + kLeastMessage;
+  constexpr std::size_t kFrame = kFrameHeaderBytes + kMinMessage;
   for (const std::size_t begin : {std::size_t{0}, 2 * kFrame}) {
     for (const std::size_t more : {std::size_t{0}, std::size_t{1}, kFrameHeaderBytes - 1, kFrameHeaderBytes,
                                    kFrameHeaderBytes + 1, kFrameHeaderBytes + 40000, kFrame - 1}) {
@@ -361,7 +361,7 @@ TEST_CASE(the_kernel_refuses_to_refer_from_any_byte_on) {
         settings.seed = seed;
         settings.sender = {3, 50000, 10, 10, 200000, begin + more};
         settings.receiver = {100000, 5, 10, 10, 20};
-        Link(settings).exchange(std::vector<std::size_t>(5, kLeastMessage));
+        Link(settings).exchange(std::vector<std::size_t>(5, kMinMessage));
       }
     }
   }
@@ -372,24 +372,24 @@ TEST_CASE(more_chunks_than_can_be_unacknowledged) {
     Link::Settings settings;
     settings.seed = seed;
     settings.streams = 2;
-    settings.chunks.max_bytes = kLeastChunk;
+    settings.chunks.max_bytes = kMinChunk;
     settings.lag = 3;
     settings.receiver = {100000, 5, 10, 10, 20};
-    Link(settings).exchange(std::vector<std::size_t>(5, 3 * kMostUnacknowledged * kLeastChunk));
+    Link(settings).exchange(std::vector<std::size_t>(5, 3 * kMaxUnacknowledged * kMinChunk));
   }
 }
 
 TEST_CASE(a_chunk_is_acknowledged_before_its_request_is_done) {
   Sender sender;
-  sender.send(kLeastMessage);
+  sender.send(kMinMessage);
   CHECK(!sender.is_sent(0));
   const std::vector<std::uint8_t> frame = sender.read();
-  CHECK_EQ(frame.size(), kFrameHeaderBytes + kLeastMessage);
+  CHECK_EQ(frame.size(), kFrameHeaderBytes + kMinMessage);
   CHECK(header_at(frame, 0).acknowledge);
-  check_payload(frame, kFrameHeaderBytes, 0, kLeastMessage);
+  check_payload(frame, kFrameHeaderBytes, 0, kMinMessage);
   sender.driver->run();
   CHECK(!sender.is_sent(0));
-  sender.acknowledge(kLeastMessage);
+  sender.acknowledge(kMinMessage);
   sender.driver->run();
   CHECK(sender.is_sent(0));
   CHECK(sender.failures.all.empty());
@@ -397,7 +397,7 @@ TEST_CASE(a_chunk_is_acknowledged_before_its_request_is_done) {
 
 TEST_CASE(small_chunks_ask_for_nothing) {
   Sender sender;
-  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, kLeastChunk - 1}) sender.send(bytes);
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, kMinChunk - 1}) sender.send(bytes);
   const std::vector<std::uint8_t> frames = sender.read();
   std::size_t position = 0;
   for (std::size_t number = 0; number < 3; ++number) {
@@ -411,40 +411,40 @@ TEST_CASE(small_chunks_ask_for_nothing) {
 // Of a message of many chunks, the last may be too small to be worth it; and so may a message that is all one chunk.
 TEST_CASE(the_last_chunk_and_the_message_decide_what_is_worth_it) {
   Sender sender({}, 2);
-  constexpr std::size_t kFrame = kFrameHeaderBytes + kLeastChunk;
-  sender.send(kLeastMessage);
+  constexpr std::size_t kFrame = kFrameHeaderBytes + kMinChunk;
+  sender.send(kMinMessage);
   std::vector<std::uint8_t> frames = sender.read();
-  CHECK_EQ(kLeastMessage % kLeastChunk, 1u);
-  for (std::size_t chunk = 0; chunk < kLeastMessage / kLeastChunk; ++chunk) {
+  CHECK_EQ(kMinMessage % kMinChunk, 1u);
+  for (std::size_t chunk = 0; chunk < kMinMessage / kMinChunk; ++chunk) {
     CHECK(header_at(frames, chunk * kFrame).acknowledge);
   }
-  CHECK(!header_at(frames, kLeastMessage / kLeastChunk * kFrame).acknowledge);
+  CHECK(!header_at(frames, kMinMessage / kMinChunk * kFrame).acknowledge);
   CHECK(!sender.is_sent(0));
-  sender.acknowledge(kLeastMessage - 1);
+  sender.acknowledge(kMinMessage - 1);
   sender.driver->run();
   CHECK(sender.is_sent(0));
-  sender.send(kLeastMessage - 1);
+  sender.send(kMinMessage - 1);
   CHECK(!header_at(sender.read(), 0).acknowledge);
   CHECK(sender.is_sent(1));
 }
 
 // What the header asked for stays true, whether the payload went out by reference or not.
 TEST_CASE(a_chunk_that_is_copied_after_all_waits_for_its_acknowledgement) {
-  for (const std::size_t refers :
+  for (const std::size_t zero_copy :
        {std::size_t{0}, kFrameHeaderBytes / 2, kFrameHeaderBytes, kFrameHeaderBytes + 1000}) {
     TwoWayBehaviour behaviour;
-    behaviour.refers_bytes = refers;
+    behaviour.zero_copy_bytes = zero_copy;
     Sender sender(behaviour);
-    sender.send(kLeastMessage);
-    sender.send(kLeastMessage);  // asks no more
+    sender.send(kMinMessage);
+    sender.send(kMinMessage);  // asks no more
     CHECK(!sender.is_sent(0));
     CHECK(sender.is_sent(1));
     const std::vector<std::uint8_t> frames = sender.read();
     CHECK(header_at(frames, 0).acknowledge);
-    check_payload(frames, kFrameHeaderBytes, 0, kLeastMessage);
-    CHECK(!header_at(frames, kFrameHeaderBytes + kLeastMessage).acknowledge);
-    check_payload(frames, 2 * kFrameHeaderBytes + kLeastMessage, 1, kLeastMessage);
-    sender.acknowledge(kLeastMessage);
+    check_payload(frames, kFrameHeaderBytes, 0, kMinMessage);
+    CHECK(!header_at(frames, kFrameHeaderBytes + kMinMessage).acknowledge);
+    check_payload(frames, 2 * kFrameHeaderBytes + kMinMessage, 1, kMinMessage);
+    sender.acknowledge(kMinMessage);
     sender.driver->run();
     CHECK(sender.is_sent(0));
   }
@@ -452,37 +452,37 @@ TEST_CASE(a_chunk_that_is_copied_after_all_waits_for_its_acknowledgement) {
 
 TEST_CASE(what_finds_no_place_among_the_unacknowledged_is_copied) {
   Sender sender({}, 2);
-  sender.send((kMostUnacknowledged + 2) * kLeastChunk);
+  sender.send((kMaxUnacknowledged + 2) * kMinChunk);
   const std::vector<std::uint8_t> frames = sender.read();
-  for (std::size_t chunk = 0; chunk < kMostUnacknowledged + 2; ++chunk) {
-    CHECK_EQ(header_at(frames, chunk * (kFrameHeaderBytes + kLeastChunk)).acknowledge, chunk < kMostUnacknowledged);
+  for (std::size_t chunk = 0; chunk < kMaxUnacknowledged + 2; ++chunk) {
+    CHECK_EQ(header_at(frames, chunk * (kFrameHeaderBytes + kMinChunk)).acknowledge, chunk < kMaxUnacknowledged);
   }
   CHECK(!sender.is_sent(0));
-  sender.acknowledge((kMostUnacknowledged - 1) * kLeastChunk);
+  sender.acknowledge((kMaxUnacknowledged - 1) * kMinChunk);
   sender.driver->run();
   CHECK(!sender.is_sent(0));
-  sender.acknowledge(kMostUnacknowledged * kLeastChunk);
+  sender.acknowledge(kMaxUnacknowledged * kMinChunk);
   sender.driver->run();
   CHECK(sender.is_sent(0));
   // There is room again.
-  sender.send(kLeastMessage);
+  sender.send(kMinMessage);
   CHECK(header_at(sender.read(), 0).acknowledge);
 }
 
 TEST_CASE(an_acknowledgement_is_read_while_the_next_chunk_finds_no_room) {
   TwoWayBehaviour behaviour;
-  behaviour.capacity = kFrameHeaderBytes + kLeastMessage + 100;
+  behaviour.capacity = kFrameHeaderBytes + kMinMessage + 100;
   Sender sender(behaviour);
-  sender.send(kLeastMessage);
-  sender.send(kLeastMessage);  // 100 bytes of it, and then there is no room
+  sender.send(kMinMessage);
+  sender.send(kMinMessage);  // 100 bytes of it, and then there is no room
   CHECK_EQ(sender.peer->unread_bytes(), behaviour.capacity);
-  sender.acknowledge(kLeastMessage);
+  sender.acknowledge(kMinMessage);
   sender.driver->run();
   CHECK(sender.is_sent(0));
   sender.read();
   sender.driver->run();
   CHECK(!sender.is_sent(1));
-  sender.acknowledge(2 * kLeastMessage);
+  sender.acknowledge(2 * kMinMessage);
   sender.driver->run();
   CHECK(sender.is_sent(1));
 }
@@ -490,8 +490,8 @@ TEST_CASE(an_acknowledgement_is_read_while_the_next_chunk_finds_no_room) {
 TEST_CASE(the_end_names_the_first_message_that_is_not_acknowledged) {
   for (const bool resets : {false, true}) {
     Sender sender;
-    for (int i = 0; i < 3; ++i) sender.send(kLeastMessage);
-    sender.acknowledge(kLeastMessage);
+    for (int i = 0; i < 3; ++i) sender.send(kMinMessage);
+    sender.acknowledge(kMinMessage);
     sender.driver->run();
     CHECK(sender.is_sent(0));
     resets ? sender.peer->reset() : sender.peer->shutdown();
@@ -506,8 +506,8 @@ TEST_CASE(the_end_right_behind_an_acknowledgement_is_noticed) {
   for (const bool resets : {false, true}) {
     for (const std::size_t acknowledged : {1, 2, 15, 16, 17}) {
       Sender sender;
-      for (std::size_t i = 0; i <= acknowledged; ++i) sender.send(kLeastMessage);
-      for (std::size_t i = 1; i <= acknowledged; ++i) sender.acknowledge(i * kLeastMessage);
+      for (std::size_t i = 0; i <= acknowledged; ++i) sender.send(kMinMessage);
+      for (std::size_t i = 1; i <= acknowledged; ++i) sender.acknowledge(i * kMinMessage);
       resets ? sender.peer->reset() : sender.peer->shutdown();
       sender.driver->run();
       check_failed_at_message(sender.failures, acknowledged);
@@ -521,8 +521,8 @@ TEST_CASE(the_end_behind_the_last_acknowledgement_is_no_failure) {
   for (const bool resets : {false, true}) {
     for (const std::size_t count : {1, 2, 15, 16, 17, 31, 32, 33, 48, 63, 64}) {
       Sender sender;
-      for (std::size_t i = 0; i < count; ++i) sender.send(kLeastMessage);
-      for (std::size_t i = 1; i <= count; ++i) sender.acknowledge(i * kLeastMessage);
+      for (std::size_t i = 0; i < count; ++i) sender.send(kMinMessage);
+      for (std::size_t i = 1; i <= count; ++i) sender.acknowledge(i * kMinMessage);
       resets ? sender.peer->reset() : sender.peer->shutdown();
       sender.driver->run();
       for (const Status& failure : sender.failures.all) CHECK_OK(failure);
@@ -537,7 +537,7 @@ TEST_CASE(a_peer_that_ended_before_anything_was_sent_fails_the_message) {
     resets ? sender.peer->reset() : sender.peer->shutdown();
     sender.driver->run();
     CHECK(sender.failures.all.empty());  // nothing is under way
-    sender.send(kLeastMessage);
+    sender.send(kMinMessage);
     CHECK(!sender.failures.all.empty());
     CHECK(!sender.is_sent(0));
   }
@@ -548,7 +548,7 @@ TEST_CASE(the_end_in_the_middle_of_a_chunk_fails_the_message) {
     TwoWayBehaviour behaviour;
     behaviour.capacity = 1000;
     Sender sender(behaviour);
-    sender.send(kLeastMessage);
+    sender.send(kMinMessage);
     resets ? sender.peer->reset() : sender.peer->shutdown();
     sender.driver->run();
     CHECK(!sender.failures.all.empty());
@@ -558,9 +558,9 @@ TEST_CASE(the_end_in_the_middle_of_a_chunk_fails_the_message) {
 
 TEST_CASE(an_acknowledgement_that_cannot_be_right_fails_the_stream) {
   for (const std::uint64_t received :
-       {std::uint64_t{1}, std::uint64_t{kLeastMessage - 1}, std::uint64_t{kLeastMessage + 1}, std::uint64_t{1} << 63}) {
+       {std::uint64_t{1}, std::uint64_t{kMinMessage - 1}, std::uint64_t{kMinMessage + 1}, std::uint64_t{1} << 63}) {
     Sender sender;
-    sender.send(kLeastMessage);
+    sender.send(kMinMessage);
     sender.acknowledge(received);
     sender.driver->run();
     CHECK(!sender.failures.all.empty());
@@ -572,8 +572,8 @@ TEST_CASE(an_acknowledgement_that_cannot_be_right_fails_the_stream) {
 TEST_CASE(an_acknowledgement_that_nobody_asked_for_is_refused_with_the_first_that_counts) {
   Sender sender;
   sender.acknowledge(5);
-  sender.send(kLeastMessage);
-  sender.acknowledge(kLeastMessage);
+  sender.send(kMinMessage);
+  sender.acknowledge(kMinMessage);
   sender.driver->run();
   CHECK(!sender.failures.all.empty());
   CHECK(sender.failures.all[0].message().find("acknowledged 5 bytes") != std::string::npos);
@@ -583,8 +583,8 @@ TEST_CASE(an_acknowledgement_that_nobody_asked_for_is_refused_with_the_first_tha
 // no message, though every byte of it can be read.
 TEST_CASE(what_a_sender_abandoned_is_not_received) {
   Sender sender;
-  sender.send(kLeastMessage);
-  CHECK_EQ(sender.peer->unread_bytes(), kFrameHeaderBytes + kLeastMessage);
+  sender.send(kMinMessage);
+  CHECK_EQ(sender.peer->unread_bytes(), kFrameHeaderBytes + kMinMessage);
   sender.abandon();
   IdleComms comms;
   ReceiveTable table;
@@ -592,7 +592,7 @@ TEST_CASE(what_a_sender_abandoned_is_not_received) {
   TwoWayEnd* const end = sender.peer.get();
   RecvStream stream(std::move(sender.peer), &failures, 0, &table, [] {});
   Driver driver(&stream, end);
-  std::vector<std::uint8_t> room(kLeastMessage);
+  std::vector<std::uint8_t> room(kMinMessage);
   Request receive;
   table.post(&receive, comms.receiving.get(), 0, room.data(), room.size(), nullptr);
   driver.kick();
@@ -603,10 +603,10 @@ TEST_CASE(what_a_sender_abandoned_is_not_received) {
 
 TEST_CASE(a_chunk_in_the_middle_is_abandoned_too) {
   TwoWayBehaviour behaviour;
-  behaviour.capacity = kLeastMessage;
-  behaviour.refers_bytes = kLeastMessage / 2;  // and then copies
+  behaviour.capacity = kMinMessage;
+  behaviour.zero_copy_bytes = kMinMessage / 2;  // and then copies
   Sender sender(behaviour);
-  sender.send(kLeastMessage);
+  sender.send(kMinMessage);
   CHECK(!sender.peer->is_broken());
   sender.abandon();
   CHECK(sender.peer->is_broken());
@@ -617,9 +617,9 @@ TEST_CASE(a_sender_with_nothing_to_abandon_resets_nothing) {
   Sender sender;
   sender.abandon();
   CHECK(!sender.peer->is_broken());
-  sender.send(kLeastMessage);
+  sender.send(kMinMessage);
   sender.read();
-  sender.acknowledge(kLeastMessage);
+  sender.acknowledge(kMinMessage);
   sender.driver->run();
   CHECK(sender.is_sent(0));
   sender.send(100);
@@ -631,10 +631,10 @@ TEST_CASE(a_sender_with_nothing_to_abandon_resets_nothing) {
 // After a failure the poller still tells of the end that the failure brings about.
 TEST_CASE(a_stream_that_failed_completes_nothing_more) {
   Sender sender;
-  for (int i = 0; i < 2; ++i) sender.send(kLeastMessage);
+  for (int i = 0; i < 2; ++i) sender.send(kMinMessage);
   const std::array<std::uint8_t, 16 * kAcknowledgementBytes> garbage{};
   sender.write(garbage.data(), garbage.size());
-  sender.acknowledge(2 * kLeastMessage);
+  sender.acknowledge(2 * kMinMessage);
   sender.driver->run();
   CHECK(!sender.failures.all.empty());
   sender.driver->kick();

@@ -79,7 +79,7 @@ def test_a_line_of_the_users_own_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "nccl.conf"
     file.write_text("NCCL_DEBUG=WARN\nNCCL_NET_PLUGIN=ofi\n")
     with pytest.raises(
-        ConfigFileError, match=r"nccl\.conf sets NCCL_NET_PLUGIN=ofi already; .*`bagua-net enable --force`"
+        ConfigFileError, match=r"nccl\.conf sets NCCL_NET_PLUGIN=ofi already\n.*`bagua-net enable --force`"
     ):
         enable(file, _PLUGIN, force=False)
     assert file.read_text() == "NCCL_DEBUG=WARN\nNCCL_NET_PLUGIN=ofi\n"
@@ -112,7 +112,7 @@ def test_mode_and_link_are_kept(mode: int, tmp_path: Path) -> None:
 
 
 def test_a_missing_directory(tmp_path: Path) -> None:
-    with pytest.raises(ConfigFileError, match=r"cannot be written \(No such file or directory\); create the directory"):
+    with pytest.raises(ConfigFileError, match=r"cannot be written \(No such file or directory\)\nCreate the directory"):
         enable(tmp_path / "none" / "nccl.conf", _PLUGIN, force=False)
 
 
@@ -125,12 +125,12 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "nccl.conf"
     monkeypatch.setattr(tempfile, "mkstemp", refused)
     with pytest.raises(
-        ConfigFileError, match=r"nccl\.conf cannot be written \(Permission denied\); run the command as"
+        ConfigFileError, match=r"nccl\.conf cannot be written \(Permission denied\)\nRun the command as"
     ):
         enable(file, _PLUGIN, force=False)
     monkeypatch.setattr(Path, "read_bytes", refused)
     with pytest.raises(
-        ConfigFileError, match=r"cannot be read \(Permission denied\); run the command as the file's owner"
+        ConfigFileError, match=r"cannot be read \(Permission denied\)\nRun the command as the file's owner"
     ):
         disable(file)
 
@@ -143,7 +143,7 @@ def test_not_removable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(Path, "unlink", refused)
-    with pytest.raises(ConfigFileError, match=r"cannot be removed \(Read-only file system\); put that right, or name"):
+    with pytest.raises(ConfigFileError, match=r"cannot be removed \(Read-only file system\)\nFix the cause, or name"):
         disable(file)
 
 

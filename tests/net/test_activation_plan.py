@@ -105,7 +105,7 @@ def test_an_old_nccl_of_torch_is_served_by_name(here: Surroundings) -> None:
 
 def test_an_old_nccl_cannot_be_served_in_a_running_process(here: Surroundings) -> None:
     with pytest.raises(
-        ActivationError, match=r"^NCCL 2\.20\.5 \(nvidia-nccl-cu12\) finds plugins only .*; start the job"
+        ActivationError, match=r"^NCCL 2\.20\.5 \(nvidia-nccl-cu12\) finds plugins only .*\nStart the job"
     ):
         in_process(_ASKED, replace(here, torch_nccl=_OLD_NCCL))
 
@@ -134,8 +134,8 @@ def test_another_plugin_is_kept(value: str, here: Surroundings) -> None:
         assert result.kept == (KeptSetting("NCCL_NET_PLUGIN", value, "the environment"),)
         assert result.changes == {}
         (warning,) = result.warnings
-        assert warning.startswith(f"NCCL_NET_PLUGIN={value} (set in the environment) is kept, and NCCL loads that")
-        assert warning.endswith("; unset it to use the plugin of this installation")
+        assert warning.startswith(f"NCCL_NET_PLUGIN={value} (set in the environment) is kept: NCCL loads it instead of")
+        assert warning.endswith("\nTo use the plugin of this installation, unset NCCL_NET_PLUGIN.")
 
 
 def test_another_build_of_ours_may_be_required(here: Surroundings) -> None:
@@ -166,7 +166,7 @@ def test_another_transport_is_kept(name: str, here: Surroundings) -> None:
     assert result.state is ActivationState.KEPT
     assert result.changes == {}
     (warning,) = result.warnings
-    assert warning.startswith(f"NCCL_NET={name} (set in the environment) is kept, and keeps the plugin out; unset it")
+    assert warning.startswith(f"NCCL_NET={name} (set in the environment) is kept: NCCL does not use the plugin\nTo use")
 
 
 @pytest.mark.parametrize("name", ["BaguaNet", "baguanet", "BAGUANET"])
@@ -215,14 +215,16 @@ def test_rdma_is_warned_about(here: Surroundings) -> None:
 def test_a_new_process_is_told_that_the_plugin_is_off(here: Surroundings) -> None:
     result = in_new_process({"ENABLE_BAGUA_NET": "0"}, here)
     assert (result.state, result.changes) == (ActivationState.OFF, {})
-    assert result.warnings[0].startswith("ENABLE_BAGUA_NET=0 is set: NCCL keeps its own transport; unset it")
+    assert result.warnings[0].startswith(
+        "ENABLE_BAGUA_NET=0 is set: NCCL uses its own transport\nTo use the plugin, set it to 1"
+    )
 
 
 def test_a_path_that_nccl_would_cut(tmp_path: Path) -> None:
     long = Surroundings(tmp_path / ("d" * 250) / "libnccl-net.so")
-    with pytest.raises(PluginPathError, match=r"is \d+ bytes long, and NCCL reads 254; install bagua in a directory"):
+    with pytest.raises(PluginPathError, match=r"is \d+ bytes long; NCCL reads at most 254\nInstall bagua"):
         in_process(_ASKED, long)
-    with pytest.raises(PluginPathError, match="contains a comma, at which NCCL would cut it; install bagua in another"):
+    with pytest.raises(PluginPathError, match="contains a comma, where NCCL would cut it\nInstall bagua in another"):
         in_process(_ASKED, Surroundings(Path("/opt/a,b/libnccl-net.so")))
     with pytest.raises(PluginPathError, match="contains a line feed"):
         in_process(_ASKED, Surroundings(Path("/opt/a\nb/libnccl-net.so")))

@@ -69,7 +69,7 @@ def test_a_line_of_the_users_own(
     file.write_text("NCCL_NET_PLUGIN=ofi\n")
     result = run_command([bagua_net, "enable"], environment)
     assert result.returncode == 1
-    assert result.stderr.startswith(f"bagua-net enable: {file} sets NCCL_NET_PLUGIN=ofi already; remove that line, or")
+    assert result.stderr.startswith(f"bagua-net enable: {file} sets NCCL_NET_PLUGIN=ofi already\nRemove that line, or")
     assert file.read_text() == "NCCL_NET_PLUGIN=ofi\n"
 
     assert run_command([bagua_net, "enable", "--force"], environment).returncode == 0
@@ -87,9 +87,9 @@ def test_what_keeps_nccl_from_the_line(
     result = run_command([bagua_net, "enable"], own)
     assert result.returncode == 0
     assert result.stderr.splitlines() == [
-        f"bagua-net enable: warning: NCCL_NET=Socket in {file} keeps the plugin out; remove that line",
-        "bagua-net enable: warning: NCCL_NET_PLUGIN=ofi in the environment wins over the file; unset it",
-        "bagua-net enable: warning: NCCL_NET=IB in the environment keeps the plugin out; unset it",
+        f"bagua-net enable: warning: NCCL_NET=Socket in {file} keeps NCCL from using the plugin; remove that line",
+        "bagua-net enable: warning: NCCL_NET_PLUGIN=ofi in the environment takes precedence over the file; unset it",
+        "bagua-net enable: warning: NCCL_NET=IB in the environment keeps NCCL from using the plugin; unset it",
     ]
 
 
@@ -107,7 +107,7 @@ def test_no_home(run_command: RunCommand, bagua_net: Path, environment: dict[str
 def test_no_such_directory(run_command: RunCommand, bagua_net: Path, environment: dict[str, str]) -> None:
     result = run_command([bagua_net, "enable"], {**environment, "NCCL_CONF_FILE": "/no/such/nccl.conf"})
     assert result.returncode == 1
-    assert "/no/such/nccl.conf cannot be written (No such file or directory); create the directory" in result.stderr
+    assert "/no/such/nccl.conf cannot be written (No such file or directory)\nCreate the directory" in result.stderr
 
 
 def test_no_permission(run_command: RunCommand, bagua_net: Path, environment: dict[str, str]) -> None:
@@ -151,4 +151,4 @@ def test_the_users_file_wins_over_the_systems(
     own = tmp_path / ".nccl.conf"
     own.write_text("NCCL_NET_PLUGIN=ofi\n")
     assert main(["enable", "--system"]) == 0
-    assert f"{own} sets NCCL_NET_PLUGIN=ofi, which wins over {system}; remove it" in capsys.readouterr().err
+    assert f"{own} sets NCCL_NET_PLUGIN=ofi, which takes precedence over {system}; remove it" in capsys.readouterr().err

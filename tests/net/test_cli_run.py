@@ -124,7 +124,7 @@ def test_switched_off(run_command: RunCommand, bagua_net: Path, environment: dic
     assert result.returncode == 0
     assert "NCCL_NET_PLUGIN" not in result.stdout
     assert "LD_LIBRARY_PATH" not in result.stdout
-    assert "Bagua-Net: ENABLE_BAGUA_NET=0 is set: NCCL keeps its own transport; unset it" in result.stderr
+    assert "Bagua-Net: ENABLE_BAGUA_NET=0 is set: NCCL uses its own transport\nTo use" in result.stderr
 
 
 def test_the_users_own_setting_is_said_once(
@@ -141,6 +141,28 @@ def test_a_bad_value(run_command: RunCommand, bagua_net: Path, environment: dict
     result = run_command([bagua_net, "run", "--", "true"], {**environment, "ENABLE_BAGUA_NET": "maybe"})
     assert result.returncode == 1
     assert result.stderr.startswith("bagua-net run: ENABLE_BAGUA_NET=maybe: must be 1, true, yes or on, or else 0")
+
+
+@pytest.mark.parametrize("subcommand", [["run", "--", "echo", "ran"], ["env"]])
+def test_a_setting_that_keeps_the_plugin_from_starting(
+    subcommand: list[str], run_command: RunCommand, bagua_net: Path, environment: dict[str, str]
+) -> None:
+    result = run_command([bagua_net, *subcommand], {**environment, "BAGUA_NET_NSTREAMS": "lots"})
+    assert (result.returncode, result.stdout) == (1, "")
+    first, remedy = result.stderr.splitlines()
+    assert "BAGUA_NET_NSTREAMS=lots: must be an integer from 1 to 64" in first
+    assert remedy.startswith("Correct BAGUA_NET_NSTREAMS or unset it.")
+
+
+def test_misspelt_settings_are_named(run_command: RunCommand, bagua_net: Path, environment: dict[str, str]) -> None:
+    own = {"BAGUA_NET_NSTREAM": "4", "BAGUA_LOGLEVEL": "info", "BAGUA_AUTOTUNE": "1", "BAGUA_LOG_LEVEL": "info"}
+    result = run_command([bagua_net, "run", "--", "true"], environment | own)
+    assert result.returncode == 0
+    assert "BAGUA_NET_NSTREAM is not a Bagua-Net setting" in result.stderr
+    assert "Did you mean BAGUA_NET_NSTREAMS?" in result.stderr
+    assert "Did you mean BAGUA_LOG_LEVEL?" in result.stderr
+    assert "BAGUA_AUTOTUNE has no effect in this version." in result.stderr
+    assert len(result.stderr.splitlines()) == 3
 
 
 def test_required_and_another_transport(run_command: RunCommand, bagua_net: Path, environment: dict[str, str]) -> None:

@@ -41,7 +41,7 @@ def test_the_report_is_aligned_and_wrapped() -> None:
         " " * 20 + "a b"
     )
     assert max(map(len, lines[:-1])) <= 60
-    assert lines[-1].endswith("To put right: NCCL.")
+    assert lines[-1].endswith("Failed checks: NCCL.")
 
 
 def test_colour_changes_nothing_but_colour() -> None:

@@ -153,7 +153,7 @@ def test_an_idle_comm_holds_little_memory(start_driver: StartDriver, transport: 
 
 def test_sockets_that_hold_data_are_counted(start_driver: StartDriver) -> None:
     """One rank sends and the other does not receive: the kernel has the bytes."""
-    first, second = start_pair(start_driver, "bare", 1, "--timeout-ms", 1000)
+    first, second = start_pair(start_driver, "bare", 1)
     connect((first, second))
     first.say("run 1048576 1 0")
     held: dict[str, int] = {}
@@ -163,7 +163,7 @@ def test_sockets_that_hold_data_are_counted(start_driver: StartDriver) -> None:
         held.update(second.expect("footprint"))
         return held["socket_memory_bytes"] >= 4096
 
-    wait_until(holds_data, "received bytes in the idle rank's socket", 10)
+    wait_until(holds_data, "received bytes in the idle rank's socket", ANSWER_S)
     assert held["tcp_sockets"] == 2
 
 
@@ -184,11 +184,11 @@ def test_a_low_limit_of_descriptors_is_raised(start_driver: StartDriver) -> None
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_silent_peer_is_an_error_that_says_where(start_driver: StartDriver, transport: str) -> None:
-    pair = start_pair(start_driver, transport, 3, "--timeout-ms", 500)
+    pair = start_pair(start_driver, transport, 3, "--timeout-ms", 1500)
     connect(pair)
     pair[0].say("run 1000 7 0")
     message = pair[0].expect_failure()
-    assert "no message completed for 500 ms at rank 0 (its peer is rank 1)" in message
+    assert "no message completed for 1500 ms at rank 0 (its peer is rank 1)" in message
     assert "0 of 7 messages received" in message
     assert "message 0 on comm 0" in message
     assert "--timeout-ms" in message

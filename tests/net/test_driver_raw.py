@@ -149,9 +149,10 @@ def test_a_raw_client_without_a_server_is_an_error(start_driver: StartDriver) ->
 def test_a_raw_end_that_dies_is_an_error_of_the_other(start_driver: StartDriver) -> None:
     for victim in (0, 1):
         ends = start_raw(start_driver, 2)
+        moved = loopback_bytes()
         for end in ends:
             end.say(f"run {1 << 40} {MIB}")
-        time.sleep(0.3)
+        wait_until(lambda moved=moved: loopback_bytes() - moved > 8 * MIB, "traffic of the run", ANSWER_S)
         ends[victim].process.kill()
         message = ends[1 - victim].expect_failure(SECONDS)
         assert "stream" in message

@@ -81,7 +81,7 @@ def test_a_round_trip_takes_the_delay_twice(hosts: int, ip_version: int) -> None
     with Lab(hosts, delay_ms=20) as lab:
         for source, target in ((0, 1), (hosts - 1, 0)):
             times = _round_trips_ms(lab, source, target, ip_version)
-            assert 40 <= times[0] < 48, times
+            assert 40 <= times[0] < 60, times
 
 
 @needs_delays

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ import torch
 from support.ranks import run_ranks
 
 import bagua.torch_api
-from bagua.env import EnvironmentValueError
+from bagua.env import SETTINGS as PACKAGE_SETTINGS
+from bagua.env import WITHOUT_EFFECT, EnvironmentValueError
 from bagua.torch_api import env, wrap_summary
 
 # name of the function -> variable, value if it is not set, a text and what it means, a text that means nothing
@@ -195,3 +198,13 @@ def test_what_is_loaded_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("importlib.import_module", lacks_package)
     with pytest.raises(ModuleNotFoundError, match="redis"):
         _ = bagua.torch_api.now
+
+
+def test_every_variable_that_the_package_names_is_declared() -> None:
+    """`bagua-net run` warns of every other BAGUA_* variable."""
+    literal = re.compile(r"[\"'](BAGUA_(?!NET_)[A-Z0-9_]+)[\"']")
+    package = Path(bagua.__file__).parent
+    sources = [path for path in package.rglob("*.py") if path != package / "env.py"]
+    named = {name for path in sources for name in literal.findall(path.read_text(encoding="utf-8"))}
+    assert "BAGUA_DEFAULT_BUCKET_SIZE" in named
+    assert named <= PACKAGE_SETTINGS | WITHOUT_EFFECT

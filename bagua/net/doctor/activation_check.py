@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from bagua.env import read_switch
+from bagua.env import EnvironmentValueError, read_switch
 from bagua.net import nccl_config_file
 from bagua.net.activation import ActivationState, Surroundings, Target, plan, way_to_plugin
-from bagua.net.doctor.finding import Finding, Section, Status, fail, ok, split_message, warn
+from bagua.net.doctor.finding import Finding, Section, Status, fail, ok, skip, split_message, warn
 from bagua.net.nccl_library import NcclLibrary, TorchInstallation
 
 _ENTRY_POINT = "bagua.net.autoload:autoload"
@@ -42,6 +42,8 @@ def _findings(
         is_required = read_switch(environment, "BAGUA_NET_REQUIRED") or False
         asking = dict(environment) if is_asked is not None else {**environment, "ENABLE_BAGUA_NET": "1"}
         result = plan(asking, Target.THIS_PROCESS, surroundings)
+    except EnvironmentValueError:
+        return [skip("not checked: a setting has a bad value, see Settings")], None
     except (ValueError, RuntimeError) as error:
         return [split_message(Status.FAIL, str(error))], None
     if result.state is ActivationState.OFF:

@@ -9,7 +9,7 @@ from pathlib import Path
 from bagua.net import nccl_config_file, rdma
 from bagua.net.activation import Surroundings
 from bagua.net.doctor.activation_check import check_activation
-from bagua.net.doctor.finding import Report, Section, fail
+from bagua.net.doctor.finding import Report, Section, Status, skip
 from bagua.net.doctor.library_check import check_library, missing_library
 from bagua.net.doctor.nccl_check import check_nccl
 from bagua.net.doctor.network_check import check_interfaces, check_rdma
@@ -19,6 +19,11 @@ from bagua.net.library import MissingFileError, library_path, loader_search_path
 from bagua.net.nccl_library import find_nccl_libraries, find_torch
 from bagua.net.nccl_wheel import wheel_release
 from bagua.version import __version__
+
+
+def has_gpu(devices: Path = Path("/dev")) -> bool:
+    """NVIDIA's and AMD's drivers, and WSL."""
+    return any(devices.glob("nvidia[0-9]*")) or any((devices / name).exists() for name in ("kfd", "dxg"))
 
 
 def examine(environment: Mapping[str, str]) -> Report:
@@ -36,7 +41,7 @@ def examine(environment: Mapping[str, str]) -> Report:
         library = library_path()
     except MissingFileError as error:
         library_section = missing_library(str(error))
-        activation = Section("activation", "Activation", (fail("nothing to activate", "see the section Library"),))
+        activation = Section("activation", "Activation", (skip("not checked: there is no library"),))
     else:
         library_section = check_library(library)
         surroundings = Surroundings(
@@ -44,6 +49,7 @@ def examine(environment: Mapping[str, str]) -> Report:
         )
         activation = check_activation(environment, surroundings, torch, nccl)
 
+    settings = check_settings(environment, config, files)
     return Report(
         __version__,
         (
@@ -55,11 +61,12 @@ def examine(environment: Mapping[str, str]) -> Report:
                 effective,
                 surroundings,
                 reopens_by_name=bool(library_section.facts.get("reopens_by_name", False)),
+                has_gpu=has_gpu(),
             ),
             check_interfaces(effective),
             check_rdma(ports, effective),
-            check_settings(environment, config, files),
-            check_loopback(effective, library),
+            settings,
+            check_loopback(effective, library, settings_fail=settings.status is Status.FAIL),
         ),
         python=sys.executable,
     )

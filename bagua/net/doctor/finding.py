@@ -12,6 +12,7 @@ class Status(Enum):
     OK = "ok"
     WARN = "warn"  # a job would use the plugin, but perhaps not as the user wants
     FAIL = "FAIL"  # a job would not use the plugin
+    SKIP = "skip"  # not applicable here, or not checked because another check failed
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Section:
     @property
     def status(self) -> Status:
         statuses = {finding.status for finding in self.findings}
-        return next((status for status in (Status.FAIL, Status.WARN) if status in statuses), Status.OK)
+        return next((status for status in (Status.FAIL, Status.WARN, Status.SKIP) if status in statuses), Status.OK)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,13 @@ def fail(text: str, remedy: str) -> Finding:
     return Finding(Status.FAIL, text, remedy)
 
 
+def skip(text: str) -> Finding:
+    return Finding(Status.SKIP, text)
+
+
 def split_message(status: Status, message: str) -> Finding:
-    """Our messages read "what is wrong; what to do"."""
-    text, _, remedy = message.partition("; ")
-    return Finding(status, text, remedy)
+    """Messages read "what happened", then "what to do" on a line of its own or after the last semicolon."""
+    text, separator, remedy = message.partition("\n")
+    if not separator:
+        text, separator, remedy = message.rpartition("; ")
+    return Finding(status, text, remedy) if separator else Finding(status, message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bagua.net.activation import Surroundings
-from bagua.net.doctor.finding import Finding, Section, Status, fail, ok, warn
+from bagua.net.doctor.finding import Finding, Section, Status, fail, ok, skip, warn
 from bagua.net.nccl_library import NcclLibrary, TorchInstallation
 from bagua.net.nccl_release import NcclRelease
 from bagua.net.plugin_setting import default_name_finds
@@ -18,11 +18,12 @@ def check_nccl(
     surroundings: Surroundings | None,
     *,
     reopens_by_name: bool,
+    has_gpu: bool = True,
 ) -> Section:
     """The first library is the one that a job takes: only its problems are failures. `reopens_by_name`: see
     [Note: opened again] in library_check.py."""
     if not libraries:
-        findings = [_no_nccl(torch)]
+        findings = [_no_nccl(torch) if has_gpu else skip("skipped: no GPU, and no NCCL, on this machine")]
     else:
         findings = [_check(libraries[0], Status.FAIL, environment, surroundings)]
         release = libraries[0].release

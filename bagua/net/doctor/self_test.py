@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bagua.net.doctor.finding import Section, fail, ok
+from bagua.net.doctor.finding import Section, Status, fail, ok, skip, split_message
 from bagua.net.library import MissingFileError, driver_path
 
 _STEP_TIMEOUT_S = 5.0
@@ -27,14 +27,16 @@ _TITLE = "Loopback self-test"
 _REPORT_IT = "run it again with BAGUA_DRIVER_LOG=info, and report what it prints if the cause is not clear from it"
 
 
-def check_loopback(environment: Mapping[str, str], library: Path | None) -> Section:
+def check_loopback(environment: Mapping[str, str], library: Path | None, *, settings_fail: bool = False) -> Section:
     if library is None:
-        return _failed("not run: there is no library", "see the section Library")
+        return _skipped("not run: there is no library")
+    if settings_fail:
+        return _skipped("not run: the plugin does not start with these settings")
     try:
         driver = driver_path()
     except MissingFileError as error:
-        text, _, remedy = str(error).partition("; ")
-        return _failed(text, remedy)
+        finding = split_message(Status.FAIL, str(error))
+        return _failed(finding.text, finding.remedy)
     # Imported here: `bagua-net doctor` without a library needs none of it.
     from bagua.net.bench.errors import BenchError
 
@@ -42,8 +44,8 @@ def check_loopback(environment: Mapping[str, str], library: Path | None) -> Sect
     try:
         verified, timed = _run(environment, library, driver)
     except BenchError as error:
-        text, _, remedy = str(error).partition("; ")
-        return _failed(text, remedy or _REPORT_IT)
+        finding = split_message(Status.FAIL, str(error))
+        return _failed(finding.text, finding.remedy or _REPORT_IT)
     wrong = sum(int(event["wrong_elements"]) for event in verified)
     if wrong:
         return _failed(f"{wrong} elements of {_VERIFIED_BYTES} bytes arrived wrong", _REPORT_IT)
@@ -53,6 +55,10 @@ def check_loopback(environment: Mapping[str, str], library: Path | None) -> Sect
     text = f"{_RANKS} processes, {_VERIFIED_BYTES >> 20} MiB compared element by element: all correct"
     rate = f"best of {_ITERATIONS} all-reduces of {_TIMED_BYTES >> 20} MiB: {busbw:.1f} GB/s busbw (no benchmark)"
     return Section("self_test", _TITLE, (ok(text), ok(rate)), facts)
+
+
+def _skipped(text: str) -> Section:
+    return Section("self_test", _TITLE, (skip(text),), {"passed": None})
 
 
 def _failed(text: str, remedy: str) -> Section:

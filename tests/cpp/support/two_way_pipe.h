@@ -30,7 +30,7 @@ struct TwoWayBehaviour {
   int eagain_percent = 0;
   std::size_t capacity = kAllBytes;  // of the direction that this end writes
   // The bytes, headers included, that go out by reference before EOPNOTSUPP.
-  std::size_t refers_bytes = kAllBytes;
+  std::size_t zero_copy_bytes = kAllBytes;
 };
 
 class TwoWayEnd final : public ByteStream {
@@ -79,10 +79,10 @@ class TwoWayEnd final : public ByteStream {
 
   // Here a short move means nothing, as with TCP: only EAGAIN does.
   ssize_t write_by_reference(const iovec& copied, const iovec& referred) override {
-    if (behaviour_.refers_bytes == 0) return refuse(EOPNOTSUPP);
+    if (behaviour_.zero_copy_bytes == 0) return refuse(EOPNOTSUPP);
     const iovec pieces[2] = {copied, referred};
-    const ssize_t moved = move_out(pieces, 2, true, behaviour_.refers_bytes);
-    if (moved > 0) behaviour_.refers_bytes -= static_cast<std::size_t>(moved);
+    const ssize_t moved = move_out(pieces, 2, true, behaviour_.zero_copy_bytes);
+    if (moved > 0) behaviour_.zero_copy_bytes -= static_cast<std::size_t>(moved);
     return moved;
   }
 
@@ -125,11 +125,11 @@ class TwoWayEnd final : public ByteStream {
     bool reader_event = false;
     bool writer_event = false;
 
-    void put(const iovec& piece, std::size_t most, bool refers) {
+    void put(const iovec& piece, std::size_t most, bool zero_copy) {
       const auto* data = static_cast<const std::uint8_t*>(piece.iov_base);
       if (most == 0) return;
       pieces.push_back({{}, data, most});
-      if (!refers) {
+      if (!zero_copy) {
         pieces.back().copied.assign(data, data + most);
         pieces.back().data = pieces.back().copied.data();
       }
@@ -182,8 +182,8 @@ class TwoWayEnd final : public ByteStream {
   std::size_t room() const { return behaviour_.capacity - std::min(behaviour_.capacity, out_->bytes); }
   void wait_for_room() { room() == 0 ? out_->writer_waits = true : out_->writer_event = true; }
 
-  // refers: the second piece is not copied.
-  ssize_t move_out(const iovec* pieces, std::size_t count, bool refers, std::size_t most) {
+  // zero_copy: the second piece is not copied.
+  ssize_t move_out(const iovec* pieces, std::size_t count, bool zero_copy, std::size_t most) {
     if (is_disturbed(&out_->writer_event)) return -1;
     if (out_->ended) return refuse(EPIPE);
     const std::size_t allowed = std::min({allowance(behaviour_.most_written), room(), most});
@@ -194,7 +194,7 @@ class TwoWayEnd final : public ByteStream {
     std::size_t moved = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t bytes = std::min(pieces[i].iov_len, allowed - moved);
-      out_->put(pieces[i], bytes, refers && i == 1);
+      out_->put(pieces[i], bytes, zero_copy && i == 1);
       moved += bytes;
     }
     out_->reader_event = true;

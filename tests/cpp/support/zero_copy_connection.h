@@ -31,7 +31,7 @@
 
 namespace bagua_net {
 
-constexpr std::size_t kLeastChunk = 65536;
+constexpr std::size_t kMinChunk = 65536;
 constexpr std::size_t kReferred = 1u << 20;  // large enough a message to go out by reference
 
 inline void set_buffer(const OwnedFd& socket, int option, int bytes) {
@@ -81,8 +81,8 @@ class WrittenBytes {
 inline SendPolicy referring() {
   SendPolicy policy;
   policy.inline_bytes = 0;
-  policy.max_chunk_bytes = 4 * kLeastChunk;
-  policy.refers = true;
+  policy.max_chunk_bytes = 4 * kMinChunk;
+  policy.zero_copy = true;
   return policy;
 }
 

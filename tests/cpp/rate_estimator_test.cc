@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "support/check.h"
-#include "transport/pace_meter.h"
+#include "transport/rate_estimator.h"
 
 namespace bagua_net {
 namespace {
@@ -12,7 +12,7 @@ constexpr std::int64_t kStepUs = 2000;
 
 // A stream that is looked at every 2 ms while it is busy.
 struct Watched {
-  PaceMeter meter;
+  RateEstimator meter;
   Delivery delivery;
   std::int64_t now_ns = 1'000'000'000;
 
@@ -37,7 +37,7 @@ bool is_close(double value, double expected) { return value > 0.99 * expected &&
 
 }  // namespace
 
-TEST_CASE(nothing_is_known_at_first) { CHECK_EQ(PaceMeter().pace().bytes_per_ns, 0.0); }
+TEST_CASE(nothing_is_known_at_first) { CHECK_EQ(RateEstimator().pace().bytes_per_ns, 0.0); }
 
 TEST_CASE(without_a_queue_what_tcp_permits_counts_on_a_long_path) {
   Watched stream(2000, 1000);

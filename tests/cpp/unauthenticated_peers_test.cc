@@ -1,4 +1,5 @@
-// What strangers at the listening port cost: bounded turns, and log lines that do not grow with their number.
+// What unauthenticated peers at the listening port cost: bounded turns, and log lines that do not grow with their
+// number.
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -19,7 +20,7 @@
 namespace bagua_net {
 namespace {
 
-constexpr int kStrangers = 100;
+constexpr int kPeers = 100;
 
 // The listening side, driven by the test.
 struct Listening {
@@ -29,7 +30,7 @@ struct Listening {
   InboundHandshakes inbound{settings, &poller, &next_id};
   Token token{};
   SocketAddress address;
-  std::vector<OwnedFd> strangers;
+  std::vector<OwnedFd> peers;
 
   Listening() {
     CHECK_OK(poller.open());
@@ -47,10 +48,10 @@ struct Listening {
     address.set_port(decoded.port);
   }
   void come(const void* bytes, std::size_t count) {
-    OwnedFd stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    CHECK_EQ(::connect(stranger.get(), address.data(), address.length()), 0);
-    CHECK_EQ(::send(stranger.get(), bytes, count, MSG_NOSIGNAL), static_cast<ssize_t>(count));
-    strangers.push_back(std::move(stranger));
+    OwnedFd peer(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    CHECK_EQ(::connect(peer.get(), address.data(), address.length()), 0);
+    CHECK_EQ(::send(peer.get(), bytes, count, MSG_NOSIGNAL), static_cast<ssize_t>(count));
+    peers.push_back(std::move(peer));
   }
   // One turn of the connection thread.
   void turn() {
@@ -60,8 +61,8 @@ struct Listening {
   }
   int sent_away() const {
     int count = 0;
-    for (const OwnedFd& stranger : strangers) {
-      pollfd state{stranger.get(), POLLRDHUP, 0};
+    for (const OwnedFd& peer : peers) {
+      pollfd state{peer.get(), POLLRDHUP, 0};
       count += ::poll(&state, 1, 0);
     }
     return count;
@@ -97,7 +98,7 @@ TEST_CASE(a_peer_that_leaves_while_its_streams_join_is_named_at_once) {
   Listening listening;
   begin_to_join(listening);
   CHECK_OK(accept(listening));
-  listening.strangers.clear();
+  listening.peers.clear();
   const Status status = accept(listening);
   CHECK(status.code() == StatusCode::kRemoteError);
   CHECK(names(status, "node7"));
@@ -115,7 +116,7 @@ TEST_CASE(a_peer_whose_streams_do_not_all_join_is_named_at_the_deadline) {
   CHECK(names(status, "node7"));
 }
 
-TEST_CASE(strangers_leave_files_to_the_application) {
+TEST_CASE(unauthenticated_peers_leave_files_to_the_application) {
   rlimit before{};
   CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   rlimit few = before;
@@ -123,32 +124,32 @@ TEST_CASE(strangers_leave_files_to_the_application) {
   CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
   Listening listening;
   CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  for (int i = 0; i < kStrangers; ++i) listening.come("BNH", 3);
+  for (int i = 0; i < kPeers; ++i) listening.come("BNH", 3);
   for (int i = 0; i < 20; ++i) listening.turn();
-  CHECK_EQ(listening.sent_away(), kStrangers - 320 / 8);
+  CHECK_EQ(listening.sent_away(), kPeers - 320 / 8);
 }
 
-TEST_CASE(a_turn_ends_however_many_strangers_come) {
+TEST_CASE(a_turn_ends_however_many_peers_come) {
   Listening listening;
-  for (int i = 0; i < kStrangers; ++i) listening.come("GET /", 5);
+  for (int i = 0; i < kPeers; ++i) listening.come("GET /", 5);
   listening.turn();
   const int first = listening.sent_away();
-  CHECK(first > 0 && first < kStrangers / 2);
+  CHECK(first > 0 && first < kPeers / 2);
   for (int i = 0; i < 10; ++i) listening.turn();
-  CHECK_EQ(listening.sent_away(), kStrangers);
+  CHECK_EQ(listening.sent_away(), kPeers);
 }
 
-TEST_CASE(strangers_of_one_kind_are_one_line) {
+TEST_CASE(unauthenticated_peers_of_one_kind_are_one_line) {
   Listening listening;
   Hello hello;
   hello.host_name = "elsewhere";
   std::array<std::uint8_t, kHelloBytes> bytes;
   encode_hello(hello, bytes.data());
-  for (int i = 0; i < kStrangers; ++i) {
+  for (int i = 0; i < kPeers; ++i) {
     listening.come("GET /", 5);
     listening.come(bytes.data(), bytes.size());
   }
-  while (listening.sent_away() < 2 * kStrangers) listening.turn();
+  while (listening.sent_away() < 2 * kPeers) listening.turn();
   const std::vector<RareLog::Line> lines = listening.inbound.take_log();
   CHECK_EQ(lines.size(), std::size_t{2});
   CHECK(lines[0].level == LogLevel::kInfo);

@@ -1,4 +1,4 @@
-#include "transport/pace_meter.h"
+#include "transport/rate_estimator.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,8 +7,8 @@ namespace bagua_net {
 namespace {
 
 // The kernel counts busy time in ticks of up to 10 ms.
-constexpr std::int64_t kLeastBusyUs = 50'000;
-constexpr int kLeastRoundTrips = 2;
+constexpr std::int64_t kMinBusyUs = 50'000;
+constexpr int kMinRoundTrips = 2;
 constexpr double kAverageWeight = 0.5;
 // A stream that others are preferred to delivers nothing that could prove its rate wrong: it is worth a try then.
 constexpr std::int64_t kMeasuredIsOldNs = 1'000'000'000;
@@ -16,7 +16,7 @@ constexpr std::int64_t kMeasuredIsOldNs = 1'000'000'000;
 constexpr std::int64_t kLongPathUs = 1000;
 
 // A noticeable part of the shortest sample.
-bool takes_long_to_fill(const Delivery& delivery) { return delivery.least_round_trip_us > kLeastBusyUs / 10; }
+bool takes_long_to_fill(const Delivery& delivery) { return delivery.least_round_trip_us > kMinBusyUs / 10; }
 
 bool is_long(const Delivery& delivery) { return delivery.least_round_trip_us >= kLongPathUs; }
 
@@ -29,7 +29,7 @@ bool is_queued(const Delivery& delivery) {
 
 }  // namespace
 
-void PaceMeter::look(const Delivery& delivery, std::int64_t now_ns) {
+void RateEstimator::look(const Delivery& delivery, std::int64_t now_ns) {
   sample(delivery, now_ns);
   pace_ = {measured_, 1e3 * static_cast<double>(delivery.least_round_trip_us),
            now_ns - measured_ns_ > kMeasuredIsOldNs};
@@ -39,24 +39,24 @@ void PaceMeter::look(const Delivery& delivery, std::int64_t now_ns) {
   }
 }
 
-void PaceMeter::sample(const Delivery& delivery, std::int64_t now_ns) {
-  was_short_ |= !is_queued(delivery);
+void RateEstimator::sample(const Delivery& delivery, std::int64_t now_ns) {
+  app_limited_ |= !is_queued(delivery);
   if (!begin_.has_value()) {
-    began_short_ = takes_long_to_fill(delivery);
+    began_app_limited_ = takes_long_to_fill(delivery);
     begin_ = delivery;
     return;
   }
   const std::int64_t busy_us = delivery.busy_us - begin_->busy_us;
-  if (busy_us < std::max(kLeastBusyUs, kLeastRoundTrips * delivery.least_round_trip_us)) return;
+  if (busy_us < std::max(kMinBusyUs, kMinRoundTrips * delivery.least_round_trip_us)) return;
   const double rate = static_cast<double>(delivery.bytes - begin_->bytes) / (1e3 * static_cast<double>(busy_us));
-  if (!was_short_ && !began_short_) {
+  if (!app_limited_ && !began_app_limited_) {
     measured_ = measured_ == 0 ? rate : measured_ + kAverageWeight * (rate - measured_);
     measured_ns_ = now_ns;
   } else if (!is_long(delivery) && rate >= measured_) {
     measured_ = rate;
     measured_ns_ = now_ns;
   }
-  began_short_ = std::exchange(was_short_, false) && takes_long_to_fill(delivery);
+  began_app_limited_ = std::exchange(app_limited_, false) && takes_long_to_fill(delivery);
   begin_ = delivery;
 }
 

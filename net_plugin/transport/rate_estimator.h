@@ -1,7 +1,7 @@
-// PaceMeter: how fast one stream delivers, from what its kernel tells now and then.
+// RateEstimator: how fast one stream delivers, from what its kernel tells now and then.
 //
 // What a peer acknowledges is a rate only while something is queued. A stream that is given little delivers little, so
-// that its number is a lower bound. On a long path it is far below: each burst costs a round trip of silence. There
+// that its number is a lower bound. On a long path it is far below: each burst costs a round trip of liveness. There
 // TCP's own permission counts instead, its pacing and its window. On a short path that is renewed many times between
 // two looks and says nothing.
 //
@@ -21,7 +21,7 @@ struct Pace {
   bool is_old = false;       // measured so long ago that the stream may be faster now
 };
 
-class PaceMeter {
+class RateEstimator {
  public:
   // Looks come in the order of time.
   void look(const Delivery& delivery, std::int64_t now_ns);
@@ -35,8 +35,8 @@ class PaceMeter {
   std::int64_t measured_ns_ = 0;
   // The sample that is being taken.
   std::optional<Delivery> begin_;
-  bool was_short_ = false;    // at some time in it nothing was queued
-  bool began_short_ = false;  // or in the one before, and the path takes long to fill
+  bool app_limited_ = false;        // at some time in it nothing was queued
+  bool began_app_limited_ = false;  // or in the one before, and the path takes long to fill
 };
 
 }  // namespace bagua_net
