@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
 
-CONTENDERS = ("torch-ddp", "with-bagua", "bagua-ddp")
+ALGORITHMS = ("torch-ddp", "with-bagua", "bagua-ddp")
 DEADLINE_S = 100.0
 
 
@@ -33,14 +33,14 @@ def compare(repository: Path, folder: Path, *words: str) -> tuple[subprocess.Com
 
 
 @pytest.mark.timeout(120)
-def test_contenders_take_turns_and_train_the_same_model(repository: Path, tmp_path: Path) -> None:
+def test_algorithms_take_turns_and_train_the_same_model(repository: Path, tmp_path: Path) -> None:
     words = ["--model", "convnet", "--steps", "3", "--rounds", "2", "--deterministic", "--trace", str(tmp_path / "t")]
     # Two ranks: sums of two have one order, so that whatever carries them ends with the same bits.
     done, document = compare(repository, tmp_path, *words, "--tolerance", "0")
     assert done.returncode == 0, done.stderr + done.stdout
     assert document["errors"] == document["notes"] == []
-    order = [(turn["round"], turn["contender"]) for turn in document["turns"]]
-    first, second, third = CONTENDERS
+    order = [(turn["round"], turn["algorithm"]) for turn in document["turns"]]
+    first, second, third = ALGORITHMS
     assert order == [(0, first), (0, second), (0, third), (1, second), (1, third), (1, first)]
     for turn in document["turns"]:
         assert len(turn["step_seconds"]) == 3
@@ -49,20 +49,20 @@ def test_contenders_take_turns_and_train_the_same_model(repository: Path, tmp_pa
     for traced in document["trace"]["traces"]:
         assert traced["by_operation"]["gloo:all_reduce"]["count"] >= 1, traced
         assert traced["hidden_ms"] + traced["communication_ms"] > 0
-        with gzip.open(tmp_path / "t" / f"convnet.{traced['contender']}.json.gz", "rt") as file:
+        with gzip.open(tmp_path / "t" / f"convnet.{traced['algorithm']}.json.gz", "rt") as file:
             assert json.load(file)["traceEvents"]
     assert [row.split()[:2] for row in done.stdout.splitlines() if row.startswith("convnet")] == [
-        ["convnet", contender] for contender in CONTENDERS
+        ["convnet", algorithm] for algorithm in ALGORITHMS
     ]
 
 
 @pytest.mark.timeout(120)
 def test_every_algorithm_keeps_what_it_promises(repository: Path, tmp_path: Path) -> None:
     words = ["--model", "mlp", "--length", "8", "--steps", "2", "--warmup", "3", "--rounds", "1", "--timeout", "60"]
-    done, document = compare(repository, tmp_path, *words, "--contenders", "algorithms", "--baseline", "with-bagua")
+    done, document = compare(repository, tmp_path, *words, "--algorithms", "algorithms", "--baseline", "with-bagua")
     assert done.returncode == 0, done.stderr + done.stdout
     assert document["errors"] == []
-    rows = {row["contender"]: row for row in document["summary"]}
+    rows = {row["algorithm"]: row for row in document["summary"]}
     assert set(rows) == {
         *("torch-ddp", "ddp-fp16", "ddp-powersgd", "ddp-bytegrad", "with-bagua", "bytegrad", "bytegrad-flat", "qadam"),
         *("decentralized", "decentralized-shift-one", "low-precision-decentralized", "async"),
@@ -75,7 +75,7 @@ def test_every_algorithm_keeps_what_it_promises(repository: Path, tmp_path: Path
     for name in ("ddp-fp16", "ddp-powersgd", "ddp-bytegrad", "bytegrad", "bytegrad-flat", "qadam"):
         assert rows[name]["relative_difference"] > 0, name
     # Timed from one average to another.
-    (averaged,) = (turn for turn in document["turns"] if turn["contender"] == "async")
+    (averaged,) = (turn for turn in document["turns"] if turn["algorithm"] == "async")
     assert 1 <= averaged["averagings"] == len(averaged["step_seconds"]) <= 2
     assert rows["async"]["steps_per_averaging"] == averaged["steps"] / averaged["averagings"] >= 1
     assert all(row["steps_per_averaging"] is None for name, row in rows.items() if name != "async")
@@ -86,7 +86,7 @@ def test_every_algorithm_keeps_what_it_promises(repository: Path, tmp_path: Path
 @pytest.mark.timeout(120)
 def test_a_rank_alone_waits_for_no_average(repository: Path, tmp_path: Path) -> None:
     words = ["--nproc-per-node", "1", "--model", "mlp", "--length", "8", "--steps", "2", "--rounds", "1"]
-    done, document = compare(repository, tmp_path, *words, "--contenders", "async", "--baseline", "async")
+    done, document = compare(repository, tmp_path, *words, "--algorithms", "async", "--baseline", "async")
     assert done.returncode == 0, done.stderr + done.stdout
     (turn,) = document["turns"]
     assert (len(turn["step_seconds"]), turn["steps"], turn["averagings"]) == (2, 2, None)
@@ -94,7 +94,7 @@ def test_a_rank_alone_waits_for_no_average(repository: Path, tmp_path: Path) -> 
 
 @pytest.mark.timeout(120)
 def test_a_model_that_fails_is_reported_and_the_next_is_measured(repository: Path, tmp_path: Path) -> None:
-    words = ["--model", "vgg16,mlp", "--length", "33", "--contenders", "torch-ddp", "--steps", "1", "--rounds", "1"]
+    words = ["--model", "vgg16,mlp", "--length", "33", "--algorithms", "torch-ddp", "--steps", "1", "--rounds", "1"]
     done, document = compare(repository, tmp_path, *words)
     assert done.returncode == 1
     (error,) = document["errors"]

@@ -22,7 +22,7 @@ from netlab import missing_privilege, missing_tap_device  # noqa: E402
 pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
 
 _LACKING = missing_privilege() or missing_tap_device()
-_CONTENDERS = ("torch-ddp", "with-bagua", "bytegrad", "decentralized", "async")
+_ALGORITHMS = ("torch-ddp", "with-bagua", "bytegrad", "decentralized", "async")
 _DEADLINE_S = 150.0
 
 
@@ -31,7 +31,7 @@ _DEADLINE_S = 150.0
 @pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))
 def test_networks_are_measured_and_the_winners_told(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sweep", "--rates", "200M,400G", "--delays", "10ms", "--length", "256"]
-    command += ["--contenders", ",".join(_CONTENDERS), "--rounds", "1", "--steps", "2", "--time-limit", "30"]
+    command += ["--algorithms", ",".join(_ALGORITHMS), "--rounds", "1", "--steps", "2", "--time-limit", "30"]
     command += ["--details", str(tmp_path / "sweep.json"), "--json", str(tmp_path / "result.json")]
     command += ["--plot", str(tmp_path / "winners.png")]
     paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(_ROOT / "tools")]
@@ -50,16 +50,16 @@ def test_networks_are_measured_and_the_winners_told(tmp_path: Path) -> None:
     slow, fast = document["networks"]
     assert (slow["is_limited"], fast["is_limited"]) == (True, False)
     for network in (slow, fast):
-        rows = {one["contender"]: one for one in network["rows"]}
-        assert tuple(rows) == _CONTENDERS
+        rows = {one["algorithm"]: one for one in network["rows"]}
+        assert tuple(rows) == _ALGORITHMS
         assert rows["torch-ddp"]["largest_difference"] in (0, None)
         assert rows["with-bagua"]["largest_difference"] == 0, "two ranks: the same sums"
         # Two buckets that go to the other host and back: the network is really between them.
         assert rows["with-bagua"]["step_ms"] >= 20
-        assert network["winners"]["wide"]["of all"]["contender"] in _CONTENDERS
+        assert network["winners"]["wide"]["of all"]["algorithm"] in _ALGORITHMS
         assert sum(usage["bytes"] for usage in network["delays"]) > 10 << 20
     # Each of 1.3 MB of gradients at 25 MB/s.
-    assert min(row["step_ms"] for row in slow["rows"] if row["contender"] in ("torch-ddp", "with-bagua")) > 50
+    assert min(row["step_ms"] for row in slow["rows"] if row["algorithm"] in ("torch-ddp", "with-bagua")) > 50
     assert "-- the fastest, of all (wide)" in done.stdout
     result = read_result(tmp_path / "result.json")
     assert result.find("step_time", algorithm="gradient_allreduce", rate_gbps=0.2, delay_ms=10.0).median > 50

@@ -52,7 +52,7 @@ def test_comparison_of_kernels_prints_a_row_once_on_stdout(capsys: pytest.Captur
     assert module.main([*words, "--rounds", "3"]) == 0
     printed = capsys.readouterr()
     title, head, *rows = printed.out.splitlines()
-    assert title.startswith("MinMaxUInt8 beside a copy")
+    assert title.startswith("MinMaxUInt8 compared with a copy")
     assert head.split()[:2] == ["threads", "operation"]
     assert [row.split()[1] for row in rows] == ["compress", "decompress", "reduce"]
     assert len(printed.err.splitlines()) == len(rows), "progress"

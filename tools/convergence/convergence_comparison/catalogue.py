@@ -1,6 +1,6 @@
 """What can be compared: tasks and algorithms with their settings, known without loading torch.
 
-A setting that is here is what docs/convergence.md documents; the limits are those that an algorithm has to keep.
+docs/explanation/convergence.md documents these settings; the limits are those that an algorithm has to keep.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOSS_LIMIT_PERCENT = 1.0
 # The learning rate rises over this part of the steps and then falls linearly to zero, for every algorithm alike.
 WARMUP_SHARE = 0.05
 # QAdam does not compress in this part of the steps; that it is so much in short trainings has its reason in
-# docs/algorithms/qadam.md. async averages gradients in its part.
+# docs/reference/algorithms/qadam.md. async averages gradients in its part.
 QADAM_WARMUP_SHARE = 1 / 3
 ASYNC_WARMUP_SHARE = WARMUP_SHARE
 
