@@ -1,4 +1,4 @@
-"""Which steps of a contender that averages beside its training are measured, and what is said of them."""
+"""Which steps of an algorithm that averages during its training are measured, and what is said of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
 
 from core_comparison.averaging_cycles import AveragingCycles
-from core_comparison.contenders import Averaging
+from core_comparison.wrapping import Averaging
 
 
 class Training:

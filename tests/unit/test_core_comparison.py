@@ -1,5 +1,5 @@
-"""tools/train/compare_core.py without ranks: options, statistics, the order of turns, models. Traces are in
-test_core_comparison_traces.py, real ranks in tests/distributed/test_core_comparison.py."""
+"""tools/train/compare_core.py without ranks: options, statistics, the order of turns, models.
+Real ranks are in tests/distributed/test_core_comparison.py."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
 from core_comparison import compression_code
 from core_comparison.agreement import Reference, parameters_on_host
 from core_comparison.catalogue import (
-    CONTENDERS,
-    DEFAULT_CONTENDERS,
+    ALGORITHMS,
+    DEFAULT_ALGORITHMS,
     DEFAULT_MODELS,
     DEFAULT_MODELS_ON_CPU,
     GROUPS,
@@ -54,11 +54,11 @@ class TestOptions:
         ("words", "says"),
         [
             (["--model", "vgg16,vgg17"], "unknown model 'vgg17'; give a comma-separated list of resnet50"),
-            (["--contenders", "ddp"], "unknown contender 'ddp'"),
-            (["--contenders", "with-bagua"], "has nothing to be compared with; add torch-ddp"),
-            (["--contenders", "core", "--baseline", "bytegrad"], "--baseline bytegrad is none of --contenders"),
+            (["--algorithms", "ddp"], "unknown algorithm 'ddp'"),
+            (["--algorithms", "with-bagua"], "has nothing to be compared with; add torch-ddp"),
+            (["--algorithms", "core", "--baseline", "bytegrad"], "--baseline bytegrad is none of --algorithms"),
             (
-                ["--contenders", "all", "--warmup", "2"],
+                ["--algorithms", "all", "--warmup", "2"],
                 "--warmup 2: ddp-powersgd compresses only after some steps; give 3",
             ),
             (["--steps", "0"], "0 is outside 1..100000"),
@@ -93,11 +93,11 @@ class TestOptions:
         assert heading(settings, outcome).startswith(f"4 ranks on NVIDIA H200, {settings.sharing}, torch")
         assert f"note: {settings.sharing.note}" in closing_lines([], settings, outcome)
 
-    def test_groups_are_names_for_several_contenders(self) -> None:
-        assert options().contenders == DEFAULT_CONTENDERS
-        assert options("--contenders", "algorithms").contenders == GROUPS["algorithms"]
-        assert options("--contenders", "bytegrad,core").contenders == ("bytegrad", *DEFAULT_CONTENDERS)
-        promises = {name: entry.promise for name, entry in CONTENDERS.items()}
+    def test_groups_are_names_for_several_algorithms(self) -> None:
+        assert options().algorithms == DEFAULT_ALGORITHMS
+        assert options("--algorithms", "algorithms").algorithms == GROUPS["algorithms"]
+        assert options("--algorithms", "bytegrad,core").algorithms == ("bytegrad", *DEFAULT_ALGORITHMS)
+        promises = {name: entry.promise for name, entry in ALGORITHMS.items()}
         assert set(promises) == set(GROUPS["all"])
         assert promises["qadam"] is promises["ddp-fp16"] is Promise.EQUAL
         assert promises["decentralized"] is Promise.OWN
@@ -116,10 +116,10 @@ class TestOptions:
         }
 
 
-def turn(contender: str, number: int, steps_ms: list[float], **changes: Any) -> TurnResult:
+def turn(algorithm: str, number: int, steps_ms: list[float], **changes: Any) -> TurnResult:
     fields: dict[str, Any] = {
         "model": "mlp",
-        "contender": contender,
+        "algorithm": algorithm,
         "round": number,
         "step_seconds": [ms / 1e3 for ms in steps_ms],
         "steps": len(steps_ms),
@@ -174,38 +174,38 @@ class TestStatistics:
         """The machine became three times slower in round 1, which is nobody's merit."""
         turns = [turn(REFERENCE, 0, [10, 10]), turn("with-bagua", 0, [8, 8])]
         turns += [turn("with-bagua", 1, [24, 24]), turn(REFERENCE, 1, [30, 30]), turn("with-bagua", 2, [1])]
-        ddp, ours = rows_of(turns, {("mlp", "with-bagua"): {"hidden_share": 0.5}})
+        ddp, ours = rows_of(turns)
         assert ddp.speed_up is None
         assert ours.speed_up is not None
         assert (ours.speed_up.median, ours.speed_up.low, ours.speed_up.high) == pytest.approx((1.25, 1.25, 1.25))
-        assert (ours.rounds, ours.hidden_share, ddp.hidden_share) == (3, 0.5, None)
+        assert ours.rounds == 3
         assert ours.step_ms == pytest.approx(8)
 
-    def test_any_contender_can_be_the_baseline(self) -> None:
+    def test_any_algorithm_can_be_the_baseline(self) -> None:
         turns = [turn(REFERENCE, 0, [10]), turn("with-bagua", 0, [8]), turn("async", 0, [2])]
-        found = {row.contender: row.speed_up for row in rows_of(turns, {}, "with-bagua")}
+        found = {row.algorithm: row.speed_up for row in rows_of(turns, "with-bagua")}
         assert found["with-bagua"] is None
         assert found[REFERENCE] is not None
         assert found["async"] is not None
         assert (found[REFERENCE].median, found["async"].median) == pytest.approx((0.8, 4))
 
     def test_extra_memory_is_counted_from_gradient_all_reduce_by_medians(self) -> None:
-        """Ten elements. A turn in which the allocator kept a lot is not what a contender needs."""
+        """Ten elements. A turn in which the allocator kept a lot is not what an algorithm needs."""
         plain = [
             turn("with-bagua", number, [1], steps_peak_bytes=bytes_) for number, bytes_ in enumerate((100, 100, 900))
         ]
         mine = [turn("qadam", number, [1], steps_peak_bytes=bytes_) for number, bytes_ in enumerate((180, 140, 140))]
-        rows = {row.contender: row.extra_bytes_per_parameter for row in rows_of([*plain, *mine], {})}
+        rows = {row.algorithm: row.extra_bytes_per_parameter for row in rows_of([*plain, *mine])}
         assert rows == {"with-bagua": None, "qadam": pytest.approx(4)}
-        (alone,) = rows_of(mine, {})
+        (alone,) = rows_of(mine)
         assert alone.extra_bytes_per_parameter is None
 
     def test_averagings_that_are_not_in_each_step_are_counted(self) -> None:
         turns = [turn("async", 0, [1] * 3, averagings=3, steps=6), turn("async", 1, [1], averagings=1, steps=6)]
         turns += [turn("bytegrad", 0, [1]), turn("decentralized", 0, [1] * 3)]
-        found = {row.contender: row.steps_per_averaging for row in rows_of(turns, {})}
+        found = {row.algorithm: row.steps_per_averaging for row in rows_of(turns)}
         assert found == {"async": 3, "bytegrad": None, "decentralized": None}
-        lines = closing_lines(rows_of(turns, {}), options(), Outcome(turns))
+        lines = closing_lines(rows_of(turns), options(), Outcome(turns))
         assert "async, mlp: parameters were averaged once in 3.0 steps" in lines
 
     def test_quantiles_lie_between_values(self) -> None:
@@ -229,7 +229,7 @@ class TestStatistics:
         assert says in fault
 
     @pytest.mark.parametrize(
-        ("contender", "agree", "difference", "faults"),
+        ("algorithm", "agree", "difference", "faults"),
         [
             ("bytegrad", True, 0.5, 0),
             ("bytegrad", False, 0.5, 1),
@@ -237,11 +237,11 @@ class TestStatistics:
             ("with-bagua", False, 0.5, 2),
         ],
     )
-    def test_contenders_are_held_to_what_they_promise(
-        self, contender: str, agree: bool, difference: float, faults: int
+    def test_algorithms_are_held_to_what_they_promise(
+        self, algorithm: str, agree: bool, difference: float, faults: int
     ) -> None:
         turns = [turn(REFERENCE, 0, [1])]
-        turns.append(turn(contender, 0, [1], replicas_agree=agree, relative_difference=difference))
+        turns.append(turn(algorithm, 0, [1], replicas_agree=agree, relative_difference=difference))
         assert len(faults_of(turns, 0.1)) == faults
 
     def test_what_rounds_of_ddp_differ_by_is_allowed_to_others_thrice(self) -> None:
@@ -254,9 +254,9 @@ class TestReport:
     def test_the_table_shows_what_there_is(self) -> None:
         turns = [turn(REFERENCE, 0, [10.0] * 3, peak_bytes=100 * MIB), turn("with-bagua", 0, [8, 9, 10])]
         turns += [turn(REFERENCE, 0, [0.5], model="convnet", replicas_agree=False)]
-        lines = render(rows_of(turns, {}), options()).splitlines()
-        head = "model contender step p10..p90 over DDP by round samples peak from DDP replicas"
-        assert lines[0].split() == head.split(), "no column for what was not traced"
+        lines = render(rows_of(turns), options()).splitlines()
+        head = "model algorithm step p10..p90 over DDP by round samples peak from DDP replicas"
+        assert lines[0].split() == head.split()
         assert lines[2].split() == ["mlp", "torch-ddp", "10.0", "10.0..10.0", "-", "-", "6400", "100", "0", "agree"]
         ours = "mlp with-bagua 9.00 8.20..9.80 1.111 1.111..1.111 7111 - 0 agree"
         assert lines[3].split() == ours.split()
@@ -266,8 +266,8 @@ class TestReport:
     def test_the_table_names_the_baseline_and_holds_nobody_to_what_he_does_not_promise(self) -> None:
         turns = [turn("with-bagua", 0, [8], machine_busy=0.5, steps_peak_bytes=20)]
         turns += [turn("async", 0, [4], replicas_agree=False, steps_peak_bytes=70, largest_difference=0.3)]
-        settings = options("--contenders", "with-bagua,async", "--baseline", "with-bagua")
-        rows = rows_of(turns, {}, settings.baseline)
+        settings = options("--algorithms", "with-bagua,async", "--baseline", "with-bagua")
+        rows = rows_of(turns, settings.baseline)
         lines = render(rows, settings).splitlines()
         assert lines[0].split()[-9:] == [
             "with-bagua",
@@ -294,31 +294,31 @@ class TestReport:
             "own",
         ]
         closing = closing_lines(rows, settings, Outcome(turns))
-        assert closing[0].startswith("over with-bagua: step time of with-bagua over the contender's")
+        assert closing[0].startswith("over with-bagua: step time of with-bagua over the algorithm's")
         assert "another training than DDP's, in which every rank has parameters of its own: async" in closing
 
     def test_closing_lines_end_with_errors(self) -> None:
         turns = [turn(REFERENCE, 0, [10]), turn("bagua-ddp", 0, [8])]
         turns.insert(1, turn("with-bagua", 0, [8], largest_difference=1e-6, relative_difference=1e-7))
-        lines = closing_lines(rows_of(turns, {}), options(), Outcome(turns, errors=["it broke"], notes=["a note"]))
+        lines = closing_lines(rows_of(turns), options(), Outcome(turns, errors=["it broke"], notes=["a note"]))
         assert lines[1] == (
-            "final parameters beside those of torch-ddp, mlp: with-bagua at most 1e-06 apart (1e-07 of the way from the"
-            " start), bagua-ddp equal"
+            "final parameters compared with those of torch-ddp, mlp: with-bagua at most 1e-06 apart (1e-07 of the way"
+            " from the start), bagua-ddp equal"
         )
         assert lines[-2:] == ["note: a note", "ERROR: it broke"]
 
     def test_a_package_without_compiled_compression_is_named(self) -> None:
         facts = {"python_compression": "/somewhere/bagua/__init__.py"}
         turns = [turn(REFERENCE, 0, [10])]
-        *_, note = closing_lines(rows_of(turns, {}), options(), Outcome(turns, facts=facts))
+        *_, note = closing_lines(rows_of(turns), options(), Outcome(turns, facts=facts))
         assert note.startswith("note: /somewhere/bagua/__init__.py has no compiled bagua.kernels._minmax_uint8")
         assert "make install" in note
-        assert not any("compiled" in line for line in closing_lines(rows_of(turns, {}), options(), Outcome(turns)))
+        assert not any("compiled" in line for line in closing_lines(rows_of(turns), options(), Outcome(turns)))
 
     def test_the_document_is_json_whatever_the_loss(self, tmp_path: Path) -> None:
         turns = [turn(REFERENCE, 0, [10], last_loss=math.nan)]
         path = tmp_path / "core.json"
-        write_document(path, options(), rows_of(turns, {}), Outcome(turns), describe_machine())
+        write_document(path, options(), rows_of(turns), Outcome(turns), describe_machine())
         document = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
         assert document["turns"][0]["last_loss"] is None
         assert document["parameters"]["models"]["mlp"]["gradients"] == 2
@@ -335,11 +335,9 @@ class PlayedTeam:
 
     def ask(self, operation: str, timeout_s: float, **fields: Any) -> list[dict[str, Any]]:
         self._advance()
-        self._journal.append(f"{operation} {fields['model']} {fields['contender']}")
-        if self._fails(operation, fields["model"], fields["contender"]):
+        self._journal.append(f"{operation} {fields['model']} {fields['algorithm']}")
+        if self._fails(operation, fields["model"], fields["algorithm"]):
             raise BenchError("rank 1 failed")
-        if operation == "trace":
-            return [{"communication": {"hidden_share": 0.5}}, {"communication": None}]
         return [answer([0.01]), answer([0.01])]
 
     def close(self, *, failed: bool) -> None:
@@ -361,9 +359,9 @@ def play(settings: Options, fails: Callable[[str, str, str], bool] = lambda *_: 
 
 
 class TestRun:
-    def test_every_round_begins_with_another_contender(self, tmp_path: Path) -> None:
+    def test_every_round_begins_with_another_algorithm(self, tmp_path: Path) -> None:
         journal, outcome = play(options("--model", "mlp", "--rounds", "2", "--trace", str(tmp_path)))
-        first, second, third = (f"mlp {name}" for name in DEFAULT_CONTENDERS)
+        first, second, third = (f"mlp {name}" for name in DEFAULT_ALGORITHMS)
         asked = [f"turn {name}" for name in (first, second, third, second, third, first)]
         assert journal == [
             "start",
@@ -373,10 +371,10 @@ class TestRun:
             "closed",
         ]
         assert [turn.round for turn in outcome.turns] == [0, 0, 0, 1, 1, 1]
-        assert outcome.traces["mlp", REFERENCE] == {"hidden_share": 0.5}
+        assert outcome.traces == [tmp_path / f"mlp.{name}.json.gz" for name in DEFAULT_ALGORITHMS]
 
     def test_who_fails_is_left_out_of_that_model_and_ranks_start_anew(self) -> None:
-        settings = options("--model", "mlp,convnet", "--rounds", "2", "--contenders", "torch-ddp,with-bagua")
+        settings = options("--model", "mlp,convnet", "--rounds", "2", "--algorithms", "torch-ddp,with-bagua")
         journal, outcome = play(settings, lambda _, model, name: (model, name) == ("mlp", "with-bagua"))
         assert journal[2:5] == ["turn mlp torch-ddp", "turn mlp with-bagua", "killed"]
         assert journal[5:7] == ["start", "settle mlp torch-ddp"], "also what a new process does once is in no turn"
@@ -385,7 +383,7 @@ class TestRun:
         assert outcome.errors == ["with-bagua with mlp: rank 1 failed"]
 
     def test_what_the_installation_lacks_is_reported_once_and_costs_the_others_nothing(self) -> None:
-        settings = options("--model", "mlp", "--rounds", "2", "--contenders", "torch-ddp,async")
+        settings = options("--model", "mlp", "--rounds", "2", "--algorithms", "torch-ddp,async")
         journal: list[str] = []
         team = PlayedTeam(journal, lambda *_: False, lambda: None)
         team.facts = {"torch": "2", "unavailable": {"async": "no such algorithm"}}
@@ -394,7 +392,7 @@ class TestRun:
         assert journal == ["start", "settle mlp torch-ddp", *["turn mlp torch-ddp"] * 2, "closed"]
 
     def test_ranks_that_cannot_start_anew_cost_nothing_that_was_measured(self) -> None:
-        settings = options("--model", "mlp", "--rounds", "2", "--contenders", "torch-ddp,with-bagua")
+        settings = options("--model", "mlp", "--rounds", "2", "--algorithms", "torch-ddp,with-bagua")
         teams = [PlayedTeam([], lambda _, __, name: name == "with-bagua", lambda: None)]
 
         def start() -> PlayedTeam:
@@ -403,7 +401,7 @@ class TestRun:
             return teams.pop()
 
         outcome = ComparisonRun(settings, start, Progress(1, quiet=True)).run()
-        assert [turn.contender for turn in outcome.turns] == [REFERENCE]
+        assert [turn.algorithm for turn in outcome.turns] == [REFERENCE]
         assert outcome.errors[1] == "the ranks could not be started anew: no port is free"
         with pytest.raises(BenchError, match="no port is free"):
             ComparisonRun(settings, start, Progress(1, quiet=True)).run()
@@ -503,7 +501,7 @@ def test_the_result_file_has_a_figure_for_each_quantity(tmp_path: Path) -> None:
     turns = [turn(REFERENCE, number, [10 + number]) for number in (0, 1)]
     turns += [turn("with-bagua", number, [5], steps_peak_bytes=3 * MIB) for number in (0, 1)]
     path, outcome = tmp_path / "core.json", Outcome(turns, facts={"torch": "2.13.0"}, notes=["a note"])
-    write_result_file(path, options(), rows_of(turns, {}), outcome, describe_machine())
+    write_result_file(path, options(), rows_of(turns), outcome, describe_machine())
     result = read_result(path)
     step = result.find("step_time", algorithm="torch_ddp", model="mlp", ranks=2, gpus=0, rate_gbps=None)
     assert (step.median, step.low, step.high, step.unit) == pytest.approx((10.5, 10, 11, "ms"))

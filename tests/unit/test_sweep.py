@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
 
-from core_comparison.catalogue import ALL_REDUCE, CONTENDERS, GROUPS
+from core_comparison.catalogue import ALGORITHMS, ALL_REDUCE, GROUPS
 from core_comparison.report import write_json
 from core_comparison.step_statistics import Row
 from netlab import DelayUsage, NetlabError
@@ -33,19 +33,18 @@ from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.paired_ratio import PairedRatio
 
 
-def row(contender: str, speed_up: float | None = None, low: float | None = None, **changes: Any) -> Row:
+def row(algorithm: str, speed_up: float | None = None, low: float | None = None, **changes: Any) -> Row:
     fields: dict[str, Any] = {field.name: None for field in dataclasses.fields(Row)}
     fields |= {
         "model": "wide",
-        "contender": contender,
+        "algorithm": algorithm,
         "rounds": 2,
         "step_ms": 100.0 / (speed_up or 1.0),
         "step_ms_by_round": [],
         "speed_up": None if speed_up is None else PairedRatio(speed_up, speed_up if low is None else low, speed_up),
         "own_cores": 1.0,
         "replicas_agree": True,
-        "promise": CONTENDERS[contender].promise.value,
-        "communication": {},
+        "promise": ALGORITHMS[algorithm].promise.value,
     }
     return Row(**{**fields, **changes})
 
@@ -58,7 +57,7 @@ class TestOptions:
         options = parse_options([])
         assert options.rates_gbit == (1, 10, 25, 100)
         assert options.delays_ms == (0, 1, 5, 20)
-        assert options.comparison.contenders == GROUPS["algorithms"]
+        assert options.comparison.algorithms == GROUPS["algorithms"]
         assert options.comparison.baseline == ALL_REDUCE
         assert (options.comparison.models, options.comparison.network) == (("wide",), None)
 
@@ -78,7 +77,7 @@ class TestOptions:
         [
             (["--rates", "1"], "rate '1' is not a number with a unit"),
             (["--delays", "5"], "delay '5' is not a number with a unit"),
-            (["--contenders", "bytegrad"], "--contenders lacks with-bagua"),
+            (["--algorithms", "bytegrad"], "--algorithms lacks with-bagua"),
             (["--warmup", "1"], "--warmup 1: ddp-powersgd compresses only after some steps; give 3 or more"),
             (["--ranks", "1"], "1 is outside 2..64"),
             (["--device", "cuda", "--ranks", "4"], "--ranks 4 needs as many GPUs, this machine shows 2"),
@@ -139,7 +138,7 @@ class TestPlan:
             return expected_seconds(
                 Network(rate, delay),
                 gradient_bytes=125_000_000,
-                contenders=10,
+                algorithms=10,
                 steps=5,
                 compute_seconds=0.1,
                 capacity_gbit=capacity,
@@ -175,7 +174,7 @@ class TestWinner:
 
 
 def settings(*words: str) -> SweepOptions:
-    return parse_options(["--contenders", "with-bagua,bytegrad,async", *words])
+    return parse_options(["--algorithms", "with-bagua,bytegrad,async", *words])
 
 
 def result(network: Network, rows: Sequence[Row] = (), **changes: Any) -> NetworkResult:
@@ -262,7 +261,7 @@ def sweep_outcome() -> SweepOutcome:
 
 
 class TestReport:
-    def test_tables_have_a_line_a_contender_and_a_column_a_network(self) -> None:
+    def test_tables_have_a_line_a_algorithm_and_a_column_a_network(self) -> None:
         outcome, options = sweep_outcome(), settings().comparison
         text = render(Grid(PLANNED, outcome.results), options, outcome, CAPACITY).splitlines()
         head = next(line for line in text if line.startswith("delay 0 ms"))
@@ -270,8 +269,8 @@ class TestReport:
         assert next(line for line in text if line.startswith("bytegrad")).split() == [
             *("bytegrad", "50.0", "ms", "2.00x", "111", "ms", "0.90x", "-")
         ]
-        assert next(line for line in text if line.startswith("processors")).split() == [
-            *("processors", "busy", "60", "%", "95", "%", "-")
+        assert next(line for line in text if line.startswith("CPUs")).split() == [
+            *("CPUs", "busy", "60", "%", "95", "%", "-")
         ]
         delayed = next(line for line in text if line.startswith("delay 5 ms"))
         assert delayed.split() == ["delay", "5", "ms", "10", "Gb/s", "25", "Gb/s*"], "100 is no network of its own"
@@ -305,7 +304,7 @@ class TestReport:
             line.startswith("*: more than this machine moves (100 Gb/s without delay, 12 Gb/s with)") for line in lines
         )
         assert any(line.startswith("steps per average: of async") for line in lines)
-        assert "processors 90 % busy or more, so that they limit as well: 25 Gb/s, 0 ms" in lines
+        assert "CPUs 90 % busy or more, so that they limit as well: 25 Gb/s, 0 ms" in lines
         assert "packets were kept 0.50 ms longer than the delay at most, on average (10 Gb/s, 5 ms)" in lines
         assert lines[-4].startswith("note: /a/bagua has no compiled bagua.kernels._minmax_uint8")
         assert lines[-3:] == ["note: too late", "note: 10 Gb/s, 5 ms: one round", "ERROR: 10 Gb/s, 5 ms: it broke"]
@@ -325,7 +324,7 @@ class TestReport:
         assert len(by_place) == 6
         assert by_place[100, 5]["measured_as"] == {"rate_gbit": 25, "delay_ms": 5}
         assert "rows" not in by_place[100, 0]
-        assert by_place[25, 5]["winners"]["wide"]["of all"] == {"contender": "async", "speed_up": 4.5}
+        assert by_place[25, 5]["winners"]["wide"]["of all"] == {"algorithm": "async", "speed_up": 4.5}
         assert by_place[10, 5]["delays"][0]["mean_late_ms"] == 0.5
         assert read["parameters"]["models"]["wide"]["length"] == 1024
 
@@ -388,6 +387,6 @@ class TestProbe:
 
     def test_the_plan_names_networks_and_seconds(self) -> None:
         text = cli.plan_text(in_measuring_order(PLANNED), settings(), CAPACITY).splitlines()
-        assert text[0] == "5 networks, 3 contenders, wide; up to 3 rounds of 7 steps, 720 s for all"
+        assert text[0] == "5 networks, 3 algorithms, wide; up to 3 rounds of 7 steps, 720 s for all"
         assert text[4].startswith("  25 Gb/s, 5 ms (this machine moves 12 Gb/s): some ")
         assert text[-1].startswith("one round of all: some ")

@@ -52,7 +52,7 @@ def test_comparison_of_kernels_prints_a_row_once_on_stdout(capsys: pytest.Captur
     assert module.main([*words, "--rounds", "3"]) == 0
     printed = capsys.readouterr()
     title, head, *rows = printed.out.splitlines()
-    assert title.startswith("MinMaxUInt8 beside a copy")
+    assert title.startswith("MinMaxUInt8 compared with a copy")
     assert head.split()[:2] == ["threads", "operation"]
     assert [row.split()[1] for row in rows] == ["compress", "decompress", "reduce"]
     assert len(printed.err.splitlines()) == len(rows), "progress"
@@ -76,17 +76,9 @@ def test_example_says_at_once_what_would_end_it_later(
     assert says in capsys.readouterr().err
 
 
-def test_reference_that_cannot_be_written() -> None:
-    pytest.importorskip("pdoc", reason="needs pdoc, which writes the reference")
-    command = [sys.executable, str(TOOLS / "docs" / "generate_api.py"), "/dev/null/api"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ)
-    assert done.returncode == 2
-    assert "folder '/dev/null/api' cannot be created (Not a directory); choose another" in done.stderr
-
-
-def test_page_of_knobs_that_cannot_be_written() -> None:
+def test_page_of_settings_that_cannot_be_written() -> None:
     pytest.importorskip("bagua.net._core", reason="needs the compiled library")
-    command = [sys.executable, str(TOOLS / "docs" / "generate_knobs.py"), "--page", "/nonexistent/knobs.md"]
+    command = [sys.executable, str(TOOLS / "docs" / "generate_settings.py"), "--page", "/nonexistent/settings.md"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ)
     assert done.returncode == 2
-    assert "--page '/nonexistent/knobs.md' cannot be written (No such file or directory)" in done.stderr
+    assert "--page '/nonexistent/settings.md' cannot be written (No such file or directory)" in done.stderr

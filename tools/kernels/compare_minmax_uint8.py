@@ -1,4 +1,4 @@
-"""Measure MinMaxUInt8 beside a copy of the same number of bytes: what fraction of the memory's rate does it reach?
+"""Measure MinMaxUInt8 compared with a copy of the same number of bytes: what share of the memory's rate is reached?
 
     python tools/kernels/compare_minmax_uint8.py                       # on the GPU if there is one
     python tools/kernels/compare_minmax_uint8.py --device cpu --threads 1,2,4
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# Threads of OpenMP, which torch copies with, otherwise spin for a while after a copy, on the processors that the
+# Threads of OpenMP, which torch copies with, otherwise spin for a while after a copy, on the CPUs that the
 # operations are then measured on. The variable is read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -79,7 +79,7 @@ class Row:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="compare_minmax_uint8.py",
-        description="MinMaxUInt8 beside a copy of the same number of bytes.",
+        description="MinMaxUInt8 compared with a copy of the same number of bytes.",
         allow_abbrev=False,
     )
 
@@ -173,7 +173,7 @@ def copy(device: str, moved_bytes: int) -> Call:
 
 
 def _calls_of_turn(moved_bytes: int) -> int:
-    """So many that a turn takes long beside what its measurement costs, and not very long."""
+    """So many that a turn takes long compared with what its measurement costs, and not very long."""
     return max(4, min(256, (1 << 30) // moved_bytes))
 
 
@@ -336,7 +336,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     given = _parse(words)
     where = describe_machine().caption() if given.device == "cpu" else torch.cuda.get_device_name()
-    print(f"MinMaxUInt8 beside a copy of the same bytes; {where}, torch {torch.__version__}", flush=True)
+    print(f"MinMaxUInt8 compared with a copy of the same bytes; {where}, torch {torch.__version__}", flush=True)
     rows = []
     for row in tuned_rows_of(given) if given.tune else rows_of(given):
         rows.append(row)

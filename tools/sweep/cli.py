@@ -97,7 +97,7 @@ def plan_text(order: Sequence[PlannedNetwork], options: SweepOptions, capacity: 
     comparison = options.comparison
     steps = comparison.warmup + comparison.steps
     head = (
-        f"{len(order)} networks, {len(comparison.contenders)} contenders, {', '.join(comparison.models)}; up to"
+        f"{len(order)} networks, {len(comparison.algorithms)} algorithms, {', '.join(comparison.models)}; up to"
         f" {comparison.rounds} rounds of {steps} steps, {options.time_limit_s:g} s for all"
     )
     lines = [head]
@@ -109,7 +109,7 @@ def plan_text(order: Sequence[PlannedNetwork], options: SweepOptions, capacity: 
             seconds += expected_seconds(
                 network,
                 gradient_bytes=round(4 * _elements(model, comparison.turn(model))),
-                contenders=len(comparison.contenders),
+                algorithms=len(comparison.algorithms),
                 steps=steps,
                 compute_seconds=_COMPUTE_SECONDS[comparison.device],
                 capacity_gbit=capacity[network.delay_ms > 0],
@@ -131,7 +131,7 @@ def _elements(model: str, size: dict[str, object]) -> float:
 
 
 def _caption(grid: Grid, machine: str) -> str:
-    text = "Cells: the contender with the shortest step, and how many times faster than gradient all-reduce it is."
+    text = "Cells: the algorithm with the shortest step, and how many times faster than gradient all-reduce it is."
     if any(not grid.is_limited(delay, rate) for delay in grid.delays for rate in grid.rates):
         text += " Dashed: a rate beyond what the machine moves, measured without a limit."
     return f"{text} {machine}"
@@ -144,7 +144,7 @@ def _run(
     write: Callable[[SweepOutcome], None],
 ) -> SweepOutcome:
     comparison = options.comparison
-    turns = len(order) * len(comparison.models) * len(comparison.contenders) * comparison.rounds
+    turns = len(order) * len(comparison.models) * len(comparison.algorithms) * comparison.rounds
     with tempfile.TemporaryDirectory(prefix="sweep-") as temporary, Progress(turns) as progress:
         measurement = LabMeasurement(options.output_folder or Path(temporary), progress)
 

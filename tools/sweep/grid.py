@@ -73,14 +73,14 @@ def expected_seconds(
     network: Network,
     *,
     gradient_bytes: int,
-    contenders: int,
+    algorithms: int,
     steps: int,
     compute_seconds: float,
     capacity_gbit: float,
     start_seconds: float,
 ) -> float:
-    """Of the start of the ranks and one round, within a factor of two: each contender's steps as those of gradient
+    """Of the start of the ranks and one round, within a factor of two: each algorithm's steps as those of gradient
     all-reduce of two ranks, in four buckets of two round trips each."""
     rate = min(network.rate_gbit, capacity_gbit)
     step = compute_seconds + gradient_bytes * 8e-9 / rate + 4 * 4 * network.delay_ms * 1e-3
-    return start_seconds + contenders * steps * step
+    return start_seconds + algorithms * steps * step

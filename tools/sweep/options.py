@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from core_comparison.catalogue import ALL_REDUCE, CONTENDERS, GROUPS, MODELS
+from core_comparison.catalogue import ALGORITHMS, ALL_REDUCE, GROUPS, MODELS
 from core_comparison.options import DEFAULT_TOLERANCE, Options, warmup_problem
 from device_option import add_sharing_option, chosen_device
 from netlab import parse_delay_ms, parse_rate_mbit
@@ -34,7 +34,7 @@ examples:
 
 Ctrl-C or SIGTERM ends it early, with the tables of what was measured.
 
-exit status: 0, or 1 if a contender failed or broke what it promises, nothing was measured or it was ended early, or 2
+exit status: 0, or 1 if an algorithm failed or broke what it promises, nothing was measured or it was ended early, or 2
 if an option was wrong.
 """
 
@@ -103,8 +103,9 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument("--length", type=within(int, 1, 65536), metavar="N", help="size of the model (default: its own)")
     what.add_argument("--batch-size", type=within(int, 1, 65536), metavar="N", help="per rank (default: the model's)")
     what.add_argument(
-        "--contenders",
-        type=names_of("contender", list(CONTENDERS), GROUPS),
+        "--algorithms",
+        "--contenders",  # its former name
+        type=names_of("algorithm", list(ALGORITHMS), GROUPS),
         default=GROUPS["algorithms"],
         metavar="LIST",
         help=f"must have {ALL_REDUCE}, which is gradient all-reduce (default algorithms)",
@@ -116,7 +117,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--rounds",
         type=within(int, 1, 100),
         default=3,
-        help="turns of each contender in each network, at most: as many as fit (default 3)",
+        help="turns of each algorithm in each network, at most: as many as fit (default 3)",
     )
     length.add_argument(
         "--time-limit",
@@ -139,9 +140,9 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     parser = make_parser()
     given = parser.parse_args(words)
     device = chosen_device(parser, given, gpus, ranks_option="--ranks")
-    if ALL_REDUCE not in given.contenders:
-        parser.error(f"--contenders lacks {ALL_REDUCE}, which all others are compared with; add it")
-    if problem := warmup_problem(given.contenders, given.warmup):
+    if ALL_REDUCE not in given.algorithms:
+        parser.error(f"--algorithms lacks {ALL_REDUCE}, which all others are compared with; add it")
+    if problem := warmup_problem(given.algorithms, given.warmup):
         parser.error(problem)
     try:
         if not given.plan:
@@ -156,7 +157,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         ranks=given.ranks,
         device=given.device,
         models=given.model or _DEFAULT_MODELS[given.device],
-        contenders=given.contenders,
+        algorithms=given.algorithms,
         baseline=ALL_REDUCE,
         steps=given.steps,
         warmup=given.warmup,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from core_comparison.catalogue import ALL_REDUCE, CONTENDERS
+from core_comparison.catalogue import ALGORITHMS, ALL_REDUCE
 
 from bagua.net.bench.plot import check_plot_path
 
@@ -61,11 +61,11 @@ def shade(speed_up: float) -> float:
     return min(math.log2(max(speed_up, 1.0)), math.log2(_DARKEST))
 
 
-def label(contender: str, speed_up: float) -> str:
+def label(algorithm: str, speed_up: float) -> str:
     """Two or three short lines."""
-    if contender == ALL_REDUCE:
+    if algorithm == ALL_REDUCE:
         return "all-reduce"
-    return "\n".join([*textwrap.wrap(contender.replace("-", " "), 14), f"{speed_up:.2f}x"])
+    return "\n".join([*textwrap.wrap(algorithm.replace("-", " "), 14), f"{speed_up:.2f}x"])
 
 
 def tick_labels(grid: Grid) -> list[str]:
@@ -90,12 +90,12 @@ def _draw(axis: Any, grid: Grid, model: str, replicas_equal: bool) -> Any:
                 continue
             shades[y][first : first + width] = [shade(winner.speed_up)] * width
             colour = "white" if shades[y][first] / math.log2(_DARKEST) > _LIGHT_TEXT_FROM else "black"
-            text = label(winner.contender, winner.speed_up)
+            text = label(winner.algorithm, winner.speed_up)
             if width > 1:
                 text = f"{rate:g} and more:\n{text}"
-            if not CONTENDERS[winner.contender].waits:
+            if not ALGORITHMS[winner.algorithm].waits:
                 second = winner_of(result.rows_of(model), replicas_equal=replicas_equal, waiting=True)
-                text += f"\nthen {label(second.contender, second.speed_up)}" if second else ""
+                text += f"\nthen {label(second.algorithm, second.speed_up)}" if second else ""
             axis.text(x, y, text, ha="center", va="center", fontsize=6.5, color=colour)
             if not grid.is_limited(delay, rate):
                 # Of a machine that is slower than the network.

@@ -84,14 +84,14 @@ def columns_of(lines: Sequence[Sequence[str]]) -> str:
     )
 
 
-def step_tables(grid: Grid, model: str, contenders: Sequence[str]) -> str:
-    """For each delay a line a contender: milliseconds of a step, and its speed-up over gradient all-reduce."""
+def step_tables(grid: Grid, model: str, algorithms: Sequence[str]) -> str:
+    """For each delay a line an algorithm: milliseconds of a step, and its speed-up over gradient all-reduce."""
     blocks = []
     for delay in grid.delays:
         rates = grid.measured_rates(delay)
         lines = [[f"delay {delay:g} ms", *(rate_name(grid, delay, rate) for rate in rates)]]
-        lines += [[name, *(_cell(grid.result(delay, rate), model, name) for rate in rates)] for name in contenders]
-        lines.append(["processors busy", *(_busy(grid.result(delay, rate), model) for rate in rates)])
+        lines += [[name, *(_cell(grid.result(delay, rate), model, name) for rate in rates)] for name in algorithms]
+        lines.append(["CPUs busy", *(_busy(grid.result(delay, rate), model) for rate in rates)])
         per_averaging = [_steps_per_averaging(grid.result(delay, rate), model) for rate in rates]
         if any(text != MISSING for text in per_averaging):
             lines.append(["steps per average", *per_averaging])
@@ -99,8 +99,8 @@ def step_tables(grid: Grid, model: str, contenders: Sequence[str]) -> str:
     return "\n\n".join(blocks)
 
 
-def _cell(result: NetworkResult | None, model: str, contender: str) -> str:
-    row = next((row for row in result.rows_of(model) if row.contender == contender), None) if result else None
+def _cell(result: NetworkResult | None, model: str, algorithm: str) -> str:
+    row = next((row for row in result.rows_of(model) if row.algorithm == algorithm), None) if result else None
     if row is None:
         return MISSING
     over = "" if row.speed_up is None else f" {row.speed_up.median:.2f}x"
@@ -113,7 +113,7 @@ def _busy(result: NetworkResult | None, model: str) -> str:
 
 
 def _steps_per_averaging(result: NetworkResult | None, model: str) -> str:
-    """Of the contender that averages beside its steps."""
+    """Of the algorithm that averages during its steps."""
     known = [row.steps_per_averaging for row in result.rows_of(model) if row.steps_per_averaging] if result else []
     return f"{known[0]:.3g}{' ' * len(' 0.00x')}" if known else MISSING
 
@@ -136,7 +136,7 @@ def _winner_cell(grid: Grid, model: str, delay: float, rate: float, choice: Mapp
 def winner_text(winner: Winner | None) -> str:
     if winner is None:
         return MISSING
-    return "all-reduce" if winner.contender == ALL_REDUCE else f"{winner.contender} {winner.speed_up:.2f}x"
+    return "all-reduce" if winner.algorithm == ALL_REDUCE else f"{winner.algorithm} {winner.speed_up:.2f}x"
 
 
 def render(grid: Grid, options: Options, outcome: SweepOutcome, capacity_gbit: Mapping[bool, float]) -> str:
@@ -144,7 +144,7 @@ def render(grid: Grid, options: Options, outcome: SweepOutcome, capacity_gbit: M
     for model in options.models:
         size = options.turn(model)
         parts.append(f"== {model}, length {size['length']}, batch size {size['batch_size']} per rank, {size['dtype']}")
-        parts.append(step_tables(grid, model, options.contenders))
+        parts.append(step_tables(grid, model, options.algorithms))
         for which, choice in _TABLES.items():
             parts.append(f"-- the fastest, {which} ({model})\n{winner_table(grid, model, choice)}")
     return "\n\n".join([*parts, "\n".join(closing_lines(grid, outcome, capacity_gbit))])
@@ -152,7 +152,7 @@ def render(grid: Grid, options: Options, outcome: SweepOutcome, capacity_gbit: M
 
 def closing_lines(grid: Grid, outcome: SweepOutcome, capacity_gbit: Mapping[bool, float]) -> list[str]:
     lines = [
-        f"x: step time of gradient all-reduce ({ALL_REDUCE}) over the contender's, median of the rounds",
+        f"x: step time of gradient all-reduce ({ALL_REDUCE}) over the algorithm's, median of the rounds",
         "delay: one way; a round trip takes twice as long",
         f"fastest: in every round, and by 5 % in the median, faster than all-reduce, which {REFERENCE} is, too",
     ]
@@ -166,7 +166,7 @@ def closing_lines(grid: Grid, outcome: SweepOutcome, capacity_gbit: Mapping[bool
     busy = [result for result in outcome.results if any(_is_busy(row) for row in result.rows)]
     if busy:
         names = "; ".join(str(result.network) for result in busy)
-        lines.append(f"processors {BUSY * 100:.0f} % busy or more, so that they limit as well: {names}")
+        lines.append(f"CPUs {BUSY * 100:.0f} % busy or more, so that they limit as well: {names}")
     late = {result.network: lateness_ms(result.delays) for result in outcome.results if result.delays}
     if late:
         worst = max(late, key=lambda network: late[network])
@@ -204,7 +204,7 @@ def document(
         "ranks": dict(outcome.facts),
         "parameters": {
             "baseline": options.baseline,
-            "contenders": list(options.contenders),
+            "algorithms": list(options.algorithms),
             "device": options.device,
             "gpus_shared": None if options.sharing is None else asdict(options.sharing),
             "models": {model: options.turn(model) for model in options.models},
@@ -268,6 +268,6 @@ def _network_entry(planned: PlannedNetwork, grid: Grid, options: Options) -> dic
 
 
 def _winners(rows: Sequence[Row]) -> dict[str, dict[str, Any] | None]:
-    """Under the names of _TABLES, each with `contender` and `speed_up`."""
+    """Under the names of _TABLES, each with `algorithm` and `speed_up`."""
     found = {which: winner_of(rows, **choice) for which, choice in _TABLES.items()}
     return {which: None if winner is None else asdict(winner) for which, winner in found.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from core_comparison.catalogue import ALL_REDUCE, CONTENDERS, Promise
+from core_comparison.catalogue import ALGORITHMS, ALL_REDUCE, Promise
 from core_comparison.step_statistics import Row, TurnResult
 from netlab import DelayUsage
 
@@ -13,15 +13,15 @@ from .grid import Network
 
 # A speed-up below this wins nothing: who changes the training for it gains less than machines differ by.
 LEAST_SPEED_UP = 1.05
-# At this share the processors are what limits, whatever the network.
+# At this share the CPUs are what limits, whatever the network.
 BUSY = 0.9
 
 
 @dataclass(frozen=True)
 class Winner:
-    """`contender` is ALL_REDUCE, with a speed-up of 1, where none is faster than it in every round."""
+    """`algorithm` is ALL_REDUCE, with a speed-up of 1, where none is faster than it in every round."""
 
-    contender: str
+    algorithm: str
     speed_up: float
 
 
@@ -40,7 +40,7 @@ class NetworkResult:
         return [row for row in self.rows if row.model == model]
 
     def machine_busy(self, model: str) -> float | None:
-        """Of this machine's processors, mean over the contenders."""
+        """Of this machine's CPUs, mean over the algorithms."""
         known = [row.machine_busy for row in self.rows_of(model) if row.machine_busy is not None]
         return sum(known) / len(known) if known else None
 
@@ -54,16 +54,16 @@ def winner_of(rows: Sequence[Row], *, replicas_equal: bool, waiting: bool = Fals
         replicas_equal: only of those that keep all ranks' parameters the same.
         waiting: only of those that wait for other ranks in each step: who does not is nearly always the fastest.
     """
-    if not any(row.contender == ALL_REDUCE for row in rows):
+    if not any(row.algorithm == ALL_REDUCE for row in rows):
         return None
     wanted = {Promise.EQUAL} if replicas_equal else {Promise.EQUAL, Promise.OWN}
     best = Winner(ALL_REDUCE, 1.0)
     for row in rows:
-        entry = CONTENDERS[row.contender]
+        entry = ALGORITHMS[row.algorithm]
         if entry.promise not in wanted or (waiting and not entry.waits):
             continue
         if row.speed_up is None or row.speed_up.low <= 1.0:
             continue
         if row.speed_up.median >= LEAST_SPEED_UP and row.speed_up.median > best.speed_up:
-            best = Winner(row.contender, row.speed_up.median)
+            best = Winner(row.algorithm, row.speed_up.median)
     return best

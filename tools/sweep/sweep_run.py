@@ -1,4 +1,4 @@
-"""The run: network by network, each with ranks of its own, in which all contenders take turns. One thread drives it."""
+"""The run: network by network, each with ranks of its own, in which all algorithms take turns. One thread drives it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SweepInterruptedError(Exception):
         self.result = result  # of the turns that were over
 
 
-# Makes the network, trains all contenders in it and removes it.
+# Makes the network, trains all algorithms in it and removes it.
 Measure = Callable[[PlannedNetwork, Options], NetworkResult]
 
 
@@ -139,7 +139,7 @@ def _result(planned: PlannedNetwork, options: Options, outcome: Outcome, delays:
     return NetworkResult(
         planned.network,
         planned.is_limited,
-        rows=rows_of(outcome.turns, {}, options.baseline),
+        rows=rows_of(outcome.turns, options.baseline),
         turns=outcome.turns,
         delays=delays,
         notes=outcome.notes,

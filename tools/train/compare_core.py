@@ -1,11 +1,10 @@
-"""Train with torch's DDP, with Bagua's core and with its algorithms in turns, and compare step time, memory and hidden
-communication.
+"""Train with torch's DDP and with Bagua's algorithms in turns, and compare step time, memory and final models.
 
     python tools/train/compare_core.py --nproc-per-node 2
     python tools/train/compare_core.py --nproc-per-node 4 --model vgg16,gpt2 --trace traces --json core.json
-    python tools/train/compare_core.py --nproc-per-node 2 --contenders algorithms --baseline with-bagua --model wide
+    python tools/train/compare_core.py --nproc-per-node 2 --algorithms algorithms --baseline with-bagua --model wide
 
-It starts its ranks itself, all in one process group, and nothing is downloaded. Exit status 1 if a contender failed or
+It starts its ranks itself, all in one process group, and nothing is downloaded. Exit status 1 if an algorithm failed or
 broke what it promises, or NCCL's log shows another network than --network tcp asks for.
 """
 
@@ -27,9 +26,7 @@ from core_comparison.report import (
     closing_lines,
     heading,
     render,
-    trace_summary,
     write_document,
-    write_json,
     write_result_file,
 )
 from core_comparison.step_statistics import faults_of, rows_of
@@ -45,7 +42,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parse_options(words)
     with tempfile.TemporaryDirectory(prefix="compare-core-") as temporary:
         logs = options.output_folder or Path(temporary)
-        with Progress(options.rounds * len(options.models) * len(options.contenders)) as progress:
+        with Progress(options.rounds * len(options.models) * len(options.algorithms)) as progress:
             try:
                 outcome = ComparisonRun(options, lambda: start_ranks(options, logs), progress).run()
             except BenchError as error:
@@ -54,15 +51,12 @@ def main(words: Sequence[str] | None = None) -> int:
     if ignored := ignored_variables(os.environ):
         outcome.notes.append(f"left out of the ranks' environment: {', '.join(ignored)}")
     outcome.errors += faults_of(outcome.turns, options.tolerance)
-    rows = rows_of(outcome.turns, outcome.traces, options.baseline)
+    rows = rows_of(outcome.turns, options.baseline)
     if rows:
         print(heading(options, outcome) + "\n")
         print(render(rows, options, colour=shows_colour(sys.stdout)) + "\n")
     print("\n".join(closing_lines(rows, options, outcome)))
-    written = []
-    if options.trace_folder is not None:
-        written.append(options.trace_folder / "summary.json")
-        write_json(written[-1], trace_summary(outcome))
+    written = [*outcome.traces]
     machine = describe_machine()
     if options.details_path is not None:
         written.append(options.details_path)

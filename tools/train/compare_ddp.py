@@ -3,10 +3,10 @@
     python tools/train/compare_ddp.py --nproc-per-node 2 --model vgg16 --dtype bf16 --output-dir out
     python tools/train/compare_ddp.py --nproc-per-node 4 --model vgg16 --dtype bf16 --tuned best --output-dir out
 
-Every run is a fresh `torchrun examples/ddp_train.py` with the same seed; the contenders take turns, each round
+Every run is a fresh `torchrun examples/ddp_train.py` with the same seed; the backends take turns, each round
 beginning with another one. Ours is switched on as a user does it: by ENABLE_BAGUA_NET=1 alone. Written to
 --output-dir: ddp.json (a result file), ddp-runs.json, ddp.png and logs. Exit status 1 if losses differ, ranks
-disagree, a run fails, or NCCL's log shows another network than the contender's.
+disagree, a run fails, or NCCL's log shows another network than the backend's.
 """
 
 from __future__ import annotations

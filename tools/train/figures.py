@@ -49,7 +49,7 @@ def step_figures(rows: Iterable[Any], case: Mapping[str, Label]) -> list[Figure]
     """Of rows of core_comparison.step_statistics."""
     found = []
     for row in rows:
-        labels = {"model": row.model, "algorithm": name_of(row.contender), **case}
+        labels = {"model": row.model, "algorithm": name_of(row.algorithm), **case}
         found += figures(
             labels,
             {

@@ -5,30 +5,30 @@
 #
 #   tools/train/gpu_evidence.sh OUT [GPUS] [PART...]     default: 2 GPUs; all_reduce ddp collectives tests
 #
-# Bagua-Net beside NCCL's own transport:
+# Bagua-Net compared with NCCL's own transport:
 #   all_reduce        and NCCL's default and one hand-tuned setting, 8 B to 256 MiB
 #   collectives       all others, likewise
 #   ddp               VGG16
-#   best_COLLECTIVE   beside the best of nine settings of NCCL at each size, 8 B to 1 GiB: best_all_reduce,
+#   best_COLLECTIVE   compared with the best of nine settings of NCCL at each size, 8 B to 1 GiB: best_all_reduce,
 #                     best_all_gather, best_reduce_scatter, best_broadcast, best_all_to_all, best_send_recv
-#   best_ddp          VGG16 beside the best of nine settings, within eight minutes
+#   best_ddp          VGG16 compared with the best of nine settings, within eight minutes
 #   best              all of best_*
 # Training:
-#   core              gradient all-reduce beside torch's DDP, NVLink, with a trace of communication under backward
+#   core              gradient all-reduce compared with torch's DDP, NVLink, with traces
 #   core_tcp          the same over TCP with Bagua-Net, VGG16 and GPT-2
 #   algorithms        every algorithm over TCP with Bagua-Net, as fast as it goes
 #   sweep             every algorithm on networks of 10, 25 and 100 Gb/s; needs root and pyroute2
 #   sweep_delay       ... of 10 and 25 Gb/s with delays of 1, 5 and 20 ms
 #   convergence       does every algorithm train as well? All tasks and seeds, ten minutes with 2 GPUs
 #   memory            extra bytes per parameter of every algorithm
-#   kernels           the compression beside a copy, on one GPU
+#   kernels           the compression compared with a copy, on one GPU
 # Correctness:
 #   tests             tests/gpu
-#   kernel_tests      the compression's kernels, bit for bit beside the CPU's
+#   kernel_tests      the compression's kernels, bitwise identical to the CPU's
 #
 # OUT gets a JSON and a picture per part, and logs and traces in logs-GPUS-PARTS.tar.gz. Exit status: 1 if any part
 # failed. SECONDS_BEST (default 110) is what a best_COLLECTIVE may measure, to which it adds the start of all its
-# contenders. The words of AB_OPTIONS, DDP_OPTIONS, CORE_OPTIONS (core*, algorithms), SWEEP_OPTIONS,
+# backends. The words of AB_OPTIONS, DDP_OPTIONS, CORE_OPTIONS (core*, algorithms), SWEEP_OPTIONS,
 # CONVERGENCE_OPTIONS, KERNEL_OPTIONS and TEST_OPTIONS are added to the commands (smaller sizes, fewer rounds, -k training
 # for pytest, ...).
 set -uo pipefail
@@ -96,7 +96,7 @@ part() {
   done
 }
 
-# compare NAME SECONDS OPTION...: the real NCCL, contenders in turns.
+# compare NAME SECONDS OPTION...: the real NCCL, backends in turns.
 compare() {
   local name=$1 seconds=$2
   shift 2
@@ -105,7 +105,7 @@ compare() {
     "$@" ${AB_OPTIONS:-}
 }
 
-# train NAME SECONDS OPTION...: torch's DDP, a process group per contender and round.
+# train NAME SECONDS OPTION...: torch's DDP, a process group per backend and round.
 train() {
   local name=$1 seconds=$2
   shift 2
@@ -114,7 +114,7 @@ train() {
     --dtype bf16 --output-dir "$work/$name" "$@" ${DDP_OPTIONS:-}
 }
 
-# core NAME SECONDS OPTION...: Bagua's training beside torch's DDP, turns in one process group.
+# core NAME SECONDS OPTION...: Bagua's training compared with torch's DDP, turns in one process group.
 core() {
   local name=$1 seconds=$2
   shift 2
@@ -156,7 +156,7 @@ for chosen in "${parts[@]}"; do
       train best_ddp 480 --tuned best --steps 15 --rounds 2 --run-timeout 60 --time-limit 430
       ;;
     best_*)
-      # Eleven contenders start a process on each GPU, which takes longer than some of them measure.
+      # Eleven backends start a process on each GPU, which takes longer than some of them measure.
       compare "$chosen" $((${SECONDS_BEST:-110} + 180)) --collectives "${chosen#best_}" --tuned best --shared-memory \
         --sizes 8,64,512,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M,1G --repeats 3 --time-limit "${SECONDS_BEST:-110}"
       ;;
@@ -167,7 +167,7 @@ for chosen in "${parts[@]}"; do
       core core_tcp 220 --network tcp --model vgg16,gpt2 --rounds 8 --steps 10 --time-limit 150
       ;;
     algorithms)
-      core algorithms 240 --network tcp --contenders algorithms --baseline with-bagua --model vgg16,gpt2 --steps 8 \
+      core algorithms 240 --network tcp --algorithms algorithms --baseline with-bagua --model vgg16,gpt2 --steps 8 \
         --warmup 4 --rounds 4 --time-limit 170
       ;;
     sweep)

@@ -1,4 +1,4 @@
-"""Measure what each algorithm needs beyond plain training: bytes per parameter, beside what the documentation states.
+"""Measure what each algorithm needs beyond plain training: bytes per parameter, and what the documentation states.
 
     python tools/train/measure_memory.py --nproc-per-node 2
     python tools/train/measure_memory.py --nproc-per-node 2 --device cuda --json memory.json

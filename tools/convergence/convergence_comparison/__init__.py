@@ -1,1 +1,1 @@
-"""The parts of compare_convergence.py, one concept a file. A package beside that script, which makes it importable."""
+"""The parts of compare_convergence.py, one concept a file. The script makes it importable."""

@@ -1,7 +1,6 @@
 """What can be compared: tasks and algorithms with their settings, known without loading torch.
 
-A setting that is here is what docs/explanation/convergence.md documents; the limits are those that an algorithm has to
-keep.
+docs/explanation/convergence.md documents these settings; the limits are those that an algorithm has to keep.
 """
 
 from __future__ import annotations

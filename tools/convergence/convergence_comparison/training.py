@@ -48,7 +48,7 @@ class Trained:
     accuracy: float | None  # on the test split, 0..1
     replica_test_loss: float  # mean over the ranks of what each one's own model has
     spread: float  # see replicas.Averaged
-    averages: int | None  # how often the parameters were averaged, where that happens beside the steps
+    averages: int | None  # how often the parameters were averaged, where that happens during the steps
     staleness: float | None  # mean number of steps between copy and addition
     curve_epochs: list[float]
     curve_loss: list[float]  # on the test split

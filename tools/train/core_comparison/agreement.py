@@ -1,5 +1,5 @@
-"""Whether contenders trained the same model: final parameters beside those of torch's DDP. Rank 0 keeps them, since
-all ranks have the same, which the fingerprints show."""
+"""Whether algorithms trained the same model: final parameters compared with those of torch's DDP. Rank 0 keeps them,
+since all ranks have the same, which the fingerprints show."""
 
 from __future__ import annotations
 

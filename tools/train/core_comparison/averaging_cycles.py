@@ -1,4 +1,4 @@
-"""The steps of a contender that averages beside its training, measured in whole cycles.
+"""The steps of an algorithm that averages during its training, measured in whole cycles.
 
 A cycle runs from the step in which parameters are given an average to the step in which they are given the next one. It
 may have three steps or three hundred, and its steps are not alike: a few of them taken somewhere may show what a rank
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from core_comparison.contenders import Averaging
+from core_comparison.wrapping import Averaging
 
 # What measured cycles may take together, if there are several.
 _SEVERAL_CYCLES_S = 8.0
@@ -38,7 +38,7 @@ class AveragingCycles:
     """Of one turn, on one rank; all ranks make the same calls.
 
     Args:
-        averaging: of the contender.
+        averaging: of the algorithm.
         wanted: cycles to be measured; fewer where they are long, one at least.
         step: trains one step.
         largest: of the ranks' values; see largest_of_ranks.

@@ -1,4 +1,4 @@
-"""What can be compared: names of models and contenders with their defaults, known without loading torch."""
+"""What can be compared: names of models and algorithms with their defaults, known without loading torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ALL_REDUCE = "with-bagua"
 
 
 class Promise(Enum):
-    """What a contender says of the models that it ends with."""
+    """What an algorithm says of the models that it ends with."""
 
     AS_DDP = "as DDP"  # those of torch's DDP, but for the order of sums
     EQUAL = "equal"  # another training; all ranks have the same bits
@@ -20,7 +20,7 @@ class Promise(Enum):
 
 
 @dataclass(frozen=True)
-class ContenderEntry:
+class AlgorithmEntry:
     promise: Promise
     about: str
     # Compresses only after so many steps, all but one of which shall be over when steps are measured.
@@ -28,32 +28,32 @@ class ContenderEntry:
     waits: bool = True  # in each step, for what other ranks send
 
 
-CONTENDERS: dict[str, ContenderEntry] = {
-    REFERENCE: ContenderEntry(Promise.AS_DDP, "torch's DistributedDataParallel, its gradients views of the buckets"),
-    ALL_REDUCE: ContenderEntry(Promise.AS_DDP, "with_bagua, gradient_allreduce"),
-    "bagua-ddp": ContenderEntry(Promise.AS_DDP, "Bagua's DistributedDataParallel, gradient_allreduce"),
-    "ddp-fp16": ContenderEntry(Promise.EQUAL, "torch's DDP with its fp16_compress_hook"),
-    "ddp-powersgd": ContenderEntry(Promise.EQUAL, "torch's DDP with its powerSGD_hook, rank 1", least_warmup=3),
-    "ddp-bytegrad": ContenderEntry(Promise.EQUAL, "torch's DDP with bagua.comm_hooks.bytegrad"),
-    "bytegrad": ContenderEntry(Promise.EQUAL, "bytegrad: gradients, a byte per element, once per node"),
-    "bytegrad-flat": ContenderEntry(Promise.EQUAL, "bytegrad with hierarchical=False"),
-    "qadam": ContenderEntry(Promise.EQUAL, "qadam with its QAdamOptimizer instead of the model's", least_warmup=3),
-    "decentralized": ContenderEntry(Promise.OWN, "decentralized: the mean of all ranks' parameters"),
-    "decentralized-shift-one": ContenderEntry(Promise.OWN, "decentralized with one peer, another one in each step"),
-    "low-precision-decentralized": ContenderEntry(Promise.OWN, "low_precision_decentralized: ring, a byte per element"),
-    "async": ContenderEntry(
+ALGORITHMS: dict[str, AlgorithmEntry] = {
+    REFERENCE: AlgorithmEntry(Promise.AS_DDP, "torch's DistributedDataParallel, its gradients views of the buckets"),
+    ALL_REDUCE: AlgorithmEntry(Promise.AS_DDP, "with_bagua, gradient_allreduce"),
+    "bagua-ddp": AlgorithmEntry(Promise.AS_DDP, "Bagua's DistributedDataParallel, gradient_allreduce"),
+    "ddp-fp16": AlgorithmEntry(Promise.EQUAL, "torch's DDP with its fp16_compress_hook"),
+    "ddp-powersgd": AlgorithmEntry(Promise.EQUAL, "torch's DDP with its powerSGD_hook, rank 1", least_warmup=3),
+    "ddp-bytegrad": AlgorithmEntry(Promise.EQUAL, "torch's DDP with bagua.comm_hooks.bytegrad"),
+    "bytegrad": AlgorithmEntry(Promise.EQUAL, "bytegrad: 8-bit gradients, once per node"),
+    "bytegrad-flat": AlgorithmEntry(Promise.EQUAL, "bytegrad with hierarchical=False"),
+    "qadam": AlgorithmEntry(Promise.EQUAL, "qadam with its QAdamOptimizer instead of the model's", least_warmup=3),
+    "decentralized": AlgorithmEntry(Promise.OWN, "decentralized: the mean of all ranks' parameters"),
+    "decentralized-shift-one": AlgorithmEntry(Promise.OWN, "decentralized with one peer, another one in each step"),
+    "low-precision-decentralized": AlgorithmEntry(Promise.OWN, "low_precision_decentralized: ring, 8-bit"),
+    "async": AlgorithmEntry(
         Promise.OWN,
-        "async with sync_interval_ms=0: parameters are averaged beside the training, without a pause",
+        "async with sync_interval_ms=0: averages parameters while training goes on",
         waits=False,
     ),
 }
 # In the order in which the first round takes them.
-DEFAULT_CONTENDERS = (REFERENCE, ALL_REDUCE, "bagua-ddp")
+DEFAULT_ALGORITHMS = (REFERENCE, ALL_REDUCE, "bagua-ddp")
 # Names for several; `algorithms` leaves out what is another way to the same communication.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "core": DEFAULT_CONTENDERS,
-    "algorithms": tuple(name for name in CONTENDERS if name != "bagua-ddp"),
-    "all": tuple(CONTENDERS),
+    "core": DEFAULT_ALGORITHMS,
+    "algorithms": tuple(name for name in ALGORITHMS if name != "bagua-ddp"),
+    "all": tuple(ALGORITHMS),
 }
 
 FLOAT32, BF16 = "float32", "bf16"

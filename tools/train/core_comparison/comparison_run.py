@@ -1,6 +1,6 @@
-"""The run: model by model, round by round, contender by contender in an order that rotates. One thread drives it.
+"""The run: model by model, round by round, algorithm by algorithm in an order that rotates. One thread drives it.
 
-A contender that fails with a model is left out of it from then on and reported; the ranks are started anew.
+An algorithm that fails with a model is left out of it from then on and reported; the ranks are started anew.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Outcome:
     """What was measured, and what was not."""
 
     turns: list[TurnResult] = field(default_factory=list)
-    traces: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)  # by model and contender
+    traces: list[Path] = field(default_factory=list)
     facts: Mapping[str, Any] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class ComparisonRun:
         self._clock = clock
         self._deadline = clock() + options.time_limit_s
         self._settled: set[str] = set()  # models that these ranks have trained
-        self._lacking: set[str] = set()  # contenders that this installation does not have
+        self._lacking: set[str] = set()  # algorithms that this installation does not have
         self.outcome = Outcome()
         self._ranks = RenewedTeam(start, self._started, self.outcome.errors, progress)
 
@@ -73,70 +73,70 @@ class ComparisonRun:
                     f" --time-limit {options.time_limit_s:g} s"
                 )
                 return
-            for contender in rotated(options.contenders, number):
-                if self._can_run(model, contender):
-                    self._turn(model, contender, number)
+            for algorithm in rotated(options.algorithms, number):
+                if self._can_run(model, algorithm):
+                    self._turn(model, algorithm, number)
             longest = max(longest, self._clock() - round_began)
 
-    def _can_run(self, model: str, contender: str) -> bool:
+    def _can_run(self, model: str, algorithm: str) -> bool:
         """Starts the ranks, if there are none: only they know what their installation lacks."""
-        if (model, contender) in self._ranks.failed or contender in self._lacking:
+        if (model, algorithm) in self._ranks.failed or algorithm in self._lacking:
             return False
         self._ranks.ready()
-        return contender not in self._lacking
+        return algorithm not in self._lacking
 
-    def _turn(self, model: str, contender: str, number: int) -> None:
+    def _turn(self, model: str, algorithm: str, number: int) -> None:
         options = self._options
-        what = f"{model}, {contender}, round {number + 1}/{options.rounds}"
+        what = f"{model}, {algorithm}, round {number + 1}/{options.rounds}"
         self._progress.advance(what, 0)
         events = None
-        if self._has_settled(model, contender):
-            events = self._ask("turn", model, contender, steps=options.steps, warmup=options.warmup)
+        if self._has_settled(model, algorithm):
+            events = self._ask("turn", model, algorithm, steps=options.steps, warmup=options.warmup)
         self._progress.advance(what)
         if events is None:
             return
-        turn = turn_result(model, contender, number, events)
+        turn = turn_result(model, algorithm, number, events)
         self.outcome.turns.append(turn)
         if turn.kept is not None:
             # Stated once: what is said of later turns' memory is then wrong by as much.
-            note = f"{contender} did not free everything with {model} ({turn.kept})"
+            note = f"{algorithm} did not free everything with {model} ({turn.kept})"
             if not any(text.startswith(note.split(" (")[0]) for text in self.outcome.notes):
                 self.outcome.notes.append(note)
 
-    def _has_settled(self, model: str, contender: str) -> bool:
+    def _has_settled(self, model: str, algorithm: str) -> bool:
         """What these processes do once (load kernels, meet memory and peers) would be in the first turn's figures: an
         unmeasured one comes before it. False if that failed."""
         if model not in self._settled:
             steps = max(1, self._options.warmup)
-            events = self._ask("settle", model, contender, steps=steps, warmup=self._options.warmup)
+            events = self._ask("settle", model, algorithm, steps=steps, warmup=self._options.warmup)
             if events is not None:
                 self._settled.add(model)
         return model in self._settled
 
     def _traces(self, model: str, folder: Path) -> None:
-        for contender in self._options.contenders:
-            if not self._can_run(model, contender):
+        for algorithm in self._options.algorithms:
+            if not self._can_run(model, algorithm):
                 continue
             if self._clock() >= self._deadline:
-                self.outcome.notes.append(f"{model}, {contender}: not traced, --time-limit has passed")
+                self.outcome.notes.append(f"{model}, {algorithm}: not traced, --time-limit has passed")
                 continue
-            self._progress.advance(f"{model}, {contender}, trace", 0)
-            path = folder / f"{model}.{contender}.json.gz"
+            self._progress.advance(f"{model}, {algorithm}, trace", 0)
+            path = folder / f"{model}.{algorithm}.json.gz"
             warmup = self._options.warmup
-            events = self._ask("trace", model, contender, steps=TRACED_STEPS, warmup=warmup, path=str(path))
+            events = self._ask("trace", model, algorithm, steps=TRACED_STEPS, warmup=warmup, path=str(path))
             if events is not None:
-                self.outcome.traces[model, contender] = events[0]["communication"]
+                self.outcome.traces.append(path)
 
     def _started(self, facts: Mapping[str, Any]) -> None:
         self._settled.clear()
         self.outcome.facts = facts
-        for contender, reason in facts.get("unavailable", {}).items():
-            if contender not in self._lacking:
-                self._lacking.add(contender)
-                self.outcome.errors.append(f"{contender}: {reason}")
+        for algorithm, reason in facts.get("unavailable", {}).items():
+            if algorithm not in self._lacking:
+                self._lacking.add(algorithm)
+                self.outcome.errors.append(f"{algorithm}: {reason}")
 
-    def _ask(self, operation: str, model: str, contender: str, **fields: object) -> list[Event] | None:
+    def _ask(self, operation: str, model: str, algorithm: str, **fields: object) -> list[Event] | None:
         """None when it failed, which is then reported."""
-        fields = {"contender": contender, **self._options.turn(model), **fields}
-        label = f"{contender} with {model}"
-        return self._ranks.ask((model, contender), label, operation, self._options.timeout_s, **fields)
+        fields = {"algorithm": algorithm, **self._options.turn(model), **fields}
+        label = f"{algorithm} with {model}"
+        return self._ranks.ask((model, algorithm), label, operation, self._options.timeout_s, **fields)

@@ -46,7 +46,7 @@ class Workload:
     autocast: bool
 
     def loss(self, forward: nn.Module, number: int) -> Tensor:
-        """Of batch `number`, through the module that the contender made of `model`."""
+        """Of batch `number`, through the module that the algorithm made of `model`."""
         place = number % len(self.inputs)
         with torch.autocast(self.inputs[0].device.type, torch.bfloat16, enabled=self.autocast):
             return self.criterion(forward(self.inputs[place]), self.targets[place])

@@ -13,8 +13,8 @@ from bagua.net.bench.argument_types import names_of, within
 from bagua.net.bench.export import check_output_files, make_folder
 from bagua.net.bench.gpu_sharing import GpuSharing
 from core_comparison.catalogue import (
-    CONTENDERS,
-    DEFAULT_CONTENDERS,
+    ALGORITHMS,
+    DEFAULT_ALGORITHMS,
     DEFAULT_MODELS,
     DEFAULT_MODELS_ON_CPU,
     DTYPES,
@@ -24,7 +24,7 @@ from core_comparison.catalogue import (
     REFERENCE,
 )
 
-# A contender's sums may be of another order than DDP's, and training carries the last bit's difference on. A gradient
+# An algorithm's sums may be of another order than DDP's, and training carries the last bit's difference on. A gradient
 # that was not averaged is ten times beyond this.
 DEFAULT_TOLERANCE = 0.1
 TRACED_STEPS = 3
@@ -33,11 +33,11 @@ _EPILOG = """\
 models:
 {models}
 
-contenders:
-{contenders}
+algorithms:
+{algorithms}
   or several by one name: {groups}
 
-One process group for all; in every round each contender trains a fresh copy of the model from the same start, in an
+One process group for all; in every round each algorithm trains a fresh copy of the model from the same start, in an
 order that rotates, and frees it. A step's time is that of its slowest rank.
 
 examples:
@@ -45,9 +45,9 @@ examples:
   python tools/train/compare_core.py --nproc-per-node 4 --trace traces --json core.json
   python tools/train/compare_core.py --nproc-per-node 2 --network tcp --model vgg16,gpt2
   python tools/train/compare_core.py --nproc-per-node 4 --network tcp --share-gpus       four ranks on one GPU, say
-  python tools/train/compare_core.py --nproc-per-node 2 --contenders algorithms --baseline with-bagua --model wide
+  python tools/train/compare_core.py --nproc-per-node 2 --algorithms algorithms --baseline with-bagua --model wide
 
-exit status: 0, or 1 if a contender failed or broke what it promises (the same parameters on all ranks, or those of
+exit status: 0, or 1 if an algorithm failed or broke what it promises (the same parameters on all ranks, or those of
 torch's DDP) or NCCL's log shows another network, or 2 if an option was wrong.
 """
 
@@ -57,7 +57,7 @@ class Options:
     ranks: int
     device: str  # "cuda" or "cpu"
     models: tuple[str, ...]
-    contenders: tuple[str, ...]
+    algorithms: tuple[str, ...]
     baseline: str
     steps: int
     warmup: int
@@ -95,15 +95,14 @@ class Options:
 
 def _epilog() -> str:
     models = [f"  {name:<10} {entry.about}" for name, entry in MODELS.items()]
-    contenders = [f"  {name:<28} {entry.about}" for name, entry in CONTENDERS.items()]
-    return _EPILOG.format(models="\n".join(models), contenders="\n".join(contenders), groups=", ".join(GROUPS))
+    algorithms = [f"  {name:<28} {entry.about}" for name, entry in ALGORITHMS.items()]
+    return _EPILOG.format(models="\n".join(models), algorithms="\n".join(algorithms), groups=", ".join(GROUPS))
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="compare_core.py",
-        description="Training with Bagua's core beside torch's DistributedDataParallel: step time, memory and how much"
-        " of the communication backward compute hides.",
+        description="Compares Bagua's algorithms with torch's DistributedDataParallel: step time, memory, models.",
         epilog=_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -120,24 +119,25 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"of {', '.join(MODELS)} (default {','.join(DEFAULT_MODELS)}; on CPUs {','.join(DEFAULT_MODELS_ON_CPU)})",
     )
     parser.add_argument(
-        "--contenders",
-        type=names_of("contender", list(CONTENDERS), GROUPS),
-        default=DEFAULT_CONTENDERS,
+        "--algorithms",
+        "--contenders",  # its former name
+        type=names_of("algorithm", list(ALGORITHMS), GROUPS),
+        default=DEFAULT_ALGORITHMS,
         metavar="LIST",
-        help=f"default {','.join(DEFAULT_CONTENDERS)}",
+        help=f"default {','.join(DEFAULT_ALGORITHMS)}",
     )
     parser.add_argument(
         "--baseline",
-        choices=list(CONTENDERS),
+        choices=list(ALGORITHMS),
         default=REFERENCE,
         metavar="NAME",
-        help=f"the contender that speed-ups are over (default {REFERENCE}); with-bagua is gradient all-reduce",
+        help=f"the algorithm that speed-ups are over (default {REFERENCE}); with-bagua is gradient all-reduce",
     )
     length = parser.add_argument_group("how long")
     length.add_argument("--steps", type=within(int, 1, 100_000), default=20, help="timed steps of a turn (default 20)")
     length.add_argument("--warmup", type=within(int, 0, 10_000), default=5, help="steps before them (default 5)")
     length.add_argument(
-        "--rounds", type=within(int, 1, 1000), default=5, help="turns of each contender with each model (default 5)"
+        "--rounds", type=within(int, 1, 1000), default=5, help="turns of each algorithm with each model (default 5)"
     )
     length.add_argument(
         "--time-limit",
@@ -179,7 +179,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--trace",
         type=Path,
         metavar="DIR",
-        help="trace a few steps of each contender: traces and summary.json there",
+        help=f"Chrome traces of {TRACED_STEPS} steps of each algorithm, of rank 0, there",
     )
     output.add_argument("--output-dir", type=Path, metavar="DIR", help="keep NCCL's logs there")
     return parser
@@ -197,12 +197,12 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
             f"--share-gpus: ranks of one GPU reach each other over TCP only; add --network tcp, or give as many"
             f" ranks as there are GPUs, {device.sharing.gpus}"
         )
-    if given.baseline not in given.contenders:
-        if len(given.contenders) < 2:
-            parser.error(f"--contenders {given.contenders[0]} has nothing to be compared with; add {given.baseline}")
+    if given.baseline not in given.algorithms:
+        if len(given.algorithms) < 2:
+            parser.error(f"--algorithms {given.algorithms[0]} has nothing to be compared with; add {given.baseline}")
         if given.baseline != REFERENCE:
-            parser.error(f"--baseline {given.baseline} is none of --contenders; add it there")
-    if problem := warmup_problem(given.contenders, given.warmup):
+            parser.error(f"--baseline {given.baseline} is none of --algorithms; add it there")
+    if problem := warmup_problem(given.algorithms, given.warmup):
         parser.error(problem)
     try:
         check_output_files([("--json", given.json), ("--details", given.details)])
@@ -215,7 +215,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         ranks=given.nproc_per_node,
         device=device.type,
         models=given.model or (DEFAULT_MODELS if device.type == "cuda" else DEFAULT_MODELS_ON_CPU),
-        contenders=given.contenders,
+        algorithms=given.algorithms,
         baseline=given.baseline,
         steps=given.steps,
         warmup=given.warmup,
@@ -237,10 +237,10 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     )
 
 
-def warmup_problem(contenders: Sequence[str], warmup: int) -> str | None:
-    """The first contender that would not be what it is called in the measured steps."""
-    for name in contenders:
-        least = CONTENDERS[name].least_warmup
+def warmup_problem(algorithms: Sequence[str], warmup: int) -> str | None:
+    """The first algorithm that would not be what it is called in the measured steps."""
+    for name in algorithms:
+        least = ALGORITHMS[name].least_warmup
         if warmup < least:
             return f"--warmup {warmup}: {name} compresses only after some steps; give {least} or more, or leave it out"
     return None

@@ -1,4 +1,4 @@
-"""A few steps under torch.profiler: the Chrome trace, and what it says of the communication."""
+"""A few steps under torch.profiler, as a Chrome trace."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from core_comparison.trace_summary import CommunicationSummary, read_chrome_trace, summarize
-from core_comparison.turn import BACKWARD, Turn
+from core_comparison.turn import Turn
 
 
-def trace_steps(
-    turn: Turn, device: torch.device, *, steps: int, warmup: int, path: Path | None
-) -> CommunicationSummary | None:
-    """All ranks are traced, so that none waits for the one that is; a rank without a path keeps nothing of it."""
+def trace_steps(turn: Turn, device: torch.device, *, steps: int, warmup: int, path: Path | None) -> None:
+    """All ranks are traced, so that none waits for the one that is; a rank without a path writes no trace."""
     turn.train(max(1, warmup))
     # What the profiler loads when it is first used would be part of the first step.
     with profiler_of(device):
@@ -24,10 +21,8 @@ def trace_steps(
         turn.train(steps)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    if path is None:
-        return None
-    profiler.export_chrome_trace(str(path))
-    return summarize(read_chrome_trace(path), backward=BACKWARD, steps=steps)
+    if path is not None:
+        profiler.export_chrome_trace(str(path))
 
 
 def profiler_of(device: torch.device) -> profile:
@@ -39,10 +34,10 @@ def profiler_of(device: torch.device) -> profile:
 
 
 def _every_thread() -> Any:
-    """By itself the profiler sees the threads of the training only, and not one that a contender communicates in."""
+    """By itself the profiler sees the threads of the training only, and not one that an algorithm communicates in."""
     from torch._C._profiler import _ExperimentalConfig
 
     try:
         return _ExperimentalConfig(profile_all_threads=True)
-    except TypeError:  # torch 2.5 and 2.6: on a CPU, such a contender then seems to communicate nothing
+    except TypeError:  # torch 2.5 and 2.6: on a CPU, such an algorithm then seems to communicate nothing
         return None

@@ -31,7 +31,7 @@ def start_ranks(options: Options, log_folder: Path, placement: Placement | None 
         environment=lambda rank: _environment(options, network, logs[rank]),
         placement=placement or HostPlacement(options.sharing),
         join={
-            "contenders": options.contenders,
+            "algorithms": options.algorithms,
             "device": options.device,
             "seed": options.seed,
             "deterministic": options.deterministic,

@@ -17,7 +17,7 @@ from bagua.net.bench.table import BOLD, DIM, LOUD, MISSING, RESET
 from core_comparison.catalogue import ALL_REDUCE, REFERENCE, Promise
 from core_comparison.comparison_run import Outcome
 from core_comparison.compression_code import compression_notes
-from core_comparison.options import TRACED_STEPS, Options
+from core_comparison.options import Options
 from core_comparison.step_statistics import Row, own_spread, promise_of
 
 
@@ -48,8 +48,8 @@ def format_ms(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def _short(contender: str) -> str:
-    return "DDP" if contender == REFERENCE else contender
+def _short(algorithm: str) -> str:
+    return "DDP" if algorithm == REFERENCE else algorithm
 
 
 def samples_per_second(row: Row, options: Options) -> float:
@@ -59,7 +59,7 @@ def samples_per_second(row: Row, options: Options) -> float:
 
 def _from_ddp(row: Row) -> str:
     """Only of those that promise to be there."""
-    return _or_missing(row.largest_difference, ".2g") if promise_of(row.contender) is Promise.AS_DDP else MISSING
+    return _or_missing(row.largest_difference, ".2g") if promise_of(row.algorithm) is Promise.AS_DDP else MISSING
 
 
 def _replicas(row: Row) -> str:
@@ -69,7 +69,7 @@ def _replicas(row: Row) -> str:
 
 
 def _may_differ(row: Row) -> bool:
-    return promise_of(row.contender) is Promise.OWN
+    return promise_of(row.algorithm) is Promise.OWN
 
 
 def _percent(share: float | None) -> float | None:
@@ -79,7 +79,7 @@ def _percent(share: float | None) -> float | None:
 def columns(options: Options) -> tuple[Column, ...]:
     return (
         Column("model", "", lambda row: row.model, left=True),
-        Column("contender", "", lambda row: row.contender, left=True),
+        Column("algorithm", "", lambda row: row.algorithm, left=True),
         Column("step", "ms", lambda row: format_ms(row.step_ms)),
         Column("p10..p90", "ms", lambda row: f"{format_ms(row.step_ms_low)}..{format_ms(row.step_ms_high)}"),
         Column(
@@ -96,14 +96,13 @@ def columns(options: Options) -> tuple[Column, ...]:
         Column("peak", "MiB", lambda row: _or_missing(row.peak_mib, ".0f"), optional=True),
         Column("extra", "B/elem", lambda row: _or_missing(row.extra_bytes_per_parameter, "+.1f"), optional=True),
         Column("CPU", "%", lambda row: _or_missing(_percent(row.machine_busy), ".0f"), optional=True),
-        Column("hidden", "%", lambda row: _or_missing(_percent(row.hidden_share), ".0f"), optional=True),
         Column("from DDP", "largest", _from_ddp, optional=True),
         Column("replicas", "", _replicas),
     )
 
 
 def render(rows: Sequence[Row], options: Options, *, colour: bool = False) -> str:
-    """Two head lines (title, unit), then a line a contender; a blank line where the model changes."""
+    """Two head lines (title, unit), then a line an algorithm; a blank line where the model changes."""
     offered = columns(options)
     cells = {column.title: [column.cell(row) for row in rows] for column in offered}
     shown = [one for one in offered if not one.optional or any(text != MISSING for text in cells[one.title])]
@@ -151,19 +150,19 @@ def closing_lines(rows: Sequence[Row], options: Options, outcome: Outcome) -> li
     lines = []
     if any(row.speed_up is not None for row in rows):
         lines.append(
-            f"over {_short(options.baseline)}: step time of {options.baseline} over the contender's, within a round;"
+            f"over {_short(options.baseline)}: step time of {options.baseline} over the algorithm's, within a round;"
             " above 1 is faster"
         )
     if any(row.extra_bytes_per_parameter is not None for row in rows):
         lines.append(f"extra: peak of the measured steps beyond {ALL_REDUCE}'s, for each element of the parameters")
     if any(row.machine_busy is not None for row in rows):
-        lines.append("CPU: of this machine's processors, by everything on it; near 100 they are the limit")
+        lines.append("CPU: of this machine's CPUs, by everything on it; near 100 they are the limit")
     for promise, meaning in _PROMISES.items():
-        promising = [name for name in dict.fromkeys(row.contender for row in rows) if promise_of(name) is promise]
+        promising = [name for name in dict.fromkeys(row.algorithm for row in rows) if promise_of(name) is promise]
         if promising:
             lines.append(f"{meaning}: {', '.join(promising)}")
     lines += [
-        f"{row.contender}, {row.model}: parameters were averaged once in {row.steps_per_averaging:.1f} steps"
+        f"{row.algorithm}, {row.model}: parameters were averaged once in {row.steps_per_averaging:.1f} steps"
         for row in rows
         if row.steps_per_averaging is not None
     ]
@@ -171,39 +170,27 @@ def closing_lines(rows: Sequence[Row], options: Options, outcome: Outcome) -> li
         compared = [
             row
             for row in rows
-            if row.model == model and row.contender != REFERENCE and promise_of(row.contender) is Promise.AS_DDP
+            if row.model == model and row.algorithm != REFERENCE and promise_of(row.algorithm) is Promise.AS_DDP
         ]
         if found := [_difference(row) for row in compared if row.largest_difference is not None]:
-            lines.append(f"final parameters beside those of {REFERENCE}, {model}: {', '.join(found)}")
+            lines.append(f"final parameters compared with those of {REFERENCE}, {model}: {', '.join(found)}")
     spreads = {model: own_spread(outcome.turns, model) for model in dict.fromkeys(row.model for row in rows)}
     lines += [
         f"rounds of {REFERENCE}, {model}: final parameters differ by {spread:.2g} of the way from the start"
         for model, spread in spreads.items()
         if spread
     ]
-    if outcome.traces:
-        lines.append(f"hidden: part of the communication under backward compute, {TRACED_STEPS} traced steps of rank 0")
     lines += [f"note: {note}" for note in (*sharing_notes(options), *compression_notes(outcome.facts), *outcome.notes)]
     return [*lines, *(f"ERROR: {error}" for error in outcome.errors)]
 
 
 def _difference(row: Row) -> str:
     if not row.largest_difference:
-        return f"{row.contender} equal"
+        return f"{row.algorithm} equal"
     return (
-        f"{row.contender} at most {row.largest_difference:.2g} apart ({row.relative_difference:.2g} of the way from the"
+        f"{row.algorithm} at most {row.largest_difference:.2g} apart ({row.relative_difference:.2g} of the way from the"
         " start)"
     )
-
-
-def trace_summary(outcome: Outcome) -> dict[str, object]:
-    return {
-        "steps": TRACED_STEPS,
-        "rank": 0,
-        "traces": [
-            {"model": model, "contender": contender, **found} for (model, contender), found in outcome.traces.items()
-        ],
-    }
 
 
 def write_document(path: Path, options: Options, rows: Sequence[Row], outcome: Outcome, machine: MachineFacts) -> None:
@@ -217,7 +204,6 @@ def write_document(path: Path, options: Options, rows: Sequence[Row], outcome: O
         },
         "summary": [row.as_dict() for row in rows],
         "own_spread": {model: own_spread(outcome.turns, model) for model in models},
-        "trace": trace_summary(outcome),
         "notes": outcome.notes,
         "errors": outcome.errors,
         "turns": [asdict(turn) for turn in outcome.turns],

@@ -1,6 +1,6 @@
-"""A contender's turn on one rank: a fresh model is built, wrapped, trained for some steps and freed.
+"""An algorithm's turn on one rank: a fresh model is built, wrapped, trained for some steps and freed.
 
-Every contender finds the same memory: what the one before it held has been given back to the driver.
+Every algorithm finds the same memory: what the one before it held has been given back to the driver.
 """
 
 from __future__ import annotations
@@ -13,17 +13,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.profiler import record_function
 
 from core_comparison.averaging_cycles import AveragingCycles, largest_of_ranks
-from core_comparison.contenders import Training, wrap
+from core_comparison.cpu_time import CpuClock
 from core_comparison.models import Workload
-from core_comparison.processor_time import ProcessorClock
 from core_comparison.step_clock import StepClock
 from core_comparison.turn_memory import TurnMemory
-
-# The trace is searched for this name.
-BACKWARD = "core_comparison:backward"
+from core_comparison.wrapping import Training, wrap
 
 
 @dataclass(frozen=True)
@@ -37,16 +33,16 @@ class Measured:
     gradients: int  # tensors
     peak_bytes: int | None  # of the whole turn, the making of the model with it
     steps_peak_bytes: int | None  # of the measured steps
-    own_cores: float  # see ProcessorShare; of the measured steps
+    own_cores: float  # see CpuShare; of the measured steps
     machine_busy: float | None
-    averagings: int | None  # given to the parameters in the measured steps; None: it does not average beside its steps
+    averagings: int | None  # given to the parameters in the measured steps; None: it does not average during its steps
 
 
 class Turn:
     """Use as `with Turn(...) as turn:`, at whose end the model is gone; what is left of it then says `kept`."""
 
-    def __init__(self, contender: str, device: torch.device) -> None:
-        self._contender = contender
+    def __init__(self, algorithm: str, device: torch.device) -> None:
+        self._algorithm = algorithm
         self._device = device
         self._workload: Workload | None = None
         self._training: Training | None = None
@@ -73,7 +69,7 @@ class Turn:
         gc.collect()
         if self._device.type == "cuda":
             # cuBLAS's workspaces, one for each thread and stream that multiplied, live in torch's memory: the next
-            # contender would find those of this one.
+            # algorithm would find those of this one.
             clear: Any = torch._C
             clear._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
@@ -81,7 +77,7 @@ class Turn:
     def wrap(self, workload: Workload, *, warmup: int) -> None:
         self._workload = workload
         self._watch = weakref.ref(workload.model)
-        self._training = wrap(self._contender, workload.model, workload.optimizer, self._device, warmup=warmup)
+        self._training = wrap(self._algorithm, workload.model, workload.optimizer, self._device, warmup=warmup)
 
     def finish(self) -> None:
         """No communication after this; parameters may be looked at. A second call does nothing."""
@@ -99,7 +95,7 @@ class Turn:
             self._step()
 
     def measure(self, steps: int, warmup: int) -> Measured:
-        """The seconds of each of `steps` steps; of a contender that averages beside its steps, those of the mean step
+        """The seconds of each of `steps` steps; of an algorithm that averages during its steps, those of the mean step
         of each of as many cycles, or fewer: see AveragingCycles.
 
         Raises:
@@ -117,7 +113,7 @@ class Turn:
         # No waiting here: the first step shall find the queue of kernels as full as the others do (but of cycles, on
         # which ranks agree). The count of allocated bytes is the host's and needs none.
         self._memory.restart()
-        processors = ProcessorClock()
+        cpus = CpuClock()
         clock.mark()
         if cycles is None:
             for _ in range(steps):
@@ -126,7 +122,7 @@ class Turn:
         else:
             cycles.train(clock.mark)
         seconds = clock.seconds()
-        share = processors.share()
+        share = cpus.share()
         steps_peak = self._memory.peak()
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         return Measured(
@@ -143,7 +139,7 @@ class Turn:
         )
 
     def kept(self) -> str | None:
-        """After the `with`: what was not freed and is charged to the next contender; None if all was."""
+        """After the `with`: what was not freed and is charged to the next algorithm; None if all was."""
         if self._watch is not None and self._watch() is not None:
             return "its model is still referenced by something"
         return self._memory.kept()
@@ -154,8 +150,7 @@ class Turn:
         optimizer = self._training.optimizer
         optimizer.zero_grad(set_to_none=True)
         loss = self._workload.loss(self._training.forward, self._steps)
-        with record_function(BACKWARD):
-            loss.backward()
+        loss.backward()
         optimizer.step()
         self._steps += 1
         self._loss = loss.detach()

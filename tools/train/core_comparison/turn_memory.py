@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 _MIB = 1 << 20
-# A contender may keep a flag or a counter; this much would change no figure of the table.
+# An algorithm may keep a flag or a counter; this much would change no figure of the table.
 _KEPT_LIMIT_BYTES = _MIB
 _STATUS = Path("/proc/self/status")
 _FORGET_PEAK = (Path("/proc/self/clear_refs"), "5")  # see proc(5)

@@ -1,15 +1,15 @@
-"""One rank: `python -m core_comparison.worker`, see rank_team.rank_process. All contenders take their turns in this
+"""One rank: `python -m core_comparison.worker`, see rank_team.rank_process. All algorithms take their turns in this
 process, in one process group.
 
-    -> {"op": "join", ..., "contenders": ["torch-ddp", "async"], "device": "cpu", "seed": 1, "deterministic": false}
+    -> {"op": "join", ..., "algorithms": ["torch-ddp", "async"], "device": "cpu", "seed": 1, "deterministic": false}
     <- {"event": "ready", ..., "unavailable": {"async": "..."}}         and see compression_code
-    -> {"op": "settle", "model": "mlp", "contender": "torch-ddp", "length": 32, "batch_size": 32, "dtype": "float32",
+    -> {"op": "settle", "model": "mlp", "algorithm": "torch-ddp", "length": 32, "batch_size": 32, "dtype": "float32",
         "steps": 5, "warmup": 5}
     <- {"event": "settle"}                              trained, and forgotten
     -> {"op": "turn", ..., "steps": 20, "warmup": 5}
     <- {"event": "turn", "step_seconds": [...], "fingerprint": [...], "difference": null, ...}
     -> {"op": "trace", ..., "path": "out/mlp.torch-ddp.json.gz"}
-    <- {"event": "trace", "communication": {...}}       null on all ranks but 0
+    <- {"event": "trace"}                               rank 0 has written it
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from rank_team.rank_process import run_rank
 from core_comparison.agreement import Reference, parameters_on_host
 from core_comparison.catalogue import REFERENCE
 from core_comparison.compression_code import compression_facts
-from core_comparison.contenders import prepare
 from core_comparison.models import ModelSize, build, example
 from core_comparison.profiling import trace_steps
 from core_comparison.turn import Turn
+from core_comparison.wrapping import prepare
 
 
 class Worker:
@@ -42,19 +42,19 @@ class Worker:
     def formed(self, join: Mapping[str, Any]) -> dict[str, Any]:
         torch.use_deterministic_algorithms(join["deterministic"], warn_only=True)
         self._seed = join["seed"]
-        return {"unavailable": prepare(join["contenders"]), **compression_facts(join["device"])}
+        return {"unavailable": prepare(join["algorithms"]), **compression_facts(join["device"])}
 
     def settle(self, device: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:
-        with Turn(command["contender"], device) as turn:
+        with Turn(command["algorithm"], device) as turn:
             self._wrap(turn, device, command)
             turn.train(command["steps"])
         return {}
 
     def turn(self, device: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:
-        model, contender = command["model"], command["contender"]
-        keeps = dist.get_rank() == 0 and contender == REFERENCE and model not in self._references
+        model, algorithm = command["model"], command["algorithm"]
+        keeps = dist.get_rank() == 0 and algorithm == REFERENCE and model not in self._references
         difference = None
-        with Turn(contender, device) as turn:
+        with Turn(algorithm, device) as turn:
             self._wrap(turn, device, command)
             start = parameters_on_host(turn.model) if keeps else []
             measured = turn.measure(command["steps"], command["warmup"])
@@ -68,10 +68,10 @@ class Worker:
 
     def trace(self, device: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:
         path = Path(command["path"]) if dist.get_rank() == 0 else None
-        with Turn(command["contender"], device) as turn:
+        with Turn(command["algorithm"], device) as turn:
             self._wrap(turn, device, command)
-            summary = trace_steps(turn, device, steps=command["steps"], warmup=command["warmup"], path=path)
-        return {"communication": None if summary is None else {**asdict(summary), "hidden_share": summary.hidden_share}}
+            trace_steps(turn, device, steps=command["steps"], warmup=command["warmup"], path=path)
+        return {}
 
     def _wrap(self, turn: Turn, device: torch.device, command: Mapping[str, Any]) -> None:
         size = ModelSize(command["length"], command["batch_size"], command["dtype"])

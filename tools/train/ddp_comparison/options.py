@@ -39,7 +39,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--dtype", choices=("float32", "bf16"), default="float32", help="bf16: autocast (default float32)"
     )
     parser.add_argument("--seed", type=int, default=1, help="of every run (default 1)")
-    parser.add_argument("--rounds", type=within(int, 1, 1000), default=2, help="runs of each contender (default 2)")
+    parser.add_argument("--rounds", type=within(int, 1, 1000), default=2, help="runs of each backend (default 2)")
     parser.add_argument(
         "--tuned",
         default=DEFAULT_TUNED,

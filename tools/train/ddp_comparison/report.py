@@ -21,7 +21,7 @@ def render(steps: StepReport, verdict: LossVerdict | None) -> str:
     titles = ["step ms", "samples/s", "over default", "first loss", "last loss", "loss diff"]
     if steps.best_tuned is not None:
         titles.insert(3, "over best")
-    lines = [f"{'contender':<16}" + "".join(f"{title:>14}" for title in titles)]
+    lines = [f"{'backend':<16}" + "".join(f"{title:>14}" for title in titles)]
     for row in steps.rows:
         difference = verdict.differences.get(row.contender) if verdict else None
         cells = [f"{row.step_ms:.2f}", f"{row.samples_per_second:.1f}", _times(row.speedup)]

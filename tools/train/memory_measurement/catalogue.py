@@ -1,9 +1,9 @@
 """What is measured, and what docs/reference/algorithms states of it: known without loading torch.
 
 All figures are for float32 and ranks that are no nodes (`hierarchical=False`). What an algorithm *keeps* is there
-between the steps, beside parameters, gradients and the optimizer's state. Its *scratch* comes on top while it works and
-is gone after that; but on CPUs the communication thread keeps that of communication, up to THREAD_KEEPS_BYTES. What is
-stated of scratch are the algorithm's tensors; gloo's buffers are neither stated nor, where they would matter, small.
+between the steps, on top of parameters, gradients and the optimizer's state. Its *scratch* is there only while it
+works; but on CPUs the communication thread keeps that of communication, up to THREAD_KEEPS_BYTES. What is stated of
+scratch are the algorithm's tensors; gloo's buffers are neither stated nor, where they would matter, small.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measured beside stated: rows and the table."""
+"""Measured memory compared with the documented one: rows and the table."""
 
 from __future__ import annotations
 

@@ -1,2 +1,1 @@
-"""Rank processes that a tool starts once and then gives work to. A package beside the tools' scripts, which make it
-importable."""
+"""Rank processes that a tool starts once and then gives work to. The tools' scripts make it importable."""

@@ -18,7 +18,7 @@ class Placement(Protocol):
         """What starts `command` where the rank runs. The process that is started becomes it."""
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What is set for a rank beside, or instead of, what all ranks have."""
+        """Variables of one rank, which override those that all ranks have."""
 
 
 class HostPlacement:

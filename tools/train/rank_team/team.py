@@ -31,7 +31,7 @@ class RankTeam:
         timeout_s: of a collective.
         environment: of a rank, by its number; see rank_environment.
         placement: by default this host.
-        join: what the ranks are told when they join, beside the store.
+        join: what the ranks are told when they join, besides the store.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""How a model is made data-parallel, by contender: torch's DDP alone and with hooks, and Bagua's algorithms.
+"""How a model is made data-parallel, by algorithm: torch's DDP alone and with hooks, and Bagua's algorithms.
 
-Bagua is imported only for its own contenders: torch's DDP is measured in a process that it has not touched, if it is
+Bagua is imported only for its own algorithms: torch's DDP is measured in a process that it has not touched, if it is
 compared with nothing else.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from core_comparison.catalogue import CONTENDERS
+from core_comparison.catalogue import ALGORITHMS
 
 # The least that torch documents; more of it compresses less.
 _POWERSGD_RANK = 1
@@ -28,12 +28,12 @@ _BUCKET_SIZE = "BAGUA_DEFAULT_BUCKET_SIZE"
 
 
 def _nothing() -> None:
-    """What most contenders have to end."""
+    """What most algorithms have to end."""
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """Of a contender that averages parameters beside its steps, on this rank."""
+    """Of an algorithm that averages parameters during its steps, on this rank."""
 
     count: Callable[[], int]  # averages that the parameters were given so far
     seconds: Callable[[], float]  # that the ranks took for the last of them
@@ -41,7 +41,7 @@ class Averaging:
 
 @dataclass(frozen=True)
 class Training:
-    """A model as a contender trains it."""
+    """A model as an algorithm trains it."""
 
     forward: nn.Module  # whose forward and backward are used
     optimizer: torch.optim.Optimizer
@@ -61,15 +61,15 @@ def wrap(
 ) -> Training:
     """
     Args:
-        warmup: steps before those that are measured; what a contender begins later than with its first step, it begins
+        warmup: steps before those that are measured; what an algorithm begins later than with its first step, it begins
             with the last of these.
         bucket_mib: the size of its buckets; None: its default.
 
     Raises:
         ValueError: unknown name.
     """
-    if name not in CONTENDERS:
-        raise ValueError(f"unknown contender {name!r}; choose of {', '.join(CONTENDERS)}")
+    if name not in ALGORITHMS:
+        raise ValueError(f"unknown algorithm {name!r}; choose of {', '.join(ALGORITHMS)}")
     if name in _DDPS:
         return Training(_DDPS[name](model, device, warmup, bucket_mib), optimizer)
     if name == "bagua-ddp":
@@ -185,11 +185,11 @@ def _is_torch_alone(name: str) -> bool:
 
 
 def prepare(names: Sequence[str]) -> dict[str, str]:
-    """Once per process, when torch's default group exists, which Bagua then shares. Returns the contenders that this
+    """Once per process, when torch's default group exists, which Bagua then shares. Returns the algorithms that this
     installation lacks, with the reason.
 
     Raises:
-        RuntimeError: a contender needs Bagua's training core, which this installation lacks.
+        RuntimeError: an algorithm needs Bagua's training core, which this installation lacks.
     """
     needing = [name for name in names if not _is_torch_alone(name)]
     if not needing:
@@ -198,10 +198,10 @@ def prepare(names: Sequence[str]) -> dict[str, str]:
         bagua: Any = importlib.import_module("bagua.torch_api")
         algorithms: Any = importlib.import_module("bagua.torch_api.algorithms")
     except ModuleNotFoundError as error:
-        alone = [name for name in CONTENDERS if _is_torch_alone(name)]
+        alone = [name for name in ALGORITHMS if _is_torch_alone(name)]
         raise RuntimeError(
-            f"contender {needing[0]} needs bagua.torch_api, which cannot be imported ({error}); install the package"
-            f" that has it, or compare with --contenders {','.join(alone)}"
+            f"algorithm {needing[0]} needs bagua.torch_api, which cannot be imported ({error}); install the package"
+            f" that has it, or compare with --algorithms {','.join(alone)}"
         ) from error
     bagua.init_process_group()
     lacking = {}
