@@ -192,3 +192,12 @@ def test_an_interrupted_run_leaves_nothing_behind(bench: Bench, number: signal.S
     assert "interrupted; all drivers are ended" in errors
     assert "Traceback" not in errors
     assert living_pids(bench.pids) == []
+
+
+def test_gloo_is_left_out_if_it_starts_later_than_the_time_budget_allows(bench: Bench) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install bagua[torch]")
+    words = ["-b", "1K", "-e", "1K", "--time-budget", "1", "--backends", "plugin,gloo"]
+    finished = bench.run(*words)
+    assert finished.returncode == 0, finished.stderr
+    assert "left out: gloo (did not start within the time budget of 1 s)" in finished.stdout
+    assert "data: every byte of every size correct" in finished.stdout

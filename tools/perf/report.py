@@ -110,6 +110,8 @@ def _ratio_cells(judgement: Judgement) -> list[str]:
 
 
 def render_closing(rows: Sequence[Row]) -> str:
+    if not rows:
+        return f"verdict: none, no size was measured in {MIN_ROUNDS} rounds; give more --seconds\n"
     seen = [row.time.resolution for row in rows]
     best, typical, worst = min(seen), statistics.median(seen), max(seen)
     lines = [
