@@ -18,6 +18,8 @@ from support.fake_driver import install_fake_driver
 from support.perf_tool import TOOLS, Repository
 from support.processes import living_pids, wait_until
 
+from bagua.net.bench.result_file import Figure, ResultFile, read_result
+
 from perf.base_build import TARGET, build_base, build_type  # isort: skip (support.perf_tool puts it on the path)
 from perf.base_commit import BaseCommit, resolve_base  # isort: skip
 from perf.cli import parse_options  # isort: skip
@@ -88,12 +90,13 @@ def test_a_slower_tree_is_seen_in_every_row(tree: Tree, tmp_path: Path) -> None:
     assert rows == [("2", size) for size in sizes] + [("8", size) for size in eight]
     assert "slower: 20 of 20 rows" in done.stdout
     assert done.stdout.index("slower: 20") > done.stdout.index("128 MiB"), "the table comes before the verdict"
-    document = json.loads(path.read_text())
-    assert document["base"] == {"commit": released, "name": "v1.0.0", "reason": "the last release that HEAD contains"}
-    assert [len(row["rounds"]["time_ratios"]) for row in document["rows"]] == [11] * 20
-    assert {row["verdict"] for row in document["rows"]} == {"slower, more CPU"}
+    result = read_result(path)
+    assert (result.parameters["base"], result.parameters["base_name"]) == (released, "v1.0.0")
+    ratios = result.select("time_ratio", baseline="base")
+    assert [(one.case["verdict"], one.repetitions) for one in ratios] == [("slower, more CPU", 11)] * 20
     # The bare ring is as fast as a library of speed 1; every other round says so.
-    assert document["rows"][0]["rounds"]["over_bare"] == pytest.approx([1.25] * 6)
+    over_bare = result.find("time_ratio", baseline="bare", size_bytes=8)
+    assert (over_bare.median, over_bare.repetitions) == (pytest.approx(1.25), 6)
 
 
 @pytest.mark.slow
@@ -239,22 +242,21 @@ def test_the_base_is_built_as_its_own_wheel_was(repository: Path, tmp_path: Path
     assert build_type(tmp_path) == "Debug"
 
 
-def document(tree_seconds: float, base_seconds: float, *, swapped: bool) -> dict[str, object]:
+def bench_result(tree_seconds: float, base_seconds: float, *, swapped: bool) -> ResultFile:
     """What bagua-net-bench writes of 1 KiB."""
     plugin, baseline = (base_seconds, tree_seconds) if swapped else (tree_seconds, base_seconds)
     times = {"plugin": plugin, "baseline": baseline, "bare": 1.0}
-    paired = [
-        {"contender": "plugin", "baseline": name, "bytes": 1024, "time": [plugin / times[name]] * 5, "cpu": None}
-        for name in ("baseline", "bare")
-    ]
-    rows = [{"contender": n, "bytes": 1024, "latency_p50_us": t * 1e6, "time_us": 0} for n, t in times.items()]
-    return {"summary": {"paired": paired}, "measurements": rows}
+    found = [Figure({"backend": n, "size_bytes": 1024}, "latency_p50", "us", t * 1e6) for n, t in times.items()]
+    for name in ("baseline", "bare"):
+        case = {"backend": "plugin", "baseline": name, "size_bytes": 1024}
+        found.append(Figure(case, "speedup", "x", times[name] / plugin))
+    return ResultFile("", "", "", None, {}, {}, tuple(found))
 
 
 def test_base_and_tree_change_places_and_the_ratio_does_not(tmp_path: Path) -> None:
     rows: dict[tuple[int, int], object] = {}
     for swapped in (False, True):
-        add_round(rows, 2, document(3.0, 2.0, swapped=swapped), swapped=swapped)
+        add_round(rows, 2, bench_result(3.0, 2.0, swapped=swapped), swapped=swapped)
     found = rows[2, 1024]
     assert found.time_ratios == pytest.approx([1.5, 1.5])
     assert found.cpu_ratios == []
