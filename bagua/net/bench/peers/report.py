@@ -133,7 +133,7 @@ def _slowest_to_fastest(row: PeersMeasurement) -> str:
 
 
 _COMMS = _column("comms", "each way", lambda row: str(row.comms))
-_CONTENDER = _column("contender", "", lambda row: row.contender, left=True)
+_CONTENDER = _column("backend", "", lambda row: row.contender, left=True)
 
 TRAFFIC_COLUMNS = (
     _column("message", "", lambda row: format_size(row.bytes)),
