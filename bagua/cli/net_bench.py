@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bagua.net import unknown_settings
 from bagua.net.bench.command import EXIT_FAILED, run_in_order
 from bagua.net.bench.errors import UsageError
-from bagua.net.bench.export import write_csv, write_json
+from bagua.net.bench.figures import write_csv
 from bagua.net.bench.launch_environment import LaunchEnvironment, launch_of_run
 from bagua.net.bench.peers.options import PROGRAM as PEERS_PROGRAM
 from bagua.net.bench.peers.options import PeersOptions, parse_peers_options
@@ -17,6 +18,7 @@ from bagua.net.bench.peers.options import check_outputs as check_peers_outputs
 from bagua.net.bench.peers.report import PeersReport
 from bagua.net.bench.peers.run import run_peers
 from bagua.net.bench.plot import write_plot
+from bagua.net.bench.result_file import write_result
 from bagua.net.bench.ring.busy_cpus import busy_cpus
 from bagua.net.bench.ring.options import PROGRAM, Options, check_outputs, parse_options
 from bagua.net.bench.ring.report import Report
@@ -27,6 +29,7 @@ from bagua.net.bench.table import shows_colour
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
+    unknown_settings.report(os.environ)
     if "--nccl" in words:
         from bagua.net.bench.nccl_ab.command import main as compare_nccl
 
@@ -101,11 +104,9 @@ def _deliver(report: Report, options: Options) -> int:
 
 def _export(report: Report | PeersReport, options: Options | PeersOptions) -> None:
     if options.json_path is not None:
-        write_json(
-            options.json_path, report.rows, report.machine, parameters=report.parameters, summary=report.summary()
-        )
+        write_result(options.json_path, report.result())
     if options.csv_path is not None:
-        write_csv(options.csv_path, report.rows, report.machine)
+        write_csv(options.csv_path, report.result())
 
 
 def _say_written(*paths: Path | None) -> None:

@@ -16,6 +16,7 @@ from support.fake_driver import install_fake_driver
 from support.processes import living_pids, wait_until
 
 from bagua.net.bench.network_path import NetworkPath
+from bagua.net.bench.result_file import read_result
 from bagua.net.bench.ring.team import Team
 from bagua.net.library import driver_path, library_path
 
@@ -130,9 +131,10 @@ def test_only_rank_zero_reports(launcher: object, fake: list[str], tmp_path: Pat
     assert "3 ranks x 2 channels" in results[0][1]
     assert "every byte of every size correct" in results[0][1]
     assert [(output, errors) for _, output, errors in results[1:]] == [("", "")] * 2
-    document = json.loads(path.read_text())
-    assert {row["contender"] for row in document["measurements"]} == {"plugin", "bare", "raw x1", "raw x2"}
-    assert document["parameters"]["ranks"] == 3
+    result = read_result(path)
+    measured = {(one.case["backend"], one.case.get("streams")) for one in result.select("time")}
+    assert measured == {("plugin", None), ("bare", None), ("raw", 1), ("raw", 2)}
+    assert result.parameters["ranks"] == 3
     assert len(list((tmp_path / "pids").iterdir())) == 3 + 3 + 4
     assert living_pids(tmp_path / "pids") == []
 
@@ -233,9 +235,9 @@ def test_the_real_drivers_under_torchrun_variables(contenders: str, tmp_path: Pa
     arguments = [*SMALL_RUN, "--contenders", contenders, "--timeout", "60"]
     results = finish(start(torchrun(2, free_port()), [[*arguments, "--json", str(path)], arguments]))
     assert [code for code, _, _ in results] == [0, 0], results
-    rows = json.loads(path.read_text())["measurements"]
-    assert all(row["verified"] for row in rows if not row["contender"].startswith("raw"))
-    assert all(row["time_us"] > 0 for row in rows)
+    result = read_result(path)
+    assert (result.parameters["verified"], result.notes) == (True, ())
+    assert all(time.median > 0 for time in result.select("time"))
 
 
 class _Nowhere:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 from support.bench_command import SMALL_RUN, Bench
 
 from bagua.net.bench.errors import BenchError
+from bagua.net.bench.result_file import read_result
 from bagua.net.bench.ring.interleaved_run import RunResults
 from bagua.net.bench.ring.options import parse_options
 from bagua.net.bench.ring.sessions import Sample
@@ -35,19 +35,17 @@ def test_it_stands_beside_the_plugin_in_every_output(bench: Bench, slow: Path, t
     assert finished.returncode == 0, finished.stderr
     assert f"devices lo, {slow}" in finished.stdout
     assert "plugin vs baseline: busbw at 4 MiB 1.25x (spread 1.25..1.25), p50 time at 1 KiB 0.80x" in finished.stdout
-    document = json.loads(json_path.read_text())
-    assert list(document["summary"]["contenders"]) == ["plugin", "baseline", "bare"]
-    times = {(row["contender"], row["bytes"]): row["time_us"] for row in document["measurements"]}
+    result = read_result(json_path)
+    assert list(result.parameters["backends"]) == ["plugin", "baseline", "bare"]
     for size in (1 << 10, 1 << 16, 1 << 22):
-        assert times["baseline", size] == pytest.approx(1.25 * times["plugin", size])
-    assert all(row["verified"] for row in document["measurements"])
-    paired = {(series["baseline"], series["bytes"]): series for series in document["summary"]["paired"]}
-    assert set(paired) == {(name, size) for name in ("baseline", "bare") for size in (1 << 10, 1 << 16, 1 << 22)}
-    assert paired["baseline", 1 << 22]["time"] == pytest.approx([0.8] * 3)
-    assert paired["baseline", 1 << 22]["cpu"] == pytest.approx([0.8] * 3)
-    assert paired["bare", 1 << 10]["time"] == pytest.approx([1.0] * 3)
+        mine, other = (result.find("time", backend=name, size_bytes=size).median for name in ("plugin", "baseline"))
+        assert other == pytest.approx(1.25 * mine)
+        for metric, ratio in (("speedup", 1.25), ("cpu_ratio", 0.8)):
+            figure = result.find(metric, backend="plugin", baseline="baseline", size_bytes=size)
+            assert (figure.low, figure.median, figure.high) == pytest.approx((ratio, ratio, ratio))
+        assert result.find("speedup", baseline="bare", size_bytes=size).median == pytest.approx(1.0)
     lines = [line for line in csv_path.read_text().splitlines() if not line.startswith("#")]
-    assert [row["contender"] for row in csv.DictReader(lines)] == ["plugin", "baseline", "bare"] * 3
+    assert {row["backend"] for row in csv.DictReader(lines)} == {"plugin", "baseline", "bare"}
 
 
 def test_it_is_drawn(bench: Bench, slow: Path, tmp_path: Path) -> None:
@@ -149,8 +147,9 @@ def test_the_installed_library_against_a_copy_of_itself(tmp_path: Path) -> None:
 
     finished = run(copy)
     assert finished.returncode == 0, finished.stderr
-    rows = json.loads(path.read_text())["measurements"]
-    assert [(row["contender"], row["verified"]) for row in rows] == [("plugin", True), ("baseline", True)] * 2
+    result = read_result(path)
+    assert [one.case["backend"] for one in result.select("time")] == ["plugin", "baseline"] * 2
+    assert (result.parameters["verified"], result.notes) == (True, ())
     refused = run(broken)
     assert refused.returncode == 1
     assert str(broken) in refused.stderr

@@ -3,63 +3,60 @@
 from __future__ import annotations
 
 import csv
-import json
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from bagua.net.bench.export import check_writable, write_csv, write_json
-from bagua.net.bench.machine import cpu_model, describe_machine
+from bagua.net.bench.export import check_writable
+from bagua.net.bench.figures import measurement_case, measurement_figures, result_of, write_csv
+from bagua.net.bench.machine import cpu_model, describe_machine, source_commit
 from bagua.net.bench.measurement import Measurement
+from bagua.net.bench.result_file import ResultFile, read_result, write_result
 
-ROWS = [
-    Measurement.from_samples(
-        contender=name,
-        collective="all_reduce",
-        size_bytes=1 << 20,
-        ranks=2,
-        iterations=7,
-        repetition_seconds=[1e-3, 2e-3],
-        verified=verified,
-        note="a, b",
-    )
-    for name, verified in (("plugin", True), ("bare", False))
-]
+ROW = Measurement.from_samples(
+    contender="NCCL default",
+    collective="all_reduce",
+    size_bytes=1 << 20,
+    ranks=2,
+    iterations=7,
+    repetition_seconds=[1e-3, 2e-3],
+)
 
 
-def test_json_round_trip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def result(monkeypatch: pytest.MonkeyPatch) -> ResultFile:
     monkeypatch.setenv("BAGUA_NET_NSTREAMS", "3")
     monkeypatch.setenv("UNRELATED_SECRET", "hidden")
-    path = tmp_path / "run.json"
     machine = describe_machine(["bagua-net-bench", "-b", "8", "a b"])
-    write_json(path, ROWS, machine, parameters={"ranks": 2}, summary={"ok": True})
-    document = json.loads(path.read_text())
-    assert document["schema"] == 1
-    assert [Measurement(**row) for row in document["measurements"]] == ROWS
-    assert document["parameters"] == {"ranks": 2}
-    assert document["summary"] == {"ok": True}
-    facts = document["machine"]
-    assert facts["command_line"] == "bagua-net-bench -b 8 'a b'"
-    assert facts["environment"]["BAGUA_NET_NSTREAMS"] == "3"
+    found = measurement_figures(ROW, measurement_case(ROW, ranks=2))
+    return result_of("a run", found, machine=machine, parameters={"ranks": 2}, versions={"nccl": None, "torch": 2})
+
+
+def test_json_has_the_figures_and_what_they_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.json"
+    write_result(path, result(monkeypatch))
     assert "UNRELATED_SECRET" not in path.read_text()
-    for name in ("host", "cpu_model", "kernel", "tcp_congestion_control", "package_version", "date"):
-        assert facts[name], name
-    assert facts["cpus_usable"] >= 1
+    run = read_result(path)
+    time = run.find("time", backend="nccl", collective="all_reduce", size_bytes=1 << 20, ranks=2, gpus=0)
+    assert (time.median, time.low, time.high, time.repetitions) == pytest.approx((1500, 1000, 2000, 2))
+    assert run.command == "bagua-net-bench -b 8 'a b'"
+    assert run.parameters["environment"]["BAGUA_NET_NSTREAMS"] == "3"
+    assert set(run.machine) == {"cpu_model", "cpus_usable", "kernel", "tcp_congestion_control"}
+    assert set(run.versions) == {"bagua", "python", "torch"}
 
 
-def test_csv_has_a_head_and_a_row_each(tmp_path: Path) -> None:
+def test_csv_has_a_row_for_each_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.csv"
-    write_csv(path, ROWS, describe_machine(["bagua-net-bench"]))
+    write_csv(path, result(monkeypatch))
     lines = path.read_text().splitlines()
     facts = [line for line in lines if line.startswith("# ")]
     assert any(line.startswith("# cpu_model: ") for line in facts)
-    rows = list(csv.DictReader(lines[len(facts) :]))
-    assert list(rows[0]) == [field.name for field in fields(Measurement)]
-    assert [row["contender"] for row in rows] == ["plugin", "bare"]
-    assert [row["verified"] for row in rows] == ["True", "False"]
-    assert rows[0]["note"] == "a, b"
-    assert float(rows[0]["time_us"]) == pytest.approx(1500)
+    time, busbw = csv.DictReader(lines[len(facts) :])
+    assert (time["backend"], time["metric"], time["unit"], time["median"]) == ("nccl", "time", "us", "1500.0")
+    assert (busbw["metric"], busbw["repetitions"]) == ("busbw", "2")
+
+
+def test_the_commit_is_that_of_the_version() -> None:
+    assert source_commit("1.2.dev3+g0123abcd.d20260102") == "0123abcd"
 
 
 def test_the_caption_names_what_a_figure_depends_on() -> None:

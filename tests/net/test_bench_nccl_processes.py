@@ -4,7 +4,6 @@ starting, joining, turns, verification, failures, launchers and exports run wher
 from __future__ import annotations
 
 import csv
-import json
 import os
 import signal
 import socket
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from support.processes import is_alive, wait_until
+
+from bagua.net.bench.result_file import read_result
 
 pytest.importorskip("torch", reason="needs PyTorch: the workers are its processes")
 
@@ -71,10 +72,10 @@ def test_all_collectives_run_and_are_verified_and_exported(tmp_path: Path, libra
     words = ["--ranks", "3", "--collectives", "all", "-b", "8", "-e", "4K", "-f", "512", "--output-dir", out]
     done = run(command("--library", library, *QUICK, *words))
     assert done.returncode == 0, done.stderr + done.stdout
-    document = json.loads((out / "nccl.json").read_text())
-    rows = document["measurements"]
-    assert {row["contender"] for row in rows} == {"NCCL default", "bagua-net"}
-    assert {row["collective"] for row in rows} == {
+    result = read_result(out / "nccl.json")
+    times = result.select("time")
+    assert {one.case["backend"] for one in times} == {"nccl", "plugin"}
+    assert {one.case["collective"] for one in times} == {
         "all_reduce",
         "all_gather",
         "reduce_scatter",
@@ -82,17 +83,17 @@ def test_all_collectives_run_and_are_verified_and_exported(tmp_path: Path, libra
         "send_recv",
         "broadcast",
     }
-    assert all(row["verified"] is True for row in rows)
-    assert all(row["time_us"] > 0 and row["latency_p99_us"] > 0 for row in rows)
+    assert all(one.median > 0 for one in (*times, *result.select("latency_p99")))
     # 8 B of bfloat16 cannot be cut for 3 ranks: what ran is what is reported.
-    assert {row["bytes"] for row in rows if row["collective"] == "all_to_all"} == {12, 4098}
-    assert document["parameters"]["ranks"] == 3
-    assert document["parameters"]["tcp_only"] is True
-    assert document["summary"]["errors"] == []
-    assert len(document["summary"]["speedups"]) == 12
+    assert {one.case["size_bytes"] for one in result.select("time", collective="all_to_all")} == {12, 4098}
+    assert {(one.case["ranks"], one.case["gpus"]) for one in times} == {(3, 0)}
+    assert result.parameters["tcp_only"] is True
+    assert not any(note.startswith(("ERROR", "WRONG DATA")) for note in result.notes)
+    assert len(result.select("speedup")) == 12
     with (out / "nccl.csv").open() as file:
         table = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    assert len(table) == len(rows) == 24
+    assert len(table) == len(result.figures)
+    assert len(times) == 24
     assert (out / "nccl.png").stat().st_size > 10_000
     assert "gloo on CPUs stands in for NCCL" in done.stdout
 
@@ -105,17 +106,15 @@ def test_many_settings_are_reported_by_the_best_of_each_size(tmp_path: Path, lib
     assert "2 repetitions of 2 sizes by 5 contenders" in done.stderr, "how long it will take"
     head = [title.strip() for title in done.stdout.splitlines()[4].split("  ") if title]
     assert head == ["size", "NCCL default", "best tuned", "bagua-net", "shared memory", *head[-3:]]
-    document = json.loads((tmp_path / "nccl.json").read_text())
-    rows = document["measurements"]
-    own = ("NCCL default", "NCCL t2s4", "NCCL t4s1 8ch")
-    assert {row["contender"] for row in rows} == {*own, "bagua-net", "shared memory"}
-    best = {one["bytes"]: one for one in document["summary"]["best_tuned"]}
-    assert best.keys() == {8, 1 << 20}
-    for size, one in best.items():
-        times = {row["contender"]: row["time_us"] for row in rows if row["bytes"] == size and row["contender"] in own}
-        assert one["contender"] == min(times, key=lambda name: times[name])
-        assert one["speedup_low"] <= one["speedup"] <= one["speedup_high"]
-    assert document["summary"]["stopped_early"] is None
+    result = read_result(tmp_path / "nccl.json")
+    own = {"nccl": "default", "nccl_t2s4": "t2s4", "nccl_t4s1_8ch": "t4s1 8ch"}
+    measured = {one.case["backend"] for one in result.select("time")}
+    assert measured == {*own, "nccl_tuned_best", "plugin", "nccl_shared_memory"}
+    for size in (8, 1 << 20):
+        best = result.find("time", backend="nccl_tuned_best", size_bytes=size)
+        times = {own[name]: result.find("time", backend=name, size_bytes=size).median for name in own}
+        assert best.case["setting"] == min(times, key=lambda name: times[name])
+        assert result.find("speedup", baseline="nccl_tuned_best", size_bytes=size).repetitions == 2
     assert (tmp_path / "nccl.png").stat().st_size > 10_000
 
 
@@ -138,9 +137,7 @@ def test_under_torchrun_every_process_is_one_rank(tmp_path: Path, library: Path)
     words = [*STAND_IN, "--library", str(library), *QUICK, "-b", "8", "-e", "8", "--json", str(result)]
     done = run([*launcher, *words, "--port", str(meeting)])
     assert done.returncode == 0, done.stderr + done.stdout
-    document = json.loads(result.read_text())
-    assert document["parameters"]["ranks"] == 2
-    assert [row["verified"] for row in document["measurements"]] == [True, True]
+    assert [one.case["ranks"] for one in read_result(result).select("time")] == [2, 2]
     assert done.stdout.count("all_reduce: time in us") == 1, "rank 0 alone reports"
 
 
@@ -172,12 +169,11 @@ def test_a_killed_worker_is_reported_at_once_and_the_other_contender_goes_on(tmp
         process.kill()
         process.wait()
     assert process.returncode == 1
-    document = json.loads(result.read_text())
-    (error,) = document["summary"]["errors"]
+    found = read_result(result)
+    (error,) = (note for note in found.notes if note.startswith("ERROR: "))
     assert "bagua-net" in error
-    default = [row for row in document["measurements"] if row["contender"] == "NCCL default"]
-    assert [row["verified"] for row in default] == [True]
-    assert f"ERROR: {error}" in output
+    assert len(found.select("time", backend="nccl")) == 1
+    assert error in output
 
 
 @pytest.mark.timeout(300)

@@ -3,7 +3,6 @@ NCCL's own settings in one column and one line."""
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from bagua.net.bench.nccl_ab.outputs import plotted_rows, write_outputs
 from bagua.net.bench.nccl_ab.report import render_closing, render_tables
 from bagua.net.bench.nccl_ab.results import results_of
 from bagua.net.bench.nccl_ab.run import RunOutcome
+from bagua.net.bench.result_file import read_result
 
 SMALL, LARGE = (case.bytes for case in CASES)
 
@@ -151,6 +151,7 @@ def outputs(stage: Stage, folder: Path) -> None:
         notes=[],
         device="H200",
         ranks=2,
+        gpus=2,
         setting="2 x H200",
     )
 
@@ -158,12 +159,14 @@ def outputs(stage: Stage, folder: Path) -> None:
 def test_files_have_every_setting_and_the_best_of_each_size(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install bagua[plot]")
     outputs(eleven(), tmp_path)
-    document = json.loads((tmp_path / "run.json").read_text())
-    assert len({row["contender"] for row in document["measurements"]}) == 11
-    best = document["summary"]["best_tuned"]
-    assert [(one["bytes"], one["contender"]) for one in best] == [(SMALL, "NCCL default"), (LARGE, "NCCL t2s2 16ch")]
-    assert [one["speedup"] for one in best] == pytest.approx([1 / 1.2, 4 / 3])
-    assert (tmp_path / "run.csv").read_text().count("NCCL t1s1 16ch") == 2
+    result = read_result(tmp_path / "run.json")
+    assert result.machine["gpu"] == "H200"
+    assert len({one.case["backend"] for one in result.select("time", gpus=2)}) == 11 + 1
+    best = result.select("time", backend="nccl_tuned_best")
+    assert [(one.case["size_bytes"], one.case["setting"]) for one in best] == [(SMALL, "default"), (LARGE, "t2s2 16ch")]
+    speedups = [one.median for one in result.select("speedup", baseline="nccl_tuned_best")]
+    assert speedups == pytest.approx([1 / 1.2, 4 / 3])
+    assert "nccl_t1s1_16ch" in (tmp_path / "run.csv").read_text()
     root = ElementTree.parse(tmp_path / "run.svg").getroot()
     texts = ["".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")]
     for label in ("NCCL default", "best tuned", "bagua-net", "shared memory", "each hand-tuned setting"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import signal
 import subprocess
 from pathlib import Path
@@ -14,6 +13,7 @@ from support.processes import living_pids, wait_until
 
 from bagua.net.bench.peers.options import parse_peers_options
 from bagua.net.bench.peers.session import Footprint, IdleCost, ThreadUse
+from bagua.net.bench.result_file import read_result
 
 SMALL = ["--peers", "1,11", "--messages", "100", "--repeats", "3", "--silence", "0", "--idle", "0.1"]
 
@@ -30,32 +30,29 @@ def test_a_run_prints_both_tables_and_exports(bench: Bench, tmp_path: Path) -> N
     assert "every byte of every verified message correct" in finished.stdout
     assert f"written: {json_path}, {csv_path}" in finished.stdout
 
-    document = json.loads(json_path.read_text())
-    rows = {(row["contender"], row["comms"], row["bytes"]): row for row in document["measurements"]}
-    assert set(rows) == {(name, comms, size) for name in ("plugin", "bare") for comms in (1, 11) for size in SIZES}
-    one, many = rows["plugin", 1, 1 << 20], rows["plugin", 11, 1 << 20]
+    result = read_result(json_path)
+    assert {(f.case["backend"], f.case["comms"], f.case["size_bytes"]) for f in result.select("time")} == {
+        (name, comms, size) for name in ("plugin", "bare") for comms in (1, 11) for size in SIZES
+    }
+    one, many = ({"backend": "plugin", "comms": comms, "size_bytes": 1 << 20} for comms in (1, 11))
     # 1 ns a byte, a tenth more with ten comms more.
-    assert one["algbw_gb_s"] == pytest.approx(1.0)
-    assert many["algbw_gb_s"] == pytest.approx(1 / 1.1)
-    assert (one["rate_ratio"], one["idle_resident_bytes_per_comm"]) == (1.0, None)
-    assert many["rate_ratio"] == pytest.approx(1 / 1.1)
-    assert many["rate_ratio_low"] <= many["rate_ratio"] <= many["rate_ratio_high"]
+    assert result.find("busbw", **one).median == pytest.approx(1.0)
+    assert result.find("busbw", **many).median == pytest.approx(1 / 1.1)
+    assert result.find("rate_ratio", **one).median == 1.0
+    assert result.find("rate_ratio", **many).median == pytest.approx(1 / 1.1)
+    assert result.find("speedup", baseline="bare", **many).median == pytest.approx(1.0)
     # 0.5 ns a byte of each rank, over the bytes of both ways.
-    assert many["cpu_s_per_gb"] == pytest.approx(0.5)
-    assert (many["threads"], many["descriptors"], many["tcp_sockets"]) == (3, 32, 22)
-    assert many["idle_resident_bytes"] == 102_400 + 20 * 10_240
-    assert many["idle_resident_bytes_per_comm"] == 10_240
-    assert many["idle_socket_bytes_per_comm"] == 512
-    assert (many["idle_cpu_s"], many["idle_wakeups"]) == (0.0, 0)
-    assert all(row["verified"] is True and row["iterations"] == 100 for row in rows.values())
-    assert document["parameters"]["comms"] == [1, 11]
-    assert document["parameters"]["in_flight"] == 8
-    assert document["summary"]["woke_while_idle"] == {}
+    assert result.find("cpu", **many).median == pytest.approx(0.5)
+    assert result.select("idle_memory_per_comm", **one) == []
+    expected = {"threads": 3, "descriptors": 32, "tcp_sockets": 22, "idle_memory": 102_400 + 20 * 10_240}
+    expected |= {"idle_memory_per_comm": 10_240, "idle_socket_memory_per_comm": 512, "idle_cpu": 0, "idle_wakeups": 0}
+    assert {metric: result.find(metric, **many).median for metric in expected} == expected
+    assert result.parameters["comms"] == [1, 11]
+    assert result.parameters["in_flight"] == 8
+    assert result.notes == ()
 
     lines = [line for line in csv_path.read_text().splitlines() if not line.startswith("#")]
-    in_csv = list(csv.DictReader(lines))
-    assert len(in_csv) == len(rows)
-    assert in_csv[0]["comms"] == "1"
+    assert len(list(csv.DictReader(lines))) == len(result.figures)
 
 
 SIZES = (1 << 20, 64 << 10)
@@ -69,11 +66,13 @@ def test_threads_that_wake_while_idle_are_named(bench: Bench, tmp_path: Path) ->
     assert "WOKE WHILE IDLE: plugin x11: rank 1 thread bagua-net-io0 (7): 4 times in 0.1 s" in finished.stdout
     assert "bagua-net-conn" not in finished.stdout
     assert "no thread woke" not in finished.stdout
-    document = json.loads(path.read_text())
-    woke = {row["contender"]: (row["idle_wakeups"], row["idle_cpu_s"]) for row in document["measurements"]}
-    assert woke["bare"] == (0, 0.0)
-    assert woke["plugin"] == (4, pytest.approx(0.001))
-    assert list(document["summary"]["woke_while_idle"]) == ["plugin x1", "plugin x11"]
+    result = read_result(path)
+    for name, wakeups, cpu_s in (("bare", 0, 0.0), ("plugin", 4, 0.001)):
+        assert {one.median for one in result.select("idle_wakeups", backend=name)} == {wakeups}
+        assert result.select("idle_cpu", backend=name)[0].median == pytest.approx(cpu_s)
+    assert [note.split(": rank")[0] for note in result.notes] == [
+        f"WOKE WHILE IDLE: plugin x{comms}" for comms in (1, 11)
+    ]
 
 
 def footprint(**wakeups: int) -> Footprint:

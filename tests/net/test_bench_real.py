@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bagua.net.bench.result_file import read_result
 from bagua.net.library import library_path
 
 
@@ -33,17 +33,16 @@ def test_every_contender_moves_correct_data(tmp_path: Path) -> None:
         *sizes, "-n", "3", "-w", "1", "--repeats", "2", "--contenders", "plugin,plugin-1,bare,raw", "--json", str(path)
     )
     assert finished.returncode == 0, finished.stderr
-    document = json.loads(path.read_text())
-    rows = document["measurements"]
-    names = {row["contender"] for row in rows}
-    assert {"plugin", "plugin-1", "bare", "raw x1"} <= names
-    for row in rows:
-        assert row["verified"] is (None if row["contender"].startswith("raw") else True), row
-        assert 0 < row["time_min_us"] <= row["time_us"] <= row["time_max_us"]
-        assert row["cpu_s_per_gb"] > 0
-        assert row["share_of_raw"] > 0
-    assert document["summary"]["contenders"]["plugin"].startswith("BaguaNet, table v")
-    assert document["machine"]["tcp_congestion_control"] != "unknown"
+    result = read_result(path)
+    times = result.select("time")
+    assert {one.case["backend"] for one in times} == {"plugin", "plugin_one_stream", "bare", "raw"}
+    assert all(0 < (one.low or 0) <= one.median <= (one.high or 0) for one in times)
+    for metric in ("cpu", "of_raw"):
+        assert len(result.select(metric)) == len(times)
+        assert all(one.median > 0 for one in result.select(metric))
+    assert (result.parameters["verified"], result.notes) == (True, ())
+    assert result.parameters["backends"]["plugin"].startswith("BaguaNet, table v")
+    assert result.machine["tcp_congestion_control"] != "unknown"
 
 
 def test_gloo_does_not_care_what_the_job_asks_of_nccl() -> None:
@@ -59,15 +58,14 @@ def test_many_comms_move_correct_data_and_are_quiet_when_idle(tmp_path: Path) ->
     finished = run_bench("--peers", "1,16", *short, "--json", str(path), BAGUA_NET_NWORKERS="2")
     assert finished.returncode == 0, finished.stderr
     assert "idle: no thread woke in 1 s" in finished.stdout
-    rows = {(row["contender"], row["comms"]): row for row in json.loads(path.read_text())["measurements"]}
-    assert set(rows) == {(name, comms) for name in ("plugin", "bare") for comms in (1, 16)}
-    for row in rows.values():
-        assert row["verified"] is True
-        assert row["algbw_gb_s"] > 0
-        assert row["cpu_s_per_gb"] > 0
-        assert (row["idle_wakeups"], row["idle_cpu_s"]) == (0, 0.0)
-    assert rows["plugin", 16]["threads"] == rows["plugin", 1]["threads"] == 4
-    assert rows["bare", 16]["tcp_sockets"] == 32
+    result = read_result(path)
+    assert result.notes == ()
+    for case in ({"backend": name, "comms": comms} for name in ("plugin", "bare") for comms in (1, 16)):
+        assert result.find("busbw", **case).median > 0
+        assert result.find("cpu", **case).median > 0
+        assert result.find("idle_cpu", **case).median == 0
+    assert [result.find("threads", backend="plugin", comms=comms).median for comms in (1, 16)] == [4, 4]
+    assert result.find("tcp_sockets", backend="bare", comms=16).median == 32
 
 
 def test_a_run_on_busy_cpus() -> None:

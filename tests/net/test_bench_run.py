@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 import signal
 import subprocess
@@ -14,6 +13,8 @@ from pathlib import Path
 import pytest
 from support.bench_command import SMALL_RUN, Bench
 from support.processes import living_pids, wait_until
+
+from bagua.net.bench.result_file import read_result
 
 NATIVE = ["--contenders", "plugin,plugin-1,bare,raw", "--raw-streams", "1,2"]
 
@@ -32,29 +33,27 @@ def test_a_run_prints_table_and_summary_and_exports(bench: Bench, tmp_path: Path
     assert "plugin vs bare: busbw at 4 MiB 1.00x (spread 1.00..1.00), p50 time at 1 KiB 1.00x" in finished.stdout
     assert "data: every byte of every size correct" in finished.stdout
 
-    document = json.loads(json_path.read_text())
-    rows = {(row["contender"], row["bytes"]): row for row in document["measurements"]}
-    # Raw TCP has no small messages; the ring contenders have every size.
-    names = {"plugin", "plugin-1", "bare"}
-    assert set(rows) == {(n, s) for n in names for s in (1 << 10, 1 << 16, 1 << 22)} | {
-        ("raw x1", 1 << 22),
-        ("raw x2", 1 << 22),
-    }
-    large = rows["plugin", 1 << 22]
-    assert large["time_us"] == pytest.approx(10 + (1 << 22) / 1000)
-    assert large["busbw_gb_s"] == pytest.approx(large["algbw_gb_s"])
-    assert large["share_of_raw"] == pytest.approx(2 * large["busbw_gb_s"] / 8.0)
+    result = read_result(json_path)
+    sizes = (1 << 10, 1 << 16, 1 << 22)
+    times = {(one.case["backend"], one.case["size_bytes"]) for one in result.select("time")}
+    # Raw TCP has no small messages; the ring backends have every size.
+    assert times == {(n, s) for n in ("plugin", "plugin_one_stream", "bare") for s in sizes} | {("raw", 1 << 22)}
+    large = {"backend": "plugin", "size_bytes": 1 << 22, "ranks": 2}
+    assert result.find("time", **large).median == pytest.approx(10 + (1 << 22) / 1000)
+    busbw = result.find("busbw", **large).median
+    assert busbw == pytest.approx((1 << 22) / (10e3 + (1 << 22)))
+    assert result.find("of_raw", **large).median == pytest.approx(2 * busbw / 8.0 * 100)
     # Two ranks of 0.5 ns a byte, for 2 (W - 1) = 2 bytes moved a byte.
-    assert large["cpu_s_per_gb"] == pytest.approx(0.5)
-    assert large["latency_p50_us"] is None
-    assert rows["bare", 1 << 10]["latency_p50_us"] == pytest.approx(11.024)
-    assert all(row["verified"] for name, row in ((key[0], row) for key, row in rows.items()) if name in names)
-    assert rows["raw x2", 1 << 22]["verified"] is None
-    assert document["parameters"]["ranks"] == 2
-    assert document["summary"]["raw_limit"]["streams"] == 2
+    assert result.find("cpu", **large).median == pytest.approx(0.5)
+    assert result.select("latency_p50", **large) == []
+    assert result.find("latency_p50", backend="bare", size_bytes=1 << 10).median == pytest.approx(11.024)
+    assert result.find("speedup", baseline="bare", size_bytes=1 << 22).median == pytest.approx(1.0)
+    assert result.find("limit", backend="raw", streams=2).median == pytest.approx(8.0)
+    assert result.parameters["ranks"] == 2
+    assert result.notes == ()
 
     lines = [line for line in csv_path.read_text().splitlines() if not line.startswith("#")]
-    assert len(list(csv.DictReader(lines))) == len(rows)
+    assert len(list(csv.DictReader(lines))) == len(result.figures)
 
 
 def test_more_ranks(bench: Bench) -> None:
@@ -86,8 +85,9 @@ def test_wrong_data_is_shown_and_fails_the_run(bench: Bench, tmp_path: Path) -> 
     assert "WRONG DATA: bare at 4 MiB: bare rank 1: 3 wrong elements, first: {'index': 17" in finished.stdout
     assert "WRONG DATA: bare at 4 MiB" in finished.stderr
     assert "every byte" not in finished.stdout
-    verified = {row["contender"]: row["verified"] for row in json.loads(path.read_text())["measurements"]}
-    assert (verified["plugin"], verified["bare"]) == (True, False)
+    wrong = read_result(path).notes
+    assert wrong
+    assert all(note.startswith("WRONG DATA: bare at ") for note in wrong)
 
 
 def test_unverified_runs_say_so(bench: Bench) -> None:
@@ -192,3 +192,12 @@ def test_an_interrupted_run_leaves_nothing_behind(bench: Bench, number: signal.S
     assert "interrupted; all drivers are ended" in errors
     assert "Traceback" not in errors
     assert living_pids(bench.pids) == []
+
+
+def test_gloo_is_left_out_if_it_starts_later_than_the_time_budget_allows(bench: Bench) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install bagua[torch]")
+    words = ["-b", "1K", "-e", "1K", "--time-budget", "1", "--backends", "plugin,gloo"]
+    finished = bench.run(*words)
+    assert finished.returncode == 0, finished.stderr
+    assert "left out: gloo (did not start within the time budget of 1 s)" in finished.stdout
+    assert "data: every byte of every size correct" in finished.stdout

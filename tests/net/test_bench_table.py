@@ -37,18 +37,18 @@ def test_golden_table() -> None:
         row("plugin", 1 << 20, repetition_seconds=[0.25], verified=False, note="WRONG DATA"),
     ]
     assert render_table(rows).splitlines() == [
-        " size  contender    time        min..max    algbw    busbw   p50   p99    CPU  of raw  verified  note",
-        "                      us              us     GB/s     GB/s    us    us   s/GB       %",
-        "  8 B  plugin       25.0      20.0..30.0  0.00032  0.00032  19.0  31.0  0.204      99       yes",
-        "  8 B  bare         25.0      20.0..30.0  0.00032  0.00032     -     -   3142       -       yes",
+        " size  backend    time        min..max    algbw    busbw   p50   p99    CPU  of raw  verified  note",
+        "                    us              us     GB/s     GB/s    us    us   s/GB       %",
+        "  8 B  plugin     25.0      20.0..30.0  0.00032  0.00032  19.0  31.0  0.204      99       yes",
+        "  8 B  bare       25.0      20.0..30.0  0.00032  0.00032     -     -   3142       -       yes",
         "",
-        "1 MiB  plugin     250000  250000..250000   0.0042   0.0042     -     -      -       -        NO  WRONG DATA",
+        "1 MiB  plugin   250000  250000..250000   0.0042   0.0042     -     -      -       -        NO  WRONG DATA",
     ]
 
 
 def test_optional_columns_appear_with_their_first_value() -> None:
     plain = render_table([row("bare", 8)]).splitlines()[0]
-    assert plain.split() == ["size", "contender", "time", "min..max", "algbw", "busbw", "verified"]
+    assert plain.split() == ["size", "backend", "time", "min..max", "algbw", "busbw", "verified"]
     assert "of raw" in render_table([row("bare", 8, share_of_raw=0.5)])
 
 

@@ -18,11 +18,13 @@ from support.fake_driver import install_fake_driver
 from support.perf_tool import TOOLS, Repository
 from support.processes import living_pids, wait_until
 
+from bagua.net.bench.result_file import Figure, ResultFile, read_result
+
 from perf.base_build import TARGET, build_base, build_type  # isort: skip (support.perf_tool puts it on the path)
 from perf.base_commit import BaseCommit, resolve_base  # isort: skip
-from perf.cli import parse_options  # isort: skip
+from perf.cli import main, parse_options  # isort: skip
 from perf.errors import PerfError  # isort: skip
-from perf.rounds import Libraries, Part, add_round, bench_command, measure  # isort: skip
+from perf.rounds import Libraries, Part, RowSamples, add_round, bench_command, measure  # isort: skip
 
 DEADLINE_S = 180.0
 QUICK = ["--rounds", "11", "--seconds", "1"]
@@ -68,43 +70,30 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-@pytest.mark.slow
-def test_a_slower_tree_is_seen_in_every_row(tree: Tree, tmp_path: Path) -> None:
+def test_a_slower_tree_is_seen_in_every_row(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     released = tree.repository.commit("1")
     tree.repository.git("tag", "v1.0.0")
     tree.repository.commit("3")
-    tree.library.write_text("1.25", encoding="utf-8")
+    samples = RowSamples([1.25] * 12, [1.25] * 12, [1.5] * 6, [8.0] * 12, [10.0] * 12)
+    monkeypatch.setattr("perf.cli.measure", lambda *_, **__: {(2, 8): samples, (8, 1024): samples})
     path = tmp_path / "perf.json"
-    done = tree.run(*QUICK, "--fail-on-slower", "--json", str(path))
-    assert done.returncode == 3, done.stderr
-    assert f"base: v1.0.0 ({released[:10]}): the last release that HEAD contains" in done.stdout
-    assert "base's library: built in " in done.stdout
-    rows = re.findall(
-        r"^ +(\d) +(\S+ \w+) .* 1\.250  1\.250\.\.1\.250 .*  slower, more CPU$", done.stdout, re.MULTILINE
-    )
-    sizes = ["8 B", "32 B", "128 B", "512 B", "2 KiB", "8 KiB", "32 KiB", "128 KiB", "512 KiB", "2 MiB", "8 MiB"]
-    sizes += ["32 MiB", "128 MiB"]
-    eight = ["1 KiB", "4 KiB", "16 KiB", "64 KiB", "256 KiB", "1 MiB", "4 MiB"]
-    assert rows == [("2", size) for size in sizes] + [("8", size) for size in eight]
-    assert "slower: 20 of 20 rows" in done.stdout
-    assert done.stdout.index("slower: 20") > done.stdout.index("128 MiB"), "the table comes before the verdict"
-    document = json.loads(path.read_text())
-    assert document["base"] == {"commit": released, "name": "v1.0.0", "reason": "the last release that HEAD contains"}
-    assert [len(row["rounds"]["time_ratios"]) for row in document["rows"]] == [11] * 20
-    assert {row["verdict"] for row in document["rows"]} == {"slower, more CPU"}
-    # The bare ring is as fast as a library of speed 1; every other round says so.
-    assert document["rows"][0]["rounds"]["over_bare"] == pytest.approx([1.25] * 6)
-
-
-@pytest.mark.slow
-def test_the_same_commit_shows_no_change(tree: Tree) -> None:
-    tree.repository.commit("1")
-    done = tree.run("HEAD", *QUICK, "--fail-on-slower")
-    assert done.returncode == 0, done.stderr
-    assert "note: base and tree" not in done.stdout, "a library was given, which may be of any commit"
-    assert "verdict: all 20 rows are the same" in done.stdout
-    again = tree.run("HEAD", *QUICK, FAKE_DRIVER_FAULT=json.dumps({"at": "start", "do": "error"}))
-    assert "base's library: kept from an earlier run" in again.stdout
+    words = tree.command("--fail-on-slower", "--json", str(path))[3:]
+    assert main(words) == 3
+    output = capsys.readouterr().out
+    assert f"base: v1.0.0 ({released[:10]}): the last release that HEAD contains" in output
+    assert "base's library: built in " in output
+    rows = re.findall(r"^ +(\d) +(\S+ \w+) .* 1\.250  1\.250\.\.1\.250 .*  slower, more CPU$", output, re.MULTILINE)
+    assert rows == [("2", "8 B"), ("8", "1 KiB")]
+    assert "slower: 2 of 2 rows" in output
+    result = read_result(path)
+    assert (result.parameters["base"], result.parameters["base_name"]) == (released, "v1.0.0")
+    ratios = result.select("time_ratio", baseline="base")
+    assert [(one.case["verdict"], one.median, one.repetitions) for one in ratios] == [
+        ("slower, more CPU", 1.25, 12)
+    ] * 2
+    assert result.find("time_ratio", baseline="bare", size_bytes=8).median == 1.5
 
 
 @pytest.mark.parametrize(
@@ -239,22 +228,21 @@ def test_the_base_is_built_as_its_own_wheel_was(repository: Path, tmp_path: Path
     assert build_type(tmp_path) == "Debug"
 
 
-def document(tree_seconds: float, base_seconds: float, *, swapped: bool) -> dict[str, object]:
+def bench_result(tree_seconds: float, base_seconds: float, *, swapped: bool) -> ResultFile:
     """What bagua-net-bench writes of 1 KiB."""
     plugin, baseline = (base_seconds, tree_seconds) if swapped else (tree_seconds, base_seconds)
     times = {"plugin": plugin, "baseline": baseline, "bare": 1.0}
-    paired = [
-        {"contender": "plugin", "baseline": name, "bytes": 1024, "time": [plugin / times[name]] * 5, "cpu": None}
-        for name in ("baseline", "bare")
-    ]
-    rows = [{"contender": n, "bytes": 1024, "latency_p50_us": t * 1e6, "time_us": 0} for n, t in times.items()]
-    return {"summary": {"paired": paired}, "measurements": rows}
+    found = [Figure({"backend": n, "size_bytes": 1024}, "latency_p50", "us", t * 1e6) for n, t in times.items()]
+    for name in ("baseline", "bare"):
+        case = {"backend": "plugin", "baseline": name, "size_bytes": 1024}
+        found.append(Figure(case, "speedup", "x", times[name] / plugin))
+    return ResultFile("", "", "", None, {}, {}, tuple(found))
 
 
 def test_base_and_tree_change_places_and_the_ratio_does_not(tmp_path: Path) -> None:
     rows: dict[tuple[int, int], object] = {}
     for swapped in (False, True):
-        add_round(rows, 2, document(3.0, 2.0, swapped=swapped), swapped=swapped)
+        add_round(rows, 2, bench_result(3.0, 2.0, swapped=swapped), swapped=swapped)
     found = rows[2, 1024]
     assert found.time_ratios == pytest.approx([1.5, 1.5])
     assert found.cpu_ratios == []
@@ -279,7 +267,7 @@ def test_the_rounds_are_counted(tree: Tree) -> None:
     rows = measure(
         Libraries(tree.library, tree.library, tree.driver),
         rounds=2,
-        seconds=1,
+        seconds=60,
         environment=tree.environment(),
         parts=parts,
         advance=lambda what, runs: told.append((what, runs)),
@@ -290,12 +278,14 @@ def test_the_rounds_are_counted(tree: Tree) -> None:
     assert sum(runs for _, runs in told) == 4
 
 
-def test_a_slow_machine_gets_fewer_rounds_but_never_too_few(tree: Tree) -> None:
+def test_a_slow_machine_gets_fewer_rounds_but_never_too_few(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perf.rounds._run_bench", lambda *_: None)
+    monkeypatch.setattr("perf.rounds.read_result", lambda _: bench_result(1.0, 1.0, swapped=False))
     rows = measure(
         Libraries(tree.library, tree.library, tree.driver),
         rounds=1000,
         seconds=0,
-        environment=tree.environment(),
+        environment={},
         parts=(Part(2, "8", "8", 1.0),),
         advance=lambda _what, _runs: None,
     )

@@ -9,7 +9,7 @@ import pytest
 from support.perf_tool import TOOLS
 
 from perf.cli import DEFAULT_ROUNDS  # isort: skip (support.perf_tool puts it on the path)
-from perf.report import Row, render_closing, render_table  # isort: skip
+from perf.report import Row, judged, render_closing, render_table  # isort: skip
 from perf.rounds import RowSamples  # isort: skip
 from perf.verdict import ERROR_CHANCE, FLOOR, MIN_ROUNDS, Verdict, judge, ranks_outside  # isort: skip
 
@@ -122,3 +122,8 @@ def test_the_table_is_aligned_and_says_what_changed() -> None:
     assert "in the typical row changes of time above 1.0% are seen (1.0%..1.1%)" in closing
     assert "repeat this where nothing else runs" not in closing
     assert "repeat this where nothing else runs" in render_closing([row(2, 8, [0.7, 1.0, 1.3] * 7, None)])
+
+
+def test_no_row_with_enough_rounds_gives_no_verdict() -> None:
+    assert judged({(2, 8): RowSamples(time_ratios=[1.0] * (MIN_ROUNDS - 1))}) == []
+    assert render_closing([]).startswith(f"verdict: none, no size was measured in {MIN_ROUNDS} rounds")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import json
 import os
 import signal
 import sys
@@ -15,15 +14,16 @@ from pathlib import Path
 from types import FrameType
 
 from bagua.net.bench.export import check_writable
-from bagua.net.bench.machine import MachineFacts, describe_machine
+from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.progress import Progress
+from bagua.net.bench.result_file import write_result
 from bagua.net.bench.table import shows_colour
 from bagua.net.library import MissingFileError, driver_path, library_path
 
 from .base_build import build_base
-from .base_commit import BaseCommit, WorkingTree, check_repository, describe_tree, resolve_base
+from .base_commit import check_repository, describe_tree, resolve_base
 from .errors import PerfError
-from .report import Row, judged, render_closing, render_table
+from .report import judged, render_closing, render_table, result_of_comparison
 from .rounds import PARTS, Libraries, measure
 from .verdict import MIN_ROUNDS
 
@@ -33,7 +33,6 @@ DEFAULT_SECONDS = 170.0
 # Many short rounds rather than few long ones: where a neighbour's work spoils one in four, 20 rounds find a change of
 # 5 % in six runs of ten, 30 in more than eight. Even, so that base and tree have each place equally often.
 DEFAULT_ROUNDS = 30
-_SCHEMA_VERSION = 1
 
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2
@@ -63,7 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="tag, branch or commit (default: the last tag v* in HEAD; else where this branch left main; else HEAD~1)",
     )
     parser.add_argument("--fail-on-slower", action="store_true", help=f"exit with {_EXIT_SLOWER} if a row is worse")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="every ratio of every round, and the verdicts")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="the ratios and their spread")
     parser.add_argument(
         "--rounds", type=int, default=DEFAULT_ROUNDS, metavar="N", help=f"fresh starts (default {DEFAULT_ROUNDS})"
     )
@@ -152,7 +151,7 @@ def _compare(options: argparse.Namespace) -> int:
     print(render_table(verdicts, colour=shows_colour(sys.stdout)))
     print(render_closing(verdicts), end="", flush=True)
     if options.json is not None:
-        _write_json(options.json, base, tree, machine, verdicts, {key: vars(row) for key, row in rows.items()})
+        write_result(options.json, result_of_comparison(verdicts, base, tree, machine))
         print(f"written: {options.json}")
     worse = any(row.is_worse for row in verdicts)
     return _EXIT_SLOWER if worse and options.fail_on_slower else 0
@@ -170,21 +169,3 @@ def _alone(cache: Path) -> Iterator[None]:
                 f"another `make perf` is running in {str(cache)!r}; both would measure each other: wait for its end"
             ) from error
         yield
-
-
-def _write_json(
-    path: Path,
-    base: BaseCommit,
-    tree: WorkingTree,
-    machine: MachineFacts,
-    verdicts: Sequence[Row],
-    samples: dict[tuple[int, int], dict[str, list[float]]],
-) -> None:
-    document = {
-        "schema": _SCHEMA_VERSION,
-        "machine": machine.as_dict(),
-        "base": {"commit": base.sha, "name": base.name, "reason": base.reason},
-        "tree": {"commit": tree.sha, "uncommitted_changes": tree.is_changed},
-        "rows": [row.as_dict() | {"rounds": samples[row.channels, row.bytes]} for row in verdicts],
-    }
-    path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -6,9 +6,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bagua.net.bench.figures import result_of
+from bagua.net.bench.machine import MachineFacts
+from bagua.net.bench.result_file import Figure, ResultFile
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import BOLD, LOUD, MISSING, RESET, format_time_us
 
+from .base_commit import BaseCommit, WorkingTree
 from .rounds import Rows, RowSamples
 from .verdict import ERROR_CHANCE, FLOOR, MIN_ROUNDS, Judgement, Verdict, judge
 
@@ -57,17 +61,22 @@ class Row:
     def title(self) -> str:
         return f"{format_size(self.bytes)} over {self.channels} channels"
 
-    def as_dict(self) -> dict[str, object]:
-        return {
-            "channels": self.channels,
-            "bytes": self.bytes,
-            "base_us": self.base_us,
-            "tree_us": self.tree_us,
-            "time": self.time.as_dict(),
-            "cpu": None if self.cpu is None else self.cpu.as_dict(),
-            "over_bare": self.over_bare,
-            "verdict": self.verdict,
-        }
+    def figures(self) -> list[Figure]:
+        case = {"channels": self.channels, "size_bytes": self.bytes, "baseline": "base"}
+        found = [Figure({**case, "verdict": self.verdict}, "time_ratio", "x", *self.time.spread, self.rounds)]
+        if self.cpu is not None:
+            found.append(Figure(case, "cpu_ratio", "x", *self.cpu.spread, self.rounds))
+        for metric, unit, value in (("time", "us", self.tree_us), ("base_time", "us", self.base_us)):
+            found.append(Figure(case, metric, unit, value, repetitions=self.rounds))
+        bare = {**case, "baseline": "bare"}
+        return [*found, Figure(bare, "time_ratio", "x", self.over_bare, repetitions=(self.rounds + 1) // 2)]
+
+
+def result_of_comparison(rows: Sequence[Row], base: BaseCommit, tree: WorkingTree, machine: MachineFacts) -> ResultFile:
+    """Of the tree; `low` and `high` are the ends of the spread."""
+    parameters = {"base": base.sha, "base_name": base.name, "tree": tree.sha, "uncommitted_changes": tree.is_changed}
+    found = [figure for row in rows for figure in row.figures()]
+    return result_of(f"The plugin against {base.name}", found, machine=machine, parameters=parameters)
 
 
 def judged(rows: Rows) -> list[Row]:
@@ -110,6 +119,8 @@ def _ratio_cells(judgement: Judgement) -> list[str]:
 
 
 def render_closing(rows: Sequence[Row]) -> str:
+    if not rows:
+        return f"verdict: none, no size was measured in {MIN_ROUNDS} rounds; give more --seconds\n"
     seen = [row.time.resolution for row in rows]
     best, typical, worst = min(seen), statistics.median(seen), max(seen)
     lines = [

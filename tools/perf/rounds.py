@@ -6,7 +6,6 @@ first) falls on both alike.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,9 +15,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES
+from bagua.net.bench.result_file import ResultFile, read_result
 from bagua.net.bench.settings import BASELINE
 
 from .errors import PerfError
@@ -103,8 +102,7 @@ def measure(
                 swapped = number % 2 == 1
                 command = bench_command(libraries, part, budget_s, result, swapped=swapped, verify=number == 0)
                 _run_bench(command, environment, budget_s + _PATIENCE_S)
-                document = json.loads(result.read_text(encoding="utf-8"))
-                add_round(rows, part.channels, document, swapped=swapped)
+                add_round(rows, part.channels, read_result(result), swapped=swapped)
                 advance(what, 1)
     return dict(sorted(rows.items()))
 
@@ -113,7 +111,7 @@ def bench_command(
     libraries: Libraries, part: Part, budget_s: float, result: Path, *, swapped: bool, verify: bool
 ) -> list[str]:
     plugin, baseline = (libraries.base, libraries.tree) if swapped else (libraries.tree, libraries.base)
-    command = [sys.executable, "-m", "bagua.cli.net_bench", "--local", "--contenders", f"{PLUGIN},{BARE}"]
+    command = [sys.executable, "-m", "bagua.cli.net_bench", "--local", "--backends", f"{PLUGIN},{BARE}"]
     command += ["--driver", str(libraries.driver), "--library", str(plugin), "--baseline-library", str(baseline)]
     command += ["--channels", str(part.channels), "-b", part.smallest, "-e", part.largest, "-f", "4"]
     # Verifying is part of the budget.
@@ -123,31 +121,23 @@ def bench_command(
     return command if verify else [*command, "--no-verify"]
 
 
-def add_round(rows: Rows, channels: int, document: Mapping[str, Any], *, swapped: bool) -> None:
-    """document: what bagua-net-bench wrote with --json."""
+def add_round(rows: Rows, channels: int, result: ResultFile, *, swapped: bool) -> None:
+    """result: what bagua-net-bench wrote with --json."""
     tree, base = (BASELINE, PLUGIN) if swapped else (PLUGIN, BASELINE)
-    for series in document["summary"]["paired"]:
-        row = rows.setdefault((channels, series["bytes"]), RowSamples())
-        if series["baseline"] == BASELINE:
-            row.time_ratios.append(_middle(series["time"], inverted=swapped))
-            if series["cpu"] is not None:
-                row.cpu_ratios.append(_middle(series["cpu"], inverted=swapped))
-        elif not swapped:
-            row.over_bare.append(_middle(series["time"], inverted=False))
-    for one in document["measurements"]:
-        row = rows[channels, one["bytes"]]
+    for speedup in result.select("speedup", backend=PLUGIN):
+        size = int(speedup.case["size_bytes"] or 0)
+        row = rows.setdefault((channels, size), RowSamples())
+        if speedup.case["baseline"] == BARE:
+            if not swapped:
+                row.over_bare.append(1 / speedup.median)
+            continue
+        row.time_ratios.append(speedup.median if swapped else 1 / speedup.median)
+        for cpu in result.select("cpu_ratio", backend=PLUGIN, baseline=BASELINE, size_bytes=size):
+            row.cpu_ratios.append(1 / cpu.median if swapped else cpu.median)
         # The statistic of which the ratios are.
-        shown = one["latency_p50_us"] if one["bytes"] <= LATENCY_LIMIT_BYTES else one["time_us"]
-        if one["contender"] == tree:
-            row.tree_us.append(shown)
-        elif one["contender"] == base:
-            row.base_us.append(shown)
-
-
-def _middle(ratios: list[float], *, inverted: bool) -> float:
-    # An odd number: the median is one of the ratios, and its inverse is the median of the inverses.
-    middle = sorted(ratios)[len(ratios) // 2]
-    return 1 / middle if inverted else middle
+        metric = "latency_p50" if size <= LATENCY_LIMIT_BYTES else "time"
+        row.tree_us.append(result.find(metric, backend=tree, size_bytes=size).median)
+        row.base_us.append(result.find(metric, backend=base, size_bytes=size).median)
 
 
 def _run_bench(command: list[str], environment: Mapping[str, str], timeout_s: float) -> None:

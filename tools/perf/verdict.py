@@ -42,13 +42,9 @@ class Judgement:
         """The smallest change that such a spread would have shown, as a share."""
         return max(self.high / self.ratio - 1, self.ratio / self.low - 1, FLOOR)
 
-    def as_dict(self) -> dict[str, object]:
-        return {
-            "ratio": self.ratio,
-            "low": self.low,
-            "high": self.high,
-            "verdict": self.verdict.value,
-        }
+    @property
+    def spread(self) -> tuple[float, float, float]:
+        return self.ratio, self.low, self.high
 
 
 def judge(ratios: Sequence[float]) -> Judgement:

@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bagua.net.bench.figures import backend_label, figures, result_of
 from bagua.net.bench.gpu_sharing import GpuSharing
 from bagua.net.bench.machine import MachineFacts
-from bagua.net.bench.result_file import Figure, Label, ResultFile, write_result
+from bagua.net.bench.result_file import Figure, Label, write_result
 
 _NAMES = {
     "with-bagua": "gradient_allreduce",
     "decentralized-shift-one": "shift_one",
     "decentralized-shift_one": "shift_one",
-    "NCCL default": "nccl",
-    "bagua-net": "plugin",
 }
-_FACTS = ("cpu_model", "cpus_usable", "kernel", "tcp_congestion_control")
 _MIB = 1 << 20
 
 
 def name_of(choice: str) -> str:
     """The label of an algorithm or a backend."""
-    return _NAMES.get(choice, choice.lower().replace("-", "_").replace(" ", "_"))
+    return _NAMES.get(choice, backend_label(choice))
 
 
 def case_of(ranks: int, device: str, sharing: GpuSharing | None, **labels: Label) -> dict[str, Label]:
     gpus = 0 if device == "cpu" else ranks if sharing is None else sharing.gpus
     return {**labels, "ranks": ranks, "gpus": gpus}
-
-
-def figures(case: Mapping[str, Label], values: Mapping[tuple[str, str], Sequence[float | None]]) -> list[Figure]:
-    """One for each (metric, unit) that has a finite value: the median of the repetitions."""
-    found = []
-    for (metric, unit), all_values in values.items():
-        known = [value for value in all_values if value is not None and math.isfinite(value)]
-        if known:
-            low, high = (min(known), max(known)) if len(known) > 1 else (None, None)
-            found.append(Figure(dict(case), metric, unit, statistics.median(known), low, high, len(known)))
-    return found
 
 
 def step_figures(rows: Iterable[Any], case: Mapping[str, Label]) -> list[Figure]:
@@ -116,33 +100,10 @@ def write(
     notes: Sequence[str] = (),
 ) -> None:
     """`ranks`: what the ranks said of themselves (torch, nccl, device)."""
-    known = machine.as_dict()
-    facts = {name: known[name] for name in _FACTS}
-    if ranks.get("device") not in (None, "cpu"):
-        facts["gpu"] = ranks["device"]
-    versions = {"bagua": machine.package_version, "python": machine.python_version}
-    versions |= {name: str(ranks[name]) for name in ("torch", "nccl") if ranks.get(name)}
     plain = {name: value for name, value in parameters.items() if not isinstance(value, Path)}
+    device = ranks.get("device")
+    versions = {name: ranks.get(name) for name in ("torch", "nccl")}
+    gpu = None if device == "cpu" else device
     write_result(
-        path,
-        ResultFile(
-            title=title,
-            command=machine.command_line,
-            date=machine.date,
-            commit=_commit(),
-            machine=facts,
-            versions=versions,
-            figures=tuple(found),
-            parameters=plain,
-            notes=tuple(notes),
-        ),
+        path, result_of(title, found, machine=machine, parameters=plain, versions=versions, gpu=gpu, notes=notes)
     )
-
-
-def _commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return done.stdout.strip() or None

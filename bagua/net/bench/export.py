@@ -1,18 +1,9 @@
-"""--json and --csv: every figure of a run with the facts of the machine that gave it."""
+"""Checks of output paths, before a run."""
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from pathlib import Path
-
-from bagua.net.bench.machine import MachineFacts
-from bagua.net.bench.measurement import Measurement
-
-# Raised when a field changes its meaning; new fields do not raise it.
-SCHEMA_VERSION = 1
 
 
 def check_writable(option: str, path: Path) -> None:
@@ -48,34 +39,3 @@ def make_folder(option: str, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"{option} {str(path)!r} cannot be created ({error.strerror}); choose another") from error
-
-
-def write_json(
-    path: Path,
-    measurements: Sequence[Measurement],
-    machine: MachineFacts,
-    *,
-    parameters: Mapping[str, object] | None = None,
-    summary: Mapping[str, object] | None = None,
-) -> None:
-    document = {
-        "schema": SCHEMA_VERSION,
-        "machine": machine.as_dict(),
-        "parameters": dict(parameters or {}),
-        "summary": dict(summary or {}),
-        "measurements": [measurement.as_dict() for measurement in measurements],
-    }
-    path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def write_csv(path: Path, measurements: Sequence[Measurement], machine: MachineFacts) -> None:
-    """The machine's facts as leading `# name: value` lines, then a head line and one row a measurement."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        for name, value in machine.as_dict().items():
-            text = json.dumps(value) if isinstance(value, dict) else str(value)
-            file.write(f"# {name}: {' '.join(text.splitlines())}\n")
-        # A kind of run may add figures of its own, in a class derived from Measurement.
-        kind = type(measurements[0]) if measurements else Measurement
-        writer = csv.DictWriter(file, [field.name for field in fields(kind)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(measurement.as_dict() for measurement in measurements)

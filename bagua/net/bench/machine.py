@@ -8,6 +8,7 @@ import platform
 import re
 import shlex
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -60,6 +61,21 @@ def package_version() -> str:
         return metadata.version("bagua")
     except metadata.PackageNotFoundError:
         return "unknown (not installed)"
+
+
+def source_commit(version: str) -> str | None:
+    """Of this code: from the version's local part (1.2.dev3+g<hash>), else HEAD of the checkout that has this file."""
+    if found := re.search(r"\+g([0-9a-f]{7,40})", version):
+        return found[1]
+    checkout = next((folder for folder in Path(__file__).parents if (folder / "net_plugin").is_dir()), None)
+    if checkout is None:
+        return None
+    command = ["git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() or None
 
 
 def describe_machine(command_line: Sequence[str] | None = None) -> MachineFacts:

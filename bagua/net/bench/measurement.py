@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 GIGABYTE = 1e9
 
@@ -61,6 +61,7 @@ class Measurement:
     time_us: float  # median over repetitions of (elapsed / iterations)
     time_min_us: float
     time_max_us: float
+    repetitions: int
     algbw_gb_s: float  # GB/s = 10^9 bytes per second
     busbw_gb_s: float
     latency_p50_us: float | None = None  # over the single iterations of every repetition
@@ -102,6 +103,7 @@ class Measurement:
             time_us=seconds * 1e6,
             time_min_us=min(repetition_seconds) * 1e6,
             time_max_us=max(repetition_seconds) * 1e6,
+            repetitions=len(repetition_seconds),
             algbw_gb_s=algbw,
             busbw_gb_s=algbw * busbw_factor(collective, ranks),
             latency_p50_us=percentile(iteration_seconds, 50) * 1e6 if small else None,
@@ -111,10 +113,6 @@ class Measurement:
             verified=verified,
             note=note,
         )
-
-    def as_dict(self) -> dict[str, object]:
-        """Field names and values in order: the JSON object and the CSV row."""
-        return asdict(self)
 
     @property
     def busbw_range_gb_s(self) -> tuple[float, float]:

@@ -186,7 +186,7 @@ def _deliver(
         "tcp_only": tcp_only,
         "datatype": options.dtype,
         "repeats": options.repeats,
-        "contenders": {contender.name: contender.settings for contender in contenders},
+        "backends": {contender.name: contender.settings for contender in contenders},
         **facts,
     }
     written = write_outputs(
@@ -199,10 +199,15 @@ def _deliver(
         notes=notes,
         device=device,
         ranks=crew.ranks,
+        gpus=_gpus(crew) if options.backend == "nccl" else 0,
         setting=setting,
     )
     if written:
         print(f"written: {', '.join(map(str, written))}")
+
+
+def _gpus(crew: Crew) -> int:
+    return crew.ranks if crew.sharing is None else crew.sharing.gpus * crew.hosts
 
 
 if __name__ == "__main__":

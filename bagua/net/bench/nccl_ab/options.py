@@ -204,7 +204,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="a column for every contender, also where more than four would make the table wide",
     )
     output.add_argument("--json", type=Path, metavar="PATH", help="every figure, the logs' proof, the machine's facts")
-    output.add_argument("--csv", type=Path, metavar="PATH", help="one row a contender and size")
+    output.add_argument("--csv", type=Path, metavar="PATH", help="one row per figure")
     output.add_argument("--plot", type=Path, metavar="PATH", help="of the first collective (needs matplotlib)")
     output.add_argument(
         "--output-dir", type=Path, metavar="DIR", help="all three there (nccl.json, .csv, .png), and NCCL's logs"

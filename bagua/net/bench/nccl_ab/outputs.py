@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bagua.net.bench.export import write_csv, write_json
+from bagua.net.bench.figures import measurement_case, measurement_figures, result_of, speedup, write_csv
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.nccl_ab.contender import Contender
 from bagua.net.bench.nccl_ab.group import Group
 from bagua.net.bench.nccl_ab.options import NcclOptions
 from bagua.net.bench.nccl_ab.report import hand_tuned_names, has_envelope
-from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME, NOISE, Results
+from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME, Ratio, Results
 from bagua.net.bench.nccl_ab.run import RunOutcome
 from bagua.net.bench.plot import write_plot
+from bagua.net.bench.result_file import Figure, Label, write_result
 
 
 def write_outputs(
@@ -29,25 +30,29 @@ def write_outputs(
     notes: Sequence[str],
     device: str,
     ranks: int,
+    gpus: int,
     setting: str,
 ) -> list[Path]:
     """The files that were written."""
     written = []
+    stopped = (
+        [f"{outcome.stopped_early}; sizes and repetitions after that are missing"] if outcome.stopped_early else []
+    )
+    networks = {group.contender.name: [proof.as_dict() for proof in group.proofs] for group in groups}
+    result = result_of(
+        f"NCCL with and without the plugin: {setting}",
+        _figures(results, ranks, gpus),
+        machine=machine,
+        parameters={**parameters, "networks": networks},
+        versions={name: parameters.get(name) for name in ("torch", "nccl")},
+        gpu=device if gpus else None,
+        notes=[*notes, *outcome.notes, *stopped, *_wrong(results), *(f"ERROR: {error}" for error in outcome.errors)],
+    )
     if options.json_path is not None:
-        summary = {
-            "speedups": [ratio.as_dict() for ratio in results.ratios],
-            "best_tuned": [best.as_dict() for best in results.best],
-            "noise": NOISE,
-            "networks": {group.contender.name: [proof.as_dict() for proof in group.proofs] for group in groups},
-            "notes": [*notes, *outcome.notes],
-            "expected_s": outcome.expected_s,
-            "stopped_early": outcome.stopped_early,
-            "errors": outcome.errors,
-        }
-        write_json(options.json_path, results.rows, machine, parameters=parameters, summary=summary)
+        write_result(options.json_path, result)
         written.append(options.json_path)
     if options.csv_path is not None:
-        write_csv(options.csv_path, results.rows, machine)
+        write_csv(options.csv_path, result)
         written.append(options.csv_path)
     if options.plot_path is not None and results.rows:
         first = results.rows[0].collective
@@ -62,6 +67,36 @@ def write_outputs(
         )
         written.append(options.plot_path)
     return written
+
+
+def _figures(results: Results, ranks: int, gpus: int) -> list[Figure]:
+    found = [
+        one for row in results.rows for one in measurement_figures(row, measurement_case(row, ranks=ranks, gpus=gpus))
+    ]
+
+    def add(ratio: Ratio, baseline: str) -> None:
+        labels: dict[str, Label] = {
+            "collective": ratio.case.collective,
+            "size_bytes": ratio.case.bytes,
+            "ranks": ranks,
+            "gpus": gpus,
+        }
+        found.append(speedup(labels, "bagua-net", baseline, ratio.speedup))
+
+    for ratio in results.ratios:
+        add(ratio, ratio.baseline)
+    for best in results.best:
+        row = replace(best.row, contender=BEST_TUNED_NAME)
+        case = measurement_case(row, ranks=ranks, gpus=gpus, setting=best.setting)
+        found += measurement_figures(row, case)
+        if best.ratio is not None:
+            add(best.ratio, BEST_TUNED_NAME)
+    return found
+
+
+def _wrong(results: Results) -> list[str]:
+    rows = [row for row in results.rows if row.verified is False]
+    return [f"WRONG DATA: {row.contender}, {row.collective} at {row.bytes} B" for row in rows]
 
 
 def plotted_rows(results: Results, contenders: Sequence[Contender], collective: str) -> list[Measurement]:

@@ -33,16 +33,6 @@ class Ratio:
     def is_slower(self) -> bool:
         return self.speedup.median < 1 / (1 + NOISE)
 
-    def as_dict(self) -> dict[str, object]:
-        return {
-            "collective": self.case.collective,
-            "bytes": self.case.bytes,
-            "baseline": self.baseline,
-            "speedup": self.speedup.median,
-            "speedup_low": self.speedup.low,
-            "speedup_high": self.speedup.high,
-        }
-
 
 @dataclass(frozen=True)
 class BestTuned:
@@ -55,19 +45,6 @@ class BestTuned:
     def setting(self) -> str:
         """For a table that says NCCL already: "t2s2 8ch", "default"."""
         return self.row.contender.removeprefix("NCCL ")
-
-    def as_dict(self) -> dict[str, object]:
-        speedup = None if self.ratio is None else self.ratio.speedup
-        return {
-            "collective": self.row.collective,
-            "bytes": self.row.bytes,
-            "contender": self.row.contender,
-            "time_us": self.row.time_us,
-            "busbw_gb_s": self.row.busbw_gb_s,
-            "speedup": None if speedup is None else speedup.median,
-            "speedup_low": None if speedup is None else speedup.low,
-            "speedup_high": None if speedup is None else speedup.high,
-        }
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bagua.net.bench.figures import figures, measurement_case, measurement_figures, result_of, speedup
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.paired_ratio import PairedRatio, paired_ratio
 from bagua.net.bench.peers.results import PeersResults
 from bagua.net.bench.peers.session import RANKS, PeersSession
+from bagua.net.bench.result_file import Figure, ResultFile
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import (
     LOUD,
@@ -71,7 +73,7 @@ def _row(session: PeersSession, fewest: PeersSession, size: int, results: PeersR
         cpu_s_per_gb=statistics.median(sample.cpu_s_per_gb for sample in samples),
         verified=(session.name, size) not in results.wrong,
     )
-    common: dict[str, Any] = base.as_dict()
+    common: dict[str, Any] = vars(base)
     # The same messages in less time: the ratio of rates is the inverse ratio of times.
     ratio = paired_ratio(
         [sample.seconds for sample in results.samples[fewest.name, size]], [sample.seconds for sample in samples]
@@ -131,7 +133,7 @@ def _slowest_to_fastest(row: PeersMeasurement) -> str:
 
 
 _COMMS = _column("comms", "each way", lambda row: str(row.comms))
-_CONTENDER = _column("contender", "", lambda row: row.contender, left=True)
+_CONTENDER = _column("backend", "", lambda row: row.contender, left=True)
 
 TRAFFIC_COLUMNS = (
     _column("message", "", lambda row: format_size(row.bytes)),
@@ -194,48 +196,65 @@ class PeersReport:
         )
 
     def closing(self, *, colour: bool = False) -> str:
-        lines = [f"{against}: rate {ratio}" for against, ratio in self.plugin_to_bare().items()]
-        loud = []
+        lines = []
+        for row, ratio in self.plugin_to_bare():
+            plural = "" if row.comms == 1 else "s"
+            lines.append(f"plugin vs bare with {row.comms} comm{plural} at {format_size(row.bytes)}: rate {ratio}")
+        if not any(idle.wakeups for idle in self.results.idle.values()):
+            lines.append(f"idle: no thread woke in {self.idle_s:g} s")
+        if not self.results.wrong:
+            lines.append("data: every byte of every verified message correct, before the traffic and after the silence")
+        lines += [f"{LOUD}{text}{RESET}" if colour else text for text in self._faults()]
+        return "\n".join(lines) + "\n"
+
+    def plugin_to_bare(self) -> list[tuple[PeersMeasurement, PairedRatio]]:
+        """Rates, taken within each repetition."""
+        found = []
+        for row in self.rows:
+            mine = self.results.samples[f"plugin x{row.comms}", row.bytes] if row.contender == "plugin" else []
+            theirs = self.results.samples.get((f"bare x{row.comms}", row.bytes), [])
+            if mine and theirs:
+                ratio = paired_ratio([one.seconds for one in theirs], [one.seconds for one in mine])
+                found.append((row, ratio))
+        return found
+
+    def result(self) -> ResultFile:
+        """For --json and --csv."""
+        found = []
+        for row in self.rows:
+            case = measurement_case(row, ranks=RANKS, comms=row.comms)
+            found += measurement_figures(row, case)
+            ratio = row.rate_ratio, row.rate_ratio_low, row.rate_ratio_high
+            found.append(Figure(case, "rate_ratio", "x", *ratio, row.repetitions))
+            found += figures(
+                case,
+                {
+                    ("threads", ""): [row.threads],
+                    ("descriptors", ""): [row.descriptors],
+                    ("tcp_sockets", ""): [row.tcp_sockets],
+                    ("idle_memory", "B"): [row.idle_resident_bytes],
+                    ("idle_memory_per_comm", "B"): [row.idle_resident_bytes_per_comm],
+                    ("idle_socket_memory_per_comm", "B"): [row.idle_socket_bytes_per_comm],
+                    ("idle_cpu", "s"): [row.idle_cpu_s],
+                    ("idle_wakeups", ""): [row.idle_wakeups],
+                },
+            )
+        for row, over_bare in self.plugin_to_bare():
+            labels = measurement_case(row, ranks=RANKS, comms=row.comms)
+            found.append(speedup(labels, "plugin", "bare", over_bare))
+        return result_of(
+            self.title,
+            found,
+            machine=self.machine,
+            parameters={**self.parameters, "backends": dict(self.contenders)},
+            notes=self._faults(),
+        )
+
+    def _faults(self) -> list[str]:
         awake = [
             f"WOKE WHILE IDLE: {name}: {thread}: {count} times in {self.idle_s:g} s"
             for name, idle in self.results.idle.items()
             for thread, count in idle.wakeups.items()
         ]
-        loud += awake
-        if not awake:
-            lines.append(f"idle: no thread woke in {self.idle_s:g} s")
-        loud += [
-            f"WRONG DATA: {name} at {format_size(size)}: {message}"
-            for (name, size), message in self.results.wrong.items()
-        ]
-        if not self.results.wrong:
-            lines.append("data: every byte of every verified message correct, before the traffic and after the silence")
-        lines += [f"{LOUD}{text}{RESET}" if colour else text for text in loud]
-        return "\n".join(lines) + "\n"
-
-    def plugin_to_bare(self) -> dict[str, PairedRatio]:
-        """Rates, taken within each repetition."""
-        found = {}
-        for row in self.rows:
-            mine = self.results.samples[f"plugin x{row.comms}", row.bytes] if row.contender == "plugin" else []
-            theirs = self.results.samples.get((f"bare x{row.comms}", row.bytes), [])
-            if mine and theirs:
-                plural = "" if row.comms == 1 else "s"
-                title = f"plugin vs bare with {row.comms} comm{plural} at {format_size(row.bytes)}"
-                found[title] = paired_ratio([one.seconds for one in theirs], [one.seconds for one in mine])
-        return found
-
-    def summary(self) -> dict[str, object]:
-        """For --json."""
-        return {
-            "contenders": dict(self.contenders),
-            "plugin_to_bare": {
-                title: {"median": ratio.median, "low": ratio.low, "high": ratio.high}
-                for title, ratio in self.plugin_to_bare().items()
-            },
-            "woke_while_idle": {name: dict(idle.wakeups) for name, idle in self.results.idle.items() if idle.wakeups},
-            "wrong_data": [
-                {"session": name, "bytes": size, "message": message}
-                for (name, size), message in self.results.wrong.items()
-            ],
-        }
+        wrong = self.results.wrong.items()
+        return [*awake, *(f"WRONG DATA: {name} at {format_size(size)}: {message}" for (name, size), message in wrong)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bagua.net.bench.figures import backend_label, figures, measurement_case, measurement_figures, result_of
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.measurement import Measurement
+from bagua.net.bench.result_file import Label, ResultFile
 from bagua.net.bench.ring.summary import Comparison, PairedSeries, RawLimit, best_raw_only
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import LOUD, RESET, format_bandwidth, render_table
@@ -17,6 +19,7 @@ class Report:
     """A finished run."""
 
     title: str
+    ranks: int
     machine: MachineFacts
     contenders: Mapping[str, str]  # what each one is: library, table, device
     left_out: Sequence[str]  # why a contender did not run
@@ -61,23 +64,26 @@ class Report:
             lines.append("data: every byte of every size correct")
         return "\n".join(lines) + "\n"
 
-    def summary(self) -> dict[str, object]:
-        """For --json."""
-        return {
-            "raw_limit": None
-            if self.limit is None
-            else {
-                "gb_s": self.limit.gb_s,
-                "streams": self.limit.streams,
-                "ring_connections": self.limit.links,
-                "busbw_gb_s": self.limit.busbw_gb_s,
-            },
-            "comparisons": [comparison.as_dict() for comparison in self.comparisons],
-            "paired": [series.as_dict() for series in self.paired],
-            "wrong_data": [
-                {"contender": name, "bytes": size, "message": message} for name, size, message in self.wrong
+    def result(self) -> ResultFile:
+        """For --json and --csv."""
+        ranks = self.ranks
+        found = [one for row in self.rows for one in measurement_figures(row, measurement_case(row, ranks=ranks))]
+        for series in self.paired:
+            case: dict[str, Label] = {"collective": "all_reduce", "size_bytes": series.bytes, "ranks": ranks, "gpus": 0}
+            labels = {"backend": backend_label(series.contender), "baseline": backend_label(series.baseline), **case}
+            found += figures(labels, {("speedup", "x"): [1 / ratio for ratio in series.time]})
+            found += figures(labels, {("cpu_ratio", "x"): series.cpu or ()})
+        if self.limit is not None:
+            raw: dict[str, Label] = {"backend": "raw", "collective": "one_way", "streams": self.limit.streams}
+            found += figures(raw, {("limit", "GB/s"): [self.limit.gb_s]})
+            found += figures(raw, {("limit_busbw", "GB/s"): [self.limit.busbw_gb_s]})
+        return result_of(
+            self.title,
+            found,
+            machine=self.machine,
+            parameters={**self.parameters, "backends": dict(self.contenders), "verified": self.verified},
+            notes=[
+                *(f"Left out: {reason}." for reason in self.left_out),
+                *(f"WRONG DATA: {name} at {format_size(size)}: {text}" for name, size, text in self.wrong),
             ],
-            "contenders": dict(self.contenders),
-            "left_out": list(self.left_out),
-            "repeats": self.repeats,
-        }
+        )

@@ -128,6 +128,7 @@ def run_bench(team: Team, options: Options, environment: Mapping[str, str], stre
     compared_with = [name for name in names if name not in ("plugin", RAW)]
     return Report(
         title=_title(team, options),
+        ranks=team.ranks,
         machine=machine,
         contenders={
             session.name: describe_contender(session.name, session.listening[0], options)

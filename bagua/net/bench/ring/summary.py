@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES, Measurement, busbw_factor
 from bagua.net.bench.paired_ratio import LARGE_BYTES, SMALL_BYTES, PairedRatio, paired_ratio
@@ -50,9 +50,6 @@ class Comparison:
             f" p50 time at {format_size(self.small_bytes)} {self.time}"
         )
         return text if self.cpu is None else f"{text}, CPU s/GB {self.cpu}"
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def raw_limit(results: RunResults, links: int) -> RawLimit | None:
@@ -111,9 +108,6 @@ class PairedSeries:
     # Of p50 up to LATENCY_LIMIT_BYTES, as in Comparison; of the mean of the visit above.
     time: list[float]
     cpu: list[float] | None  # None: the kernel counted none
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def paired_series(results: RunResults, baselines: Sequence[str]) -> list[PairedSeries]:
