@@ -115,7 +115,7 @@ def _crowded() -> None:
 
 
 def test_attributes_of_the_module_itself_win() -> None:
-    run_ranks(2, _crowded, reuse=True)
+    run_ranks(2, _crowded)
 
 
 # --- again -----------------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def _other_optimizer() -> None:
 
 
 def test_another_optimizer_on_the_way() -> None:
-    run_ranks(2, _other_optimizer, reuse=True)
+    run_ranks(2, _other_optimizer)
 
 
 def _collected() -> None:
@@ -182,7 +182,7 @@ def _collected() -> None:
 
 
 def test_a_wrapped_module_is_freed_with_its_last_reference() -> None:
-    run_ranks(2, _collected, reuse=True)
+    run_ranks(2, _collected)
 
 
 def _another_job() -> None:
@@ -231,7 +231,7 @@ def _failed_call() -> None:
 
 
 def test_a_call_that_is_refused_leaves_the_module_usable() -> None:
-    run_ranks(2, _failed_call, reuse=True)
+    run_ranks(2, _failed_call)
 
 
 def _nothing_to_train() -> list[str]:
@@ -252,7 +252,7 @@ def _nothing_to_train() -> list[str]:
 
 
 def test_what_cannot_be_trained_is_refused_on_every_rank() -> None:
-    for empty, differs in run_ranks(2, _nothing_to_train, reuse=True):
+    for empty, differs in run_ranks(2, _nothing_to_train):
         assert "Linear has no parameter to synchronise" in empty
         assert "weight" in differs
         assert "rank 1 has" in differs
@@ -316,7 +316,7 @@ def _several_models() -> None:
 
 
 def test_two_models_by_turns_and_one_through_the_other() -> None:
-    run_ranks(2, _several_models, reuse=True)
+    run_ranks(2, _several_models)
 
 
 def _subgroup_of_torch_only() -> None:

@@ -55,7 +55,7 @@ def _exchanged(limit: int | None) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("way", ["messages", "collectives"])
 def test_every_chunk_arrives(ranks: int, way: str) -> None:
-    run_ranks(ranks, _exchanged, 0 if way == "messages" else 1 << 60, reuse=True)
+    run_ranks(ranks, _exchanged, 0 if way == "messages" else 1 << 60)
 
 
 def _ways() -> tuple[list[int], list[int]]:
@@ -72,7 +72,7 @@ def _ways() -> tuple[list[int], list[int]]:
 
 @pytest.mark.skipif(os.environ.get("BAGUA_TEST_DEVICE") == "cuda", reason="NCCL's collectives are always used")
 def test_much_goes_by_messages_and_little_by_collectives() -> None:
-    for large, small in run_ranks(2, _ways, reuse=True):
+    for large, small in run_ranks(2, _ways):
         assert large == [1 << 19, 1 << 19]
         assert small == []
 

@@ -109,13 +109,13 @@ def _against_the_formula(nodes: Sequence[Sequence[int]]) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_gradients_are_those_of_the_formula_on_one_node(ranks: int) -> None:
-    run_ranks(ranks, _against_the_formula, [list(range(ranks))], reuse=True)
+    run_ranks(ranks, _against_the_formula, [list(range(ranks))])
 
 
 @pytest.mark.parametrize("nodes", NODES)
 def test_gradients_are_those_of_the_formula_on_two_nodes(nodes: str) -> None:
     env = NODES[nodes]
-    run_ranks(len(env), _against_the_formula, nodes_of(env), env=env, reuse=True)
+    run_ranks(len(env), _against_the_formula, nodes_of(env), env=env)
 
 
 def _like_the_algorithm(hierarchical: bool) -> None:
@@ -140,7 +140,7 @@ def _like_the_algorithm(hierarchical: bool) -> None:
 @pytest.mark.parametrize("hierarchical", [False, True])
 def test_the_hooks_give_what_the_algorithm_gives(hierarchical: bool) -> None:
     env = [{**place, "BAGUA_DEFAULT_BUCKET_SIZE": "1"} for place in NODES_OF_TWO_AND_ONE]
-    run_ranks(3, _like_the_algorithm, hierarchical, env=env, reuse=True)
+    run_ranks(3, _like_the_algorithm, hierarchical, env=env)
 
 
 # --- groups, models, options of DDP ----------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def _with_ddps_own_collectives() -> None:
 
 
 def test_unused_parameters_and_two_models_by_turns() -> None:
-    run_ranks(2, _with_ddps_own_collectives, reuse=True)
+    run_ranks(2, _with_ddps_own_collectives)
 
 
 def _accumulated() -> None:
@@ -242,7 +242,7 @@ def _accumulated() -> None:
 
 
 def test_no_sync_accumulates() -> None:
-    run_ranks(2, _accumulated, reuse=True)
+    run_ranks(2, _accumulated)
 
 
 def _uneven_inputs_and_static_graphs() -> None:
@@ -262,7 +262,7 @@ def _uneven_inputs_and_static_graphs() -> None:
 
 
 def test_uneven_inputs_and_static_graphs() -> None:
-    run_ranks(2, _uneven_inputs_and_static_graphs, reuse=True)
+    run_ranks(2, _uneven_inputs_and_static_graphs)
 
 
 def _overflow(feedback: bool) -> None:
@@ -290,7 +290,7 @@ def _overflow(feedback: bool) -> None:
 
 @pytest.mark.parametrize("feedback", [False, True])
 def test_an_overflow_on_one_rank_makes_the_grad_scaler_skip_the_step_on_all(feedback: bool) -> None:
-    run_ranks(2, _overflow, feedback, reuse=True)
+    run_ranks(2, _overflow, feedback)
 
 
 def _other_dtypes() -> None:
@@ -315,7 +315,7 @@ def _other_dtypes() -> None:
 
 
 def test_dtypes_that_are_not_compressed_are_sent_as_they_are() -> None:
-    run_ranks(2, _other_dtypes, reuse=True)
+    run_ranks(2, _other_dtypes)
 
 
 # --- overlap ---------------------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ def _overlapped(state: Any, hook: Hook) -> None:
     ("state", "hook"), [(None, bytegrad), (None, hierarchical_bytegrad), (ErrorFeedbackState, error_feedback_bytegrad)]
 )
 def test_hooks_do_not_wait_for_the_communication(state: Any, hook: Hook) -> None:
-    run_ranks(2, _overlapped, state, hook, timeout=40, reuse=True)
+    run_ranks(2, _overlapped, state, hook, timeout=40)
 
 
 # --- error feedback --------------------------------------------------------------------------------------------------
@@ -405,7 +405,7 @@ def _feedback() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_error_feedback_is_its_formula(ranks: int) -> None:
-    run_ranks(ranks, _feedback, reuse=True)
+    run_ranks(ranks, _feedback)
 
 
 def _small_gradients(feedback: bool) -> None:
@@ -436,8 +436,8 @@ def _small_gradients(feedback: bool) -> None:
 
 
 def test_error_feedback_sends_what_is_below_half_a_level() -> None:
-    run_ranks(3, _small_gradients, True, reuse=True)
-    run_ranks(3, _small_gradients, False, reuse=True)
+    run_ranks(3, _small_gradients, True)
+    run_ranks(3, _small_gradients, False)
 
 
 def _resumed(hierarchical: bool) -> None:
@@ -508,7 +508,7 @@ def _state_of_another_model() -> None:
 
 
 def test_a_state_of_another_model_is_refused() -> None:
-    run_ranks(2, _state_of_another_model, reuse=True)
+    run_ranks(2, _state_of_another_model)
 
 
 def _misused() -> None:
@@ -540,7 +540,7 @@ def _misused() -> None:
 
 
 def test_misuse_is_explained() -> None:
-    run_ranks(2, _misused, reuse=True)
+    run_ranks(2, _misused)
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------

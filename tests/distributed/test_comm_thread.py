@@ -67,7 +67,7 @@ def _two_models_in_one_loss(pairs: dict[str, list[tuple[str, dict[str, Any]]]]) 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_two_models_in_one_loss(world: int) -> None:
-    run_ranks(world, _two_models_in_one_loss, PAIRS, reuse=True)
+    run_ranks(world, _two_models_in_one_loss, PAIRS)
 
 
 # --- what others say in the group during a backward pass -------------------------------------------------------------
@@ -194,4 +194,4 @@ def _two_with_unused_parameters(third_party: bool) -> None:
 
 @pytest.mark.parametrize("third_party", [False, True])
 def test_agreeing_on_unused_parameters_is_not_mixed_up_with_operations(third_party: bool) -> None:
-    run_ranks(2, _two_with_unused_parameters, third_party, reuse=True)
+    run_ranks(2, _two_with_unused_parameters, third_party)

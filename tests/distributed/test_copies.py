@@ -71,7 +71,7 @@ def _copies(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_copies_of_a_wrapped_module_are_ordinary(how: str) -> None:
-    run_ranks(2, _copies, how, reuse=True)
+    run_ranks(2, _copies, how)
 
 
 def _files_of_parameters() -> None:
@@ -97,7 +97,7 @@ def _files_of_parameters() -> None:
 
 
 def test_files_of_parameters_are_ordinary() -> None:
-    run_ranks(1, _files_of_parameters, reuse=True)
+    run_ranks(1, _files_of_parameters)
 
 
 def _collected_hooks() -> None:
@@ -132,7 +132,7 @@ def _collected_hooks() -> None:
 
 
 def test_copies_do_not_collect_hooks() -> None:
-    run_ranks(2, _collected_hooks, reuse=True)
+    run_ranks(2, _collected_hooks)
 
 
 def _copied_wrapper() -> None:
@@ -154,7 +154,7 @@ def _copied_wrapper() -> None:
 
 
 def test_copies_of_a_wrapper_are_replicas_of_their_own() -> None:
-    run_ranks(2, _copied_wrapper, reuse=True)
+    run_ranks(2, _copied_wrapper)
 
 
 def _copied_by_one_rank() -> None:
@@ -181,7 +181,7 @@ def _copied_by_one_rank() -> None:
 
 
 def test_one_rank_alone_may_copy_a_wrapper() -> None:
-    run_ranks(2, _copied_by_one_rank, reuse=True)
+    run_ranks(2, _copied_by_one_rank)
 
 
 def _first_used_otherwise() -> None:
@@ -202,7 +202,7 @@ def _first_used_otherwise() -> None:
 
 
 def test_a_copy_begins_wherever_its_engine_is_needed() -> None:
-    run_ranks(2, _first_used_otherwise, reuse=True)
+    run_ranks(2, _first_used_otherwise)
 
 
 def _state_dicts() -> None:
@@ -225,7 +225,7 @@ def _state_dicts() -> None:
 
 
 def test_state_dicts_are_those_of_torch_ddp() -> None:
-    run_ranks(2, _state_dicts, reuse=True)
+    run_ranks(2, _state_dicts)
 
 
 def _wrapped_again() -> str:
@@ -247,5 +247,5 @@ def _wrapped_again() -> str:
 
 
 def test_a_module_can_be_wrapped_again() -> None:
-    for message in run_ranks(2, _wrapped_again, reuse=True):
+    for message in run_ranks(2, _wrapped_again):
         assert "wrapped again" in message

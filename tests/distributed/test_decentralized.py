@@ -84,7 +84,7 @@ OF_FOUR = (
 
 @pytest.mark.parametrize(("ranks", "cases"), [(2, OF_TWO), (3, OF_THREE), (4, OF_FOUR)])
 def test_weights_and_peer_weights_are_those_of_the_formula(ranks: int, cases: Sequence[Case]) -> None:
-    run_ranks(ranks, _cases, cases, reuse=True)
+    run_ranks(ranks, _cases, cases)
 
 
 @pytest.mark.parametrize("hierarchical", [False, True])
@@ -94,7 +94,7 @@ def test_one_rank_alone_trains_as_without(hierarchical: bool) -> None:
         for mode in BOTH
         for how in ("with_bagua", "wrapper unlisted")
     ]
-    run_ranks(1, _cases, cases, reuse=True)
+    run_ranks(1, _cases, cases)
 
 
 NODES = {
@@ -115,12 +115,12 @@ def test_nodes_exchange_their_means(name: str) -> None:
             (1, "with_bagua", torch.bfloat16),
         )
     ]
-    run_ranks(len(env), _cases, cases, env=env, reuse=True)
+    run_ranks(len(env), _cases, cases, env=env)
 
 
 def test_all_ranks_on_one_node_are_one_node_also_if_they_are_odd() -> None:
     cases = [Case(mode, hierarchical=True, steps=4, nodes=[[0, 1, 2]]) for mode in BOTH]
-    run_ranks(3, _cases, cases, reuse=True)
+    run_ranks(3, _cases, cases)
 
 
 # --- rounding --------------------------------------------------------------------------------------------------------
@@ -165,8 +165,8 @@ def _bucket(values: Tensor) -> BaguaBucket:
 
 
 def test_short_dtypes_are_rounded_once() -> None:
-    run_ranks(3, _rounded_once, env=NODES_OF_TWO_AND_ONE, reuse=True)
-    run_ranks(4, _rounded_once, env=TWO_NODES_OF_TWO, reuse=True)
+    run_ranks(3, _rounded_once, env=NODES_OF_TWO_AND_ONE)
+    run_ranks(4, _rounded_once, env=TWO_NODES_OF_TWO)
 
 
 def _dtypes() -> None:
@@ -193,7 +193,7 @@ def _dtypes() -> None:
 
 
 def test_a_bucket_for_every_dtype() -> None:
-    run_ranks(3, _dtypes, env=NODES_OF_TWO_AND_ONE, reuse=True)
+    run_ranks(3, _dtypes, env=NODES_OF_TWO_AND_ONE)
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------
@@ -228,8 +228,8 @@ THREE_NODES = launched_on(1, 1, 1)
 
 
 def test_pairs_of_an_odd_number_are_refused_when_a_module_is_wrapped() -> None:
-    run_ranks(3, _odd, False, reuse=True)
-    run_ranks(3, _odd, True, env=THREE_NODES, reuse=True)
+    run_ranks(3, _odd, False)
+    run_ranks(3, _odd, True, env=THREE_NODES)
 
 
 def _operation_arguments() -> None:
@@ -246,7 +246,7 @@ def _operation_arguments() -> None:
 
 
 def test_arguments_of_the_operation() -> None:
-    run_ranks(1, _operation_arguments, reuse=True)
+    run_ranks(1, _operation_arguments)
 
 
 # --- failure ---------------------------------------------------------------------------------------------------------

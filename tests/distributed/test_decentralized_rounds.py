@@ -333,7 +333,7 @@ def _situations(mode: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper unlisted"])
 def test_unusual_rounds(how: str) -> None:
-    run_ranks(2, _situations, "all" if how == "with_bagua" else "shift_one", how, reuse=True)
+    run_ranks(2, _situations, "all" if how == "with_bagua" else "shift_one", how)
 
 
 def _unused() -> None:
@@ -364,7 +364,7 @@ def _unused() -> None:
 
 
 def test_parameters_that_are_not_used_are_mixed() -> None:
-    run_ranks(2, _unused, reuse=True)
+    run_ranks(2, _unused)
 
 
 # --- the exchange runs meanwhile -------------------------------------------------------------------------------------
@@ -393,7 +393,7 @@ def _overlap(mode: str) -> None:
 def test_forward_and_backward_run_while_weights_are_exchanged(mode: str) -> None:
     if os.environ.get("BAGUA_TEST_DEVICE") == "cuda":
         pytest.skip("with CUDA no thread of the host takes part in an exchange; this needs one to stop it")
-    run_ranks(2, _overlap, mode, reuse=True)
+    run_ranks(2, _overlap, mode)
 
 
 def careful(net: nn.Module) -> list[torch.optim.Optimizer]:
@@ -432,4 +432,4 @@ def _side_by_side() -> None:
 
 
 def test_other_communication_does_not_get_in_between() -> None:
-    run_ranks(3, _side_by_side, reuse=True)
+    run_ranks(3, _side_by_side)

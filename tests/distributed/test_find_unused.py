@@ -73,14 +73,14 @@ def _against_ddp(plan: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_branches_as_with_torch_ddp(plan: str) -> None:
-    run_ranks(2, _against_ddp, plan, {}, reuse=True)
+    run_ranks(2, _against_ddp, plan, {})
 
 
 @pytest.mark.parametrize(
     "options", [{"bucket_cap_mb": 1e-6}, {"gradient_as_bucket_view": False}], ids=["small buckets", "without views"]
 )
 def test_branches_however_gradients_lie(options: dict[str, Any]) -> None:
-    run_ranks(2, _against_ddp, "by rank and step", options, reuse=True)
+    run_ranks(2, _against_ddp, "by rank and step", options)
 
 
 def _accumulated() -> None:
@@ -103,7 +103,7 @@ def _accumulated() -> None:
 
 
 def test_gradients_of_earlier_passes_count() -> None:
-    run_ranks(2, _accumulated, reuse=True)
+    run_ranks(2, _accumulated)
 
 
 class ThreeLayers(nn.Module):
@@ -133,8 +133,8 @@ def _listed(find_unused: bool) -> list[list[str]]:
 
 def test_the_parameters_that_were_used() -> None:
     fewer, every = ["fc1.weight", "fc2.weight"], ["fc1.weight", "fc2.weight", "fc3.weight"]
-    assert run_ranks(2, _listed, True, reuse=True) == [[fewer, fewer, every]] * 2
-    assert run_ranks(2, _listed, False, reuse=True) == [[every] * 3] * 2
+    assert run_ranks(2, _listed, True) == [[fewer, fewer, every]] * 2
+    assert run_ranks(2, _listed, False) == [[every] * 3] * 2
 
 
 # --- without find_unused_parameters ----------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def _missing(how: str, missing_on: int, small_buckets: bool) -> str | None:
 @pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
 def test_a_missing_gradient_is_named_where_it_is_missing(how: str, small_buckets: bool) -> None:
     env = {"BAGUA_DEFAULT_BUCKET_SIZE": "1"} if small_buckets else None
-    message = run_ranks(2, _missing, how, 1, small_buckets, env=env, reuse=True)[1]
+    message = run_ranks(2, _missing, how, 1, small_buckets, env=env)[1]
     assert "2 of 6 parameters got no gradient" in message
     assert "right.weight" in message
     assert "right.bias" in message
@@ -189,7 +189,7 @@ def _missing_last_bucket() -> str:
 
 
 def test_a_missing_gradient_is_named_if_nothing_waits_for_it() -> None:
-    for message in run_ranks(2, _missing_last_bucket, reuse=True):
+    for message in run_ranks(2, _missing_last_bucket):
         assert "1 of 3 parameters" in message
         assert "fc1.weight" in message
 
@@ -212,4 +212,4 @@ def _missing_first_bucket() -> None:
 
 
 def test_training_can_go_on_after_the_error_where_all_ranks_had_it() -> None:
-    run_ranks(2, _missing_first_bucket, reuse=True)
+    run_ranks(2, _missing_first_bucket)

@@ -239,7 +239,7 @@ def _other_dtypes() -> None:
 
 
 def test_dtypes_that_cannot_be_compressed_are_exchanged_as_differences_too() -> None:
-    run_ranks(3, _other_dtypes, reuse=True)
+    run_ranks(3, _other_dtypes)
 
 
 # --- rounds that are not one forward, one backward and one step ------------------------------------------------------
@@ -472,7 +472,7 @@ def _situations(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_unusual_rounds(how: str) -> None:
-    run_ranks(2, _situations, how, reuse=True)
+    run_ranks(2, _situations, how)
 
 
 def _unused() -> None:
@@ -501,7 +501,7 @@ def _unused() -> None:
 
 
 def test_parameters_that_are_not_used_are_mixed() -> None:
-    run_ranks(2, _unused, reuse=True)
+    run_ranks(2, _unused)
 
 
 def _not_finite() -> None:
@@ -517,7 +517,7 @@ def _not_finite() -> None:
 
 
 def test_weights_that_are_not_finite_are_seen() -> None:
-    run_ranks(2, _not_finite, reuse=True)
+    run_ranks(2, _not_finite)
 
 
 # --- state -----------------------------------------------------------------------------------------------------------
@@ -556,8 +556,8 @@ def _resumed(cases: Sequence[Case]) -> None:
 
 def test_a_resumed_run_goes_on_bit_for_bit() -> None:
     cases = [Case(make_optimizers=momentum), Case(3, make_optimizers=several, dtype=torch.bfloat16)]
-    run_ranks(3, _resumed, cases, env=SMALL_BUCKETS, reuse=True)
-    run_ranks(4, _resumed, [Case(hierarchical=True, nodes=[[0, 1], [2, 3]])], env=TWO_NODES_OF_TWO, reuse=True)
+    run_ranks(3, _resumed, cases, env=SMALL_BUCKETS)
+    run_ranks(4, _resumed, [Case(hierarchical=True, nodes=[[0, 1], [2, 3]])], env=TWO_NODES_OF_TWO)
 
 
 def _wrong_states() -> None:
@@ -574,7 +574,7 @@ def _wrong_states() -> None:
 
 
 def test_states_of_something_else_are_refused() -> None:
-    run_ranks(1, _wrong_states, reuse=True)
+    run_ranks(1, _wrong_states)
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------
@@ -606,7 +606,7 @@ def _in_no_optimizer() -> None:
 
 
 def test_a_parameter_that_is_in_no_optimizer_is_named() -> None:
-    run_ranks(2, _in_no_optimizer, reuse=True)
+    run_ranks(2, _in_no_optimizer)
 
 
 def _operation_arguments() -> None:
@@ -621,4 +621,4 @@ def _operation_arguments() -> None:
 
 
 def test_arguments_of_the_operation() -> None:
-    run_ranks(1, _operation_arguments, reuse=True)
+    run_ranks(1, _operation_arguments)

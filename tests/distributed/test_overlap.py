@@ -83,7 +83,7 @@ def _note(events: list[str], name: str) -> Any:
 @pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
 def test_buckets_are_launched_between_gradients(how: str, hierarchical: bool) -> None:
     env = {"BAGUA_DEFAULT_BUCKET_SIZE": "10"}
-    for events in run_ranks(2, _events, how, hierarchical, env=env, reuse=True):
+    for events in run_ranks(2, _events, how, hierarchical, env=env):
         launches = [event for event in events if event.startswith("launch")]
         assert launches == [f"launch {number}" for number in range(6)]
         layers = [event.split(".")[0] for event in events]
@@ -135,4 +135,4 @@ def _does_not_block() -> None:
 
 
 def test_backward_goes_on_while_an_operation_blocks() -> None:
-    run_ranks(2, _does_not_block, env={"BAGUA_DEFAULT_BUCKET_SIZE": "10"}, reuse=True)
+    run_ranks(2, _does_not_block, env={"BAGUA_DEFAULT_BUCKET_SIZE": "10"})

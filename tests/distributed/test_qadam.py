@@ -161,9 +161,9 @@ def _follows_formula(how: str, nodes: list[list[int]] | None) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper", "wrapper, finding unused"])
 def test_steps_follow_the_formula(how: str, ranks: int) -> None:
-    run_ranks(ranks, _follows_formula, how, None, reuse=True)
+    run_ranks(ranks, _follows_formula, how, None)
 
 
 @pytest.mark.parametrize("nodes", [TWO_NODES_OF_TWO, NODES_OF_TWO_AND_ONE], ids=["2+2", "2+1"])
 def test_steps_on_nodes_follow_the_formula(nodes: list[dict[str, str]]) -> None:
-    run_ranks(len(nodes), _follows_formula, "with_bagua", nodes_of(nodes), env=nodes, reuse=True)
+    run_ranks(len(nodes), _follows_formula, "with_bagua", nodes_of(nodes), env=nodes)

@@ -62,7 +62,7 @@ def _sums() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_rank_has_the_sum_to_the_bit(ranks: int) -> None:
-    run_ranks(ranks, _sums, reuse=True)
+    run_ranks(ranks, _sums)
 
 
 def _sums_of_some() -> None:
@@ -100,7 +100,7 @@ MIB = 1 << 20
     ids=["1 MiB", "less", "slices", "integers"],
 )
 def test_much_goes_by_messages_and_little_by_a_collective(values: Tensor, sizes: list[int]) -> None:
-    assert [one for _, one in run_ranks(2, _messages, values, reuse=True)] == [sizes, sizes]
+    assert [one for _, one in run_ranks(2, _messages, values)] == [sizes, sizes]
 
 
 def _bucket_of_a_mebibyte(average: bool) -> list[int]:
@@ -119,4 +119,4 @@ def _bucket_of_a_mebibyte(average: bool) -> list[int]:
 
 @pytest.mark.parametrize("average", [True, False])
 def test_gradients_of_large_buckets_go_by_messages(average: bool) -> None:
-    assert run_ranks(2, _bucket_of_a_mebibyte, average, reuse=True) == [[MIB // 2] * 2] * 2
+    assert run_ranks(2, _bucket_of_a_mebibyte, average) == [[MIB // 2] * 2] * 2

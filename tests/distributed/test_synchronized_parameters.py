@@ -77,7 +77,7 @@ def _like_ddp(make: Callable[[], nn.Module]) -> list[str]:
     ids=["tied", "root"],
 )
 def test_each_parameter_once_under_its_first_name(make: Callable[[], nn.Module], names: list[str]) -> None:
-    assert run_ranks(2, _like_ddp, make, reuse=True) == [names, names]
+    assert run_ranks(2, _like_ddp, make) == [names, names]
 
 
 def _ignored(how: str) -> None:
@@ -110,7 +110,7 @@ def _ignored(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["bagua", "ddp", "expert"])
 def test_ignored_and_expert_parameters_stay_with_their_rank(how: str) -> None:
-    run_ranks(2, _ignored, how, reuse=True)
+    run_ranks(2, _ignored, how)
 
 
 def _state_of_what_is_left_out(how: str) -> None:
@@ -172,7 +172,7 @@ def _renamed() -> list[str]:
 
 def test_parameters_that_are_renamed_on_the_way() -> None:
     names = ["0.bias", "0.weight_orig", "4.weight", "4.bias"]
-    assert run_ranks(2, _renamed, reuse=True) == [names, names]
+    assert run_ranks(2, _renamed) == [names, names]
 
 
 def _frozen_late() -> None:
@@ -208,7 +208,7 @@ def _frozen_late() -> None:
 
 
 def test_parameters_frozen_and_unfrozen_on_the_way() -> None:
-    run_ranks(2, _frozen_late, reuse=True)
+    run_ranks(2, _frozen_late)
 
 
 def _replaced_layer() -> str:
@@ -233,7 +233,7 @@ def _replaced_layer() -> str:
 
 
 def test_a_layer_that_was_replaced_is_noticed() -> None:
-    for message in run_ranks(2, _replaced_layer, reuse=True):
+    for message in run_ranks(2, _replaced_layer):
         assert "4.weight" in message
         assert "other parameters now" in message
         assert "wrap it again" in message
@@ -259,7 +259,7 @@ def _converted(set_to_none: bool) -> list[str]:
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_conversions_and_lazy_layers_are_named(set_to_none: bool) -> None:
-    for converted, lazy in run_ranks(2, _converted, set_to_none, reuse=True):
+    for converted, lazy in run_ranks(2, _converted, set_to_none):
         assert "'4.bias'" in converted
         assert "wrap it again" in converted
         assert "0.weight" in lazy
@@ -290,7 +290,7 @@ class Hidden(nn.Module):
 
 
 def test_sparse_gradients_are_refused_by_name() -> None:
-    for declared, hidden in run_ranks(2, _sparse_embedding, reuse=True):
+    for declared, hidden in run_ranks(2, _sparse_embedding):
         assert "0.weight" in declared
         assert "sparse=False" in declared
         assert "'table'" in hidden

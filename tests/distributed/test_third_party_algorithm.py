@@ -86,7 +86,7 @@ def _registered(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
 def test_a_short_algorithm_by_its_name(how: str) -> None:
-    run_ranks(3, _registered, how, reuse=True)
+    run_ranks(3, _registered, how)
 
 
 # --- in the style of the old core ------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def _weights() -> None:
 
 
 def test_weights_can_be_communicated_as_well() -> None:
-    run_ranks(2, _weights, reuse=True)
+    run_ranks(2, _weights)
 
 
 # --- beginning anew --------------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def _resetting() -> None:
 
 
 def test_an_algorithm_that_begins_anew() -> None:
-    run_ranks(2, _resetting, reuse=True)
+    run_ranks(2, _resetting)
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ def _failing() -> None:
 
 
 def test_an_error_of_an_operation_ends_the_backward_pass() -> None:
-    run_ranks(2, _failing, reuse=True)
+    run_ranks(2, _failing)
 
 
 class UnfinishedImpl(AlgorithmImpl):
@@ -366,7 +366,7 @@ def _unfinished() -> None:
 
 
 def test_a_module_is_free_again_if_an_algorithm_cannot_begin() -> None:
-    run_ranks(2, _unfinished, reuse=True)
+    run_ranks(2, _unfinished)
 
 
 class EndlessImpl(GradientAllReduceAlgorithmImpl):
@@ -393,7 +393,7 @@ def _endless() -> None:
 
 
 def test_a_module_is_free_again_if_an_algorithm_cannot_end() -> None:
-    run_ranks(2, _endless, reuse=True)
+    run_ranks(2, _endless)
 
 
 def _registry() -> None:
@@ -411,4 +411,4 @@ def _registry() -> None:
 
 
 def test_the_registry() -> None:
-    run_ranks(1, _registry, reuse=True)
+    run_ranks(1, _registry)

@@ -80,7 +80,7 @@ def _attributes() -> None:
 
 
 def test_what_a_wrapper_has() -> None:
-    run_ranks(2, _attributes, reuse=True)
+    run_ranks(2, _attributes)
 
 
 def _arguments() -> None:
@@ -109,7 +109,7 @@ def _arguments() -> None:
 
 
 def test_arguments_that_mean_nothing_are_refused() -> None:
-    run_ranks(1, _arguments, reuse=True)
+    run_ranks(1, _arguments)
 
 
 def _moved() -> None:
@@ -120,7 +120,7 @@ def _moved() -> None:
 
 
 def test_outputs_are_moved_where_asked() -> None:
-    run_ranks(1, _moved, reuse=True)
+    run_ranks(1, _moved)
 
 
 class _Told(torch.Tensor):
@@ -152,7 +152,7 @@ def _torch_defaults() -> None:
 
 
 def test_none_is_the_default_as_in_torch() -> None:
-    run_ranks(2, _torch_defaults, reuse=True)
+    run_ranks(2, _torch_defaults)
 
 
 def _caps() -> None:
@@ -171,7 +171,7 @@ def _caps() -> None:
 
 
 def test_bucket_sizes_that_mean_nothing_are_refused() -> None:
-    run_ranks(1, _caps, reuse=True)
+    run_ranks(1, _caps)
 
 
 def _late_failures() -> None:
@@ -205,7 +205,7 @@ def _late_failures() -> None:
 
 
 def test_a_wrap_that_fails_late_leaves_an_ordinary_module() -> None:
-    run_ranks(2, _late_failures, reuse=True)
+    run_ranks(2, _late_failures)
 
 
 def _log_level() -> None:
@@ -256,7 +256,7 @@ def _shared(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": False}, {"find_unused_parameters": True}])
 def test_parameters_of_two_wrapped_modules_are_refused(options: dict[str, Any]) -> None:
-    run_ranks(2, _shared, options, reuse=True)
+    run_ranks(2, _shared, options)
 
 
 def _clipped() -> None:
@@ -277,7 +277,7 @@ def _clipped() -> None:
 
 
 def test_gradients_whose_data_is_assigned_stay_those_of_torch() -> None:
-    run_ranks(2, _clipped, reuse=True)
+    run_ranks(2, _clipped)
 
 
 def _ignore_lists() -> None:
@@ -303,7 +303,7 @@ def _ignore_lists() -> None:
 
 
 def test_ignore_lists_that_ignore_nothing_are_noticed() -> None:
-    run_ranks(1, _ignore_lists, reuse=True)
+    run_ranks(1, _ignore_lists)
 
 
 def _changed_before_the_first_forward() -> None:
@@ -322,7 +322,7 @@ def _changed_before_the_first_forward() -> None:
 
 
 def test_buffers_that_change_before_the_first_forward_pass() -> None:
-    run_ranks(2, _changed_before_the_first_forward, reuse=True)
+    run_ranks(2, _changed_before_the_first_forward)
 
 
 def _on_its_device() -> None:
@@ -346,4 +346,4 @@ def _on_its_device() -> None:
 
 
 def test_device_ids_move_the_inputs() -> None:
-    run_ranks(2, _on_its_device, reuse=True)
+    run_ranks(2, _on_its_device)
