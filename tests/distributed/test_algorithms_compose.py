@@ -45,7 +45,7 @@ def _many_steps(case: Case, count: int) -> None:
 
 @every_algorithm
 def test_many_steps(case: Case) -> None:
-    run_ranks(2, _many_steps, case, 300)
+    run_ranks(2, _many_steps, case, 300, reuse=True)
 
 
 def _refused(case: Case) -> str:
@@ -59,18 +59,18 @@ def _refused(case: Case) -> str:
 @every_algorithm
 def test_one_rank_and_an_odd_number(case: Case, ranks: int) -> None:
     if case.even and ranks == 3:
-        for message in run_ranks(ranks, _refused, case):
+        for message in run_ranks(ranks, _refused, case, reuse=True):
             assert "with 3 ranks" in message
             assert "peer_selection_mode='all'" in message
     else:
-        run_ranks(ranks, _many_steps, case, STEPS)
+        run_ranks(ranks, _many_steps, case, STEPS, reuse=True)
 
 
 @pytest.mark.parametrize("nodes", [TWO_NODES_OF_TWO, NODES_OF_TWO_AND_ONE], ids=["2+2", "2+1"])
 @every_algorithm
 def test_emulated_nodes(case: Case, nodes: list[dict[str, str]]) -> None:
     hierarchical = case if case.is_async else case.with_options(hierarchical=True)
-    run_ranks(len(nodes), _many_steps, hierarchical, STEPS, env=nodes)
+    run_ranks(len(nodes), _many_steps, hierarchical, STEPS, env=nodes, reuse=True)
 
 
 def _groups(case: Case) -> None:
@@ -161,7 +161,7 @@ def _ordinary_loops(case: Case) -> None:
 
 @every_algorithm
 def test_accumulation_clipping_evaluation_freezing_and_autocast(case: Case) -> None:
-    run_ranks(2, _ordinary_loops, case)
+    run_ranks(2, _ordinary_loops, case, reuse=True)
 
 
 def _scaled(case: Case) -> None:
@@ -197,7 +197,7 @@ def _scaled(case: Case) -> None:
 
 @every_algorithm
 def test_a_gradient_scaler_and_an_overflow_on_one_rank(case: Case) -> None:
-    run_ranks(2, _scaled, case)
+    run_ranks(2, _scaled, case, reuse=True)
 
 
 def _unused(case: Case) -> None:
@@ -223,7 +223,7 @@ def _unused(case: Case) -> None:
 
 @every_algorithm
 def test_unused_parameters(case: Case) -> None:
-    run_ranks(2, _unused, case)
+    run_ranks(2, _unused, case, reuse=True)
 
 
 def _buffers_and_copies(case: Case) -> None:
@@ -256,7 +256,7 @@ def _copied(case: Case, model: Any) -> Any:
 
 @every_algorithm
 def test_buffers_and_copies_of_the_wrapper(case: Case) -> None:
-    run_ranks(2, _buffers_and_copies, case)
+    run_ranks(2, _buffers_and_copies, case, reuse=True)
 
 
 def _copied_module(case: Case) -> None:
@@ -284,7 +284,7 @@ def _copied_module(case: Case) -> None:
 
 @every_algorithm
 def test_a_copy_of_the_module_is_wrapped_again(case: Case) -> None:
-    run_ranks(2, _copied_module, case)
+    run_ranks(2, _copied_module, case, reuse=True)
 
 
 # --- algorithms together ---------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def _switching(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
 def test_switching_through_all_algorithms(how: str) -> None:
-    run_ranks(2, _switching, how)
+    run_ranks(2, _switching, how, reuse=True)
 
 
 def _another_job() -> None:
@@ -379,8 +379,8 @@ def _several_models() -> None:
 
 
 def test_several_models_with_different_algorithms() -> None:
-    run_ranks(2, _several_models)
+    run_ranks(2, _several_models, reuse=True)
 
 
 def test_several_models_on_nodes() -> None:
-    run_ranks(4, _several_models, env=TWO_NODES_OF_TWO)
+    run_ranks(4, _several_models, env=TWO_NODES_OF_TWO, reuse=True)

@@ -85,22 +85,22 @@ def _check_same(one: Any, other: Any, what: str) -> None:
 @pytest.mark.parametrize("steps", [1, 7])
 @every_algorithm
 def test_other_processes_go_on(case: Case, steps: int, tmp_path: Path) -> None:
-    run_ranks(4, _save, case, steps, "with_bagua", str(tmp_path))
-    run_ranks(4, _go_on, case, steps, "with_bagua", str(tmp_path))
+    run_ranks(4, _save, case, steps, "with_bagua", str(tmp_path), reuse=True)
+    run_ranks(4, _go_on, case, steps, "with_bagua", str(tmp_path), reuse=True)
 
 
 @pytest.mark.parametrize("how", ["with_bagua unflattened", "wrapper"])
 @every_algorithm
 def test_other_ways_to_wrap(case: Case, how: str, tmp_path: Path) -> None:
-    run_ranks(2, _save, case, 3, how, str(tmp_path))
-    run_ranks(2, _go_on, case, 3, how, str(tmp_path))
+    run_ranks(2, _save, case, 3, how, str(tmp_path), reuse=True)
+    run_ranks(2, _go_on, case, 3, how, str(tmp_path), reuse=True)
 
 
 @pytest.mark.parametrize("case", [case for case in DETERMINISTIC if case.name != "gradient_allreduce"], ids=str)
 def test_on_nodes(case: Case, tmp_path: Path) -> None:
     hierarchical = case.with_options(hierarchical=True)
-    run_ranks(4, _save, hierarchical, 3, "with_bagua", str(tmp_path), env=TWO_NODES_OF_TWO)
-    run_ranks(4, _go_on, hierarchical, 3, "with_bagua", str(tmp_path), env=TWO_NODES_OF_TWO)
+    run_ranks(4, _save, hierarchical, 3, "with_bagua", str(tmp_path), env=TWO_NODES_OF_TWO, reuse=True)
+    run_ranks(4, _go_on, hierarchical, 3, "with_bagua", str(tmp_path), env=TWO_NODES_OF_TWO, reuse=True)
 
 
 def _every_moment(case: Case) -> None:
@@ -119,7 +119,7 @@ def _every_moment(case: Case) -> None:
 
 @every_algorithm
 def test_fresh_objects_go_on_from_any_step(case: Case) -> None:
-    run_ranks(2, _every_moment, case)
+    run_ranks(2, _every_moment, case, reuse=True)
 
 
 def _wrong_states(case: Case) -> None:
@@ -139,4 +139,4 @@ def _wrong_states(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_state_of_another_algorithm_is_refused(case: Case) -> None:
-    run_ranks(2, _wrong_states, case)
+    run_ranks(2, _wrong_states, case, reuse=True)

@@ -65,13 +65,13 @@ def _operation(options: dict[str, Any], flatten: bool, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_operations_give_the_sum_or_the_mean(operation: str, flatten: bool) -> None:
     env = NODES_OF_TWO_AND_ONE if "hierarchical" in operation else None
-    run_ranks(3, _operation, OPERATIONS[operation], flatten, torch.float32, env=env)
+    run_ranks(3, _operation, OPERATIONS[operation], flatten, torch.float32, env=env, reuse=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("operation", ["mean", "hierarchical", "scattergather"])
 def test_operations_on_other_dtypes(operation: str, dtype: torch.dtype) -> None:
-    run_ranks(2, _operation, OPERATIONS[operation], True, dtype)
+    run_ranks(2, _operation, OPERATIONS[operation], True, dtype, reuse=True)
 
 
 def _group_of_two() -> None:
@@ -99,7 +99,7 @@ def _uneven_share() -> str:
 
 def test_what_cannot_be_done_is_refused() -> None:
     run_ranks(1, _bad_options)
-    for message in run_ranks(3, _uneven_share):
+    for message in run_ranks(3, _uneven_share, reuse=True):
         assert "'odd' has 14 elements" in message
         assert "alignment=3" in message
 

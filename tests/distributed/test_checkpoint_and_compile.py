@@ -96,7 +96,7 @@ def _checkpointed(make: Callable[[], nn.Module], how: str) -> list[int]:
 @pytest.mark.parametrize("make", [Reentrant, NotReentrant, Shared])
 def test_checkpointed_blocks(make: Callable[[], nn.Module], how: str, small_buckets: bool) -> None:
     env = {"BAGUA_DEFAULT_BUCKET_SIZE": "1"} if small_buckets else None
-    calls = run_ranks(2, _checkpointed, make, how, env=env)[0]
+    calls = run_ranks(2, _checkpointed, make, how, env=env, reuse=True)[0]
     tensors = 6 if make is Shared else 8
     assert len(calls) == 6 * (tensors if small_buckets and how == "with_bagua" else 1)
 
@@ -136,7 +136,7 @@ def _checkpointed_with_unused(make: Callable[[], Blocks]) -> None:
 
 @pytest.mark.parametrize("make", [Reentrant, ReentrantInDataclass])
 def test_checkpointed_blocks_while_looking_for_unused_parameters(make: Callable[[], Blocks]) -> None:
-    run_ranks(2, _checkpointed_with_unused, make)
+    run_ranks(2, _checkpointed_with_unused, make, reuse=True)
 
 
 def _reentrant_twice() -> str:
@@ -150,7 +150,7 @@ def _reentrant_twice() -> str:
 
 
 def test_a_reentrant_block_that_is_used_twice_is_refused() -> None:
-    for message in run_ranks(2, _reentrant_twice, env={"BAGUA_DEFAULT_BUCKET_SIZE": "1"}):
+    for message in run_ranks(2, _reentrant_twice, env={"BAGUA_DEFAULT_BUCKET_SIZE": "1"}, reuse=True):
         assert "'second." in message
         assert "use_reentrant=False" in message
 
@@ -183,7 +183,7 @@ def _call_checkpointed(model: Any, reentrant: bool) -> Callable[[Tensor], Tensor
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("how", HOW)
 def test_the_whole_module_checkpointed(reentrant: bool, how: str) -> None:
-    run_ranks(2, _whole_module, reentrant, how)
+    run_ranks(2, _whole_module, reentrant, how, reuse=True)
 
 
 # --- torch.compile ---------------------------------------------------------------------------------------------------

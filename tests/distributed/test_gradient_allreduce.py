@@ -74,7 +74,7 @@ def _against_ddp(model: str, how: str, optimizer: str, exact: bool) -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("how", WRAPPERS)
 def test_two_ranks_have_the_weights_of_torch_ddp(how: str, optimizer: str) -> None:
-    run_ranks(2, _against_ddp, "mlp", how, optimizer, True)
+    run_ranks(2, _against_ddp, "mlp", how, optimizer, True, reuse=True)
 
 
 def _by_messages(how: str, exact: bool) -> None:
@@ -93,17 +93,17 @@ def test_buckets_that_go_by_messages_give_the_weights_of_torch_ddp(how: str, ran
 @pytest.mark.parametrize("model", ["mixed", "scaled", "channels_last"])
 @pytest.mark.parametrize("how", ["wrapper", "wrapper without views"])
 def test_unusual_parameters_have_the_weights_of_torch_ddp(how: str, model: str) -> None:
-    run_ranks(2, _against_ddp, model, how, "momentum", True)
+    run_ranks(2, _against_ddp, model, how, "momentum", True, reuse=True)
 
 
 @pytest.mark.parametrize("ranks", [3, 4])
 @pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
 def test_more_ranks_agree_with_each_other_and_torch_ddp(ranks: int, how: str) -> None:
-    run_ranks(ranks, _against_ddp, "mlp", how, "adam", False)
+    run_ranks(ranks, _against_ddp, "mlp", how, "adam", False, reuse=True)
 
 
 def test_one_rank_alone() -> None:
-    run_ranks(1, _against_ddp, "conv", "wrapper", "adam", True)
+    run_ranks(1, _against_ddp, "conv", "wrapper", "adam", True, reuse=True)
 
 
 # --- layouts ---------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def _gradients_lie_in_the_bucket() -> None:
 
 
 def test_gradients_are_views_of_their_bucket_with_the_strides_of_the_parameter() -> None:
-    run_ranks(2, _gradients_lie_in_the_bucket)
+    run_ranks(2, _gradients_lie_in_the_bucket, reuse=True)
 
 
 def _small_buckets(how: str) -> int:
@@ -144,7 +144,7 @@ def _small_buckets(how: str) -> int:
 
 @pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
 def test_a_bucket_for_every_tensor(how: str) -> None:
-    assert run_ranks(2, _small_buckets, how, env={"BAGUA_DEFAULT_BUCKET_SIZE": "1"}) == [6, 6]
+    assert run_ranks(2, _small_buckets, how, env={"BAGUA_DEFAULT_BUCKET_SIZE": "1"}, reuse=True) == [6, 6]
 
 
 # --- the algorithm's options -----------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def _algorithm(**options: Any) -> Any:
 
 @pytest.mark.parametrize("do_flatten", [True, False])
 def test_the_sum_instead_of_the_mean(do_flatten: bool) -> None:
-    run_ranks(3, _sum_of_gradients, False, do_flatten)
+    run_ranks(3, _sum_of_gradients, False, do_flatten, reuse=True)
 
 
 @pytest.mark.parametrize("nodes", NODES)
@@ -212,7 +212,7 @@ def test_only_one_rank_of_a_node_talks_to_other_nodes(how: str, nodes: str) -> N
 
 
 def test_a_hierarchy_of_one_node_is_one_all_reduce() -> None:
-    assert run_ranks(3, _hierarchical, "with_bagua") == [1, 1, 1]
+    assert run_ranks(3, _hierarchical, "with_bagua", reuse=True) == [1, 1, 1]
 
 
 def _subgroup(make_group: str) -> None:
@@ -249,4 +249,4 @@ def _two_runs() -> None:
 
 
 def test_a_run_can_be_repeated_bit_for_bit() -> None:
-    run_ranks(3, _two_runs)
+    run_ranks(3, _two_runs, reuse=True)

@@ -82,11 +82,11 @@ def _joined(
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("make", [mlp, NormNet], ids=["plain", "with buffers"])
 def test_two_ranks_end_where_torch_ddp_does(make: Callable[[], nn.Module], counts: str) -> None:
-    run_ranks(2, _uneven, make, COUNTS[counts])
+    run_ranks(2, _uneven, make, COUNTS[counts], reuse=True)
 
 
 def test_four_ranks_end_where_torch_ddp_does() -> None:
-    run_ranks(4, _uneven, NormNet, [2, 5, 1, 3])
+    run_ranks(4, _uneven, NormNet, [2, 5, 1, 3], reuse=True)
 
 
 def _branches(counts: list[int]) -> None:
@@ -106,7 +106,7 @@ def _branches(counts: list[int]) -> None:
 
 @pytest.mark.parametrize("counts", [[1, 4], [3, 2]])
 def test_branches_by_rank(counts: list[int]) -> None:
-    run_ranks(2, _branches, counts)
+    run_ranks(2, _branches, counts, reuse=True)
 
 
 class _TwoHalves(nn.Module):
@@ -139,7 +139,7 @@ def _passes_of_half_a_model() -> None:
 
 
 def test_a_bucket_is_rescaled_only_in_the_pass_that_sends_it() -> None:
-    run_ranks(2, _passes_of_half_a_model)
+    run_ranks(2, _passes_of_half_a_model, reuse=True)
 
 
 def _sums() -> None:
@@ -159,7 +159,7 @@ def _sums() -> None:
 
 
 def test_sums_are_not_divided() -> None:
-    run_ranks(2, _sums)
+    run_ranks(2, _sums, reuse=True)
 
 
 def _accumulating(counts: list[int]) -> None:
@@ -201,7 +201,7 @@ def _evaluating(counts: list[int]) -> None:
 
 @pytest.mark.parametrize("counts", [[2, 4], [3, 1]])
 def test_evaluation_within(counts: list[int]) -> None:
-    run_ranks(2, _evaluating, counts)
+    run_ranks(2, _evaluating, counts, reuse=True)
 
 
 def _one_goes_forward_alone() -> int:
@@ -220,7 +220,7 @@ def _one_goes_forward_alone() -> int:
 
 
 def test_after_the_context_a_rank_may_go_forward_alone() -> None:
-    assert run_ranks(2, _one_goes_forward_alone) == [2, 2]
+    assert run_ranks(2, _one_goes_forward_alone, reuse=True) == [2, 2]
 
 
 def _with_another(counts: list[int]) -> None:
@@ -243,7 +243,7 @@ def _with_another(counts: list[int]) -> None:
 
 @pytest.mark.parametrize("counts", [[1, 3], [3, 2]])
 def test_an_optimizer_that_joins_as_well(counts: list[int]) -> None:
-    run_ranks(2, _with_another, counts)
+    run_ranks(2, _with_another, counts, reuse=True)
 
 
 def _stepping_on() -> None:
@@ -258,7 +258,7 @@ def _stepping_on() -> None:
 
 
 def test_gradients_are_the_same_afterwards() -> None:
-    run_ranks(2, _stepping_on)
+    run_ranks(2, _stepping_on, reuse=True)
 
 
 def _disabled() -> None:
@@ -271,7 +271,7 @@ def _disabled() -> None:
 
 
 def test_disabled_it_does_nothing() -> None:
-    run_ranks(2, _disabled)
+    run_ranks(2, _disabled, reuse=True)
 
 
 def _thrown() -> str:
@@ -287,7 +287,7 @@ def _thrown() -> str:
 
 
 def test_all_ranks_can_be_made_to_stop() -> None:
-    zero, one = run_ranks(2, _thrown)
+    zero, one = run_ranks(2, _thrown, reuse=True)
     assert "exhausted" in zero
     assert "exhausted inputs" in one
 
@@ -308,4 +308,4 @@ def _experts() -> None:
 
 
 def test_experts_and_ignored_buffers_stay_with_their_rank() -> None:
-    run_ranks(2, _experts)
+    run_ranks(2, _experts, reuse=True)

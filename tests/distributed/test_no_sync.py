@@ -73,7 +73,7 @@ def _accumulated(how: str, silent: bool) -> None:
 @pytest.mark.parametrize("silent", [True, False], ids=["no_sync", "every pass"])
 @pytest.mark.parametrize("how", WRAPPERS)
 def test_accumulated_gradients_are_those_of_torch_ddp(how: str, silent: bool) -> None:
-    run_ranks(2, _accumulated, how, silent)
+    run_ranks(2, _accumulated, how, silent, reuse=True)
 
 
 def _restored() -> None:
@@ -111,7 +111,7 @@ def _restored() -> None:
 
 
 def test_no_sync_ends_with_its_context() -> None:
-    run_ranks(2, _restored)
+    run_ranks(2, _restored, reuse=True)
 
 
 # --- several backward passes of one forward pass ---------------------------------------------------------------------
@@ -195,7 +195,7 @@ def _passes(small_buckets: bool, how: str) -> None:
 @pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper", "looking for unused"])
 def test_two_losses_before_one_step(small_buckets: bool, how: str) -> None:
     env = {"BAGUA_DEFAULT_BUCKET_SIZE": "1"} if small_buckets else None
-    run_ranks(2, _passes, small_buckets, how, env=env)
+    run_ranks(2, _passes, small_buckets, how, env=env, reuse=True)
 
 
 def _forward_twice(model_kind: str) -> None:
@@ -229,4 +229,4 @@ def _forward_twice(model_kind: str) -> None:
 
 @pytest.mark.parametrize("model_kind", ["plain", "with buffers"])
 def test_two_forward_passes_in_one_graph(model_kind: str) -> None:
-    run_ranks(2, _forward_twice, model_kind)
+    run_ranks(2, _forward_twice, model_kind, reuse=True)

@@ -73,7 +73,7 @@ def _like_adam(how: str) -> None:
 
 @pytest.mark.parametrize("how", WRAPPERS)
 def test_warm_up_is_adam_with_torch_ddp(how: str) -> None:
-    run_ranks(2, _like_adam, how)
+    run_ranks(2, _like_adam, how, reuse=True)
 
 
 def _one_switch() -> None:
@@ -105,7 +105,7 @@ def _one_switch() -> None:
 
 
 def test_the_switch_is_one_new_beginning() -> None:
-    run_ranks(2, _one_switch)
+    run_ranks(2, _one_switch, reuse=True)
 
 
 # --- accumulation ----------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def _accumulated(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["with_bagua", "with_bagua unflattened", "wrapper"])
 def test_the_momentum_gets_the_sum_of_several_passes(how: str) -> None:
-    run_ranks(2, _accumulated, how)
+    run_ranks(2, _accumulated, how, reuse=True)
 
 
 def _never_communicated() -> None:
@@ -157,7 +157,7 @@ def _never_communicated() -> None:
 
 
 def test_a_step_without_communication() -> None:
-    run_ranks(2, _never_communicated)
+    run_ranks(2, _never_communicated, reuse=True)
 
 
 # --- scaled losses ---------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def _scaled(clip: bool) -> None:
 
 @pytest.mark.parametrize("clip", [False, True])
 def test_a_gradient_scaler_that_the_algorithm_knows(clip: bool) -> None:
-    run_ranks(2, _scaled, clip)
+    run_ranks(2, _scaled, clip, reuse=True)
 
 
 def _unknown_scaler(unscale: bool) -> str:
@@ -225,7 +225,7 @@ def _unknown_scaler(unscale: bool) -> str:
 
 @pytest.mark.parametrize("unscale", [False, True])
 def test_an_unknown_gradient_scaler_is_an_error_after_warm_up(unscale: bool) -> None:
-    for message in run_ranks(2, _unknown_scaler, unscale):
+    for message in run_ranks(2, _unknown_scaler, unscale, reuse=True):
         assert "grad_scaler=scaler" in message
         assert "bfloat16" in message
 
@@ -243,7 +243,7 @@ def _autocast_alone() -> None:
 
 
 def test_bfloat16_autocast_needs_no_scaler() -> None:
-    run_ranks(2, _autocast_alone)
+    run_ranks(2, _autocast_alone, reuse=True)
 
 
 # --- which parameters ------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def _late_parameters() -> None:
 
 
 def test_a_layer_that_is_unfrozen_later_has_its_own_warm_up() -> None:
-    run_ranks(2, _late_parameters)
+    run_ranks(2, _late_parameters, reuse=True)
 
 
 def _left_out() -> None:
@@ -294,7 +294,7 @@ def _left_out() -> None:
 
 
 def test_parameters_that_are_ignored_or_of_another_optimizer() -> None:
-    run_ranks(2, _left_out)
+    run_ranks(2, _left_out, reuse=True)
 
 
 def _dtypes() -> None:
@@ -314,7 +314,7 @@ def _dtypes() -> None:
 
 
 def test_every_dtype() -> None:
-    run_ranks(2, _dtypes)
+    run_ranks(2, _dtypes, reuse=True)
 
 
 def _unused() -> None:
@@ -336,7 +336,7 @@ def _unused() -> None:
 
 
 def test_branches_that_not_all_ranks_take() -> None:
-    run_ranks(2, _unused)
+    run_ranks(2, _unused, reuse=True)
 
 
 # --- saved state, and the wrong optimizer ----------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def _resumed(at: int, wrapped_last: bool) -> None:
 @pytest.mark.parametrize("wrapped_last", [True, False])
 @pytest.mark.parametrize("at", [W - 1, W, W + 1, W + 3])
 def test_state_goes_on_bit_for_bit(at: int, wrapped_last: bool) -> None:
-    run_ranks(2, _resumed, at, wrapped_last)
+    run_ranks(2, _resumed, at, wrapped_last, reuse=True)
 
 
 def _wrong_optimizers() -> None:
@@ -383,7 +383,7 @@ def _wrong_optimizers() -> None:
 
 
 def test_the_wrong_optimizer() -> None:
-    run_ranks(1, _wrong_optimizers)
+    run_ranks(1, _wrong_optimizers, reuse=True)
 
 
 def _copies() -> None:
@@ -397,7 +397,7 @@ def _copies() -> None:
 
 
 def test_a_copy_of_the_wrapper() -> None:
-    run_ranks(2, _copies)
+    run_ranks(2, _copies, reuse=True)
 
 
 def _uneven() -> None:
@@ -409,4 +409,4 @@ def _uneven() -> None:
 
 def test_uneven_inputs_are_refused() -> None:
     """A rank that has run out would miss the switch."""
-    run_ranks(2, _uneven)
+    run_ranks(2, _uneven, reuse=True)

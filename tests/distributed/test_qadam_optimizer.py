@@ -44,7 +44,7 @@ def _equals_adam(foreach: bool, bytes_at_a_time: int) -> None:
 
 @pytest.mark.parametrize(("foreach", "bytes_at_a_time"), [(True, 1 << 20), (False, 1 << 20), (True, 100), (True, 1)])
 def test_a_thousand_steps_of_warm_up_are_those_of_adam(foreach: bool, bytes_at_a_time: int) -> None:
-    run_ranks(1, _equals_adam, foreach, bytes_at_a_time)
+    run_ranks(1, _equals_adam, foreach, bytes_at_a_time, reuse=True)
 
 
 def _most_in_a_step() -> int:
@@ -112,7 +112,7 @@ def _unusual_parameters() -> None:
 
 
 def test_unusual_parameters_follow_adam() -> None:
-    run_ranks(1, _unusual_parameters)
+    run_ranks(1, _unusual_parameters, reuse=True)
 
 
 # --- the formula, with numbers of one tensor -------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def _follows_formula(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_steps_follow_the_formula_before_and_after_warm_up(dtype: torch.dtype) -> None:
-    run_ranks(1, _follows_formula, dtype)
+    run_ranks(1, _follows_formula, dtype, reuse=True)
 
 
 def _half_with_zero_gradients() -> None:
@@ -191,7 +191,7 @@ def _half_with_zero_gradients() -> None:
 
 
 def test_small_and_absent_gradients_in_float16() -> None:
-    run_ranks(1, _half_with_zero_gradients)
+    run_ranks(1, _half_with_zero_gradients, reuse=True)
 
 
 def _unseen(seen_rows: int) -> float:
@@ -211,7 +211,7 @@ def _unseen(seen_rows: int) -> float:
 
 
 def test_rows_that_were_not_seen_while_warming_up_move_as_others_do() -> None:
-    (moved,) = run_ranks(1, _unseen, 2)
+    (moved,) = run_ranks(1, _unseen, 2, reuse=True)
     assert 0 < moved < 0.1
 
 
@@ -256,7 +256,7 @@ def _resumed(how: str, at: int) -> None:
 @pytest.mark.parametrize("how", ["state_dict", "copy", "pickle"])
 @pytest.mark.parametrize("at", [1, W - 1, W, W + 2])
 def test_state_goes_on_bit_for_bit(how: str, at: int) -> None:
-    run_ranks(1, _resumed, how, at)
+    run_ranks(1, _resumed, how, at, reuse=True)
 
 
 def _state_of_adam() -> None:
@@ -276,7 +276,7 @@ def _state_of_adam() -> None:
 
 
 def test_the_state_of_adam_is_taken_over() -> None:
-    run_ranks(1, _state_of_adam)
+    run_ranks(1, _state_of_adam, reuse=True)
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------

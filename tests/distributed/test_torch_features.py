@@ -59,7 +59,7 @@ def _autocast(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_autocast_and_gradient_scaling(how: str) -> None:
-    run_ranks(2, _autocast, how)
+    run_ranks(2, _autocast, how, reuse=True)
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
@@ -82,7 +82,7 @@ def _optimizer(kind: str, how: str) -> None:
 @pytest.mark.parametrize("how", ["with_bagua", "wrapper without views"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_kinds_of_optimizers(kind: str, how: str) -> None:
-    run_ranks(2, _optimizer, kind, how)
+    run_ranks(2, _optimizer, kind, how, reuse=True)
 
 
 def _schedule(how: str) -> None:
@@ -104,7 +104,7 @@ def _schedule(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_schedules_closures_and_groups_that_come_later(how: str) -> None:
-    run_ranks(2, _schedule, how)
+    run_ranks(2, _schedule, how, reuse=True)
 
 
 def _closure(how: str) -> None:
@@ -126,7 +126,7 @@ def _closure(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_step_with_a_closure(how: str) -> None:
-    run_ranks(2, _closure, how)
+    run_ranks(2, _closure, how, reuse=True)
 
 
 def _parametrized() -> nn.Module:
@@ -145,7 +145,7 @@ def _with_parametrizations() -> None:
 
 
 def test_parametrized_layers() -> None:
-    run_ranks(2, _with_parametrizations)
+    run_ranks(2, _with_parametrizations, reuse=True)
 
 
 def _gradient_penalty(how: str) -> None:
@@ -165,7 +165,7 @@ def _gradient_penalty(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_gradient_penalty(how: str) -> None:
-    run_ranks(2, _gradient_penalty, how)
+    run_ranks(2, _gradient_penalty, how, reuse=True)
 
 
 # --- inputs and outputs ----------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def _structured(kind: str, how: str) -> None:
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", ["dict", "tuple", "named tuple", "dataclass"])
 def test_structured_outputs_and_keywords(kind: str, how: str) -> None:
-    run_ranks(2, _structured, kind, how)
+    run_ranks(2, _structured, kind, how, reuse=True)
 
 
 class Table(nn.Module):
@@ -252,7 +252,7 @@ def _own_parameter() -> None:
 
 
 def test_a_module_that_gives_its_parameter() -> None:
-    run_ranks(2, _own_parameter)
+    run_ranks(2, _own_parameter, reuse=True)
 
 
 class Averaging(nn.Module):
@@ -271,7 +271,7 @@ class Averaging(nn.Module):
 
 @pytest.mark.parametrize("make", [Averaging, NormNet])
 def test_buffers_follow_the_first_rank(make: Callable[[], nn.Module]) -> None:
-    run_ranks(2, _buffers, make)
+    run_ranks(2, _buffers, make, reuse=True)
 
 
 def _buffers(make: Callable[[], nn.Module]) -> None:
@@ -306,7 +306,7 @@ def _buffer_memory() -> None:
 
 
 def test_buffers_that_were_given_other_memory_follow_the_first_rank() -> None:
-    run_ranks(2, _buffer_memory)
+    run_ranks(2, _buffer_memory, reuse=True)
 
 
 # --- without gradients, and errors -----------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def _inference(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_forward_without_gradients_in_between(how: str) -> None:
-    run_ranks(2, _inference, how)
+    run_ranks(2, _inference, how, reuse=True)
 
 
 def _changed_without_gradients(how: str) -> None:
@@ -353,7 +353,7 @@ def _changed_without_gradients(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_change_that_inference_meets_first(how: str) -> None:
-    run_ranks(2, _changed_without_gradients, how)
+    run_ranks(2, _changed_without_gradients, how, reuse=True)
 
 
 class Stumbling(nn.Module):
@@ -399,7 +399,7 @@ def _errors(how: str, where: str) -> str | None:
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_training_goes_on_after_an_error_of_all_ranks(where: str, small_buckets: bool) -> None:
     env = {"BAGUA_DEFAULT_BUCKET_SIZE": "1"} if small_buckets else None
-    for message in run_ranks(2, _errors, "with_bagua", where, env=env):
+    for message in run_ranks(2, _errors, "with_bagua", where, env=env, reuse=True):
         assert (message is None) == (where == "forward")
         assert message is None or ("first.weight" in message and "ended with an exception" in message)
 
@@ -464,4 +464,4 @@ def _branches_on_streams(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])
 def test_branches_on_streams_of_their_own(algorithm: str) -> None:
-    run_ranks(2, _branches_on_streams, algorithm)
+    run_ranks(2, _branches_on_streams, algorithm, reuse=True)

@@ -61,7 +61,7 @@ def _own_business() -> None:
 
 
 def test_a_rank_may_differentiate_alone() -> None:
-    run_ranks(2, _own_business, timeout=40)
+    run_ranks(2, _own_business, timeout=40, reuse=True)
 
 
 def _missing_in_the_last_step(listed: bool) -> str | None:
@@ -81,7 +81,7 @@ def _missing_in_the_last_step(listed: bool) -> str | None:
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_missing_gradient_in_the_last_step(listed: bool) -> None:
-    message = run_ranks(2, _missing_in_the_last_step, listed)[1]
+    message = run_ranks(2, _missing_in_the_last_step, listed, reuse=True)[1]
     assert "before optimizer.step()" in message
     assert "left.weight" in message
 
@@ -116,7 +116,7 @@ def _unused_in_eval() -> str:
 
 
 def test_a_missing_gradient_is_noticed_in_eval_mode() -> None:
-    for message in run_ranks(2, _unused_in_eval):
+    for message in run_ranks(2, _unused_in_eval, reuse=True):
         assert "never.weight" in message
 
 
@@ -157,7 +157,7 @@ def _unfrozen(how: str) -> str:
 
 @pytest.mark.parametrize("how", ["eval", "method"])
 def test_a_parameter_that_is_unfrozen_where_nobody_looks(how: str) -> None:
-    for message in run_ranks(2, _unfrozen, how):
+    for message in run_ranks(2, _unfrozen, how, reuse=True):
         assert "'first." in message
         assert "not synchronized" in message
         assert "train() mode" in message
@@ -179,7 +179,7 @@ def _frozen_in_eval() -> str:
 
 
 def test_a_parameter_that_is_frozen_in_eval_mode() -> None:
-    for message in run_ranks(2, _frozen_in_eval):
+    for message in run_ranks(2, _frozen_in_eval, reuse=True):
         assert message.startswith("before optimizer.step()")
         assert "0.weight, 0.bias: frozen since" in message
 
@@ -201,7 +201,7 @@ def _of_another_module() -> None:
 
 
 def test_a_parameter_that_another_module_synchronises() -> None:
-    run_ranks(2, _of_another_module)
+    run_ranks(2, _of_another_module, reuse=True)
 
 
 # --- the whole module frozen -----------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def _adversarial(how: str, is_eval: bool) -> None:
 @pytest.mark.parametrize("is_eval", [False, True])
 @pytest.mark.parametrize("how", ["with_bagua", "wrapper", "find unused"])
 def test_a_discriminator_that_is_frozen_in_the_step_of_the_generator(how: str, is_eval: bool) -> None:
-    run_ranks(2, _adversarial, how, is_eval)
+    run_ranks(2, _adversarial, how, is_eval, reuse=True)
 
 
 class Renewing(Algorithm):
@@ -294,7 +294,7 @@ def _reset_while_frozen() -> None:
 
 
 def test_what_is_due_while_all_is_frozen_comes_later() -> None:
-    run_ranks(2, _reset_while_frozen)
+    run_ranks(2, _reset_while_frozen, reuse=True)
 
 
 def _failed_beginning(how: str) -> list[str]:
@@ -320,7 +320,7 @@ def _failed_beginning(how: str) -> list[str]:
 
 @pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
 def test_a_new_beginning_that_fails_ends_training(how: str) -> None:
-    for first, *later in run_ranks(2, _failed_beginning, how):
+    for first, *later in run_ranks(2, _failed_beginning, how, reuse=True):
         assert "The ranks have different parameters" in first
         for message in later:
             assert "not synchronized any more" in message
@@ -382,7 +382,7 @@ def _interrupted(where: str, find_unused: bool, then: str) -> str | None:
     ("where", "find_unused"), [("start", False), ("middle", False), ("end", False), ("middle", True)]
 )
 def test_a_backward_pass_after_one_that_raised(where: str, find_unused: bool, then: str) -> None:
-    for message in run_ranks(2, _interrupted, where, find_unused, then):
+    for message in run_ranks(2, _interrupted, where, find_unused, then, reuse=True):
         if where == "start":
             assert message is None
             continue
@@ -429,7 +429,7 @@ def _replaced(what: str, how: str) -> str:
     ],
 )
 def test_parameters_that_the_module_did_not_have(what: str, how: str, name: str) -> None:
-    for message in run_ranks(2, _replaced, what, how):
+    for message in run_ranks(2, _replaced, what, how, reuse=True):
         assert "did not have them when it was wrapped" in message
         assert name in message
         assert "Wrap it again" in message
@@ -454,4 +454,4 @@ def _passed_in() -> None:
 
 
 def test_parameters_of_one_call() -> None:
-    run_ranks(2, _passed_in)
+    run_ranks(2, _passed_in, reuse=True)

@@ -101,25 +101,28 @@ def run_function(task: dict[str, Any]) -> Any:
 
 
 def live_as_rank(task: dict[str, Any], connection: socket.socket) -> NoReturn:
-    """Runs the function, reports, and stays until every rank has reported: rank 0 serves the store of the others."""
-    output = os.open(task["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    faulthandler.enable(file=2)
-    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    try:
-        report = ("result", pickle.dumps(run_function(task)))
-    except BaseException:
-        report = ("failure", traceback.format_exc())
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        send_message(connection, report)
-        connection.recv(1)
-    except OSError:
-        pass  # the test has given up on us
-    # Not sys.exit: gloo's and torch's threads can deadlock in the interpreter's finalisation.
-    os._exit(0)
+    """Runs the function, reports, and stays: rank 0 serves the store of the others, and another task may come."""
+    while True:
+        output = os.open(task["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        faulthandler.enable(file=2)
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+        try:
+            report = ("result", pickle.dumps(run_function(task)))
+        except BaseException:
+            report = ("failure", traceback.format_exc())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            send_message(connection, report)
+            task = receive_message(connection)
+        except (OSError, EOFError):
+            # The test is done with us, or has given up. Not sys.exit: gloo's and torch's threads can deadlock in the
+            # interpreter's finalisation.
+            os._exit(0)
+        gc.collect()  # models that the last function has left
 
 
 def serve(control: socket.socket) -> None:

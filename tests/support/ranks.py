@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
@@ -40,7 +39,10 @@ SERVER_START_S = 240  # importing torch takes minutes on a machine where everyth
 GRACE_S = 1.0  # after one rank failed: the others notice lost connections by themselves, and say more than a stack
 DUMP_S = 3.0
 # Of a launcher that the test process itself may run under. What a rank sees is only what the test says.
-LAUNCHER_VARIABLES = ("GROUP_RANK", "NODE_RANK", "ROLE_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")
+LAUNCHER_VARIABLES = (
+    *("GROUP_RANK", "NODE_RANK", "ROLE_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
+    "PYTEST_CURRENT_TEST",
+)
 
 Environment = Mapping[str, str]
 
@@ -64,6 +66,7 @@ def run_ranks(
     timeout: float = 60,
     env: Environment | Sequence[Environment] | None = None,
     expect_death: Collection[int] = (),
+    reuse: bool = False,
 ) -> list[Any]:
     """
     Calls `function(*arguments)` in `world_size` processes at once.
@@ -73,6 +76,8 @@ def run_ranks(
         timeout: seconds for all of it.
         env: added to the environment of every rank, or one mapping per rank.
         expect_death: ranks that may end without a result; theirs is None then. An exception is a failure even there.
+        reuse: in the ranks that an earlier call with `reuse` has left, if it was as many in the same environment. The
+            function begins with `support.training.begin`, and leaves no setting, group or algorithm changed.
 
     Returns:
         the results by rank.
@@ -93,38 +98,48 @@ def run_ranks(
     if "<" in function.__qualname__ or not module.__file__:
         raise ValueError(f"{function.__qualname__} must be a function of the top level of a file")
 
+    inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
+    for rank, extra in enumerate(environments):
+        environments[rank] = {
+            "OMP_NUM_THREADS": "1",
+            **inherited,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            # torch looks up the name of every peer's address; where no name server answers, that takes seconds.
+            "RES_OPTIONS": "timeout:1 attempts:1",
+            **({} if sharing is None else {"NCCL_SOCKET_IFNAME": "lo", **sharing.environment(rank)}),
+            **extra,
+        }
     with tempfile.TemporaryDirectory(prefix="bagua-ranks-") as folder:
-        port = free_port()
-        tasks = []
-        inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-        for rank, extra in enumerate(environments):
-            environment = {
-                "OMP_NUM_THREADS": "1",
-                **inherited,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(world_size),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(world_size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                # torch looks up the name of every peer's address; where no name server answers, that takes seconds.
-                "RES_OPTIONS": "timeout:1 attempts:1",
-                **({} if sharing is None else {"NCCL_SOCKET_IFNAME": "lo", **sharing.environment(rank)}),
-                **extra,
+        tasks = [
+            {
+                "environment": environment,
+                "module": function.__module__,
+                "path": module.__file__,
+                "function": function.__qualname__,
+                "arguments": pickle.dumps(arguments),
+                "output": str(Path(folder, f"{rank}.out")),
             }
-            tasks.append(
-                {
-                    "environment": environment,
-                    "module": function.__module__,
-                    "path": module.__file__,
-                    "function": function.__qualname__,
-                    "arguments": pickle.dumps(arguments),
-                    "output": str(Path(folder, f"{rank}.out")),
-                }
-            )
-        with _Run(_server(), tasks) as run:
+            for rank, environment in enumerate(environments)
+        ]
+        kept = _take_kept(environments) if reuse else _take_kept(None)
+        run = kept or _Run(_server(), tasks)
+        try:
+            if kept:
+                kept.begin_again(tasks)
             run.wait(timeout, set(expect_death))
-            return run.results(timeout, set(expect_death))
+            results = run.results(timeout, set(expect_death))
+        except BaseException:
+            run.end()
+            raise
+        if reuse:
+            _keep(run, environments)
+        else:
+            run.end()
+        return results
 
 
 def visible_gpus() -> list[str]:
@@ -177,10 +192,13 @@ class _Rank:
 
 
 class _Run:
-    """The processes of one call. Leaving the context ends them all."""
+    """The processes of one call, or with `reuse` of several, until `end`."""
 
     def __init__(self, server: _Server, tasks: list[dict[str, Any]]) -> None:
         self.server = server
+        self.port = str(free_port())
+        for task in tasks:
+            task["environment"] = {"MASTER_PORT": self.port, **task["environment"]}
         pairs = [socket.socketpair() for _ in tasks]
         try:
             pids = server.start(tasks, [theirs.fileno() for _, theirs in pairs])
@@ -192,12 +210,12 @@ class _Run:
             for pid, (ours, _), task in zip(pids, pairs, tasks, strict=True)
         ]
 
-    def __enter__(self) -> _Run:
-        return self
+    def begin_again(self, tasks: list[dict[str, Any]]) -> None:
+        for rank, task in zip(self.ranks, tasks, strict=True):
+            rank.output, rank.buffer, rank.report, rank.stacks = Path(task["output"]), bytearray(), None, ""
+            send_message(rank.connection, {**task, "environment": {"MASTER_PORT": self.port, **task["environment"]}})
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self) -> None:
         for rank in self.ranks:
             rank.connection.close()  # those that have reported leave
             if rank.report is None and not rank.ended:
@@ -308,3 +326,25 @@ def _server() -> _Server:
         _the_server = _Server()
         atexit.register(_the_server.close)
     return _the_server
+
+
+# Ranks that wait for another call, and their environments.
+_kept: tuple[_Run, list[dict[str, str]]] | None = None
+
+
+def _keep(run: _Run, environments: list[dict[str, str]]) -> None:
+    global _kept
+    _kept = (run, environments)
+
+
+def _take_kept(environments: list[dict[str, str]] | None) -> _Run | None:
+    """The ranks that were kept if these are their environments; ends others."""
+    global _kept
+    kept, _kept = _kept, None
+    if kept is None or kept[0].server.process.poll() is not None:
+        return None
+    run, theirs = kept
+    if theirs == environments:
+        return run
+    run.end()
+    return None

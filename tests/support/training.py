@@ -51,11 +51,12 @@ NODES = {"two nodes of two": TWO_NODES_OF_TWO, "nodes of two and one": NODES_OF_
 
 
 def begin() -> tuple[int, torch.device]:
-    """Joins the job: (rank, device). A warning is an error in what follows."""
+    """Joins the job, once for all functions that a rank runs: (rank, device). A warning is an error in what follows."""
     warnings.simplefilter("error")
     rank = int(os.environ["RANK"])
     device = device_for(rank)
-    bagua.init_process_group()
+    if not dist.is_initialized():
+        bagua.init_process_group()
     return rank, device
 
 
