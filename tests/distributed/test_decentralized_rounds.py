@@ -227,7 +227,7 @@ def _unseen_step(job: Job) -> None:
         for parameter in job.net.parameters():
             parameter.add_(1.0)
     before = flat_weights(job.net)
-    assert "give with_bagua those optimizers that are stepped" in message_of(RuntimeError, lambda: job.loss(data))
+    assert "exactly the optimizers that you step" in message_of(RuntimeError, lambda: job.loss(data))
     assert torch.equal(flat_weights(job.net), before)
     job.net.load_state_dict(job.reference.nets[job.rank].state_dict())
     job.reference.exchanges += 1

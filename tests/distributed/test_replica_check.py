@@ -190,14 +190,14 @@ OPTIMIZERS: dict[str, tuple[list[list[type[Any]]], str | None]] = {
     "the first left out": ([[SGD, Adam], [Adam]], "numbers of optimizers: rank 0 has 2; rank 1 has 1.\n"),
     "class": (
         [[SGD], [Adam]],
-        "optimizers. At position 0, rank 0 has torch.optim.sgd.SGD; rank 1 has torch.optim.adam.Adam. Give ",
+        "optimizers. At position 0, rank 0 has torch.optim.sgd.SGD; rank 1 has torch.optim.adam.Adam.\n",
     ),
     "class of the second": ([[SGD, AdamW], [SGD, Adam]], "At position 1, rank 0 has torch.optim.adamw.AdamW; rank 1 "),
     "order": (
         [[SGD, Adam], [Adam, SGD]],
         "At position 0, rank 0 has torch.optim.sgd.SGD; rank 1 has torch.optim.adam.",
     ),
-    "subclass": ([[SGD], [OwnSGD]], f"rank 1 has {OwnSGD.__module__}.OwnSGD. Give "),
+    "subclass": ([[SGD], [OwnSGD]], f"rank 1 has {OwnSGD.__module__}.OwnSGD.\n"),
     "the same": ([[OwnSGD, Adam], [OwnSGD, Adam]], None),
     "none": ([[], []], None),
 }
