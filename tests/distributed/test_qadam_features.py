@@ -377,7 +377,8 @@ def _wrong_optimizers() -> None:
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     assert "SGD" in message_of(TypeError, lambda: QAdamAlgorithm(sgd))  # type: ignore[arg-type]
     for given, algorithm in (([sgd], optimizer), ([sgd], of_other)):
-        assert "not among the optimizers" in message_of(ValueError, lambda: net.with_bagua(given, QAdamAlgorithm(algorithm)))  # noqa: B023
+        said = message_of(ValueError, lambda: net.with_bagua(given, QAdamAlgorithm(algorithm)))  # noqa: B023
+        assert "not among the optimizers" in said
     wrong = message_of(ValueError, lambda: net.with_bagua([of_other], QAdamAlgorithm(of_other)))
     assert "steps no parameter" in wrong
 
