@@ -34,7 +34,7 @@ bool is_first_of_its_host(const EnvironmentReader& environment) {
 }
 
 void log_active(int table_version, const std::string& summary) {
-  BAGUA_NET_INFO("Bagua-Net " + std::string(version()) + " active: table v" + std::to_string(table_version) + ", " + summary);
+  BAGUA_NET_INFO(std::string(active_banner()) + ": table v" + std::to_string(table_version) + ", " + summary);
   if (is_first_of_its_host(process_environment())) {
     for (const std::string& warning : unknown_knob_warnings()) BAGUA_NET_WARN(warning);
   }
