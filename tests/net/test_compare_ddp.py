@@ -108,7 +108,7 @@ def test_the_report_shows_both_speedups() -> None:
     steps = two_rounds()
     lines = render(steps, None).splitlines()
     assert lines[0].split() == [
-        *("contender", "step", "ms", "samples/s", "over", "default", "over", "best", "first", "loss", "last", "loss"),
+        *("backend", "step", "ms", "samples/s", "over", "default", "over", "best", "first", "loss", "last", "loss"),
         *("loss", "diff"),
     ]
     assert lines[4].split()[:5] == ["bagua-net", "110.00", "293.3", "3.64x", "1.82x"]

@@ -48,7 +48,7 @@ def test_one_rank_alone_is_its_own_partner() -> None:
 
 @pytest.mark.parametrize("ranks", [3, 5, 63])
 def test_an_odd_number_cannot_be_paired(ranks: int) -> None:
-    with pytest.raises(ValueError, match=rf"{ranks} nodes.*odd.*'all', or {ranks - 1} or {ranks + 1} nodes"):
+    with pytest.raises(ValueError, match=rf"(?s){ranks} nodes.*odd.*'all', or {ranks - 1} or {ranks + 1} nodes"):
         check_peer_selection("shift_one", ranks, "nodes")
     with pytest.raises(ValueError, match="odd"):
         shift_one_partner(0, ranks, 0)

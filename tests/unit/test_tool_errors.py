@@ -78,7 +78,8 @@ def test_example_says_at_once_what_would_end_it_later(
 
 def test_page_of_settings_that_cannot_be_written() -> None:
     pytest.importorskip("bagua.net._core", reason="needs the compiled library")
-    command = [sys.executable, str(TOOLS / "docs" / "generate_settings.py"), "--page", "/nonexistent/settings.md"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ)
+    command = [sys.executable, "-m", "generate_settings", "--page", "/nonexistent/settings.md"]
+    environment = {**os.environ, "PYTHONPATH": str(TOOLS / "docs")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 2
     assert "--page '/nonexistent/settings.md' cannot be written (No such file or directory)" in done.stderr

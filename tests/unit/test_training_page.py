@@ -13,8 +13,9 @@ HOW_TO = REPOSITORY / "docs" / "how-to" / "train"
 FAILURES = (HOW_TO / "handle-failures.md").read_text()
 LOG = (HOW_TO / "log.md").read_text()
 CORE = ("collectives", "engine", "comm_ops", "torch_api")
-# Of torch, and of Python's way to print exceptions.
-NOT_OURS = {"terminate called without an active exception", "CollectiveError: ", "TORCH_NCCL_BLOCKING_WAIT"}
+# Of torch.
+NOT_OURS = {"terminate called without an active exception", "TORCH_NCCL_BLOCKING_WAIT"}
+EXCEPTION = re.compile(r"^\w+Error: ")  # Python's way to print one
 SHORTEST = 8  # characters of a quotation that say something
 
 
@@ -35,7 +36,11 @@ def quoted_messages() -> list[str]:
     """What stands in code in the first column, cut where a message has values of its own."""
     rows = [line for line in FAILURES.splitlines() if line.startswith("| `")]
     quotations = [quotation for row in rows for quotation in re.findall(r"`([^`]+)`", row.split("|")[1])]
-    pieces = [piece for quotation in quotations for piece in re.split(r"\.\.\.|\d+|\bb\b", quotation)]
+    pieces = [
+        piece
+        for quotation in quotations
+        for piece in re.split(r"\.\.\.|\d+|\(host b\)|\bexited\b", EXCEPTION.sub("", quotation))
+    ]
     return sorted({piece for piece in pieces if len(piece.strip()) >= SHORTEST})
 
 
