@@ -43,6 +43,9 @@ reduce_scatter_flat: Callable[..., dist.Work | None] = getattr(
     dist, "reduce_scatter_single", dist.reduce_scatter_tensor
 )
 
+# c10d::WorkResult, which Python sees as numbers.
+_WORK_SUCCESS, _WORK_TIMEOUT = 0, 1
+
 
 def default_store() -> Store:
     """The key-value store through which the default group met; torch's own subsystems ask for it the same way."""
@@ -71,9 +74,13 @@ def registered_groups_raised_to(number: int) -> Iterator[None]:
 
 
 def error_of(work: dist.Work) -> BaseException | None:
-    """What the work failed with, if it did. torch warns that `exception` may go, but only `wait` tells it otherwise."""
-    error: BaseException | None = work.exception()
-    return error
+    """What a collective of NCCL failed with, if it did and `is_completed` has found it out. It is None with torch 2.5,
+    which has no way to ask. (`work.exception()` is no way in torch 2.11: it raises a TypeError, failed or not.)"""
+    result = getattr(work, "get_future_result", None)
+    if result is None or not (told := result()).done() or told.value() == _WORK_SUCCESS:
+        return None
+    what = "it timed out" if told.value() == _WORK_TIMEOUT else "a rank exited or the network failed"
+    return RuntimeError(f"NCCL ended a collective: {what}. Its own message is above in this log.")
 
 
 def backend_timeout(group: dist.ProcessGroup) -> datetime.timedelta | None:

@@ -19,7 +19,6 @@ from bagua.collectives.torch_internals import error_of
 class _Queued:
     work: dist.Work
     done: torch.cuda.Event  # of the stream, right behind the work
-    is_suspect: bool = False
 
 
 class QueuedWorks:
@@ -34,15 +33,10 @@ class QueuedWorks:
         self._works.append(_Queued(work, stream.record_event()))
 
     def error(self) -> BaseException | None:
-        """What one of them failed with. To be asked now and then while something on the streams is awaited.
-
-        Failed is what is over for torch and never for the stream. Just after its kernels have ended a healthy one looks
-        like it, so it is asked for its error when it looks so for the second time: torch warns of the question.
-        """
+        """What one of them failed with. To be asked now and then while something on the streams is awaited."""
         for one in self._works:
-            if not one.work.is_completed() or one.done.query():  # type: ignore[no-untyped-call]
-                continue
-            if one.is_suspect and (error := error_of(one.work)) is not None:
-                return error
-            one.is_suspect = True
+            # Failed is what is over for torch and never for the stream. is_completed is what looks for errors.
+            if one.work.is_completed() and not one.done.query():  # type: ignore[no-untyped-call]
+                if (error := error_of(one.work)) is not None:
+                    return error
         return None

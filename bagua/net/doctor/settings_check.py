@@ -35,14 +35,15 @@ def check_settings(environment: Mapping[str, str], config: Sequence[ConfigSettin
         for setting in overridden
         if environment[setting.name] != setting.value
     ]
-    table = [(name, value, "environment") for name, value in relevant.items()]
-    table += [(setting.name, setting.value, str(setting.file)) for setting in config if setting not in overridden]
+    # Values last: paths are long, and the last column is not padded.
+    table = [(name, "environment", value) for name, value in relevant.items()]
+    table += [(setting.name, str(setting.file), setting.value) for setting in config if setting not in overridden]
     facts = {
         "environment": relevant,
         "config_files": [str(file) for file in files],
         "config": [{"name": item.name, "value": item.value, "file": str(item.file)} for item in config],
     }
-    head = (("variable", "value", "set in"),) if table else ()
+    head = (("variable", "set in", "value"),) if table else ()
     return Section("settings", "Settings", tuple(findings), facts, head + tuple(table))
 
 
