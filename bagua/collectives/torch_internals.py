@@ -74,8 +74,8 @@ def registered_groups_raised_to(number: int) -> Iterator[None]:
 
 
 def error_of(work: dist.Work) -> BaseException | None:
-    """What a collective of NCCL failed with, if it did and `is_completed` has found it out. It is None with torch 2.5,
-    which has no way to ask. (`work.exception()` is no way in torch 2.11: it raises a TypeError, failed or not.)"""
+    """What a collective of NCCL failed with, if torch has found out that it did. It is None with torch 2.5, which has
+    no way to ask. (`work.exception()` is no way in torch 2.11: it raises a TypeError, failed or not.)"""
     result = getattr(work, "get_future_result", None)
     if result is None or not (told := result()).done() or told.value() == _WORK_SUCCESS:
         return None

@@ -35,8 +35,7 @@ class QueuedWorks:
     def error(self) -> BaseException | None:
         """What one of them failed with. To be asked now and then while something on the streams is awaited."""
         for one in self._works:
-            # Failed is what is over for torch and never for the stream. is_completed is what looks for errors.
-            if one.work.is_completed() and not one.done.query():  # type: ignore[no-untyped-call]
-                if (error := error_of(one.work)) is not None:
-                    return error
+            one.work.is_completed()  # looks for an error of the network; what exceeds the timeout, the watchdog finds
+            if (error := error_of(one.work)) is not None:
+                return error
         return None

@@ -13,20 +13,25 @@ from bagua.collectives.failure_report import CollectiveError
 from bagua.comm_ops.averaging_group import AveragingGroup
 from bagua.comm_ops.queued_works import QueuedWorks
 
-SUCCESS, REMOTE_ERROR = 0, 2  # c10d::WorkResult
+SUCCESS, TIMEOUT, REMOTE_ERROR = 0, 1, 2  # c10d::WorkResult
 LOST = "NCCL ended a collective: a rank exited or the network failed. Its own message is above in this log."
+LATE = LOST.replace("a rank exited or the network failed", "it timed out")
 
 
 class Work:
-    """Without a result it goes on, or has just ended: torch tells the result of a healthy one later."""
+    """Without a result it goes on, or torch has not told yet. An error is known once the work was asked whether it is
+    over, which a timeout does not change."""
 
     def __init__(self, result: int | None = None, *, ends: bool = True) -> None:
         self.result, self.ends = result, ends
+        self.asked = False
 
     def is_completed(self) -> bool:
-        return self.ends or self.result is not None
+        self.asked = True
+        return self.ends
 
     def get_future_result(self) -> Any:
+        assert self.asked
         return SimpleNamespace(done=lambda: self.result is not None, value=lambda: self.result)
 
 
@@ -57,11 +62,12 @@ def test_a_collective_that_is_well_is_no_error(work: Work) -> None:
     assert [works.error() for _ in range(5)] == [None] * 5
 
 
-def test_one_that_failed_is_found_behind_one_that_ended() -> None:
+@pytest.mark.parametrize(("result", "told"), [(REMOTE_ERROR, LOST), (TIMEOUT, LATE)])
+def test_one_that_failed_is_found_behind_one_that_ended(result: int, told: str) -> None:
     works = QueuedWorks()
     queued(works, Work(), 1)
-    queued(works, Work(REMOTE_ERROR), None)
-    assert [str(works.error()) for _ in range(2)] == [LOST] * 2
+    queued(works, Work(result, ends=result != TIMEOUT), None)
+    assert [str(works.error()) for _ in range(2)] == [told] * 2
 
 
 def test_those_that_have_ended_are_forgotten() -> None:
