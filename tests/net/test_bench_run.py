@@ -56,6 +56,16 @@ def test_a_run_prints_table_and_summary_and_exports(bench: Bench, tmp_path: Path
     assert len(list(csv.DictReader(lines))) == len(result.figures)
 
 
+def test_a_misspelt_setting_is_told_with_the_right_name(bench: Bench) -> None:
+    environment = {**bench.environment(), "BAGUA_NET_NSTREAM": "4", "BAGUA_LOG_LEVL": "info"}
+    told = subprocess.run(
+        bench.command("--version"), env=environment, capture_output=True, text=True, timeout=60
+    ).stderr
+    for name, meant in (("BAGUA_NET_NSTREAM", "BAGUA_NET_NSTREAMS"), ("BAGUA_LOG_LEVL", "BAGUA_LOG_LEVEL")):
+        assert told.count(f"{name} is not") == 1, told
+        assert f"Did you mean {meant}?" in told
+
+
 def test_more_ranks(bench: Bench) -> None:
     finished = bench.run(*SMALL_RUN, "--contenders", "bare,raw", "--ranks", "4", "--channels", "3")
     assert finished.returncode == 0, finished.stderr
