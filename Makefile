@@ -9,7 +9,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # Workers of pytest. The tests start processes and threads of their own: more workers than this only make them wait.
-TEST_WORKERS ?= 2
+TEST_WORKERS ?= 3
 # The C++ cases under sanitizers wait for time-outs and peers for a third of their time.
 SANITIZE_WORKERS ?= 4
 # Passed on, e.g.: make test PYTEST_ARGS="-k doctor -x"   make bench BENCH_ARGS="-b 1M -e 64M"

@@ -97,15 +97,21 @@ class CapturedLog {
                   std::string("no warning says \"") + (part) + "\"; logged: " + abi_test::CapturedLog::get().all()); \
   } while (false)
 
-// Polls until `ready` says so; the limit is generous, since it only decides when a hang is called one.
+// Polls until `ready` says so; the limit is generous, since it only decides when a hang is called one. What takes long is
+// looked at less often: other tests need the CPU.
 inline void wait_until(const char* what, const std::function<bool()>& ready, int seconds = 15 * kSlowdown) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  const auto began = std::chrono::steady_clock::now();
   while (!ready()) {
-    if (std::chrono::steady_clock::now() > deadline) {
+    const auto waited = std::chrono::steady_clock::now() - began;
+    if (waited > std::chrono::seconds(seconds)) {
       throw std::runtime_error(std::string(what) + ": still not after " + std::to_string(seconds) +
                                " s; logged: " + CapturedLog::get().all());
     }
-    std::this_thread::yield();
+    if (waited < std::chrono::milliseconds(10)) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
   }
 }
 

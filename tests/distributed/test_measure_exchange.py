@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.ranks import free_port
+from support.tool_module import load_script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "bench" / "measure_exchange.py"
 
@@ -50,8 +51,15 @@ def test_two_ranks() -> None:
         (("--turns", "0"), "2", "argument --turns"),
     ],
 )
-def test_wrong_options(words: tuple[str, ...], world_size: str, message: str) -> None:
-    process = _run(*words, WORLD_SIZE=world_size)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert message in error
+def test_wrong_options(
+    words: tuple[str, ...],
+    world_size: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    with pytest.raises(SystemExit) as ended:
+        load_script("tools/bench/measure_exchange.py").main(words)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

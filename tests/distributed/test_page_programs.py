@@ -1,5 +1,5 @@
-"""Runs the Python blocks of the documentation: programs of tests/docs/programs on gloo ranks, complete scripts by
-torchrun, as their readers do."""
+"""Runs the Python blocks of the documentation on gloo ranks: the programs of tests/docs/programs, and complete scripts
+by torchrun, as their readers do."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ import pytest
 from support.page_programs import PROGRAMS, REPOSITORY, blocks_of, ranks_of
 from support.ranks import run_ranks
 
-SCRIPTS = {
-    block.source: (str(page.relative_to(REPOSITORY)), block.script)
+PAGES = {
+    str(page.relative_to(REPOSITORY)): blocks_of(str(page.relative_to(REPOSITORY)))
     for page in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-    for block in blocks_of(str(page.relative_to(REPOSITORY)))
-    if block.script is not None
 }
+SCRIPTS = {page: (block.script, block.source) for page, blocks in PAGES.items() for block in blocks if block.script}
 
 
 def run_program(path: str, folder: str) -> None:
@@ -31,12 +30,10 @@ def test_program(program: Path, tmp_path: Path) -> None:
     run_ranks(ranks_of(program), run_program, str(program), str(tmp_path))
 
 
-def test_scripts_by_torchrun(tmp_path: Path) -> None:
-    torchrun = str(Path(sys.executable).with_name("torchrun"))
-    for number, (source, (page, name)) in enumerate(SCRIPTS.items()):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / name).write_text(source)
-        command = [torchrun, "--standalone", "--nproc-per-node", "2", name]
-        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
-        assert result.returncode == 0, f"{page}: {result.stdout}{result.stderr}"
+@pytest.mark.parametrize("page", SCRIPTS)
+def test_script(page: str, tmp_path: Path) -> None:
+    name, source = SCRIPTS[page]
+    (tmp_path / name).write_text(source)
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2"]
+    result = subprocess.run([*torchrun, name], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stdout + result.stderr

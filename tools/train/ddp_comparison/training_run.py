@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import socket
 import statistics
@@ -25,6 +26,8 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "ddp_train.py"
 WARMUP_STEPS = 5
 # torchrun gives its workers 30 s to end after SIGTERM.
 TERMINATION_S = 40.0
+LAST_LINES = 15
+_TORCHRUN_LOG = re.compile(r"[WE]\d{4} .*torch/distributed/elastic/multiprocessing/")
 
 
 class RunError(RuntimeError):
@@ -86,6 +89,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
                 continue  # It ended with torchrun.
 
 
+def _last_words(lines: list[str]) -> list[str]:
+    """Those of the ranks, which come before torchrun's own long report of them."""
+    report = next((number for number, line in enumerate(lines) if _TORCHRUN_LOG.match(line)), len(lines))
+    return lines[:report][-LAST_LINES:] or lines[-LAST_LINES:]
+
+
 def train_once(
     contender: Contender,
     round_number: int,
@@ -124,8 +133,11 @@ def train_once(
             raise
     wall_seconds = time.monotonic() - began
     if code != 0 or not result.is_file():
-        tail = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:]
-        raise RunError(f"{contender.name}, round {round_number}: exit code {code}; it ended with:\n" + "\n".join(tail))
+        lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise RunError(
+            f"{contender.name}, round {round_number}: exit code {code}; it ended with:\n"
+            + "\n".join(_last_words(lines))
+        )
     document: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return Training(
         contender=contender.name,
