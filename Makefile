@@ -179,7 +179,8 @@ SANITIZE_CASES := -k "not (scenario_v6 or scenario_v7 or scenario_v8 or scenario
 TSAN_RUN := $(shell [ "$$(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 28)" -gt 28 ] && echo setarch "$$(uname -m)" -R)
 
 .PHONY: sanitize asan tsan
-sanitize: asan tsan ## Run the C++ tests under ASan + UBSan and under TSan
+sanitize: $(VENV)/.packages ## Run the C++ tests under ASan + UBSan and under TSan
+	@$(MAKE) --no-print-directory --keep-going -j 2 -O asan tsan # one builds while the other waits for time-outs
 asan: build/asan/build.ninja
 	@echo "== build and run under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@$(BIN)/ninja -C build/asan -j $(JOBS) --quiet
