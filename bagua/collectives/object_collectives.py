@@ -13,7 +13,7 @@ from bagua.collectives import byte_transport, torch_internals
 from bagua.collectives.arguments import check_rank, resolve
 from bagua.collectives.communicator import BaguaCommunicator
 
-_FAILED = -1  # instead of a size: the object could not be pickled. Without it the others would wait for ever.
+_FAILED = -1  # instead of a size: the object could not be pickled. Without it the others would wait indefinitely.
 
 
 def broadcast_object(obj: Any, src: int = 0, comm: BaguaCommunicator | None = None) -> Any:

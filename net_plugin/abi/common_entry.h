@@ -23,7 +23,7 @@ nccl::Result finalize(void* ctx);
 
 nccl::Result devices(int* ndev);
 
-// What getProperties needs to know of a device; the strings live for ever.
+// What getProperties needs to know of a device; the strings live indefinitely.
 struct DeviceFacts {
   int index;
   char* name;

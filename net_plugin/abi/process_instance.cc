@@ -19,7 +19,7 @@ namespace {
 std::atomic<ProcessInstance*> instance{nullptr};
 std::atomic<std::uint64_t> last_epoch{0};  // never reused, so that a child's comms differ from its parent's
 
-// In the child, before fork returns there. Only stores: other threads' locks may be held for ever in this copy.
+// In the child, before fork returns there. Only stores: other threads' locks may be held indefinitely in this copy.
 void abandon_parents_instance() {
   current_epoch.store(0, std::memory_order_release);
   instance.store(nullptr, std::memory_order_release);

@@ -62,7 +62,7 @@ class ProcessInstance {
   // Harmless for nullptr and for what was closed before.
   void close(void* comm);
 
-  // The same text for ever: NCCL keeps names and paths beyond every finalize.
+  // The same text indefinitely: NCCL keeps names and paths beyond every finalize.
   char* interned(const std::string& text);
 
  private:

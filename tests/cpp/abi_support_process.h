@@ -97,8 +97,8 @@ class CapturedLog {
                   std::string("no warning says \"") + (part) + "\"; logged: " + abi_test::CapturedLog::get().all()); \
   } while (false)
 
-// Polls until `ready` says so; the limit is generous, since it only decides when a hang is called one. What takes long is
-// looked at less often: other tests need the CPU.
+// Polls until `ready` says so; the limit is generous, since it only decides when a hang is called one. What takes long
+// is looked at less often: other tests need the CPU.
 inline void wait_until(const char* what, const std::function<bool()>& ready, int seconds = 15 * kSlowdown) {
   const auto began = std::chrono::steady_clock::now();
   while (!ready()) {

@@ -173,7 +173,7 @@ TEST_CASE(a_stream_out_of_use_is_not_waited_for) {
 }
 
 // Whatever the rates and the bytes under way: following `better` leads to a stream that takes the chunk. Otherwise a
-// message could wait for ever for streams that all sleep.
+// message could wait indefinitely for streams that all sleep.
 TEST_CASE(some_stream_always_takes_the_chunk) {
   std::mt19937 random(7);  // NOLINT(bugprone-random-generator-seed): the same cases in every run
   for (int round = 0; round < 20000; ++round) {

@@ -88,7 +88,7 @@ def test_ranks_that_are_no_integers_are_refused() -> None:
 
 
 def create_unevenly() -> list[Any]:
-    """Rank 0 has torch groups that the others lack, made by itself; torch alone would wait for ever then."""
+    """Rank 0 has torch groups that the others lack, made by itself; torch alone would wait indefinitely then."""
     device = device_for(rank := bagua.get_rank())
     bagua.init_process_group()
     if rank == 0:

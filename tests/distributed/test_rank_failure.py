@@ -1,4 +1,4 @@
-"""A rank dies in the middle of training: the others say which, and nobody waits for ever."""
+"""A rank dies in the middle of training: the others say which, and nobody waits indefinitely."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ namespace bagua_net::bench {
 namespace {
 
 // NCCL opens another channel only if each gets at least 32 KiB of traffic, and an all-reduce moves every byte twice.
-constexpr std::size_t kLeastChannelBytes = 16384;
+constexpr std::size_t kMinChannelBytes = 16384;
 
 std::size_t divide_up(std::size_t value, std::size_t divisor) { return (value + divisor - 1) / divisor; }
 std::size_t align_up(std::size_t value, std::size_t alignment) { return divide_up(value, alignment) * alignment; }
@@ -15,7 +15,7 @@ std::size_t align_up(std::size_t value, std::size_t alignment) { return divide_u
 
 RingPlan::RingPlan(const RingGeometry& geometry, std::size_t buffer_bytes)
     : geometry_(geometry), buffer_bytes_(buffer_bytes), element_bytes_(buffer_bytes % 4 == 0 ? 4 : 1) {
-  const std::size_t wanted = std::max<std::size_t>(1, buffer_bytes / kLeastChannelBytes);
+  const std::size_t wanted = std::max<std::size_t>(1, buffer_bytes / kMinChannelBytes);
   active_channels_ = static_cast<int>(std::min<std::size_t>(wanted, static_cast<std::size_t>(geometry.channels)));
   channel_bytes_ = align_up(divide_up(buffer_bytes, static_cast<std::size_t>(active_channels_)), element_bytes_);
   largest_chunk_bytes_ = geometry.slice_bytes * static_cast<std::size_t>(std::max(1, geometry.depth / 2));

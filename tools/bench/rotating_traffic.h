@@ -4,7 +4,7 @@
 // oldest request of each connection is tested once per pass. Owns the memory of the messages; one thread.
 //
 // Both ranks post in the order of the numbers, and a receive has its send: the oldest incomplete message of one side is
-// under way on the other or about to be, so neither waits for ever.
+// under way on the other or about to be, so neither waits indefinitely.
 #pragma once
 
 #include <cstddef>

@@ -100,13 +100,15 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_options(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         return _compare(options)
     except (PerfError, MissingFileError) as error:
         return _complain(str(error), _EXIT_FAILED)
     except KeyboardInterrupt:
         return _complain("interrupted; all processes are ended", _EXIT_INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -26,7 +26,7 @@ class OptionParser(argparse.ArgumentParser):
 def run_in_order(program: str, helpers: str, run: Callable[[], int]) -> int:
     """The exit code of `run`, with one line for what it raised. `helpers`: what has ended when it is interrupted."""
     # Slurm and torchrun end a job with SIGTERM; the helpers are then ended in order, as with Ctrl-C.
-    signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         return run()
     except UsageError as error:
@@ -35,6 +35,8 @@ def run_in_order(program: str, helpers: str, run: Callable[[], int]) -> int:
         return _complain(program, str(error), EXIT_FAILED)
     except KeyboardInterrupt:
         return _complain(program, f"interrupted; all {helpers} are ended", EXIT_INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

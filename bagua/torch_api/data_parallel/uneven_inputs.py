@@ -1,7 +1,7 @@
 """Ranks that run out of inputs before others (`DistributedDataParallel.join`).
 
 A rank without inputs must take part in everything that the others do in a step, in the same order, or they wait for it
-for ever. torch.distributed.algorithms.Join tells it that a step begins; after that, in this order:
+indefinitely. torch.distributed.algorithms.Join tells it that a step begins; after that, in this order:
 
 1. one all-reduce of the flags of the step, by which the others say whether its backward pass communicates
 2. the broadcast of buffers, from the last rank that still has inputs

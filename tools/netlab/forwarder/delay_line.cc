@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kNsPerSecond = 1'000'000'000;
 // Packets taken before those that are due are looked for again.
-constexpr int kMostAtOnce = 16;
+constexpr int kMaxBatch = 16;
 
 std::int64_t monotonic_ns() {
   timespec now{};
@@ -52,7 +52,7 @@ void DelayLine::release(std::int64_t now) {
 }
 
 bool DelayLine::take() {
-  for (int taken = 0; taken < kMostAtOnce; ++taken) {
+  for (int taken = 0; taken < kMaxBatch; ++taken) {
     char* room = ring_.room();
     if (room == nullptr) {
       add(full_, 1);

@@ -12,12 +12,12 @@ namespace netlab {
 namespace {
 
 constexpr std::size_t kAlignment = 16;
-constexpr std::size_t kMostRecordBytes = sizeof(PacketHeader) + kMaxPacketBytes;
-static_assert(sizeof(PacketHeader) % kAlignment == 0 && kMostRecordBytes % kAlignment == 0);
+constexpr std::size_t kMaxRecordBytes = sizeof(PacketHeader) + kMaxPacketBytes;
+static_assert(sizeof(PacketHeader) % kAlignment == 0 && kMaxRecordBytes % kAlignment == 0);
 
 }  // namespace
 
-PacketRing::PacketRing(std::size_t bytes) : capacity_(std::max(bytes, 2 * kMostRecordBytes)) {
+PacketRing::PacketRing(std::size_t bytes) : capacity_(std::max(bytes, 2 * kMaxRecordBytes)) {
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   void* mapped = mmap(nullptr, capacity_, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (mapped == MAP_FAILED) {
@@ -33,13 +33,13 @@ std::size_t PacketRing::record_bytes(std::size_t length) {
 }
 
 char* PacketRing::room() {
-  if (!wrapped_ && capacity_ - tail_ < kMostRecordBytes && head_ > 0) {
+  if (!wrapped_ && capacity_ - tail_ < kMaxRecordBytes && head_ > 0) {
     end_ = tail_;
     tail_ = 0;
     wrapped_ = true;
   }
   const std::size_t limit = wrapped_ ? head_ : capacity_;
-  return limit - tail_ < kMostRecordBytes ? nullptr : memory_ + tail_ + sizeof(PacketHeader);
+  return limit - tail_ < kMaxRecordBytes ? nullptr : memory_ + tail_ + sizeof(PacketHeader);
 }
 
 void PacketRing::push(std::size_t length, std::int64_t release_ns) {
