@@ -41,7 +41,7 @@ def execute(options: argparse.Namespace) -> NoReturn:
         )
     if command[0].startswith("-"):
         raise CommandError(
-            f"{command[0]} is no option of `run`, and no command; put `--` before the command, and options of "
+            f"{command[0]} is neither an option of `run` nor a command; put `--` before the command, and options of "
             "bagua-net before that",
             EXIT_USAGE,
         )

@@ -1,7 +1,7 @@
 """Which NCCLs a job on this machine could load: torch's own and the system's, with their releases.
 
 torch is never imported for this, and no NCCL is loaded into this process: a library that crashes, or that drags a GPU
-driver in, must not take the questioner down.
+driver in, must not take this process down.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NcclLibrary:
     path: Path
     owner: str  # "torch" or "system"
     origin: str  # "nvidia-nccl-cu12 2.28.9", "LD_LIBRARY_PATH", "the loader's cache"
-    release: NcclRelease | None  # None if it could not be found out
+    release: NcclRelease | None  # None if it is unknown
     problem: str = ""  # why not, or why it does not load
 
 

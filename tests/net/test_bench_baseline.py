@@ -1,4 +1,4 @@
-"""--baseline-library: another build of the plugin as a contender of the same run."""
+"""--baseline-library: another build of the plugin as a backend of the same run."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_its_drivers_differ_in_the_library_alone() -> None:
 
 
 def test_a_rank_that_was_started_without_the_option_says_so() -> None:
-    """Across hosts rank 0 asks for a contender by name; each rank knows its own path."""
+    """Across hosts rank 0 asks for a backend by name; each rank knows its own path."""
     with pytest.raises(
         BenchError, match=r"baseline rank 1 was asked for, but .* no --baseline-library; give all ranks"
     ):

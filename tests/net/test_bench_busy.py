@@ -95,6 +95,6 @@ def test_of_launched_ranks_the_first_of_a_host_keeps_it_busy(bench: Bench) -> No
     said = [rank.communicate(timeout=60) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert "1 busy process per CPU" in said[0][0]
-    # Two ranks of the one contender, and the busy processes of one of them.
+    # Two ranks of the one backend, and the busy processes of one of them.
     assert len(list(bench.pids.iterdir())) == 2 + CPUS
     assert living_pids(bench.pids) == []

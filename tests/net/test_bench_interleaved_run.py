@@ -1,4 +1,4 @@
-"""The order of a run: every contender at every size in every repetition, and each takes its turn to be first."""
+"""The order of a run: every backend at every size in every repetition, and each takes its turn to be first."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_every_visit_happens_once_and_everyone_is_first_in_turn() -> None:
     measured = [call for call in calls if call[2:] == (4, 2)]
     assert [name for name, size, _, _ in measured if size == 1] == list("abcbcacab")
     assert [name for name, size, _, _ in measured if size == 2] == list("bcacababc")
-    # Contenders alternate within one size of one repetition; sizes follow each other within a repetition.
+    # Backends alternate within one size of one repetition; sizes follow each other within a repetition.
     assert [size for _, size, _, _ in measured] == [1, 1, 1, 2, 2, 2] * 3
     assert set(Counter(measured).values()) == {3}
     assert {len(results.samples[name][size]) for name in "abc" for size in (1, 2)} == {3}

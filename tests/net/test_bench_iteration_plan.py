@@ -6,7 +6,7 @@ import pytest
 
 from bagua.net.bench.ring.iteration_plan import MAX_ITERATIONS, MIN_REPEATS, SizePlan, budget_plan, fixed_plan
 
-# 8 B to 256 MiB on loopback, four contenders: 20 us + bytes / 5 GB/s each.
+# 8 B to 256 MiB on loopback, four backends: 20 us + bytes / 5 GB/s each.
 LOOPBACK = {8 << shift: 4 * (20e-6 + (8 << shift) / 5e9) for shift in range(26)}
 
 

@@ -1,4 +1,4 @@
-"""Which environment makes which contender, and what a wrong spelling is answered with."""
+"""Which environment makes which backend, and what a wrong spelling is answered with."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_wrong_variant_is_an_error_with_an_example(text: str) -> None:
 
 
 def test_two_contenders_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="two contenders are called 'NCCL t2s2'"):
+    with pytest.raises(ValueError, match="two backends are called 'NCCL t2s2'"):
         make_contenders(library=LIBRARY, tuned=["2x2", "2x2"], variants=[], with_shared_memory=False)
 
 

@@ -37,7 +37,7 @@ def test_there_is_always_a_warmup() -> None:
 
 def test_without_a_tight_limit_turns_are_as_long_as_asked_for() -> None:
     plan = fitting_plan(COSTS, 5, 0.1, None, 1000.0)
-    # The slowest contender's 0.2 ms: 500 iterations in 0.1 s, timed one by one 200 times.
+    # The slowest backend's 0.2 ms: 500 iterations in 0.1 s, timed one by one 200 times.
     assert plan.turns == {SMALL: TurnPlan(500, 20, 200), LARGE: TurnPlan(MIN_ITERATIONS, 1, 0)}
     assert plan.fits
     assert plan.expected_s == pytest.approx(5 * (720 * 3e-4 + 0.02 + 4 * 0.3))

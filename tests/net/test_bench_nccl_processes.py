@@ -123,7 +123,7 @@ def test_many_settings_are_reported_by_the_best_of_each_size(tmp_path: Path, lib
     words = ["--ranks", "2", "--tuned", "2x4,4x1x8", "--shared-memory", "--sizes", "1M,8", "--repeats", "2"]
     done = run(command("--library", library, *words, "--turn-seconds", "0.05", "--output-dir", tmp_path))
     assert done.returncode == 0, done.stderr + done.stdout
-    assert "2 repetitions of 2 sizes by 5 contenders" in done.stderr, "how long it will take"
+    assert "2 repetitions of 2 sizes by 5 backends" in done.stderr, "how long it will take"
     head = [title.strip() for title in done.stdout.splitlines()[4].split("  ") if title]
     assert head == ["size", "NCCL default", "best tuned", "bagua-net", "shared memory", *head[-3:]]
     result = read_result(tmp_path / "nccl.json")

@@ -1,4 +1,4 @@
-"""What a person reads of the GPU comparison, and what is drawn: all contenders where there are few, else the best of
+"""What a person reads of the GPU comparison, and what is drawn: all backends where there are few, else the best of
 NCCL's own settings in one column and one line."""
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def test_a_good_run_measures_every_contender_alike() -> None:
     outcome = Stage().run()
     assert outcome.errors == []
     assert outcome.stopped_early is None
-    # The slowest contender decides: 0.4 s / 4 ms.
+    # The slowest backend decides: 0.4 s / 4 ms.
     assert outcome.iterations == dict.fromkeys(CASES, 100)
     assert {key: len(timings) for key, timings in outcome.timings.items()} == {
         (case, index): 3 for case in CASES for index in range(3)
@@ -123,8 +123,8 @@ def test_what_the_run_will_take_is_said_before_it_begins() -> None:
     stage = Stage()
     outcome = stage.run()
     (line,) = (line for line in stage.messages.getvalue().splitlines() if line.startswith("about"))
-    assert line == "about 7 s for 3 repetitions of 2 sizes by 3 contenders, then 0 s to verify again"
-    # Two calibrations, one verification before and one after, of every contender: 7 ms an iteration of all three.
+    assert line == "about 7 s for 3 repetitions of 2 sizes by 3 backends, then 0 s to verify again"
+    # Two calibrations, one verification before and one after, of every backend: 7 ms an iteration of all three.
     assert stage.now == pytest.approx(outcome.expected_s + 2 * 0.007 * (1 + 5 + 1 + 1))
 
 
@@ -134,7 +134,7 @@ SETTINGS = [Contender(f"NCCL t{number}", "Socket") for number in range(8)]
 
 @pytest.mark.parametrize("others_s_per_gib", [0.05, 0.2])
 def test_eleven_contenders_up_to_a_gibibyte_fit_into_a_hundred_seconds(others_s_per_gib: float) -> None:
-    """Three repetitions of 15 sizes, with 200 ms at 1 GiB for the slowest contender, or for all of them."""
+    """Three repetitions of 15 sizes, with 200 ms at 1 GiB for the slowest backend, or for all of them."""
     sizes = [8, *(16 << shift for shift in range(0, 28, 2))]
     cases = make_cases(["all_reduce"], [*sizes[1:], sizes[0]], 2, 4)
     assert (len(cases), max(case.bytes for case in cases)) == (15, GIB)
@@ -170,7 +170,7 @@ def test_memory_is_asked_for_before_the_run_and_the_rank_that_lacks_it_is_named(
     cases = make_cases(["all_reduce", "all_to_all"], [8, GIB], 2, 2)
     check_memory(stage.groups, cases, 1.0)
     needed = needed_bytes(cases[-1], 2)
-    assert 2 * GIB < needed < 3 * GIB, "two buffers of one contender, not of all"
+    assert 2 * GIB < needed < 3 * GIB, "two buffers of one backend, not of all"
     for worker in (stage.worker(0, 1), stage.worker(1, 1), stage.worker(2, 1)):
         worker.free_bytes = needed - 1
     with pytest.raises(BenchError) as failure:
@@ -180,7 +180,7 @@ def test_memory_is_asked_for_before_the_run_and_the_rank_that_lacks_it_is_named(
     check_memory(stage.groups, cases, 1.0)
     with pytest.raises(BenchError, match="needs 5 GiB"):
         check_memory(stage.groups, cases, 1.0, ranks_per_gpu=2)
-    for said in ("all_to_all of 1 GiB needs 2.5 GiB", "rank 1 has 2.5 GiB left", "3 contenders", "lower -e/--maxbytes"):
+    for said in ("all_to_all of 1 GiB needs 2.5 GiB", "rank 1 has 2.5 GiB left", "3 backends", "lower -e/--maxbytes"):
         assert said in str(failure.value)
 
 

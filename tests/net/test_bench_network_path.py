@@ -1,4 +1,4 @@
-"""One path for every contender: --interface, --address, the user's own NCCL_SOCKET_IFNAME."""
+"""One path for every backend: --interface, --address, the user's own NCCL_SOCKET_IFNAME."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ MEMINFO = "MemTotal:       8000000 kB\nMemAvailable:   2097152 kB\n"
 def test_memory_is_checked_before_the_run() -> None:
     check_memory(256 * MIB, 2, 3, MEMINFO)
     with pytest.raises(
-        BenchError, match=r"256 MiB with 4 ranks and 3 contenders needs 4 GiB.*2 GiB are available; lower"
+        BenchError, match=r"256 MiB with 4 ranks and 3 backends needs 4 GiB.*2 GiB are available; lower"
     ):
         check_memory(256 * MIB, 4, 3, MEMINFO)
     check_memory(1 << 40, 64, 4, "an unknown format")

@@ -1,4 +1,4 @@
-"""The installed driver and library on this machine: a short run of every contender, and a library that is none."""
+"""The installed driver and library on this machine: a short run of every backend, and a library that is none."""
 
 from __future__ import annotations
 

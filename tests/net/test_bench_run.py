@@ -112,7 +112,7 @@ def test_the_time_budget_is_kept(bench: Bench) -> None:
     finished = bench.run("-b", "1M", "-e", "4M", "--time-budget", "2", "--contenders", "bare")
     assert finished.returncode == 0, finished.stderr
     # The fake driver answers at once whatever it is asked for: the plan is what is tested. Starting took some of it.
-    planned = re.search(r"3 sizes, 1 contenders, 7 repetitions: about (\d) s", finished.stderr)
+    planned = re.search(r"3 sizes, 1 backends, 7 repetitions: about (\d) s", finished.stderr)
     assert planned is not None, finished.stderr
     assert 1 <= int(planned.group(1)) <= 2
     assert time.monotonic() - began < 30
@@ -193,7 +193,7 @@ def test_an_interrupted_run_leaves_nothing_behind(bench: Bench, number: signal.S
     running = subprocess.Popen(
         bench.command(*SMALL_RUN, *NATIVE), env=bench.environment(fault), stderr=subprocess.PIPE, text=True
     )
-    # 2 ranks of 3 ring contenders, and 2 raw pairs.
+    # 2 ranks of 3 ring backends, and 2 raw pairs.
     wait_until(lambda: len(living_pids(bench.pids)) == 10, "the start of ten drivers", 20)
     time.sleep(0.3)
     running.send_signal(number)

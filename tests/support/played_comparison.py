@@ -97,7 +97,7 @@ THREE = ((DEFAULT, 0.004), (TUNED, 0.002), (OURS, 0.001))
 
 
 class Stage:
-    """Contenders of two ranks each, and their clock. What each needs for an iteration: seconds, by size or always."""
+    """Backends of two ranks each, and their clock. What each needs for an iteration: seconds, by size or always."""
 
     def __init__(
         self,

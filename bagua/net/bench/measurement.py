@@ -1,4 +1,4 @@
-"""One measured row: a contender at one size. algbw and busbw as nccl-tests defines them (doc/PERFORMANCE.md)."""
+"""One measured row: a backend at one size. algbw and busbw as nccl-tests defines them (doc/PERFORMANCE.md)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def percentile(samples: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What the table, the exports and the plot show of one contender at one size."""
+    """What the table, the exports and the plot show of one backend at one size."""
 
     contender: str
     collective: str

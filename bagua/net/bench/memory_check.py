@@ -1,4 +1,4 @@
-"""All contenders keep their buffers during the run, so a large size can ask for more memory than there is."""
+"""All backends keep their buffers during the run, so a large size can ask for more memory than there is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_memory(largest_bytes: int, local_ranks: int, ring_contenders: int, mem
     needed = largest_bytes * local_ranks * (ring_contenders + _BUFFERS - 1)
     if available is not None and needed > available:
         raise BenchError(
-            f"size {format_size(largest_bytes)} with {local_ranks} ranks and {ring_contenders} contenders needs"
+            f"size {format_size(largest_bytes)} with {local_ranks} ranks and {ring_contenders} backends needs"
             f" {format_size(needed)} of memory, and {format_size(available)} are available; lower -e/--maxbytes,"
-            " --ranks or the number of --contenders"
+            " --ranks or the number of --backends"
         )

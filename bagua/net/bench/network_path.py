@@ -1,4 +1,4 @@
-"""Which of this host's addresses the drivers use, so that every contender takes the same path."""
+"""Which of this host's addresses the drivers use, so that every backend takes the same path."""
 
 from __future__ import annotations
 

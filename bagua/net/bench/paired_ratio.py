@@ -1,4 +1,4 @@
-"""How much faster one contender is than another, as all closing blocks say it, and for which sizes they do."""
+"""How much faster one backend is than another, as all closing blocks say it, and for which sizes they do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_REPETITIONS = 3
 
 @dataclass(frozen=True)
 class PairedRatio:
-    """A ratio of two contenders, taken within each repetition, so that drift cancels."""
+    """A ratio of two backends, taken within each repetition, so that drift cancels."""
 
     median: float
     low: float

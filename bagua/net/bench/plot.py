@@ -69,7 +69,7 @@ def write_plot(
     faint_label: str = "",
 ) -> None:
     """Bands are the slowest and the fastest repetition. `reference_gb_s` draws the limit as a horizontal line. The
-    contenders named `faint` are thin grey lines behind the others, with one label for all of them."""
+    backends named `faint` are thin grey lines behind the others, with one label for all of them."""
     if not measurements:
         raise ValueError(f"nothing was measured, so there is nothing to draw in {str(path)!r}")
     check_plot_path(path)

@@ -123,7 +123,7 @@ def serve(connection: LineConnection, start: Callable[[Mapping[str, Any]], Drive
                 except (BenchError, TypeError) as error:
                     connection.send({"id": number, "event": {"event": "error", "message": str(error)}})
             elif order.get("line") == "quit" and number in processes:
-                # A contender that failed: its other ranks may be stuck in a collective and would never read it.
+                # A backend that failed: its other ranks may be stuck in a collective and would never read it.
                 processes[number].close()
                 ended.add(number)
             elif number in processes and number not in ended:

@@ -1,4 +1,4 @@
-"""Whose turn it is to begin, where contenders are measured one after another."""
+"""Whose turn it is to begin, where backends are measured one after another."""
 
 from __future__ import annotations
 

@@ -36,13 +36,13 @@ class DriverRequest:
     def __post_init__(self) -> None:
         if self.contender not in (*CONTENDERS, BASELINE):
             known = ", ".join((*CONTENDERS, BASELINE))
-            raise BenchError(f"unknown contender {self.contender!r}; known: {known}")
+            raise BenchError(f"unknown backend {self.contender!r}; known: {known}")
         if self.role not in ("ring", "server", "client") or (self.role == "ring") != (self.contender != RAW):
-            raise BenchError(f"contender {self.contender!r} has no role {self.role!r}")
+            raise BenchError(f"backend {self.contender!r} has no role {self.role!r}")
         if self.role == "client" and not _HOST_PORT.fullmatch(self.connect):
             raise BenchError(f"{self.connect!r} is no host:port to connect to")
         if (self.memory_bytes > 0) != (self.contender == RAW):
-            raise BenchError(f"contender {self.contender!r} cannot be started with {self.memory_bytes} B of memory")
+            raise BenchError(f"backend {self.contender!r} cannot be started with {self.memory_bytes} B of memory")
 
     @property
     def title(self) -> str:
@@ -92,7 +92,7 @@ class DriverSettings:
         return self.baseline_library
 
     def driver_environment(self, request: DriverRequest) -> dict[str, str]:
-        """The user's BAGUA_NET_* and NCCL_* reach the plugin; only what defines a contender is set over them."""
+        """The user's BAGUA_NET_* and NCCL_* reach the plugin; only what defines a backend is set over them."""
         environment = dict(self.environment)
         environment["LOCAL_WORLD_SIZE"] = str(self.local_ranks)
         if self.interface:

@@ -28,7 +28,7 @@ def relative_difference(left: Sequence[float], right: Sequence[float]) -> float:
 @dataclass(frozen=True)
 class LossVerdict:
     own_spread: float  # between rounds of NCCL's default: what this machine's arithmetic does by itself
-    differences: dict[str, float]  # by contender, the largest over its rounds against NCCL's default
+    differences: dict[str, float]  # by backend, the largest over its rounds against NCCL's default
     allowed: float
 
     @property

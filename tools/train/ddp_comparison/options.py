@@ -1,4 +1,4 @@
-"""The command line of compare_ddp.py: parsing, defaults, and the contenders that it makes."""
+"""The command line of compare_ddp.py: parsing, defaults, and the backends that it makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All runs of all contenders: round by round, each round beginning with another contender."""
+"""All runs of all backends: round by round, each round beginning with another backend."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Rounds:
 def run_rounds(
     arguments: argparse.Namespace, train: Trainer = train_once, clock: Callable[[], float] = time.monotonic
 ) -> Rounds:
-    """A contender that fails is left out from then on, and reported."""
+    """A backend that fails is left out from then on, and reported."""
     contenders: list[Contender] = arguments.contenders
     deadline = clock() + arguments.time_limit
     rounds = Rounds()
@@ -46,7 +46,7 @@ def run_rounds(
     longest = 0.0
     for number in range(arguments.rounds):
         began = clock()
-        # A round that would be cut short had contenders with a run more than others.
+        # A round that would be cut short had backends with a run more than others.
         if number and longest > deadline - began:
             rounds.notes.append(
                 f"{number} of {arguments.rounds} rounds ran: another needs {longest:.0f} s, and of --time-limit"

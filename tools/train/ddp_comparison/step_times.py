@@ -1,4 +1,4 @@
-"""Step times of all contenders, the best of NCCL's own settings among them, and the ratios of our plugin to it and to
+"""Step times of all backends, the best of NCCL's own settings among them, and the ratios of our plugin to it and to
 NCCL's default, taken within each round."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ddp_comparison.training_run import Training
 
 @dataclass(frozen=True)
 class StepTimes:
-    """One contender, over all its rounds."""
+    """One backend, over all its rounds."""
 
     contender: str
     rounds: int
@@ -44,7 +44,7 @@ class Speedup:
 @dataclass(frozen=True)
 class StepReport:
     rows: list[StepTimes]
-    best_tuned: str | None  # the contender
+    best_tuned: str | None  # the backend
     speedups: list[Speedup]
 
     def as_dict(self) -> dict[str, object]:
@@ -52,7 +52,7 @@ class StepReport:
 
 
 def report_steps(trainings: Sequence[Training], contenders: Sequence[Contender]) -> StepReport:
-    """The first contender is NCCL's default. One that failed on the way has fewer rounds and cannot be the best."""
+    """The first backend is NCCL's default. One that failed on the way has fewer rounds and cannot be the best."""
     runs = {one.name: [t for t in trainings if t.contender == one.name] for one in contenders}
     runs = {name: found for name, found in runs.items() if found}
     own = [one.name for one in contenders if one.is_own_tcp and one.name in runs]

@@ -168,7 +168,7 @@ def _deliver(
     )
     notes = []
     if ignored := ignored_variables(environment):
-        notes.append(f"not passed on to any contender: {', '.join(ignored)} (set them with --variant)")
+        notes.append(f"not passed on to any backend: {', '.join(ignored)} (set them with --variant)")
     if crew.sharing is not None:
         notes.append(crew.sharing.note)
     if options.backend == "gloo":

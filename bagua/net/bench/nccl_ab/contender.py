@@ -1,7 +1,7 @@
-"""Contenders of the GPU comparison: a name, the environment that makes it, and the network that its log has to show.
+"""Backends of the GPU comparison: a name, the environment that makes it, and the network that its log has to show.
 
-NCCL reads its environment once per process, so a contender is a group of processes and this file decides what each
-group inherits: everything except what would make one contender into another.
+NCCL reads its environment once per process, so a backend is a group of processes and this file decides what each
+group inherits: everything except what would make one backend into another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEFAULT_TUNED = "2x2x8"
 BEST = "best"
 BEST_TUNED = ("2x4", "4x1", "1x2x8", "2x2x8", "2x4x8", "4x2x8", "1x1x16", "2x2x16")
 
-# These choose the network or its speed: a value inherited by chance would tune every contender, or make two the same.
+# These choose the network or its speed: a value inherited by chance would tune every backend, or make two the same.
 _OWNED = (
     "ENABLE_BAGUA_NET",
     "NCCL_NET",
@@ -151,7 +151,7 @@ def make_contenders(
     names = [contender.name for contender in contenders]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"two contenders are called {name!r}; give each --tuned and --variant once")
+            raise ValueError(f"two backends are called {name!r}; give each --tuned and --variant once")
     return contenders
 
 
@@ -160,7 +160,7 @@ def is_owned(variable: str) -> bool:
 
 
 def ignored_variables(environment: Mapping[str, str]) -> list[str]:
-    """Settings of the caller that no contender sees; the report names them."""
+    """Settings of the caller that no backend sees; the report names them."""
     return sorted(name for name in environment if is_owned(name) and name != "ENABLE_BAGUA_NET")
 
 

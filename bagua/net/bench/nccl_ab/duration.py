@@ -25,7 +25,7 @@ _SHORTEN = 0.9
 
 @dataclass(frozen=True)
 class Calibration:
-    """What one contender needs for one case."""
+    """What one backend needs for one case."""
 
     seconds: float  # an iteration
     overhead_s: float = 0.0  # of a turn: the command's way, buffers, synchronization
@@ -50,14 +50,14 @@ class RunPlan:
 
 
 def iterations_for(seconds_per_iteration: float, turn_seconds: float, least: int = MIN_ITERATIONS) -> int:
-    """As many as fill a turn. Asked with the slowest contender's time, so that all contenders iterate alike."""
+    """As many as fill a turn. Asked with the slowest backend's time, so that all backends iterate alike."""
     if seconds_per_iteration <= 0:
         raise ValueError(f"an iteration of {seconds_per_iteration} s was measured; a time must be positive")
     return max(least, min(MAX_ITERATIONS, round(turn_seconds / seconds_per_iteration)))
 
 
 def warmup_for(iterations: int) -> int:
-    """The contender was idle while the others had their turns: its threads sleep and its TCP windows have shrunk."""
+    """The backend was idle while the others had their turns: its threads sleep and its TCP windows have shrunk."""
     return max(1, min(20, iterations // 10))
 
 

@@ -66,7 +66,7 @@ def _reduce_scatter(output: Tensor, whole: Tensor) -> Any:
 
 
 class CollectiveRunner:
-    """Launches and verifies. Its buffers live within `holding` only: every contender has a process on the same GPU, and
+    """Launches and verifies. Its buffers live within `holding` only: every backend has a process on the same GPU, and
     eleven times the largest size need not fit there."""
 
     def __init__(self, rank: int, ranks: int, device: torch.device, dtype: torch.dtype) -> None:

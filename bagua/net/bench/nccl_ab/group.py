@@ -1,4 +1,4 @@
-"""Group: the worker processes of one contender, one a rank, seen from rank 0 as endpoints here or on other hosts."""
+"""Group: the worker processes of one backend, one a rank, seen from rank 0 as endpoints here or on other hosts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Group:
         return [int(event["free_bytes"]) for event in events]
 
     def read_proofs(self, timeout_s: float) -> str | None:
-        """Ask every rank what its NCCL log says; the error if it is not the contender's network."""
+        """Ask every rank what its NCCL log says; the error if it is not the backend's network."""
         line = json.dumps({"op": "proof"})
         self.proofs = [_proof(event) for event in ask(self.endpoints, line, "proof", timeout_s)]
         return network_error(self.contender.name, self.contender.network, self.proofs)

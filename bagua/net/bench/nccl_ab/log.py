@@ -1,4 +1,4 @@
-"""What NCCL's own log says about the network of a job: the proof that a figure belongs to the contender it is shown
+"""What NCCL's own log says about the network of a job: the proof that a figure belongs to the backend it is shown
 under. NCCL falls back to its sockets silently, so without this a comparison could show Socket beside Socket.
 """
 

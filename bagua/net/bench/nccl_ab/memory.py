@@ -1,7 +1,7 @@
 """Whether the largest case fits on every GPU, asked before the first of them: a rank that runs out of memory in the
 middle of a collective would leave the others waiting for it.
 
-Contenders hold buffers only while it is their turn, so that one contender's buffers are what has to fit beside the CUDA
+Backends hold buffers only while it is their turn, so that one backend's buffers are what has to fit beside the CUDA
 contexts and NCCL's own memory of all of them.
 """
 
@@ -38,13 +38,13 @@ def check_memory(groups: Sequence[Group], cases: Sequence[Case], timeout_s: floa
     if needed > free[rank]:
         raise BenchError(
             f"{largest.collective} of {format_size(largest.bytes)} needs {format_size(needed)} of memory on each GPU,"
-            f" and rank {rank} has {format_size(free[rank])} left beside the processes of {len(alive)} contenders;"
-            " lower -e/--maxbytes, or run fewer contenders (--tuned, --variant)"
+            f" and rank {rank} has {format_size(free[rank])} left beside the processes of {len(alive)} backends;"
+            " lower -e/--maxbytes, or run fewer backends (--tuned, --variant)"
         )
 
 
 def _free_bytes(groups: Sequence[Group], timeout_s: float) -> list[int]:
-    """By rank. All contenders have a process on each GPU and see the same, so the first that answers is enough."""
+    """By rank. All backends have a process on each GPU and see the same, so the first that answers is enough."""
     for group in groups:
         try:
             return group.free_bytes(timeout_s)

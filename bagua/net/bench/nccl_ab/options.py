@@ -33,20 +33,20 @@ DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_TIME_LIMIT_S = 480.0
 
 _EPILOG = """\
-Each contender is a group of processes of its own, one per GPU, because NCCL reads its environment once; all groups
-live for the whole run and take turns. NCCL's log has to show for every rank that the contender used the network it is
+Each backend is a group of processes of its own, one per GPU, because NCCL reads its environment once; all groups
+live for the whole run and take turns. NCCL's log has to show for every rank that the backend used the network it is
 named after; otherwise that is an error.
 
 examples:
   bagua-net-bench --nccl                                      all GPUs of this host over loopback TCP
   bagua-net-bench --nccl --share-gpus --ranks 2               a machine with a single GPU
   bagua-net-bench --nccl --collectives all_reduce,send_recv -b 1K -e 64M -f 4
-  bagua-net-bench --nccl --tuned best --shared-memory         beside the best of nine settings of NCCL, for each size
+  bagua-net-bench --nccl --tuned best --shared-memory         compared with the best of nine NCCL settings, by size
   bagua-net-bench --nccl --tuned 4x4x16 --variant one:BAGUA_NET_NSTREAMS=1 --shared-memory
   torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
       --no-python bagua-net-bench --nccl                      across hosts; srun and mpirun work as well
 
-exit status: 0, or 1 if a contender failed, used another network or gave wrong data, or 2 if an option was wrong.
+exit status: 0, or 1 if a backend failed, used another network or gave wrong data, or 2 if an option was wrong.
 """
 
 
@@ -121,7 +121,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="TxS[xC]",
         help="NCCL's own transport with T threads, S sockets each and at least C channels; may be repeated, or a list"
         f" with commas; {BEST} stands for {','.join(BEST_TUNED)}, of which the report shows the best of each size; none"
-        f" for no such contender (default {DEFAULT_TUNED})",
+        f" for no such backend (default {DEFAULT_TUNED})",
     )
     what.add_argument(
         "--variant",
@@ -157,14 +157,14 @@ def make_parser() -> argparse.ArgumentParser:
         type=within(int, 1, 1000),
         default=DEFAULT_REPEATS,
         metavar="N",
-        help=f"turns of each contender at each size (default {DEFAULT_REPEATS})",
+        help=f"turns of each backend at each size (default {DEFAULT_REPEATS})",
     )
     length.add_argument(
         "--turn-seconds",
         type=within(float, 0.001, 60.0),
         default=DEFAULT_TURN_S,
         metavar="S",
-        help=f"how long the slowest contender's turn shall take (default {DEFAULT_TURN_S:g}); less where the time limit"
+        help=f"duration of the slowest backend's turn (default {DEFAULT_TURN_S:g}); less where the time limit"
         " asks for it",
     )
     length.add_argument(
@@ -172,7 +172,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=within(float, 1.0, 86400.0),
         default=DEFAULT_TIME_LIMIT_S,
         metavar="S",
-        help="seconds that the run shall fit into, once all contenders have started; after them no further turn begins,"
+        help="time limit of the run, in seconds, once all backends have started; after it no further turn begins,"
         f" and what was measured is reported (default {DEFAULT_TIME_LIMIT_S:g})",
     )
 
@@ -184,7 +184,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="switch NCCL's P2P and shared memory off, over the loopback interface unless NCCL_SOCKET_IFNAME says"
         " another (default: when all ranks are on one host, where TCP would never be used otherwise)",
     )
-    network.add_argument("--interface", metavar="NAME", help="NCCL_SOCKET_IFNAME of all contenders")
+    network.add_argument("--interface", metavar="NAME", help="NCCL_SOCKET_IFNAME of all backends")
     network.add_argument(
         "--port", type=within(int, 1, 65535), metavar="N", help="where launched ranks meet on rank 0's host"
     )
@@ -201,7 +201,7 @@ def make_parser() -> argparse.ArgumentParser:
     output.add_argument(
         "--all-columns",
         action="store_true",
-        help="a column for every contender, also where more than four would make the table wide",
+        help="a column for each backend, even with more than four",
     )
     output.add_argument("--json", type=Path, metavar="PATH", help="every figure, the logs' proof, the machine's facts")
     output.add_argument("--csv", type=Path, metavar="PATH", help="one row per figure")
@@ -232,7 +232,7 @@ def parse_options(arguments: Sequence[str]) -> NcclOptions:
     except ValueError as error:
         parser.error(str(error))
     if len(contenders) < 2:
-        parser.error("--without-plugin with --tuned none leaves one contender; a comparison needs two")
+        parser.error("--without-plugin with --tuned none leaves one backend; a comparison needs two")
     return NcclOptions(
         sizes=sizes,
         collectives=given.collectives,

@@ -1,4 +1,4 @@
-"""--json, --csv and --plot of the GPU comparison: every contender's figures, whatever the table on the screen shows."""
+"""--json, --csv and --plot of the GPU comparison: every backend's figures, whatever the table on the screen shows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Where workers are started: on this machine, or by the agent of a launched rank on its own host.
 
 Same connection and same orders as bagua.net.bench.remote_place ({"id", "start"}, {"id", "line"}, {"finish"}); what is
-started is a worker of a contender instead of a load driver. The agent takes the contender by number from its own
-command line, so that rank 0 can name a contender and never a command or an environment.
+started is a worker of a backend instead of a load driver. The agent takes the backend by number from its own
+command line, so that rank 0 can name a backend and never a command or an environment.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class LocalWorkers:
     def start(self, request: WorkerRequest) -> DriverProcess:
         if not 0 <= request.contender < len(self.settings.contenders):
             raise BenchError(
-                f"contender {request.contender} was asked for, but this rank's command line makes"
+                f"backend {request.contender} was asked for, but this rank's command line makes"
                 f" {len(self.settings.contenders)}; start every rank with the same options"
             )
         name = f"{self.settings.contenders[request.contender].name}, rank {request.rank}"

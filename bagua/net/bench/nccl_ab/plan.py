@@ -1,8 +1,8 @@
 """What a GPU comparison measures, in which order: sizes, cases, turns. No torch, no processes.
 
 Order: every size is verified and calibrated first; then repetition follows repetition over all sizes, and within a
-size the contenders take turns, each repetition beginning with another one. A drift of the machine then falls on all
-contenders alike, and a run that is stopped early has few repetitions of every size instead of none of some.
+size the backends take turns, each repetition beginning with another one. A drift of the machine then falls on all
+backends alike, and a run that is stopped early has few repetitions of every size instead of none of some.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Turn:
-    """One contender measures one case once."""
+    """One backend measures one case once."""
 
     case: Case
     contender: int
@@ -85,5 +85,5 @@ def turns(cases: Sequence[Case], contenders: int, repetitions: int) -> Iterator[
     for repetition in range(repetitions):
         for index, case in enumerate(cases):
             for place in range(contenders):
-                # The shift by the case as well keeps one contender from always following the same large transfer.
+                # The shift by the case as well keeps one backend from always following the same large transfer.
                 yield Turn(case, (place + repetition + index) % contenders, repetition)

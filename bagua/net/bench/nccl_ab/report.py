@@ -1,6 +1,6 @@
 """What a person reads: a table for each collective, a line a size, and the closing lines.
 
-With many contenders a table of all of them is wider than a terminal and hides what is asked: NCCL's hand-tuned settings
+With many backends a table of all of them is wider than a terminal and hides what is asked: NCCL's hand-tuned settings
 then stand in one column, the best of each size.
 """
 
@@ -18,7 +18,7 @@ from bagua.net.bench.paired_ratio import SMALL_BYTES
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import BOLD, DIM, LOUD, MISSING, RESET, format_bandwidth, format_time_us
 
-# Up to so many, every contender has a column.
+# Up to so many, every backend has a column.
 MAX_COLUMNS = 4
 
 
@@ -28,7 +28,7 @@ def has_envelope(contenders: Sequence[Contender], *, all_columns: bool = False) 
 
 
 def hand_tuned_names(contenders: Sequence[Contender]) -> list[str]:
-    """NCCL's own settings but the first contender, which is its default."""
+    """NCCL's own settings but the first backend, which is its default."""
     return [contender.name for contender in contenders[1:] if contender.is_own_tcp]
 
 
@@ -124,7 +124,7 @@ def render_closing(
     *,
     all_columns: bool = False,
 ) -> str:
-    """Proof of each contender's network, our speed-ups, where we are slower, and everything that went wrong."""
+    """Proof of each backend's network, our speed-ups, where we are slower, and everything that went wrong."""
     lines = []
     for group in groups:
         if group.proofs:

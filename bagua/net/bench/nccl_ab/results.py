@@ -1,4 +1,4 @@
-"""From timings to figures: a row a contender and case, the best of NCCL's own settings for each case, and the ratios of
+"""From timings to figures: a row a backend and case, the best of NCCL's own settings for each case, and the ratios of
 our plugin to all of them, taken within each repetition."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CPU_FROM_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Ratio:
-    """Our time against another contender's at one case; above 1 we are faster."""
+    """Our time against another backend's at one case; above 1 we are faster."""
 
     case: Case
     baseline: str
@@ -50,7 +50,7 @@ class BestTuned:
 @dataclass(frozen=True)
 class Results:
     rows: Sequence[Measurement]
-    ratios: Sequence[Ratio]  # to each single contender
+    ratios: Sequence[Ratio]  # to each single backend
     best: Sequence[BestTuned]  # empty unless two or more of NCCL's own settings ran
 
     def best_of(self, collective: str) -> dict[int, BestTuned]:
@@ -80,7 +80,7 @@ def results_of(cases: Sequence[Case], groups: Sequence[Group], outcome: RunOutco
 
 
 def _row(place: tuple[Case, int], groups: Sequence[Group], outcome: RunOutcome, ranks: int) -> Measurement:
-    """A contender that failed keeps what it had measured: a wrong network is found before the first measurement."""
+    """A backend that failed keeps what it had measured: a wrong network is found before the first measurement."""
     case, index = place
     timings = outcome.timings[place]
     iterations = outcome.iterations[case]

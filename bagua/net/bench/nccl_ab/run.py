@@ -1,6 +1,6 @@
 """The run of the GPU comparison: verify and calibrate, prove the network, then turn by turn. One thread drives it.
 
-A contender that fails (wrong network, wrong data, a crash, no answer in time) is ended and reported, and the others go
+A backend that fails (wrong network, wrong data, a crash, no answer in time) is ended and reported, and the others go
 on: minutes on GPUs are too dear to lose to one of them.
 """
 
@@ -119,7 +119,7 @@ class ComparisonRun:
                     self.outcome.notes.append(
                         f"verifying took {_CALIBRATION_SHARE:.0%} of the time limit of"
                         f" {self._settings.time_limit_s:g} s: {case.collective} of {format_size(case.bytes)} and what"
-                        " comes after it are missing; raise --time-limit, or leave sizes or contenders out"
+                        " comes after it are missing; raise --time-limit, or leave sizes or backends out"
                     )
                     self._cases = self._cases[:number]
                     return
@@ -136,7 +136,7 @@ class ComparisonRun:
 
     def _calibrated(self, case: Case, group: Group) -> Calibration:
         """After a verification, if there was one: everything is connected. A large size is not repeated more than it
-        must be: eleven contenders with 1 GiB each add up."""
+        must be: eleven backends with 1 GiB each add up."""
         warmup = 0 if self._settings.verify else 1
         found = self._calibrated_by(case, group, 1, warmup)
         return (
@@ -177,13 +177,13 @@ class ComparisonRun:
         again = f", then {self._verify_s:.0f} s to verify again" if settings.verify else ""
         text = (
             f"about {plan.expected_s:.0f} s for {settings.repetitions} repetitions of {len(self._cases)} sizes by"
-            f" {len(self._alive())} contenders{again}"
+            f" {len(self._alive())} backends{again}"
         )
         if plan.fits:
             return text
         return (
             f"{text}: more than is left of the time limit of {settings.time_limit_s:g} s, so that repetitions will be"
-            " missing; raise --time-limit, or lower -e/--maxbytes, --repeats or the number of contenders"
+            " missing; raise --time-limit, or lower -e/--maxbytes, --repeats or the number of backends"
         )
 
     def _measure(self) -> None:
@@ -196,7 +196,7 @@ class ComparisonRun:
         with self._progress(total) as display:
             display.message(self._forecast())
             for turn in turns(self._cases, len(self._groups), settings.repetitions):
-                # Between cases only: a repetition of a case is complete for every contender or for none.
+                # Between cases only: a repetition of a case is complete for every backend or for none.
                 if turn.case is not previous and self._out_of_time(turn):
                     return
                 previous = turn.case

@@ -1,4 +1,4 @@
-"""One rank of one contender: `python -m bagua.net.bench.nccl_ab.worker`. Lives for the whole run, because NCCL reads
+"""One rank of one backend: `python -m bagua.net.bench.nccl_ab.worker`. Lives for the whole run, because NCCL reads
 its environment once per process; runs one command at a time and sleeps in between.
 
 One JSON object per line on stdin and one reply per line on the first stdout (see bagua.net.bench.endpoint). Anything
@@ -80,7 +80,7 @@ class Worker:
         except Exception as error:  # the boundary of the process: the parent has to be told, whatever it was
             message = f"{type(error).__name__}: {error}"
             if "out of memory" in message.lower():
-                message += "; lower -e/--maxbytes, or the number of contenders, each of which is a process on every GPU"
+                message += "; lower -e/--maxbytes, or the number of backends, each of which is a process on every GPU"
             self._reply({"event": "error", "message": message})
             return 1
         return 0

@@ -29,7 +29,7 @@ from bagua.net.bench.table import (
 
 @dataclass(frozen=True, kw_only=True)
 class PeersMeasurement(Measurement):
-    """One contender with one number of comms at one message size. A time is a message's, algbw the rate each way.
+    """One backend with one number of comms at one message size. A time is a message's, algbw the rate each way.
     Figures of a process are those of its two ranks that has more."""
 
     comms: int  # each way, so a process has twice as many

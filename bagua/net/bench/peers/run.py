@@ -34,7 +34,7 @@ _MAX_MESSAGES = 1_000_000
 def start_sessions(
     options: PeersOptions, path: NetworkPath, environment: Mapping[str, str], drivers: DriverGroup
 ) -> list[PeersSession]:
-    """All drivers of all contenders, connected."""
+    """All drivers of all backends, connected."""
     settings = _settings(options, path, environment)
     sessions = []
     for comms in options.comms:

@@ -1,6 +1,6 @@
-"""The run: every repetition visits every size, and every contender there, in an order that rotates.
+"""The run: every repetition visits every size, and every backend there, in an order that rotates.
 
-Interleaving is what makes contenders comparable: a neighbour's load or a frequency step hits all of them alike, and
+Interleaving is what makes backends comparable: a neighbour's load or a frequency step hits all of them alike, and
 ratios are taken within one visit.
 """
 
@@ -29,7 +29,7 @@ _CALIBRATION_SHARE = 0.5
 
 @dataclass
 class RunResults:
-    """samples[contender][size][repetition]; a contender that does not run at a size has no entry for it."""
+    """samples[backend][size][repetition]; a backend that does not run at a size has no entry for it."""
 
     samples: dict[str, dict[int, list[Sample]]] = field(default_factory=dict)
     verifications: dict[tuple[str, int], Verification] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class RunResults:
     unmeasured: list[int] = field(default_factory=list)  # sizes for which the time budget did not suffice
 
     def wrong(self) -> list[tuple[str, int, str]]:
-        """(contender, size, message) of every failed verification."""
+        """(backend, size, message) of every failed verification."""
         return [
             (name, size, verification.message)
             for (name, size), verification in self.verifications.items()
@@ -89,7 +89,7 @@ def run_interleaved(
     results.plan = plan
     with progress(steps * plan.repeats) as display:
         display.message(
-            f"measuring {len(costs)} sizes, {len(visit.sessions)} contenders, {plan.repeats} repetitions:"
+            f"measuring {len(costs)} sizes, {len(visit.sessions)} backends, {plan.repeats} repetitions:"
             f" about {plan.expected_s:.0f} s"
         )
         for repetition in range(plan.repeats):

@@ -35,7 +35,7 @@ def fixed_plan(costs: Mapping[int, float], iterations: int, warmup: int, repeats
 def budget_plan(
     costs: Mapping[int, float], budget_s: float, repeats: int, *, may_reduce_repeats: bool, warmup: int | None = None
 ) -> IterationPlan:
-    """costs: seconds of one iteration of every contender together, by size.
+    """costs: seconds of one iteration of every backend together, by size.
 
     Each size gets an equal slice of a repetition; what a size cannot spend (MAX_ITERATIONS) or what a large one
     overdraws (at least one iteration and its warm-up) is shared by the others. Where not even single iterations fit,

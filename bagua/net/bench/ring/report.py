@@ -22,7 +22,7 @@ class Report:
     ranks: int
     machine: MachineFacts
     contenders: Mapping[str, str]  # what each one is: library, table, device
-    left_out: Sequence[str]  # why a contender did not run
+    left_out: Sequence[str]  # why a backend did not run
     rows: Sequence[Measurement]
     limit: RawLimit | None
     comparisons: Sequence[Comparison]

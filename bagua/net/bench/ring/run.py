@@ -39,13 +39,13 @@ _DESCRIPTIONS = {
 
 
 def chosen_contenders(options: Options) -> tuple[list[str], list[str]]:
-    """The contenders that run, and for each that does not a line saying why."""
+    """The backends that run, and for each that does not a line saying why."""
     if "gloo" not in options.contenders or has_torch():
         return list(options.contenders), []
     if options.contenders_given:
         raise UsageError(
-            "contender 'gloo' needs torch, which is not installed; run pip install bagua[torch], or leave it out of"
-            " --contenders"
+            "backend 'gloo' needs torch, which is not installed; run pip install bagua[torch], or leave it out of"
+            " --backends"
         )
     return [name for name in options.contenders if name != "gloo"], ["gloo (torch is not installed: bagua[torch])"]
 
@@ -53,7 +53,7 @@ def chosen_contenders(options: Options) -> tuple[list[str], list[str]]:
 def start_sessions(
     team: Team, options: Options, names: Sequence[str], raw_sizes: Sequence[int], deadline: float
 ) -> list[Session]:
-    """All drivers of all contenders, connected. They stay until the team ends."""
+    """All drivers of all backends, connected. They stay until the team ends."""
     sessions: list[Session] = []
     # The slowest to start first: importing torch overlaps with the others.
     for name in sorted(names, key=lambda name: name != "gloo"):
@@ -98,7 +98,7 @@ def run_bench(team: Team, options: Options, environment: Mapping[str, str], stre
     machine = describe_machine()
     raw_sizes = [size for size in options.sizes if size >= RAW_MIN_BYTES] or [RAW_ONLY_BYTES]
     with Progress(1, quiet=stream_is_quiet) as display:
-        display.message(f"starting {len(names)} contenders of {team.ranks} ranks")
+        display.message(f"starting {len(names)} backends of {team.ranks} ranks")
         for reason in left_out:
             display.message(f"left out: {reason}")
         start_deadline = began + _START_SHARE * options.time_budget_s

@@ -1,4 +1,4 @@
-"""A contender's running drivers: ring sessions of W ranks, and raw TCP pairs.
+"""A backend's running drivers: ring sessions of W ranks, and raw TCP pairs.
 
 Owned by the run; everything is driven from its one thread, and all sessions but the one under way are idle.
 """
@@ -20,7 +20,7 @@ from bagua.net.bench.traffic_pattern import ring_memory_bytes
 
 @dataclass(frozen=True)
 class Sample:
-    """One visit: `iterations` of one contender at one size."""
+    """One visit: `iterations` of one backend at one size."""
 
     iterations: int
     seconds: float  # elapsed / iterations, the slowest rank's
@@ -57,7 +57,7 @@ class Session(Protocol):
     def run(self, size_bytes: int, iterations: int, warmup: int, timeout_s: float) -> Sample: ...
 
     def verify(self, size_bytes: int, timeout_s: float) -> Verification | None:
-        """None: this contender's bytes are not checked."""
+        """None: this backend's bytes are not checked."""
 
 
 class RingSession:

@@ -33,7 +33,7 @@ class RawLimit:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`contender` over `baseline`; a None was not measured."""
+    """`backend` over `baseline`; a None was not measured."""
 
     contender: str
     baseline: str
@@ -100,7 +100,7 @@ def comparisons(results: RunResults, baselines: Sequence[str]) -> list[Compariso
 
 @dataclass(frozen=True)
 class PairedSeries:
-    """Every repetition's ratio of `contender` over `baseline` at one size: what a verdict over many runs is made of."""
+    """Every repetition's ratio of `backend` over `baseline` at one size: what a verdict over many runs is made of."""
 
     contender: str
     baseline: str
@@ -129,7 +129,7 @@ def paired_series(results: RunResults, baselines: Sequence[str]) -> list[PairedS
 def measurements(
     results: RunResults, collectives: Mapping[str, str], ranks: int, limit: RawLimit | None
 ) -> list[Measurement]:
-    """One row a contender and size, by size, in the order of the contenders."""
+    """One row a backend and size, by size, in the order of the backends."""
     sizes = sorted({size for by_size in results.samples.values() for size in by_size})
     rows = []
     for size in sizes:

@@ -1,4 +1,4 @@
-"""Whether the gloo contender can run here, found out without importing torch."""
+"""Whether the gloo backend can run here, found out without importing torch."""
 
 from __future__ import annotations
 
