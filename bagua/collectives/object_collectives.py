@@ -81,6 +81,20 @@ def all_gather_object(obj: Any, comm: BaguaCommunicator | None = None) -> list[A
     ]
 
 
+def all_gather_bytes(data: torch.Tensor, comm: BaguaCommunicator) -> list[list[int]]:
+    """
+    Args:
+        data: uint8, on the CPU, as many elements on every rank.
+
+    Returns:
+        the bytes of all ranks in their order.
+    """
+    own = data.to(_device(comm))
+    everything = own.new_empty(comm.nranks() * own.numel())
+    byte_transport.all_gather(comm, own, everything)
+    return everything.view(comm.nranks(), own.numel()).tolist()
+
+
 def _device(comm: BaguaCommunicator) -> torch.device:
     """Where the bytes travel: they come from the CPU, so there if the group has a backend for it."""
     served = torch_internals.device_types(comm.torch_group)

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from bagua.engine.bucket_op import BucketOp, FunctionOp
 from bagua.engine.flat_views import flat_views
-from bagua.engine.tensor import TensorRecord, effective_tensor, gradient_of, replace_effective, require_record
+from bagua.engine.tensor import (
+    TensorRecord,
+    effective_tensor,
+    gradient_of,
+    replace_effective,
+    require_record,
+    restore_record,
+)
 
 
 class Bucket:
@@ -61,8 +68,14 @@ class Bucket:
         self._ops: list[BucketOp] = []
         # Gradients that `copy_in_one` has multiplied: nothing may be added to them.
         self.is_scaled = bytearray(len(self.tensors))
-        # Gradients are taken over when the first backward has made them, all others now.
-        if flatten:
+        self.attach()
+
+    def attach(self) -> None:
+        """Take the effective tensors into the bucket's memory (`flatten`): gradients when a backward pass has made
+        them, if there are none now."""
+        for tensor, record in zip(self.tensors, self._records, strict=True):
+            restore_record(tensor, record)
+        if self.flatten:
             for tensor, view, record in zip(self.tensors, self.views, self._records, strict=True):
                 record.view = view
                 if not self.holds_gradients or tensor.grad is not None:
@@ -305,7 +318,7 @@ class Bucket:
             replace_effective(tensor, view)
 
     def release(self) -> None:
-        """Give the tensors memory of their own again, where they are views of this bucket's, and forget the views."""
+        """Give the tensors memory of their own again, where they are views of this bucket's: undoes `attach`."""
         for tensor, view, record in zip(self.tensors, self.views, self._records, strict=True):
             if record.view is not view:
                 continue

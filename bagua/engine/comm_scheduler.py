@@ -15,16 +15,19 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from bagua.collectives.failure_report import failures_named
 from bagua.engine.bucket import Bucket
-from bagua.engine.bucket_readiness import BucketReadiness, marker
+from bagua.engine.bucket_readiness import BucketReadiness, flag_setter
 from bagua.engine.comm_thread import CommThread, has_thread, join_thread
+from bagua.engine.step_state import BucketEvent, BucketState
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -33,11 +36,16 @@ if TYPE_CHECKING:
 
 
 class CommScheduler:
-    """Of one module.
+    """Of one plan of a module. Each tensor has a slot, its position in all buckets together.
 
     Args:
-        buckets: in launch order, the same on all ranks.
+        buckets: in launch order, the same on all ranks. None: nothing is communicated.
         group: whose stream carries the operations.
+
+    Attributes:
+        set_ready: by slot, what sets the tensor's ready flag; an argument is ignored, so that it can be a hook.
+        slots: by id of the tensor.
+        sent: the buckets of the pass that was waited for last.
 
     Raises:
         ValueError: a tensor, or its name, is in two buckets.
@@ -49,29 +57,51 @@ class CommScheduler:
         self._states = [BucketReadiness(bucket) for bucket in buckets]
         self._queue = deque(self._states)
         self._started: list[_Started] = []
-        # The buckets of the pass that was waited for last.
         self.sent: list[Bucket] = []
         # Guards all below, and the states of the buckets but for their ready flags.
         self.lock = threading.RLock()
         self._thread: CommThread | None = None
         self._leave_thread: Callable[[], object] | None = None
-        for state in self._states:
-            for index, record in enumerate(state.bucket.records):
-                record.mark_ready = marker(state, index, self.launch_complete)
+        self.set_ready: list[Callable[[object], None]] = [
+            flag_setter(state, index, self.launch_complete)
+            for state in self._states
+            for index in range(len(state.bucket.tensors))
+        ]
+        self.slots = {id(tensor): slot for slot, tensor in enumerate(self._tensors())}
+        self.register()
+
+    def _tensors(self) -> Iterator[Tensor]:
+        return chain.from_iterable(state.bucket.tensors for state in self._states)
+
+    def register(self) -> None:
+        """From now on a tensor's record sets its flag here."""
+        for record in chain.from_iterable(state.bucket.records for state in self._states):
+            record.scheduler = self
+
+    def unregister(self) -> None:
+        """Records set no flags here any more."""
+        for record in chain.from_iterable(state.bucket.records for state in self._states):
+            if record.scheduler is self:
+                record.scheduler = None
 
     # --- ready flags and launches ------------------------------------------------------------------------------------
 
-    def launch_complete(self) -> None:
+    def set_all_ready(self) -> None:
+        """Start the operations of every bucket, with the tensors as the current stream has left them."""
+        for set_ready in self.set_ready:
+            set_ready(None)
+
+    def launch_complete(self, pass_is_over: bool = False) -> None:
         """The last ready flag of a bucket was set: launch it and those behind it, as far as they are complete."""
         with self.lock:
-            while self._queue[0].may_launch:
+            while self._queue and self._queue[0].may_launch(pass_is_over):
                 self._launch(self._queue[0])
 
     def _launch(self, state: BucketReadiness) -> None:
         self._queue.rotate(-1)
         streams = state.other_streams()
-        state.reset()
-        state.launched_in_pass = state.launched_in_step = True
+        state.clear_flags()
+        state.on(BucketEvent.LAUNCH)
         bucket = state.bucket
         what = "starting the communication of a bucket"
         # The backend's first call makes connections, and waits for the other ranks. On GPUs no later one does.
@@ -130,14 +160,13 @@ class CommScheduler:
             RuntimeError: communication failed; names the ranks that are gone, where that can be found out.
         """
         with self.lock:
-            for state in self._states:
-                state.held = False
-            self.launch_complete()
+            self.launch_complete(pass_is_over=True)
             started, self._started = self._started, []
             for state in self._states:
-                state.launched_in_pass = False
-                state.held = state.is_marked
-                if state.held:
+                if state.state is BucketState.LAUNCHED:
+                    state.on(BucketEvent.WAITED_FOR)
+                if state.is_flagged:
+                    state.on(BucketEvent.LEFT_PARTLY)
                     state.bucket.unscale()
             self.sent = [one.bucket for one in started]
         if not started:
@@ -149,7 +178,7 @@ class CommScheduler:
     @property
     def has_begun(self) -> bool:
         """Whether a ready flag was set or a bucket launched since the last `end_step`."""
-        return any(state.launched_in_step or state.is_marked for state in self._states)
+        return any(state.state is not BucketState.WAITING or state.is_flagged for state in self._states)
 
     def end_step(self) -> list[str]:
         """Names of the tensors that were not communicated while others were, since the last call. A complete step, or
@@ -158,11 +187,24 @@ class CommScheduler:
             names: list[str] = []
             if self.has_begun:
                 for state in self._states:
-                    if state.is_marked or not state.launched_in_step:
-                        names.extend(state.unmarked_names())
+                    if state.is_flagged or state.state is BucketState.WAITING:
+                        names.extend(state.unready_names())
             for state in self._states:
-                state.launched_in_step = False
+                state.on(BucketEvent.STEP_ENDS)
             return names
+
+    def inherit(self, other: CommScheduler) -> None:
+        """Go on in the step of a scheduler that this one replaces: gradients that were made, and not sent, are taken
+        as they are. What it has launched was waited for."""
+        ready = {
+            id(tensor)
+            for state in other._states
+            for tensor, flag in zip(state.bucket.tensors, state.ready, strict=True)
+            if flag
+        }
+        if ready:
+            for state in self._states:
+                state.inherit(ready)
 
     def reset(self) -> None:
         """Forget all ready flags and restore the order: after an error, before re-initialization. What was launched was
@@ -171,14 +213,10 @@ class CommScheduler:
             self._queue = deque(self._states)
             for state in self._states:
                 state.reset()
-                state.bucket.forget_scaled()
-                state.launched_in_pass = state.launched_in_step = state.held = False
 
     def close(self) -> None:
-        """Remove the functions that set ready flags from the tensors and leave the thread."""
-        for state in self._states:
-            for record in state.bucket.records:
-                record.mark_ready = None
+        """Leave tensors and thread alone from now on."""
+        self.unregister()
         if self._leave_thread is not None:
             self._leave_thread()
             self._thread = self._leave_thread = None

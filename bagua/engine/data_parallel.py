@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,9 +22,10 @@ from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.incomplete_step import failed_reinitialization
 from bagua.engine.module_hooks import ModuleHooks
 from bagua.engine.parameters import TrainableWatch, ignored_names, left_out_parameters, trainable_parameters
-from bagua.engine.replica_check import check_replicas
+from bagua.engine.replica_check import Replica
 from bagua.engine.state_broadcast import broadcast_optimizer_state, broadcast_parameters, refuse_lbfgs
-from bagua.engine.tensor import drop_record, record_of
+from bagua.engine.tensor import drop_record, record_of, set_ready
+from bagua.engine.training_plan import AlgorithmHooks, KeptPlans, TrainingPlan
 from bagua.engine.training_steps import TrainingSteps
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ _module_counts: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 # Every engine at work, by the name of its module.
 engines_by_name: weakref.WeakValueDictionary[str, BaguaDistributedDataParallel] = weakref.WeakValueDictionary()
-
-# Of algorithms: ranks that chose differently would wait for messages that nobody sends, or mix values up.
-_COMPARED_OPTIONS = ("hierarchical", "average", "peer_selection_mode", "communication_interval")
 
 
 class BaguaDistributedDataParallel:
@@ -93,16 +91,22 @@ class BaguaDistributedDataParallel:
         self.gradient_scale: float | None = None
         self.bagua_train_step_counter = 0
         self.bagua_algorithm = algorithm.reify(process_group)
+        self._shared_settings = dict(getattr(algorithm, "shared_settings", dict)())
         self.bagua_buckets: list[Bucket] = []
         self.parameters_to_ignore = ignored_names(module)
+        self._plan: TrainingPlan | None = None
+        self._kept_plans = KeptPlans()
         self._scheduler: CommScheduler | None = None
         self._hooks = ModuleHooks()
+        self._trainable: TrainableWatch
         self._parameters: list[tuple[str, nn.Parameter]] = []
+        # Ids of parameters that all ranks had the same values of, from a broadcast on.
+        self._broadcast: set[int] = set()
         self._steps = TrainingSteps(self)
         # Why there was no re-initialization.
         self._failure: str | None = None
-        # What algorithms seed from parameters is alike on all ranks: they were broadcast just now. Not so in a mere
-        # `rebuild_buckets`.
+        # What algorithms seed from parameters is the same on all ranks: they were broadcast just now. Not so in a mere
+        # `replan`.
         self.replicas_are_equal = False
         try:
             self._initialize(once_compared)
@@ -157,9 +161,7 @@ class BaguaDistributedDataParallel:
 
     def mark_ready(self, name: str, parameter: Tensor) -> None:
         """The usual backward hook: `parameter`'s tensor may be communicated."""
-        record = record_of(parameter)
-        if record is not None and record.mark_ready is not None:
-            record.mark_ready()
+        set_ready(parameter)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -175,16 +177,25 @@ class BaguaDistributedDataParallel:
         are those of all then, and its own are lost."""
         self._steps.contribute_zeros()
 
+    @property
+    def needs_replan(self) -> bool:
+        """Whether the algorithm has come to another phase than the buckets are of."""
+        return self._plan is not None and self._plan.phase != self._phase
+
+    def replan(self) -> None:
+        """Change what is communicated, between two steps: to the parameters that need a gradient now, the algorithm's
+        present phase, and `bucket_bytes` and `first_bucket_bytes`. Every rank calls it. All values stay as they are,
+        gradients too; nothing is broadcast, but parameters that were never synchronized before.
+
+        Raises:
+            RuntimeError: the ranks do not want the same; on all of them, and nothing is changed.
+            ValueError: there is nothing to train.
+        """
+        self._replan(keeps_plan=True)
+
     def rebuild_buckets(self) -> None:
-        """Ask the algorithm for its tensors, buckets and operations again. Collective only in that all ranks do it."""
-        self._release_buckets()
-        tensors = self.bagua_algorithm.init_tensors(self)
-        plan = plan_buckets(tensors, self.bucket_bytes, self.first_bucket_bytes)
-        groups = [[tensors[index] for index in group] for group in plan]
-        self.bagua_buckets = self.bagua_algorithm.tensors_to_buckets(groups, self.gradient_as_bucket_view)
-        for bucket in self.bagua_buckets:
-            self.bagua_algorithm.init_operations(self, bucket)
-        self._scheduler = CommScheduler(self.bagua_buckets, self.process_group)
+        """As `replan`, with new buckets in any case. Every rank calls it."""
+        self._replan(keeps_plan=False)
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank's next steps depend on beside the states of module and optimizers: the step counter and the
@@ -215,6 +226,7 @@ class BaguaDistributedDataParallel:
         try:
             self._release_buckets()
         finally:
+            self._kept_plans.clear()
             for _, parameter in self._parameters:
                 # Where another engine owns it, this one was refused.
                 record = record_of(parameter)
@@ -231,56 +243,134 @@ class BaguaDistributedDataParallel:
 
     @torch.inference_mode(False)  # what is made here is used in later passes
     def _initialize(self, once_compared: Callable[[], None] | None = None) -> None:
-        """All ranks start alike. At the beginning, when the algorithm asks for it, and when parameters were frozen or
-        unfrozen (not all of them: the engine is idle then). What is refused leaves the module as it is."""
+        """All ranks start from the same values: in the beginning, and when the algorithm asks for it. What is refused
+        leaves the module as it is."""
         self._hooks.remove()
-        if self._scheduler is not None:
+        if self._plan is not None:
             # What an algorithm has under way works on the tensors that are about to be overwritten.
             self.bagua_algorithm.finish(self)
-        trainable = TrainableWatch(self.module, self.parameters_to_ignore)
+        self._watch_parameters()
+        parameters = self._wanted_parameters()
+        with failures_named(self.process_group, "broadcasting parameters and optimizer states"):
+            replica = self._describe(parameters)
+            replica.check(self.communicator)
+            for optimizer in self.bagua_optimizers:
+                refuse_lbfgs(optimizer)
+            if once_compared is not None:
+                once_compared()
+            self._release_buckets()
+            self._replace_parameters(parameters)
+            broadcast_parameters(parameters, self.communicator)
+            self._broadcast = {id(parameter) for _, parameter in parameters}
+            left_out = left_out_parameters(self.module, self.parameters_to_ignore)
+            for optimizer in self.bagua_optimizers:
+                broadcast_optimizer_state(optimizer, self.communicator, left_out)
+        self.replicas_are_equal = True
+        try:
+            self._use(self._make_plan(replica))
+        finally:
+            self.replicas_are_equal = False
+        self._steps.install(self._hooks, self._trainable)
+
+    @torch.inference_mode(False)
+    def _replan(self, keeps_plan: bool) -> None:
+        before = self._plan
+        assert before is not None
+        self.bagua_algorithm.finish(self)
+        plan = self._kept_plans.take(self._plan_key())
+        if plan is not None and not (keeps_plan and plan.is_valid):
+            plan.scheduler.close()
+            plan = None
+        has_others = plan is None and self._trainable.is_outdated()
+        if has_others:
+            self._watch_parameters()
+        parameters = list(plan.parameters) if plan is not None else self._wanted_parameters()
+        replica = plan.replica if plan is not None else self._describe(parameters)
+        with failures_named(self.process_group, "agreeing on the parameters to communicate"):
+            replica.check(self.communicator)
+            self._put_away(before)
+            self._replace_parameters(parameters)
+            new = [one for one in parameters if id(one[1]) not in self._broadcast]
+            if new:
+                broadcast_parameters(new, self.communicator)
+                self._broadcast.update(id(parameter) for _, parameter in new)
+        if plan is None:
+            plan = self._make_plan(replica)
+        else:
+            plan.resume()
+        if plan.holds_gradients and before.holds_gradients:
+            plan.scheduler.inherit(before.scheduler)
+        self._use(plan)
+        if has_others:
+            self._hooks.remove()
+            self._steps.install(self._hooks, self._trainable)
+
+    def _watch_parameters(self) -> None:
+        self._kept_plans.clear()
+        # While the former ones live, no other has the id of one of them.
+        watch = TrainableWatch(self.module, self.parameters_to_ignore)
+        self._broadcast &= {id(parameter) for _, parameter in watch.named}
+        self._trainable = watch
+
+    def _wanted_parameters(self) -> list[tuple[str, nn.Parameter]]:
         parameters = trainable_parameters(self.module, self.parameters_to_ignore)
         if not parameters:
             raise ValueError(
                 f"{type(self.module).__name__} has no parameters to synchronize: all are frozen or ignored.\n"
                 "Unfreeze at least one (requires_grad_()), or train the module without Bagua."
             )
-        with failures_named(self.process_group, "broadcasting parameters and optimizer states"):
-            check_replicas(parameters, self.communicator, optimizers=self.bagua_optimizers, settings=self._settings())
-            for optimizer in self.bagua_optimizers:
-                refuse_lbfgs(optimizer)
-            if once_compared is not None:
-                once_compared()
-            self._replace_parameters(parameters)
-            broadcast_parameters(parameters, self.communicator)
-            left_out = left_out_parameters(self.module, self.parameters_to_ignore)
-            for optimizer in self.bagua_optimizers:
-                broadcast_optimizer_state(optimizer, self.communicator, left_out)
-        self.replicas_are_equal = True
-        try:
-            self.rebuild_buckets()
-        finally:
-            self.replicas_are_equal = False
-        self._steps.install(self._hooks, self._parameters, trainable)
+        return parameters
+
+    def _plan_key(self) -> Hashable:
+        sizes = (self.bucket_bytes, self.first_bucket_bytes)
+        return (self._phase, self._trainable.flags(), sizes)
+
+    @property
+    def _phase(self) -> Hashable:
+        phase: Hashable = getattr(self.bagua_algorithm, "phase", None)
+        return phase
+
+    def _describe(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> Replica:
+        return Replica(parameters, optimizers=self.bagua_optimizers, settings=self._settings())
+
+    def _make_plan(self, replica: Replica) -> TrainingPlan:
+        """Ask the algorithm for its tensors, buckets and operations."""
+        tensors = self.bagua_algorithm.init_tensors(self)
+        groups = plan_buckets(tensors, self.bucket_bytes, self.first_bucket_bytes)
+        buckets = self.bagua_algorithm.tensors_to_buckets(
+            [[tensors[index] for index in group] for group in groups], self.gradient_as_bucket_view
+        )
+        for bucket in buckets:
+            self.bagua_algorithm.init_operations(self, bucket)
+        scheduler = CommScheduler(buckets, self.process_group)
+        return TrainingPlan(self._plan_key(), self._phase, replica, self._parameters, buckets, scheduler)
+
+    def _use(self, plan: TrainingPlan) -> None:
+        self._plan, self._scheduler, self.bagua_buckets = plan, plan.scheduler, list(plan.buckets)
+        self._steps.follow(plan.parameters, self._trainable, AlgorithmHooks.of(self), plan.scheduler)
+
+    def _put_away(self, plan: TrainingPlan) -> None:
+        plan.suspend()
+        if plan.holds_gradients:
+            self._kept_plans.keep(plan, limit_bytes=sum(one.nbytes for _, one in self._trainable.named))
+        else:
+            plan.scheduler.close()
 
     def _replace_parameters(self, parameters: list[tuple[str, nn.Parameter]]) -> None:
         before, self._parameters = self._parameters, parameters
         names = {id(parameter): name for name, parameter in parameters}
-        # Also those that have another name now, as pruning and parametrizations give it: records keep theirs.
-        gone = [parameter for name, parameter in before if names.get(id(parameter)) != name]
-        if gone:
-            self._release_buckets()
-            for parameter in gone:
+        for name, parameter in before:
+            # Also those that have another name now, as pruning and parametrizations give it: records keep theirs.
+            if names.get(id(parameter)) != name:
                 drop_record(parameter)
 
     def _settings(self) -> list[str]:
         """What decides about the order and the sizes of messages, beside the parameters."""
         sizes = (self.first_bucket_bytes, self.bucket_bytes)
         first, later = ("default" if size is None else f"{size} bytes" for size in sizes)
-        options = ((name, getattr(self.bagua_algorithm, name, None)) for name in _COMPARED_OPTIONS)
         return [
             f"the algorithm {type(self.bagua_algorithm).__name__}",
-            # Of other types they may be something else, in an algorithm of somebody else's.
-            *(f"{name}={value}" if isinstance(value, bool | int | str) else f"no {name}" for name, value in options),
+            *(f"{name}={value}" for name, value in sorted(self._shared_settings.items())),
             f"find_unused_parameters={self.find_unused_parameters}",
             f"buckets of {later} (the first: {first})",
         ]
@@ -288,8 +378,15 @@ class BaguaDistributedDataParallel:
     def initialize_again(self) -> None:
         """In the middle of training. After an error the module is not synchronized any more, so that training it is
         refused."""
+        self._or_fail(self._initialize)
+
+    def replan_or_fail(self) -> None:
+        """As `replan`. After an error the module is not synchronized any more, so that training it is refused."""
+        self._or_fail(self.replan)
+
+    def _or_fail(self, change: Callable[[], None]) -> None:
         try:
-            self._initialize()
+            change()
         except BaseException as error:
             with contextlib.suppress(Exception):  # of the same cause
                 self.detach()
@@ -303,14 +400,14 @@ class BaguaDistributedDataParallel:
             raise RuntimeError(self._failure)
 
     def _release_buckets(self) -> None:
-        if self._scheduler is None:
+        if self._plan is None:
             return
         try:
             self.bagua_algorithm.finish(self)  # before the memory that it works on is given back
         finally:
-            self._scheduler.close()
-            for bucket in self.bagua_buckets:
-                bucket.release()
+            plan, self._plan = self._plan, None
+            plan.suspend()
+            plan.scheduler.close()
             self.bagua_buckets, self._scheduler = [], None
 
 

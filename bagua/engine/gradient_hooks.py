@@ -14,59 +14,28 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bagua.engine.tensor import record_of
+from bagua.engine.step_state import PassState
 
 if TYPE_CHECKING:
     from bagua.engine.training_steps import TrainingSteps
 
 
-def marking_hook(steps: TrainingSteps, slot: int) -> Callable[[Tensor], None]:
-    """Calls `steps.ready_flags[slot]`. The shortest way, for algorithms that only mark gradients as ready."""
+def gradient_hook(steps: TrainingSteps, position: int) -> Callable[[Tensor], None]:
+    """Calls what the steps have for the parameter at this position of the module: it stays when buckets change. The
+    usual one sets a ready flag, so that this is the shortest way from a gradient to its communication."""
     reference = weakref.ref(steps)
-
-    def hook(_: Tensor) -> None:
-        steps = reference()
-        if steps is not None and steps.engine.require_backward_grad_sync:
-            if not steps.pass_is_open:
-                steps.open_pass()
-            steps.ready_flags[slot]()
-
-    return hook
-
-
-def algorithm_hook(steps: TrainingSteps, name: str) -> Callable[[Tensor], None]:
-    """Calls the algorithm's backward hook, and notes that the parameter was used."""
-    reference = weakref.ref(steps)
+    is_open = PassState.OPEN
 
     def hook(parameter: Tensor) -> None:
         steps = reference()
         if steps is not None and steps.engine.require_backward_grad_sync:
-            if not steps.pass_is_open:
+            on_gradient = steps.on_gradient[position]
+            if on_gradient is None:
+                steps.refuse_unsynchronized(position, parameter)
+                return
+            if steps.passes.state is not is_open:
                 steps.open_pass()
-            steps.on_gradient(name, parameter)
-
-    return hook
-
-
-def refusing_hook(steps: TrainingSteps, name: str) -> Callable[[Tensor], None]:
-    """Of a parameter that was frozen when buckets were made. If it gets a gradient, it was unfrozen where nobody looks:
-    that would differ by rank."""
-    reference = weakref.ref(steps)
-
-    def hook(parameter: Tensor) -> None:
-        steps = reference()
-        if steps is None or not steps.engine.require_backward_grad_sync:
-            return
-        if record_of(parameter) is None:  # otherwise another module's engine synchronizes it
-            module = steps.engine.bagua_module_name
-            raise RuntimeError(
-                f"{name!r} got a gradient, but is not synchronized.\n"
-                f"It was frozen when {module} was wrapped or last called in training mode. Only a call of the module"
-                " in train() mode notices that it was unfrozen.\n"
-                "On all ranks, call the module once in train() mode (torch.no_grad() is enough), or wrap it again. To"
-                " train this parameter on each rank separately, put its name into the module's"
-                " _bagua_params_and_buffers_to_ignore."
-            )
+            on_gradient(parameter)
 
     return hook
 

@@ -64,6 +64,18 @@ def unregistered_parameters(names: Sequence[str]) -> str:
     )
 
 
+def unsynchronized_gradient(name: str, module: str) -> str:
+    """Of a parameter that was frozen when buckets were made."""
+    return (
+        f"{name!r} got a gradient, but is not synchronized.\n"
+        f"It was frozen when {module} was wrapped or last called in training mode. Only a call of the module"
+        " in train() mode notices that it was unfrozen.\n"
+        "On all ranks, call the module once in train() mode (torch.no_grad() is enough), or wrap it again. To"
+        " train this parameter on each rank separately, put its name into the module's"
+        " _bagua_params_and_buffers_to_ignore."
+    )
+
+
 def failed_reinitialization(module: str, error: BaseException) -> str:
     """Of a module that could not be initialized again."""
     return (

@@ -89,12 +89,12 @@ class ModuleHooks:
         self._handles.append(module.register_forward_hook(callable_))
 
     def after_gradient(self, parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
-        """`hook(parameter)` each time its gradient has been accumulated, on autograd's thread."""
-        self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
-
-    def after_late_gradient(self, parameter: Tensor, hook: Callable[[Tensor], None]) -> None:
-        """As `after_gradient`, for a parameter that is frozen: it gets gradients when it is unfrozen."""
-        # Some cannot be: integers, those made in inference mode, lazy ones.
+        """`hook(parameter)` each time its gradient has been accumulated, on autograd's thread. One that is frozen gets
+        gradients when it is unfrozen."""
+        if parameter.requires_grad:
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+            return
+        # Some can never be unfrozen: integers, those made in inference mode, lazy ones.
         with contextlib.suppress(RuntimeError, ValueError):
             parameter.requires_grad = True  # torch takes no hooks of others
             try:

@@ -95,31 +95,40 @@ def _refuse_sparse(module: nn.Module, listed: set[int]) -> None:
 
 
 class TrainableWatch:
-    """Notices that one of `replicated_parameters` was frozen, unfrozen or replaced. It remembers them: finding them
-    takes longer than looking at all of them."""
+    """Notices that one of `replicated_parameters` was frozen, unfrozen or replaced. It keeps them: finding them takes
+    longer than looking at all of them.
+
+    Attributes:
+        named: (name, parameter) in the module's order, as they were found.
+    """
 
     def __init__(self, module: nn.Module, ignored: list[str]) -> None:
         self._module = module
         self._ignored = ignored
-        self._named = replicated_parameters(module, ignored)
-        self._parameters = [parameter for _, parameter in self._named]
+        self.named = replicated_parameters(module, ignored)
+        self._parameters = [parameter for _, parameter in self.named]
+        self.remember()
+
+    def remember(self) -> None:
+        """`has_changed` means since now."""
         self._flags = self._read()
 
+    def flags(self) -> tuple[bool, ...]:
+        """Which of them need a gradient now."""
+        return tuple(self._read())
+
     def has_changed(self) -> bool:
+        """Whether one was frozen or unfrozen."""
         return self._read() != self._flags
 
     def all_frozen(self) -> bool:
         """Whether none needs a gradient now."""
         return not any(self._read())
 
-    def frozen(self) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter) of those that needed no gradient in the beginning."""
-        return [one for one, is_trained in zip(self._named, self._flags, strict=True) if not is_trained]
-
     def is_outdated(self) -> bool:
-        """Whether parameters were added, removed or replaced since."""
-        now = {id(parameter) for _, parameter in replicated_parameters(self._module, self._ignored)}
-        return now != {id(parameter) for parameter in self._parameters}
+        """Whether parameters were added, removed, replaced or renamed since."""
+        now = replicated_parameters(self._module, self._ignored)
+        return [(name, id(one)) for name, one in now] != [(name, id(one)) for name, one in self.named]
 
     def unregistered(self) -> list[str]:
         """Names of parameters that need a gradient and were not there in the beginning."""

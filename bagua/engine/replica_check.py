@@ -1,5 +1,5 @@
-"""Whether all ranks have built the same model and the same optimizers, with the same settings. Functions; the training
-thread calls them once, before any broadcast.
+"""Whether all ranks have built the same model and the same optimizers, with the same settings. Called on the training
+thread, before any broadcast and before buckets change.
 
 Ranks whose parameters differ would exchange messages of different sizes: gloo fails then with a text about buffers,
 NCCL hangs or mixes values up. So would ranks with unequally many optimizers, another algorithm or buckets of another
@@ -17,7 +17,7 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from bagua.collectives.communicator import BaguaCommunicator
-from bagua.collectives.object_collectives import all_gather_object, broadcast_object
+from bagua.collectives.object_collectives import all_gather_bytes, all_gather_object, broadcast_object
 
 MAX_NAME_LENGTH = 120  # characters
 MAX_VARIANTS = 3  # of what ranks have instead of what rank 0 has
@@ -28,58 +28,67 @@ _T = TypeVar("_T")
 # One parameter: name, then "float32 [3, 4], trainable, on cpu".
 _Entry = tuple[str, str]
 # Entries of parameters, the classes of the optimizers, and settings.
-_Replica = tuple[list[_Entry], list[str], list[str]]
+_Lists = tuple[list[_Entry], list[str], list[str]]
 # Where a rank first differs from rank 0, and what is there: None if its list ends before.
 _Difference = tuple[int, _T | None]
 # In parameters, in optimizers, how many optimizers it has, and in settings.
 _Differences = tuple[_Difference[_Entry] | None, _Difference[str] | None, int, _Difference[str] | None]
 
 
-def check_replicas(
-    named_parameters: Iterable[tuple[str, torch.Tensor]],
-    communicator: BaguaCommunicator,
-    kind: str = "",
-    optimizers: Sequence[torch.optim.Optimizer] = (),
-    settings: Sequence[str] = (),
-) -> None:
-    """
-    Every rank calls it. Costs one exchange of a digest if all is well.
+class Replica:
+    """What this rank has built. To describe a model of thousands of parameters takes as long as a step of it, so that
+    a description is kept with what depends on it.
 
     Args:
-        named_parameters: compared are names, shapes, dtypes, requires_grad and the kind of device, in this order.
+        named_parameters: described are names, shapes, dtypes, requires_grad and the kind of device, in this order.
         kind: of tensors that they are, if they are not those that are trained; for the message.
-        optimizers: compared are their number and their classes, in this order. `broadcast_optimizer_state` compares
+        optimizers: described are their number and their classes, in this order. `broadcast_optimizer_state` compares
             their groups and parameters.
-        settings: compared as they are; as many on every rank.
-
-    Raises:
-        RuntimeError: on every rank, with the same text: the first difference, and the ranks that have it.
+        settings: as they are; as many on every rank.
     """
-    entries = [(name, _describe(parameter)) for name, parameter in named_parameters]
-    classes = [_class_name(optimizer) for optimizer in optimizers]
-    if communicator.nranks() == 1:
-        return
-    chosen = list(settings)
-    digest = hashlib.sha256(repr((entries, classes, chosen)).encode()).digest()
-    if len(set(all_gather_object(digest, communicator))) == 1:
-        return
-    # Rank 0's lists go out and only the first differences of each rank come back: memory stays bounded on large jobs.
-    reference: _Replica = broadcast_object((entries, classes, chosen), 0, communicator)
-    mine = (
-        _first_difference(reference[0], entries),
-        _first_difference(reference[1], classes),
-        len(classes),
-        _first_difference(reference[2], chosen),
-    )
-    found: list[_Differences] = all_gather_object(mine, communicator)
-    in_parameters, in_optimizers, counts, in_settings = zip(*found, strict=True)
-    if any(one is not None for one in in_parameters):
-        message = _parameters_message(reference[0], in_parameters, communicator.ranks, kind)
-    elif any(one is not None for one in in_optimizers):
-        message = _optimizers_message(reference[1], in_optimizers, counts, communicator.ranks)
-    else:
-        message = _settings_message(reference[2], in_settings, communicator.ranks)
-    raise RuntimeError(message)
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, torch.Tensor]],
+        kind: str = "",
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        settings: Sequence[str] = (),
+    ) -> None:
+        self._kind = kind
+        self._entries = [(name, _describe(parameter)) for name, parameter in named_parameters]
+        self._classes = [_class_name(optimizer) for optimizer in optimizers]
+        self._settings = list(settings)
+        digest = hashlib.sha256(repr((self._entries, self._classes, self._settings)).encode()).digest()
+        self._digest = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+
+    def check(self, communicator: BaguaCommunicator) -> None:
+        """Compare it with those of the other ranks. Every rank calls it. Costs one exchange of a digest if all is well.
+
+        Raises:
+            RuntimeError: on every rank, with the same text: the first difference, and the ranks that have it.
+        """
+        if communicator.nranks() == 1:
+            return
+        if len({bytes(one) for one in all_gather_bytes(self._digest, communicator)}) == 1:
+            return
+        # Rank 0's lists go out and only the first differences of each rank come back: memory stays bounded on large
+        # jobs.
+        reference: _Lists = broadcast_object((self._entries, self._classes, self._settings), 0, communicator)
+        mine = (
+            _first_difference(reference[0], self._entries),
+            _first_difference(reference[1], self._classes),
+            len(self._classes),
+            _first_difference(reference[2], self._settings),
+        )
+        found: list[_Differences] = all_gather_object(mine, communicator)
+        in_parameters, in_optimizers, counts, in_settings = zip(*found, strict=True)
+        if any(one is not None for one in in_parameters):
+            message = _parameters_message(reference[0], in_parameters, communicator.ranks, self._kind)
+        elif any(one is not None for one in in_optimizers):
+            message = _optimizers_message(reference[1], in_optimizers, counts, communicator.ranks)
+        else:
+            message = _settings_message(reference[2], in_settings, communicator.ranks)
+        raise RuntimeError(message)
 
 
 def _describe(parameter: torch.Tensor) -> str:

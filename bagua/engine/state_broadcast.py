@@ -37,7 +37,7 @@ def broadcast_parameters(named_tensors: Iterable[tuple[str, torch.Tensor]], comm
     their strides, which may differ between ranks.
 
     Args:
-        named_tensors: the same names, shapes and dtypes in the same order on every rank (see `check_replicas`). Any
+        named_tensors: the same names, shapes and dtypes in the same order on every rank (bagua.engine.replica_check). Any
             dtype, CPU or CUDA, also on a device that the group has no backend for.
 
     Raises:

@@ -13,10 +13,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from bagua.engine.comm_scheduler import CommScheduler
 
 Getter = Callable[[Tensor], Tensor | None]
 Setter = Callable[[Tensor, Tensor], None]
@@ -29,7 +32,7 @@ class TensorRecord:
     """What Bagua knows about one proxy.
 
     view: where the effective tensor lies in the memory of its bucket, if the bucket flattens.
-    mark_ready: set by the scheduler that the tensor is registered with.
+    scheduler: that communicates it at the moment.
     """
 
     name: str
@@ -37,7 +40,7 @@ class TensorRecord:
     getter: Getter | None
     setter: Setter | None
     view: Tensor | None = None
-    mark_ready: Callable[[], None] | None = None
+    scheduler: CommScheduler | None = None
 
     def __reduce__(self) -> tuple[type[OrderedDict[str, Any]], tuple[()]]:
         # What stands for no record: of an empty value that `torch.load(weights_only=True)`, its default, can read.
@@ -65,6 +68,15 @@ def require_record(tensor: Tensor) -> TensorRecord:
     return record
 
 
+def set_ready(tensor: Tensor) -> bool:
+    """Set the ready flag of a Bagua tensor. Whether there was one to set: False if it is in no bucket."""
+    record = record_of(tensor)
+    if record is None or record.scheduler is None:
+        return False
+    record.scheduler.set_ready[record.scheduler.slots[id(tensor)]](None)
+    return True
+
+
 def ensure_record(
     tensor: Tensor,
     name: str | None = None,
@@ -84,16 +96,33 @@ def ensure_record(
         record = TensorRecord(name or "", module_name, getter, setter)
         setattr(tensor, _ATTRIBUTE, record)
         return record
-    if module_name is not None and record.module_name not in (None, module_name):
-        raise ValueError(
-            f"The tensor {record.name!r} already belongs to module {record.module_name!r}, not to {module_name!r}.\n"
-            "Wrap one module that contains both. If you no longer train the first, call its bagua_ddp.detach()."
-        )
+    _check_owner(record, module_name)
     if name is not None and name != record.name:
         raise ValueError(f"tensor {record.name!r} cannot be renamed to {name!r}: peers know it by its first name")
     record.module_name = module_name if module_name is not None else record.module_name
     record.getter, record.setter = getter, setter
     return record
+
+
+def restore_record(tensor: Tensor, record: TensorRecord) -> None:
+    """Give `tensor` back the record that `drop_record` took.
+
+    Raises:
+        ValueError: another module has it now.
+    """
+    present = record_of(tensor)
+    if present is not record:
+        if present is not None:
+            _check_owner(present, record.module_name)
+        setattr(tensor, _ATTRIBUTE, record)
+
+
+def _check_owner(record: TensorRecord, module_name: str | None) -> None:
+    if module_name is not None and record.module_name not in (None, module_name):
+        raise ValueError(
+            f"The tensor {record.name!r} already belongs to module {record.module_name!r}, not to {module_name!r}.\n"
+            "Wrap one module that contains both. If you no longer train the first, call its bagua_ddp.detach()."
+        )
 
 
 def drop_record(tensor: Tensor) -> None:

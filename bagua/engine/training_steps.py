@@ -1,11 +1,11 @@
 """The life of a training step: what the engine does in the forward pass, in the backward pass and around the step of an
-optimizer, and what it refuses there because ranks would grow apart.
+optimizer, and what it refuses there because ranks would grow apart. Its states: bagua.engine.step_state.
 
 [Note: a training step]
-forward pre-hook    step counter, the algorithm's re-initialization if it asks for one, the algorithm's own hook
+forward pre-hook    step counter, another plan if the algorithm or the parameters ask for one, the algorithm's own hook
 forward hook        a hook on the outputs, so that the start of the backward pass is seen
-gradient hooks      one per parameter, on autograd's thread: the algorithm's backward hook, which usually marks the
-                    gradient as ready; the scheduler launches buckets (bagua.engine.comm_scheduler)
+gradient hooks      one per parameter, on autograd's thread: usually set a ready flag, for which the scheduler launches
+                    buckets (bagua.engine.comm_scheduler); otherwise the algorithm's backward hook
 end of backward     autograd's callback: the algorithm's post-backward hook, which usually waits for what was launched
 optimizer.step      refused while a gradient is missing; around it the algorithm's pre-step and post-step hooks
 """
@@ -13,32 +13,53 @@ optimizer.step      refused while a gradient is missing; around it the algorithm
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
 from bagua.collectives.failure_report import failures_named
-from bagua.engine.gradient_hooks import (
-    EndOfPass,
-    algorithm_hook,
-    foreign_step_hook,
-    marking_hook,
-    refusing_hook,
-)
-from bagua.engine.incomplete_step import incomplete_step, unregistered_parameters
+from bagua.engine.gradient_hooks import EndOfPass, foreign_step_hook, gradient_hook
+from bagua.engine.incomplete_step import incomplete_step, unregistered_parameters, unsynchronized_gradient
 from bagua.engine.module_hooks import ModuleHooks, is_in_backward
 from bagua.engine.parameters import TrainableWatch
+from bagua.engine.step_state import PASS_TRANSITIONS, PassEvent, PassState, StateMachine
 from bagua.engine.tensor import record_of
 from bagua.engine.unused_parameters import Presence, agree_on_presence, will_reach_any
 
 if TYPE_CHECKING:
-    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+    from bagua.collectives.communicator import BaguaCommunicator
+    from bagua.collectives.process_group import BaguaProcessGroup
+    from bagua.engine.comm_scheduler import CommScheduler
+    from bagua.engine.training_plan import AlgorithmHooks
 
 # In the first backward pass and then in each one of so many, parameters are looked for that the module did not have
 # when it was wrapped. That goes through the module's tree, which takes as long as some ten hooks.
 _PASSES_BETWEEN_LOOKS = 100
+
+
+class StepEngine(Protocol):
+    """What the steps ask of their engine."""
+
+    module: nn.Module
+    bagua_module_name: str
+    bagua_algorithm: Any
+    bagua_optimizers: list[torch.optim.Optimizer]
+    bagua_train_step_counter: int
+    process_group: BaguaProcessGroup
+    find_unused_parameters: bool
+    require_backward_grad_sync: bool
+    gradient_scale: float | None
+
+    @property
+    def communicator(self) -> BaguaCommunicator: ...
+    @property
+    def needs_replan(self) -> bool: ...
+    def mark_ready(self, name: str, parameter: Tensor) -> None: ...
+    def initialize_again(self) -> None: ...
+    def replan_or_fail(self) -> None: ...
 
 
 class TrainingSteps:
@@ -46,70 +67,74 @@ class TrainingSteps:
 
     Attributes:
         engine: whose buckets are communicated.
-        pass_is_open: a backward pass has begun, and its end is not handled yet.
-        ready_flags: what the gradient hooks of parameters call that only need to be marked, by the hook's slot.
+        passes: the state between and in backward passes.
+        on_gradient: by the parameter's position in the module, what its gradient hook calls; None: it is not
+            synchronized, and must not get a gradient.
         used_anywhere: names of parameters that got a gradient in the last backward pass, on any rank; None before the
             first, and without `find_unused_parameters`.
     """
 
-    def __init__(self, engine: BaguaDistributedDataParallel) -> None:
+    def __init__(self, engine: StepEngine) -> None:
         self.engine = engine
-        self.pass_is_open = False
-        self.ready_flags: list[Callable[[], None]] = []
+        self.passes = StateMachine(PassState.CLOSED, PASS_TRANSITIONS)
+        self.on_gradient: list[Callable[[Tensor], None] | None] = []
         self.used_anywhere: set[str] | None = None
-        self._parameters: list[tuple[str, nn.Parameter]] = []
+        self._parameters: Sequence[tuple[str, nn.Parameter]] = []
         self._parameter_ids: frozenset[int] = frozenset()
         self._trainable: TrainableWatch
-        self._backward_hook: Callable[[str, Tensor], None]
-        # All parameters are frozen at the moment, as a discriminator's are in the generator's step.
-        self._is_idle = False
-        # The algorithm asked for a re-initialization meanwhile.
-        self._owes_reset = False
-        # Parameters that got a gradient in the last backward pass.
+        self._hooks: AlgorithmHooks
+        self._scheduler: CommScheduler
+        # The algorithm asked for it while all parameters were frozen.
+        self._reset_is_due = False
+        # Parameters whose algorithm's hook ran in the last backward pass.
         self._used: set[int] = set()
-        # The last pass ended with an exception, and nobody was told yet that its communication is incomplete.
-        self._was_interrupted = False
         self._passes = 0
         # The algorithm communicates what the backward pass makes, as it makes it.
         self._sends_in_pass = False
 
-    def install(
-        self, hooks: ModuleHooks, parameters: Sequence[tuple[str, nn.Parameter]], trainable: TrainableWatch
-    ) -> None:
-        """Take part in the steps from now on, with the buckets that there are.
+    # --- plans -------------------------------------------------------------------------------------------------------
+
+    def install(self, hooks: ModuleHooks, trainable: TrainableWatch) -> None:
+        """Take part in the steps of the module, by the plan that `follow` was or is given.
 
         Args:
             hooks: to be removed before the next call.
-            parameters: that are synchronized.
-            trainable: of the module, as it is now.
+            trainable: of the module.
         """
-        self._parameters, self._trainable = list(parameters), trainable
-        self._parameter_ids = frozenset(id(parameter) for _, parameter in parameters)
-        hook = self.engine.bagua_algorithm.init_backward_hook(self.engine)
-        before_step = self.engine.bagua_algorithm.init_pre_optimizer_step_hook(self.engine)
-        after_step = self.engine.bagua_algorithm.init_post_optimizer_step_hook(self.engine)
         hooks.before_forward(self.engine.module, self._before_forward)
         hooks.after_forward(self.engine.module, self._after_forward)
-        self._sends_in_pass = hook == self.engine.mark_ready
-        plain = self._sends_in_pass and not self.engine.find_unused_parameters
-        self._backward_hook = hook
-        self.ready_flags = []
-        for name, parameter in self._parameters:
-            record = record_of(parameter)
-            if plain and record is not None and record.mark_ready is not None:
-                hooks.after_gradient(parameter, marking_hook(self, len(self.ready_flags)))
-                self.ready_flags.append(record.mark_ready)
-            else:
-                hooks.after_gradient(parameter, algorithm_hook(self, name))
-        for name, parameter in trainable.frozen():
-            hooks.after_late_gradient(parameter, refusing_hook(self, name))
-
-        def before(optimizer: torch.optim.Optimizer) -> None:
-            self._refuse_incomplete("before optimizer.step()")
-            before_step(optimizer)
-
-        hooks.around_step(self.engine.bagua_optimizers, before, after_step)
+        for position, (_, parameter) in enumerate(trainable.named):
+            hooks.after_gradient(parameter, gradient_hook(self, position))
+        hooks.around_step(self.engine.bagua_optimizers, self._before_step, self._after_step)
         hooks.before_steps_of_others(foreign_step_hook(self))
+
+    def follow(
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        trainable: TrainableWatch,
+        hooks: AlgorithmHooks,
+        scheduler: CommScheduler,
+    ) -> None:
+        """Communicate by this plan from now on.
+
+        Args:
+            parameters: (name, parameter) that are synchronized.
+            trainable: of the module, as it is now.
+            hooks: of the algorithm.
+            scheduler: of the plan's buckets.
+        """
+        self._parameters, self._trainable, self._hooks, self._scheduler = parameters, trainable, hooks, scheduler
+        self._parameter_ids = frozenset(id(parameter) for _, parameter in parameters)
+        self._trainable.remember()
+        self._sends_in_pass = hooks.on_gradient == self.engine.mark_ready
+        sets_flags = self._sends_in_pass and not self.engine.find_unused_parameters
+        self.on_gradient = [None] * len(self._trainable.named)
+        for position, (name, parameter) in enumerate(self._trainable.named):
+            if id(parameter) not in self._parameter_ids:
+                continue
+            slot = scheduler.slots.get(id(parameter)) if sets_flags else None
+            by_algorithm = partial(self._on_gradient, name)
+            self.on_gradient[position] = by_algorithm if slot is None else scheduler.set_ready[slot]
 
     # --- forward -----------------------------------------------------------------------------------------------------
 
@@ -121,20 +146,23 @@ class TrainingSteps:
             self._refuse_incomplete("before the next forward pass")
         is_changed = self._trainable.has_changed()
         # Buckets and hooks are left as they are: if the same parameters are unfrozen, all goes on as before.
-        self._is_idle = is_changed and self._trainable.all_frozen()
+        is_frozen = is_changed and self._trainable.all_frozen()
+        self.passes.on(PassEvent.ALL_FROZEN if is_frozen else PassEvent.SOME_TRAINED)
         if not self.engine.module.training:
             return
         self.engine.bagua_train_step_counter += 1
-        if self._is_idle:
-            self._owes_reset |= needs_reset
+        if is_frozen:
+            self._reset_is_due |= needs_reset
             return
-        if is_changed or needs_reset or self._owes_reset:
-            self._owes_reset = False
+        if needs_reset or self._reset_is_due:
+            self._reset_is_due = False
             self.engine.initialize_again()
-        self.engine.bagua_algorithm.init_forward_pre_hook(self.engine)(arguments)
+        elif is_changed or self.engine.needs_replan:
+            self.engine.replan_or_fail()
+        self._hooks.before_forward(arguments)
 
     def _after_forward(self, outputs: list[Tensor]) -> None:
-        if self.engine.require_backward_grad_sync and not self._is_idle:
+        if self.engine.require_backward_grad_sync and self.passes.state is not PassState.FROZEN:
             for output in outputs:
                 # A parameter would collect a hook in every step. What torch.func differentiates is no backward pass.
                 if not output.is_leaf and not torch._C._functorch.is_functorch_wrapped_tensor(output):
@@ -146,7 +174,7 @@ class TrainingSteps:
     def _on_backward_start(self, _: Tensor) -> None:
         """The outputs come first. The callback belongs to the backward pass that queues it: without this, one that
         checkpointing starts within another would end it too early."""
-        if self.engine.require_backward_grad_sync and not self.pass_is_open:
+        if self.engine.require_backward_grad_sync and self.passes.state is not PassState.OPEN:
             self.open_pass()
 
     def _on_backward_start_of_eval(self, gradient: Tensor) -> None:
@@ -161,9 +189,9 @@ class TrainingSteps:
         Raises:
             RuntimeError: the pass before ended with an exception, when a part of its gradients was communicated.
         """
-        if self._was_interrupted:
+        if self.passes.state is PassState.INTERRUPTED:
             self._refuse_incomplete("at the beginning of a backward pass")
-        self.pass_is_open = True
+        self.passes.on(PassEvent.BEGINS)
         self._used.clear()
         self._passes += 1
         Variable._execution_engine.queue_callback(EndOfPass(self, self._passes))
@@ -174,21 +202,32 @@ class TrainingSteps:
         Raises:
             RuntimeError: the module has got parameters that are not synchronized.
         """
-        # Asked first, for what follows marks as well.
-        nothing_came = not self._used and not (self.ready_flags and self.engine.scheduler.has_begun)
+        # Asked first, for what follows sets flags as well.
+        nothing_came = not self._used and not (self._sends_in_pass and self._scheduler.has_begun)
         self._post_backward()
         if nothing_came or self._passes % _PASSES_BETWEEN_LOOKS == 1:
             self._refuse_unregistered()
 
     def note_interruption(self, number: int) -> None:
         """The backward pass of this number has ended with an exception."""
-        if self.pass_is_open and number == self._passes:
-            self.pass_is_open, self._was_interrupted = False, True
+        if self.passes.state is PassState.OPEN and number == self._passes:
+            self.passes.on(PassEvent.RAISES)
 
-    def on_gradient(self, name: str, parameter: Tensor) -> None:
+    def _on_gradient(self, name: str, parameter: Tensor) -> None:
         """The gradient of a parameter is complete: the algorithm's turn."""
         self._used.add(id(parameter))
-        self._backward_hook(name, parameter)
+        self._hooks.on_gradient(name, parameter)
+
+    def refuse_unsynchronized(self, position: int, parameter: Tensor) -> None:
+        """A parameter that was frozen when buckets were made has got a gradient: it was unfrozen where nobody looks.
+        That would differ by rank.
+
+        Raises:
+            RuntimeError: unless another module's engine synchronizes it.
+        """
+        if record_of(parameter) is None:
+            name, _ = self._trainable.named[position]
+            raise RuntimeError(unsynchronized_gradient(name, self.engine.bagua_module_name))
 
     def contribute_zeros(self) -> None:
         """A backward pass of the other ranks, to which this one has nothing to add. Its own gradients are lost."""
@@ -197,11 +236,11 @@ class TrainingSteps:
         self._used.clear()
         if not self.engine.find_unused_parameters:  # otherwise the end of the pass finds that none was used
             for name, parameter in self._parameters:
-                self._backward_hook(name, parameter)
+                self._hooks.on_gradient(name, parameter)
         self._post_backward()
 
     def _post_backward(self) -> None:
-        self.pass_is_open = False
+        self.passes.on(PassEvent.ENDS)
         presence: list[Presence] = []
         # Asked once: the end of this pass may be what changes it.
         finds_unused = self.engine.find_unused_parameters and self.engine.bagua_algorithm.ranks_in_step
@@ -209,11 +248,11 @@ class TrainingSteps:
             presence = [self._presence(parameter) for _, parameter in self._parameters]
             for (name, parameter), one in zip(self._parameters, presence, strict=True):
                 if one is not Presence.USED:
-                    self._backward_hook(name, parameter)
-        self.engine.bagua_algorithm.init_post_backward_hook(self.engine)()
+                    self._hooks.on_gradient(name, parameter)
+        self._hooks.after_backward()
         if self.engine.gradient_scale is not None and self.engine.gradient_scale != 1:
             with torch.no_grad():
-                for bucket in self.engine.scheduler.sent:
+                for bucket in self._scheduler.sent:
                     bucket.flattened_tensor().mul_(self.engine.gradient_scale)
                     bucket.copy_out()
         if finds_unused:
@@ -235,7 +274,14 @@ class TrainingSteps:
             elif one is Presence.ABSENT:
                 parameter.grad = None
 
-    # --- steps that are refused --------------------------------------------------------------------------------------
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._refuse_incomplete("before optimizer.step()")
+        self._hooks.before_step(optimizer)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._hooks.after_step(optimizer)
 
     def on_foreign_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Any optimizer of the process is about to step. One that the engine was not given may step its parameters: as
@@ -249,16 +295,16 @@ class TrainingSteps:
             self._refuse_incomplete("before optimizer.step()")
 
     def _refuse_incomplete(self, when: str) -> None:
-        interrupted = self.pass_is_open or self._was_interrupted
-        self.pass_is_open = self._was_interrupted = False
+        interrupted = self.passes.state in (PassState.OPEN, PassState.INTERRUPTED)
+        self.passes.on(PassEvent.TOLD)
         # Even if all was sent: nobody has waited for it, and the end of the pass is missing.
-        is_unfinished = interrupted and self._sends_in_pass and self.engine.scheduler.has_begun
+        is_unfinished = interrupted and self._sends_in_pass and self._scheduler.has_begun
         if interrupted:
-            self.engine.scheduler.wait_pending_comm_ops()
-        names = self.engine.scheduler.end_step()
+            self._scheduler.wait_pending_comm_ops()
+        names = self._scheduler.end_step()
         if not names and not is_unfinished:
             return
-        self.engine.scheduler.reset()
+        self._scheduler.reset()
         raise RuntimeError(
             f"{when}: "
             + incomplete_step(

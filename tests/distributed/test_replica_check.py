@@ -17,7 +17,7 @@ from torch.optim import SGD, Adam, AdamW
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.initialization import init_process_group
 from bagua.collectives.process_group import new_group, to_bagua_process_group
-from bagua.engine.replica_check import check_replicas
+from bagua.engine.replica_check import Replica
 from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
 from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
@@ -105,7 +105,7 @@ def model_parameters(device: torch.device) -> Named:
 
 def check(named: Named, communicator: BaguaCommunicator) -> str | None:
     try:
-        check_replicas(named, communicator)
+        Replica(named).check(communicator)
     except RuntimeError as error:
         return str(error)
     return None
@@ -305,7 +305,7 @@ def check_optimizers_of_five() -> list[str | None]:
 
     def message(kinds: list[type[Any]], named: Named) -> str | None:
         try:
-            check_replicas(named, communicator, optimizers=[kind(layer.parameters(), lr=0.1) for kind in kinds])
+            Replica(named, optimizers=[kind(layer.parameters(), lr=0.1) for kind in kinds]).check(communicator)
         except RuntimeError as error:
             return str(error)
         return None

@@ -18,6 +18,7 @@ from bagua.comm_hooks import background
 from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_op import FunctionOp
 from bagua.engine.comm_scheduler import CommScheduler
+from bagua.engine.step_state import BucketEvent
 
 
 class _Stream:
@@ -196,7 +197,7 @@ def test_a_launch_that_fails_is_named_in_every_pass(device: _Device, is_named: b
     device.mark(tensor, "main")
     scheduler._started.clear()
     scheduler.sent = [scheduler._states[0].bucket]  # what waiting leaves, which needs a device
-    scheduler._states[0].launched_in_pass = False
+    scheduler._states[0].on(BucketEvent.WAITED_FOR)
     fails = True
     with pytest.raises(RuntimeError) as raised:
         device.mark(tensor, "main")

@@ -228,7 +228,6 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             bagua_ddp.rebuild_buckets()
         finally:
             self._is_switching = False
-        self._start(bagua_ddp)
 
     def _start(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
         self._average.start(bagua_ddp.bagua_buckets, max(0.0, self.sync_interval_ms / 1000))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +39,12 @@ class AlgorithmImpl:
         """Whether all ranks make their passes together, so that what surrounds the algorithm may communicate in each of
         them: about unused parameters, and buffers. False where each rank trains at a pace of its own."""
         return True
+
+    @property
+    def phase(self) -> Hashable:
+        """Of the algorithm: what it communicates and how. Asked before every forward pass; when it has changed, in
+        training, the methods below are called anew, and nothing is broadcast. It must change on all ranks at once."""
+        return None
 
     def need_reset(self) -> bool:
         """Asked before every forward pass. True: in training, everything is initialized again, parameters and optimizer
@@ -113,6 +119,16 @@ class AlgorithmImpl:
 
 class Algorithm:
     """A recipe: options, without state. One object may serve several modules."""
+
+    def shared_settings(self) -> Mapping[str, object]:
+        """What has to be the same on all ranks, by name: compared when a module is wrapped. By default the arguments
+        of the constructor, as far as they are plain values and kept under their names. Override it if some may differ
+        by rank."""
+        return {
+            name: vars(self)[name]
+            for name in inspect.signature(type(self)).parameters
+            if isinstance(vars(self).get(name), bool | int | float | str)
+        }
 
     def reify(self, process_group: BaguaProcessGroup) -> AlgorithmImpl:
         """The algorithm for one module.

@@ -28,7 +28,7 @@ from bagua.torch_api.algorithms.low_precision_decentralized import (
     LowPrecisionDecentralizedAlgorithm,
     LowPrecisionDecentralizedAlgorithmImpl,
 )
-from bagua.torch_api.algorithms.rounds import Interval, check_interval, launch_all
+from bagua.torch_api.algorithms.rounds import Interval, check_interval
 
 if TYPE_CHECKING:
     from bagua.engine.comm_scheduler import CommScheduler
@@ -211,7 +211,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
 
     def _launch(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
         self._is_pending, self._scheduler = True, bagua_ddp.scheduler
-        launch_all(bagua_ddp)
+        bagua_ddp.scheduler.set_all_ready()
         self._versions = self._current_versions()
 
     def _wait(self) -> None:

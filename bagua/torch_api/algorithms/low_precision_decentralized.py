@@ -24,7 +24,7 @@ from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.comm_ops.weight_exchange import tell_autograd
 from bagua.engine.tensor import ensure_record
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
-from bagua.torch_api.algorithms.rounds import Interval, check_interval, launch_all
+from bagua.torch_api.algorithms.rounds import Interval, check_interval
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -176,7 +176,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         self._owes_exchange = False
         self._stepped.clear()
         if self._interval.count():
-            launch_all(bagua_ddp)
+            bagua_ddp.scheduler.set_all_ready()
             bagua_ddp.scheduler.wait_pending_comm_ops()
             for bucket in self._buckets:
                 tell_autograd(bucket)

@@ -108,20 +108,20 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
         self.hierarchical = hierarchical
         self.grad_scaler = grad_scaler
         self._version: int | None = None
+        # Ids of parameters whose momentum can be communicated, as of that version.
+        self._warm: frozenset[int] = frozenset()
         self._parameters: list[Tensor] = []
         # Of the optimizer's parameters: the group of each, by its id.
         self._places: dict[int, int] = {}
         # Ids of parameters whose momentum is communicated.
         self._compressed: set[int] = set()
 
-    def need_reset(self) -> bool:
-        """True after the step with which parameters have warmed up, until buckets were made anew."""
-        if self.optimizer is None or self._version == self.optimizer.phase_version:
-            return False
-        if self._to_compress() != self._compressed:
-            return True
-        self._version = self.optimizer.phase_version
-        return False
+    @property
+    def phase(self) -> frozenset[int]:
+        """Whose momentum is communicated: changes after the step with which parameters have warmed up."""
+        if self.optimizer is not None and self._version != self.optimizer.phase_version:
+            self._version, self._warm = self.optimizer.phase_version, frozenset(self._to_compress())
+        return self._warm
 
     def init_tensors(self, bagua_ddp: BaguaDistributedDataParallel) -> list[Tensor]:
         """Momenta of parameters that have warmed up, gradients of all others; the last first."""
@@ -131,8 +131,8 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
             groups = self.optimizer.param_groups
             self._places = {id(parameter): index for index, group in enumerate(groups) for parameter in group["params"]}
             self._check_optimizers(bagua_ddp)
-            self._compressed = self._to_compress()
-            self._version = self.optimizer.phase_version
+            self._version = None  # of other parameters
+            self._compressed = set(self.phase)
         for name, parameter in named:
             if self.optimizer is not None and id(parameter) in self._compressed:
                 memory = torch.empty_like(self.optimizer.state[parameter]["exp_avg"])

@@ -6,11 +6,6 @@ what is counted, because every rank makes as many of them: a GradScaler may skip
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from bagua.engine.data_parallel import BaguaDistributedDataParallel
-
 
 def check_interval(communication_interval: int) -> None:
     """
@@ -42,11 +37,3 @@ class Interval:
         """Count a round. Whether it exchanges."""
         self.rounds += 1
         return (self.rounds - 1) % self.interval == 0
-
-
-def launch_all(bagua_ddp: BaguaDistributedDataParallel) -> None:
-    """Start the operations of every bucket, with the tensors as the current stream has left them."""
-    for bucket in bagua_ddp.bagua_buckets:
-        for record in bucket.records:
-            assert record.mark_ready is not None
-            record.mark_ready()

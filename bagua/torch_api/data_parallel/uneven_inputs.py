@@ -46,8 +46,9 @@ class UnevenInputs:
         """
         engine = self._wrapper.inner
         kind = type(engine.bagua_algorithm)
-        changes = (
-            kind.need_reset is not AlgorithmImpl.need_reset or kind.ranks_in_step is not AlgorithmImpl.ranks_in_step
+        changes = any(
+            getattr(kind, name, None) is not getattr(AlgorithmImpl, name)
+            for name in ("need_reset", "phase", "ranks_in_step")
         )
         if changes or not all(bucket.holds_gradients for bucket in engine.bagua_buckets):
             raise NotImplementedError(

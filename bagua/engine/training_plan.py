@@ -1,0 +1,120 @@
+"""What is communicated while the same parameters are trained in the same phase of an algorithm: a plan.
+
+Owned by the module's engine. Plans change between two steps, on all ranks alike (BaguaDistributedDataParallel.replan).
+Those that hold gradients alone are kept: a module whose halves are frozen in turn goes to and fro between two.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from bagua.engine.bucket import Bucket
+    from bagua.engine.comm_scheduler import CommScheduler
+    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+    from bagua.engine.replica_check import Replica
+
+
+@dataclass(eq=False)
+class AlgorithmHooks:
+    """An algorithm's functions for one plan; see bagua.torch_api.algorithms.base for their arguments."""
+
+    before_forward: Callable[[tuple[Any, ...]], None]
+    on_gradient: Callable[[str, Tensor], None]
+    after_backward: Callable[[], None]
+    before_step: Callable[[torch.optim.Optimizer], None]
+    after_step: Callable[[torch.optim.Optimizer], None]
+
+    @classmethod
+    def of(cls, engine: BaguaDistributedDataParallel) -> AlgorithmHooks:
+        """Asks the algorithm, when its buckets are there."""
+        algorithm = engine.bagua_algorithm
+        return cls(
+            algorithm.init_forward_pre_hook(engine),
+            algorithm.init_backward_hook(engine),
+            algorithm.init_post_backward_hook(engine),
+            algorithm.init_pre_optimizer_step_hook(engine),
+            algorithm.init_post_optimizer_step_hook(engine),
+        )
+
+
+@dataclass(eq=False)
+class TrainingPlan:
+    """
+    key: what the plan depends on, beside the module: equal keys make equal plans.
+    phase: of the algorithm.
+    replica: what the ranks have compared.
+    parameters: (name, parameter) that are synchronized, in the module's order.
+    buckets: in launch order.
+    """
+
+    key: Hashable
+    phase: Hashable
+    replica: Replica
+    parameters: Sequence[tuple[str, nn.Parameter]]
+    buckets: Sequence[Bucket]
+    scheduler: CommScheduler
+
+    def __post_init__(self) -> None:
+        self._layouts = self._current_layouts()
+
+    def _current_layouts(self) -> list[tuple[torch.dtype, torch.device, torch.Size]]:
+        return [(parameter.dtype, parameter.device, parameter.shape) for _, parameter in self.parameters]
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the parameters have been neither converted nor moved since."""
+        return self._layouts == self._current_layouts()
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Alone: nothing whose values go on changing while it is not in use."""
+        return all(bucket.holds_gradients for bucket in self.buckets)
+
+    @property
+    def nbytes(self) -> int:
+        """Of its buckets."""
+        return sum(bucket.flattened_tensor().nbytes for bucket in self.buckets)
+
+    def resume(self) -> None:
+        """Communicate again, after `suspend`."""
+        for bucket in self.buckets:
+            bucket.attach()
+        self.scheduler.reset()
+        self.scheduler.register()
+
+    def suspend(self) -> None:
+        """Give the tensors memory of their own, and keep everything else."""
+        self.scheduler.unregister()
+        for bucket in self.buckets:
+            bucket.release()
+
+
+class KeptPlans:
+    """Plans that are not in use, the least recently used first. Together they have no more memory than the parameters
+    of the module: parts of it that are trained in turn fit; what does not is made again when it is needed."""
+
+    def __init__(self) -> None:
+        self._plans: OrderedDict[Hashable, TrainingPlan] = OrderedDict()
+
+    def take(self, key: Hashable) -> TrainingPlan | None:
+        """The plan of this key, which is not kept any more."""
+        return self._plans.pop(key, None)
+
+    def keep(self, plan: TrainingPlan, limit_bytes: int) -> None:
+        """Keep a suspended plan."""
+        self._plans[plan.key] = plan
+        while sum(one.nbytes for one in self._plans.values()) > limit_bytes:
+            self._plans.popitem(last=False)[1].scheduler.close()
+
+    def clear(self) -> None:
+        """Keep none."""
+        for plan in self._plans.values():
+            plan.scheduler.close()
+        self._plans.clear()
