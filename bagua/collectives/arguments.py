@@ -28,7 +28,7 @@ def resolve(comm: BaguaCommunicator | None, what: str) -> BaguaCommunicator | No
         RuntimeError: None is given and there is no default group, or the communicator was aborted.
         TypeError: something else than a communicator is given.
     """
-    if comm is None:
+    if comm is None or comm is CommMember.WORLD:
         comm = _get_default_group().get_global_communicator()
     if comm is CommMember.NON_COMM_MEMBER:
         return None

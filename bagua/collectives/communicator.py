@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from bagua.collectives import torch_internals
+from bagua.collectives.communicator_methods import CollectiveMethods
 from bagua.collectives.failure_report import failures_named, is_communication_error, is_named_around
 from bagua.collectives.roll_call import Waiting, waiting_for
 
@@ -39,7 +40,7 @@ class TorchGroupReference:
         return group
 
 
-class BaguaCommunicator:
+class BaguaCommunicator(CollectiveMethods):
     """
     A thin view of one torch group. Ranks are positions in the group, unless named global.
 
@@ -72,11 +73,6 @@ class BaguaCommunicator:
     def torch_group(self) -> dist.ProcessGroup:
         """Raises RuntimeError if it has been destroyed."""
         return self._reference.get()
-
-    @property
-    def cuda_stream(self) -> torch.cuda.Stream | None:
-        """The group's stream for work beside the caller's; None without CUDA."""
-        return self._stream()
 
     def rank(self) -> int:
         """Of this process in the group."""
@@ -271,6 +267,11 @@ class _NonMember(BaguaCommunicator):
 
 
 class CommMember:
-    """`NON_COMM_MEMBER` is what a process gets instead of a communicator that it is no member of."""
+    """
+    Attributes:
+        WORLD: stands for the global communicator of the default group where a collective takes a communicator.
+        NON_COMM_MEMBER: what a process gets instead of a communicator that it is no member of.
+    """
 
+    WORLD: Final[Any] = object()
     NON_COMM_MEMBER: Final[BaguaCommunicator] = _NonMember()

@@ -210,19 +210,20 @@ def new_group(ranks: Sequence[int] | None = None, stream: torch.cuda.Stream | No
     Every process calls this, members or not, and in the same order if there are several.
 
     Args:
-        ranks: global ranks of the members, in any order; the group's order is ascending. None: all.
+        ranks: global ranks of the members, in any order; the group's order is ascending. None: all. Of an empty list,
+            a group that no process is a member of.
         stream: for work beside the caller's; None: a new one of high priority when it is needed.
 
     Raises:
         RuntimeError: Bagua is not initialized.
         TypeError: `ranks` is no list of integers.
-        ValueError: a rank is out of range or named twice, or there is none.
+        ValueError: a rank is out of range or named twice.
     """
     default = _get_default_group()
     world_size = dist.get_world_size()
     members = sorted(range(world_size) if ranks is None else _integers(ranks))
     if not members:
-        raise ValueError("ranks is empty; a group has at least one member")
+        return BaguaProcessGroup(None, members, stream, default.timeout)  # of which torch has none
     if members[0] < 0 or members[-1] >= world_size:
         raise ValueError(f"ranks {members} must be between 0 and {world_size - 1}, the world size is {world_size}")
     if len(set(members)) != len(members):

@@ -70,6 +70,7 @@ __all__ = [
     "broadcast",
     "broadcast_coalesced",
     "broadcast_object",
+    "comm",
     "from_torch_group",
     "gather",
     "gather_inplace",
@@ -89,6 +90,12 @@ __all__ = [
 ]
 
 
+class comm:  # noqa: N801 - the name of Bagua 0.9
+    """`WORLD` is CommMember.WORLD."""
+
+    WORLD = CommMember.WORLD
+
+
 def get_backend(model_name: str) -> CommScheduler:
     """
     What launches the buckets of the module whose `bagua_module_name` this is.
@@ -102,12 +109,12 @@ def get_backend(model_name: str) -> CommScheduler:
     return engine.scheduler
 
 
-def _rank_not_in_comm(comm: BaguaCommunicator | None) -> bool:
+def _rank_not_in_comm(comm: BaguaCommunicator | None = None) -> bool:
     """Whether this process is no member. None stands for the global communicator of the default group."""
     return comm is CommMember.NON_COMM_MEMBER
 
 
-def _rank_not_in_group(group: BaguaProcessGroup | dist.ProcessGroup | None) -> bool:
+def _rank_not_in_group(group: BaguaProcessGroup | dist.ProcessGroup | None = None) -> bool:
     """Whether this process is no member. None stands for the default group."""
     if isinstance(group, BaguaProcessGroup):
         return not group.is_member

@@ -6,6 +6,7 @@ Raises EnvironmentValueError, a ValueError, for an invalid value.
 from __future__ import annotations
 
 import os
+import socket
 
 from bagua.collectives import launch_environment
 from bagua.collectives.launch_environment import read_integer
@@ -51,6 +52,13 @@ def get_default_bucket_size() -> int:
     one."""
     size = read_size(os.environ, "BAGUA_DEFAULT_BUCKET_SIZE")
     return DEFAULT_BUCKET_BYTES if size is None else size
+
+
+def find_free_network_port() -> int:
+    """A TCP port of this host that nothing listens on now."""
+    with socket.create_server(("", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
 
 
 def get_bagua_service_port() -> int:

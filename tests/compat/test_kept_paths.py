@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,23 +31,29 @@ PATHS: dict[str, set[str]] = {
     "bagua.torch_api.communication": {
         *("new_group", "from_torch_group", "is_initialized", "broadcast_object", "broadcast_coalesced"),
         *("allreduce_coalesced_inplace", "BaguaProcessGroup", "get_communicator", "ReduceOp", "get_backend"),
-        *("_get_default_group", "_rank_not_in_group", "_torch_to_bagua_pg_map"),
+        *("_get_default_group", "_rank_not_in_group", "_rank_not_in_comm", "_torch_to_bagua_pg_map"),
+        *("CommMember", "comm"),
     },
     "bagua.torch_api.env": {
         *("get_world_size", "get_rank", "get_local_rank", "get_local_size", "get_node_rank", "get_master_addr"),
         *("get_default_bucket_size", "get_bagua_service_port", "get_autotune_level", "get_autotune_max_samples"),
         *("get_autotune_sampling_confidence_time_s", "get_autotune_warmup_time_s", "get_autotune_server_wait_time"),
-        *("get_is_output_autotune_log", "is_report_metrics_switch_on"),
+        *("get_is_output_autotune_log", "is_report_metrics_switch_on", "find_free_network_port"),
     },
     "bagua.torch_api.bucket": {"BaguaBucket"},
     "bagua.torch_api.tensor": {"BaguaTensor"},
     "bagua.torch_api.distributed": {"BaguaModule"},
+    "bagua.torch_api.utils": {
+        *("flatten", "unflatten", "apply_flattened_call", "apply_flattened_call_all", "check_contiguous"),
+        *("get_flattened_tensor", "to_bagua_datatype", "average_by_removing_extreme_values", "StatisticalAverage"),
+    },
     "bagua.torch_api.data_parallel": {"DistributedDataParallel"},
     "bagua.torch_api.data_parallel.distributed": {
         *("DistributedDataParallel", "DistributedDataParallel_V1_9_0", "to_bagua_process_group"),
+        "DistributedDataParallel_V1_9_0_Interface",
     },
     "bagua.torch_api.data_parallel.bagua_distributed": {"BaguaDistributedDataParallel"},
-    "bagua.torch_api.data_parallel.functional": {"all_reduce"},
+    "bagua.torch_api.data_parallel.functional": {"all_reduce", "torch_reduce_op_to_bagua", "ReduceOp"},
     "bagua.torch_api.algorithms": {
         *("Algorithm", "AlgorithmImpl", "GlobalAlgorithmRegistry"),
         *("async_model_average", "base", "bytegrad", "decentralized", "gradient_allreduce", "q_adam"),
@@ -83,9 +90,32 @@ SIGNATURES: dict[str, str] = {
     "communication.new_group": "ranks=None, stream=None",
     "communication.from_torch_group": "group, stream=None",
     "communication.get_communicator": "group_name, comm_name",
+    "communication._rank_not_in_comm": "comm=None",
+    "communication._rank_not_in_group": "group=None",
     "communication.BaguaProcessGroup.get_global_communicator": "",
     "communication.BaguaProcessGroup.get_inter_node_communicator": "",
     "communication.BaguaProcessGroup.get_intra_node_communicator": "",
+    # Of the core's communicator, which was given what `bagua_backend_tensor()` returns.
+    **{
+        f"communication.BaguaCommunicator.{name}": parameters
+        for name, parameters in {
+            **dict.fromkeys(("rank", "nranks", "device_id", "abort", "check_abort", "barrier"), ""),
+            **dict.fromkeys(("send", "recv"), "tensor, peer_rank"),
+            "broadcast": "tensor, root_rank",
+            **dict.fromkeys(("allreduce", "reduce_scatter"), "send_tensor, recv_tensor, op"),
+            **dict.fromkeys(("allreduce_inplace", "reduce_scatter_inplace"), "tensor, op"),
+            "reduce": "send_tensor, recv_tensor, dst, op",
+            "reduce_inplace": "tensor, dst, op",
+            **dict.fromkeys(("allgather", "alltoall"), "send_tensor, recv_tensor"),
+            **dict.fromkeys(("allgather_inplace", "alltoall_inplace"), "tensor"),
+            "gather": "send_tensor, recv_tensor, dst",
+            "gather_inplace": "tensor, count, dst",
+            "scatter": "send_tensor, recv_tensor, src",
+            "scatter_inplace": "tensor, count, src",
+            "alltoall_v": "send_tensor, send_counts, send_displs, recv_tensor, recv_counts, recv_displs",
+            "alltoall_v_inplace": "tensor, counts, displs",
+        }.items()
+    },
     "send": "tensor, dst, comm=None",
     "recv": "tensor, src, comm=None",
     "broadcast": "tensor, src=0, comm=None",
@@ -140,6 +170,20 @@ SIGNATURES: dict[str, str] = {
     "data_parallel.distributed.DistributedDataParallel_V1_9_0.will_sync_module_buffers": "",
     "data_parallel.distributed.DistributedDataParallel_V1_9_0.bagua_build_params": "",
     "data_parallel.distributed.to_bagua_process_group": "process_group=None",
+    "data_parallel.functional.torch_reduce_op_to_bagua": "op",
+    "env.find_free_network_port": "",
+    "utils.apply_flattened_call": "bucket, call, extra_args=None",
+    "utils.apply_flattened_call_all": "tensors, call",
+    "utils.check_contiguous": "tensors",
+    "utils.get_flattened_tensor": "tensors",
+    "utils.to_bagua_datatype": "datatype",
+    "utils.average_by_removing_extreme_values": "raw_score_list",
+    "utils.StatisticalAverage": "last_update_time=..., records=[], record_tail=(0.0, 0.0)",
+    "utils.StatisticalAverage.record_seconds": "",
+    "utils.StatisticalAverage.total_recording_time": "",
+    "utils.StatisticalAverage.get_records_mean": "last_n_seconds",
+    "utils.StatisticalAverage.record": "val",
+    "utils.StatisticalAverage.get": "last_n_seconds",
     "data_parallel.functional.all_reduce": f"tensor, {SUM}, group=...",
     "data_parallel.bagua_distributed.BaguaDistributedDataParallel": (
         "module, optimizers, algorithm, process_group, bagua_module_name=None, gradient_as_bucket_view=True, "
@@ -184,6 +228,9 @@ ATTRIBUTES: dict[str, set[str]] = {
         *("parameters_to_ignore", "bagua_train_step_counter"),
     },
     "BaguaTensor": {"bagua_tensor_name", "bagua_module_name"},
+    "communication.BaguaCommunicator": {"cuda_stream"},
+    "communication.CommMember": {"WORLD", "NON_COMM_MEMBER"},
+    "communication.comm": {"WORLD"},
     "data_parallel.distributed.DistributedDataParallel_V1_9_0": {
         *("require_backward_grad_sync", "parameters_to_ignore", "bagua_module_name", "bagua_algorithm"),
         *("bagua_optimizers", "bagua_buckets", "bagua_train_step_counter"),
@@ -286,12 +333,28 @@ def test_names_that_are_the_same_object() -> None:
     distributed = look_up("data_parallel.distributed")
     assert distributed.DistributedDataParallel_V1_9_0 is look_up("data_parallel.DistributedDataParallel")
     assert issubclass(distributed.DistributedDataParallel_V1_9_0, torch.nn.Module)
-    assert look_up("communication.ReduceOp") is look_up("ReduceOp")
+    assert distributed.DistributedDataParallel_V1_9_0_Interface is distributed.DistributedDataParallel_V1_9_0
+    for path in ("communication.ReduceOp", "data_parallel.functional.ReduceOp"):
+        assert look_up(path) is look_up("ReduceOp")
+    assert look_up("communication.comm.WORLD") is look_up("communication.CommMember.WORLD")
 
 
 def test_numbers_of_reduce_op() -> None:
     numbers = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "BOR": 7, "BAND": 8, "BXOR": 9, "AVG": 10}
     assert {op.name: int(op) for op in look_up("ReduceOp")} == numbers
+
+
+def test_operations_of_torch_by_their_numbers() -> None:
+    translate, ops = look_up("data_parallel.functional.torch_reduce_op_to_bagua"), look_up("ReduceOp")
+    assert [translate(dist.ReduceOp.SUM), translate(dist.ReduceOp.MAX)] == [ops.SUM, ops.MAX]
+    with pytest.raises(ValueError, match="MIN"):
+        translate(dist.ReduceOp.MIN)
+
+
+def test_a_free_port_can_be_listened_on() -> None:
+    port = look_up("env.find_free_network_port")()
+    with socket.create_server(("", port)):
+        assert port > 0
 
 
 def test_import_gives_torch_its_methods() -> None:

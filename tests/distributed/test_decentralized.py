@@ -123,6 +123,23 @@ def test_all_ranks_on_one_node_are_one_node_also_if_they_are_odd() -> None:
     run_ranks(3, _cases, cases)
 
 
+def _order_of_memory() -> None:
+    rank, device = begin()
+    for how in ("with_bagua", "with_bagua unflattened"):
+        net = mlp(0, device)
+        Case(how=how).wrap(net, [torch.optim.SGD(net.parameters(), lr=0.1)])
+        (bucket,) = net.bagua_buckets
+        names = [name for name, _ in net.named_parameters()]
+        assert [tensor.bagua_tensor_name for tensor in bucket.tensors] == names[::-1]
+        # Without an exchange yet, the peer weight has the weights, the last parameter first.
+        expected = torch.cat([parameter.detach().flatten() for parameter in reversed(list(net.parameters()))])
+        assert torch.equal(bucket._peer_weight, expected), (how, rank)
+
+
+def test_weights_lie_in_reverse_order_as_in_bagua_0_9() -> None:
+    run_ranks(2, _order_of_memory, reuse=True)
+
+
 # --- rounding --------------------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from bagua.collectives import process_group
 from bagua.collectives.communicator import BaguaCommunicator, CommMember
 from bagua.collectives.process_group import to_bagua_process_group
 from bagua.torch_api import communication
+from bagua.torch_api.algorithms import gradient_allreduce
 
 
 def total(comm: BaguaCommunicator, device: torch.device) -> float | None:
@@ -209,7 +210,7 @@ def ask_wrongly() -> None:
     with pytest.raises(RuntimeError, match="init_process_group"):
         to_bagua_process_group()
     bagua.init_process_group()
-    for ranks, message in [([], "empty"), ([0, 2], "between 0 and 1"), ([-1], "between"), ([1, 1], "more than once")]:
+    for ranks, message in [([0, 2], "between 0 and 1"), ([-1], "between"), ([1, 1], "more than once")]:
         with pytest.raises(ValueError, match=message):
             communication.new_group(ranks)
     with pytest.raises(TypeError, match="Bagua or torch process group"):
@@ -226,6 +227,33 @@ def ask_wrongly() -> None:
 
 def test_wrong_arguments() -> None:
     run_ranks(2, ask_wrongly)
+
+
+def have_no_members() -> None:
+    device = device_for(bagua.get_rank())
+    bagua.init_process_group()
+    empty, later = communication.new_group([]), communication.new_group([0, 1])
+    assert (empty.ranks, empty.size, empty.is_member, empty.torch_group) == ([], 0, False, None)
+    assert communication._rank_not_in_group(empty)
+    for comm in (
+        empty.get_global_communicator(),
+        empty.get_intra_node_communicator(),
+        empty.get_inter_node_communicator(),
+        empty.get_background_communicator(),
+    ):
+        assert comm is CommMember.NON_COMM_MEMBER
+        tensor = torch.ones(2, device=device)
+        bagua.allreduce_inplace(tensor, comm=comm)
+        assert tensor.tolist() == [1, 1]
+    assert total(later.get_global_communicator(), device) == 11
+    with pytest.raises(ValueError, match="member"):
+        torch.nn.Linear(1, 1).to(device).with_bagua(
+            [], gradient_allreduce.GradientAllReduceAlgorithm(), process_group=empty
+        )
+
+
+def test_a_group_may_have_no_members() -> None:
+    run_ranks(2, have_no_members)
 
 
 def adopt() -> None:

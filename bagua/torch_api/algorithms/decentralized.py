@@ -114,14 +114,12 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             for parameter in group["params"]
         }
         self._sees_steps = all(id(parameter) in listed for parameter in self._parameters)
-        tensors: list[Tensor] = []
         for name, parameter in named:
             ensure_record(parameter, name, bagua_ddp.bagua_module_name)
-            tensors.append(parameter)
-        return tensors
+        return list(reversed(self._parameters))
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> list[PeerWeightBucket]:
-        """One bucket for all parameters of one dtype and device."""
+        """One bucket for all parameters of one dtype and device, in the order of `init_tensors`, the last first."""
         by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for group in tensors:
             for tensor in group:

@@ -32,7 +32,12 @@ from bagua.torch_api.wrap_summary import configure_logging, log_wrap
 if TYPE_CHECKING:
     from bagua.engine.bucket import Bucket
 
-__all__ = ["DistributedDataParallel", "DistributedDataParallel_V1_9_0", "to_bagua_process_group"]
+__all__ = [
+    "DistributedDataParallel",
+    "DistributedDataParallel_V1_9_0",
+    "DistributedDataParallel_V1_9_0_Interface",
+    "to_bagua_process_group",
+]
 
 _MIB = 1 << 20
 _DEFAULT_CAP_MB = 25
@@ -342,8 +347,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._prepare_forward()
 
 
-# The name that Lightning's strategy imports.
-DistributedDataParallel_V1_9_0 = DistributedDataParallel
+# The name that Lightning's strategy imports, and in Bagua 0.9 that of its base class.
+DistributedDataParallel_V1_9_0 = DistributedDataParallel_V1_9_0_Interface = DistributedDataParallel
 
 
 def _checked_cap(megabytes: Any) -> float:

@@ -49,6 +49,20 @@ def all_reduce(
     return result
 
 
+def torch_reduce_op_to_bagua(op: dist.ReduceOp.RedOpType) -> ReduceOp:
+    """
+    The operation of torch.distributed, SUM or MAX (or AVG), among Bagua's.
+
+    Raises:
+        ValueError: another operation.
+    """
+    operation = check_op("torch_reduce_op_to_bagua", op)
+    if operation not in _SUPPORTED:
+        supported = ", ".join(one.name for one in _SUPPORTED)
+        raise ValueError(f"torch_reduce_op_to_bagua: op is {operation.name}, must be one of {supported}")
+    return operation
+
+
 class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, op: ReduceOp, communicator: BaguaCommunicator) -> torch.Tensor:
