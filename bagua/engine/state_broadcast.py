@@ -37,8 +37,8 @@ def broadcast_parameters(named_tensors: Iterable[tuple[str, torch.Tensor]], comm
     their strides, which may differ between ranks.
 
     Args:
-        named_tensors: the same names, shapes and dtypes in the same order on every rank (bagua.engine.replica_check). Any
-            dtype, CPU or CUDA, also on a device that the group has no backend for.
+        named_tensors: the same names, shapes and dtypes in the same order on every rank (bagua.engine.replica_check).
+            Any dtype, CPU or CUDA, also on a device that the group has no backend for.
 
     Raises:
         ValueError: a tensor is sparse, expanded, or has no storage yet.

@@ -143,9 +143,34 @@ def _loaded_after_a_trial(job: Job) -> None:
     state = mlp(20 + job.rank, job.device).state_dict()
     job.net.load_state_dict(state)
     job.reference.set_weights(other)
-    # The exchange that was begun in vain counts.
+    # The exchange that was begun in vain counts, and is that of the round.
     job.reference.exchanges += 1
-    job.normal_round("after weights were loaded")
+    data = job.data()
+    train_step(job.model, job.optimizers, data[job.rank])
+    job.reference.round(data, exchange=False)
+    job.check("after weights were loaded")
+    job.normal_round("the next round")
+
+
+def _changed_and_restored_on_one_rank(job: Job) -> None:
+    """What swapping in averaged weights does: this rank goes without the mean, and nobody waits."""
+    job.loss(job.data())
+    if job.rank == 0:
+        state = {name: value.clone() for name, value in job.net.state_dict().items()}
+        with torch.no_grad():
+            for parameter in job.net.parameters():
+                parameter.zero_()
+        job.net.load_state_dict(state)
+    own = job.reference.weights()[0]
+    means = job.reference.exchange()
+    data = job.data()
+    train_step(job.model, job.optimizers, data[job.rank])
+    job.reference.zero_grad()
+    job.reference.backward(data)
+    job.reference.set_weights([own, *means[1:]])
+    job.reference.step()
+    job.check("after weights were changed and restored on one rank")
+    job.normal_round("the next round")
 
 
 def _backward_in_no_sync(job: Job) -> None:
@@ -272,16 +297,13 @@ def _wrapped_again(job: Job) -> None:
 
 
 def _frozen_meanwhile(job: Job) -> None:
-    """Freezing makes all begin with rank 0's weights again, but for those that are frozen: each rank keeps its own."""
+    """Each rank keeps its weights; those that are frozen are not mixed until they are unfrozen."""
     job.normal_round("before")
     job.net[0].requires_grad_(False)
     for net in job.reference.nets:
         net[0].requires_grad_(False)
-    first = job.reference.weights()[0]
-    job.reference.exchanges = 0
     frozen = flat_weights(job.net)[: 2 * 10 + 10].clone()
     trained = [name for name, parameter in job.net.named_parameters() if parameter.requires_grad]
-    job.reference.set_weights([first[2 * 10 + 10 :]] * 2, trained)
     for _ in range(2):
         data = job.data()
         train_step(job.model, job.optimizers, data[job.rank])
@@ -293,6 +315,9 @@ def _frozen_meanwhile(job: Job) -> None:
         job.reference.step()
         job.check("with a frozen layer")
     assert torch.equal(flat_weights(job.net)[: 2 * 10 + 10], frozen)
+    for net in (job.net, *job.reference.nets):
+        net[0].requires_grad_(True)
+    job.normal_round("unfrozen again")
 
 
 SITUATIONS = (
@@ -304,6 +329,7 @@ SITUATIONS = (
     _forward_without_backward,
     _forward_on_one_rank,
     _loaded_after_a_trial,
+    _changed_and_restored_on_one_rank,
     _backward_in_no_sync,
     _skipped_steps,
     _closures,

@@ -398,18 +398,27 @@ def _rebuilt(job: Job) -> None:
     """Other buckets without a broadcast: what is known of the neighbours is kept."""
     job.engine.bucket_bytes, job.engine.first_bucket_bytes = 400, None
     job.engine.rebuild_buckets()
-    kept = {
+    _share_out(job, _kept(job))
+    check_replicas(job.net, job.reference.nodes, "rebuilt")
+    for _ in range(2):
+        job.normal_round("after buckets were rebuilt")
+
+
+def _kept(job: Job) -> dict[str, Sequence[Tensor]]:
+    """The reference's replicas of each parameter."""
+    return {
         name: part
         for names, replicas in zip(job.reference.buckets, job.reference.replicas, strict=True)
         for name, part in _parts(job.net, names, replicas)
     }
+
+
+def _share_out(job: Job, kept: dict[str, Sequence[Tensor]]) -> None:
+    """Gives the reference the buckets that there are now, with these replicas."""
     job.reference.buckets = bucket_names(job.net)
     job.reference.replicas = [
         [torch.cat([kept[name][place] for name in names]) for place in range(2)] for names in job.reference.buckets
     ]
-    check_replicas(job.net, job.reference.nodes, "rebuilt")
-    for _ in range(2):
-        job.normal_round("after buckets were rebuilt")
 
 
 def _parts(net: nn.Module, names: Sequence[str], replicas: Sequence[Tensor]) -> Any:
@@ -436,13 +445,20 @@ def _frozen_meanwhile(job: Job) -> None:
     for net in job.reference.nets:
         net[0].requires_grad_(False)
     trained = [name for name, parameter in job.net.named_parameters() if parameter.requires_grad]
-    job.reference.set_weights([job.reference.weights(trained)[0]] * 2, trained)
+    kept = _kept(job)
     with torch.no_grad():
-        job.loss(job.data())  # in which everything is initialised again
+        job.loss(job.data())  # in which buckets are made anew
     assert sorted(name for names in bucket_names(job.net) for name in names) == sorted(trained)
-    job.reference.seed(bucket_names(job.net))
+    _share_out(job, kept)
     for _ in range(2):
         job.normal_round("with a frozen layer")
+    kept |= _kept(job)
+    for net in (job.net, *job.reference.nets):
+        net[0].requires_grad_(True)
+    with torch.no_grad():
+        job.loss(job.data())
+    _share_out(job, kept)
+    job.normal_round("unfrozen again")
 
 
 SITUATIONS = (

@@ -28,7 +28,7 @@ from bagua.torch_api.algorithms.low_precision_decentralized import (
     LowPrecisionDecentralizedAlgorithm,
     LowPrecisionDecentralizedAlgorithmImpl,
 )
-from bagua.torch_api.algorithms.rounds import Interval, check_interval
+from bagua.torch_api.algorithms.rounds import Interval, Round, RoundEvent, RoundState, check_interval
 
 if TYPE_CHECKING:
     from bagua.engine.comm_scheduler import CommScheduler
@@ -72,7 +72,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
     sooner, at the end of the first backward pass, where we would not see the step: if some parameters are in no listed
     optimizer, or a closure runs the passes within `step`. Where no step follows, because a GradScaler skips it, the
     next forward pass begins with it. A forward pass that no backward pass follows leaves the exchange under way for the
-    next one. In each case the number of exchanges follows from forward and backward passes alone.
+    next one. In each case the number of exchanges follows from forward and backward passes alone, never from values.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         self._interval = Interval(communication_interval)
         self._buckets: list[PeerWeightBucket] = []
         self._parameters: list[Tensor] = []
-        # The round's forward pass has begun, and its backward pass has not ended.
-        self._round_is_open = False
-        self._has_gradient = False
-        # There is a mean that has not been put in place. It may still be under way in the scheduler.
+        self._round = Round()
+        # There is a mean that has not been put in place. It may still be under way, in this scheduler.
         self._is_pending = False
         self._scheduler: CommScheduler | None = None
+        # Of the buckets so far, which decides about the next partner.
+        self._exchanges = 0
         # See the note.
         self._sees_steps = False
         self._is_stepping = False
@@ -104,7 +104,11 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
     # --- buckets -----------------------------------------------------------------------------------------------------
 
     def init_tensors(self, bagua_ddp: BaguaDistributedDataParallel) -> list[Tensor]:
-        self._round_is_open = self._is_stepping = False
+        self._round.restart()
+        self._is_stepping = False
+        self._exchanges = (
+            0 if bagua_ddp.replicas_are_equal or not self._buckets else self._buckets[0].operation.exchanges
+        )
         named = bagua_ddp.synchronized_parameters
         self._parameters = [parameter for _, parameter in named]
         listed = {
@@ -140,54 +144,50 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             peer_selection_mode=self.peer_selection_mode,
             group=_exchange_group(self.process_group),
         )
+        bucket.operation.exchanges = self._exchanges
 
     # --- a round -----------------------------------------------------------------------------------------------------
 
     def init_forward_pre_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[Any], None]:
         def begin_round(_: Any) -> None:
-            if self._is_pending and not self._round_is_open:
+            if self._round.is_due:
                 self._refuse_changed_parameters()
                 self._put_in_place()
             # A forward pass after which no backward pass communicates does not start what it would have to wait for.
             if not bagua_ddp.require_backward_grad_sync or not torch.is_grad_enabled():
                 return
-            if not self._round_is_open:
-                self._round_is_open, self._has_gradient = True, False
+            if not self._round.is_open:
                 if self._interval.count():
                     self._launch(bagua_ddp)
             elif self._is_pending and self._are_parameters_changed():
                 # Loaded, for instance, after a forward pass that was a mere trial: the mean of what they were is void.
+                # This rank goes without one until the next round: only it knows, so it cannot ask its peers again.
                 self._wait()
-                self._launch(bagua_ddp)
+                self._is_pending = False
+            self._round.on(RoundEvent.FORWARD)
 
         return begin_round
 
     def init_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[str, Tensor], None]:
-        def note_gradient(_name: str, _parameter: Tensor) -> None:
-            self._has_gradient = True
-
-        return note_gradient
+        return self._round.note_gradient
 
     def init_post_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[], None]:
-        return self._end_round
+        return self._end_pass
 
-    def _end_round(self) -> None:
-        if not self._has_gradient:
-            return  # torch.autograd.grad, whose gradients go into the loss of the round's own backward pass
-        self._round_is_open = False
-        if self._is_pending:
-            if self._sees_steps and not self._is_stepping:
-                self._versions = self._current_versions()
-            else:
-                self._put_in_place()
+    def _end_pass(self) -> None:
+        if not self._round.end_pass():
+            return
+        if self._is_pending and self._sees_steps and not self._is_stepping:
+            self._versions = self._current_versions()
+        else:
+            self._put_in_place()
 
     def init_pre_optimizer_step_hook(
         self, bagua_ddp: BaguaDistributedDataParallel
     ) -> Callable[[torch.optim.Optimizer], None]:
         def before_step(_: torch.optim.Optimizer) -> None:
             self._is_stepping = True
-            if self._is_pending:
-                self._put_in_place()
+            self._put_in_place()
 
         return before_step
 
@@ -200,7 +200,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         return after_step
 
     def finish(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
-        if self._is_pending and not self._are_parameters_changed():
+        if not self._are_parameters_changed():
             self._put_in_place()
         self._wait()
         self._is_pending = False
@@ -218,10 +218,13 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             self._scheduler = None
 
     def _put_in_place(self) -> None:
+        """The mean, if there is one."""
         self._wait()
-        for bucket in self._buckets:
-            bucket.operation.copy_back_peer_weight(bucket.backend_bucket)
-        self._is_pending = False
+        if self._is_pending:
+            for bucket in self._buckets:
+                bucket.operation.copy_back_peer_weight(bucket.backend_bucket)
+            self._is_pending = False
+        self._round.on(RoundEvent.EXCHANGED)
 
     def _current_versions(self) -> list[int]:
         return [parameter._version for parameter in self._parameters]
@@ -231,9 +234,10 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
 
     def _refuse_changed_parameters(self) -> None:
         """To put the mean of what they were in their place would undo the change."""
-        if self._are_parameters_changed():
+        if self._is_pending and self._are_parameters_changed():
             self._wait()
             self._is_pending = False
+            self._round.on(RoundEvent.EXCHANGED)
             raise RuntimeError(
                 "Parameters were changed between the backward pass and the step of the optimizers that"
                 " with_bagua() was given.\n"
@@ -247,7 +251,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         self._wait()
         return {
             "rounds": self._interval.rounds,
-            "round_is_open": self._round_is_open,
+            "round": self._round.state.name,
             "is_pending": self._is_pending,
             "exchanges": [bucket.operation.exchanges for bucket in self._buckets],
             "peer_weights": [bucket._peer_weight for bucket in self._buckets],
@@ -266,7 +270,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
                 " another model"
             )
         self._interval.rounds = int(state["rounds"])
-        self._round_is_open, self._is_pending = bool(state["round_is_open"]), bool(state["is_pending"])
+        self._round.state, self._is_pending = RoundState[state["round"]], bool(state["is_pending"])
         self._versions = self._current_versions()
         for bucket, exchanges, peer_weight in zip(self._buckets, state["exchanges"], peer_weights, strict=True):
             bucket.operation.exchanges = int(exchanges)

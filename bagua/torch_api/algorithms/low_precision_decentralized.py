@@ -24,7 +24,7 @@ from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.comm_ops.weight_exchange import tell_autograd
 from bagua.engine.tensor import ensure_record
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
-from bagua.torch_api.algorithms.rounds import Interval, check_interval
+from bagua.torch_api.algorithms.rounds import Interval, Round, RoundEvent, RoundState, check_interval
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -75,20 +75,20 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         self.communication_interval = communication_interval
         self._interval = Interval(communication_interval)
         self._buckets: list[ReplicaBucket] = []
-        self._has_gradient = False
-        self._owes_exchange = False
+        self._round = Round()
         # Positions among the listed optimizers: that step these parameters, and that did since the backward pass.
         self._steppers: set[int] = set()
         self._stepped: set[int] = set()
-        # What a bucket begins with when buckets are made anew without a broadcast.
+        # What buckets begin with when they are made anew without a broadcast: of parameters that are frozen now, too.
         self._kept: dict[str, list[Tensor]] = {}
 
     # --- buckets -----------------------------------------------------------------------------------------------------
 
     def init_tensors(self, bagua_ddp: BaguaDistributedDataParallel) -> list[Tensor]:
-        self._kept = {}
-        if not bagua_ddp.replicas_are_equal:
-            self._kept = {name: parts for bucket in self._buckets for name, parts in bucket.replicas_by_name()}
+        if bagua_ddp.replicas_are_equal:
+            self._kept.clear()
+        else:
+            self._kept.update((name, parts) for bucket in self._buckets for name, parts in bucket.replicas_by_name())
         self._stepped.clear()
         self._find_steppers(bagua_ddp)
         tensors: list[Tensor] = []
@@ -129,7 +129,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
             bucket.flattened_tensor().clone() for _ in range(3)
         )
         for name, parts in bucket.replicas_by_name():
-            for part, kept in zip(parts, self._kept.get(name, ()), strict=False):
+            for part, kept in zip(parts, self._kept.pop(name, ()), strict=False):
                 part.copy_(kept)
         bucket.append_low_precision_decentralized_synchronous_op(
             *bucket.replicas, hierarchical=self.hierarchical, group=self.process_group
@@ -138,15 +138,11 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
     # --- a round -----------------------------------------------------------------------------------------------------
 
     def init_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[str, Tensor], None]:
-        def note_gradient(_name: str, _parameter: Tensor) -> None:
-            self._has_gradient = True
-
-        return note_gradient
+        return self._round.note_gradient
 
     def init_post_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[], None]:
         def end_pass() -> None:
-            self._owes_exchange |= self._has_gradient
-            self._has_gradient = False
+            self._round.end_pass()
 
         return end_pass
 
@@ -154,7 +150,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         self, bagua_ddp: BaguaDistributedDataParallel
     ) -> Callable[[torch.optim.Optimizer], None]:
         def after_step(optimizer: torch.optim.Optimizer) -> None:
-            if self._owes_exchange:
+            if self._round.is_due:
                 self._stepped.add(next(i for i, one in enumerate(bagua_ddp.bagua_optimizers) if one is optimizer))
                 if self._stepped >= self._steppers:
                     self._exchange(bagua_ddp)
@@ -169,11 +165,11 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
             self._run_pending_exchange(bagua_ddp)
 
     def _run_pending_exchange(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
-        if self._owes_exchange:
+        if self._round.is_due:
             self._exchange(bagua_ddp)
 
     def _exchange(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
-        self._owes_exchange = False
+        self._round.on(RoundEvent.EXCHANGED)
         self._stepped.clear()
         if self._interval.count():
             bagua_ddp.scheduler.set_all_ready()
@@ -186,7 +182,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
     def state_dict(self) -> dict[str, Any]:
         return {
             "rounds": self._interval.rounds,
-            "owes_exchange": self._owes_exchange,
+            "round": self._round.state.name,
             "stepped": sorted(self._stepped),
             "replicas": [list(bucket.replicas) for bucket in self._buckets],
         }
@@ -203,7 +199,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
                 " of another model, or of buckets of another size (BAGUA_DEFAULT_BUCKET_SIZE, bucket_cap_mb)"
             )
         self._interval.rounds = int(state["rounds"])
-        self._owes_exchange = bool(state["owes_exchange"])
+        self._round.state = RoundState[state["round"]]
         self._stepped = set(state["stepped"])
         for bucket, replicas in zip(self._buckets, state["replicas"], strict=True):
             for ours_, theirs_ in zip(bucket.replicas, replicas, strict=True):

@@ -1,10 +1,91 @@
-"""What algorithms that exchange weights have in common: rounds, and a bucket that is exchanged as a whole.
+"""What algorithms that exchange weights have in common: the states of a round, and which rounds exchange.
 
 A round is a forward pass outside of no_sync and the backward pass that follows. Rounds, not steps of the optimizer, are
 what is counted, because every rank makes as many of them: a GradScaler may skip a step on one rank and not on another.
+No event of a table depends on values of weights or gradients, so that what one rank does with its own cannot make it
+exchange more or less often than its peers.
 """
 
 from __future__ import annotations
+
+import enum
+
+from bagua.engine.step_state import StateMachine
+
+
+class RoundState(enum.Enum):
+    """Where a rank is in a round."""
+
+    RESTING = "no round is open, and no exchange has to take effect"
+    OPEN = "the forward pass has begun"
+    REACHED = "the backward pass has made a gradient"
+    DUE = "the backward pass is over: the exchange has to take effect before the next round"
+    DUE_REACHED = "due, and another backward pass has made a gradient"
+
+
+class RoundEvent(enum.Enum):
+    """What happens in it."""
+
+    FORWARD = "a forward pass in training begins, whose backward pass will communicate"
+    GRADIENT = "the gradient of a parameter is complete"
+    BACKWARD_ENDS = "a backward pass that has made gradients is over"
+    EXCHANGED = "the exchange has taken effect on the weights"
+
+
+ROUND_TRANSITIONS = {
+    (RoundState.RESTING, RoundEvent.FORWARD): RoundState.OPEN,
+    # A trial: the forward pass that counts is still to come.
+    (RoundState.OPEN, RoundEvent.FORWARD): RoundState.OPEN,
+    # A backward pass that raised made some of its gradients.
+    (RoundState.REACHED, RoundEvent.FORWARD): RoundState.OPEN,
+    # After evaluation, or a forward pass of which we were not told.
+    (RoundState.RESTING, RoundEvent.GRADIENT): RoundState.REACHED,
+    (RoundState.OPEN, RoundEvent.GRADIENT): RoundState.REACHED,
+    (RoundState.DUE, RoundEvent.GRADIENT): RoundState.DUE_REACHED,
+    (RoundState.REACHED, RoundEvent.BACKWARD_ENDS): RoundState.DUE,
+    # A second loss of the same forward pass.
+    (RoundState.DUE_REACHED, RoundEvent.BACKWARD_ENDS): RoundState.DUE,
+    (RoundState.DUE, RoundEvent.EXCHANGED): RoundState.RESTING,
+    (RoundState.DUE_REACHED, RoundEvent.EXCHANGED): RoundState.REACHED,
+    # An optimizer steps in the middle of a round: after a backward pass in no_sync, or within a closure.
+    (RoundState.RESTING, RoundEvent.EXCHANGED): RoundState.RESTING,
+    (RoundState.OPEN, RoundEvent.EXCHANGED): RoundState.OPEN,
+    (RoundState.REACHED, RoundEvent.EXCHANGED): RoundState.REACHED,
+}
+
+
+class Round(StateMachine[RoundState, RoundEvent]):
+    """The state of one module's rounds on this rank."""
+
+    def __init__(self) -> None:
+        super().__init__(RoundState.RESTING, ROUND_TRANSITIONS)
+
+    @property
+    def is_open(self) -> bool:
+        """The forward pass has begun, and the backward pass has not ended."""
+        return self.state in (RoundState.OPEN, RoundState.REACHED)
+
+    @property
+    def is_due(self) -> bool:
+        """The exchange has to take effect."""
+        return self.state in (RoundState.DUE, RoundState.DUE_REACHED)
+
+    def note_gradient(self, _name: str, _parameter: object) -> None:
+        """The backward hook of these algorithms."""
+        if self.state is not RoundState.REACHED and self.state is not RoundState.DUE_REACHED:
+            self.on(RoundEvent.GRADIENT)
+
+    def end_pass(self) -> bool:
+        """A backward pass is over. Whether it belongs to the round: torch.autograd.grad makes no gradients but those
+        that go into the loss of the round's own backward pass."""
+        if self.state not in (RoundState.REACHED, RoundState.DUE_REACHED):
+            return False
+        self.on(RoundEvent.BACKWARD_ENDS)
+        return True
+
+    def restart(self) -> None:
+        """No round is open any more."""
+        self.state = RoundState.RESTING
 
 
 def check_interval(communication_interval: int) -> None:
