@@ -1,0 +1,229 @@
+"""Buckets that change in training: values stay, nothing is broadcast, and all ranks agree first."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks
+from support.training import batches, begin, check_equal, check_ranks_equal, message_of, mlp, momentum, torch_ddp, train
+from torch import Tensor, nn
+
+from bagua.collectives import byte_transport
+from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
+from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+
+ALGORITHMS: dict[str, Callable[[], Algorithm]] = {
+    "gradient_allreduce": GradientAllReduceAlgorithm,
+    "bytegrad": lambda: ByteGradAlgorithm(hierarchical=False),
+}
+
+
+def _pair(rank: int, device: torch.device, name: str) -> list[tuple[Any, torch.optim.Optimizer]]:
+    """The same model twice, wrapped by the same algorithm."""
+    models = [mlp(rank, device) for _ in range(2)]
+    optimizers = [momentum(model) for model in models]
+    return [
+        (model.with_bagua([optimizer], ALGORITHMS[name]()), optimizer)
+        for model, optimizer in zip(models, optimizers, strict=True)
+    ]
+
+
+def _accumulate(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+    nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
+
+
+def _rebuilt(name: str) -> None:
+    """Between two steps, before one, and between the passes of one: with other sizes, too."""
+    rank, device = begin()
+    (model, optimizer), (twin, other) = _pair(rank, device, name)
+    data = batches(rank, 9, device)
+    for number in range(0, 9, 3):
+        for one, its_optimizer in ((model, optimizer), (twin, other)):
+            train(one, its_optimizer, data[number : number + 1])
+            if one is model:
+                one.bagua_ddp.rebuild_buckets()
+            its_optimizer.zero_grad()
+            _accumulate(one, data[number + 1])
+            if one is model:
+                one.bagua_ddp.replan()
+            its_optimizer.step()
+            its_optimizer.zero_grad()
+            with one.bagua_ddp.no_sync():
+                _accumulate(one, data[number + 2])
+            if one is model:
+                one.bagua_ddp.rebuild_buckets()
+            _accumulate(one, data[number])
+            its_optimizer.step()
+        check_equal(model, twin, f"after batch {number}")
+    model.bagua_ddp.bucket_bytes = model.bagua_ddp.first_bucket_bytes = 400
+    model.bagua_ddp.replan()
+    assert len(model.bagua_buckets) > len(twin.bagua_buckets)
+    train(model, optimizer, data)
+    check_ranks_equal(model)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_buckets_are_rebuilt_between_steps(name: str) -> None:
+    run_ranks(2, _rebuilt, name, reuse=True)
+
+
+def _frozen_in_turn() -> None:
+    """As torch's wrapper with both halves trained, and None for the gradients of the frozen one."""
+    rank, device = begin()
+    ours = mlp(rank, device)
+    theirs = copy.deepcopy(ours)
+    halves = [(net[:2], net[2:]) for net in (ours, theirs)]
+    optimizers = [[torch.optim.SGD(half.parameters(), lr=0.1, momentum=0.9) for half in pair] for pair in halves]
+    ours.with_bagua(optimizers[0], GradientAllReduceAlgorithm())
+    reference = torch_ddp(theirs, find_unused_parameters=True)
+    broadcasts: list[Any] = []
+    plans: list[Any] = []
+    original = byte_transport.broadcast
+    byte_transport.broadcast = lambda *arguments: (broadcasts.append(arguments), original(*arguments))
+    try:
+        for number, batch in enumerate(batches(rank, 12, device)):
+            for (model, (first, second)), pair in zip(
+                ((ours, halves[0]), (reference, halves[1])), optimizers, strict=True
+            ):
+                for index, half in enumerate((first, second)):
+                    half.requires_grad_(index == number % 2)
+                pair[number % 2].zero_grad()
+                _accumulate(model, batch)
+                pair[number % 2].step()
+            plans.append(ours.bagua_buckets[0])
+            check_equal(ours, theirs, f"step {number}")
+    finally:
+        byte_transport.broadcast = original
+    assert broadcasts == [], "all had the same values from the beginning"
+    assert plans == plans[:2] * 6, "two plans, which are kept"
+    # Frozen and unfrozen by one rank alone: an error that names it, and no wait.
+    ours.requires_grad_(True)
+    ours(batches(rank, 1, device)[0][0])
+    before = [one.clone() for one in ours.parameters()]
+    if rank == 1:
+        ours[0].requires_grad_(False)
+    message = message_of(RuntimeError, ours.bagua_ddp.replan)
+    assert "rank 1 has '2.weight'" in message
+    assert all(torch.equal(one, value) for one, value in zip(ours.parameters(), before, strict=True))
+    # Nothing was changed by that: training goes on when the ranks agree again.
+    ours.requires_grad_(True)
+    train(ours, optimizers[0][0], batches(rank, 2, device))
+    check_ranks_equal(ours)
+
+
+def test_halves_that_are_frozen_in_turn() -> None:
+    run_ranks(2, _frozen_in_turn, reuse=True)
+
+
+def _unfrozen_later() -> None:
+    """What was never synchronized is broadcast when it is unfrozen, once."""
+    rank, device = begin()
+    net: Any = mlp(0, device)
+    net[0].requires_grad_(False)
+    with torch.no_grad():
+        net[0].weight.fill_(rank)
+    optimizer = momentum(net)
+    net.with_bagua([optimizer], GradientAllReduceAlgorithm())
+    data = batches(rank, 3, device)
+    train(net, optimizer, data)
+    assert net[0].weight.eq(rank).all()
+    net[0].requires_grad_(True)
+    train(net, optimizer, data)
+    check_ranks_equal(net)
+
+
+def test_a_layer_that_was_frozen_when_the_module_was_wrapped() -> None:
+    run_ranks(2, _unfrozen_later, reuse=True)
+
+
+# --- what algorithms declare -----------------------------------------------------------------------------------------
+
+
+class Nothing(Algorithm):
+    """Communicates nothing: `init_tensors` gives no tensors."""
+
+    def __init__(self, depth: int = 1, note: object = None) -> None:
+        self.depth, self.note = depth, note
+
+    def reify(self, process_group: Any) -> AlgorithmImpl:
+        return NothingImpl(process_group)
+
+
+class NothingImpl(AlgorithmImpl):
+    def init_tensors(self, bagua_ddp: Any) -> list[Tensor]:
+        return []
+
+
+def _declared() -> tuple[list[str], float]:
+    rank, device = begin()
+    net: Any = mlp(rank, device)
+    optimizer = momentum(net)
+    net.with_bagua([optimizer], Nothing(note=object()))
+    train(net, optimizer, batches(rank, 3, device))
+    messages = [
+        message_of(RuntimeError, lambda algorithm=algorithm: net.with_bagua([optimizer], algorithm))
+        for algorithm in (
+            Nothing(depth=rank),
+            AsyncModelAverageAlgorithm(warmup_steps=5 * (rank + 1)),
+            GradientAllReduceAlgorithm(average=rank == 0),
+        )
+    ]
+    train(net, optimizer, batches(rank, 1, device))  # as before
+    return messages, next(net.parameters()).sum().item()
+
+
+def test_an_algorithm_without_tensors_and_settings_that_differ_by_rank() -> None:
+    (messages, own), (others, its) = run_ranks(2, _declared, reuse=True)
+    assert own != its, "nothing was communicated"
+    assert messages == others
+    for message, words in zip(
+        messages,
+        (("depth=0", "depth=1"), ("warmup_steps=5", "warmup_steps=10"), ("average=True", "average=False")),
+        strict=True,
+    ):
+        assert "different settings" in message
+        for word in words:
+            assert word in message
+
+
+def _phases() -> None:
+    """An algorithm that goes from gradients to nothing, between two forward passes."""
+    rank, device = begin()
+    net: Any = mlp(rank, device)
+    optimizer = momentum(net)
+    net.with_bagua([optimizer], Fading())
+    assert len(net.bagua_buckets) == 1
+    train(net, optimizer, batches(rank, 2, device))
+    check_ranks_equal(net)
+    net.bagua_algorithm.phase = "alone"
+    train(net, optimizer, batches(rank, 2, device))
+    assert net.bagua_buckets == []
+    sums = [torch.zeros(()) for _ in range(2)]
+    dist.all_gather(sums, net[0].weight.detach().sum().cpu())
+    assert sums[0] != sums[1]
+
+
+class Fading(Algorithm):
+    def reify(self, process_group: Any) -> AlgorithmImpl:
+        return FadingImpl(process_group)
+
+
+class FadingImpl(AlgorithmImpl):
+    phase: Any = "together"
+
+    def init_tensors(self, bagua_ddp: Any) -> list[Tensor]:
+        return super().init_tensors(bagua_ddp) if self.phase == "together" else []
+
+    def init_operations(self, bagua_ddp: Any, bucket: Any) -> None:
+        bucket.append_centralized_synchronous_op(group=self.process_group)
+
+
+def test_a_phase_of_an_algorithm() -> None:
+    run_ranks(2, _phases, reuse=True)
