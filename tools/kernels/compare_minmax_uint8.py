@@ -275,7 +275,7 @@ def tuned_rows_of(given: argparse.Namespace) -> Iterator[Row]:
                                 continue
                             launcher.TILE_ELEMENTS = tile
                             launcher.WARPS = warps
-                            launcher._tiling.cache_clear()
+                            launcher._steps.cache_clear()
                             times = measure("cuda", operation, max(3, given.rounds // 3), given.fastest)
                             tiling = f"{tile}/{warps}"
                             yield Row(operation.name, elements, dtype, name, 0, tiling, operation.moved_bytes, *times)
