@@ -83,8 +83,13 @@ class KernelLaunch:
             return _direct(compiled, self._grid, rest)
         except Exception as error:
             # Whatever another version of Triton lacks: only speed depends on it.
-            _logger.debug("Triton kernels are launched through Triton's Python, which takes longer: %r", error)
+            _log_once(repr(error))
             return None
+
+
+@functools.cache
+def _log_once(error: str) -> None:
+    _logger.debug("Triton kernels are launched through Triton's Python, which takes longer: %s", error)
 
 
 def _direct(compiled: Any, grid: tuple[int, ...], rest: tuple[float, ...]) -> _Direct:
