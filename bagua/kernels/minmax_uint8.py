@@ -83,7 +83,7 @@ def compress(
         out = torch.empty(shape, dtype=torch.uint8, device=device)
     else:
         _check_bytes("out", out, shape, device)
-    _implementation(device.type).compress(source, layout, out)
+    _implementation_for(source).compress(source, layout, out)
     return out
 
 
@@ -111,7 +111,7 @@ def decompress(
     layout = chunk_layout(elements, block_elements)
     device = target.device
     _check_bytes("compressed", compressed, (chunks, layout.total_bytes), device)
-    _implementation(device.type).decompress(compressed, target, accumulate, layout)
+    _implementation_for(target).decompress(compressed, target, accumulate, layout)
     return target
 
 
@@ -148,8 +148,13 @@ def decompress_reduce_compress(
         out = torch.empty(layout.total_bytes, dtype=torch.uint8, device=device)
     else:
         _check_bytes("out", out, (layout.total_bytes,), device)
-    _implementation(device.type).decompress_reduce_compress(received, average, layout, out)
+    _implementation_for(received).decompress_reduce_compress(received, average, layout, out)
     return out
+
+
+def _implementation_for(tensor: Tensor) -> _Implementation:
+    # To make the string that is a device's type takes a tenth of a launch.
+    return _implementation("cuda" if tensor.is_cuda else tensor.device.type)
 
 
 @functools.cache

@@ -130,7 +130,7 @@ def compress(source: Tensor, layout: ChunkLayout, out: Tensor) -> None:
     """As minmax_uint8_reference.compress."""
     if not layout.ranges:
         return
-    chunks = len(out)
+    chunks = out.shape[0]
     if chunks > MOST_CHUNKS:
         rows = source.view(chunks, -1)
         for first in range(0, chunks, MOST_CHUNKS):
@@ -144,7 +144,7 @@ def decompress(compressed: Tensor, target: Tensor, accumulate: bool, layout: Chu
     """As minmax_uint8_reference.decompress."""
     if not layout.ranges:
         return
-    chunks = len(compressed)
+    chunks = compressed.shape[0]
     compressed = _aligned(compressed)
     if chunks > MOST_CHUNKS:
         rows = target.view(chunks, -1)
@@ -158,7 +158,7 @@ def decompress(compressed: Tensor, target: Tensor, accumulate: bool, layout: Chu
 def decompress_reduce_compress(received: Tensor, average: bool, layout: ChunkLayout, out: Tensor) -> None:
     """As minmax_uint8_reference.decompress_reduce_compress."""
     if layout.ranges:
-        _steps(_steps_of_sum, layout, len(received), average).launch(_aligned(received), out)
+        _steps(_steps_of_sum, layout, received.shape[0], average).launch(_aligned(received), out)
 
 
 def _aligned(compressed: Tensor) -> Tensor:
