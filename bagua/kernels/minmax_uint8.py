@@ -37,7 +37,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class _Implementation(Protocol):
-    """What minmax_uint8_{reference,native,triton} define, as in minmax_uint8_reference."""
+    """What minmax_uint8_{reference,native,triton} define, as in minmax_uint8_reference. The tensors that hold elements
+    are as the caller gave them, flat: a view takes as long as all checks."""
 
     def compress(self, source: Tensor, layout: ChunkLayout, out: Tensor) -> None: ...
     def decompress(self, compressed: Tensor, target: Tensor, accumulate: bool, layout: ChunkLayout) -> None: ...
@@ -77,12 +78,12 @@ def compress(
         raise ValueError(f"source has {source.numel()} elements, which {chunks} chunks do not divide; pad it")
     layout = chunk_layout(elements, block_elements)
     shape = (chunks, layout.total_bytes)
+    device = source.device
     if out is None:
-        out = torch.empty(shape, dtype=torch.uint8, device=source.device)
+        out = torch.empty(shape, dtype=torch.uint8, device=device)
     else:
-        _check_bytes("out", out, shape, source.device)
-    with torch.no_grad():
-        _implementation(source.device.type).compress(source.view(chunks, elements), layout, out)
+        _check_bytes("out", out, shape, device)
+    _implementation_for(source).compress(source, layout, out)
     return out
 
 
@@ -108,9 +109,9 @@ def decompress(
     if rest:
         raise ValueError(f"target has {target.numel()} elements, which the {chunks} chunks do not divide")
     layout = chunk_layout(elements, block_elements)
-    _check_bytes("compressed", compressed, (chunks, layout.total_bytes), target.device)
-    with torch.no_grad():
-        _implementation(target.device.type).decompress(compressed, target.view(chunks, elements), accumulate, layout)
+    device = target.device
+    _check_bytes("compressed", compressed, (chunks, layout.total_bytes), device)
+    _implementation_for(target).decompress(compressed, target, accumulate, layout)
     return target
 
 
@@ -140,14 +141,20 @@ def decompress_reduce_compress(
         ValueError: a shape, size, layout or device does not fit.
     """
     layout = chunk_layout(elements, block_elements)
-    _check_bytes("received", received, (_rows("received", received), layout.total_bytes), received.device)
+    versions = _rows("received", received)
+    device = received.device
+    _check_bytes("received", received, (versions, layout.total_bytes), device)
     if out is None:
-        out = torch.empty(layout.total_bytes, dtype=torch.uint8, device=received.device)
+        out = torch.empty(layout.total_bytes, dtype=torch.uint8, device=device)
     else:
-        _check_bytes("out", out, (layout.total_bytes,), received.device)
-    with torch.no_grad():
-        _implementation(received.device.type).decompress_reduce_compress(received, average, layout, out)
+        _check_bytes("out", out, (layout.total_bytes,), device)
+    _implementation_for(received).decompress_reduce_compress(received, average, layout, out)
     return out
+
+
+def _implementation_for(tensor: Tensor) -> _Implementation:
+    # To make the string that is a device's type takes a tenth of a launch.
+    return _implementation("cuda" if tensor.is_cuda else tensor.device.type)
 
 
 @functools.cache
@@ -201,5 +208,5 @@ def _rows(name: str, tensor: Tensor) -> int:
 
 def _check_bytes(name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
     _check_is_bytes(name, tensor)
-    if tuple(tensor.shape) != shape or not tensor.is_contiguous() or tensor.device != device:
+    if tensor.shape != shape or not tensor.is_contiguous() or tensor.device != device:
         raise ValueError(f"{name} is {_named(tensor)}; give a contiguous torch.uint8 {list(shape)} on {device}")

@@ -23,7 +23,8 @@ def padded(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
-@dataclass(frozen=True)
+# Compared by identity, since every operation looks launches up by it; `chunk_layout` returns the same object again.
+@dataclass(frozen=True, eq=False)
 class ChunkLayout:
     """Where what lies in one compressed chunk."""
 

@@ -20,7 +20,7 @@ def compress(source: Tensor, layout: ChunkLayout, out: Tensor, instructions: str
     _minmax_uint8.compress(
         source.data_ptr(),
         _TYPES[source.dtype],
-        source.shape[0],
+        out.shape[0],
         layout.elements,
         layout.block,
         layout.total_bytes,
@@ -39,7 +39,7 @@ def decompress(
         target.data_ptr(),
         _TYPES[target.dtype],
         accumulate,
-        target.shape[0],
+        compressed.shape[0],
         layout.elements,
         layout.block,
         layout.total_bytes,

@@ -54,11 +54,12 @@ INTEGERS = 2.0**23
 LEVEL_PARTS = 128.0
 
 
+@torch.no_grad()
 def compress(source: Tensor, layout: ChunkLayout, out: Tensor) -> None:
-    """`source` [chunks, elements] of a float type -> `out` uint8 [chunks, total_bytes]."""
+    """`source` of a float type, chunks * elements, contiguous -> `out` uint8 [chunks, total_bytes]."""
     if layout.ranges == 0:
         return
-    values = _by_range(source.float(), layout)
+    values = _by_range(source.view(out.shape[0], -1).float(), layout)
     finite = values.isfinite().all(dim=2, keepdim=True)
     lowest, highest = _canonical(values.amin(dim=2, keepdim=True), values.amax(dim=2, keepdim=True), finite)
     scale, bias = _scale_and_bias(lowest, highest)
@@ -66,14 +67,17 @@ def compress(source: Tensor, layout: ChunkLayout, out: Tensor) -> None:
     _write(lowest, highest, torch.where(finite, levels, 0.0), layout, out)
 
 
+@torch.no_grad()
 def decompress(compressed: Tensor, target: Tensor, accumulate: bool, layout: ChunkLayout) -> None:
-    """uint8 [chunks, total_bytes] -> `target` [chunks, elements] of a float type, overwritten or added to in fp32."""
+    """uint8 [chunks, total_bytes] -> `target` of a float type, chunks * elements, contiguous; overwritten or added to
+    in fp32."""
     if layout.ranges == 0:
         return
     lowest, highest, levels = _read(compressed, layout)
     _, bias, step = _levels_of(lowest, highest)
     decoded = ((INTEGERS + levels) - bias) * step
     decoded = decoded.clamp(lowest, highest).view(compressed.shape[0], -1)[:, : layout.elements]
+    target = target.view(compressed.shape[0], -1)
     target.copy_(target.float() + decoded if accumulate else decoded)
 
 

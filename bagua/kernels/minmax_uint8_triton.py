@@ -2,14 +2,15 @@
 
 Nothing here waits for the device. Ranges that fit into a tile take one kernel, which reads every element once; longer
 ones take two for compression and for sums, which read twice. Buffers of bytes that do not lie at a multiple of 16 go
-through a copy that does. The arguments were checked by bagua.kernels.minmax_uint8. With TRITON_INTERPRET=1 set before
-the import the kernels run on CPU tensors, slowly.
+through a copy that does. What is launched for a layout is computed once (`_steps`): the host would otherwise take
+longer than the device for a few MiB. The arguments were checked by bagua.kernels.minmax_uint8. With TRITON_INTERPRET=1
+set before the import the kernels run on CPU tensors, slowly.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from bagua.kernels import minmax_uint8_triton_kernels as kernels
 from bagua.kernels import minmax_uint8_triton_sum_kernels as sum_kernels
 from bagua.kernels.minmax_uint8_layout import ChunkLayout
 from bagua.kernels.minmax_uint8_reference import weight_of_widest
+from bagua.kernels.minmax_uint8_triton_launch import ALIGNMENT, KernelLaunch
 
 # By measurement on H100 and H200 (docs/design/compression.md): elements of a tile, and warps (32 threads each) of a
 # program. What is done once for a range is done by every thread: the fewer, the better.
@@ -36,8 +38,6 @@ LONG_TILE_ELEMENTS, LONG_WARPS = 4096, 8
 PARTIALS = 256
 # The second dimension of a grid of programs has at most so many.
 MOST_CHUNKS = 65535
-# Vector loads and stores take up to so many bytes, and begin at multiples of their size.
-ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,6 @@ class _Tiling:
         return -(-self.tiles // self.steps)
 
 
-@functools.lru_cache(maxsize=4096)
 def _tiling(layout: ChunkLayout, versions: int) -> _Tiling:
     """`versions`: 0 for what is no sum."""
     columns = _power_of_two(layout.block)
@@ -98,203 +97,162 @@ def _power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
+@dataclass(frozen=True)
+class _Steps:
+    """What is launched for chunks of one layout."""
+
+    last: KernelLaunch
+    measure: KernelLaunch | None = None
+    """Of long ranges: writes pairs of extremes, which `last` reads."""
+    pairs: int = 0
+    pair_dtype: torch.dtype = torch.float32
+
+    def launch(self, source: Tensor, out: Tensor) -> None:
+        # Bytes are written in vectors.
+        result = out if out.data_ptr() % ALIGNMENT == 0 else torch.empty_like(out)
+        if self.measure is None:
+            self.last(source, result)
+        else:
+            pairs = torch.empty((self.pairs, 2), dtype=self.pair_dtype, device=out.device)
+            self.measure(source, pairs)
+            self.last(source, pairs, result)
+        if result is not out:
+            out.copy_(result)
+
+
+@functools.lru_cache(maxsize=4096)
+def _steps(make: Callable[..., _Steps], layout: ChunkLayout, *rest: object) -> _Steps:
+    """`rest`: everything else that the launches depend on, the dtype of the tensors included."""
+    return make(layout, *rest)
+
+
 def compress(source: Tensor, layout: ChunkLayout, out: Tensor) -> None:
     """As minmax_uint8_reference.compress."""
-    if layout.ranges:
-        with _device_of(source):
-            for first in range(0, source.shape[0], MOST_CHUNKS):
-                chunks = source[first : first + MOST_CHUNKS]
-                _compress(chunks, layout, out[first : first + MOST_CHUNKS])
+    if not layout.ranges:
+        return
+    chunks = out.shape[0]
+    if chunks > MOST_CHUNKS:
+        rows = source.view(chunks, -1)
+        for first in range(0, chunks, MOST_CHUNKS):
+            some = slice(first, first + MOST_CHUNKS)
+            compress(rows[some], layout, out[some])
+        return
+    _steps(_steps_of_compress, layout, chunks, source.dtype).launch(source, out)
 
 
 def decompress(compressed: Tensor, target: Tensor, accumulate: bool, layout: ChunkLayout) -> None:
     """As minmax_uint8_reference.decompress."""
-    if layout.ranges:
-        compressed = _aligned(compressed)
-        with _device_of(target):
-            for first in range(0, target.shape[0], MOST_CHUNKS):
-                chunks = slice(first, first + MOST_CHUNKS)
-                _decompress(compressed[chunks], target[chunks], accumulate, layout)
-
-
-def _decompress(compressed: Tensor, target: Tensor, accumulate: bool, layout: ChunkLayout) -> None:
-    tiling = _tiling(layout, 0)
-    chunks = target.shape[0]
-    kernels.decompress_tiles[(tiling.groups * tiling.tiles, chunks)](
-        compressed,
-        target,
-        layout.elements,
-        layout.block,
-        layout.ranges,
-        tiling.tiles,
-        layout.header_bytes,
-        layout.total_bytes,
-        ACCUMULATE=accumulate,
-        ROWS=tiling.rows,
-        COLUMNS=tiling.columns,
-        ALIGNED=_tiles_aligned(layout, chunks),
-        LONG=tiling.tiles > 1,
-        num_warps=tiling.warps,
-        enable_fp_fusion=False,
-    )
+    if not layout.ranges:
+        return
+    chunks = compressed.shape[0]
+    compressed = _aligned(compressed)
+    if chunks > MOST_CHUNKS:
+        rows = target.view(chunks, -1)
+        for first in range(0, chunks, MOST_CHUNKS):
+            some = slice(first, first + MOST_CHUNKS)
+            decompress(compressed[some], rows[some], accumulate, layout)
+        return
+    _steps(_steps_of_decompress, layout, chunks, target.dtype, accumulate).last(compressed, target)
 
 
 def decompress_reduce_compress(received: Tensor, average: bool, layout: ChunkLayout, out: Tensor) -> None:
     """As minmax_uint8_reference.decompress_reduce_compress."""
     if layout.ranges:
-        with _device_of(received):
-            _sum(_aligned(received), 1.0 / received.shape[0] if average else 1.0, layout, out)
-
-
-def _compress(source: Tensor, layout: ChunkLayout, out: Tensor) -> None:
-    tiling = _tiling(layout, 0)
-    chunks = source.shape[0]
-    result = _aligned_for(out)
-    aligned = _tiles_aligned(layout, chunks)
-    if tiling.tiles == 1:
-        kernels.compress_ranges[(tiling.groups, chunks)](
-            source,
-            result,
-            layout.elements,
-            layout.block,
-            layout.ranges,
-            layout.header_bytes,
-            layout.total_bytes,
-            ROWS=tiling.rows,
-            COLUMNS=tiling.columns,
-            ALIGNED=aligned,
-            num_warps=tiling.warps,
-            enable_fp_fusion=False,
-        )
-    else:
-        pairs = chunks * layout.ranges * tiling.partials
-        ends = torch.empty((pairs, 2), dtype=torch.float32, device=out.device)
-        kernels.measure_ranges[(pairs,)](
-            source,
-            ends,
-            layout.elements,
-            layout.block,
-            layout.ranges,
-            tiling.partials,
-            COLUMNS=tiling.columns,
-            STEPS=tiling.steps,
-            ALIGNED=aligned,
-            num_warps=tiling.warps,
-            enable_fp_fusion=False,
-        )
-        kernels.compress_pieces[(chunks * layout.ranges * tiling.tiles,)](
-            source,
-            ends,
-            result,
-            layout.elements,
-            layout.block,
-            layout.ranges,
-            tiling.tiles,
-            tiling.partials,
-            layout.header_bytes,
-            layout.total_bytes,
-            COLUMNS=tiling.columns,
-            PARTIALS=_power_of_two(tiling.partials),
-            ALIGNED=aligned,
-            num_warps=tiling.warps,
-            enable_fp_fusion=False,
-        )
-    if result is not out:
-        out.copy_(result)
-
-
-def _sum(received: Tensor, factor: float, layout: ChunkLayout, out: Tensor) -> None:
-    versions = received.shape[0]
-    tiling = _tiling(layout, versions)
-    result = _aligned_for(out)
-    ahead = versions if tiling.at_once else min(2, versions)
-    # A tile of sums consists of words of four elements.
-    columns = max(tiling.columns, 4)
-    aligned = _tiles_aligned(layout, 1)
-    if tiling.tiles == 1:
-        sum_kernels.sum_ranges[(tiling.groups,)](
-            received,
-            result,
-            layout.elements,
-            layout.block,
-            layout.ranges,
-            layout.header_bytes,
-            layout.total_bytes,
-            factor,
-            VERSIONS=versions,
-            WIDEST=weight_of_widest(versions),
-            AHEAD=ahead,
-            ROWS=tiling.rows,
-            COLUMNS=columns,
-            ALIGNED=aligned,
-            num_warps=tiling.warps,
-            enable_fp_fusion=False,
-            maxnreg=tiling.registers,
-        )
-    else:
-        pairs = layout.ranges * tiling.partials
-        extremes = torch.empty((pairs, 2), dtype=torch.int32, device=out.device)
-        sum_kernels.measure_sums[(pairs,)](
-            received,
-            extremes,
-            layout.elements,
-            layout.block,
-            layout.ranges,
-            tiling.partials,
-            layout.header_bytes,
-            layout.total_bytes,
-            VERSIONS=versions,
-            WIDEST=weight_of_widest(versions),
-            AHEAD=ahead,
-            COLUMNS=columns,
-            STEPS=tiling.steps,
-            ALIGNED=aligned,
-            num_warps=tiling.warps,
-            enable_fp_fusion=False,
-            maxnreg=tiling.registers,
-        )
-        sum_kernels.sum_pieces[(layout.ranges * tiling.tiles,)](
-            received,
-            extremes,
-            result,
-            layout.elements,
-            layout.block,
-            layout.ranges,
-            tiling.tiles,
-            tiling.partials,
-            layout.header_bytes,
-            layout.total_bytes,
-            factor,
-            VERSIONS=versions,
-            WIDEST=weight_of_widest(versions),
-            AHEAD=ahead,
-            COLUMNS=columns,
-            PARTIALS=_power_of_two(tiling.partials),
-            ALIGNED=aligned,
-            num_warps=tiling.warps,
-            enable_fp_fusion=False,
-            maxnreg=tiling.registers,
-        )
-    if result is not out:
-        out.copy_(result)
-
-
-def _tiles_aligned(layout: ChunkLayout, chunks: int) -> bool:
-    """Whether every tile begins at a multiple of 16 elements from the start of the tensor."""
-    return (chunks == 1 or layout.elements % 16 == 0) and (layout.ranges == 1 or layout.block % 16 == 0)
+        _steps(_steps_of_sum, layout, received.shape[0], average).launch(_aligned(received), out)
 
 
 def _aligned(compressed: Tensor) -> Tensor:
     return compressed if compressed.data_ptr() % ALIGNMENT == 0 else compressed.clone()
 
 
-def _aligned_for(out: Tensor) -> Tensor:
-    """`out`, or what is to be copied to it."""
-    return out if out.data_ptr() % ALIGNMENT == 0 else torch.empty_like(out)
+def _steps_of_compress(layout: ChunkLayout, chunks: int, dtype: torch.dtype) -> _Steps:  # noqa: ARG001 (in the key)
+    tiling = _tiling(layout, 0)
+    options = _options(tiling)
+    shape = (layout.elements, layout.block, layout.ranges)
+    sizes = (layout.header_bytes, layout.total_bytes)
+    constants: dict[str, float] = {"COLUMNS": tiling.columns, "ALIGNED": _tiles_aligned(layout, chunks)}
+    if tiling.tiles == 1:
+        constants["ROWS"] = tiling.rows
+        grid = (tiling.groups, chunks)
+        return _Steps(KernelLaunch(kernels.compress_ranges, grid, (*shape, *sizes), constants, options))
+    ranges = chunks * layout.ranges
+    pairs = ranges * tiling.partials
+    measure = KernelLaunch(
+        kernels.measure_ranges, (pairs,), (*shape, tiling.partials), {**constants, "STEPS": tiling.steps}, options
+    )
+    last = KernelLaunch(
+        kernels.compress_pieces,
+        (ranges * tiling.tiles,),
+        (*shape, tiling.tiles, tiling.partials, *sizes),
+        {**constants, "PARTIALS": _power_of_two(tiling.partials)},
+        options,
+    )
+    return _Steps(last, measure, pairs)
 
 
-def _device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Kernels start on the current device, which need not be the tensor's."""
-    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
-        return contextlib.nullcontext()
-    return torch.cuda.device(tensor.device)
+def _steps_of_decompress(
+    layout: ChunkLayout,
+    chunks: int,
+    dtype: torch.dtype,  # noqa: ARG001 (in the key)
+    accumulate: bool,
+) -> _Steps:
+    tiling = _tiling(layout, 0)
+    launch = KernelLaunch(
+        kernels.decompress_tiles,
+        (tiling.groups * tiling.tiles, chunks),
+        (layout.elements, layout.block, layout.ranges, tiling.tiles, layout.header_bytes, layout.total_bytes),
+        {
+            "ACCUMULATE": accumulate,
+            "ROWS": tiling.rows,
+            "COLUMNS": tiling.columns,
+            "ALIGNED": _tiles_aligned(layout, chunks),
+            "LONG": tiling.tiles > 1,
+        },
+        _options(tiling),
+    )
+    return _Steps(launch)
+
+
+def _steps_of_sum(layout: ChunkLayout, versions: int, average: bool) -> _Steps:
+    tiling = _tiling(layout, versions)
+    options = {**_options(tiling), "maxnreg": tiling.registers}
+    factor = 1.0 / versions if average else 1.0
+    shape = (layout.elements, layout.block, layout.ranges)
+    sizes = (layout.header_bytes, layout.total_bytes)
+    constants: dict[str, float] = {
+        "VERSIONS": versions,
+        "WIDEST": weight_of_widest(versions),
+        "AHEAD": versions if tiling.at_once else min(2, versions),
+        # A tile of sums consists of words of four elements.
+        "COLUMNS": max(tiling.columns, 4),
+        "ALIGNED": _tiles_aligned(layout, 1),
+    }
+    if tiling.tiles == 1:
+        constants["ROWS"] = tiling.rows
+        arguments = (*shape, *sizes, factor)
+        return _Steps(KernelLaunch(sum_kernels.sum_ranges, (tiling.groups,), arguments, constants, options))
+    pairs = layout.ranges * tiling.partials
+    measure = KernelLaunch(
+        sum_kernels.measure_sums,
+        (pairs,),
+        (*shape, tiling.partials, *sizes),
+        {**constants, "STEPS": tiling.steps},
+        options,
+    )
+    last = KernelLaunch(
+        sum_kernels.sum_pieces,
+        (layout.ranges * tiling.tiles,),
+        (*shape, tiling.tiles, tiling.partials, *sizes, factor),
+        {**constants, "PARTIALS": _power_of_two(tiling.partials)},
+        options,
+    )
+    return _Steps(last, measure, pairs, torch.int32)
+
+
+def _options(tiling: _Tiling) -> dict[str, int | None]:
+    return {"num_warps": tiling.warps, "enable_fp_fusion": False}
+
+
+def _tiles_aligned(layout: ChunkLayout, chunks: int) -> bool:
+    """Whether every tile begins at a multiple of 16 elements from the start of the tensor."""
+    return (chunks == 1 or layout.elements % 16 == 0) and (layout.ranges == 1 or layout.block % 16 == 0)

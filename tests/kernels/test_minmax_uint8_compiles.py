@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -45,12 +45,14 @@ class Recorder:
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Launch]]:
     found: list[Launch] = []
     for module, names in KERNELS.items():
         for name in names:
             monkeypatch.setattr(module, name, Recorder(getattr(module, name), found))
-    return found
+    launcher._steps.cache_clear()
+    yield found
+    launcher._steps.cache_clear()
 
 
 def ptx_of(launch: Launch) -> str:

@@ -42,6 +42,26 @@ def test_cuda_runs_triton() -> None:
     assert minmax_uint8._implementation("cuda").__name__ == "bagua.kernels.minmax_uint8_triton"  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("block", [1024, None])
+def test_only_the_first_launch_goes_through_triton(block: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bagua.kernels.minmax_uint8_triton_launch import KernelLaunch
+
+    def all_operations(source: torch.Tensor) -> list[torch.Tensor]:
+        packed = compress(source, block_elements=block)
+        decoded = decompress(packed, torch.empty_like(source), block_elements=block)
+        return [packed, decoded, decompress_reduce_compress(packed, source.numel(), True, block_elements=block)]
+
+    all_operations(torch.randn(50000, device="cuda"))
+
+    def through_triton(_launch: KernelLaunch, *_tensors: torch.Tensor) -> None:
+        pytest.fail("not launched directly")
+
+    monkeypatch.setattr(KernelLaunch, "through_triton", through_triton)
+    source = torch.randn(50000, generator=torch.Generator().manual_seed(9))
+    for expected, actual in zip(all_operations(source), all_operations(source.cuda()), strict=True):
+        assert torch.equal(actual.cpu(), expected)
+
+
 @pytest.mark.parametrize("versions", [1, 2, 3, 4, 5, 8, 9, 20])
 @pytest.mark.parametrize("block", [1024, None])
 def test_any_number_of_versions(versions: int, block: int | None) -> None:

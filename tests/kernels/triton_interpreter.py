@@ -80,6 +80,6 @@ if __name__ == "__main__":
     unaligned_bytes()
     minmax_uint8_triton.LONGEST_ROW = minmax_uint8_triton.LONG_TILE_ELEMENTS = 16
     minmax_uint8_triton.PARTIALS = 4
-    minmax_uint8_triton._tiling.cache_clear()
+    minmax_uint8_triton._steps.cache_clear()
     run(long_ranges())
     print("compared")

@@ -30,6 +30,7 @@ def told(capsys: pytest.CaptureFixture[str], path: str, *words: str) -> str:
     [
         (["--device", "cuda"], "--device cuda needs a GPU, and torch sees none"),
         (["--device", "cpu", "--tune"], "--tune is about kernels on CUDA devices"),
+        (["--device", "cpu", "--single-calls"], "--single-calls is about kernels on CUDA devices"),
         (["--device", "cpu", "--dtypes", "f32,f64"], "--dtypes names ['f64']"),
         (["--device", "cpu", "--elements", "0"], "--elements: '0' has a 0; give 1 or more"),
         (["--device", "cpu", "--versions", "2,0"], "--versions: '2,0' has a 0; give 1 or more"),

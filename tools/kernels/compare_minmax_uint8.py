@@ -3,6 +3,7 @@
     python tools/kernels/compare_minmax_uint8.py                       # on the GPU if there is one
     python tools/kernels/compare_minmax_uint8.py --device cpu --threads 1,2,4
     python tools/kernels/compare_minmax_uint8.py --tune                # Triton: tiles and warps
+    python tools/kernels/compare_minmax_uint8.py --single-calls        # what a call costs with its launch
 
 The bytes of an operation are those that it must read and write once. The copy is torch's copy_ of half as many bytes,
 which it reads and writes, by the same number of threads; it takes turns with the operations, and times are medians.
@@ -113,6 +114,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--rounds", type=within(int, 3, 1000), default=15, help="turns of which the median counts (default: 15)")
     add("--fastest", action="store_true", help="the shortest time, not the median: for machines that others use, too")
     add("--tune", action="store_true", help="CUDA: try tiles and warps, print the best three")
+    add("--single-calls", action="store_true", help="CUDA: calls one at a time, launched directly and through Triton")
     add("--json", type=Path, metavar="FILE", help="write everything as JSON, too")
     return parser
 
@@ -275,10 +277,18 @@ def tuned_rows_of(given: argparse.Namespace) -> Iterator[Row]:
                                 continue
                             launcher.TILE_ELEMENTS = tile
                             launcher.WARPS = warps
-                            launcher._tiling.cache_clear()
+                            launcher._steps.cache_clear()
                             times = measure("cuda", operation, max(3, given.rounds // 3), given.fastest)
                             tiling = f"{tile}/{warps}"
                             yield Row(operation.name, elements, dtype, name, 0, tiling, operation.moved_bytes, *times)
+
+
+def single_calls_of(given: argparse.Namespace) -> Iterator[tuple[str, Call, Call]]:
+    """(description, operation, copy of the same bytes)."""
+    for elements in given.elements:
+        for dtype in given.dtypes:
+            for one in operations("cuda", elements, _DTYPES[dtype], minmax_uint8.BLOCK_ELEMENTS):
+                yield f"{one.name} {dtype} {elements}", one.call, copy("cuda", one.moved_bytes)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -321,8 +331,10 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     given = parser.parse_args(words)
     if unknown := set(given.dtypes) - set(_DTYPES):
         parser.error(f"--dtypes names {sorted(unknown)}; there are {list(_DTYPES)}")
-    if given.tune and given.device != "cuda":
-        parser.error("--tune is about kernels on CUDA devices, and this is --device cpu")
+    for option in ("tune", "single_calls"):
+        if getattr(given, option) and given.device != "cuda":
+            name = "--" + option.replace("_", "-")
+            parser.error(f"{name} is about kernels on CUDA devices, and this is --device cpu")
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda needs a GPU, and torch sees none; look at nvidia-smi, or use --device cpu")
     if given.json:
@@ -337,6 +349,12 @@ def main(words: Sequence[str] | None = None) -> int:
     given = _parse(words)
     where = describe_machine().caption() if given.device == "cpu" else torch.cuda.get_device_name()
     print(f"MinMaxUInt8 compared with a copy of the same bytes; {where}, torch {torch.__version__}", flush=True)
+    if given.single_calls:
+        import minmax_uint8_single_calls
+
+        for line in minmax_uint8_single_calls.table(single_calls_of(given), max(given.rounds, 200)):
+            print(line, flush=True)
+        return 0
     rows = []
     for row in tuned_rows_of(given) if given.tune else rows_of(given):
         rows.append(row)
