@@ -36,7 +36,8 @@ MAX_ERROR_LENGTH = 200  # characters; the whole is in the error's cause
 # itself, after a timeout or `abort`. It has no type of its own for these, and its failed assertions ("enforce fail at")
 # are about arguments.
 _GLOO_FAILURE = re.compile(
-    r"timeout caused pair closure|gloo.*(time(d )?\s?out|closed|read error|writev|connecti|broken pipe|reset by|unreachable|no route|SSL_)",
+    r"timeout caused pair closure|"
+    r"gloo.*(time(d )?\s?out|closed|read error|writev|connecti|broken pipe|reset by|unreachable|no route|SSL_)",
     re.IGNORECASE | re.DOTALL,
 )
 

@@ -17,7 +17,7 @@ from support.training import begin
 
 import bagua.torch_api as bagua
 from bagua.collectives import byte_transport, collectives
-from bagua.collectives.process_group import duplicate_group
+from bagua.collectives.process_group import BaguaProcessGroup, duplicate_group
 from bagua.collectives.roll_call import current_roll_call
 from bagua.collectives.torch_internals import default_store
 from bagua.torch_api import communication
@@ -259,7 +259,8 @@ def abort_what_buckets_wait_for() -> list[str]:
         def train(model: Any = model, width: int = width) -> None:
             model(torch.ones(1, width)).sum().backward()
 
-        def exchange(comm: Any = duplicate.get_global_communicator()) -> None:
+        def exchange(group: BaguaProcessGroup = duplicate) -> None:
+            comm = group.get_global_communicator()
             byte_transport.exchange(comm, comm.peers(), [torch.ones(1)], [torch.ones(1)])
 
         if rank == 0:
@@ -272,8 +273,8 @@ def abort_what_buckets_wait_for() -> list[str]:
                 thread.join(20)
                 assert not thread.is_alive()
             assert group.get_background_communicator().check_abort()
-            for make in (group.get_intra_node_communicator, lambda group=group: duplicate_group(group)):
-                messages.append(_error_of(make))
+            messages.append(_error_of(group.get_intra_node_communicator))
+            messages.append(_error_of(lambda group=group: duplicate_group(group)))
         default_store().set(f"done {number} {rank}", "")
         default_store().wait([f"done {number} 0"], datetime.timedelta(seconds=60))
     bagua.barrier()
