@@ -63,7 +63,7 @@ def exchange(
     comm: BaguaCommunicator, peers: Sequence[int], sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]
 ) -> None:
     """To each of `peers`, ranks of the communicator, its tensor of `sent`, and from each its tensor of `received`, at
-    the same time. The relation is mutual. `abort` does not end it; the group's timeout does."""
+    the same time. The relation is mutual."""
     # Receptions first: gloo then uses both directions of a link at once, otherwise one after the other.
     operations = [
         *(_message(comm, dist.irecv, tensor, peer) for tensor, peer in zip(received, peers, strict=True)),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Final
 
 import torch
@@ -14,7 +14,6 @@ import torch.distributed as dist
 from bagua.collectives import torch_internals
 from bagua.collectives.communicator_methods import CollectiveMethods
 from bagua.collectives.failure_report import failures_named, is_communication_error, is_named_around
-from bagua.collectives.roll_call import Waiting, waiting_for
 
 _ABORT_CHECK = datetime.timedelta(milliseconds=200)
 
@@ -68,6 +67,7 @@ class BaguaCommunicator(CollectiveMethods):
         self._rank = torch_group.rank()
         self._stream = stream
         self._is_aborted = False
+        self._followers: weakref.WeakSet[BaguaCommunicator] = weakref.WeakSet()
 
     @property
     def torch_group(self) -> dist.ProcessGroup:
@@ -155,12 +155,12 @@ class BaguaCommunicator(CollectiveMethods):
                     pass
 
     def _is_done(self, work: dist.Work, what: str) -> bool:
-        """Waits for a while: gloo cannot be interrupted, so we look up now and then whether we still want to wait."""
+        """Waits for a while: `abort` may come before gloo has begun, and then ends nothing that we wait for."""
         try:
             work.wait(_ABORT_CHECK)
         except RuntimeError:
+            self.raise_if_aborted(what)
             if not work.is_completed():
-                self.raise_if_aborted(what)
                 return False
             work.wait()  # its own error, if that above was the end of our patience just before it was done
         return True
@@ -186,13 +186,23 @@ class BaguaCommunicator(CollectiveMethods):
 
     def abort(self) -> None:
         """
-        Ends what is under way in this process, on the CPU within a fraction of a second (but for `send` and `recv`,
-        which end with the group's timeout); later collectives raise. The other members are not told.
+        Ends what is under way in this process, within a fraction of a second, whether the backend is gloo or NCCL;
+        later collectives raise. So does what `add_follower` was told: with the global communicator of a group, all its
+        communicators. The connections are closed, so that calls of the other members fail, too.
         """
         if self._is_aborted:
             return
         self._is_aborted = True
-        torch_internals.abort_group(self.torch_group)
+        if self._reference.is_alive:
+            torch_internals.abort_group(self.torch_group)
+        for follower in list(self._followers):
+            follower.abort()
+
+    def add_follower(self, follower: BaguaCommunicator) -> None:
+        """`abort` reaches this one, too: it carries a part of what is done for this communicator's users."""
+        self._followers.add(follower)
+        if self._is_aborted:
+            follower.abort()
 
     def check_abort(self) -> bool:
         """Whether `abort` was called in this process."""
@@ -215,11 +225,12 @@ class BaguaCommunicator(CollectiveMethods):
         return f"BaguaCommunicator({self.kind} of group {self.group_name}, rank {self._rank} of {self.ranks})"
 
 
-class under_way:  # noqa: N801 - a context manager, as contextlib's
+def under_way(
+    comm: BaguaCommunicator, what: str, ranks: Sequence[int] | None = None
+) -> contextlib.AbstractContextManager[None]:
     """
     Around what keeps this thread within torch.distributed until it is done, or for as long as NCCL takes to connect:
-    says so to ranks that ask who is still there, and names those that are gone if it fails. Not made of generators, and
-    waits for nothing: what NCCL says later, on the GPU, is not for Python (see failure_report).
+    `failures_named`, unless this thread is within it already. What NCCL says later, on the GPU, is not for Python.
 
     Args:
         what: is being done, for messages: "recv from rank 1".
@@ -228,26 +239,7 @@ class under_way:  # noqa: N801 - a context manager, as contextlib's
     Raises:
         CollectiveError, RuntimeError: as `BaguaCommunicator.name_failure`.
     """
-
-    __slots__ = ("_comm", "_ranks", "_waiting", "_what")
-
-    def __init__(self, comm: BaguaCommunicator, what: str, ranks: Sequence[int] | None = None) -> None:
-        self._comm, self._what, self._ranks = comm, what, ranks or comm.ranks
-        self._waiting: Waiting | None = None
-
-    def __enter__(self) -> None:
-        if not is_named_around():
-            self._waiting = waiting_for(self._ranks, self._what)
-            if self._waiting is not None:
-                self._waiting.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._waiting is not None:
-            self._waiting.__exit__()
-        if isinstance(error, Exception):
-            self._comm.name_failure(error, self._what, self._ranks)
+    return contextlib.nullcontext() if is_named_around() else failures_named(comm, what, ranks)
 
 
 class _NonMember(BaguaCommunicator):

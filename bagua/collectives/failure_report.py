@@ -32,9 +32,11 @@ ROLL_CALL_S = 5.0
 MAX_RANKS = 16
 MAX_ERROR_LENGTH = 200  # characters; the whole is in the error's cause
 
-# What gloo says of connections that are lost, cannot be made, or are silent for too long. It has no type of its own for
-# these, and its failed assertions ("enforce fail at") are about arguments.
+# What gloo says of connections that are lost, cannot be made, or are silent for too long, and of those that it closes
+# itself, after a timeout or `abort`. It has no type of its own for these, and its failed assertions ("enforce fail at")
+# are about arguments.
 _GLOO_FAILURE = re.compile(
+    r"timeout caused pair closure|"
     r"gloo.*(time(d )?\s?out|closed|read error|writev|connecti|broken pipe|reset by|unreachable|no route|SSL_)",
     re.IGNORECASE | re.DOTALL,
 )
@@ -66,6 +68,9 @@ class Members(Protocol):
     @property
     def timeout(self) -> datetime.timedelta:
         """Of a collective on the CPU."""
+
+    def raise_if_aborted(self, what: str) -> None:
+        """RuntimeError: this process has called `abort`."""
 
 
 class _Around(threading.local):
@@ -100,6 +105,7 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
 
     Raises:
         CollectiveError: instead of an error of communication. The group cannot be used any more.
+        RuntimeError: instead, if `abort` was called in this process: nobody needs to be asked then.
     """
 
     __slots__ = ("_group", "_ranks", "_waiting", "_was_named", "_what")
@@ -120,6 +126,7 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
         _around.is_named = self._was_named
         try:
             if isinstance(error, Exception) and is_communication_error(error):
+                self._group.raise_if_aborted(self._what)
                 raise explain_failure(error, self._group, self._what, self._ranks) from error
         finally:
             if self._waiting is not None:

@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import atexit
 import time
+import traceback
+from collections.abc import Callable
 
 PAUSE_S = 0.05
 
 _has_groups = False
+_enders: list[Callable[[], None]] = []
 
 
 def expect_groups() -> None:
@@ -26,8 +29,19 @@ def expect_groups() -> None:
     _has_groups = True
 
 
-# Functions are called in the reverse order of their registration: this one after those that end Bagua's own threads.
+def before_pause(end: Callable[[], None]) -> Callable[[], None]:
+    """A decorator: at the end of the process `end`, which ends threads that may be in gloo, is called before the pause.
+    Not atexit.register: its order is that of imports, which the program chooses."""
+    _enders.append(end)
+    return end
+
+
 @atexit.register
-def _pause() -> None:
+def _end_threads_and_pause() -> None:
+    for end in reversed(_enders):
+        try:
+            end()
+        except Exception:
+            traceback.print_exc()  # as atexit does; the others have their turn
     if _has_groups:
         time.sleep(PAUSE_S)

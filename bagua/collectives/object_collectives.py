@@ -15,6 +15,10 @@ from bagua.collectives.communicator import BaguaCommunicator
 
 _FAILED = -1  # instead of a size: the object could not be pickled. Without it the others would wait indefinitely.
 
+# A pickle of settings and states has kilobytes. What a peer announces is allocated before it comes, so that a larger
+# number, which is a mistake or a broken peer, could end this process for lack of memory.
+MAX_OBJECT_BYTES = 1 << 30
+
 
 def broadcast_object(obj: Any, src: int = 0, comm: BaguaCommunicator | None = None) -> Any:
     """
@@ -25,8 +29,9 @@ def broadcast_object(obj: Any, src: int = 0, comm: BaguaCommunicator | None = No
         the object of rank `src`: itself there, a copy elsewhere. `obj` for processes that are no members.
 
     Raises:
-        Exception: what pickling raises, on rank `src`.
+        Exception: what pickling raises, on rank `src`; ValueError: its pickle is above MAX_OBJECT_BYTES.
         RuntimeError: rank `src` could not pickle its object; on the other ranks.
+        ValueError: rank `src` announces a size that no object may have.
     """
     member = resolve(comm, "broadcast_object")
     if member is None:
@@ -41,7 +46,8 @@ def broadcast_object(obj: Any, src: int = 0, comm: BaguaCommunicator | None = No
         raise error
     if size.item() == _FAILED:
         raise RuntimeError(f"broadcast_object: rank {source} could not pickle its object; its error says why")
-    payload = _tensor(data, device) if is_source else torch.empty(int(size.item()), dtype=torch.uint8, device=device)
+    length = _checked_size("broadcast_object", int(size.item()), source)
+    payload = _tensor(data, device) if is_source else torch.empty(length, dtype=torch.uint8, device=device)
     byte_transport.broadcast(member, payload, source)
     return obj if is_source else _unpickled(payload)
 
@@ -52,7 +58,9 @@ def all_gather_object(obj: Any, comm: BaguaCommunicator | None = None) -> list[A
         the objects of all ranks in their order; this rank's is itself. Empty for processes that are no members.
 
     Raises:
-        what pickling raises, on ranks where it does; RuntimeError, which names these ranks, on the others then.
+        what pickling raises, on ranks where it does, and ValueError where a pickle is above MAX_OBJECT_BYTES;
+        RuntimeError, which names these ranks, on the others then.
+        ValueError: a rank announces a size that no object may have.
     """
     member = resolve(comm, "all_gather_object")
     if member is None:
@@ -68,6 +76,8 @@ def all_gather_object(obj: Any, comm: BaguaCommunicator | None = None) -> list[A
     failed = [rank for rank, length in enumerate(lengths) if length == _FAILED]
     if failed:
         raise RuntimeError(f"all_gather_object: ranks {failed} could not pickle their objects; their errors say why")
+    for rank, length in enumerate(lengths):
+        _checked_size("all_gather_object", length, rank)
     # Padded to the longest: one collective, and on the network no more than n times that.
     room = max(lengths)
     padded = torch.zeros(room, dtype=torch.uint8, device=device)
@@ -105,9 +115,26 @@ def _device(comm: BaguaCommunicator) -> torch.device:
 
 def _pickled(obj: Any) -> tuple[bytes, Exception | None]:
     try:
-        return pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), None
+        data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         return b"", error
+    if len(data) > MAX_OBJECT_BYTES:
+        return b"", ValueError(
+            f"The pickle of a {type(obj).__name__} has {len(data)} bytes; at most {MAX_OBJECT_BYTES} are sent.\n"
+            "Send its tensors with broadcast or allgather, and only the rest as an object."
+        )
+    return data, None
+
+
+def _checked_size(what: str, size: int, rank: int) -> int:
+    """Of a pickle, as a rank of the communicator announces it."""
+    if not 0 <= size <= MAX_OBJECT_BYTES:
+        raise ValueError(
+            f"Rank {rank} announced a pickle of {size} bytes; between 0 and {MAX_OBJECT_BYTES} are accepted.\n"
+            f"Operation: {what}; {rank} is a rank of the communicator.\n"
+            "Check that all ranks run the same program and version, and call their collectives in the same order."
+        )
+    return size
 
 
 def _tensor(data: bytes, device: torch.device) -> torch.Tensor:

@@ -48,7 +48,7 @@ class BaguaProcessGroup:
         self._reference = TorchGroupReference(torch_group, f"Bagua group {self.group_name}") if torch_group else None
         self._stream = stream
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what makes a communicator asks for the global one
         self._global: BaguaCommunicator | None = None
         self._intra_node: BaguaCommunicator | None = None
         self._inter_node: BaguaCommunicator | None = None
@@ -143,14 +143,30 @@ class BaguaProcessGroup:
     def _sub_communicator(self, kind: str, ranks: Sequence[int]) -> BaguaCommunicator:
         if not self.is_member or dist.get_rank() not in ranks:
             return CommMember.NON_COMM_MEMBER
+        whole = self.get_global_communicator()
+        whole.raise_if_aborted(f"making the {kind} communicator")  # the others will not come
         # Not the global group, even where it has the same members: collectives of different kinds may be under way at
         # the same time, and each needs an order of its own.
-        return self._communicator(create_member_group(sorted(ranks), self.timeout), kind, sorted(ranks))
+        part = self._communicator(create_member_group(sorted(ranks), self.timeout), kind, sorted(ranks))
+        whole.add_follower(part)
+        return part
 
     def _communicator(self, group: dist.ProcessGroup | None, kind: str, ranks: Sequence[int]) -> BaguaCommunicator:
         if group is None:
             return CommMember.NON_COMM_MEMBER
         return BaguaCommunicator(group, ranks, self.group_name, kind, lambda: self.stream, self.timeout)
+
+    def raise_if_aborted(self, what: str) -> None:
+        """
+        Args:
+            what: would be done, for the message.
+
+        Raises:
+            RuntimeError: `abort` of one of the group's communicators was called in this process.
+        """
+        for one in (self._global, self._intra_node, self._inter_node, self._background):
+            if one is not None and one is not CommMember.NON_COMM_MEMBER:
+                one.raise_if_aborted(what)
 
     def __repr__(self) -> str:
         return f"BaguaProcessGroup(group_name={self.group_name!r}, ranks={self.ranks})"
@@ -243,16 +259,21 @@ def _integers(ranks: Iterable[int]) -> list[int]:
 
 def duplicate_group(group: BaguaProcessGroup, backend: str | None = None) -> BaguaProcessGroup:
     """Another group of the same ranks, for communication that goes on beside that of `group`: collectives of one group
-    must have one order. Every member calls it, and keeps it alive.
+    must have one order. Every member calls it, and keeps it alive. `abort` of the group's global communicator ends this
+    one's work, too.
 
     Args:
         backend: as torch.distributed.new_group has it; None: that of the default group.
 
     Raises:
         dist.DistError: a member did not call within the group's timeout.
+        RuntimeError: the group was aborted.
     """
+    group.raise_if_aborted("making a group of the same ranks")
     ranks = sorted(group.ranks)
-    return BaguaProcessGroup(create_member_group(ranks, group.timeout, backend), ranks, timeout=group.timeout)
+    duplicate = BaguaProcessGroup(create_member_group(ranks, group.timeout, backend), ranks, timeout=group.timeout)
+    group.get_global_communicator().add_follower(duplicate.get_global_communicator())
+    return duplicate
 
 
 def from_torch_group(group: dist.ProcessGroup, stream: torch.cuda.Stream | None = None) -> BaguaProcessGroup:

@@ -23,7 +23,6 @@ SIGTERM has ended, if another has ended otherwise.
 
 from __future__ import annotations
 
-import atexit
 import json
 import threading
 import time
@@ -33,10 +32,14 @@ from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 
-from bagua.collectives import group_topology, launch_environment, torch_internals
+from bagua.collectives import gloo_exit, group_topology, launch_environment, torch_internals
 
-PATIENCE_S = 0.5  # in a collective, before the store is asked
-TICK_S = 0.25  # between two looks whether a collective takes long, and whether the roll is called
+# In a collective, before the store is asked: longer than collectives of a step take, so that a job that is well asks
+# nothing; short beside the window of a call (failure_report.ROLL_CALL_S), within which this rank has to answer.
+PATIENCE_S = 0.5
+# Between two looks whether a collective takes long, and whether the roll is called. Only ranks that wait ask the store,
+# four times a second each, which it can answer for a thousand ranks.
+TICK_S = 0.25
 GRACE_S = 2.0  # added to the time for answers, for a slow store
 FRESH_S = 60.0  # an older call was about something else; clocks of hosts may differ by this much
 STOP_S = 1.0
@@ -338,7 +341,7 @@ def waiting_for(ranks: Sequence[int], what: str) -> Waiting | None:
     return None
 
 
-@atexit.register
+@gloo_exit.before_pause
 def stop_roll_call() -> None:
     # A thread that is in the store while the interpreter is taken down can end the process with a signal.
     if _the_roll_call is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -42,6 +42,8 @@ all_gather_flat: Callable[..., dist.Work | None] = getattr(dist, "all_gather_sin
 reduce_scatter_flat: Callable[..., dist.Work | None] = getattr(
     dist, "reduce_scatter_single", dist.reduce_scatter_tensor
 )
+
+_NEVER_SENT = 0x6262  # a tag
 
 # c10d::WorkResult, which Python sees as numbers.
 _WORK_SUCCESS, _WORK_TIMEOUT = 0, 1
@@ -129,13 +131,24 @@ def no_bound_device() -> Iterator[None]:
 
 
 def abort_group(group: dist.ProcessGroup) -> None:
-    """Ends NCCL's collectives under way. gloo has no such thing: its waiting calls have to give up by themselves."""
+    """Ends the collectives and messages under way, and closes the connections, as far as the backend can."""
     for device_type in device_types(group):
         backend = group._get_backend(torch.device(device_type))
-        if backend.name() != "nccl":
-            continue
-        for name in ("abort", "_abort", "_shutdown"):  # newest first
-            method = getattr(backend, name, None)
-            if method is not None:
-                method()
-                break
+        if backend.name() == "gloo":
+            _close_connections(backend)
+        elif backend.name() == "nccl":
+            for name in ("abort", "_abort", "_shutdown"):  # newest first
+                method = getattr(backend, name, None)
+                if method is not None:
+                    method()
+                    break
+
+
+def _close_connections(gloo: Any) -> None:
+    """gloo has no abort. But when a message does not come in time it closes all connections of the group, which ends
+    whatever waits for any of them (UnboundBuffer::waitRecv). So we wait for one that nobody sends."""
+    if gloo.size() == 1:
+        return
+    peer = (gloo.rank() + 1) % gloo.size()
+    with suppress(RuntimeError):  # of that timeout, or of connections that are closed already
+        gloo.recv([torch.empty(1, dtype=torch.uint8)], peer, _NEVER_SENT).wait(datetime.timedelta(milliseconds=1))

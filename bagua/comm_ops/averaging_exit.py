@@ -3,13 +3,14 @@ threads are cut off. On the thread that ends the process."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import sys
 import time
 import weakref
 from typing import Protocol
+
+from bagua.collectives import gloo_exit
 
 EXIT_S = 5.0  # for the other ranks to exit, too
 CUT_OFF_S = 1.0
@@ -30,7 +31,7 @@ class Loop(Protocol):
 running: weakref.WeakSet[Loop] = weakref.WeakSet()
 
 
-@atexit.register
+@gloo_exit.before_pause
 def end_with_the_process() -> None:
     """A thread that is in gloo while the interpreter is taken down can end the process with a signal."""
     # After an exception the others shall notice that this rank is gone, the sooner the better.

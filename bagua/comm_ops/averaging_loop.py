@@ -45,7 +45,9 @@ from torch import Tensor
 from bagua.comm_ops.averaging_exit import running
 from bagua.comm_ops.averaging_memory import AveragingMemory, Part, Scratch
 
-PATIENCE_S = 1.0  # for a copy
+# For a copy. Longer than most steps, or ranks that train would contribute old copies; and no longer, because all others
+# wait as long once when a rank begins to evaluate or saves a checkpoint. After that its turns do not wait.
+PATIENCE_S = 1.0
 QUIET_PAUSE_S = 0.05  # at least, after a turn in which no rank had a new copy
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bagua.engine.bucket_op import BucketOp, FunctionOp
-from bagua.engine.flat_views import flat_views
+from bagua.engine.flat_views import flat_views, offsets_of
 from bagua.engine.tensor import (
     TensorRecord,
     effective_tensor,
@@ -22,6 +22,11 @@ from bagua.engine.tensor import (
     require_record,
     restore_record,
 )
+
+# Where tensors other than gradients begin, which the module computes with in the bucket's memory. On an H100, a matrix
+# product with bfloat16 weights takes 2.8 times as long at an offset of 4 or 8 bytes, and 8 times at 2. On CPUs, and for
+# what only optimizers read (1.45 times in one multi-tensor kernel), gaps are not worth the other layout.
+ALIGNED_BYTES = {"cuda": 16}
 
 
 class Bucket:
@@ -58,13 +63,17 @@ class Bucket:
             if len(found) > 1:
                 raise ValueError(f"bucket {name!r} mixes {what} {sorted(map(str, found))}; make a bucket for each")
         self._elements = sum(layout.numel() for layout in layouts)
-        padding = -self._elements % alignment
-        self._flat = torch.zeros(self._elements + padding, dtype=layouts[0].dtype, device=layouts[0].device)
-        self.views = flat_views(self._flat, layouts)
+        dtype, device = layouts[0].dtype, layouts[0].device
+        is_used_here = flatten and not self.holds_gradients
+        aligned_bytes = ALIGNED_BYTES.get(device.type, 1) if is_used_here else 1
+        offsets, end = offsets_of(layouts, max(1, aligned_bytes // dtype.itemsize))
+        padding = -end % alignment
+        self._flat = torch.zeros(end + padding, dtype=dtype, device=device)
+        self.views = flat_views(self._flat, layouts, offsets)
         # Of the views as they are made here: a gradient is the same object as its view, and may be given other memory.
         self._addresses = [view.data_ptr() for view in self.views]
         self._layouts = [(view.shape, view.stride(), view.storage_offset()) for view in self.views]
-        self.padding_tensor: Tensor | None = self._flat[self._elements :] if padding else None
+        self.padding_tensor: Tensor | None = self._flat[end:] if padding else None
         self._ops: list[BucketOp] = []
         # Gradients that `copy_in_one` has multiplied: nothing may be added to them.
         self.is_scaled = bytearray(len(self.tensors))
@@ -107,7 +116,8 @@ class Bucket:
         return self
 
     def flattened_tensor(self) -> Tensor:
-        """The bucket's memory: 1-D, every tensor's elements in order, then the padding."""
+        """The bucket's memory: 1-D, every tensor's elements in order, then the padding. On GPUs, each tensor that is no
+        gradient begins at a multiple of 16 bytes (`flatten`); zeros fill the gaps."""
         return self._flat
 
     def bytes(self) -> int:

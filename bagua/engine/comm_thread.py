@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from bagua.collectives import gloo_exit
 from bagua.collectives.failure_report import CollectiveError, is_communication_error, is_named_around, set_named_around
 from bagua.engine.scratch_memory import keep_scratch
 
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 
 _Job = tuple[Callable[[], Any], Future[Any], bool]  # whether the submitter names what fails, and collectives need not
 
-# How long the last user waits for the thread's end.
+# How long the last user waits for the thread's end. As a rule the queue is empty, or has an exchange of weights, which
+# takes less than a step. A job that hangs because a peer is gone must not keep the process from its end: the thread is
+# a daemon.
 _JOIN_SECONDS = 5.0
 
 # Guards the table and the users of its threads. Reentrant: garbage collection may call `leave` anywhere.
@@ -68,6 +72,19 @@ class CommThread:
         self._jobs.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=_JOIN_SECONDS)
+
+
+@gloo_exit.before_pause
+def _end_threads() -> None:
+    """At the end of the process, after what was submitted: users that are left call `leave` later, or never."""
+    with _lock:
+        threads = list(_threads.values())
+        _threads.clear()
+    for thread in threads:
+        thread._jobs.put(None)
+    deadline = time.monotonic() + _JOIN_SECONDS
+    for thread in threads:
+        thread._thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def in_order(group: dist.ProcessGroup, device: torch.device, job: Callable[[], Any]) -> Any:

@@ -7,17 +7,25 @@ from collections.abc import Sequence
 from torch import Tensor
 
 
-def flat_views(flat: Tensor, layouts: Sequence[Tensor]) -> list[Tensor]:
-    """A view for each tensor, with its strides where these are dense: autograd then keeps a gradient's layout."""
-    views, offset = [], 0
+def offsets_of(layouts: Sequence[Tensor], unit: int) -> tuple[list[int], int]:
+    """Where each tensor begins, at a multiple of `unit`, and where the last one ends. In elements."""
+    offsets, end = [], 0
     for layout in layouts:
+        offsets.append(-(-end // unit) * unit)
+        end = offsets[-1] + layout.numel()
+    return offsets, end
+
+
+def flat_views(flat: Tensor, layouts: Sequence[Tensor], offsets: Sequence[int]) -> list[Tensor]:
+    """A view for each tensor, with its strides where these are dense: autograd then keeps a gradient's layout."""
+    views = []
+    for layout, offset in zip(layouts, offsets, strict=True):
         if layout.is_contiguous() or not _is_dense(layout):
             view = flat[offset : offset + layout.numel()].view(layout.shape)
         else:
             view = flat.as_strided(layout.shape, layout.stride(), offset)
         # The same memory, but no view to autograd, so that code of old that calls `p.grad.detach_()` may.
         views.append(view.data)
-        offset += layout.numel()
     return views
 
 

@@ -10,6 +10,9 @@ from torch import nn
 
 _IGNORE_LISTS = ("_bagua_params_and_buffers_to_ignore", "_ddp_params_and_buffers_to_ignore")
 
+# Of devices for which there are a backend and operations. ROCm's devices are named cuda, too.
+_DEVICE_TYPES = ("cpu", "cuda")
+
 # Names that the warning about one that does not exist lists.
 _MOST_NEAR = 3
 
@@ -78,11 +81,27 @@ def trainable_parameters(module: nn.Module, ignored: list[str]) -> list[tuple[st
     """Those of `replicated_parameters` that need a gradient.
 
     Raises:
-        NotImplementedError: an embedding with sparse gradients.
+        NotImplementedError: an embedding with sparse gradients, or a parameter, trained or not, on another device than
+            a CPU or CUDA.
     """
-    parameters = [one for one in replicated_parameters(module, ignored) if one[1].requires_grad]
+    replicated = replicated_parameters(module, ignored)
+    _refuse_other_devices(module, replicated)
+    parameters = [one for one in replicated if one[1].requires_grad]
     _refuse_sparse(module, {id(parameter) for _, parameter in parameters})
     return parameters
+
+
+def _refuse_other_devices(module: nn.Module, parameters: list[tuple[str, nn.Parameter]]) -> None:
+    """Operations would treat what is not CUDA as if it were on a CPU."""
+    for name, parameter in parameters:
+        if parameter.device.type not in _DEVICE_TYPES:
+            how = "materialize it, for instance with to_empty(device=...)" if parameter.is_meta else "move the module"
+            raise NotImplementedError(
+                f"{name!r} is on device {str(parameter.device)!r}; Bagua trains on {' and '.join(_DEVICE_TYPES)}.\n"
+                f"Found while wrapping {type(module).__name__}.\n"
+                f"Before with_bagua, {how} to one of these, or put the name into the module's"
+                " _bagua_params_and_buffers_to_ignore."
+            )
 
 
 def _refuse_sparse(module: nn.Module, listed: set[int]) -> None:

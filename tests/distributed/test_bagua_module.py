@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import os
 import weakref
@@ -337,6 +338,27 @@ def _several_models() -> None:
 
 def test_two_models_by_turns_and_one_through_the_other() -> None:
     run_ranks(2, _several_models)
+
+
+def _on_another_device() -> list[str]:
+    _, device = begin()
+    messages = []
+    for is_frozen in (False, True):
+        net = nn.Sequential(nn.Linear(2, 2, device=device), nn.Linear(2, 2, device="meta"))
+        net[1].requires_grad_(not is_frozen)
+        optimizer = _sgd(net)
+        wrap = functools.partial(with_algorithm, net, optimizer)
+        messages.append(message_of(NotImplementedError, wrap))
+    net._bagua_params_and_buffers_to_ignore = ["1.weight", "1.bias"]
+    with_algorithm(net, optimizer)
+    return messages
+
+
+def test_a_parameter_on_an_unsupported_device_is_refused_by_name() -> None:
+    for messages in run_ranks(2, _on_another_device, reuse=True):
+        for message in messages:
+            assert message.startswith("'1.weight' is on device 'meta'; Bagua trains on cpu and cuda.\n")
+            assert "to_empty(device=...)" in message
 
 
 def _subgroup_of_torch_only() -> None:

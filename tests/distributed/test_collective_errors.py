@@ -3,16 +3,23 @@ an abort does."""
 
 from __future__ import annotations
 
+import datetime
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from support.processes import wait_until
 from support.ranks import device_for, run_ranks
+from support.training import begin
 
 import bagua.torch_api as bagua
-from bagua.collectives import collectives
+from bagua.collectives import byte_transport, collectives
+from bagua.collectives.process_group import BaguaProcessGroup, duplicate_group
+from bagua.collectives.roll_call import current_roll_call
+from bagua.collectives.torch_internals import default_store
 from bagua.torch_api import communication
 
 F = torch.zeros
@@ -234,4 +241,56 @@ def test_abort_ends_what_waits_and_what_follows() -> None:
     messages, none = run_ranks(2, abort_what_waits)
     assert none == []
     assert len(messages) == 2
+    assert all("was aborted" in message for message in messages), messages
+
+
+def abort_what_buckets_wait_for() -> list[str]:
+    """Rank 1 leaves out its backward passes. Rank 0 waits for a sum that is built from messages, on the thread of the
+    group, then for an all-reduce, then for an exchange in a group of the same ranks."""
+    rank, _ = begin()
+    messages: list[str] = []
+    for number, width in enumerate((512, 4)):
+        group = communication.new_group([0, 1])
+        net = torch.nn.Linear(width, width, bias=False)
+        algorithm = bagua.algorithms.Algorithm.init("gradient_allreduce")
+        model = net.with_bagua([torch.optim.SGD(net.parameters(), lr=1.0)], algorithm, process_group=group)
+        duplicate = duplicate_group(group)
+
+        def train(model: Any = model, width: int = width) -> None:
+            model(torch.ones(1, width)).sum().backward()
+
+        def exchange(group: BaguaProcessGroup = duplicate) -> None:
+            comm = group.get_global_communicator()
+            byte_transport.exchange(comm, comm.peers(), [torch.ones(1)], [torch.ones(1)])
+
+        if rank == 0:
+            for call in (train, exchange):
+                thread = threading.Thread(target=lambda call=call: messages.append(_error_of(call)))
+                thread.start()
+                if call is train:
+                    wait_until(lambda: bool(current_roll_call()._waits), "the collective", 20)
+                    group.get_global_communicator().abort()
+                thread.join(20)
+                assert not thread.is_alive()
+            assert group.get_background_communicator().check_abort()
+            messages.append(_error_of(group.get_intra_node_communicator))
+            messages.append(_error_of(lambda group=group: duplicate_group(group)))
+        default_store().set(f"done {number} {rank}", "")
+        default_store().wait([f"done {number} 0"], datetime.timedelta(seconds=60))
+    bagua.barrier()
+    return messages
+
+
+def _error_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return "it returned"
+
+
+def test_abort_reaches_what_buckets_wait_for() -> None:
+    messages, none = run_ranks(2, abort_what_buckets_wait_for)
+    assert none == []
+    assert len(messages) == 8
     assert all("was aborted" in message for message in messages), messages

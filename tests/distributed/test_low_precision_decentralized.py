@@ -145,9 +145,9 @@ def bucket_names(net: Any) -> list[list[str]]:
 def check_replicas(net: Any, nodes: Sequence[Sequence[int]], what: str) -> None:
     """W is the weights, the left neighbour's R and the right neighbour's L, to the bit, on all ranks of a node."""
     for bucket in net.bagua_buckets:
-        parameters = {record.name: tensor for record, tensor in zip(bucket.records, bucket.tensors, strict=True)}
-        now = torch.cat([parameters[record.name].detach().reshape(-1) for record in bucket.records])
-        assert torch.equal(now, bucket._weight), what
+        for tensor, view in zip(bucket.tensors, bucket.views, strict=True):
+            begin = view.storage_offset()
+            assert torch.equal(tensor.detach().reshape(-1), bucket._weight[begin : begin + tensor.numel()]), what
         weights, lefts, rights = map(gathered, (bucket._weight, bucket._left_peer_weight, bucket._right_peer_weight))
         for place, node in enumerate(nodes):
             left, right = nodes[place - 1][0], nodes[(place + 1) % len(nodes)][0]

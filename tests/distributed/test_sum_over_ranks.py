@@ -14,6 +14,7 @@ from torch import Tensor
 
 import bagua.torch_api as bagua
 from bagua.collectives.communicator import BaguaCommunicator
+from bagua.collectives.object_collectives import all_gather_object
 from bagua.collectives.process_group import _get_default_group
 from bagua.comm_ops import all_reduce
 from bagua.comm_ops.all_reduce import sum_over_ranks
@@ -84,6 +85,45 @@ def _messages(values: Tensor) -> tuple[int, list[int]]:
         sum_over_ranks(values, group)
     assert torch.equal(values, expected)
     return group.rank(), sizes
+
+
+def _sums_in_a_grid() -> list[int]:
+    rank, _ = begin()
+    group = _get_default_group().get_global_communicator()
+    ranks = group.nranks()
+    kept = all_reduce.DIRECT_RANKS, all_reduce.DIRECT_BYTES, all_reduce.SLICE_BYTES, all_reduce.WINDOW_BYTES
+    all_reduce.DIRECT_RANKS, all_reduce.DIRECT_BYTES = 3, 0
+    all_reduce.SLICE_BYTES, all_reduce.WINDOW_BYTES = 256, 8192
+    for dtype in DTYPES:
+        for length in LENGTHS:
+            values = _values(rank, length, dtype)
+            whole = (values.real * 4).round().to(dtype)  # sums of these are exact, in any order
+            expected = sum((_values(one, length, dtype).real * 4).round().to(dtype) for one in range(ranks))
+            sum_over_ranks(whole, group)
+            assert torch.equal(whole, expected), (dtype, length)
+            sum_over_ranks(values, group)
+            assert all(torch.equal(values, one) for one in all_gather_object(values)), (dtype, length)
+    all_reduce.SLICE_BYTES, all_reduce.WINDOW_BYTES = kept[2:]
+    with counted_messages() as sizes:
+        sum_over_ranks(torch.ones(12), group)
+    all_reduce.MOST_PEERS, kept_peers = 1, all_reduce.MOST_PEERS
+    with counted_messages() as none:
+        sum_over_ranks(torch.ones(12), group)
+    assert none == []
+    all_reduce.MOST_PEERS = kept_peers
+    all_reduce.DIRECT_RANKS, all_reduce.DIRECT_BYTES = kept[:2]
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sizes"), [(4, [24] + [12] * 2 + [24]), (6, [16] * 2 + [8] * 2 + [16] * 2), (5, [12] * 2)]
+)
+def test_many_ranks_sum_over_rows_and_columns(ranks: int, sizes: list[int]) -> None:
+    results = run_ranks(ranks, _sums_in_a_grid)
+    if ranks == 5:  # no divisors: with each of the four others
+        assert all(len(one) == 8 for one in results)
+    else:
+        assert results == [sizes] * ranks
 
 
 MIB = 1 << 20

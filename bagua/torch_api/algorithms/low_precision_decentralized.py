@@ -51,11 +51,9 @@ class ReplicaBucket(BaguaBucket):
 
     def replicas_by_name(self) -> Iterator[tuple[str, list[Tensor]]]:
         """(name, its parts of W, L and R) of each tensor."""
-        start = 0
         for record, view in zip(self.records, self.views, strict=True):
-            stop = start + view.numel()
-            yield record.name, [replica[start:stop] for replica in self.replicas]
-            start = stop
+            start = view.storage_offset()
+            yield record.name, [replica[start : start + view.numel()] for replica in self.replicas]
 
 
 class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
