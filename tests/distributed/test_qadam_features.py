@@ -83,7 +83,7 @@ def _one_switch() -> None:
     initialize = model.bagua_ddp._initialize
     model.bagua_ddp._initialize = lambda: (beginnings.append(model.bagua_train_step_counter), initialize())
     if rank == 1:  # what a rank has alone is gone after the switch
-        optimizer.param_groups[0]["lr"] = 7.0
+        optimizer.param_groups[0].update(lr=7.0, freeze_bias_correction=False)
     for number, batch in enumerate(batches(rank, 3 * W, device, seed=1)):
         model.eval()
         with torch.no_grad():
@@ -100,7 +100,7 @@ def _one_switch() -> None:
                 assert torch.equal(one.grad, gradient)
                 assert gradient.abs().max() == 0 or not torch.equal(optimizer.state[one]["exp_avg"], momentum)
     assert beginnings == [W + 1]
-    assert optimizer.param_groups[0]["lr"] == 0.01
+    assert [optimizer.param_groups[0][option] for option in ("lr", "freeze_bias_correction")] == [0.01, True]
     check_ranks_equal(model)
 
 
