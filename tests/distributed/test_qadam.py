@@ -46,7 +46,13 @@ def wrap_qadam(net: Any, optimizer: QAdamOptimizer, how: str = "with_bagua", **o
 def _groups(net: nn.Module) -> list[dict[str, Any]]:
     parameters = list(net.parameters())
     return [
-        {"params": parameters[:3], "lr": 0.02, "betas": (0.8, 0.95), "weight_decay": 0.1},
+        {
+            "params": parameters[:3],
+            "lr": 0.02,
+            "betas": (0.8, 0.95),
+            "weight_decay": 0.1,
+            "freeze_bias_correction": False,
+        },
         {"params": parameters[3:]},
     ]
 
@@ -64,8 +70,8 @@ def _compressed_mean(flats: list[Tensor], average: bool) -> Tensor:
 
 
 class Reference:
-    """All ranks' training in one process. `nodes` are their ranks, if the algorithm is hierarchical; `length` is the
-    number of elements in the bucket of momenta."""
+    """All ranks' training in one process. The first group's bias correction is not frozen. `nodes` are their ranks, if
+    the algorithm is hierarchical; `length` is the number of elements in the bucket of momenta."""
 
     def __init__(self, net: nn.Module, nodes: list[list[int]] | None) -> None:
         self.net, self.nodes, self.length = net, nodes, 0
@@ -75,7 +81,7 @@ class Reference:
         self.t = 0
 
     def _option(self, parameter: Tensor, name: str) -> Any:
-        defaults = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0}
+        defaults = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0, "freeze_bias_correction": True}
         return self.options[id(parameter)].get(name, defaults[name])
 
     def _gradients(self, batch: Any) -> list[Tensor]:
@@ -126,7 +132,8 @@ class Reference:
             self.m = self._mean_momenta(folded)
         for parameter, m, v, b1 in zip(parameters, self.m, self.v, b1s, strict=True):
             b2 = self._option(parameter, "betas")[1]
-            denominator = v.sqrt() / (1 - b2**self.t) ** 0.5 + 1e-8
+            learned = min(self.t, W) if self._option(parameter, "freeze_bias_correction") else self.t
+            denominator = v.sqrt() / (1 - b2**learned) ** 0.5 + 1e-8
             parameter.addcdiv_(m, denominator, value=-self._option(parameter, "lr") / (1 - b1**self.t))
             if self.t == W:
                 v[v == 0] = v.sum() / (v != 0).sum()
@@ -136,7 +143,8 @@ def _follows_formula(how: str, nodes: list[list[int]] | None) -> None:
     rank, device = begin()
     world = dist.get_world_size()
     net, theirs = mlp(3 if rank == 0 else 100, device), mlp(3, device)
-    optimizer = QAdamOptimizer(_groups(net), warmup_steps=W)
+    # The options of rank 0 hold.
+    optimizer = QAdamOptimizer(_groups(net), warmup_steps=W, freeze_bias_correction=rank == 0)
     model = wrap_qadam(net, optimizer, how, hierarchical=nodes is not None)
     reference = Reference(theirs, nodes)
     data = [batches(other, STEPS, device) for other in range(world)]

@@ -291,3 +291,14 @@ def message_of(kind: type[BaseException], call: Callable[[], Any]) -> str:
     except kind as error:
         return str(error)
     raise AssertionError(f"no {kind.__name__} was raised")
+
+
+def step_lengths(optimizer: torch.optim.Optimizer, parameter: Tensor, steps: int) -> list[float]:
+    """How far a parameter of one element moves in each step, with a gradient that is always the same."""
+    lengths = []
+    for _ in range(steps):
+        before = parameter.item()
+        parameter.grad = torch.full_like(parameter, 0.25)
+        optimizer.step()
+        lengths.append(before - parameter.item())
+    return lengths

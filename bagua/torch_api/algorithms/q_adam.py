@@ -4,7 +4,7 @@ Step t of a parameter p, from t = 1; W is `warmup_steps`, g_i the gradient of ra
 
 t <= W   g = mean of g_i            m = b1 m + (1 - b1) g          v = b2 v + (1 - b2) g^2
 t > W    m = mean of C(b1 m + (1 - b1) g_i)                        v stays as it is
-always   p = p - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
+always   p = p - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^min(t, W)) + eps)
 
 C is the compression of bagua.comm_ops.compressed. Momentum enters linearly and bears it; the variance would not, so it
 is learned before (Tang et al., 1-bit Adam, ICML 2021; here with eight bits, and without error compensation). What

@@ -4,7 +4,10 @@ Step t of a parameter p, from t = 1; W is `warmup_steps`, g its gradient plus we
 
 t <= W   m = b1 m + (1 - b1) g          v = b2 v + (1 - b2) g^2
 t > W    m = b1 m + (1 - b1) g, or what the algorithm has averaged over the ranks; v stays as it is
-always   p = p - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
+always   p = p - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^min(t, W)) + eps)
+
+1 - b2^min(t, W) corrects for the steps in which v was estimated. With `freeze_bias_correction=False` it is 1 - b2^t:
+v stays, its correction does not, and steps grow after W, by up to 1 / sqrt(1 - b2^W).
 
 It runs on the training thread. All parameters that are at the same step are updated by the same few multi-tensor calls
 (on CPUs so many at a time as the caches hold), in the order of operations of torch.optim.Adam, for the same bits.
@@ -64,6 +67,12 @@ class QAdamOptimizer(torch.optim.Optimizer):
     While warming up, results have the bits of torch.optim.Adam. State of a parameter: `step` (int), `exp_avg` and
     `exp_avg_sq`, in its dtype, but float32 for float16 and bfloat16. All options may differ by parameter group.
 
+    The warm-up determines the step size of each element from then on: its momentum is divided by the root mean square
+    of its gradients up to step `warmup_steps`. Choose a step at which gradient magnitudes have settled and a warm-up of
+    the learning rate is over, and by which every parameter has received typical gradients; a third of the steps is a
+    safe choice for short trainings. If it is too small, elements with almost no gradient until then make huge steps
+    later, and training can diverge.
+
     Args:
         params: parameters or groups of them.
         lr: step size.
@@ -71,6 +80,8 @@ class QAdamOptimizer(torch.optim.Optimizer):
         betas: how much of momentum and variance remains in each step.
         eps: added to the denominator.
         weight_decay: this times the parameter is added to its gradient.
+        freeze_bias_correction: after `warmup_steps`, the bias correction of the variance is frozen, as the variance is.
+            False: it continues, and steps grow by up to 1 / sqrt(1 - betas[1] ** warmup_steps).
 
     Raises:
         ValueError: lr, eps or weight_decay below 0, a beta outside of [0, 1), or warmup_steps below 1 or not whole.
@@ -87,12 +98,19 @@ class QAdamOptimizer(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        freeze_bias_correction: bool = True,
     ) -> None:
         # Changes whenever parameters may have begun or ceased to warm up.
         self.phase_version = 0
-        super().__init__(
-            params, {"lr": lr, "warmup_steps": warmup_steps, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        )
+        defaults = {
+            "lr": lr,
+            "warmup_steps": warmup_steps,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "freeze_bias_correction": freeze_bias_correction,
+        }
+        super().__init__(params, defaults)
 
     @property
     def warmup_steps(self) -> int:
@@ -206,8 +224,9 @@ class QAdamOptimizer(torch.optim.Optimizer):
                 torch._foreach_mul_(variances, beta2)
                 torch._foreach_addcmul_(variances, gradients, gradients, 1 - beta2)
         denominators = torch._foreach_sqrt(variances)
+        learned = min(step, group["warmup_steps"]) if group["freeze_bias_correction"] else step
         # A list of the same number again is another kernel on GPUs than the number, and it is what Adam has.
-        torch._foreach_div_(denominators, [(1 - beta2**step) ** 0.5] * len(parameters))
+        torch._foreach_div_(denominators, [(1 - beta2**learned) ** 0.5] * len(parameters))
         torch._foreach_add_(denominators, group["eps"])
         targets = _widened(parameters)
         torch._foreach_addcdiv_(targets, momenta, denominators, [-(group["lr"] / (1 - beta1**step))] * len(parameters))
@@ -231,8 +250,15 @@ class QAdamOptimizer(torch.optim.Optimizer):
     # --- saved state -------------------------------------------------------------------------------------------------
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, which would round float32 state to parameters of half precision. Takes the state of a
-        torch.optim.Adam, too; `warmup_steps` is then that which the optimizer was made with."""
+        """As torch's, which would round float32 state to parameters of half precision.
+
+        Options that were saved win over those that the optimizer was made with. Groups that were saved before there was
+        `freeze_bias_correction` have False, so that the run goes on bit for bit.
+
+        Takes the state of a torch.optim.Adam, too. `warmup_steps` and `freeze_bias_correction` are then those that the
+        optimizer was made with, but `warmup_steps` at least the most steps that a parameter of the group has made: its
+        variance is of all of them, and so has its correction to be.
+        """
         super().load_state_dict(state_dict)
         names = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         own = chain.from_iterable(group["params"] for group in self.param_groups)
@@ -241,11 +267,28 @@ class QAdamOptimizer(torch.optim.Optimizer):
                 for key in ("exp_avg", "exp_avg_sq"):
                     saved: Tensor = state_dict["state"][name][key]
                     self.state[parameter][key] = saved.to(parameter.device, torch.float32, copy=True)
+        for given, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+            if "warmup_steps" not in given:
+                self._go_on_from_adam(group)
+
+    def _go_on_from_adam(self, group: dict[str, Any]) -> None:
+        """For parameters that have made all their `warmup_steps` with it, what else the last of them does."""
+        group["warmup_steps"] = max([group["warmup_steps"], *map(self._steps_of, group["params"])])
+        for parameter in group["params"]:
+            if self._steps_of(parameter) == group["warmup_steps"]:
+                state = self.state[parameter]
+                state["exp_avg_sq"] = state["exp_avg_sq"].clone()  # it may be the memory of the Adam
+                for variance in _real([state["exp_avg_sq"]]):
+                    _fill_unseen(variance)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        # Pickles from before the option: groups that are added later are to do what the others do.
+        self.defaults.setdefault("freeze_bias_correction", False)
         for group in self.param_groups:
+            is_adams = "warmup_steps" not in group
             group.setdefault("warmup_steps", self.defaults["warmup_steps"])
+            group.setdefault("freeze_bias_correction", is_adams and self.defaults["freeze_bias_correction"])
         for one in self.state.values():
             one["step"] = int(one["step"])
         self.phase_version = getattr(self, "phase_version", 0) + 1
