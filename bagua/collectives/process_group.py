@@ -276,22 +276,22 @@ def duplicate_group(group: BaguaProcessGroup, backend: str | None = None) -> Bag
     return duplicate
 
 
-def from_torch_group(group: dist.ProcessGroup, stream: torch.cuda.Stream | None = None) -> BaguaProcessGroup:
+def from_torch_group(group: dist.ProcessGroup | int, stream: torch.cuda.Stream | None = None) -> BaguaProcessGroup:
     """
-    The Bagua group on top of a torch group, which this process is a member of; always the same for the same torch
-    group. Only the members have to call it.
+    The Bagua group on top of a torch group; always the same for the same torch group. Only the members have to call it.
 
     Args:
+        group: what torch.distributed.new_group returned. To processes that are no members it does not tell the ranks:
+            their Bagua group has none.
         stream: for work beside the caller's, if the torch group has no Bagua group yet.
 
     Raises:
-        TypeError: `group` is no torch process group; what torch.distributed.new_group gives to those that are no
-            members is none.
+        TypeError: `group` is no torch process group.
     """
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        return BaguaProcessGroup(None, [], stream)
     if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(
-            f"group is {group!r}, must be a torch.distributed.ProcessGroup that this process is a member of"
-        )
+        raise TypeError(f"group is {group!r}, must be a torch.distributed.ProcessGroup")
     known = _torch_to_bagua_pg_map.get(group)
     if known is None:
         timeout = torch_internals.backend_timeout(group)

@@ -381,7 +381,10 @@ def test_a_module_that_is_not_wrapped_can_still_be_looked_through() -> None:
 
 
 def test_registered_algorithms() -> None:
-    assert "gradient_allreduce" in look_up("algorithms.GlobalAlgorithmRegistry").available_algorithms()
+    registry = look_up("algorithms.GlobalAlgorithmRegistry")
+    assert "gradient_allreduce" in registry.available_algorithms()
+    # What the documentation of 0.9 names as the way to see them.
+    assert str(registry) == f"Registered Algorithms: {', '.join(registry.available_algorithms())}"
 
 
 def run_fresh(program: str) -> None:

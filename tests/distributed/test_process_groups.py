@@ -220,12 +220,17 @@ def ask_wrongly() -> None:
         assert communication.from_torch_group(group).ranks == [0]
     else:
         assert communication._rank_not_in_group(group)
-        with pytest.raises(TypeError, match="member"):
-            communication.from_torch_group(group)
+        outside = communication.from_torch_group(group)
+        assert (outside.ranks, outside.is_member) == ([], False)
+        assert communication._rank_not_in_group(outside)
+        assert outside.get_global_communicator() is CommMember.NON_COMM_MEMBER
+    for wrong in (None, 0, "world", bagua):
+        with pytest.raises(TypeError, match=r"must be a torch\.distributed\.ProcessGroup"):
+            communication.from_torch_group(wrong)  # type: ignore[arg-type]
     bagua.barrier()
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments_and_a_torch_group_of_others() -> None:
     run_ranks(2, ask_wrongly)
 
 

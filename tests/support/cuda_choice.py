@@ -53,6 +53,7 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_buffers_follow_the_first_rank[NormNet]",
         "test_training_goes_on_after_an_error_of_all_ranks[backward-True]",
     ],
+    "communicator_methods": ["test_each_collective"],
     "checkpoint_and_compile": [
         "test_checkpointed_blocks[Reentrant-with_bagua-True]",
         "test_compiled[of with_bagua]",

@@ -201,6 +201,9 @@ class AlgorithmRegistry:
     def __iter__(self) -> Iterator[str]:
         return iter(self.available_algorithms())
 
+    def __str__(self) -> str:
+        return f"Registered Algorithms: {', '.join(self.available_algorithms())}"
+
 
 GlobalAlgorithmRegistry = AlgorithmRegistry()
 
