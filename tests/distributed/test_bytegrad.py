@@ -390,3 +390,23 @@ def _appended() -> None:
 
 def test_the_operation_as_a_method_of_buckets() -> None:
     run_ranks(2, _appended)
+
+
+def _overflow_and_padding() -> None:
+    """Three parameters over two ranks: the bucket is padded, and what is not finite must not stay there."""
+    rank, device = begin()
+    net: Any = nn.Linear(2, 1).to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net.with_bagua([optimizer], ByteGradAlgorithm(hierarchical=False))
+    (bucket,) = net.bagua_buckets
+    assert bucket.padding_tensor is not None
+    finite = []
+    for factor in (torch.inf if rank else 1.0, 1.0, 1.0):
+        optimizer.zero_grad()
+        (net(batches(rank, 1, device)[0][0]).sum() * factor).backward()
+        finite.append(all(bool(parameter.grad.isfinite().all()) for parameter in net.parameters()))
+    assert finite == [False, True, True]
+
+
+def test_an_overflow_is_gone_in_the_next_step() -> None:
+    run_ranks(2, _overflow_and_padding, reuse=True)

@@ -56,7 +56,7 @@ CHOICE: dict[str, Sequence[str]] = {
     "communicator_methods": ["test_each_collective"],
     "checkpoint_and_compile": [
         "test_checkpointed_blocks[Reentrant-with_bagua-True]",
-        "test_compiled[of with_bagua]",
+        "test_compiled",
     ],
     "collectives": ["test_in_the_whole_world[2-1]", "test_in_the_whole_world[4-3]"],
     "collectives_inplace": ["test_in_the_whole_world[2-21]"],

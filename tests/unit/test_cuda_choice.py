@@ -13,4 +13,6 @@ def test_every_chosen_test_exists(repository: Path) -> None:
         tree = ast.parse((repository / file_of(topic)).read_text())
         there = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
         assert {test.partition("[")[0] for test in tests} <= there, topic
+        plain = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.decorator_list}
+        assert not [test for test in tests if "[" in test and test.partition("[")[0] in plain], "has no parameters"
     assert len(set(chosen_tests())) == len(chosen_tests())
