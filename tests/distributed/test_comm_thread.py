@@ -156,7 +156,7 @@ def _beside(other: str, algorithm: tuple[str, dict[str, Any]]) -> None:
 def test_communication_of_users_in_a_backward_pass_is_not_mixed_up(
     other: str, algorithm: tuple[str, dict[str, Any]]
 ) -> None:
-    run_ranks(2, _beside, other, algorithm)
+    run_ranks(2, _beside, other, algorithm, reuse=True)
 
 
 class _OnDefaultGroup(AlgorithmImpl):
@@ -194,4 +194,4 @@ def _two_with_unused_parameters(third_party: bool) -> None:
 
 @pytest.mark.parametrize("third_party", [False, True])
 def test_agreeing_on_unused_parameters_is_not_mixed_up_with_operations(third_party: bool) -> None:
-    run_ranks(2, _two_with_unused_parameters, third_party)
+    run_ranks(2, _two_with_unused_parameters, third_party, reuse=True)
