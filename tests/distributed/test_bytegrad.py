@@ -88,7 +88,7 @@ def _against_the_formula(nodes: Nodes, how: str) -> None:
         else:
             wrapped = net.with_bagua([optimizer], algorithm, do_flatten=how == "with_bagua")
         reference = _Reference(wrapped, average, nodes if hierarchical else None, **SGD)
-        for step, (x, y) in enumerate(batches(rank, 10, device)):
+        for step, (x, y) in enumerate(batches(rank, 5, device)):
             optimizer.zero_grad()
             loss_of(wrapped, (x.to(dtype), y)).backward()
             optimizer.step()
