@@ -133,7 +133,7 @@ convergence: $(VENV)/.bagua ## Does every algorithm train as well as gradient al
 .PHONY: test
 test: $(VENV)/.bagua cpp-tests ## Run every test, C++ and Python
 	@echo "== pytest"
-	@$(BIN)/pytest --installed -n $(TEST_WORKERS) $(PYTEST_ARGS)
+	@$(BIN)/pytest --installed -n $(TEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # --- quality ---------------------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ def _many_steps(case: Case, count: int) -> None:
 
 @every_algorithm
 def test_many_steps(case: Case) -> None:
-    run_ranks(2, _many_steps, case, 300, reuse=True)
+    run_ranks(2, _many_steps, case, 100, reuse=True)
 
 
 def _refused(case: Case) -> str:
@@ -73,8 +73,8 @@ def test_emulated_nodes(case: Case, nodes: list[dict[str, str]]) -> None:
     run_ranks(len(nodes), _many_steps, hierarchical, STEPS, env=nodes, reuse=True)
 
 
-def _groups(case: Case) -> None:
-    """Each pair of ranks trains a model of its own."""
+def _groups() -> None:
+    """Each pair of ranks trains a model of its own, with one algorithm after the other."""
     rank, device = begin()
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     data = pulling(rank, STEPS, device)
@@ -83,14 +83,14 @@ def _groups(case: Case) -> None:
         for batch in data:
             step(model, optimizer, batch)
 
-    model = train_with(case, rank, device, loop, group=groups[rank // 2])
-    if case.name != "qadam":  # its steps have one size in the beginning, wherever they lead
-        assert spread(model) > 0.01, "the pairs have different data"
+    for case in CASES:
+        model = train_with(case, rank, device, loop, group=groups[rank // 2])
+        if case.name != "qadam":  # its steps have one size in the beginning, wherever they lead
+            assert spread(model) > 0.01, f"{case}: the pairs have different data"
 
 
-@every_algorithm
-def test_process_groups(case: Case) -> None:
-    run_ranks(4, _groups, case)
+def test_process_groups() -> None:
+    run_ranks(4, _groups)
 
 
 # --- what a loop may do ----------------------------------------------------------------------------------------------

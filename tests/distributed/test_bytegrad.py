@@ -88,7 +88,7 @@ def _against_the_formula(nodes: Nodes, how: str) -> None:
         else:
             wrapped = net.with_bagua([optimizer], algorithm, do_flatten=how == "with_bagua")
         reference = _Reference(wrapped, average, nodes if hierarchical else None, **SGD)
-        for step, (x, y) in enumerate(batches(rank, 10, device)):
+        for step, (x, y) in enumerate(batches(rank, 5, device)):
             optimizer.zero_grad()
             loss_of(wrapped, (x.to(dtype), y)).backward()
             optimizer.step()
@@ -141,7 +141,7 @@ def _errors() -> None:
 
 
 def test_the_error_is_at_most_half_a_level_of_either_rounding() -> None:
-    run_ranks(3, _errors)
+    run_ranks(3, _errors, reuse=True)
 
 
 # --- values that are not finite --------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def _overflow(hierarchical: bool, bad: float) -> list[float]:
 @pytest.mark.parametrize(("hierarchical", "bad"), [(False, float("inf")), (False, float("nan")), (True, -float("inf"))])
 def test_an_overflow_on_one_rank_makes_the_grad_scaler_skip_the_step_on_all(hierarchical: bool, bad: float) -> None:
     env = NODES_OF_TWO_AND_ONE if hierarchical else None
-    for scales in run_ranks(3, _overflow, hierarchical, bad, env=env):
+    for scales in run_ranks(3, _overflow, hierarchical, bad, env=env, reuse=True):
         assert scales == [2.0**10, 2.0**10, 2.0**9, 2.0**9, 2.0**9, 2.0**10]
 
 
@@ -201,7 +201,7 @@ def _accumulated_and_clipped() -> None:
 
 
 def test_accumulation_and_clipping() -> None:
-    run_ranks(2, _accumulated_and_clipped)
+    run_ranks(2, _accumulated_and_clipped, reuse=True)
 
 
 def _other_dtypes(make: Callable[[], nn.Module]) -> None:
@@ -230,12 +230,12 @@ def _double_precision() -> None:
 
 
 def test_dtypes_that_are_not_compressed_are_sent_as_they_are() -> None:
-    run_ranks(2, _other_dtypes, MixedDtypes)
-    run_ranks(2, _double_precision)
+    run_ranks(2, _other_dtypes, MixedDtypes, reuse=True)
+    run_ranks(2, _double_precision, reuse=True)
 
 
 def test_parameters_without_elements() -> None:
-    run_ranks(2, _other_dtypes, Scaled)
+    run_ranks(2, _other_dtypes, Scaled, reuse=True)
 
 
 def _losses(name: str) -> list[float]:
@@ -257,7 +257,7 @@ def _losses(name: str) -> list[float]:
 
 
 def test_it_converges_as_exact_gradients_do() -> None:
-    exact, ours = (run_ranks(2, _losses, name)[0] for name in ("gradient_allreduce", "bytegrad"))
+    exact, ours = (run_ranks(2, _losses, name, reuse=True)[0] for name in ("gradient_allreduce", "bytegrad"))
     assert ours != exact
     assert sum(exact[-10:]) < sum(exact[:10]) / 20
     assert sum(ours[-10:]) < sum(exact[-10:]) * 1.1
@@ -309,13 +309,13 @@ def _traffic(hierarchical: bool) -> tuple[int, int]:
 
 
 def test_a_quarter_of_the_bytes_of_float32_travels() -> None:
-    for exchanged, elements in run_ranks(2, _traffic, False):
+    for exchanged, elements in run_ranks(2, _traffic, False, reuse=True):
         # A ring's all-reduce moves each element twice, in four bytes.
         assert 2 * elements < exchanged <= 0.26 * 2 * 4 * elements
 
 
 def test_only_leaders_exchange_bytes_with_other_nodes() -> None:
-    results = run_ranks(4, _traffic, True, env=TWO_NODES_OF_TWO)
+    results = run_ranks(4, _traffic, True, env=TWO_NODES_OF_TWO, reuse=True)
     for (exchanged, elements), place in zip(results, TWO_NODES_OF_TWO, strict=True):
         if place["LOCAL_RANK"] == "0":
             assert 2 * elements < exchanged <= 0.26 * 2 * 4 * elements
@@ -337,7 +337,7 @@ def _one_node() -> tuple[int, int]:
 
 
 def test_one_node_adds_up_at_once_and_every_rank_rounds() -> None:
-    assert run_ranks(3, _one_node) == [(1, 0)] * 3
+    assert run_ranks(3, _one_node, reuse=True) == [(1, 0)] * 3
 
 
 # --- the operation ---------------------------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ def _refused() -> None:
 
 
 def test_what_cannot_be_compressed_is_refused() -> None:
-    run_ranks(2, _refused)
+    run_ranks(2, _refused, reuse=True)
 
 
 def _appended() -> None:
@@ -389,7 +389,7 @@ def _appended() -> None:
 
 
 def test_the_operation_as_a_method_of_buckets() -> None:
-    run_ranks(2, _appended)
+    run_ranks(2, _appended, reuse=True)
 
 
 def _overflow_and_padding() -> None:

@@ -264,6 +264,9 @@ COMPILED = (
 
 def _compiled_everywhere() -> None:
     """In one process: loading the compiler takes longer than all of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, about its own modules, which the first call imports
+        torch._dynamo.reset()
     for where in COMPILED:
         torch._dynamo.reset()
         try:

@@ -216,7 +216,7 @@ def _with_ddps_own_collectives() -> None:
 
 
 def test_unused_parameters_and_two_models_by_turns() -> None:
-    run_ranks(2, _with_ddps_own_collectives)
+    run_ranks(2, _with_ddps_own_collectives, reuse=True)
 
 
 def _accumulated() -> None:
@@ -242,7 +242,7 @@ def _accumulated() -> None:
 
 
 def test_no_sync_accumulates() -> None:
-    run_ranks(2, _accumulated)
+    run_ranks(2, _accumulated, reuse=True)
 
 
 def _uneven_inputs_and_static_graphs() -> None:
@@ -262,7 +262,7 @@ def _uneven_inputs_and_static_graphs() -> None:
 
 
 def test_uneven_inputs_and_static_graphs() -> None:
-    run_ranks(2, _uneven_inputs_and_static_graphs)
+    run_ranks(2, _uneven_inputs_and_static_graphs, reuse=True)
 
 
 def _overflow(feedback: bool) -> None:
@@ -290,7 +290,7 @@ def _overflow(feedback: bool) -> None:
 
 @pytest.mark.parametrize("feedback", [False, True])
 def test_an_overflow_on_one_rank_makes_the_grad_scaler_skip_the_step_on_all(feedback: bool) -> None:
-    run_ranks(2, _overflow, feedback)
+    run_ranks(2, _overflow, feedback, reuse=True)
 
 
 def _other_dtypes() -> None:
@@ -315,7 +315,7 @@ def _other_dtypes() -> None:
 
 
 def test_dtypes_that_are_not_compressed_are_sent_as_they_are() -> None:
-    run_ranks(2, _other_dtypes)
+    run_ranks(2, _other_dtypes, reuse=True)
 
 
 # --- overlap ---------------------------------------------------------------------------------------------------------
@@ -436,8 +436,8 @@ def _small_gradients(feedback: bool) -> None:
 
 
 def test_error_feedback_sends_what_is_below_half_a_level() -> None:
-    run_ranks(3, _small_gradients, True)
-    run_ranks(3, _small_gradients, False)
+    run_ranks(3, _small_gradients, True, reuse=True)
+    run_ranks(3, _small_gradients, False, reuse=True)
 
 
 def _resumed(hierarchical: bool) -> None:
@@ -508,7 +508,7 @@ def _state_of_another_model() -> None:
 
 
 def test_a_state_of_another_model_is_refused() -> None:
-    run_ranks(2, _state_of_another_model)
+    run_ranks(2, _state_of_another_model, reuse=True)
 
 
 def _misused() -> None:
@@ -540,7 +540,7 @@ def _misused() -> None:
 
 
 def test_misuse_is_explained() -> None:
-    run_ranks(2, _misused)
+    run_ranks(2, _misused, reuse=True)
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------

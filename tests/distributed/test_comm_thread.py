@@ -23,7 +23,7 @@ from bagua.torch_api.communication import ReduceOp
 from bagua.torch_api.data_parallel import DistributedDataParallel
 from bagua.torch_api.data_parallel.functional import all_reduce
 
-STEPS = 60
+STEPS = 30
 PAIRS = {
     "both on the thread": [("bytegrad", {"hierarchical": False})] * 2,
     "one that needs no thread": [("gradient_allreduce", {}), ("bytegrad", {"hierarchical": False})],
@@ -140,7 +140,7 @@ def _beside(other: str, algorithm: tuple[str, dict[str, Any]]) -> None:
     else:
         net.with_bagua([optimizer], Algorithm.init(algorithm[0], **algorithm[1]))
     torch.manual_seed(rank)
-    for _ in range(25):
+    for _ in range(12):
         optimizer.zero_grad()
         net(torch.randn(16, WIDTH).to(device)).square().mean().backward()
         optimizer.step()
@@ -156,7 +156,7 @@ def _beside(other: str, algorithm: tuple[str, dict[str, Any]]) -> None:
 def test_communication_of_users_in_a_backward_pass_is_not_mixed_up(
     other: str, algorithm: tuple[str, dict[str, Any]]
 ) -> None:
-    run_ranks(2, _beside, other, algorithm)
+    run_ranks(2, _beside, other, algorithm, reuse=True)
 
 
 class _OnDefaultGroup(AlgorithmImpl):
@@ -194,4 +194,4 @@ def _two_with_unused_parameters(third_party: bool) -> None:
 
 @pytest.mark.parametrize("third_party", [False, True])
 def test_agreeing_on_unused_parameters_is_not_mixed_up_with_operations(third_party: bool) -> None:
-    run_ranks(2, _two_with_unused_parameters, third_party)
+    run_ranks(2, _two_with_unused_parameters, third_party, reuse=True)

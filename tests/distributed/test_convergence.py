@@ -3,6 +3,7 @@ of the digits. What needs no ranks is in tests/unit/test_convergence*.py."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -17,8 +18,11 @@ from support.tool_module import load_script
 
 from bagua.net.bench.result_file import read_result
 
-pytest.importorskip("sklearn", reason="needs scikit-learn, which brings the digits: pip install 'bagua[examples]'")
-pytest.importorskip("matplotlib", reason="needs matplotlib, which draws the curves: pip install 'bagua[plot]'")
+# Found, not imported: every worker of pytest would spend seconds on it.
+pytestmark = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("sklearn", "matplotlib"))),
+    reason="needs scikit-learn, which brings the digits, and matplotlib: pip install 'bagua[examples,plot]'",
+)
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "convergence"))
 

@@ -1,9 +1,8 @@
-"""tools/train/compare_core.py with real ranks on CPUs: one comparison of all algorithms, and one rank alone. What needs
-no ranks is in tests/unit/test_core_comparison.py."""
+"""tools/train/compare_core.py with two real ranks on CPUs: one comparison of all algorithms. What needs no ranks is in
+tests/unit/test_core_comparison.py."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
 from pathlib import Path
@@ -16,10 +15,7 @@ pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
 
 from core_comparison.catalogue import ALGORITHMS
-from core_comparison.options import parse_options
-from core_comparison.ranks import start_ranks
 
-from bagua.net.bench.errors import BenchError
 from bagua.net.bench.result_file import read_result
 
 
@@ -54,21 +50,3 @@ def test_every_algorithm_keeps_what_it_promises(tmp_path: Path, capsys: pytest.C
     assert not rows["decentralized-shift-one"]["replicas_agree"]
     assert [row.split()[1] for row in printed.splitlines() if row.startswith("mlp ")] == list(ALGORITHMS)
     assert read_result(result).find("step_time", algorithm="bytegrad", ranks=2).median > 0
-
-
-@pytest.mark.timeout(240)
-def test_a_rank_alone_is_measured_traced_and_its_error_reported(tmp_path: Path) -> None:
-    options = parse_options(["--nproc-per-node", "1", "--device", "cpu", "--algorithms", "torch-ddp,async"])
-    model = {"model": "mlp", "length": 8, "batch_size": 2, "dtype": "float32", "warmup": 0}
-    path = tmp_path / "trace.json.gz"
-    team = start_ranks(options, tmp_path)
-    try:
-        (turn,) = team.ask("turn", 60, algorithm="async", steps=2, **model)
-        assert (len(turn["step_seconds"]), turn["steps"], turn["averagings"]) == (2, 2, None), "nobody to wait for"
-        team.ask("trace", 60, algorithm="torch-ddp", steps=1, path=str(path), **model)
-        with gzip.open(path, "rt") as file:
-            assert json.load(file)["traceEvents"]
-        with pytest.raises(BenchError, match=r"ValueError: --length 33: vgg16 halves a picture five times"):
-            team.ask("turn", 60, algorithm="torch-ddp", steps=1, **{**model, "model": "vgg16", "length": 33})
-    finally:
-        team.close(failed=True)

@@ -1,29 +1,40 @@
-"""examples/train_digits.py as its first lines say to run it: it learns, and Bagua and torch's DDP print the same."""
+"""examples/train_digits.py in two ranks: it learns, and Bagua and torch's DDP print the same."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import io
+import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-pytest.importorskip("sklearn", reason="needs scikit-learn, which brings the digits: pip install 'bagua[examples]'")
-
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_digits.py"
+from support.ranks import run_ranks
+from support.tool_module import load_script
 
 
-def run_example(*options: str) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*launcher, str(EXAMPLE), *options], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
+def _printed(*options: str) -> list[str]:
+    sys.argv = ["train_digits.py", *options]
+    leave, os._exit = os._exit, lambda _: None  # type: ignore[assignment,return-value]  # which its last line calls
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            load_script("examples/train_digits.py").main()
+    finally:
+        os._exit = leave
+    return printed.getvalue().splitlines()
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("sklearn") is None,
+    reason="needs scikit-learn, which brings the digits: pip install 'bagua[examples]'",
+)
 def test_it_learns_and_agrees_with_ddp() -> None:
-    ours, torchs = run_example("--epochs", "8"), run_example("--epochs", "8", "--ddp")
-    assert [line for line in ours if line.startswith("epoch")] == [line for line in torchs if line.startswith("epoch")]
+    ours, nothing = run_ranks(2, _printed, "--epochs", "8", timeout=120)
+    theirs, _ = run_ranks(2, _printed, "--epochs", "8", "--ddp", timeout=120)
+    assert nothing == [], "rank 0 alone prints"
+    assert len(ours) == 9
+    assert ours[:-1] == theirs[:-1]
     found = re.search(r"Bagua, 2 processes on cpu: test accuracy ([0-9.]+)%", ours[-1])
     assert found is not None, ours[-1]
     assert float(found[1]) > 95

@@ -33,9 +33,9 @@ def cases() -> list[Case]:
 
 def long_ranges() -> list[Case]:
     """With LONGEST_ROW 16: ranges of several tiles, more than a program measures; shorter last tiles and ranges."""
-    shapes = [(100, 2, None), (130, 1, 50), (64, 1, 32), (180, 1, None)]
+    shapes = [(40, 2, None), (70, 1, 50), (64, 1, 32)]
     found = [Case("normal", elements, chunks, block, torch.float32) for elements, chunks, block in shapes]
-    return [*found, Case("few not finite", 100, 2, 60, torch.float16), Case("constant", 70, 1, None, torch.float32)]
+    return [*found, Case("few not finite", 60, 1, 40, torch.float16), Case("constant", 70, 1, None, torch.float32)]
 
 
 def run(found: list[Case]) -> None:
@@ -79,7 +79,7 @@ if __name__ == "__main__":
     many_versions()
     unaligned_bytes()
     minmax_uint8_triton.LONGEST_ROW = minmax_uint8_triton.LONG_TILE_ELEMENTS = 16
-    minmax_uint8_triton.PARTIALS = 4
+    minmax_uint8_triton.PARTIALS = 2
     minmax_uint8_triton._steps.cache_clear()
     run(long_ranges())
     print("compared")

@@ -200,7 +200,7 @@ def test_a_port_in_use_is_named_within_seconds(fake: list[str]) -> None:
     assert results[0][0] == 1
     assert f"port {port + 1} on " in results[0][2]
     assert "another program holds it: give every rank the same free one with --port" in results[0][2]
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_a_rank_that_is_never_started_is_named_in_time(fake: list[str]) -> None:

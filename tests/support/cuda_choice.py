@@ -28,7 +28,7 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_unusual_parameters_have_the_weights_of_torch_ddp[wrapper-channels_last]",
         "test_unusual_parameters_have_the_weights_of_torch_ddp[wrapper without views-mixed]",
         "test_more_ranks_agree_with_each_other_and_torch_ddp[with_bagua-4]",
-        "test_only_one_rank_of_a_node_talks_to_other_nodes[two nodes of two-wrapper]",
+        "test_only_one_rank_of_a_node_talks_to_other_nodes[two nodes of two]",
     ],
     "wrapper": [
         "test_device_ids_move_the_inputs",
@@ -109,7 +109,7 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_a_gradient_scaler_and_an_overflow_on_one_rank[qadam]",
         "test_a_gradient_scaler_and_an_overflow_on_one_rank[bytegrad]",
         "test_emulated_nodes[low_precision_decentralized-2+1]",
-        "test_process_groups[bytegrad]",
+        "test_process_groups",
         "test_switching_through_all_algorithms[wrapper]",
         "test_several_models_with_different_algorithms",
     ],
