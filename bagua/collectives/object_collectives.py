@@ -5,6 +5,7 @@ other: unpickling runs code of the sender's choice. Called as the collectives ar
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -91,18 +92,35 @@ def all_gather_object(obj: Any, comm: BaguaCommunicator | None = None) -> list[A
     ]
 
 
-def all_gather_bytes(data: torch.Tensor, comm: BaguaCommunicator) -> list[list[int]]:
-    """
+def start_all_gather_bytes(
+    data: torch.Tensor, comm: BaguaCommunicator, stream: torch.cuda.Stream | None
+) -> Callable[[], list[list[int]]]:
+    """Starts an exchange that goes on in the background; with CUDA it is over on return.
+
     Args:
         data: uint8, on the CPU, as many elements on every rank.
+        stream: with CUDA, one on which nothing is queued: the host does not wait for what the current one has to do.
 
     Returns:
-        the bytes of all ranks in their order.
+        what waits, and gives the bytes of all ranks in their order.
     """
-    own = data.to(_device(comm))
-    everything = own.new_empty(comm.nranks() * own.numel())
-    byte_transport.all_gather(comm, own, everything)
-    return everything.view(comm.nranks(), own.numel()).tolist()
+    device = _device(comm)
+    if device.type == "cpu":
+        everything = data.new_empty(comm.nranks() * data.numel())
+        work = torch_internals.all_gather_flat(everything, data, group=comm.torch_group, async_op=True)
+
+        def wait() -> list[list[int]]:
+            assert work is not None
+            work.wait()
+            return everything.view(comm.nranks(), data.numel()).tolist()
+
+        return wait
+    with torch.cuda.stream(stream):
+        own = data.to(device)
+        gathered = own.new_empty(comm.nranks() * own.numel())
+        byte_transport.all_gather(comm, own, gathered)
+        rows: list[list[int]] = gathered.view(comm.nranks(), own.numel()).tolist()
+    return lambda: rows
 
 
 def _device(comm: BaguaCommunicator) -> torch.device:

@@ -102,6 +102,8 @@ class BaguaDistributedDataParallel:
         self._parameters: list[tuple[str, nn.Parameter]] = []
         # Ids of parameters that all ranks had the same values of, from a broadcast on.
         self._broadcast: set[int] = set()
+        # Of the comparison of plans, which goes on while a forward pass runs.
+        self._finish_check: Callable[[], None] | None = None
         self._steps = TrainingSteps(self)
         # Why there was no re-initialization.
         self._failure: str | None = None
@@ -191,11 +193,13 @@ class BaguaDistributedDataParallel:
             RuntimeError: the ranks do not want the same; on all of them, and nothing is changed.
             ValueError: there is nothing to train.
         """
-        self._replan(keeps_plan=True)
+        self._replan()
+        self.confirm_plan()
 
     def rebuild_buckets(self) -> None:
         """As `replan`, with new buckets in any case. Every rank calls it."""
-        self._replan(keeps_plan=False)
+        self._kept_plans.clear()
+        self._replan()
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank's next steps depend on beside the states of module and optimizers: the step counter and the
@@ -273,12 +277,14 @@ class BaguaDistributedDataParallel:
         self._steps.install(self._hooks, self._trainable)
 
     @torch.inference_mode(False)
-    def _replan(self, keeps_plan: bool) -> None:
+    def _replan(self) -> None:
+        """The comparison with the other ranks may still be under way for a plan that was used before: `confirm_plan`
+        ends it, before anything is communicated."""
         before = self._plan
         assert before is not None
         self.bagua_algorithm.finish(self)
         plan = self._kept_plans.take(self._plan_key())
-        if plan is not None and not (keeps_plan and plan.is_valid):
+        if plan is not None and not plan.is_valid:
             plan.scheduler.close()
             plan = None
         has_others = plan is None and self._trainable.is_outdated()
@@ -287,7 +293,11 @@ class BaguaDistributedDataParallel:
         parameters = list(plan.parameters) if plan is not None else self._wanted_parameters()
         replica = plan.replica if plan is not None else self._describe(parameters)
         with failures_named(self.process_group, "agreeing on the parameters to communicate"):
-            replica.check(self.communicator)
+            finish_check = replica.start_check(self.communicator)
+            if plan is None:
+                finish_check()
+            else:
+                self._finish_check = finish_check
             self._put_away(before)
             self._replace_parameters(parameters)
             new = [one for one in parameters if id(one[1]) not in self._broadcast]
@@ -304,6 +314,17 @@ class BaguaDistributedDataParallel:
         if has_others:
             self._hooks.remove()
             self._steps.install(self._hooks, self._trainable)
+
+    def confirm_plan(self) -> None:
+        """Wait for what the other ranks say of the plan.
+
+        Raises:
+            RuntimeError: they want another one.
+        """
+        finish, self._finish_check = self._finish_check, None
+        if finish is not None:
+            with failures_named(self.process_group, "agreeing on the parameters to communicate"):
+                finish()
 
     def _watch_parameters(self) -> None:
         self._kept_plans.clear()
@@ -380,9 +401,16 @@ class BaguaDistributedDataParallel:
         refused."""
         self._or_fail(self._initialize)
 
-    def replan_or_fail(self) -> None:
-        """As `replan`. After an error the module is not synchronized any more, so that training it is refused."""
-        self._or_fail(self.replan)
+    def start_replan(self) -> None:
+        """As `replan`, in a forward pass, during which the ranks compare a plan that was used before: `finish_replan`
+        comes before anything is communicated. After an error of either the module is not synchronized any more, so
+        that training it is refused."""
+        self._or_fail(self._replan)
+
+    def finish_replan(self) -> None:
+        """See `start_replan`."""
+        if self._finish_check is not None:
+            self._or_fail(self.confirm_plan)
 
     def _or_fail(self, change: Callable[[], None]) -> None:
         try:

@@ -17,7 +17,7 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from bagua.collectives.communicator import BaguaCommunicator
-from bagua.collectives.object_collectives import all_gather_bytes, all_gather_object, broadcast_object
+from bagua.collectives.object_collectives import all_gather_object, broadcast_object, start_all_gather_bytes
 
 MAX_NAME_LENGTH = 120  # characters
 MAX_VARIANTS = 3  # of what ranks have instead of what rank 0 has
@@ -67,10 +67,21 @@ class Replica:
         Raises:
             RuntimeError: on every rank, with the same text: the first difference, and the ranks that have it.
         """
+        self.start_check(communicator)()
+
+    def start_check(self, communicator: BaguaCommunicator) -> Callable[[], None]:
+        """As `check`, with the exchange in the background. Every rank calls it, and what it returns."""
         if communicator.nranks() == 1:
-            return
-        if len({bytes(one) for one in all_gather_bytes(self._digest, communicator)}) == 1:
-            return
+            return lambda: None
+        digests = start_all_gather_bytes(self._digest, communicator, communicator.cuda_stream)
+
+        def finish() -> None:
+            if len({bytes(one) for one in digests()}) > 1:
+                self._tell_difference(communicator)
+
+        return finish
+
+    def _tell_difference(self, communicator: BaguaCommunicator) -> None:
         # Rank 0's lists go out and only the first differences of each rank come back: memory stays bounded on large
         # jobs.
         reference: _Lists = broadcast_object((self._entries, self._classes, self._settings), 0, communicator)

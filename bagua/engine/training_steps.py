@@ -59,7 +59,8 @@ class StepEngine(Protocol):
     def needs_replan(self) -> bool: ...
     def mark_ready(self, name: str, parameter: Tensor) -> None: ...
     def initialize_again(self) -> None: ...
-    def replan_or_fail(self) -> None: ...
+    def start_replan(self) -> None: ...
+    def finish_replan(self) -> None: ...
 
 
 class TrainingSteps:
@@ -141,6 +142,7 @@ class TrainingSteps:
     def _before_forward(self, arguments: tuple[Any, ...]) -> None:
         if is_in_backward():
             return
+        self.engine.finish_replan()  # of a forward pass that no backward pass followed
         needs_reset = self.engine.bagua_algorithm.need_reset()
         if torch.is_grad_enabled():
             self._refuse_incomplete("before the next forward pass")
@@ -158,7 +160,7 @@ class TrainingSteps:
             self._reset_is_due = False
             self.engine.initialize_again()
         elif is_changed or self.engine.needs_replan:
-            self.engine.replan_or_fail()
+            self.engine.start_replan()
         self._hooks.before_forward(arguments)
 
     def _after_forward(self, outputs: list[Tensor]) -> None:
@@ -189,6 +191,7 @@ class TrainingSteps:
         Raises:
             RuntimeError: the pass before ended with an exception, when a part of its gradients was communicated.
         """
+        self.engine.finish_replan()
         if self.passes.state is PassState.INTERRUPTED:
             self._refuse_incomplete("at the beginning of a backward pass")
         self.passes.on(PassEvent.BEGINS)

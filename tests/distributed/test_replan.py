@@ -103,6 +103,15 @@ def _frozen_in_turn() -> None:
         byte_transport.broadcast = original
     assert broadcasts == [], "all had the same values from the beginning"
     assert plans == plans[:2] * 6, "two plans, which are kept"
+    # Others on each rank, of which one knows its plan from before: noticed before anything is communicated.
+    ours[:2].requires_grad_(True)
+    ours[2:].requires_grad_(rank == 1)
+    messages = [message_of(RuntimeError, lambda: _accumulate(ours, batches(rank, 1, device)[0])) for _ in range(2)]
+    assert "different parameters" in messages[0]
+    assert messages[0] in messages[1], "training is refused, with the cause"
+    ours.requires_grad_(True)
+    ours.with_bagua(optimizers[0], GradientAllReduceAlgorithm())
+    check_ranks_equal(ours)
     # Frozen and unfrozen by one rank alone: an error that names it, and no wait.
     ours.requires_grad_(True)
     ours(batches(rank, 1, device)[0][0])
