@@ -159,6 +159,16 @@ class CommScheduler:
         Raises:
             RuntimeError: communication failed; names the ranks that are gone, where that can be found out.
         """
+        for one in self._end_pass():
+            one.copy_out()
+
+    def abandon_pass(self) -> None:
+        """As `wait_pending_comm_ops`, of a pass that raised: its results are of no use. They must not come back as
+        gradients, which may have been zeroed since."""
+        self._end_pass()
+
+    def _end_pass(self) -> list[_Started]:
+        """What was launched, and is over."""
         with self.lock:
             self.launch_complete(pass_is_over=True)
             started, self._started = self._started, []
@@ -169,11 +179,11 @@ class CommScheduler:
                     state.on(BucketEvent.LEFT_PARTLY)
                     state.bucket.unscale()
             self.sent = [one.bucket for one in started]
-        if not started:
-            return
-        with failures_named(self._group, "waiting for the gradients of a backward pass"):
-            for one in started:
-                one.wait()
+        if started:
+            with failures_named(self._group, "waiting for the gradients of a backward pass"):
+                for one in started:
+                    one.wait()
+        return started
 
     @property
     def has_begun(self) -> bool:
@@ -253,7 +263,12 @@ class _Started:
             self._future.result()
         if self._work is not None:
             self._work.wait()
-        self.bucket.copy_out()
+
+    def copy_out(self) -> None:
+        """Bring the results where they are wanted, if they are not there: on the group's stream they were brought at
+        once."""
+        if self._event is None:
+            self.bucket.copy_out()
 
 
 def _wait_for(streams: Sequence[torch.cuda.Stream], bucket: Bucket) -> None:

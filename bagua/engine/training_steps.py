@@ -303,7 +303,7 @@ class TrainingSteps:
         # Even if all was sent: nobody has waited for it, and the end of the pass is missing.
         is_unfinished = interrupted and self._sends_in_pass and self._scheduler.has_begun
         if interrupted:
-            self._scheduler.wait_pending_comm_ops()
+            self._scheduler.abandon_pass()
         names = self._scheduler.end_step()
         if not names and not is_unfinished:
             return

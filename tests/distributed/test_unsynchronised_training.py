@@ -357,7 +357,9 @@ def _interrupted(where: str, find_unused: bool, then: str) -> str | None:
     torch.manual_seed(rank)
     net = Stumbling().to(device)
     optimizer = _sgd(net)
-    model = DistributedDataParallel(net, bucket_cap_mb=1e-6, find_unused_parameters=find_unused)
+    model = DistributedDataParallel(
+        net, bucket_cap_mb=1e-6, find_unused_parameters=find_unused, gradient_as_bucket_view=find_unused
+    )
     data = batches(rank, 4, device)
     message = None
     for x, _ in data[:2]:
@@ -370,6 +372,8 @@ def _interrupted(where: str, find_unused: bool, then: str) -> str | None:
             again()
         else:
             message = message_of(RuntimeError, again)
+            if then == "forward":  # what was zeroed stays so
+                assert all(parameter.grad is None for parameter in net.parameters())
             optimizer.zero_grad()
             model(x).backward()
         optimizer.step()

@@ -50,7 +50,7 @@ class RankPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop()
+        self.stop()
         self._threads.shutdown()
 
     def call(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -70,7 +70,7 @@ class RankPool:
                 send_message(connection, (function, given))
             return [receive_message(connection) for connection in self._connections]
         except (OSError, EOFError) as error:
-            story = self._stop() or f"no answer from a rank: {error!r}"
+            story = self.stop() or f"no answer from a rank: {error!r}"
             calls = [f"rank {rank}: {function.__name__}{given}" for rank, given in enumerate(arguments)]
             raise RanksFailedError("\n".join([*calls, story])) from None
 
@@ -96,8 +96,8 @@ class RankPool:
                 ranks.append(receive_message(connection))
             self._connections = [self._connections[ranks.index(rank)] for rank in range(self.size)]
 
-    def _stop(self) -> str:
-        """Returns what the ranks have to say if one of them has failed."""
+    def stop(self) -> str:
+        """End the ranks; the next call starts others. Returns what the ranks have to say if one of them has failed."""
         for connection in self._connections:
             connection.close()
         self._connections = []

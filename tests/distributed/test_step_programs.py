@@ -1,0 +1,84 @@
+"""Random programs of training steps, of every algorithm: what an engine communicates is right or refused by its own
+message, the ranks stay together, and nothing hangs (a rank that does not answer fails the test with the program)."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.algorithm_cases import Case
+from support.rank_pool import RankPool
+from support.step_programs import HEADS, PARTS, PLACES, carry_out
+
+EXAMPLES = int(os.environ.get("BAGUA_TEST_EXAMPLES", "25"))
+examples = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+SIZES = (None, 4, 80, 200)  # bytes of a bucket: one for all, one for each parameter, and some between
+booleans = st.booleans()
+heads = st.sampled_from((HEADS[0], *HEADS))
+
+
+def calls(ranks: int) -> st.SearchStrategy[tuple[object, ...]]:
+    def call(name: str, *arguments: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
+        return st.tuples(st.just(name), *arguments)
+
+    rank = st.none() | st.integers(0, ranks - 1)
+    return st.one_of(
+        call("train", heads),
+        call("forward", heads, booleans),
+        call("backward", booleans, booleans),
+        call("forward", heads, st.just(False)),
+        call("backward", st.just(False), booleans),
+        call("step", rank),
+        call("step"),
+        call("zero", booleans),
+        call("freeze", st.sampled_from(PARTS), booleans),
+        call("resize", st.sampled_from(SIZES), booleans),
+        call("raising", heads, st.sampled_from(PLACES), booleans),
+        call("evaluate", rank, booleans, booleans),
+        call("save"),
+        call("load"),
+        call("wrap"),
+    )
+
+
+options = st.fixed_dictionaries(
+    {
+        "zeroes": booleans,
+        "how": st.sampled_from(("with_bagua", "with_bagua unflattened")),
+        "bytes": st.sampled_from(SIZES),
+    }
+)
+
+
+def check(pool: RankPool, data: st.DataObject, cases: tuple[Case, ...]) -> None:
+    case = data.draw(st.sampled_from(cases), label="algorithm")
+    chosen = data.draw(options, label="options")
+    program = data.draw(st.lists(calls(pool.size), max_size=14), label="program")
+    told = pool.call(carry_out, [(case, chosen, program)] * pool.size)
+    if any(told):
+        pool.stop()  # they may be out of step
+    assert not any(told), "\n".join(f"rank {rank}: {one}" for rank, one in enumerate(told))
+
+
+@examples
+@given(st.data())
+def test_gradients(pool: RankPool, data: st.DataObject) -> None:
+    check(
+        pool, data, (Case("gradient_allreduce"), Case("gradient_allreduce"), Case("bytegrad", {"hierarchical": False}))
+    )
+
+
+@examples
+@given(st.data())
+def test_weights(pool: RankPool, data: st.DataObject) -> None:
+    cases = [
+        Case("decentralized"),
+        Case("decentralized", {"communication_interval": 2}),
+        Case("low_precision_decentralized"),
+        Case("async", {"sync_interval_ms": 1}),
+        Case("async", {"sync_interval_ms": 1, "warmup_steps": 3}),
+    ]
+    if pool.size % 2 == 0:
+        cases.append(Case("decentralized", {"peer_selection_mode": "shift_one", "hierarchical": False}))
+    check(pool, data, tuple(cases))
