@@ -1,7 +1,7 @@
-"""The engine of one module: it keeps the replicas alike at the start, and runs an algorithm's communication after that.
+"""The engine of one module: it starts the replicas from the same values, and runs an algorithm's communication.
 
-What happens in each step: bagua.engine.training_steps. The engine never names an algorithm: it knows the extension
-points that bagua.torch_api.algorithms.base documents.
+What happens in each step: bagua.engine.training_steps. What is communicated: bagua.engine.plan_maker. The engine never
+names an algorithm: it knows the extension points that bagua.torch_api.algorithms.base documents.
 """
 
 from __future__ import annotations
@@ -10,28 +10,26 @@ import contextlib
 import itertools
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from bagua.collectives.failure_report import failures_named
-from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES, plan_buckets
-from bagua.engine.comm_scheduler import CommScheduler
+from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
 from bagua.engine.incomplete_step import failed_reinitialization
 from bagua.engine.module_hooks import ModuleHooks
-from bagua.engine.parameters import TrainableWatch, ignored_names, left_out_parameters, trainable_parameters
-from bagua.engine.replica_check import Replica
-from bagua.engine.state_broadcast import broadcast_optimizer_state, broadcast_parameters, refuse_lbfgs
+from bagua.engine.parameters import ignored_names, trainable_parameters
+from bagua.engine.plan_maker import PlanMaker
 from bagua.engine.tensor import drop_record, record_of, set_ready
-from bagua.engine.training_plan import AlgorithmHooks, KeptPlans, TrainingPlan
+from bagua.engine.training_plan import AlgorithmHooks, TrainingPlan
 from bagua.engine.training_steps import TrainingSteps
 
 if TYPE_CHECKING:
     from bagua.collectives.communicator import BaguaCommunicator
     from bagua.collectives.process_group import BaguaProcessGroup
     from bagua.engine.bucket import Bucket
+    from bagua.engine.comm_scheduler import CommScheduler
 
 _module_counts: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
@@ -91,19 +89,11 @@ class BaguaDistributedDataParallel:
         self.gradient_scale: float | None = None
         self.bagua_train_step_counter = 0
         self.bagua_algorithm = algorithm.reify(process_group)
-        self._shared_settings = dict(getattr(algorithm, "shared_settings", dict)())
         self.bagua_buckets: list[Bucket] = []
         self.parameters_to_ignore = ignored_names(module)
         self._plan: TrainingPlan | None = None
-        self._kept_plans = KeptPlans()
-        self._scheduler: CommScheduler | None = None
+        self._plans = PlanMaker(self, dict(getattr(algorithm, "shared_settings", dict)()))
         self._hooks = ModuleHooks()
-        self._trainable: TrainableWatch
-        self._parameters: list[tuple[str, nn.Parameter]] = []
-        # Ids of parameters that all ranks had the same values of, from a broadcast on.
-        self._broadcast: set[int] = set()
-        # Of the comparison of plans, which goes on while a forward pass runs.
-        self._finish_check: Callable[[], None] | None = None
         self._steps = TrainingSteps(self)
         # Why there was no re-initialization.
         self._failure: str | None = None
@@ -134,13 +124,13 @@ class BaguaDistributedDataParallel:
         """
         if self._failure is not None:
             raise RuntimeError(self._failure)
-        return self._scheduler is not None
+        return self._plan is not None
 
     @property
     def scheduler(self) -> CommScheduler:
         """What launches the buckets. Another one after each initialization."""
-        assert self._scheduler is not None
-        return self._scheduler
+        assert self._plan is not None
+        return self._plan.scheduler
 
     @property
     def _bagua_backend(self) -> CommScheduler:
@@ -159,7 +149,7 @@ class BaguaDistributedDataParallel:
     @property
     def synchronized_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """(name, parameter) in the module's order, used or not: what `init_tensors` communicates."""
-        return list(self._parameters)
+        return list(self._plans.parameters)
 
     def mark_ready(self, name: str, parameter: Tensor) -> None:
         """The usual backward hook: `parameter`'s tensor may be communicated."""
@@ -182,7 +172,7 @@ class BaguaDistributedDataParallel:
     @property
     def needs_replan(self) -> bool:
         """Whether the algorithm has come to another phase than the buckets are of."""
-        return self._plan is not None and self._plan.phase != self._phase
+        return self._plan is not None and self._plan.phase != self._plans.phase
 
     def replan(self) -> None:
         """Change what is communicated, between two steps: to the parameters that need a gradient now, the algorithm's
@@ -194,11 +184,11 @@ class BaguaDistributedDataParallel:
             ValueError: there is nothing to train.
         """
         self._replan()
-        self.confirm_plan()
+        self._plans.confirm()
 
     def rebuild_buckets(self) -> None:
         """As `replan`, with new buckets in any case. Every rank calls it."""
-        self._kept_plans.clear()
+        self._plans.forget_kept()
         self._replan()
 
     def state_dict(self) -> dict[str, Any]:
@@ -221,8 +211,8 @@ class BaguaDistributedDataParallel:
 
     def wait_pending_comm_ops(self) -> None:
         """Wait for what has been launched, so that this thread may use the group."""
-        if self._scheduler is not None:
-            self._scheduler.wait_pending_comm_ops()
+        if self._plan is not None:
+            self._plan.scheduler.wait_pending_comm_ops()
 
     def detach(self) -> None:
         """Remove every hook and give the tensors memory of their own: the module is ordinary again."""
@@ -230,8 +220,8 @@ class BaguaDistributedDataParallel:
         try:
             self._release_buckets()
         finally:
-            self._kept_plans.clear()
-            for _, parameter in self._parameters:
+            self._plans.forget_kept()
+            for _, parameter in self._plans.parameters:
                 # Where another engine owns it, this one was refused.
                 record = record_of(parameter)
                 if record is not None and record.module_name in (None, self.bagua_module_name):
@@ -243,7 +233,7 @@ class BaguaDistributedDataParallel:
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _no_engine, ()
 
-    # --- initialization ----------------------------------------------------------------------------------------------
+    # --- plans -------------------------------------------------------------------------------------------------------
 
     @torch.inference_mode(False)  # what is made here is used in later passes
     def _initialize(self, once_compared: Callable[[], None] | None = None) -> None:
@@ -253,148 +243,34 @@ class BaguaDistributedDataParallel:
         if self._plan is not None:
             # What an algorithm has under way works on the tensors that are about to be overwritten.
             self.bagua_algorithm.finish(self)
-        self._watch_parameters()
-        parameters = self._wanted_parameters()
-        with failures_named(self.process_group, "broadcasting parameters and optimizer states"):
-            replica = self._describe(parameters)
-            replica.check(self.communicator)
-            for optimizer in self.bagua_optimizers:
-                refuse_lbfgs(optimizer)
+
+        def give_up_former() -> None:
             if once_compared is not None:
                 once_compared()
             self._release_buckets()
-            self._replace_parameters(parameters)
-            broadcast_parameters(parameters, self.communicator)
-            self._broadcast = {id(parameter) for _, parameter in parameters}
-            left_out = left_out_parameters(self.module, self.parameters_to_ignore)
-            for optimizer in self.bagua_optimizers:
-                broadcast_optimizer_state(optimizer, self.communicator, left_out)
+
         self.replicas_are_equal = True
         try:
-            self._use(self._make_plan(replica))
+            self._follow(self._plans.first(give_up_former))
         finally:
             self.replicas_are_equal = False
-        self._steps.install(self._hooks, self._trainable)
+        self._steps.install(self._hooks, self._plans.trainable)
 
     @torch.inference_mode(False)
     def _replan(self) -> None:
-        """The comparison with the other ranks may still be under way for a plan that was used before: `confirm_plan`
-        ends it, before anything is communicated."""
-        before = self._plan
-        assert before is not None
+        """The ranks may still be comparing a plan that was used before: `finish_replan` comes before anything is
+        communicated."""
+        assert self._plan is not None
         self.bagua_algorithm.finish(self)
-        plan = self._kept_plans.take(self._plan_key())
-        if plan is not None and not plan.is_valid:
-            plan.scheduler.close()
-            plan = None
-        has_others = plan is None and self._trainable.is_outdated()
-        if has_others:
-            self._watch_parameters()
-        parameters = list(plan.parameters) if plan is not None else self._wanted_parameters()
-        replica = plan.replica if plan is not None else self._describe(parameters)
-        with failures_named(self.process_group, "agreeing on the parameters to communicate"):
-            finish_check = replica.start_check(self.communicator)
-            if plan is None:
-                finish_check()
-            else:
-                self._finish_check = finish_check
-            self._put_away(before)
-            self._replace_parameters(parameters)
-            new = [one for one in parameters if id(one[1]) not in self._broadcast]
-            if new:
-                broadcast_parameters(new, self.communicator)
-                self._broadcast.update(id(parameter) for _, parameter in new)
-        if plan is None:
-            plan = self._make_plan(replica)
-        else:
-            plan.resume()
-        if plan.holds_gradients and before.holds_gradients:
-            plan.scheduler.inherit(before.scheduler)
-        self._use(plan)
-        if has_others:
+        watched = self._plans.trainable
+        self._follow(self._plans.after(self._plan))
+        if self._plans.trainable is not watched:
             self._hooks.remove()
-            self._steps.install(self._hooks, self._trainable)
+            self._steps.install(self._hooks, self._plans.trainable)
 
-    def confirm_plan(self) -> None:
-        """Wait for what the other ranks say of the plan.
-
-        Raises:
-            RuntimeError: they want another one.
-        """
-        finish, self._finish_check = self._finish_check, None
-        if finish is not None:
-            with failures_named(self.process_group, "agreeing on the parameters to communicate"):
-                finish()
-
-    def _watch_parameters(self) -> None:
-        self._kept_plans.clear()
-        # While the former ones live, no other has the id of one of them.
-        watch = TrainableWatch(self.module, self.parameters_to_ignore)
-        self._broadcast &= {id(parameter) for _, parameter in watch.named}
-        self._trainable = watch
-
-    def _wanted_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        parameters = trainable_parameters(self.module, self.parameters_to_ignore)
-        if not parameters:
-            raise ValueError(
-                f"{type(self.module).__name__} has no parameters to synchronize: all are frozen or ignored.\n"
-                "Unfreeze at least one (requires_grad_()), or train the module without Bagua."
-            )
-        return parameters
-
-    def _plan_key(self) -> Hashable:
-        sizes = (self.bucket_bytes, self.first_bucket_bytes)
-        return (self._phase, self._trainable.flags(), sizes)
-
-    @property
-    def _phase(self) -> Hashable:
-        phase: Hashable = getattr(self.bagua_algorithm, "phase", None)
-        return phase
-
-    def _describe(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> Replica:
-        return Replica(parameters, optimizers=self.bagua_optimizers, settings=self._settings())
-
-    def _make_plan(self, replica: Replica) -> TrainingPlan:
-        """Ask the algorithm for its tensors, buckets and operations."""
-        tensors = self.bagua_algorithm.init_tensors(self)
-        groups = plan_buckets(tensors, self.bucket_bytes, self.first_bucket_bytes)
-        buckets = self.bagua_algorithm.tensors_to_buckets(
-            [[tensors[index] for index in group] for group in groups], self.gradient_as_bucket_view
-        )
-        for bucket in buckets:
-            self.bagua_algorithm.init_operations(self, bucket)
-        scheduler = CommScheduler(buckets, self.process_group)
-        return TrainingPlan(self._plan_key(), self._phase, replica, self._parameters, buckets, scheduler)
-
-    def _use(self, plan: TrainingPlan) -> None:
-        self._plan, self._scheduler, self.bagua_buckets = plan, plan.scheduler, list(plan.buckets)
-        self._steps.follow(plan.parameters, self._trainable, AlgorithmHooks.of(self), plan.scheduler)
-
-    def _put_away(self, plan: TrainingPlan) -> None:
-        plan.suspend()
-        if plan.holds_gradients:
-            self._kept_plans.keep(plan, limit_bytes=sum(one.nbytes for _, one in self._trainable.named))
-        else:
-            plan.scheduler.close()
-
-    def _replace_parameters(self, parameters: list[tuple[str, nn.Parameter]]) -> None:
-        before, self._parameters = self._parameters, parameters
-        names = {id(parameter): name for name, parameter in parameters}
-        for name, parameter in before:
-            # Also those that have another name now, as pruning and parametrizations give it: records keep theirs.
-            if names.get(id(parameter)) != name:
-                drop_record(parameter)
-
-    def _settings(self) -> list[str]:
-        """What decides about the order and the sizes of messages, beside the parameters."""
-        sizes = (self.first_bucket_bytes, self.bucket_bytes)
-        first, later = ("default" if size is None else f"{size} bytes" for size in sizes)
-        return [
-            f"the algorithm {type(self.bagua_algorithm).__name__}",
-            *(f"{name}={value}" for name, value in sorted(self._shared_settings.items())),
-            f"find_unused_parameters={self.find_unused_parameters}",
-            f"buckets of {later} (the first: {first})",
-        ]
+    def _follow(self, plan: TrainingPlan) -> None:
+        self._plan, self.bagua_buckets = plan, list(plan.buckets)
+        self._steps.follow(plan.parameters, self._plans.trainable, AlgorithmHooks.of(self), plan.scheduler)
 
     def initialize_again(self) -> None:
         """In the middle of training. After an error the module is not synchronized any more, so that training it is
@@ -409,8 +285,8 @@ class BaguaDistributedDataParallel:
 
     def finish_replan(self) -> None:
         """See `start_replan`."""
-        if self._finish_check is not None:
-            self._or_fail(self.confirm_plan)
+        if self._plans.is_unconfirmed:
+            self._or_fail(self._plans.confirm)
 
     def _or_fail(self, change: Callable[[], None]) -> None:
         try:
@@ -436,7 +312,7 @@ class BaguaDistributedDataParallel:
             plan, self._plan = self._plan, None
             plan.suspend()
             plan.scheduler.close()
-            self.bagua_buckets, self._scheduler = [], None
+            self.bagua_buckets = []
 
 
 def _nothing(_: object) -> None:

@@ -1,0 +1,206 @@
+"""Makes the plans of one engine: what is communicated, from which values, after all ranks have agreed on it.
+
+Owned by the engine, which follows the plans. Runs on the training thread, between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from bagua.collectives.failure_report import failures_named
+from bagua.engine.bucket_plan import plan_buckets
+from bagua.engine.comm_scheduler import CommScheduler
+from bagua.engine.parameters import TrainableWatch, left_out_parameters, trainable_parameters
+from bagua.engine.replica_check import Replica
+from bagua.engine.state_broadcast import broadcast_optimizer_state, broadcast_parameters, refuse_lbfgs
+from bagua.engine.tensor import drop_record
+from bagua.engine.training_plan import KeptPlans, TrainingPlan
+
+if TYPE_CHECKING:
+    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+
+_AGREEING = "agreeing on the parameters to communicate"
+
+
+class PlanMaker:
+    """
+    Args:
+        engine: whose algorithm and settings decide.
+        shared_settings: of the algorithm, which have to be the same on all ranks.
+
+    Attributes:
+        parameters: (name, parameter) that are synchronized, in the module's order.
+        trainable: of the module, as it was when its parameters were last looked for.
+    """
+
+    trainable: TrainableWatch
+
+    def __init__(self, engine: BaguaDistributedDataParallel, shared_settings: Mapping[str, object]) -> None:
+        self._engine = engine
+        self._shared_settings = shared_settings
+        self.parameters: list[tuple[str, nn.Parameter]] = []
+        self._kept = KeptPlans()
+        # Ids of parameters that all ranks had the same values of, from a broadcast on.
+        self._broadcast: set[int] = set()
+        # Of the comparison of a plan, which goes on while a forward pass runs.
+        self._finish_check: Callable[[], None] | None = None
+
+    @property
+    def phase(self) -> Hashable:
+        """Of the algorithm, now."""
+        phase: Hashable = getattr(self._engine.bagua_algorithm, "phase", None)
+        return phase
+
+    # --- plans -------------------------------------------------------------------------------------------------------
+
+    def first(self, once_compared: Callable[[], None]) -> TrainingPlan:
+        """A plan of what is trained now, from rank 0's values.
+
+        Args:
+            once_compared: called when the ranks have agreed, before anything is changed.
+
+        Raises:
+            RuntimeError: the ranks have different models, optimizers or settings.
+            ValueError: there is nothing to train, or the state of an optimizer cannot be synchronized.
+        """
+        self._watch()
+        parameters = self._wanted()
+        engine, communicator = self._engine, self._engine.communicator
+        with failures_named(engine.process_group, "broadcasting parameters and optimizer states"):
+            replica = self._describe(parameters)
+            replica.check(communicator)
+            for optimizer in engine.bagua_optimizers:
+                refuse_lbfgs(optimizer)
+            once_compared()
+            self._replace_parameters(parameters)
+            broadcast_parameters(parameters, communicator)
+            self._broadcast = {id(parameter) for _, parameter in parameters}
+            left_out = left_out_parameters(engine.module, engine.parameters_to_ignore)
+            for optimizer in engine.bagua_optimizers:
+                broadcast_optimizer_state(optimizer, communicator, left_out)
+        return self._make(replica)
+
+    def after(self, before: TrainingPlan) -> TrainingPlan:
+        """A plan of what is trained now, with the values that there are, instead of `before`. One that was used before
+        is still compared, until `confirm`.
+
+        Raises:
+            RuntimeError: the ranks do not want the same; nothing is changed.
+            ValueError: there is nothing to train.
+        """
+        plan = self._kept.take(self._key())
+        if plan is not None and not plan.is_valid:
+            plan.scheduler.close()
+            plan = None
+        if plan is None and self.trainable.is_outdated():
+            self._watch()
+        parameters = list(plan.parameters) if plan is not None else self._wanted()
+        replica = plan.replica if plan is not None else self._describe(parameters)
+        communicator = self._engine.communicator
+        with failures_named(self._engine.process_group, _AGREEING):
+            finish_check = replica.start_check(communicator)
+            if plan is None:
+                finish_check()
+            else:
+                self._finish_check = finish_check
+            self._put_away(before)
+            self._replace_parameters(parameters)
+            new = [one for one in parameters if id(one[1]) not in self._broadcast]
+            if new:
+                broadcast_parameters(new, communicator)
+                self._broadcast.update(id(parameter) for _, parameter in new)
+        if plan is None:
+            plan = self._make(replica)
+        else:
+            plan.resume()
+        if plan.holds_gradients and before.holds_gradients:
+            plan.scheduler.inherit(before.scheduler)
+        return plan
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether the ranks are still comparing a plan."""
+        return self._finish_check is not None
+
+    def confirm(self) -> None:
+        """Wait for what the other ranks say of the plan.
+
+        Raises:
+            RuntimeError: they want another one.
+        """
+        finish, self._finish_check = self._finish_check, None
+        if finish is not None:
+            with failures_named(self._engine.process_group, _AGREEING):
+                finish()
+
+    def forget_kept(self) -> None:
+        """Make all plans anew."""
+        self._kept.clear()
+
+    # --- their parts -------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        self._kept.clear()
+        # While the former ones live, no other has the id of one of them.
+        watch = TrainableWatch(self._engine.module, self._engine.parameters_to_ignore)
+        self._broadcast &= {id(parameter) for _, parameter in watch.named}
+        self.trainable = watch
+
+    def _wanted(self) -> list[tuple[str, nn.Parameter]]:
+        module = self._engine.module
+        parameters = trainable_parameters(module, self._engine.parameters_to_ignore)
+        if not parameters:
+            raise ValueError(
+                f"{type(module).__name__} has no parameters to synchronize: all are frozen or ignored.\n"
+                "Unfreeze at least one (requires_grad_()), or train the module without Bagua."
+            )
+        return parameters
+
+    def _key(self) -> Hashable:
+        return (self.phase, self.trainable.flags(), self._engine.bucket_bytes, self._engine.first_bucket_bytes)
+
+    def _describe(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> Replica:
+        return Replica(parameters, optimizers=self._engine.bagua_optimizers, settings=self._settings())
+
+    def _settings(self) -> list[str]:
+        """What decides about the order and the sizes of messages, beside the parameters."""
+        engine = self._engine
+        sizes = (engine.first_bucket_bytes, engine.bucket_bytes)
+        first, later = ("default" if size is None else f"{size} bytes" for size in sizes)
+        return [
+            f"the algorithm {type(engine.bagua_algorithm).__name__}",
+            *(f"{name}={value}" for name, value in sorted(self._shared_settings.items())),
+            f"find_unused_parameters={engine.find_unused_parameters}",
+            f"buckets of {later} (the first: {first})",
+        ]
+
+    def _make(self, replica: Replica) -> TrainingPlan:
+        """Ask the algorithm for its tensors, buckets and operations."""
+        engine = self._engine
+        tensors = engine.bagua_algorithm.init_tensors(engine)
+        groups = plan_buckets(tensors, engine.bucket_bytes, engine.first_bucket_bytes)
+        buckets = engine.bagua_algorithm.tensors_to_buckets(
+            [[tensors[index] for index in group] for group in groups], engine.gradient_as_bucket_view
+        )
+        for bucket in buckets:
+            engine.bagua_algorithm.init_operations(engine, bucket)
+        scheduler = CommScheduler(buckets, engine.process_group)
+        return TrainingPlan(self._key(), self.phase, replica, self.parameters, buckets, scheduler)
+
+    def _put_away(self, plan: TrainingPlan) -> None:
+        plan.suspend()
+        if plan.holds_gradients:
+            self._kept.keep(plan, limit_bytes=sum(one.nbytes for _, one in self.trainable.named))
+        else:
+            plan.scheduler.close()
+
+    def _replace_parameters(self, parameters: list[tuple[str, nn.Parameter]]) -> None:
+        before, self.parameters = self.parameters, parameters
+        names = {id(parameter): name for name, parameter in parameters}
+        for name, parameter in before:
+            # Also those that have another name now, as pruning and parametrizations give it: records keep theirs.
+            if names.get(id(parameter)) != name:
+                drop_record(parameter)
