@@ -92,14 +92,11 @@ def all_gather_object(obj: Any, comm: BaguaCommunicator | None = None) -> list[A
     ]
 
 
-def start_all_gather_bytes(
-    data: torch.Tensor, comm: BaguaCommunicator, stream: torch.cuda.Stream | None
-) -> Callable[[], list[list[int]]]:
+def start_all_gather_bytes(data: torch.Tensor, comm: BaguaCommunicator) -> Callable[[], list[list[int]]]:
     """Starts an exchange that goes on in the background; with CUDA it is over on return.
 
     Args:
         data: uint8, on the CPU, as many elements on every rank.
-        stream: with CUDA, one on which nothing is queued: the host does not wait for what the current one has to do.
 
     Returns:
         what waits, and gives the bytes of all ranks in their order.
@@ -115,11 +112,10 @@ def start_all_gather_bytes(
             return everything.view(comm.nranks(), data.numel()).tolist()
 
         return wait
-    with torch.cuda.stream(stream):
-        own = data.to(device)
-        gathered = own.new_empty(comm.nranks() * own.numel())
-        byte_transport.all_gather(comm, own, gathered)
-        rows: list[list[int]] = gathered.view(comm.nranks(), own.numel()).tolist()
+    own = data.to(device)
+    gathered = own.new_empty(comm.nranks() * own.numel())
+    byte_transport.all_gather(comm, own, gathered)
+    rows: list[list[int]] = gathered.view(comm.nranks(), own.numel()).tolist()
     return lambda: rows
 
 

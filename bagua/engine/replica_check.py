@@ -73,7 +73,7 @@ class Replica:
         """As `check`, with the exchange in the background. Every rank calls it, and what it returns."""
         if communicator.nranks() == 1:
             return lambda: None
-        digests = start_all_gather_bytes(self._digest, communicator, communicator.cuda_stream)
+        digests = start_all_gather_bytes(self._digest, communicator)
 
         def finish() -> None:
             if len({bytes(one) for one in digests()}) > 1:
