@@ -30,6 +30,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # `python -m` and `python -c` would put the source tree, which has no compiled library, before the installed package.
 export PYTHONSAFEPATH := 1
+# The tests start some thousand interpreters: without byte code each would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
