@@ -80,8 +80,8 @@ def _one_switch() -> None:
     rank, device = begin()
     model, optimizer = _trained(rank, device, 1)
     changes = []
-    replan = model.bagua_ddp.replan
-    model.bagua_ddp.replan = lambda: (changes.append(model.bagua_train_step_counter), replan())
+    replan = model.bagua_ddp.start_replan
+    model.bagua_ddp.start_replan = lambda: (changes.append(model.bagua_train_step_counter), replan())
     model.bagua_ddp._initialize = None  # nothing is broadcast again
     for number, batch in enumerate(batches(rank, 3 * W, device, seed=1)):
         model.eval()
