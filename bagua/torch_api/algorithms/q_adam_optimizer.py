@@ -6,8 +6,8 @@ t <= W   m = b1 m + (1 - b1) g          v = b2 v + (1 - b2) g^2
 t > W    m = b1 m + (1 - b1) g, or what the algorithm has averaged over the ranks; v stays as it is
 always   p = p - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^min(t, W)) + eps)
 
-The correction of v is for the steps in which v was learned: if it went on, steps would grow after W, by up to
-1 / sqrt(1 - b2^W). They did until `freeze_bias_correction`; without it, b2^t is in the place of b2^min(t, W).
+1 - b2^min(t, W) corrects for the steps in which v was estimated. With `freeze_bias_correction=False` it is 1 - b2^t:
+v stays, its correction does not, and steps grow after W, by up to 1 / sqrt(1 - b2^W).
 
 It runs on the training thread. All parameters that are at the same step are updated by the same few multi-tensor calls
 (on CPUs so many at a time as the caches hold), in the order of operations of torch.optim.Adam, for the same bits.
@@ -67,11 +67,11 @@ class QAdamOptimizer(torch.optim.Optimizer):
     While warming up, results have the bits of torch.optim.Adam. State of a parameter: `step` (int), `exp_avg` and
     `exp_avg_sq`, in its dtype, but float32 for float16 and bfloat16. All options may differ by parameter group.
 
-    The warm-up decides how far each element moves from then on: steps are divided by the root mean square of its
-    gradients up to step `warmup_steps`, however large later ones are. Choose a step at which these have settled, at
-    which a warm-up of the learning rate is over, and before which every parameter has had gradients of the usual size;
-    a third of the steps is a safe start. If it is too small, elements that had almost no gradient until then make huge
-    steps later, and the loss may diverge.
+    The warm-up determines the step size of each element from then on: its momentum is divided by the root mean square
+    of its gradients up to step `warmup_steps`. Choose a step at which gradient magnitudes have settled and a warm-up of
+    the learning rate is over, and by which every parameter has received typical gradients; a third of the steps is a
+    safe choice for short trainings. If it is too small, elements with almost no gradient until then make huge steps
+    later, and training can diverge.
 
     Args:
         params: parameters or groups of them.
@@ -80,8 +80,8 @@ class QAdamOptimizer(torch.optim.Optimizer):
         betas: how much of momentum and variance remains in each step.
         eps: added to the denominator.
         weight_decay: this times the parameter is added to its gradient.
-        freeze_bias_correction: the correction of the variance's bias stays what it is at step `warmup_steps`, as the
-            variance does. False: it goes on, and steps grow by up to 1 / sqrt(1 - betas[1] ** warmup_steps).
+        freeze_bias_correction: after `warmup_steps`, the bias correction of the variance is frozen, as the variance is.
+            False: it continues, and steps grow by up to 1 / sqrt(1 - betas[1] ** warmup_steps).
 
     Raises:
         ValueError: lr, eps or weight_decay below 0, a beta outside of [0, 1), or warmup_steps below 1 or not whole.
