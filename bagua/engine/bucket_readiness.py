@@ -67,13 +67,23 @@ class BucketReadiness(StateMachine[BucketState, BucketEvent]):
         self.bucket.forget_scaled()
         self.state = BucketState.WAITING
 
-    def inherit(self, ready: set[int]) -> None:
-        """Set the flags of the tensors with these ids, whose gradients were made before this bucket was."""
-        for index, tensor in enumerate(self.bucket.tensors):
-            if id(tensor) in ready:
+    def inherit(self, made: set[int], sent: set[int]) -> None:
+        """Take over the step of other buckets.
+
+        Args:
+            made: ids of tensors whose gradients are there, and were not sent.
+            sent: ids of those that were. A bucket that has others, too, is sent again as a whole.
+        """
+        ids = [id(tensor) for tensor in self.bucket.tensors]
+        if sent.issuperset(ids):
+            self.on(BucketEvent.LAUNCH)
+            self.on(BucketEvent.WAITED_FOR)
+            return
+        for index, one in enumerate(ids):
+            if one in made:
                 self.ready[index] = 1
                 self.missing -= 1
-        if self.is_flagged:
+        if self.is_flagged or not sent.isdisjoint(ids):
             self.on(BucketEvent.LEFT_PARTLY)
 
     def note_stream(self, stream: int) -> None:

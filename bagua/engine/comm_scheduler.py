@@ -194,27 +194,43 @@ class CommScheduler:
         """Names of the tensors that were not communicated while others were, since the last call. A complete step, or
         none at all, gives an empty list."""
         with self.lock:
-            names: list[str] = []
-            if self.has_begun:
-                for state in self._states:
-                    if state.is_flagged or state.state is BucketState.WAITING:
-                        names.extend(state.unready_names())
+            names = self._missing()
             for state in self._states:
                 state.on(BucketEvent.STEP_ENDS)
             return names
 
+    def _missing(self) -> list[str]:
+        if not self.has_begun:
+            return []
+        # Of an earlier pass, but not reached again in front of one that was: that one's gradients were not sent.
+        blocking: set[BucketReadiness] = set()
+        is_blocking = False
+        for state in reversed(self._queue):
+            if is_blocking:
+                blocking.add(state)
+            is_blocking |= state.is_flagged
+        return [
+            name
+            for state in self._states
+            if state.is_flagged or state.state in (BucketState.WAITING, BucketState.HELD) or state in blocking
+            for name in state.unready_names()
+        ]
+
     def inherit(self, other: CommScheduler) -> None:
-        """Go on in the step of a scheduler that this one replaces: gradients that were made, and not sent, are taken
-        as they are. What it has launched was waited for."""
-        ready = {
-            id(tensor)
-            for state in other._states
-            for tensor, flag in zip(state.bucket.tensors, state.ready, strict=True)
-            if flag
-        }
-        if ready:
-            for state in self._states:
-                state.inherit(ready)
+        """Go on in the step of a scheduler that this one replaces, if it is incomplete: gradients that were made, and
+        not sent, are taken as they are, and what is missing is still missing. What it has launched was waited for."""
+        if not other._missing():
+            return
+        made: set[int] = set()
+        sent: set[int] = set()
+        for state in other._states:
+            for tensor, flag in zip(state.bucket.tensors, state.ready, strict=True):
+                if flag:
+                    made.add(id(tensor))
+                elif state.state is BucketState.SENT:
+                    sent.add(id(tensor))
+        for state in self._states:
+            state.inherit(made, sent)
 
     def reset(self) -> None:
         """Forget all ready flags and restore the order: after an error, before re-initialization. What was launched was

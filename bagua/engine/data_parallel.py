@@ -194,6 +194,10 @@ class BaguaDistributedDataParallel:
     def state_dict(self) -> dict[str, Any]:
         """What this rank's next steps depend on beside the states of module and optimizers: the step counter and the
         algorithm's own state. Save it with theirs; algorithms that let replicas differ need all three of every rank."""
+        self.bagua_algorithm.before_state_dict(self)
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         return {"train_step_counter": self.bagua_train_step_counter, "algorithm": self.bagua_algorithm.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -203,7 +207,7 @@ class BaguaDistributedDataParallel:
         Raises:
             ValueError: the state is of another algorithm, or of something else than an engine.
         """
-        mine = self.state_dict()
+        mine = self._state()
         _check_state("an engine", mine, state)
         _check_state(type(self.bagua_algorithm).__name__, mine["algorithm"], state["algorithm"])
         self.bagua_algorithm.load_state_dict(self, state["algorithm"])
@@ -212,6 +216,7 @@ class BaguaDistributedDataParallel:
     def wait_pending_comm_ops(self) -> None:
         """Wait for what has been launched, so that this thread may use the group."""
         if self._plan is not None:
+            self._steps.abandon_interrupted()
             self._plan.scheduler.wait_pending_comm_ops()
 
     def detach(self) -> None:
@@ -242,7 +247,7 @@ class BaguaDistributedDataParallel:
         self._hooks.remove()
         if self._plan is not None:
             # What an algorithm has under way works on the tensors that are about to be overwritten.
-            self.bagua_algorithm.finish(self)
+            self._finish()
 
         def give_up_former() -> None:
             if once_compared is not None:
@@ -261,12 +266,16 @@ class BaguaDistributedDataParallel:
         """The ranks may still be comparing a plan that was used before: `finish_replan` comes before anything is
         communicated."""
         assert self._plan is not None
-        self.bagua_algorithm.finish(self)
+        self._finish()
         watched = self._plans.trainable
         self._follow(self._plans.after(self._plan))
         if self._plans.trainable is not watched:
             self._hooks.remove()
             self._steps.install(self._hooks, self._plans.trainable)
+
+    def _finish(self) -> None:
+        self._steps.abandon_interrupted()
+        self.bagua_algorithm.finish(self)
 
     def _follow(self, plan: TrainingPlan) -> None:
         self._plan, self.bagua_buckets = plan, list(plan.buckets)
@@ -307,7 +316,7 @@ class BaguaDistributedDataParallel:
         if self._plan is None:
             return
         try:
-            self.bagua_algorithm.finish(self)  # before the memory that it works on is given back
+            self._finish()  # before the memory that it works on is given back
         finally:
             plan, self._plan = self._plan, None
             plan.suspend()

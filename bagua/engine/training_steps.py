@@ -216,6 +216,12 @@ class TrainingSteps:
         if self.passes.state is PassState.OPEN and number == self._passes:
             self.passes.on(PassEvent.RAISES)
 
+    def abandon_interrupted(self) -> None:
+        """Before anything else waits for what a pass has launched that ended with an exception: its results are of no
+        use."""
+        if self.passes.state in (PassState.OPEN, PassState.INTERRUPTED):
+            self._scheduler.abandon_pass()
+
     def _on_gradient(self, name: str, parameter: Tensor) -> None:
         """The gradient of a parameter is complete: the algorithm's turn."""
         self._used.add(id(parameter))

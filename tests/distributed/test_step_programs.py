@@ -8,8 +8,9 @@ import os
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.algorithm_cases import Case
+from support.branching import HEADS, PARTS, PLACES
 from support.rank_pool import RankPool
-from support.step_programs import HEADS, PARTS, PLACES, carry_out
+from support.step_programs import FOUND, carry_out
 
 EXAMPLES = int(os.environ.get("BAGUA_TEST_EXAMPLES", "25"))
 examples = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
@@ -24,7 +25,8 @@ def calls(ranks: int) -> st.SearchStrategy[tuple[object, ...]]:
 
     rank = st.none() | st.integers(0, ranks - 1)
     return st.one_of(
-        call("train", heads),
+        call("train", heads, rank),
+        call("two_losses", heads, heads),
         call("forward", heads, booleans),
         call("backward", booleans, booleans),
         call("forward", heads, st.just(False)),
@@ -76,9 +78,19 @@ def test_weights(pool: RankPool, data: st.DataObject) -> None:
         Case("decentralized"),
         Case("decentralized", {"communication_interval": 2}),
         Case("low_precision_decentralized"),
+        Case("qadam"),
         Case("async", {"sync_interval_ms": 1}),
         Case("async", {"sync_interval_ms": 1, "warmup_steps": 3}),
     ]
     if pool.size % 2 == 0:
         cases.append(Case("decentralized", {"peer_selection_mode": "shift_one", "hierarchical": False}))
     check(pool, data, tuple(cases))
+
+
+def test_programs_that_failed(pool: RankPool) -> None:
+    told = {}
+    for name, found in FOUND.items():
+        told[name] = pool.call(carry_out, [(found.case, found.options, found.calls)] * pool.size)
+        if any(told[name]):
+            pool.stop()
+    assert not any(map(any, told.values())), "\n".join(f"{name}: {one}" for name, ones in told.items() for one in ones)

@@ -61,8 +61,8 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
 
     A backward pass makes the rank owe its neighbors an exchange. It takes place when all listed optimizers have
     stepped; or else, because a GradScaler skipped a step or only some of them were stepped, at the beginning of the
-    next forward pass, or when the module is wrapped again. So each rank makes as many exchanges as its neighbors,
-    whatever its gradients are.
+    next forward pass, or when the module is wrapped again or its state is saved or loaded. So each rank makes as many
+    exchanges as its neighbors, whatever its gradients are.
     """
 
     def __init__(
@@ -177,6 +177,11 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
 
     # --- state -------------------------------------------------------------------------------------------------------
 
+    def before_state_dict(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+        """A rank that skipped a step makes its exchange: its neighbors have made theirs when they save, and would not
+        make it again after loading."""
+        self._run_pending_exchange(bagua_ddp)
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "rounds": self._interval.rounds,
@@ -196,6 +201,12 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
                 f"the state has buckets of {theirs} (dtype and elements of W, L and R), this module has {ours}: it is"
                 " of another model, or of buckets of another size (BAGUA_DEFAULT_BUCKET_SIZE, bucket_cap_mb)"
             )
+        if self._round.is_due:
+            # Neighbors that stepped are waiting for it. The weights were loaded before.
+            weights: list[Tensor] = [parameter for _, parameter in bagua_ddp.synchronized_parameters]
+            loaded = [weight.clone() for weight in weights]
+            self._exchange(bagua_ddp)
+            torch._foreach_copy_(weights, loaded)
         self._interval.rounds = int(state["rounds"])
         self._round.state = RoundState[state["round"]]
         self._stepped = set(state["stepped"])
