@@ -194,7 +194,7 @@ class BaguaDistributedDataParallel:
     def state_dict(self) -> dict[str, Any]:
         """What this rank's next steps depend on beside the states of module and optimizers: the step counter and the
         algorithm's own state. Save it with theirs; algorithms that let replicas differ need all three of every rank."""
-        self.bagua_algorithm.before_state_dict(self)
+        self.bagua_algorithm.complete_exchange(self)
         return self._state()
 
     def _state(self) -> dict[str, Any]:

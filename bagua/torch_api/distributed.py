@@ -111,6 +111,8 @@ class BaguaModule:
 
         if previous is not None:
             previous.wait_pending_comm_ops()
+            # Before the ranks compare anything: those that do not owe an exchange may be waiting for it.
+            previous.bagua_algorithm.complete_exchange(previous)
         _warn_of_same_name(module)
         bucket_bytes, first_bucket_bytes = _bucket_limits()
         engine = BaguaDistributedDataParallel(

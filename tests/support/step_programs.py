@@ -115,5 +115,6 @@ FOUND = {
         GRADIENTS, (*_INTERRUPTED, ("wrap",), *PASS, STEP), how="with_bagua unflattened"
     ),
     "saved when one rank owes an exchange": Found(RING, (TRAIN, _SKIPPED, ("save",), TRAIN, ("load",), TRAIN), None),
+    "wrapped again when one rank owes an exchange": Found(RING, (TRAIN, _SKIPPED, ("wrap",), TRAIN), None),
     "loaded when one rank owes an exchange": Found(RING, (TRAIN, ("save",), TRAIN, _SKIPPED, ("load",), TRAIN), None),
 }

@@ -103,8 +103,9 @@ class AlgorithmImpl:
         again. By default it waits for what has been launched. May be called several times."""
         bagua_ddp.scheduler.wait_pending_comm_ops()
 
-    def before_state_dict(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
-        """Called before a state is saved, on every rank that saves. Nothing by default."""
+    def complete_exchange(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+        """Called on every rank before a state is saved, or the module wrapped again by with_bagua: communicate now what
+        this rank owes its peers. Nothing by default."""
 
     def state_dict(self) -> dict[str, Any]:
         """What the next steps depend on beside the states of module and optimizers: of this rank, to be saved with

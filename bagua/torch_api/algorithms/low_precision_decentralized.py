@@ -177,9 +177,9 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
 
     # --- state -------------------------------------------------------------------------------------------------------
 
-    def before_state_dict(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
-        """A rank that skipped a step makes its exchange: its neighbors have made theirs when they save, and would not
-        make it again after loading."""
+    def complete_exchange(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+        """A rank that skipped a step makes its exchange: its neighbors wait for it in theirs. They would not make it
+        again after loading what they save then."""
         self._run_pending_exchange(bagua_ddp)
 
     def state_dict(self) -> dict[str, Any]:
