@@ -105,13 +105,17 @@ class Trainer:
         """The engine has looked at what is trained."""
         if not self.trained or self.trained == self.planned:
             return
-        is_complete = self.reached >= self.planned
-        self.planned = self.trained
-        self.reached &= self.planned
-        if is_complete and not self.is_interrupted:
+        self.change_plan(self.trained)
+
+    def change_plan(self, planned: set[str]) -> None:
+        """Of a step that is complete, nothing remains. What the engine thinks of one that was made in parts depends on
+        its buckets."""
+        is_reached = self.reached >= self.planned
+        self.reached = set(planned) if is_reached else self.reached & planned
+        self.planned = planned
+        if is_reached and self.is_plain and not self.is_interrupted:
             self.begin_step()
-        else:
-            self.is_plain = False
+        self.is_plain &= not self.reached
 
     def synchronize_twin(self, names: Collection[str]) -> None:
         for name, parameter in self.twin.named_parameters():
@@ -247,6 +251,9 @@ class Trainer:
         self.has_exact_gradients = True
 
     def freeze(self, part: str, is_frozen: bool) -> None:
+        if is_frozen:
+            # torch calls the hooks of what is frozen after the forward pass, as if a gradient had been made.
+            self.losses.clear()
         for net in (self.net, self.twin):
             getattr(net, part).requires_grad_(not is_frozen)
 
@@ -259,11 +266,7 @@ class Trainer:
             _expect(not self.trained, str(error))
             return
         assert self.trained
-        is_complete = self.reached >= self.planned
-        self.follow_plan()
-        if is_complete and not self.is_interrupted:
-            self.begin_step()
-        self.is_plain = self.is_plain and not self.reached
+        self.change_plan(self.trained)
 
     def evaluate(self, alone: int | None, with_gradients: bool, in_training: bool) -> None:
         if alone not in (None, self.rank):

@@ -52,6 +52,11 @@ class ExchangingTrainer(Trainer):
             return False
         return True
 
+    def evaluate(self, alone: int | None, with_gradients: bool, in_training: bool) -> None:
+        # Where gradients are communicated, one rank alone must not be told that a pass raised.
+        may_be_told = self.case.name == "qadam" or "warmup_steps" in self.case.options
+        super().evaluate(alone, with_gradients and not (alone is not None and may_be_told), in_training)
+
     def backward(self, is_quiet: bool = False, keeps: bool = False, raises: str = "") -> None:
         if not self.losses:
             return
@@ -63,7 +68,9 @@ class ExchangingTrainer(Trainer):
 
     def step(self, skips: int | None = None) -> None:
         self.losses.clear()
-        if skips != self.rank:
+        # QAdam counts steps, so that all ranks have to skip the same ones.
+        is_skipped = skips is not None if self.case.name == "qadam" else skips == self.rank
+        if not is_skipped:
             self.end_step(self.optimizer.step)
 
     def compare(self) -> None:
