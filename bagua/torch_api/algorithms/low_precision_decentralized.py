@@ -159,8 +159,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         return lambda _: self._run_pending_exchange(bagua_ddp)
 
     def finish(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
-        if self.process_group.is_alive:  # otherwise torch was shut down, and there are no neighbors
-            self._run_pending_exchange(bagua_ddp)
+        self.complete_exchange(bagua_ddp)
 
     def _run_pending_exchange(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
         if self._round.is_due:
@@ -180,7 +179,8 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
     def complete_exchange(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
         """A rank that skipped a step makes its exchange: its neighbors wait for it in theirs. They would not make it
         again after loading what they save then."""
-        self._run_pending_exchange(bagua_ddp)
+        if self.process_group.is_alive:  # otherwise torch was shut down, and there are no neighbors
+            self._run_pending_exchange(bagua_ddp)
 
     def state_dict(self) -> dict[str, Any]:
         return {
