@@ -24,7 +24,7 @@ class CollectiveMethods:
 
     @property
     def cuda_stream(self) -> torch.cuda.Stream | None:
-        """The group's stream for work beside the caller's; None without CUDA."""
+        """The group's stream, for work in parallel with the caller's; None without CUDA."""
         return self._stream()
 
     def device_id(self) -> int:

@@ -184,7 +184,6 @@ class BaguaDistributedDataParallel:
             ValueError: there is nothing to train.
         """
         self._replan()
-        self._plans.confirm()
 
     def rebuild_buckets(self) -> None:
         """As `replan`, with new buckets in any case. Every rank calls it."""
@@ -262,13 +261,11 @@ class BaguaDistributedDataParallel:
         self._steps.install(self._hooks, self._plans.trainable)
 
     @torch.inference_mode(False)
-    def _replan(self) -> None:
-        """The ranks may still be comparing a plan that was used before: `finish_replan` comes before anything is
-        communicated."""
+    def _replan(self, in_background: bool = False) -> None:
         assert self._plan is not None
         self._finish()
         watched = self._plans.trainable
-        self._follow(self._plans.after(self._plan))
+        self._follow(self._plans.after(self._plan, in_background))
         if self._plans.trainable is not watched:
             self._hooks.remove()
             self._steps.install(self._hooks, self._plans.trainable)
@@ -290,7 +287,7 @@ class BaguaDistributedDataParallel:
         """As `replan`, in a forward pass, during which the ranks compare a plan that was used before: `finish_replan`
         comes before anything is communicated. After an error of either the module is not synchronized any more, so
         that training it is refused."""
-        self._or_fail(self._replan)
+        self._or_fail(lambda: self._replan(in_background=True))
 
     def finish_replan(self) -> None:
         """See `start_replan`."""

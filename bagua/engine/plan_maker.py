@@ -51,7 +51,7 @@ class PlanMaker:
     @property
     def phase(self) -> Hashable:
         """Of the algorithm, now."""
-        phase: Hashable = getattr(self._engine.bagua_algorithm, "phase", None)
+        phase: Hashable = self._engine.bagua_algorithm.phase
         return phase
 
     # --- plans -------------------------------------------------------------------------------------------------------
@@ -83,15 +83,19 @@ class PlanMaker:
                 broadcast_optimizer_state(optimizer, communicator, left_out)
         return self._make(replica)
 
-    def after(self, before: TrainingPlan) -> TrainingPlan:
-        """A plan of what is trained now, with the values that there are, instead of `before`. One that was used before
-        is still compared, until `confirm`.
+    def after(self, before: TrainingPlan, in_background: bool) -> TrainingPlan:
+        """A plan of what is trained now, with the values that there are, instead of `before`.
+
+        Args:
+            in_background: one that was used before may still be compared, until `confirm`.
 
         Raises:
             RuntimeError: the ranks do not want the same; nothing is changed.
             ValueError: there is nothing to train.
         """
-        plan = self._kept.take(self._key())
+        self.confirm()  # what was begun for `before`
+        key = self._key()
+        plan = self._kept.take(key)
         if plan is not None and not plan.is_valid:
             plan.scheduler.close()
             plan = None
@@ -102,11 +106,11 @@ class PlanMaker:
         communicator = self._engine.communicator
         with failures_named(self._engine.process_group, _AGREEING):
             finish_check = replica.start_check(communicator)
-            if plan is None:
-                finish_check()
-            else:
+            if plan is not None and in_background:
                 self._finish_check = finish_check
-            self._put_away(before)
+            else:
+                finish_check()
+            self._put_away(before, is_replaced=before.key == key)
             self._replace_parameters(parameters)
             new = [one for one in parameters if id(one[1]) not in self._broadcast]
             if new:
@@ -166,7 +170,7 @@ class PlanMaker:
         return Replica(parameters, optimizers=self._engine.bagua_optimizers, settings=self._settings())
 
     def _settings(self) -> list[str]:
-        """What decides about the order and the sizes of messages, beside the parameters."""
+        """What decides about the order and the sizes of messages, in addition to the parameters."""
         engine = self._engine
         sizes = (engine.first_bucket_bytes, engine.bucket_bytes)
         first, later = ("default" if size is None else f"{size} bytes" for size in sizes)
@@ -190,9 +194,10 @@ class PlanMaker:
         scheduler = CommScheduler(buckets, engine.process_group)
         return TrainingPlan(self._key(), self.phase, replica, self.parameters, buckets, scheduler)
 
-    def _put_away(self, plan: TrainingPlan) -> None:
+    def _put_away(self, plan: TrainingPlan, is_replaced: bool) -> None:
+        """Keep it, unless another one has come to its place for good."""
         plan.suspend()
-        if plan.holds_gradients:
+        if plan.holds_gradients and not is_replaced:
             self._kept.keep(plan, limit_bytes=sum(one.nbytes for _, one in self.trainable.named))
         else:
             plan.scheduler.close()

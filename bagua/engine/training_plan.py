@@ -47,7 +47,7 @@ class AlgorithmHooks:
 @dataclass(eq=False)
 class TrainingPlan:
     """
-    key: what the plan depends on, beside the module: equal keys make equal plans.
+    key: what the plan of a module depends on: equal keys make equal plans.
     phase: of the algorithm.
     replica: what the ranks have compared.
     parameters: (name, parameter) that are synchronized, in the module's order.

@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 import torch
 from support.ranks import run_ranks
-from support.training import ConvNet, Scaled, batches, begin, check_equal, loss_of, message_of, mlp, step_lengths
+from support.training import (
+    ConvNet,
+    Scaled,
+    batches,
+    begin,
+    check_equal,
+    loss_of,
+    message_of,
+    mlp,
+    step_lengths,
+    three_groups,
+)
 from torch import Tensor, nn
 
 from bagua.torch_api.algorithms import q_adam_optimizer
@@ -69,15 +80,6 @@ def test_on_a_cpu_a_step_takes_memory_for_a_part_of_the_parameters() -> None:
     assert 1 << 18 <= most <= 5 << 18
 
 
-def _groups(net: nn.Module) -> list[dict[str, Any]]:
-    parameters = list(net.parameters())
-    return [
-        {"params": parameters[:2], "lr": 0.02, "betas": (0.8, 0.95)},
-        {"params": parameters[2:3], "weight_decay": 0.3, "eps": 1e-3},
-        {"params": parameters[3:]},
-    ]
-
-
 class Wide(nn.Module):
     """Layers of float32, float64 and complex numbers."""
 
@@ -102,7 +104,7 @@ def _unusual_parameters() -> None:
         if make is ConvNet:
             ours = ours.to(memory_format=torch.channels_last)
         theirs = copy.deepcopy(ours)
-        optimizer, adam = QAdamOptimizer(_groups(ours), warmup_steps=20), torch.optim.Adam(_groups(theirs))
+        optimizer, adam = QAdamOptimizer(three_groups(ours), warmup_steps=20), torch.optim.Adam(three_groups(theirs))
         data = batches(0, 20, device, shape)
         for set_to_none, part in ((True, data[:10]), (False, data[10:])):
             assert _losses(ours, optimizer, part, set_to_none) == _losses(theirs, adam, part, set_to_none)

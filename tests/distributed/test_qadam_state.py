@@ -5,26 +5,16 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from typing import Any
 
 import pytest
 import torch
 from support.ranks import run_ranks
-from support.training import batches, begin, check_equal, mlp, step_lengths, train
+from support.training import batches, begin, check_equal, mlp, step_lengths, three_groups, train
 from torch import Tensor, nn
 
 from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
 
 W = 4
-
-
-def _groups(net: nn.Module) -> list[dict[str, Any]]:
-    parameters = list(net.parameters())
-    return [
-        {"params": parameters[:2], "lr": 0.02, "betas": (0.8, 0.95)},
-        {"params": parameters[2:3], "weight_decay": 0.3, "eps": 1e-3},
-        {"params": parameters[3:]},
-    ]
 
 
 class Half(nn.Module):
@@ -43,7 +33,7 @@ def _resumed(how: str, at: int) -> None:
     torch.manual_seed(0)
     net: nn.Module = Half().to(device)
     data = batches(0, at + 3, device)
-    optimizer = QAdamOptimizer(_groups(net), warmup_steps=W)
+    optimizer = QAdamOptimizer(three_groups(net), warmup_steps=W)
     train(net, optimizer, data[:at])
     if how == "copy":
         other, loaded = copy.deepcopy((net, optimizer))
@@ -54,7 +44,7 @@ def _resumed(how: str, at: int) -> None:
         torch.save(optimizer.state_dict(), file)
         file.seek(0)
         other = copy.deepcopy(net)
-        loaded = QAdamOptimizer(_groups(other), warmup_steps=3 * W)  # the saved one wins, as with lr
+        loaded = QAdamOptimizer(three_groups(other), warmup_steps=3 * W)  # the saved one wins, as with lr
         loaded.load_state_dict(torch.load(file, weights_only=True))
     assert loaded.warmup_steps == W
     train(net, optimizer, data[at:])
@@ -75,13 +65,13 @@ def _resumed_from_before(how: str) -> None:
         torch.manual_seed(0)
         net: nn.Module = Half().to(device)
         data = batches(0, at + 2 * W, device)
-        optimizer = QAdamOptimizer(_groups(net), warmup_steps=W, freeze_bias_correction=False)
+        optimizer = QAdamOptimizer(three_groups(net), warmup_steps=W, freeze_bias_correction=False)
         train(net, optimizer, data[:at])
         other, old = copy.deepcopy((net, optimizer))
         for options in (old.defaults, *old.param_groups):
             del options["freeze_bias_correction"]
         if how == "state_dict":
-            loaded = QAdamOptimizer(_groups(other), warmup_steps=W)
+            loaded = QAdamOptimizer(three_groups(other), warmup_steps=W)
             loaded.load_state_dict(old.state_dict())
         else:
             other, loaded = pickle.loads(pickle.dumps((other, old)))

@@ -62,6 +62,12 @@ def _rebuilt(name: str) -> None:
             _accumulate(one, data[number])
             its_optimizer.step()
         check_equal(model, twin, f"after batch {number}")
+    # What was replaced does not come back.
+    former = [list(model.bagua_buckets)]
+    for change in (model.bagua_ddp.rebuild_buckets, model.bagua_ddp.replan, model.bagua_ddp.replan):
+        change()
+        assert not any(one is other for one in model.bagua_buckets for buckets in former for other in buckets)
+        former.append(list(model.bagua_buckets))
     model.bagua_ddp.bucket_bytes = model.bagua_ddp.first_bucket_bytes = 400
     model.bagua_ddp.replan()
     assert len(model.bagua_buckets) > len(twin.bagua_buckets)
@@ -123,6 +129,25 @@ def _frozen_in_turn() -> None:
     assert all(torch.equal(one, value) for one, value in zip(ours.parameters(), before, strict=True))
     # Nothing was changed by that: training goes on when the ranks agree again.
     ours.requires_grad_(True)
+    train(ours, optimizers[0][0], batches(rank, 2, device))
+    check_ranks_equal(ours)
+    # So it is with a plan that one of them knows from before.
+    ours[:2].requires_grad_(False)
+    ours.bagua_ddp.replan()
+    ours.requires_grad_(True)
+    ours.bagua_ddp.replan()
+    buckets = list(ours.bagua_buckets)
+    ours[:2].requires_grad_(False)
+    ours[2].requires_grad_(rank == 0)
+    assert "different parameters" in message_of(RuntimeError, ours.bagua_ddp.replan)
+    assert all(one is other for one, other in zip(ours.bagua_buckets, buckets, strict=True))
+    # A forward pass begins to compare such a plan; what comes next is compared after it.
+    ours.requires_grad_(True)
+    ours.bagua_ddp.replan()
+    ours[:2].requires_grad_(False)
+    ours(batches(rank, 1, device)[0][0])
+    ours.requires_grad_(True)
+    ours.bagua_ddp.replan()
     train(ours, optimizers[0][0], batches(rank, 2, device))
     check_ranks_equal(ours)
 

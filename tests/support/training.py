@@ -302,3 +302,13 @@ def step_lengths(optimizer: torch.optim.Optimizer, parameter: Tensor, steps: int
         optimizer.step()
         lengths.append(before - parameter.item())
     return lengths
+
+
+def three_groups(net: nn.Module) -> list[dict[str, Any]]:
+    """The parameters in groups with other options each, for an optimizer like Adam."""
+    parameters = list(net.parameters())
+    return [
+        {"params": parameters[:2], "lr": 0.02, "betas": (0.8, 0.95)},
+        {"params": parameters[2:3], "weight_decay": 0.3, "eps": 1e-3},
+        {"params": parameters[3:]},
+    ]

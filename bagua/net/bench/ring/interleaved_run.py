@@ -1,7 +1,7 @@
-"""The run: every repetition visits every size, and every backend there, in an order that rotates.
+"""The run: every repetition measures every size with every backend, in an order that rotates.
 
 Interleaving is what makes backends comparable: a neighbour's load or a frequency step hits all of them alike, and
-ratios are taken within one visit.
+ratios are taken within one repetition of a size.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from bagua.net.bench.traffic_pattern import ring_memory_bytes
 
 @dataclass(frozen=True)
 class Sample:
-    """One visit: `iterations` of one backend at one size."""
+    """One turn: `iterations` of one backend at one size."""
 
     iterations: int
     seconds: float  # elapsed / iterations, the slowest rank's
