@@ -20,7 +20,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -31,6 +31,7 @@ from bagua.collectives.roll_call import FAILED, Roll, Waiting, current_roll_call
 ROLL_CALL_S = 5.0
 MAX_RANKS = 16
 MAX_ERROR_LENGTH = 200  # characters; the whole is in the error's cause
+_DEADLOCKED = ", which the other ranks do not take part in"
 
 # What gloo says of connections that are lost, cannot be made, or are silent for too long, and of those that it closes
 # itself, after a timeout or `abort`. It has no type of its own for these, and its failed assertions ("enforce fail at")
@@ -64,6 +65,10 @@ class Members(Protocol):
 
     @property
     def group_name(self) -> str: ...
+
+    @property
+    def torch_group(self) -> dist.ProcessGroup | None:
+        """RuntimeError: it has been destroyed."""
 
     @property
     def timeout(self) -> datetime.timedelta:
@@ -102,20 +107,28 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
         group: those that take part.
         what: is being done, for the message: "the all-reduce of bucket 3".
         ranks: global; None: all of the group. Others are not asked whether they are there.
+        give_up: for an exchange of a few bytes: ends it, on any thread. It is called if the other ranks all wait for
+            something else (bagua.collectives.deadlock).
 
     Raises:
         CollectiveError: instead of an error of communication. The group cannot be used any more.
         RuntimeError: instead, if `abort` was called in this process: nobody needs to be asked then.
     """
 
-    __slots__ = ("_group", "_ranks", "_waiting", "_was_named", "_what")
+    __slots__ = ("_give_up", "_group", "_ranks", "_waiting", "_was_named", "_what")
 
-    def __init__(self, group: Members, what: str, ranks: Sequence[int] | None = None) -> None:
-        self._group, self._what, self._ranks = group, what, ranks or group.ranks
+    def __init__(
+        self,
+        group: Members,
+        what: str,
+        ranks: Sequence[int] | None = None,
+        give_up: Callable[[], None] | None = None,
+    ) -> None:
+        self._group, self._what, self._ranks, self._give_up = group, what, ranks or group.ranks, give_up
         self._waiting: Waiting | None = None
 
     def __enter__(self) -> None:
-        self._waiting = waiting_for(self._ranks, self._what)
+        self._waiting = waiting_for(self._ranks, self._what, self._group, self._give_up)
         if self._waiting is not None:
             self._waiting.__enter__()
         self._was_named, _around.is_named = _around.is_named, True
@@ -125,9 +138,12 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
     ) -> None:
         _around.is_named = self._was_named
         try:
-            if isinstance(error, Exception) and is_communication_error(error):
-                self._group.raise_if_aborted(self._what)
-                raise explain_failure(error, self._group, self._what, self._ranks) from error
+            if isinstance(error, Exception):
+                if self._waiting is not None and self._waiting.is_deadlocked:
+                    raise explain_failure(error, self._group, self._what + _DEADLOCKED, self._ranks) from error
+                if is_communication_error(error):
+                    self._group.raise_if_aborted(self._what)
+                    raise explain_failure(error, self._group, self._what, self._ranks) from error
         finally:
             if self._waiting is not None:
                 self._waiting.__exit__(None, None, None)
@@ -228,11 +244,12 @@ def _message(
     elif roll.store_problem is None:
         doing = {who: text.removeprefix(FAILED) for who, text in roll.doing.items()}
         elsewhere = [f"Operation on rank {who}: {text}." for who, text in doing.items() if text != what]
+        same = "that all ranks run the same operations, " if elsewhere else ""
         lines = [
             "A collective failed although all ranks responded.",
             where,
             *elsewhere[:MAX_RANKS],
-            f"Check the network between the hosts, and whether a rank was late. {restart}",
+            f"Check {same}the network between the hosts, and whether a rank was late. {restart}",
         ]
     else:
         lines = [

@@ -23,16 +23,19 @@ SIGTERM has ended, if another has ended otherwise.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch.distributed as dist
 
 from bagua.collectives import gloo_exit, group_topology, launch_environment, torch_internals
+from bagua.collectives.deadlock import DeadlockDetector
 
 # In a collective, before the store is asked: longer than collectives of a step take, so that a job that is well asks
 # nothing; short beside the window of a call (failure_report.ROLL_CALL_S), within which this rank has to answer.
@@ -72,15 +75,52 @@ class Roll:
     age_s: float = 0.0
 
 
+class Group(Protocol):
+    @property
+    def torch_group(self) -> dist.ProcessGroup | None:
+        """RuntimeError: it has been destroyed."""
+
+
 class Waiting:
     """A collective under way in this process, while it is entered. Begins and ends without a lock: what it does to the
-    dictionary is one step."""
+    dictionary is one step.
 
-    __slots__ = ("_all", "ranks", "since", "what")
+    Attributes:
+        is_deadlocked: the other ranks wait for something else, and `give_up` was called.
+    """
 
-    def __init__(self, all_of_them: dict[int, Waiting], ranks: Sequence[int], what: str) -> None:
+    __slots__ = ("_all", "_give_up", "_group", "is_deadlocked", "ranks", "since", "what")
+
+    def __init__(
+        self,
+        all_of_them: dict[int, Waiting],
+        ranks: Sequence[int],
+        what: str,
+        group: Group | None = None,
+        give_up: Callable[[], None] | None = None,
+    ) -> None:
         self._all, self.ranks, self.what = all_of_them, tuple(ranks), what
+        self._group, self._give_up = group, give_up
+        self.is_deadlocked = False
         self.since = 0.0
+
+    @property
+    def group(self) -> str:
+        """The same name on all ranks; empty where there is none."""
+        with contextlib.suppress(RuntimeError):  # it was destroyed
+            if self._group is not None and self._group.torch_group is not None:
+                return self._group.torch_group.group_name
+        return ""
+
+    @property
+    def can_give_up(self) -> bool:
+        return self._give_up is not None
+
+    def give_up(self) -> None:
+        """End it, on any thread."""
+        assert self._give_up is not None
+        self.is_deadlocked = True
+        self._give_up()
 
     def __enter__(self) -> None:
         self.since = time.monotonic()
@@ -112,9 +152,20 @@ class RollCall:
         self._stop.set()
         self._thread.join(STOP_S)
 
-    def waiting(self, ranks: Sequence[int], what: str) -> Waiting:
-        """A context: this thread is in a collective of these global ranks."""
-        return Waiting(self._waits, ranks, what)
+    def waiting(
+        self,
+        ranks: Sequence[int],
+        what: str,
+        group: Group | None = None,
+        give_up: Callable[[], None] | None = None,
+    ) -> Waiting:
+        """A context: this thread is in a collective of these global ranks.
+
+        Args:
+            group: which carries it, so that deadlocks are found.
+            give_up: ends it then, called on another thread.
+        """
+        return Waiting(self._waits, ranks, what, group, give_up)
 
     def call(
         self,
@@ -234,6 +285,7 @@ class RollCall:
         except Exception:
             pass  # whoever calls the roll finds out, and says so
         next_reading = 0.0
+        detector = DeadlockDetector(self._rank)
         while not self._stop.wait(TICK_S):
             wait = self._oldest_wait()
             now = time.monotonic()
@@ -241,6 +293,8 @@ class RollCall:
                 continue
             try:
                 client = self._connect()
+                for deadlocked in detector.find(client, [one for one in list(self._waits.values()) if one.group]):
+                    deadlocked.give_up()
                 number, seconds = _parse_call(client.compare_set(f"{_PREFIX}/call", "", _NO_CALL).decode())
                 if abs(time.time() - seconds) > FRESH_S:
                     continue
@@ -334,10 +388,15 @@ def current_roll_call() -> RollCall:
         return _the_roll_call
 
 
-def waiting_for(ranks: Sequence[int], what: str) -> Waiting | None:
+def waiting_for(
+    ranks: Sequence[int],
+    what: str,
+    group: Group | None = None,
+    give_up: Callable[[], None] | None = None,
+) -> Waiting | None:
     """`RollCall.waiting`; None where there is nobody to wait for, or torch.distributed is not initialized."""
     if len(ranks) > 1 and dist.is_initialized():
-        return current_roll_call().waiting(ranks, what)
+        return current_roll_call().waiting(ranks, what, group, give_up)
     return None
 
 

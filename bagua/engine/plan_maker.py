@@ -22,8 +22,6 @@ from bagua.engine.training_plan import KeptPlans, TrainingPlan
 if TYPE_CHECKING:
     from bagua.engine.data_parallel import BaguaDistributedDataParallel
 
-_AGREEING = "agreeing on the parameters to communicate"
-
 
 class PlanMaker:
     """
@@ -69,12 +67,13 @@ class PlanMaker:
         self._watch()
         parameters = self._wanted()
         engine, communicator = self._engine, self._engine.communicator
-        with failures_named(engine.process_group, "broadcasting parameters and optimizer states"):
-            replica = self._describe(parameters)
+        replica = self._describe(parameters)
+        with self._agreeing():
             replica.check(communicator)
-            for optimizer in engine.bagua_optimizers:
-                refuse_lbfgs(optimizer)
-            once_compared()
+        for optimizer in engine.bagua_optimizers:
+            refuse_lbfgs(optimizer)
+        once_compared()
+        with failures_named(engine.process_group, "broadcasting parameters and optimizer states"):
             self._replace_parameters(parameters)
             broadcast_parameters(parameters, communicator)
             self._broadcast = {id(parameter) for _, parameter in parameters}
@@ -104,18 +103,19 @@ class PlanMaker:
         parameters = list(plan.parameters) if plan is not None else self._wanted()
         replica = plan.replica if plan is not None else self._describe(parameters)
         communicator = self._engine.communicator
-        with failures_named(self._engine.process_group, _AGREEING):
+        with self._agreeing():
             finish_check = replica.start_check(communicator)
             if plan is not None and in_background:
                 self._finish_check = finish_check
             else:
                 finish_check()
-            self._put_away(before, is_replaced=before.key == key)
-            self._replace_parameters(parameters)
-            new = [one for one in parameters if id(one[1]) not in self._broadcast]
-            if new:
+        self._put_away(before, is_replaced=before.key == key)
+        self._replace_parameters(parameters)
+        new = [one for one in parameters if id(one[1]) not in self._broadcast]
+        if new:
+            with failures_named(self._engine.process_group, "broadcasting parameters that were unfrozen"):
                 broadcast_parameters(new, communicator)
-                self._broadcast.update(id(parameter) for _, parameter in new)
+            self._broadcast.update(id(parameter) for _, parameter in new)
         if plan is None:
             plan = self._make(replica)
         else:
@@ -137,7 +137,7 @@ class PlanMaker:
         """
         finish, self._finish_check = self._finish_check, None
         if finish is not None:
-            with failures_named(self._engine.process_group, _AGREEING):
+            with self._agreeing():
                 finish()
 
     def forget_kept(self) -> None:
@@ -145,6 +145,12 @@ class PlanMaker:
         self._kept.clear()
 
     # --- their parts -------------------------------------------------------------------------------------------------
+
+    def _agreeing(self) -> failures_named:
+        group = self._engine.process_group
+        return failures_named(
+            group, "agreeing on the parameters to communicate", give_up=self._engine.communicator.abort
+        )
 
     def _watch(self) -> None:
         self._kept.clear()

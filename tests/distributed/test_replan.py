@@ -13,7 +13,8 @@ from support.ranks import run_ranks
 from support.training import batches, begin, check_equal, check_ranks_equal, message_of, mlp, momentum, torch_ddp, train
 from torch import Tensor, nn
 
-from bagua.collectives import byte_transport
+from bagua.collectives import byte_transport, deadlock
+from bagua.collectives.failure_report import CollectiveError
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
@@ -154,6 +155,30 @@ def _frozen_in_turn() -> None:
 
 def test_halves_that_are_frozen_in_turn() -> None:
     run_ranks(2, _frozen_in_turn, reuse=True)
+
+
+def _frozen_by_one_rank() -> str:
+    deadlock.POST_S, deadlock.REPEAT_S, deadlock.STUCK_S = 0.5, 0.1, 0.5
+    rank, device = begin()
+    net: Any = mlp(rank, device)
+    optimizer = momentum(net)
+    net.with_bagua([optimizer], GradientAllReduceAlgorithm())
+    data = batches(rank, 2, device)
+    train(net, optimizer, data)
+    if rank == 0:
+        net[0].requires_grad_(False)
+    return message_of(CollectiveError, lambda: train(net, optimizer, data))
+
+
+def test_one_rank_alone_freezes_a_layer() -> None:
+    """It asks the others what they train; they sum gradients. All of them end, and say what each one did."""
+    first, *others = run_ranks(3, _frozen_by_one_rank)
+    alone = "agreeing on the parameters to communicate, which the other ranks do not take part in"
+    gradients = "waiting for the gradients of a backward pass"
+    assert f"Operation on rank 0: {alone}" in first
+    assert all(f"Operation on rank {rank}: {gradients}." in first for rank in (1, 2))
+    assert all(f"Operation on rank 0: {alone}." in message for message in others)
+    assert "Check that all ranks run the same operations" in first
 
 
 def _unfrozen_later() -> None:
