@@ -4,9 +4,9 @@ The report goes to stderr as soon as it is known, and is then raised: a launcher
 dies (torchrun sends SIGTERM) leaves no time for a traceback. A SIGTERM that arrives while the report is being prepared
 takes effect when it is printed, unless the program handles SIGTERM itself.
 
-What can be named depends on the backend. gloo's calls raise where they wait. NCCL's do not: kernels wait on the GPU,
-and errors and timeouts are noticed by torch's watchdog thread, which by default ends the process with a message of its
-own; no Python code runs after that, and nothing is named here. Errors that do reach Python are: those of creating a
+What can be raised depends on the backend. gloo's calls raise where they wait. NCCL's do not: kernels wait on the GPU,
+and errors and timeouts are noticed by torch's watchdog thread, which by default ends the process. The ranks that are
+gone are printed before that (bagua.collectives.nccl_watch). Errors that do reach Python are: those of creating a
 communicator, which the first collective does (but it waits without a limit for a rank that is gone by then), and, with
 TORCH_NCCL_BLOCKING_WAIT=1, timeouts and lost peers.
 """

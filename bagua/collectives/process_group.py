@@ -164,9 +164,20 @@ class BaguaProcessGroup:
         Raises:
             RuntimeError: `abort` of one of the group's communicators was called in this process.
         """
-        for one in (self._global, self._intra_node, self._inter_node, self._background):
-            if one is not None and one is not CommMember.NON_COMM_MEMBER:
-                one.raise_if_aborted(what)
+        for one in self._communicators():
+            one.raise_if_aborted(what)
+
+    @property
+    def torch_groups(self) -> list[dist.ProcessGroup]:
+        """That carry its collectives, as far as they are needed until now. None after `abort`."""
+        communicators = self._communicators()
+        if any(one.check_abort() for one in communicators):
+            return []
+        return [one.torch_group for one in communicators]
+
+    def _communicators(self) -> list[BaguaCommunicator]:
+        made = (self._global, self._intra_node, self._inter_node, self._background)
+        return [one for one in made if one is not None and one is not CommMember.NON_COMM_MEMBER]
 
     def __repr__(self) -> str:
         return f"BaguaProcessGroup(group_name={self.group_name!r}, ranks={self.ranks})"

@@ -25,11 +25,11 @@ __all__ = [
     "TCPStore",
     "abort_group",
     "all_gather_flat",
+    "backend_error",
     "backend_name",
     "backend_timeout",
     "default_store",
     "device_types",
-    "error_of",
     "no_bound_device",
     "raw_stream_of",
     "reduce_scatter_flat",
@@ -44,9 +44,6 @@ reduce_scatter_flat: Callable[..., dist.Work | None] = getattr(
 )
 
 _NEVER_SENT = 0x6262  # a tag
-
-# c10d::WorkResult, which Python sees as numbers.
-_WORK_SUCCESS, _WORK_TIMEOUT = 0, 1
 
 
 def default_store() -> Store:
@@ -75,14 +72,17 @@ def registered_groups_raised_to(number: int) -> Iterator[None]:
             del names[filler]
 
 
-def error_of(work: dist.Work) -> BaseException | None:
-    """What a collective of NCCL failed with, if torch has found out that it did. It is None with torch 2.5, which has
-    no way to ask. (`work.exception()` is no way in torch 2.11: it raises a TypeError, failed or not.)"""
-    result = getattr(work, "get_future_result", None)
-    if result is None or not (told := result()).done() or told.value() == _WORK_SUCCESS:
-        return None
-    what = "it timed out" if told.value() == _WORK_TIMEOUT else "a rank exited or the network failed"
-    return RuntimeError(f"NCCL ended a collective: {what}. Its own message is above in this log.")
+def backend_error(group: dist.ProcessGroup) -> RuntimeError | None:
+    """What a collective of NCCL in this group failed with, as soon as torch's watchdog has found out. Asks nothing of
+    CUDA. None with torch 2.6 and older, which cannot tell."""
+    for device_type in device_types(group):
+        backend = group._get_backend(torch.device(device_type))
+        ask = getattr(backend, "get_error", None)
+        if ask is None or backend.name() != "nccl" or (error := ask().name) == "SUCCESS":
+            continue
+        what = "it timed out" if error == "TIMEOUT" else "a rank exited or the network failed"
+        return RuntimeError(f"NCCL ended a collective: {what}. Its own message is above in this log.")
+    return None
 
 
 def backend_timeout(group: dist.ProcessGroup) -> datetime.timedelta | None:

@@ -19,7 +19,6 @@ from bagua.collectives import torch_internals
 from bagua.collectives.failure_report import explain_failure, failures_named
 from bagua.collectives.object_collectives import all_gather_object
 from bagua.collectives.process_group import BaguaProcessGroup, duplicate_group
-from bagua.comm_ops.queued_works import QueuedWorks
 
 _SUM = "averaging the parameters"
 FIRST_LOOK_S = 0.0005  # at an event of the GPU; doubles each time
@@ -37,7 +36,6 @@ class AveragingGroup:
         self.group = group
         self.ranks = group.size
         self._owned = owned
-        self._queued = QueuedWorks()
         self._communicator = group.get_global_communicator()
         has_cpu = "cpu" in torch_internals.device_types(self._communicator.torch_group)
         self._agreement_device = torch.device("cpu" if has_cpu else "cuda")
@@ -85,7 +83,6 @@ class AveragingGroup:
                 self._communicator.finish(work)
             else:
                 work.wait()
-                self._queued.add(work, torch.cuda.current_stream(tensor.device))
 
     def finish(self, stream: torch.cuda.Stream) -> None:
         """Waits on the host for all that was queued on `stream`, in a way that `abort` ends.
@@ -101,7 +98,7 @@ class AveragingGroup:
         with failures_named(self.group, _SUM):  # so that this rank answers those who ask who is there
             while not event.query():  # type: ignore[no-untyped-call]
                 self._communicator.raise_if_aborted(_SUM)
-                if (error := self._queued.error()) is not None:
+                if (error := torch_internals.backend_error(self._communicator.torch_group)) is not None:
                     raise explain_failure(error, self.group, _SUM)
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_LOOK_S)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from bagua.collectives.failure_report import failures_named
+from bagua.collectives.nccl_watch import watch
 from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_readiness import BucketReadiness, flag_setter
 from bagua.engine.comm_thread import CommThread, has_thread, join_thread
@@ -62,6 +63,8 @@ class CommScheduler:
         self.lock = threading.RLock()
         self._thread: CommThread | None = None
         self._leave_thread: Callable[[], object] | None = None
+        # Tells the watch over NCCL that a pass was queued.
+        self._has_passed = watch(group) if any(bucket.is_on_gpu for bucket in buckets) else None
         self.set_ready: list[Callable[[object], None]] = [
             flag_setter(state, index, self.launch_complete)
             for state in self._states
@@ -179,6 +182,8 @@ class CommScheduler:
                     state.on(BucketEvent.LEFT_PARTLY)
                     state.bucket.unscale()
             self.sent = [one.bucket for one in started]
+        if self._has_passed is not None:
+            self._has_passed()
         if started:
             with failures_named(self._group, "waiting for the gradients of a backward pass"):
                 for one in started:

@@ -60,6 +60,7 @@ class _Device:
         self.current = "main"
         self.group: Any = SimpleNamespace(ranks=[0], torch_group=object(), stream_on=lambda _: streams["group"])
         monkeypatch.setattr("bagua.engine.comm_scheduler.has_thread", lambda _: False)
+        monkeypatch.setattr("bagua.engine.comm_scheduler.watch", lambda _: lambda: None)
         monkeypatch.setattr(torch_internals, "raw_stream_of", lambda _: lambda: list(streams).index(self.current))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _=None: streams[self.current])
         monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
