@@ -125,10 +125,11 @@ bagua.allreduce_inplace(tensor)
 
 
 def test_the_diagnosis_reaches_the_log_under_torchrun(tmp_path: Path) -> None:
-    """torchrun ends the others when it looks again, long before the roll call would be over."""
+    """torchrun ends the others when it looks again, long before the roll call would be over. After 0.1 s by default: on
+    a busy machine they may not have run by then."""
     script = tmp_path / "train.py"
     script.write_text(_UNDER_TORCHRUN)
-    options = ["--standalone", "--nproc-per-node=3"]
+    options = ["--standalone", "--nproc-per-node=3", "--monitor-interval=2"]
     command = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"}
