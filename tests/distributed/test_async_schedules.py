@@ -23,7 +23,7 @@ from support.training import batches, begin, check_ranks_equal, loss_of, mlp, wi
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
-SCHEDULES = 100
+SCHEDULES = 50
 DEADLINE_S = 60.0
 
 

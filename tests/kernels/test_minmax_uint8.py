@@ -56,7 +56,7 @@ dtypes = st.sampled_from(DTYPES)
 blocks = st.sampled_from([None, 1, 2, 31, 32, 100, 512, 1024, 4096, 20000])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(
     kind=st.sampled_from(KINDS),
     elements=st.integers(0, 3000),
@@ -74,7 +74,7 @@ def test_error_bound(kind: str, elements: int, chunks: int, block: int | None, d
     assert_close(source, result, chunks, block)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(values=st.lists(st.floats(width=32), max_size=40), block=st.sampled_from([None, 1, 3, 7, 1024]))
 @example(values=[3.4028234663852886e38, -3.4028234663852886e38, 0.0], block=None)
 @example(values=[3.4028234663852886e38, 0.0], block=None)

@@ -10,7 +10,7 @@ Chosen is what CUDA and NCCL do otherwise than CPUs and gloo:
 - state and resumption; errors that have to be raised and must not hang.
 
 Of a parametrized family one or two members stand for all. Not chosen are arguments, names, attributes and messages that
-Python alone decides, what is skipped on CUDA, and the 200 schedules of test_async_schedules.py. A test costs 4 to 15 s
+Python alone decides, what is skipped on CUDA, and the schedules of test_async_schedules.py. A test costs 4 to 15 s
 on GPUs, mostly for processes and communicators that start: one that is added should be worth that.
 """
 
