@@ -85,7 +85,7 @@ class BaguaDistributedDataParallel:
         self.bucket_bytes = bucket_bytes
         self.first_bucket_bytes = first_bucket_bytes
         self.require_backward_grad_sync = True
-        # Parameters are frozen and unfrozen within forward passes: `before_backward` looks at them, not the forward pass.
+        # Parameters are frozen and unfrozen within forward passes: `before_backward` looks for that.
         self.replans_before_backward = False
         # Gradients are multiplied by this after communication, where some ranks contribute nothing.
         self.gradient_scale: float | None = None

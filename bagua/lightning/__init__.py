@@ -1,7 +1,8 @@
 """Bagua in Lightning: `Trainer(strategy="bagua")` after `import bagua.lightning`.
 
-Works with both packages of Lightning, `lightning` and `pytorch_lightning`, from 2.5 on. Their Trainers accept strategies
-of their own package only: `BaguaStrategy` is for the one that is in use, `strategy_for` makes it for the other.
+Works with both packages of Lightning, `lightning` and `pytorch_lightning`, from 2.5 on. Their Trainers accept
+strategies of their own package only: `BaguaStrategy` is for the one that is in use, `strategy_for` makes it for the
+other.
 """
 
 from __future__ import annotations

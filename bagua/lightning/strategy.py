@@ -1,8 +1,8 @@
 """The strategy for Lightning's Trainer: its DDP strategy, with Bagua's wrapper and algorithms.
 
-[Note: a training step] Lightning calls `training_step` as the forward pass of the wrapper, so that the engine's hooks see
-one forward pass for each step, whatever the step calls. With manual optimization the backward passes run inside of it,
-each perhaps of other parameters (toggle_optimizer): the engine looks at them in front of every backward pass.
+[Note: a training step] Lightning calls `training_step` as the forward pass of the wrapper, so that the engine's hooks
+see one forward pass for each step, whatever the step calls. With manual optimization the backward passes run inside of
+it, each perhaps of other parameters (toggle_optimizer): the engine looks at them in front of every backward pass.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from bagua.engine.data_parallel import BaguaDistributedDataParallel
 from bagua.collectives.process_group import is_initialized
+from bagua.engine.data_parallel import BaguaDistributedDataParallel
 from bagua.torch_api import init_process_group
 from bagua.torch_api.algorithms import Algorithm
-from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
+from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithmImpl
 from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
@@ -44,7 +44,11 @@ def strategy_for(package: str) -> Any:
     """
     strategies = importlib.import_module(f"{package}.strategies")
     exceptions = importlib.import_module(f"{package}.utilities.exceptions")
-    namespace = {"__module__": __name__, "__doc__": _Bagua.__doc__, "misconfiguration": exceptions.MisconfigurationException}
+    namespace = {
+        "__module__": __name__,
+        "__doc__": _Bagua.__doc__,
+        "misconfiguration": exceptions.MisconfigurationException,
+    }
     made = type("BaguaStrategy", (_Bagua, strategies.DDPStrategy), namespace)
     strategies.StrategyRegistry.register(NAME, made, description="Bagua's algorithms", override=True)
     return made
@@ -128,7 +132,7 @@ class _Bagua:
         if isinstance(self._algorithm, Algorithm):
             if self._options:
                 raise self.misconfiguration(
-                    f"BaguaStrategy got the options {', '.join(self._options)}, and an algorithm that is made already.\n"
+                    f"BaguaStrategy got the options {', '.join(self._options)} and an algorithm that is made already.\n"
                     f"Give them to {type(self._algorithm).__name__}, or name the algorithm: algorithm='bytegrad'."
                 )
             return
@@ -165,15 +169,14 @@ class _Bagua:
 
     def _wrap(self) -> None:
         module = self.lightning_module
-        cap = {} if self._bucket_cap_mb is None else {"bucket_cap_mb": self._bucket_cap_mb}
         self.model = DistributedDataParallel(
             module,
             device_ids=self.determine_ddp_device_ids(),  # type: ignore[attr-defined]
             find_unused_parameters=self._find_unused_parameters,
             gradient_as_bucket_view=self._flatten,
+            bucket_cap_mb=self._bucket_cap_mb,
             optimizers=self.optimizers,
             algorithm=self._algorithm_for(self.optimizers),
-            **cap,
         )
         self.model.inner.replans_before_backward = not module.automatic_optimization
 
@@ -202,14 +205,11 @@ class _Bagua:
     def teardown(self) -> None:
         wrapper, self.model = self.model, self.lightning_module
         if isinstance(wrapper, DistributedDataParallel):
-            if isinstance(self._algorithm_of(wrapper), AsyncModelAverageAlgorithm) and not self._has_failed:
-                wrapper._recipe.abort(self.lightning_module)
+            algorithm = wrapper.bagua_algorithm
+            if isinstance(algorithm, AsyncModelAverageAlgorithmImpl) and not self._has_failed:
+                algorithm.abort(self.lightning_module)  # after which all ranks have the mean
             wrapper.inner.detach()
         super().teardown()  # type: ignore[misc]
-
-    @staticmethod
-    def _algorithm_of(wrapper: DistributedDataParallel) -> Algorithm:
-        return wrapper._recipe
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -221,11 +221,11 @@ class _Bagua:
         engine = module.__dict__["bagua_ddp"]
 
         def step(*arguments: Any, **keywords: Any) -> Any:
-            module.forward = original  # type: ignore[method-assign]
+            module.forward = original
             with engine.within_forward():
                 return getattr(module, method_name)(*arguments, **keywords)
 
-        module.forward = step  # type: ignore[method-assign]
+        module.forward = step
         return wrapper(*arguments, **keywords)
 
     def pre_backward(self, closure_loss: Tensor) -> None:
