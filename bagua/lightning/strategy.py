@@ -46,15 +46,15 @@ def strategy_for(package: str) -> Any:
     exceptions = importlib.import_module(f"{package}.utilities.exceptions")
     namespace = {
         "__module__": __name__,
-        "__doc__": _Bagua.__doc__,
+        "__doc__": BaguaParallel.__doc__,
         "misconfiguration": exceptions.MisconfigurationException,
     }
-    made = type("BaguaStrategy", (_Bagua, strategies.DDPStrategy), namespace)
+    made = type("BaguaStrategy", (BaguaParallel, strategies.DDPStrategy), namespace)
     strategies.StrategyRegistry.register(NAME, made, description="Bagua's algorithms", override=True)
     return made
 
 
-class _Bagua:
+class BaguaParallel:
     """Data parallelism by one of Bagua's algorithms: `Trainer(strategy=BaguaStrategy(algorithm="bytegrad"))`, or
     `Trainer(strategy="bagua")` for gradient all-reduce.
 

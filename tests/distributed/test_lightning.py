@@ -157,7 +157,7 @@ def _resumed(folder: str) -> None:
         assert len(again.losses) == len(whole.losses) / 2
         assert torch.equal(torch.stack(again.losses), torch.stack(whole.losses[len(again.losses) :])), name
         assert all(torch.equal(again.state_dict()[key], value) for key, value in whole.state_dict().items()), name
-        own = os.path.exists(f"{path}.rank1")
+        own = Path(f"{path}.rank1").exists()
         assert own == (name in ("decentralized", "low_precision_decentralized"))
 
 
@@ -302,7 +302,7 @@ def _reduced(folder: str) -> list[Any]:
     ]
     values.append(strategy.reduce("text"))
     for arguments in ({"group": object()}, {"reduce_op": "median"}):
-        with pytest.raises(ValueError, match="sync_dist_group|'median' is unknown"):
+        with pytest.raises(ValueError, match=r"sync_dist_group|'median' is unknown"):
             strategy.reduce(torch.ones(1), **arguments)
     return values
 
