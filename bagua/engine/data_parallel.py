@@ -85,6 +85,8 @@ class BaguaDistributedDataParallel:
         self.bucket_bytes = bucket_bytes
         self.first_bucket_bytes = first_bucket_bytes
         self.require_backward_grad_sync = True
+        # Parameters are frozen and unfrozen within forward passes: `before_backward` looks for that.
+        self.replans_before_backward = False
         # Gradients are multiplied by this after communication, where some ranks contribute nothing.
         self.gradient_scale: float | None = None
         self.bagua_train_step_counter = 0
@@ -163,6 +165,26 @@ class BaguaDistributedDataParallel:
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    @contextlib.contextmanager
+    def within_forward(self) -> Iterator[None]:
+        """Calls of the module in this block belong to a forward pass that has begun: for frameworks whose step is the
+        forward pass of the module, and calls it."""
+        before, self._steps.is_within_forward = self._steps.is_within_forward, True
+        try:
+            yield
+        finally:
+            self._steps.is_within_forward = before
+
+    def before_backward(self, loss: Tensor) -> None:
+        """For frameworks whose step runs several backward passes in a forward pass, each of other parameters: follow
+        what is frozen and unfrozen now. Every rank calls it, right before it differentiates `loss`; with
+        `replans_before_backward`, nothing else does.
+
+        Raises:
+            RuntimeError: the ranks do not train the same parameters; the module is not synchronized any more.
+        """
+        self._steps.before_backward(loss)
 
     def contribute_zeros(self) -> None:
         """Take part in the communication of a backward pass that the other ranks run, with zeros. This rank's gradients

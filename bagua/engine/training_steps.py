@@ -51,6 +51,7 @@ class StepEngine(Protocol):
     process_group: BaguaProcessGroup
     find_unused_parameters: bool
     require_backward_grad_sync: bool
+    replans_before_backward: bool
     gradient_scale: float | None
 
     @property
@@ -69,6 +70,7 @@ class TrainingSteps:
     Attributes:
         engine: whose buckets are communicated.
         passes: the state between and in backward passes.
+        is_within_forward: calls of the module belong to a forward pass that has begun, and count as none.
         on_gradient: by the parameter's position in the module, what its gradient hook calls; None: it is not
             synchronized, and must not get a gradient.
         used_anywhere: names of parameters that got a gradient in the last backward pass, on any rank; None before the
@@ -78,6 +80,7 @@ class TrainingSteps:
     def __init__(self, engine: StepEngine) -> None:
         self.engine = engine
         self.passes = StateMachine(PassState.CLOSED, PASS_TRANSITIONS)
+        self.is_within_forward = False
         self.on_gradient: list[Callable[[Tensor], None] | None] = []
         self.used_anywhere: set[str] | None = None
         self._parameters: Sequence[tuple[str, nn.Parameter]] = []
@@ -140,7 +143,7 @@ class TrainingSteps:
     # --- forward -----------------------------------------------------------------------------------------------------
 
     def _before_forward(self, arguments: tuple[Any, ...]) -> None:
-        if is_in_backward():
+        if is_in_backward() or self.is_within_forward:
             return
         self.engine.finish_replan()  # of a forward pass that no backward pass followed
         needs_reset = self.engine.bagua_algorithm.need_reset()
@@ -159,11 +162,23 @@ class TrainingSteps:
         if needs_reset or self._reset_is_due:
             self._reset_is_due = False
             self.engine.initialize_again()
-        elif is_changed or self.engine.needs_replan:
+        elif (is_changed or self.engine.needs_replan) and not self.engine.replans_before_backward:
             self.engine.start_replan()
         self._hooks.before_forward(arguments)
 
     def _after_forward(self, outputs: list[Tensor]) -> None:
+        if self.is_within_forward:
+            return
+        self._expect_backward(outputs)
+
+    def before_backward(self, loss: Tensor) -> None:
+        """See BaguaDistributedDataParallel.before_backward."""
+        is_changed = self._trainable.has_changed() or self.engine.needs_replan
+        if is_changed and self.engine.module.training and not self._trainable.all_frozen():
+            self.engine.start_replan()
+        self._expect_backward([loss])
+
+    def _expect_backward(self, outputs: list[Tensor]) -> None:
         if self.engine.require_backward_grad_sync and self.passes.state is not PassState.FROZEN:
             for output in outputs:
                 # A parameter would collect a hook in every step. What torch.func differentiates is no backward pass.

@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "comm_ops": {"engine", "collectives", "kernels"},
     "comm_hooks": {"comm_ops", "engine", "collectives", "kernels"},
     "torch_api": {"comm_ops", "engine", "collectives", "kernels", "net"},
+    "lightning": {"torch_api", "engine", "collectives"},
     "cli": {"net", "torch_api"},
 }
 

@@ -1,4 +1,5 @@
-"""Build what a release publishes, and check it: the source distribution, and from it a wheel for each Python at hand.
+"""Build what a release publishes, and check it: the source distribution, from it a wheel for each Python at hand, and
+the wheel of lightning-bagua, one module.
 
     python tools/release/build_wheels.py --output dist [--python PATH ...]
 
@@ -18,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+LIGHTNING = Path(__file__).with_name("lightning_bagua")
 CHECK = Path(__file__).with_name("check_installed.py")
 SUPPORTED = ("3.11", "3.12", "3.13", "3.14")
 BUILD_TIMEOUT_S = 900
@@ -43,6 +45,7 @@ def main() -> int:
     try:
         archive = build_sdist(options.output)
         print(f"{archive.name}  {size(archive)}", flush=True)
+        print(f"{build_lightning_wheel(archive, options.output).name}", flush=True)
         for python in pythons:
             wheel = build_wheel(python, archive, options.output)
             print(f"{wheel.name}  {size(wheel)}  installed and checked with {python}", flush=True)
@@ -78,6 +81,20 @@ def build_sdist(output: Path) -> Path:
     call = "import sys; from scikit_build_core.build import build_sdist; print(build_sdist(sys.argv[1]))"
     name = run(sys.executable, "-c", call, output.resolve(), cwd=REPOSITORY).splitlines()[-1]
     return output / name
+
+
+def build_lightning_wheel(archive: Path, output: Path) -> Path:
+    """The wheel of lightning-bagua, which depends on exactly this version."""
+    version = archive.name.removeprefix("bagua-").removesuffix(".tar.gz")
+    with tempfile.TemporaryDirectory(prefix="bagua-wheel-") as name:
+        folder = Path(name, "lightning_bagua")
+        shutil.copytree(LIGHTNING, folder)
+        (folder / "VERSION").write_text(version)
+        (folder / "requirements.txt").write_text(f"bagua[lightning]=={version}\n")
+        built = Path(name, "built")
+        run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", built, folder)
+        (wheel,) = built.iterdir()
+        return Path(shutil.move(wheel, output / wheel.name))
 
 
 def build_wheel(python: Path, archive: Path, output: Path) -> Path:

@@ -1,0 +1,334 @@
+"""The strategy for Lightning's Trainer: its DDP strategy, with Bagua's wrapper and algorithms.
+
+[Note: a training step] Lightning calls `training_step` as the forward pass of the wrapper, so that the engine's hooks
+see one forward pass for each step, whatever the step calls. With manual optimization the backward passes run inside of
+it, each perhaps of other parameters (toggle_optimizer): the engine looks at them in front of every backward pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+
+from bagua.collectives.process_group import is_initialized
+from bagua.engine.data_parallel import BaguaDistributedDataParallel
+from bagua.torch_api import init_process_group
+from bagua.torch_api.algorithms import Algorithm
+from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithmImpl
+from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
+from bagua.torch_api.data_parallel import DistributedDataParallel
+
+NAME = "bagua"
+_STATE = "bagua"  # of the engine, in a checkpoint
+_MEANS = ("mean", "avg")
+
+
+@functools.cache
+def strategy_for(package: str) -> Any:
+    """The class for one of Lightning's packages, registered there as "bagua".
+
+    Args:
+        package: "lightning.pytorch" or "pytorch_lightning".
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    strategies = importlib.import_module(f"{package}.strategies")
+    exceptions = importlib.import_module(f"{package}.utilities.exceptions")
+    namespace = {
+        "__module__": __name__,
+        "__doc__": BaguaParallel.__doc__,
+        "misconfiguration": exceptions.MisconfigurationException,
+    }
+    made = type("BaguaStrategy", (BaguaParallel, strategies.DDPStrategy), namespace)
+    strategies.StrategyRegistry.register(NAME, made, description="Bagua's algorithms", override=True)
+    return made
+
+
+class BaguaParallel:
+    """Data parallelism by one of Bagua's algorithms: `Trainer(strategy=BaguaStrategy(algorithm="bytegrad"))`, or
+    `Trainer(strategy="bagua")` for gradient all-reduce.
+
+    Args:
+        algorithm: the name of an algorithm, or an Algorithm.
+        flatten: gradients are views of their buckets, which saves copies and memory.
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as in DDPStrategy.
+        find_unused_parameters: parameters that a backward pass does not reach count as zeros.
+        bucket_cap_mb: the size at which a bucket is closed, in MiB.
+        process_group_backend: "nccl" or "gloo"; None: by the device.
+        timeout: of a collective on the CPU, and of NCCL's watchdog.
+        start_method: how Lightning starts ranks that no launcher has started: "popen", "spawn", "fork", "forkserver".
+        **bagua_kwargs: options of the algorithm.
+
+    Raises:
+        MisconfigurationException: an unknown algorithm or option, or an optimizer that the algorithm cannot use.
+    """
+
+    # Of the Lightning class beside this one.
+    misconfiguration: type[Exception]
+    model: Any
+    lightning_module: Any
+    optimizers: list[torch.optim.Optimizer]
+    lr_scheduler_configs: list[Any]
+    parallel_devices: list[torch.device] | None
+    root_device: torch.device
+    global_rank: int
+    world_size: int
+    local_rank: int
+    num_processes: int
+    checkpoint_io: Any
+
+    def __init__(
+        self,
+        algorithm: str | Algorithm = "gradient_allreduce",
+        flatten: bool = True,
+        accelerator: Any = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+        *,
+        find_unused_parameters: bool = False,
+        bucket_cap_mb: float | None = None,
+        process_group_backend: str | None = None,
+        timeout: datetime.timedelta = datetime.timedelta(minutes=30),
+        start_method: str = "popen",
+        **bagua_kwargs: Any,
+    ) -> None:
+        super().__init__(  # type: ignore[call-arg]
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+            start_method=start_method,
+        )
+        self._algorithm, self._options = algorithm, bagua_kwargs
+        self._flatten = flatten
+        self._find_unused_parameters = find_unused_parameters
+        self._bucket_cap_mb = bucket_cap_mb
+        self._forward_redirection = self._redirect
+        self._engine_state: dict[str, Any] | None = None
+        self._has_failed = False
+        self._check_options()
+
+    @property
+    def strategy_name(self) -> str:
+        return NAME
+
+    def _check_options(self) -> None:
+        """Before ranks are started; QAdam's optimizer exists only later."""
+        if isinstance(self._algorithm, Algorithm):
+            if self._options:
+                raise self.misconfiguration(
+                    f"BaguaStrategy got the options {', '.join(self._options)} and an algorithm that is made already.\n"
+                    f"Give them to {type(self._algorithm).__name__}, or name the algorithm: algorithm='bytegrad'."
+                )
+            return
+        if not isinstance(self._algorithm, str):
+            raise self.misconfiguration(
+                f"algorithm={self._algorithm!r} is neither the name of an algorithm nor an Algorithm.\n"
+                "For example: BaguaStrategy(algorithm='bytegrad')."
+            )
+        if self._algorithm != "qadam":
+            self._make_algorithm()
+
+    def _make_algorithm(self, **more: Any) -> Algorithm:
+        if isinstance(self._algorithm, Algorithm):
+            return self._algorithm
+        try:
+            return Algorithm.init(self._algorithm, **self._options, **more)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self.misconfiguration(f"BaguaStrategy: {error.args[0]}") from error
+
+    # --- set-up and end ----------------------------------------------------------------------------------------------
+
+    def setup_distributed(self) -> None:
+        super().setup_distributed()  # type: ignore[misc]
+        if not is_initialized():  # by a Trainer before this one
+            init_process_group()
+
+    def setup(self, trainer: Any) -> None:
+        super().setup(trainer)  # type: ignore[misc]
+        if trainer.state.fn == "fit":
+            self._wrap()
+
+    def configure_ddp(self) -> None:
+        """Not torch's wrapper: `setup` wraps when there are optimizers."""
+
+    def _wrap(self) -> None:
+        module = self.lightning_module
+        self.model = DistributedDataParallel(
+            module,
+            device_ids=self.determine_ddp_device_ids(),  # type: ignore[attr-defined]
+            find_unused_parameters=self._find_unused_parameters,
+            gradient_as_bucket_view=self._flatten,
+            bucket_cap_mb=self._bucket_cap_mb,
+            optimizers=self.optimizers,
+            algorithm=self._algorithm_for(self.optimizers),
+        )
+        self.model.inner.replans_before_backward = not module.automatic_optimization
+
+    def _algorithm_for(self, optimizers: list[torch.optim.Optimizer]) -> Algorithm:
+        is_qadam = self._algorithm == "qadam" or isinstance(self._algorithm, QAdamAlgorithm)
+        if not is_qadam:
+            return self._make_algorithm()
+        kinds = [type(optimizer).__name__ for optimizer in optimizers]
+        if len(optimizers) != 1 or not isinstance(optimizers[0], QAdamOptimizer):
+            raise self.misconfiguration(
+                f"The algorithm qadam needs one QAdamOptimizer; configure_optimizers() returned {kinds}.\n"
+                "Return QAdamOptimizer(self.parameters(), lr=1e-3, warmup_steps=100) from it"
+                " (bagua.torch_api.algorithms.q_adam)."
+            )
+        if len(self.lr_scheduler_configs) > 1:
+            raise self.misconfiguration(
+                f"The algorithm qadam takes at most one learning rate scheduler; there are"
+                f" {len(self.lr_scheduler_configs)}.\nReturn one from configure_optimizers()."
+            )
+        return self._make_algorithm(q_adam_optimizer=optimizers[0])
+
+    def on_exception(self, exception: BaseException) -> None:
+        self._has_failed = True
+        super().on_exception(exception)  # type: ignore[misc]
+
+    def teardown(self) -> None:
+        wrapper, self.model = self.model, self.lightning_module
+        if isinstance(wrapper, DistributedDataParallel):
+            algorithm = wrapper.bagua_algorithm
+            if isinstance(algorithm, AsyncModelAverageAlgorithmImpl) and not self._has_failed:
+                algorithm.abort(self.lightning_module)  # after which all ranks have the mean
+            wrapper.inner.detach()
+        super().teardown()  # type: ignore[misc]
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def _redirect(
+        self, wrapper: nn.Module, module: nn.Module, method_name: str, *arguments: Any, **keywords: Any
+    ) -> Any:
+        """Calls a step of the module as its forward pass, see [Note: a training step]."""
+        original = module.forward
+        engine = module.__dict__["bagua_ddp"]
+
+        def step(*arguments: Any, **keywords: Any) -> Any:
+            module.forward = original
+            with engine.within_forward():
+                return getattr(module, method_name)(*arguments, **keywords)
+
+        module.forward = step
+        return wrapper(*arguments, **keywords)
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        if isinstance(self.model, DistributedDataParallel) and self.model.inner.replans_before_backward:
+            self.model.inner.before_backward(closure_loss)
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Backward passes in this block accumulate gradients without communication."""
+        if isinstance(self.model, DistributedDataParallel):
+            with self.model.no_sync():
+                yield
+        else:
+            yield
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """The reduction of a tensor over all ranks, in place; anything else is returned as it is.
+
+        Args:
+            tensor: of any shape.
+            group: None.
+            reduce_op: "mean", "avg", "sum" or another of torch's ReduceOp; None: the mean.
+
+        Raises:
+            ValueError: a group, or an unknown operation.
+        """
+        if not isinstance(tensor, Tensor):
+            return tensor
+        if group is not None:
+            raise ValueError(
+                f"reduce(group={group!r}): BaguaStrategy reduces over all ranks.\n"
+                "Leave sync_dist_group out of self.log, or call torch.distributed.all_reduce with the group."
+            )
+        operation = "mean" if reduce_op is None else reduce_op
+        if isinstance(operation, str) and operation.lower() not in _MEANS:
+            if not hasattr(torch.distributed.ReduceOp, operation.upper()):
+                raise ValueError(f"reduce_op={reduce_op!r} is unknown. Use 'mean', 'sum', 'min', 'max' or 'product'.")
+            operation = operation.upper()
+        return super().reduce(tensor, None, operation)  # type: ignore[misc]
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """Wrapping broadcasts the parameters of rank 0. States of ranks that differ are loaded after it."""
+        return True
+
+    @property
+    def _engine(self) -> BaguaDistributedDataParallel | None:
+        return self.model.inner if isinstance(self.model, DistributedDataParallel) else None
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        engine = self._engine
+        if engine is not None:
+            # First: an algorithm may owe its peers an exchange, which changes weights.
+            self._engine_state = engine.state_dict()
+        state: dict[str, Any] = super().lightning_module_state_dict()  # type: ignore[misc]
+        return state
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """One file, by rank 0. Where replicas differ, each other rank writes its own beside it."""
+        engine = self._engine
+        if engine is not None:
+            checkpoint[_STATE] = {
+                "engine": self._engine_state,
+                "algorithm": type(engine.bagua_algorithm).__name__,
+                "world_size": self.world_size,
+            }
+            if self.global_rank > 0 and not engine.bagua_algorithm.keeps_replicas_equal:
+                own = rank_file(filepath, self.global_rank)
+                self.checkpoint_io.save_checkpoint(checkpoint, own, storage_options=storage_options)
+        super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
+
+    def load_checkpoint(self, checkpoint_path: Any, **keywords: Any) -> dict[str, Any]:
+        """This rank's own file, if training goes on where replicas differ."""
+        own = rank_file(checkpoint_path, self.global_rank)
+        engine = self._engine
+        if self.global_rank > 0 and engine is not None and not engine.bagua_algorithm.keeps_replicas_equal:
+            checkpoint_path = own if Path(own).exists() else checkpoint_path
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, **keywords)  # type: ignore[misc]
+        return checkpoint
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        super().load_optimizer_state_dict(checkpoint)  # type: ignore[misc]
+        engine, state = self._engine, checkpoint.get(_STATE)
+        if engine is None or state is None:  # a checkpoint of another strategy
+            return
+        is_same = state["algorithm"] == type(engine.bagua_algorithm).__name__ and state["world_size"] == self.world_size
+        if is_same:
+            engine.load_state_dict(state["engine"])
+        elif not engine.bagua_algorithm.keeps_replicas_equal:
+            rank_zero_warn(
+                f"The checkpoint is of {state['algorithm']} on {state['world_size']} ranks; training goes on with"
+                f" {type(engine.bagua_algorithm).__name__} on {self.world_size}, all from the weights of rank 0."
+            )
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        own = rank_file(filepath, self.global_rank)
+        if self.global_rank > 0 and Path(own).exists():
+            self.checkpoint_io.remove_checkpoint(own)
+        super().remove_checkpoint(filepath)  # type: ignore[misc]
+
+
+def rank_file(filepath: Any, rank: int) -> str:
+    """The checkpoint of a rank other than 0."""
+    return f"{filepath}.rank{rank}"

@@ -1,0 +1,311 @@
+"""BaguaStrategy in real runs of Lightning's Trainer with two ranks, compared with Lightning's own DDPStrategy."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.ranks import DEVICE_VARIABLE, run_ranks
+from torch import Tensor, nn
+
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+
+pytest.importorskip("lightning", reason="needs lightning: pip install 'bagua[lightning]'")
+
+DATA = torch.Generator().manual_seed(5)
+INPUTS, TARGETS = torch.randn(32, 8, generator=DATA), torch.randn(32, 4, generator=DATA)
+
+
+def lightning_of(package: str = "lightning.pytorch") -> Any:
+    import importlib
+
+    warnings.filterwarnings("ignore", module="lightning|pytorch_lightning|torch.utils.data|torch.jit")
+    warnings.filterwarnings("ignore", message=".*(num_workers|LeafSpec|GPU available|sync_dist).*")
+    return importlib.import_module(package)
+
+
+def module_class(pl: Any) -> Any:
+    class Net(pl.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self, optimizer: str = "adam") -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+            self.optimizer = optimizer
+            self.losses: list[Tensor] = []
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layers(inputs)
+
+        def training_step(self, batch: Any, _: int) -> Tensor:
+            loss = nn.functional.mse_loss(self(batch[0]), batch[1])
+            self.log("loss", loss, sync_dist=True)
+            self.losses.append(loss.detach())
+            return loss
+
+        def validation_step(self, batch: Any, _: int) -> None:
+            self.log("val", nn.functional.mse_loss(self(batch[0]), batch[1]), sync_dist=True)
+
+        def configure_optimizers(self) -> Any:
+            if self.optimizer == "qadam":
+                from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
+
+                return QAdamOptimizer(self.parameters(), lr=0.01, warmup_steps=3)
+            return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    return Net
+
+
+def loader() -> Any:
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(INPUTS, TARGETS), batch_size=4)
+
+
+@functools.cache
+def environment() -> dict[str, str]:
+    """Of which Lightning takes a part away when a run ends."""
+    return dict(os.environ)
+
+
+def trainer_of(pl: Any, strategy: Any, folder: str, **options: Any) -> Any:
+    os.environ.update(environment())
+    is_cuda = os.environ.get(DEVICE_VARIABLE) == "cuda"
+    defaults = {
+        "accelerator": "gpu" if is_cuda else "cpu",
+        "devices": int(os.environ["WORLD_SIZE"]),
+        "max_epochs": 2,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": folder,
+    }
+    return pl.Trainer(strategy=strategy, **{**defaults, **options})
+
+
+def _trained(package: str, folder: str, strategies: list[Callable[[Any], Any]], **options: Any) -> list[Any]:
+    pl = lightning_of(package)
+    results = []
+    for make in strategies:
+        pl.seed_everything(3, verbose=False)
+        net = module_class(pl)()
+        trainer = trainer_of(pl, make(pl), folder, **options)
+        trainer.fit(net, loader(), loader())
+        results.append((net.state_dict(), {name: float(one) for name, one in trainer.callback_metrics.items()}))
+    return results
+
+
+def _as_ddp(folder: str, options: dict[str, Any]) -> None:
+    def ours(pl: Any) -> Any:
+        import bagua.lightning
+
+        return bagua.lightning.strategy_for(pl.__name__)()
+
+    def by_name(_: Any) -> str:
+        return "bagua"
+
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        made = [lambda pl: pl.strategies.DDPStrategy(), ours, by_name]
+        theirs, *others = _trained(package, folder, made, **options)
+        for one in others:
+            assert one[1] == theirs[1]
+            assert all(torch.equal(one[0][name], value) for name, value in theirs[0].items())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1, "precision": "bf16-mixed"}]
+)
+def test_gradient_all_reduce_is_ddp(tmp_path: Path, options: dict[str, Any]) -> None:
+    run_ranks(2, _as_ddp, str(tmp_path), options)
+
+
+# --- algorithms and checkpoints --------------------------------------------------------------------------------------
+
+ALGORITHMS = ("bytegrad", "qadam", "decentralized", "low_precision_decentralized")
+
+
+def _resumed(folder: str) -> None:
+    """Training that is resumed from a checkpoint in its middle ends bitwise where it would have, also where replicas
+    differ; and of what it leaves nothing is wrapped."""
+    pl = lightning_of()
+    from bagua.lightning import BaguaStrategy
+
+    class Save(pl.Callback):  # type: ignore[misc, name-defined]
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+        def on_train_epoch_end(self, trainer: Any, _: Any) -> None:
+            if trainer.current_epoch == 0:
+                trainer.save_checkpoint(self.path)
+
+    for name in ALGORITHMS:
+        path = f"{folder}/{name}.ckpt"
+
+        def train(ckpt_path: str | None, name: str = name, path: str = path) -> Any:
+            pl.seed_everything(3, verbose=False)
+            net = module_class(pl)("qadam" if name == "qadam" else "adam")
+            trainer = trainer_of(pl, BaguaStrategy(algorithm=name), folder, callbacks=[Save(path)])
+            trainer.fit(net, loader(), ckpt_path=ckpt_path)
+            assert trainer.strategy.model is net
+            assert not net.bagua_ddp.is_attached
+            return net
+
+        whole, again = train(None), train(path)
+        assert len(again.losses) == len(whole.losses) / 2
+        assert torch.equal(torch.stack(again.losses), torch.stack(whole.losses[len(again.losses) :])), name
+        assert all(torch.equal(again.state_dict()[key], value) for key, value in whole.state_dict().items()), name
+        own = Path(f"{path}.rank1").exists()
+        assert own == (name in ("decentralized", "low_precision_decentralized"))
+
+
+def test_resumed_runs_end_where_others_do(tmp_path: Path) -> None:
+    run_ranks(2, _resumed, str(tmp_path))
+
+
+def _manual(folder: str) -> None:
+    """Two optimizers that train their halves in turn."""
+    pl = lightning_of()
+    from bagua.lightning import BaguaStrategy
+
+    class Halves(pl.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+            self.buckets: list[Any] = []
+
+        def training_step(self, batch: Any, _: int) -> None:
+            for optimizer, sign in zip(self.optimizers(), (1.0, -0.1), strict=True):
+                self.toggle_optimizer(optimizer)
+                optimizer.zero_grad()
+                self.manual_backward(sign * nn.functional.mse_loss(self.second(self.first(batch[0]).relu()), batch[1]))
+                if "bagua_ddp" in self.__dict__:
+                    self.buckets.append(self.bagua_buckets[0])
+                optimizer.step()
+                self.untoggle_optimizer(optimizer)
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(half.parameters(), lr=0.1) for half in (self.first, self.second)]
+
+    nets = []
+    for strategy in (pl.strategies.DDPStrategy(find_unused_parameters=True), BaguaStrategy()):
+        pl.seed_everything(3, verbose=False)
+        nets.append(Halves())
+        trainer_of(pl, strategy, folder).fit(nets[-1], loader())
+    theirs, ours = nets
+    assert all(torch.equal(ours.state_dict()[key], value) for key, value in theirs.state_dict().items())
+    assert len(ours.buckets) == 16
+    assert len({id(one) for one in ours.buckets}) == 2, "two plans, which are kept"
+
+
+def test_manual_optimization_of_halves_in_turn(tmp_path: Path) -> None:
+    run_ranks(2, _manual, str(tmp_path))
+
+
+def _norms(folder: str) -> tuple[float, float, int]:
+    pl = lightning_of()
+    from bagua.lightning import BaguaStrategy
+
+    class Layer(pl.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(32, 2)
+            self.layer = nn.Linear(32, 32)
+            self.steps = 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layer(inputs)
+
+        def training_step(self, batch: Tensor, _: int) -> dict[str, Tensor]:
+            self.steps = self.bagua_train_step_counter
+            output = self(batch)
+            return {"loss": nn.functional.mse_loss(output, torch.ones_like(output))}
+
+        def validation_step(self, batch: Tensor, _: int) -> None:
+            self(batch)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.layer.parameters(), lr=0.1)
+
+        def train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(torch.randn(64, 32))
+
+        val_dataloader = train_dataloader
+
+    torch.manual_seed(13)
+    net = Layer()
+    before = net.layer.weight.norm().item()
+    trainer_of(pl, BaguaStrategy(), folder, max_epochs=1).fit(net)
+    return before, net.layer.weight.norm().item(), net.steps
+
+
+def test_the_norms_of_the_first_strategy(tmp_path: Path) -> None:
+    """And a step counts once, though it calls the module."""
+    ((before, after, steps),) = run_ranks(1, _norms, str(tmp_path))
+    assert (before, after, steps) == (pytest.approx(3.19956, abs=1e-5), pytest.approx(2.48194, abs=1e-5), 64)
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def _misconfigured(folder: str) -> list[str]:
+    pl = lightning_of()
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+    from bagua.lightning import BaguaStrategy
+
+    messages = []
+    for arguments in (
+        {"algorithm": "bytegard"},
+        {"algorithm": "bytegrad", "hierachical": True},
+        {"algorithm": 3},
+        {"algorithm": GradientAllReduceAlgorithm(), "hierarchical": True},
+    ):
+        with pytest.raises(MisconfigurationException) as raised:
+            BaguaStrategy(**arguments)  # type: ignore[arg-type]
+        messages.append(str(raised.value))
+    with pytest.raises(MisconfigurationException) as raised:
+        trainer_of(pl, BaguaStrategy(algorithm="qadam"), folder).fit(module_class(pl)(), loader())
+    messages.append(str(raised.value))
+    return messages
+
+
+def test_what_is_wrong_is_told_with_the_remedy(tmp_path: Path) -> None:
+    (told,) = run_ranks(1, _misconfigured, str(tmp_path))
+    for message, words in zip(
+        told,
+        (
+            ["'bytegard'", "bytegrad", "Known algorithms"],
+            ["hierachical", "hierarchical"],
+            ["algorithm=3", "algorithm='bytegrad'"],
+            ["hierarchical", "GradientAllReduceAlgorithm"],
+            ["QAdamOptimizer", "['Adam']"],
+        ),
+        strict=True,
+    ):
+        assert all(word in message for word in words), message
+
+
+def _reduced(folder: str) -> list[Any]:
+    from bagua.lightning import BaguaStrategy
+
+    pl = lightning_of()
+    rank = int(environment()["RANK"])
+    strategy = BaguaStrategy()
+    trainer_of(pl, strategy, folder, max_epochs=1, limit_train_batches=1).fit(module_class(pl)(), loader())
+    values = [
+        float(strategy.reduce(torch.tensor(rank + 1.0), reduce_op=operation))
+        for operation in (None, "mean", "SUM", "max")
+    ]
+    values.append(strategy.reduce("text"))
+    for arguments in ({"group": object()}, {"reduce_op": "median"}):
+        with pytest.raises(ValueError, match=r"sync_dist_group|'median' is unknown"):
+            strategy.reduce(torch.ones(1), **arguments)
+    return values
+
+
+def test_reduce(tmp_path: Path) -> None:
+    assert run_ranks(2, _reduced, str(tmp_path)) == 2 * [[1.5, 1.5, 3.0, 2.0, "text"]]
