@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.dying_rank import VICTIM, begin_to_lose_one, die
 from support.ranks import run_ranks
 from support.training import begin, check_close, check_tensor_on_ranks, counted_all_reduces, message_of, wrap
 from torch import Tensor, nn
 
+from bagua.collectives.failure_report import CollectiveError
+from bagua.collectives.torch_internals import default_store
+from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+from bagua.torch_api.bucket import BaguaBucket
 from bagua.torch_api.communication import new_group
 from bagua.torch_api.contrib import SyncBatchNorm
 
@@ -139,6 +144,23 @@ class _ConvNet(nn.Module):
         return self.head(torch.relu(self.left(x) + self.right(x)).mean(dim=(2, 3)))
 
 
+class _MeanImpl(AlgorithmImpl):
+    """The mean of the gradients, by a collective of the group that torch knows, on another thread on CPUs."""
+
+    def init_operations(self, bagua_ddp: Any, bucket: BaguaBucket) -> None:
+        def average(_: str) -> None:
+            flat = bucket.flattened_tensor()
+            dist.all_reduce(flat, group=self.process_group.torch_group)
+            flat.div_(self.process_group.size)
+
+        bucket.append_python_op(average)
+
+
+class _Mean(Algorithm):
+    def reify(self, process_group: Any) -> AlgorithmImpl:
+        return _MeanImpl(process_group)
+
+
 def _train_like_one_process(how: str) -> None:
     rank, device = begin()
     ranks, size = dist.get_world_size(), 4
@@ -147,7 +169,10 @@ def _train_like_one_process(how: str) -> None:
     ours: Any = SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone))
     assert sum(isinstance(layer, SyncBatchNorm) for layer in ours.modules()) == 4
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9) for net in (ours, alone)]
-    model = wrap(how, ours, optimizers[0])
+    if how == "an operation of users":
+        model = ours.with_bagua([optimizers[0]], _Mean())
+    else:
+        model = wrap(how, ours, optimizers[0])
     for step in range(6):
         generator = torch.Generator().manual_seed(step)
         x = torch.randn(ranks * size, 3, 10, 9, generator=generator).to(device)
@@ -163,7 +188,9 @@ def _train_like_one_process(how: str) -> None:
     torch.testing.assert_close(ours(x), alone(x), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("ranks", "how"), [(2, "with_bagua"), (2, "wrapper"), (3, "with_bagua")])
+@pytest.mark.parametrize(
+    ("ranks", "how"), [(2, "with_bagua"), (2, "wrapper"), (2, "an operation of users"), (3, "with_bagua")]
+)
 def test_data_parallel_training_is_that_of_one_process(ranks: int, how: str) -> None:
     # Buckets of a tensor each: gradients are communicated while the layers communicate in backward.
     run_ranks(ranks, _train_like_one_process, how, env={"BAGUA_DEFAULT_BUCKET_SIZE": "1"}, reuse=True)
@@ -237,3 +264,31 @@ def _refused() -> None:
 
 def test_what_is_refused() -> None:
     run_ranks(3, _refused, reuse=True)
+
+
+def _lose_one(where: str) -> tuple[str, tuple[int, ...]]:
+    rank, device = begin_to_lose_one()
+    layer = SyncBatchNorm(CHANNELS).to(device)
+    x = torch.randn(4, CHANNELS, device=device, requires_grad=True)
+    layer(x).sum().backward()
+    try:
+        if rank == VICTIM and where == "forward":
+            die()
+        output = layer(x)
+        if rank == VICTIM:
+            default_store().wait(["forward is over"])  # the survivor may not have read yet what we sent
+            die()
+        default_store().set("forward is over", b"")
+        output.sum().backward()
+        x.grad.sum().item()
+    except CollectiveError as error:
+        return str(error), error.missing_ranks
+    raise AssertionError("normalized without the rank that died")
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_survivors_name_the_rank_that_died(where: str) -> None:
+    told = run_ranks(2, _lose_one, where, env={"TORCH_NCCL_BLOCKING_WAIT": "1"}, expect_death={VICTIM}, timeout=50)
+    message, missing = told[0]
+    assert missing == (VICTIM,), message
+    assert f"{where} of SyncBatchNorm(8)" in message
