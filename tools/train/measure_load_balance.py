@@ -1,0 +1,169 @@
+"""Measure what samplers make of samples with a heavy tail of lengths: the work of the slowest rank, and the time.
+
+    torchrun --nproc-per-node 4 tools/train/measure_load_balance.py --json balance.json
+
+Compared: torch's DistributedSampler; batches of similar lengths as the Transformers library makes them
+(group_by_length); LoadBalancingDistributedSampler; and its batch sampler, with a batch_fn that sorts each rank's indices
+window by window.
+A step costs what its slowest rank has to do. `imbalance` is that over the mean rank, summed over an epoch, computed
+exactly from the lengths; `padding` is tokens with padding over tokens without. `time` is of an epoch of real training on
+CPUs, whose samples are `packed` (no padding) or `padded` to the longest of the batch; the samplers take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DistributedSampler
+
+# Python itself adds the script's folder, but not with PYTHONSAFEPATH. At the end: nothing there may hide a package.
+sys.path.append(str(Path(__file__).resolve().parent))
+
+import figures
+
+import bagua.torch_api as bagua
+from bagua.net.bench.figures import figures as figures_of
+from bagua.net.bench.machine import describe_machine
+from bagua.net.bench.paired_ratio import paired_ratio
+from bagua.net.bench.result_file import Figure
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua.torch_api.contrib import LoadBalancingDistributedBatchSampler, LoadBalancingDistributedSampler
+
+Batches = list[list[int]]
+SAMPLERS = ("distributed", "group_by_length", "load_balancing", "load_balancing_batches")
+WINDOW = 50  # batches that are sorted by length together, as many as Transformers takes
+
+
+def cut(indices: Sequence[int], size: int) -> Batches:
+    return [list(indices[start : start + size]) for start in range(0, len(indices), size)]
+
+
+def grouped_by_length(lengths: Sequence[int], size: int, ranks: int, rank: int, epoch: int) -> Batches:
+    """Random windows, each sorted from long to short; ranks take every `ranks`-th index."""
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(epoch)).tolist()
+    windows = cut(order, WINDOW * size * ranks)
+    order = [index for window in windows for index in sorted(window, key=lambda one: -lengths[one])]
+    order += order[: -len(order) % ranks]
+    return cut(order[rank::ranks], size)
+
+
+def batches_of(name: str, lengths: Sequence[int], size: int, ranks: int, rank: int, epoch: int) -> Batches:
+    """An epoch of one rank."""
+    if name == "distributed":
+        plain: DistributedSampler[int] = DistributedSampler(lengths, ranks, rank)  # type: ignore[arg-type]
+        plain.set_epoch(epoch)
+        return cut(list(plain), size)
+    if name == "group_by_length":
+        return grouped_by_length(lengths, size, ranks, rank, epoch)
+    balanced = LoadBalancingDistributedSampler(lengths, float, ranks, rank)
+    balanced.set_epoch(epoch)
+    if name == "load_balancing":
+        return cut(list(balanced), size)
+
+    def sort_windows(indices: list[int]) -> Batches:
+        windows = cut(indices, WINDOW * size)
+        batches = [batch for window in windows for batch in cut(sorted(window, key=lengths.__getitem__), size)]
+        order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(epoch))
+        return [batches[number] for number in order.tolist()]
+
+    return list(LoadBalancingDistributedBatchSampler(balanced, sort_windows))
+
+
+def tokens(batch: Sequence[int], lengths: Sequence[int], form: str) -> int:
+    found = [lengths[index] for index in batch]
+    return sum(found) if form == "packed" else max(found) * len(found)
+
+
+def exact_figures(name: str, lengths: Sequence[int], size: int, ranks: int) -> dict[tuple[str, str], list[float]]:
+    """(metric, form) by epoch."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for epoch in range(5):
+        by_rank = [batches_of(name, lengths, size, ranks, rank, epoch) for rank in range(ranks)]
+        for form in ("packed", "padded"):
+            steps = [[tokens(batch, lengths, form) for batch in step] for step in zip(*by_rank, strict=True)]
+            work = sum(map(sum, steps))
+            found.setdefault(("imbalance", form), []).append(ranks * sum(map(max, steps)) / work)
+            plain = sum(tokens(batch, lengths, "packed") for batches in by_rank for batch in batches)
+            found.setdefault(("padding", form), []).append(work / plain)
+    return found
+
+
+def seconds_of_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, sizes: Sequence[int], width: int) -> float:
+    dist.barrier()
+    started = time.perf_counter()
+    for size in sizes:
+        optimizer.zero_grad()
+        model(torch.ones(size, width)).square().mean().backward()
+        optimizer.step()
+    dist.barrier()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="measure_load_balance.py", allow_abbrev=False)
+    parser.add_argument("--samples", type=int, default=2048)
+    parser.add_argument("--batch-size", type=int, default=8, help="samples per rank and step (default 8)")
+    parser.add_argument("--width", type=int, default=256, help="of the model: its cost per token (default 256)")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write a result file")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    bagua.init_process_group()
+    rank, ranks = bagua.get_rank(), bagua.get_world_size()
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.randn(given.samples, generator=generator)
+    lengths = [min(2048, max(8, round(64 * math.exp(value)))) for value in spread.tolist()]  # log-normal
+    model = nn.Sequential(nn.Linear(given.width, 4 * given.width), nn.ReLU(), nn.Linear(4 * given.width, given.width))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model.with_bagua([optimizer], GradientAllReduceAlgorithm())  # type: ignore[operator]
+    taken: dict[tuple[str, str], list[float]] = {}
+    for repetition in range(given.repetitions + 1):
+        for form in ("packed", "padded"):
+            for turn in range(len(SAMPLERS)):
+                name = SAMPLERS[(turn + repetition) % len(SAMPLERS)]
+                batches = batches_of(name, lengths, given.batch_size, ranks, rank, repetition)
+                sizes = [tokens(batch, lengths, form) for batch in batches]
+                seconds = seconds_of_epoch(model, optimizer, sizes, given.width)
+                if repetition:  # the first warms up
+                    taken.setdefault((name, form), []).append(seconds)
+    if rank:
+        return
+    found: list[Figure] = []
+    row = "{:24}{:8}{:>10}{:>9}{:>10}  {}".format
+    print(row("sampler", "form", "imbalance", "padding", "epoch", "speed compared with distributed"))
+    for name in SAMPLERS:
+        exact = exact_figures(name, lengths, given.batch_size, ranks)
+        for form in ("packed", "padded"):
+            case = {"sampler": name, "form": form, "ranks": ranks, "gpus": 0}
+            imbalance, padding = exact["imbalance", form], exact["padding", form]
+            seconds = taken[name, form]
+            ratio = paired_ratio(taken["distributed", form], seconds)
+            found += figures_of(
+                case,
+                {("imbalance", "x"): imbalance, ("padding", "x"): padding, ("time", "s"): seconds},
+            )
+            found.append(Figure(case, "speedup", "x", ratio.median, ratio.low, ratio.high, ratio.repetitions))
+            means = [f"{statistics.median(one):.2f}" for one in (imbalance, padding)]
+            print(row(name, form, *means, f"{statistics.median(seconds):.2f} s", str(ratio)))
+    if given.json:
+        figures.write(
+            given.json,
+            f"Samplers on {ranks} ranks, lengths with a heavy tail",
+            found,
+            machine=describe_machine(),
+            ranks={"torch": torch.__version__, "device": "cpu"},
+            parameters=vars(given),
+        )
+
+
+if __name__ == "__main__":
+    main()
