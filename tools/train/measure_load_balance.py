@@ -3,10 +3,10 @@
     torchrun --nproc-per-node 4 tools/train/measure_load_balance.py --json balance.json
 
 Compared: torch's DistributedSampler; batches of similar lengths as the Transformers library makes them
-(group_by_length); LoadBalancingDistributedSampler; and its batch sampler, with a batch_fn that sorts each rank's indices
-window by window.
+(group_by_length); LoadBalancingDistributedSampler; and its batch sampler, with a batch_fn that sorts indices window by
+window.
 A step costs what its slowest rank has to do. `imbalance` is that over the mean rank, summed over an epoch, computed
-exactly from the lengths; `padding` is tokens with padding over tokens without. `time` is of an epoch of real training on
+exactly from the lengths; `padding` is tokens with padding over tokens without. `time` is of an epoch of training on
 CPUs, whose samples are `packed` (no padding) or `padded` to the longest of the batch; the samplers take turns.
 """
 
