@@ -40,7 +40,7 @@ from bagua.torch_api.contrib import LoadBalancingDistributedBatchSampler, LoadBa
 
 Batches = list[list[int]]
 SAMPLERS = ("distributed", "group_by_length", "load_balancing", "load_balancing_batches")
-WINDOW = 50  # batches that are sorted by length together, as many as Transformers takes
+WINDOW = 50  # Transformers sorts that many times the batch size of one rank together
 
 
 def cut(indices: Sequence[int], size: int) -> Batches:
@@ -50,7 +50,7 @@ def cut(indices: Sequence[int], size: int) -> Batches:
 def grouped_by_length(lengths: Sequence[int], size: int, ranks: int, rank: int, epoch: int) -> Batches:
     """Random windows, each sorted from long to short; ranks take every `ranks`-th index."""
     order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(epoch)).tolist()
-    windows = cut(order, WINDOW * size * ranks)
+    windows = cut(order, min(len(lengths) // (4 * size), WINDOW) * size)
     order = [index for window in windows for index in sorted(window, key=lambda one: -lengths[one])]
     order += order[: -len(order) % ranks]
     return cut(order[rank::ranks], size)
@@ -70,7 +70,7 @@ def batches_of(name: str, lengths: Sequence[int], size: int, ranks: int, rank: i
         return cut(list(balanced), size)
 
     def sort_windows(indices: list[int]) -> Batches:
-        windows = cut(indices, WINDOW * size)
+        windows = cut(indices, max(1, WINDOW // ranks) * size)
         batches = [batch for window in windows for batch in cut(sorted(window, key=lengths.__getitem__), size)]
         order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(epoch))
         return [batches[number] for number in order.tolist()]
@@ -110,9 +110,9 @@ def seconds_of_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, sizes: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="measure_load_balance.py", allow_abbrev=False)
-    parser.add_argument("--samples", type=int, default=2048)
+    parser.add_argument("--samples", type=int, default=1024)
     parser.add_argument("--batch-size", type=int, default=8, help="samples per rank and step (default 8)")
-    parser.add_argument("--width", type=int, default=256, help="of the model: its cost per token (default 256)")
+    parser.add_argument("--width", type=int, default=128, help="of the model: its cost per token (default 128)")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write a result file")
     given = parser.parse_args()
