@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from support.dying_rank import VICTIM, begin_to_lose_one, die
 from support.ranks import run_ranks
 from support.training import begin, check_close, check_tensor_on_ranks, counted_all_reduces, message_of, wrap
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bagua.collectives.failure_report import CollectiveError
 from bagua.collectives.torch_internals import default_store
@@ -165,7 +167,7 @@ def _train_like_one_process(how: str) -> None:
     rank, device = begin()
     ranks, size = dist.get_world_size(), 4
     torch.manual_seed(3)
-    alone = _ConvNet().to(device)
+    alone = _ConvNet().to(device).double()  # in float32, GPUs may convolve in less
     ours: Any = SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone))
     assert sum(isinstance(layer, SyncBatchNorm) for layer in ours.modules()) == 4
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9) for net in (ours, alone)]
@@ -175,17 +177,17 @@ def _train_like_one_process(how: str) -> None:
         model = wrap(how, ours, optimizers[0])
     for step in range(6):
         generator = torch.Generator().manual_seed(step)
-        x = torch.randn(ranks * size, 3, 10, 9, generator=generator).to(device)
-        y = torch.randn(ranks * size, 4, generator=generator).to(device)
+        x = torch.randn(ranks * size, 3, 10, 9, generator=generator, dtype=torch.float64).to(device)
+        y = torch.randn(ranks * size, 4, generator=generator, dtype=torch.float64).to(device)
         for net, optimizer in ((model, optimizers[0]), (alone, optimizers[1])):
             mine = slice(rank * size, (rank + 1) * size) if net is model else slice(None)
             optimizer.zero_grad()
             nn.functional.mse_loss(net(x[mine]), y[mine]).backward()
             optimizer.step()
-    check_close(ours, alone, f"{how}, {ranks} ranks", tolerance=1e-4)
+    check_close(ours, alone, f"{how}, {ranks} ranks", tolerance=1e-9)
     ours.eval()
     alone.eval()
-    torch.testing.assert_close(ours(x), alone(x), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(ours(x), alone(x), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -246,6 +248,38 @@ def _without_communication() -> None:
 
 def test_evaluation_and_inputs_without_gradient_do_not_communicate() -> None:
     run_ranks(3, _without_communication, reuse=True)
+
+
+def _compiled_and_checkpointed() -> None:
+    rank, device = begin()
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Linear(4, CHANNELS), nn.BatchNorm1d(CHANNELS), nn.Linear(CHANNELS, 2)).to(device)
+    data = torch.randn(3, 6, 4, device=device)
+    expected = alone(data.flatten(0, 1)).view(3, 6, 2)
+    expected.square().sum().backward()
+    for how in ("compiled", "checkpointed", "autocast"):
+        ours: Any = SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone))
+        ours.zero_grad()
+        if how == "compiled":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the compiler's own, where a graph ends
+                output = torch.compile(ours, backend="eager")(data[rank])
+        elif how == "checkpointed":
+            output = checkpoint(ours, data[rank], use_reentrant=False)
+        else:
+            with torch.autocast(device.type, torch.bfloat16):
+                output = ours(data[rank])
+            assert output.dtype == torch.bfloat16
+        output.float().square().sum().backward()
+        gradient = ours[0].weight.grad
+        dist.all_reduce(gradient)
+        tolerance = 0.1 if how == "autocast" else 1e-4
+        _close(output, expected[rank], tolerance, how)
+        _close(gradient, alone[0].weight.grad, tolerance, how)
+
+
+def test_compiled_checkpointed_and_in_autocast() -> None:
+    run_ranks(3, _compiled_and_checkpointed, reuse=True)
 
 
 def _refused() -> None:

@@ -118,16 +118,20 @@ class SyncBatchNorm(_BatchNorm):
             of the same shape, dtype and memory format.
         """
         self._check_input_dim(input)
-        group = self._group() if self.training else None
+        return self._in_training(input) if self.training else super().forward(input)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # for communication, and the making of groups
+    def _in_training(self, x: Tensor) -> Tensor:
+        group = self._group()
         if group is None:
-            return super().forward(input)
+            return super().forward(x)
         factor = 0.0 if self.momentum is None else self.momentum
         if self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 factor = 1.0 / float(self.num_batches_tracked)
         tracked = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
-        output: Tensor = SyncBatchNormFunction.apply(input, self.weight, self.bias, *tracked, factor, self.eps, group)  # type: ignore[no-untyped-call]
+        output: Tensor = SyncBatchNormFunction.apply(x, self.weight, self.bias, *tracked, factor, self.eps, group)  # type: ignore[no-untyped-call]
         return output
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002

@@ -10,8 +10,8 @@ work: their gradient is that of the batch without what flows through the statist
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,11 +41,21 @@ class Reduction(NamedTuple):
     through_output: Tensor | None = None
 
 
-class Kernels(Protocol):
-    """Inputs and gradients are [batch, channels, ...] with at least one element, dense in any memory format."""
+class Kernels(ABC):
+    """Inputs and gradients are [batch, channels, ...] with at least one element, dense in any memory format.
 
-    def local_statistics(self, x: Tensor) -> Statistics: ...
+    Args:
+        eps: added to the variance.
+    """
 
+    def __init__(self, eps: float) -> None:
+        self.eps = eps
+
+    @abstractmethod
+    def local_statistics(self, x: Tensor) -> Statistics:
+        """Of this rank's values."""
+
+    @abstractmethod
     def combine(
         self,
         ranks: Statistics,
@@ -60,24 +70,25 @@ class Kernels(Protocol):
             counts: [ranks], values per channel; 0 from ranks whose statistics are (0, 1).
         """
 
-    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, of: Statistics) -> Tensor: ...
+    @abstractmethod
+    def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, of: Statistics) -> Tensor:
+        """The output, in the dtype of `x`."""
 
+    @abstractmethod
     def reduce(
         self, dy: Tensor, x: Tensor, weight: Tensor | None, of: Statistics, needed: tuple[bool, bool, bool]
     ) -> Reduction:
         """`needed`: the gradient of input, weight and bias."""
 
+    @abstractmethod
     def input_gradient(
         self, dy: Tensor, x: Tensor, weight: Tensor | None, of: Statistics, whole: Reduction, counts: Tensor
     ) -> Tensor:
         """`whole`: its sums are those of all ranks."""
 
 
-@dataclass(frozen=True)
-class CudaKernels:
+class CudaKernels(Kernels):
     """Those of torch.nn.SyncBatchNorm."""
-
-    eps: float
 
     def local_statistics(self, x: Tensor) -> Statistics:
         return Statistics(*torch.batch_norm_stats(x, self.eps))
@@ -116,11 +127,8 @@ class CudaKernels:
         )
 
 
-@dataclass(frozen=True)
-class CpuKernels:
+class CpuKernels(Kernels):
     """The spread is the variance."""
-
-    eps: float
 
     def local_statistics(self, x: Tensor) -> Statistics:
         # With running statistics of float32, which are not used, it computes in float32 also for shorter inputs.

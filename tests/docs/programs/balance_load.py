@@ -45,16 +45,16 @@ steps = 2
 for _ in range(steps):
     next(interrupted)
 seen.clear()
-run_blocks("docs/how-to/train/balance-load.md", 3)
-assert seen == whole[2:]
 run_blocks("docs/how-to/train/balance-load.md", 4)
+assert seen == whole[2:]
+run_blocks("docs/how-to/train/balance-load.md", 5)
 assert state["position"] == 16
 seen.clear()
 sampler.load_state_dict(state)
-run_blocks("docs/how-to/train/balance-load.md", 3)
+run_blocks("docs/how-to/train/balance-load.md", 4)
 assert seen == whole[2:]
 
 expected = list(sampler)
-run_blocks("docs/how-to/train/balance-load.md", 5)
+run_blocks("docs/how-to/train/balance-load.md", 3)
 sampler.set_epoch(2)
 assert list(sampler) == expected
