@@ -96,7 +96,7 @@ class LoadBalancingDistributedSampler(ResumableSampler[int]):
         The epoch of all ranks.
 
         Returns:
-            [num_samples][num_replicas] indices, in order: rank r has the r-th of each chunk.
+            `num_samples` lists of `num_replicas` indices, in order: rank r has the r-th of each.
         """
         if not self.shuffle:
             return self._cut(self._costs)

@@ -42,7 +42,8 @@ class SyncBatchNorm(_BatchNorm):
         track_running_stats: False: evaluation uses the statistics of its batch, on each rank its own.
         process_group: a Bagua or torch group of the ranks that share statistics; None: the default group at the time of
             the first forward pass.
-        device, dtype: of the parameters and running statistics.
+        device: of the parameters and running statistics.
+        dtype: of the parameters and running statistics.
 
     Raises:
         ValueError: in the forward pass: the input has another shape, or all ranks together have fewer than two values
