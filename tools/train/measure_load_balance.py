@@ -33,6 +33,8 @@ import figures
 from sampler_orders import SAMPLERS, batches_of
 
 import bagua.torch_api as bagua
+from bagua.net.bench.argument_types import within
+from bagua.net.bench.export import check_writable
 from bagua.net.bench.figures import figures as figures_of
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.paired_ratio import paired_ratio
@@ -80,13 +82,24 @@ def train_epoch(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="measure_load_balance.py", allow_abbrev=False)
-    parser.add_argument("--samples", type=int, default=1024)
-    parser.add_argument("--batch-size", type=int, default=8, help="samples per rank and step (default 8)")
-    parser.add_argument("--width", type=int, default=128, help="of the model: its cost per token (default 128)")
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write a result file")
+    parser = argparse.ArgumentParser(
+        prog="measure_load_balance.py",
+        description="The work of each step's busiest rank by sampler, exact and measured; start it with torchrun.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--samples", type=within(int, 1, 1_000_000), default=1024, help="of the data set (default 1024)"
+    )
+    parser.add_argument("--batch-size", type=within(int, 1, 10_000), default=8, help="of each rank (default 8)")
+    parser.add_argument("--width", type=within(int, 1, 10_000), default=128, help="of the model's layers (default 128)")
+    parser.add_argument("--repetitions", type=within(int, 1, 1000), default=5, help="epochs, and one first (default 5)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="result file")
     given = parser.parse_args()
+    if given.json:
+        try:
+            check_writable("--json", given.json)
+        except ValueError as error:
+            parser.error(str(error))
     torch.set_num_threads(1)
     bagua.init_process_group()
     rank, ranks = bagua.get_rank(), bagua.get_world_size()
