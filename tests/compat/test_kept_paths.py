@@ -73,6 +73,11 @@ PATHS: dict[str, set[str]] = {
         "GradientAllReduceAlgorithmImpl",
     },
     "bagua.torch_api.algorithms.q_adam": {"QAdamAlgorithm", "QAdamAlgorithmImpl", "QAdamOptimizer"},
+    "bagua.torch_api.contrib": {"LoadBalancingDistributedBatchSampler", "LoadBalancingDistributedSampler"},
+    "bagua.torch_api.contrib.load_balancing_data_loader": {
+        *("LoadBalancingDistributedBatchSampler", "LoadBalancingDistributedSampler"),
+    },
+    "bagua.torch_api.contrib.sync_batchnorm": {"SyncBatchNorm"},
 }
 
 SUM = "op=ReduceOp.SUM"
@@ -159,6 +164,13 @@ SIGNATURES: dict[str, str] = {
     "bucket.BaguaBucket.append_python_op": "python_function, group=None",
     "bucket.BaguaBucket.append_centralized_synchronous_op": (
         "hierarchical=False, average=True, scattergather=False, compression=None, group=None"
+    ),
+    "contrib.LoadBalancingDistributedSampler": (
+        "dataset, complexity_fn, num_replicas=None, rank=None, shuffle=True, seed=0, drop_last=False, random_level=0"
+    ),
+    "contrib.LoadBalancingDistributedBatchSampler": "sampler, batch_fn, drop_last=False",
+    "contrib.sync_batchnorm.SyncBatchNorm": (
+        "num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True"
     ),
     "data_parallel.DistributedDataParallel": DDP,
     "data_parallel.distributed.DistributedDataParallel_V1_9_0": DDP,

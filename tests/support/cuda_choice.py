@@ -7,6 +7,7 @@ Chosen is what CUDA and NCCL do otherwise than CPUs and gloo:
 - compression by the kernels for GPUs, with overflow, short dtypes and values that are not finite;
 - NCCL's groups: made again, of some ranks, between and within emulated nodes, coalesced;
 - autocast, GradScaler, optimizers with kernels of their own, checkpointing, torch.compile;
+- batch normalization over the ranks, by kernels of its own;
 - state and resumption; errors that have to be raised and must not hang.
 
 Of a parametrized family one or two members stand for all. Not chosen are arguments, names, attributes and messages that
@@ -61,6 +62,12 @@ CHOICE: dict[str, Sequence[str]] = {
     "collectives": ["test_in_the_whole_world[2-1]", "test_in_the_whole_world[4-3]"],
     "collectives_inplace": ["test_in_the_whole_world[2-21]"],
     "coalesced": ["test_many_tensors[2-67108864]"],
+    "sync_batchnorm": [
+        "test_ranks_compute_what_one_large_batch_does",
+        "test_data_parallel_training_is_that_of_one_process[2-with_bagua]",
+        "test_evaluation_and_inputs_without_gradient_do_not_communicate",
+        "test_survivors_name_the_rank_that_died[backward]",
+    ],
     "state_broadcast": ["test_tensors_that_fit_are_overwritten_in_place"],
     "process_groups": [
         "test_communicators_of_nodes[sizes0-None-expected0]",

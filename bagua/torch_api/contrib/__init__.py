@@ -1,0 +1,19 @@
+"""Parts around the training loop: samplers, layers, optimizers and caches that data-parallel training needs beside
+gradient communication. Each is loaded when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_LAZY = {
+    "LoadBalancingDistributedBatchSampler": "bagua.torch_api.contrib.load_balancing_data_loader",
+    "LoadBalancingDistributedSampler": "bagua.torch_api.contrib.load_balancing_data_loader",
+    "SyncBatchNorm": "bagua.torch_api.contrib.sync_batchnorm",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__} has no attribute {name!r}; it has {', '.join(_LAZY)}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

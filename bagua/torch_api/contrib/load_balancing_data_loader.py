@@ -1,0 +1,201 @@
+"""Samplers that give all ranks equally expensive samples in the same step, so that none waits for another.
+
+The samples are sorted by cost and cut into chunks of one sample per rank. Chunks are shuffled, not samples: in each
+step all ranks have neighbours in the order of costs. A sampler is an object of one process and one thread; ranks agree
+because they compute the same order, from the same costs, seed and epoch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bagua.torch_api.contrib.resumable_sampler import ResumableSampler
+
+
+class LoadBalancingDistributedSampler(ResumableSampler[int]):
+    """
+    Indices of samples for this rank, such that all ranks have samples of similar cost at the same time.
+
+    Costs are evaluated once, for all samples on each rank. A rank gets ceil(len(dataset) / num_replicas) indices:
+    to fill the last chunk, samples are repeated, beginning with the cheapest.
+
+    Args:
+        dataset: what costs are computed from; anything with a length and items. It need not be the dataset that is
+            loaded: a list of costs by index is enough, with `complexity_fn=float`.
+        complexity_fn: the cost of `dataset[index]`, in any unit. It must give the same number on all ranks.
+        num_replicas: default: the world size.
+        rank: default: that of this process.
+        shuffle: the order of the chunks, by `seed` and epoch; otherwise from cheap to expensive in each epoch.
+        seed: the same on all ranks.
+        drop_last: give each rank floor(len(dataset) / num_replicas) indices instead of repeating samples. Those left
+            out are the most expensive.
+        random_level: in shuffling, a random integer up to this share of the difference between the highest and the
+            lowest cost is added to each cost before sorting. 0: chunks have the same samples in each epoch. 1: almost
+            no balance.
+
+    Raises:
+        RuntimeError: num_replicas or rank is not given, and torch.distributed is not initialized.
+        TypeError: a cost is not a number.
+        ValueError: num_replicas, rank or random_level is out of range, or a cost is not finite.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        complexity_fn: Callable[[Any], float],
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        random_level: float = 0,
+    ) -> None:
+        super().__init__()
+        self._epoch = 0
+        if (num_replicas is None or rank is None) and not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError(
+                "num_replicas and rank are not both given, and torch.distributed is not initialized.\n"
+                "Call bagua.torch_api.init_process_group() before making the sampler, or give both."
+            )
+        num_replicas = dist.get_world_size() if num_replicas is None else num_replicas
+        rank = dist.get_rank() if rank is None else rank
+        if num_replicas < 1:
+            raise ValueError(f"num_replicas is {num_replicas}, must be at least 1")
+        if not 0 <= rank < num_replicas:
+            raise ValueError(
+                f"rank is {rank}, must be between 0 and {num_replicas - 1}, as num_replicas={num_replicas}"
+            )
+        if not 0 <= random_level <= 1:
+            raise ValueError(f"random_level is {random_level}, must be between 0 and 1")
+        self.num_replicas, self.rank = num_replicas, rank
+        self.shuffle, self.seed, self.drop_last, self.random_level = shuffle, seed, drop_last, random_level
+        self._costs = [_cost(complexity_fn, dataset, index) for index in range(len(dataset))]
+        if drop_last:
+            self.num_samples = len(self._costs) // num_replicas
+        else:
+            self.num_samples = math.ceil(len(self._costs) / num_replicas)
+
+    @property
+    def epoch(self) -> int:
+        """What `set_epoch` said last; 0 at first."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The order of iterators that begin from now on. The same on all ranks."""
+        self._epoch = epoch
+
+    def chunks(self) -> list[list[int]]:
+        """
+        The epoch of all ranks.
+
+        Returns:
+            `num_samples` lists of `num_replicas` indices, in order: rank r has the r-th of each.
+        """
+        if not self.shuffle:
+            return self._cut(self._costs)
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        costs = self._costs
+        if costs:
+            most = int((max(costs) - min(costs)) * self.random_level + 1)
+            noise = torch.randint(most, (len(costs),), generator=generator).tolist()
+            costs = [cost + extra for cost, extra in zip(costs, noise, strict=True)]
+        chunks = self._cut(costs)
+        return [chunks[number] for number in torch.randperm(len(chunks), generator=generator).tolist()]
+
+    def _cut(self, costs: Sequence[float]) -> list[list[int]]:
+        ordered = sorted(range(len(costs)), key=costs.__getitem__)  # stable
+        filled = itertools.islice(itertools.cycle(ordered), self.num_samples * self.num_replicas)
+        return [list(chunk) for chunk in zip(*[filled] * self.num_replicas, strict=True)]
+
+    def _epoch_items(self) -> Sequence[int]:
+        return [chunk[self.rank] for chunk in self.chunks()]
+
+    def _settings(self) -> dict[str, Any]:
+        names = ("num_replicas", "shuffle", "seed", "drop_last", "random_level")
+        return {"samples": len(self._costs), **{name: getattr(self, name) for name in names}}
+
+    def __len__(self) -> int:
+        """Of a whole epoch, also after `load_state_dict`."""
+        return self.num_samples
+
+
+class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
+    """
+    Batches of a sampler's indices, of sizes that `batch_fn` chooses; equally many on all ranks.
+
+    Args:
+        sampler: with `drop_last=False`.
+        batch_fn: cuts a rank's indices into batches. It is called for all ranks on each rank, so that all know how many
+            batches the others have, and must depend on its argument alone.
+        drop_last: leave out the last batches of ranks that have more than others. Otherwise ranks with fewer repeat
+            theirs, from the first on.
+
+    Raises:
+        TypeError: `sampler` is not a LoadBalancingDistributedSampler.
+        ValueError: `sampler.drop_last` is set. When an epoch begins: a rank has no batches although others do, without
+            `drop_last`.
+    """
+
+    def __init__(
+        self,
+        sampler: LoadBalancingDistributedSampler,
+        batch_fn: Callable[[list[int]], Sequence[list[int]]],
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(sampler, LoadBalancingDistributedSampler):
+            raise TypeError(f"sampler is a {type(sampler).__name__}, must be a LoadBalancingDistributedSampler")
+        if sampler.drop_last:
+            raise ValueError(
+                "sampler.drop_last is True, must be False: to leave out batches, give drop_last to the batch sampler"
+            )
+        self.sampler, self.batch_fn, self.drop_last = sampler, batch_fn, drop_last
+        self._batches: tuple[int, Sequence[list[int]]] | None = None  # of an epoch
+
+    @property
+    def epoch(self) -> int:
+        """That of the sampler."""
+        return self.sampler.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """That of the sampler: the order of iterators that begin from now on. The same on all ranks."""
+        self.sampler.set_epoch(epoch)
+
+    def _epoch_items(self) -> Sequence[list[int]]:
+        if self._batches is None or self._batches[0] != self.epoch:
+            self._batches = self.epoch, self._make_batches()
+        return self._batches[1]
+
+    def _make_batches(self) -> Sequence[list[int]]:
+        chunks = self.sampler.chunks()
+        by_rank = [self.batch_fn([chunk[rank] for chunk in chunks]) for rank in range(self.sampler.num_replicas)]
+        counts = [len(batches) for batches in by_rank]
+        if not self.drop_last and min(counts) == 0 < max(counts):
+            raise ValueError(
+                f"batch_fn gave no batches for rank {counts.index(0)}, and {max(counts)} for rank"
+                f" {counts.index(max(counts))}.\nThe rank got {len(chunks)} samples in epoch {self.epoch}, and has"
+                " nothing to repeat.\nLet batch_fn return all indices that it gets, or give drop_last=True."
+            )
+        number = min(counts) if self.drop_last else max(counts)
+        return list(itertools.islice(itertools.cycle(by_rank[self.sampler.rank]), number))
+
+    def _settings(self) -> dict[str, Any]:
+        return {**self.sampler._settings(), "drop_last": self.drop_last}
+
+
+def _cost(complexity_fn: Callable[[Any], Any], dataset: Any, index: int) -> Any:
+    cost = complexity_fn(dataset[index])
+    if not isinstance(cost, numbers.Real):
+        raise TypeError(
+            f"complexity_fn returned {cost!r} for dataset[{index}], a {type(cost).__name__}; it must return a number"
+        )
+    if not math.isfinite(cost):
+        raise ValueError(f"complexity_fn returned {cost} for dataset[{index}]; costs must be finite")
+    return cost

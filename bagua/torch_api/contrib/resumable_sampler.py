@@ -1,0 +1,97 @@
+"""Samplers of epochs that continue in the middle of one: `state_dict` and `load_state_dict`, as torchdata's
+StatefulDataLoader calls them. An object of one process and one thread."""
+
+from __future__ import annotations
+
+import itertools
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from torch.utils.data import Sampler
+
+T = TypeVar("T")
+
+
+class ResumableSampler(Sampler[T]):
+    """What gives the items of one rank, epoch by epoch."""
+
+    def __init__(self) -> None:
+        self._place = (0, 0)  # an epoch, and how many of its items the last iterator has given
+        self._is_resuming = False  # the next iterator begins there
+
+    @property
+    @abstractmethod
+    def epoch(self) -> int:
+        """What `set_epoch` said last."""
+
+    @abstractmethod
+    def set_epoch(self, epoch: int) -> None:
+        """The order of iterators that begin from now on."""
+
+    @abstractmethod
+    def _epoch_items(self) -> Sequence[T]:
+        """All that this rank gets in this epoch."""
+
+    @abstractmethod
+    def _settings(self) -> dict[str, Any]:
+        """What determines the order, beside the costs."""
+
+    def __iter__(self) -> Iterator[T]:
+        """An epoch. After `load_state_dict` of a state of this epoch: the rest of it, once."""
+        epoch = self.epoch
+        start = self._place[1] if self._is_resuming and self._place[0] == epoch else 0
+        self._place, self._is_resuming = (epoch, start), False
+        return self._counted(epoch, start, self._epoch_items())
+
+    def _counted(self, epoch: int, start: int, items: Sequence[T]) -> Iterator[T]:
+        for number, item in enumerate(itertools.islice(items, start, None), start + 1):
+            self._place = (epoch, number)
+            yield item
+
+    def __len__(self) -> int:
+        """Of a whole epoch, also after `load_state_dict`."""
+        return len(self._epoch_items())
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        Returns:
+            "epoch", "position" (the number of items that have been given in it) and "settings". A DataLoader with
+            workers asks for more items than it has given: see `load_state_dict`.
+        """
+        epoch, position = self._place
+        return {
+            "epoch": self.epoch,
+            "position": position if epoch == self.epoch else 0,
+            "settings": self._settings(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Set the epoch to that of the state. The next iterator continues at its position, unless `set_epoch` names
+        another epoch before; later ones begin at the start.
+
+        Args:
+            state_dict: of any rank, as all are at the same position. If the items that were trained on are fewer than
+                those that the DataLoader has asked for, put their number under "position".
+
+        Raises:
+            KeyError: it is not such a state.
+            ValueError: it is of a sampler with other settings, whose order is another, or the position is not in the
+                epoch. Nothing is changed then.
+        """
+        epoch, position, theirs = int(state_dict["epoch"]), int(state_dict["position"]), state_dict["settings"]
+        ours = self._settings()
+        different = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+        if different:
+            said = ", ".join(f"{name} is {ours.get(name)}, was {theirs.get(name)}" for name in different)
+            raise ValueError(
+                f"The state is of another order of samples: {said}.\nIt was saved by a sampler in epoch {epoch} at"
+                f" position {position}.\nUse the same settings, or call set_epoch({epoch}) to begin that epoch anew."
+            )
+        before = self.epoch
+        self.set_epoch(epoch)
+        if not 0 <= position <= len(self):
+            limit = len(self)
+            self.set_epoch(before)
+            raise ValueError(f"position is {position}, must be between 0 and {limit}, the length of epoch {epoch}")
+        self._place, self._is_resuming = (epoch, position), True

@@ -1,0 +1,169 @@
+"""Batch normalization whose statistics are those of all ranks' batches together.
+
+Ioffe and Szegedy, Batch Normalization (2015), https://arxiv.org/abs/1502.03167, over the batches of several ranks. A
+layer is used by one thread of each rank at a time. Layers of the same group share one group of their own for
+communication.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from bagua.collectives.process_group import BaguaProcessGroup, duplicate_group, is_initialized, to_bagua_process_group
+from bagua.torch_api.contrib.sync_batchnorm_function import SyncBatchNormFunction
+
+# By the group that users name. What layers say goes beside the gradients of buckets, so not in that group itself.
+_own_groups: weakref.WeakKeyDictionary[BaguaProcessGroup, BaguaProcessGroup] = weakref.WeakKeyDictionary()
+
+
+class SyncBatchNorm(_BatchNorm):
+    """
+    In training the outputs, gradients and running statistics are those of one process with the batches of all ranks,
+    which may be of different sizes, empty too. In evaluation, in a group of one rank, and where no process group is
+    initialized, it is the batch normalization of torch, and communicates nothing. On CUDA and CPUs.
+
+    All ranks of the group call it equally often and in the same order, and so they do in backward. Gradients of
+    gradients are refused with a RuntimeError.
+
+    Args:
+        num_features: channels, dimension 1 of inputs of shape [batch, channels, ...] with two dimensions or more, in
+            any floating-point dtype and memory format. The statistics are computed in float32, of float64 in that.
+        eps: added to the variance.
+        momentum: of the running statistics; None: their mean over all batches.
+        affine: with weight and bias.
+        track_running_stats: False: evaluation uses the statistics of its batch, on each rank its own.
+        process_group: a Bagua or torch group of the ranks that share statistics; None: the default group at the time of
+            the first forward pass.
+        device: of the parameters and running statistics.
+        dtype: of the parameters and running statistics.
+
+    Raises:
+        ValueError: in the forward pass: the input has another shape, or all ranks together have fewer than two values
+            per channel.
+        CollectiveError: communication failed; names the ranks that are gone.
+        RuntimeError: this process is not in the group.
+        TypeError: `process_group` is not a process group.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: BaguaProcessGroup | dist.ProcessGroup | None = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        self.process_group = process_group
+
+    @classmethod
+    def convert_sync_batchnorm(
+        cls, module: nn.Module, process_group: BaguaProcessGroup | dist.ProcessGroup | None = None
+    ) -> nn.Module:
+        """
+        Replaces every BatchNorm1d, 2d, 3d and torch.nn.SyncBatchNorm in `module`. The new layers have the parameters,
+        buffers and hooks of the old ones, so optimizers and state dicts stay valid. Call it before `with_bagua`.
+
+        Args:
+            process_group: that of the new layers, and of those that are converted already.
+
+        Returns:
+            `module`, or its replacement if it is a layer itself.
+
+        Raises:
+            ValueError: a layer is of a class with a forward of its own, which would be lost, or is a lazy layer that
+                does not know its channels yet. Nothing has been replaced.
+        """
+        new: dict[nn.Module, nn.Module] = {
+            one: cls._like(one, name, process_group)
+            for name, one in module.named_modules()
+            if isinstance(one, _BatchNorm)
+        }
+        for parent in list(module.modules()):
+            for name, child in parent._modules.items():
+                if child in new:
+                    parent._modules[name] = new[child]
+        return new.get(module, module)
+
+    @classmethod
+    def _like(cls, layer: _BatchNorm, name: str, process_group: BaguaProcessGroup | dist.ProcessGroup | None) -> Self:
+        where = f"{name or 'the module'} is a {type(layer).__name__}"
+        if isinstance(layer, LazyModuleMixin):
+            raise ValueError(f"{where}, which does not know its channels yet.\nRun one forward pass before converting.")
+        if type(layer).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward, cls.forward):
+            raise ValueError(
+                f"{where}, which has a forward of its own that SyncBatchNorm would not run.\n"
+                "Replace it by hand: SyncBatchNorm(num_features), followed by what else its forward does."
+            )
+        new = cls.__new__(cls)
+        new.__dict__ = {**layer.__dict__, "process_group": process_group}
+        return new
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name that it has in torch
+        """
+        Args:
+            input: [batch, num_features, ...].
+
+        Returns:
+            of the same shape, dtype and memory format.
+        """
+        self._check_input_dim(input)
+        return self._in_training(input) if self.training else super().forward(input)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # for communication, and the making of groups
+    def _in_training(self, x: Tensor) -> Tensor:
+        group = self._group()
+        if group is None:
+            return super().forward(x)
+        factor = 0.0 if self.momentum is None else self.momentum
+        if self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                factor = 1.0 / float(self.num_batches_tracked)
+        tracked = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
+        output: Tensor = SyncBatchNormFunction.apply(x, self.weight, self.bias, *tracked, factor, self.eps, group)  # type: ignore[no-untyped-call]
+        return output
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
+        if input.dim() < 2 or input.shape[1] != self.num_features or not input.is_floating_point():
+            raise ValueError(
+                f"SyncBatchNorm({self.num_features}) got an input of shape {list(input.shape)} and {input.dtype}.\n"
+                f"It must be [batch, {self.num_features}, ...], of a floating-point dtype."
+            )
+
+    def _group(self) -> BaguaProcessGroup | None:
+        """For the statistics. None if there is nobody to share them with. Collective, the first time for a group."""
+        if self.process_group is None and not is_initialized() and not dist.is_initialized():
+            return None
+        group = to_bagua_process_group(self.process_group)
+        if not group.is_member:
+            raise RuntimeError(
+                f"SyncBatchNorm({self.num_features}) is in the forward pass of rank {dist.get_rank()}, which is not in"
+                " its process group.\nGive each rank a group that it is a member of."
+            )
+        if group.size == 1:
+            return None
+        own = _own_groups.get(group)
+        if own is None or not own.is_alive:
+            own = _own_groups[group] = duplicate_group(group)
+        return own
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """The copy shares statistics with the same ranks."""
+        if self.process_group is not None:
+            memo[id(self.process_group)] = self.process_group
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        new.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return new
