@@ -13,10 +13,12 @@ the host never waits. On CPU the group's communication thread runs them (bagua.e
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,7 @@ from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_readiness import BucketReadiness, flag_setter
 from bagua.engine.comm_thread import CommThread, has_thread, join_thread
 from bagua.engine.step_state import BucketEvent, BucketState
+from bagua.engine.step_statistics import PassRecorder
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -42,6 +45,7 @@ class CommScheduler:
     Args:
         buckets: in launch order, the same on all ranks. None: nothing is communicated.
         group: whose stream carries the operations.
+        recorder: takes the times.
 
     Attributes:
         set_ready: by slot, what sets the tensor's ready flag; an argument is ignored, so that it can be a hook.
@@ -52,9 +56,12 @@ class CommScheduler:
         ValueError: a tensor, or its name, is in two buckets.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], group: BaguaProcessGroup) -> None:
+    def __init__(
+        self, buckets: Sequence[Bucket], group: BaguaProcessGroup, recorder: PassRecorder | None = None
+    ) -> None:
         _check_distinct(buckets)
         self._group = group
+        self._recorder = recorder or PassRecorder()
         self._states = [BucketReadiness(bucket) for bucket in buckets]
         self._queue = deque(self._states)
         self._started: list[_Started] = []
@@ -106,6 +113,10 @@ class CommScheduler:
         state.clear_flags()
         state.on(BucketEvent.LAUNCH)
         bucket = state.bucket
+        if not self._started:
+            self._recorder.begin_pass(bucket)
+        if self._recorder.is_sampling:
+            self._recorder.launched(bucket)
         what = "starting the communication of a bucket"
         # The backend's first call makes connections, and waits for the other ranks. On GPUs no later one does.
         if not (bucket.is_on_gpu and self.sent):
@@ -122,8 +133,8 @@ class CommScheduler:
         if streams:
             _wait_for(streams, bucket)
         is_inline = len(bucket.ops) == 1 and bucket.ops[0].inline
-        is_on_gpu = bucket.is_on_gpu
-        if is_on_gpu and not is_inline:
+        is_on_gpu, is_sampling = bucket.is_on_gpu, self._recorder.is_sampling
+        if is_on_gpu and (is_sampling or not is_inline):
             return self._start_on_stream(bucket)
         bucket.copy_in()
         # Once there is a thread, all that is on CPU goes there: it may still have to start operations that come before
@@ -133,7 +144,8 @@ class CommScheduler:
         if self._thread is None:
             self._thread = join_thread(self._group)
             self._leave_thread = weakref.finalize(self, self._thread.leave)
-        return _Started(bucket, future=self._thread.submit(lambda: run_ops(bucket)))
+        run = partial(run_ops, bucket)
+        return _Started(bucket, future=self._thread.submit(self._recorder.timed(bucket, run) if is_sampling else run))
 
     def _start_on_stream(self, bucket: Bucket) -> _Started:
         stream = self._group.stream_on(bucket.device)
@@ -142,15 +154,19 @@ class CommScheduler:
         bucket.keep_for(stream)
         current = torch.cuda.current_stream(bucket.device)
         stream.wait_stream(current)
+        is_sampling = self._recorder.is_sampling
+        begin = stream.record_event(torch.cuda.Event(enable_timing=True)) if is_sampling else None  # type: ignore[no-untyped-call]
         try:
             with torch.cuda.stream(stream):
                 run_ops(bucket)
                 bucket.copy_out()
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event = torch.cuda.Event(enable_timing=is_sampling)  # type: ignore[no-untyped-call]
                 event.record(stream)
         except BaseException:
             current.wait_stream(stream)  # some operations may be under way, and nobody waits for them any more
             raise
+        if begin is not None:
+            self._recorder.queued(bucket, begin, event)
         return _Started(bucket, event=event)
 
     # --- the end of a pass -------------------------------------------------------------------------------------------
@@ -185,9 +201,16 @@ class CommScheduler:
         if self._has_passed is not None:
             self._has_passed()
         if started:
+            is_on_gpu = started[-1].bucket.is_on_gpu
+            is_sampling = self._recorder.is_sampling
+            gradients_done = _timed_event(started[-1].bucket.device) if is_on_gpu and is_sampling else None
+            begin = time.perf_counter()
             with failures_named(self._group, "waiting for the gradients of a backward pass"):
                 for one in started:
                     one.wait()
+                    if is_sampling:
+                        self._recorder.is_over(one.bucket)
+            self._recorder.end_pass(time.perf_counter() - begin, gradients_done)
         return started
 
     @property
@@ -290,6 +313,12 @@ class _Started:
         once."""
         if self._event is None:
             self.bucket.copy_out()
+
+
+def _timed_event(device: torch.device) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def _wait_for(streams: Sequence[torch.cuda.Stream], bucket: Bucket) -> None:

@@ -21,6 +21,7 @@ from bagua.engine.incomplete_step import failed_reinitialization
 from bagua.engine.module_hooks import ModuleHooks
 from bagua.engine.parameters import ignored_names, trainable_parameters
 from bagua.engine.plan_maker import PlanMaker
+from bagua.engine.step_statistics import PassRecorder, StepStatistics
 from bagua.engine.tensor import drop_record, record_of, set_ready
 from bagua.engine.training_plan import AlgorithmHooks, TrainingPlan
 from bagua.engine.training_steps import TrainingSteps
@@ -93,6 +94,7 @@ class BaguaDistributedDataParallel:
         self.bagua_algorithm = algorithm.reify(process_group)
         self.bagua_buckets: list[Bucket] = []
         self.parameters_to_ignore = ignored_names(module)
+        self.recorder = PassRecorder()
         self._plan: TrainingPlan | None = None
         self._plans = PlanMaker(self, dict(getattr(algorithm, "shared_settings", dict)()))
         self._hooks = ModuleHooks()
@@ -212,6 +214,11 @@ class BaguaDistributedDataParallel:
         self._plans.forget_kept()
         self._replan()
 
+    def stats(self) -> StepStatistics:
+        """How long this rank's steps take, and how much of it is communication that nothing hides. With `async`, of its
+        warm-up: later, a thread communicates beside the steps."""
+        return self.recorder.statistics()
+
     def state_dict(self) -> dict[str, Any]:
         """What this rank's next steps depend on beside the states of module and optimizers: the step counter and the
         algorithm's own state. Save it with theirs; algorithms that let replicas differ need all three of every rank."""
@@ -298,6 +305,7 @@ class BaguaDistributedDataParallel:
 
     def _follow(self, plan: TrainingPlan) -> None:
         self._plan, self.bagua_buckets = plan, list(plan.buckets)
+        self.recorder.forget()
         self._steps.follow(plan.parameters, self._plans.trainable, AlgorithmHooks.of(self), plan.scheduler)
 
     def initialize_again(self) -> None:

@@ -197,7 +197,7 @@ class PlanMaker:
         )
         for bucket in buckets:
             engine.bagua_algorithm.init_operations(engine, bucket)
-        scheduler = CommScheduler(buckets, engine.process_group)
+        scheduler = CommScheduler(buckets, engine.process_group, engine.recorder)
         return TrainingPlan(self._key(), self.phase, replica, self.parameters, buckets, scheduler)
 
     def _put_away(self, plan: TrainingPlan, is_replaced: bool) -> None:

@@ -61,6 +61,7 @@ class _Device:
         self.group: Any = SimpleNamespace(ranks=[0], torch_group=object(), stream_on=lambda _: streams["group"])
         monkeypatch.setattr("bagua.engine.comm_scheduler.has_thread", lambda _: False)
         monkeypatch.setattr("bagua.engine.comm_scheduler.watch", lambda _: lambda: None)
+        monkeypatch.setattr("bagua.engine.step_statistics.PassRecorder.begin_pass", lambda *_: None)
         monkeypatch.setattr(torch_internals, "raw_stream_of", lambda _: lambda: list(streams).index(self.current))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _=None: streams[self.current])
         monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())

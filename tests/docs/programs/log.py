@@ -6,7 +6,7 @@ import os
 import re
 
 import torch
-from support.page_programs import REPOSITORY
+from support.page_programs import REPOSITORY, run_blocks
 
 import bagua.torch_api as bagua
 
@@ -22,3 +22,17 @@ model.with_bagua([optimizer], bagua.algorithms.gradient_allreduce.GradientAllRed
 page = REPOSITORY / "docs" / "how-to" / "train" / "log.md"
 shown = re.search("```text\n(.*?)```", page.read_text(), re.DOTALL)[1].splitlines()
 assert lines == (shown if bagua.get_rank() == 0 else []), lines
+
+for _ in range(12):
+    optimizer.zero_grad()
+    model(torch.randn(8, 1024)).square().mean().backward()
+    optimizer.step()
+
+run_blocks("docs/how-to/train/log.md", 1)
+
+stats = model.bagua_ddp.stats()
+assert stats.steps == 12
+assert stats.nbytes == sum(one.nbytes for one in stats.buckets) >= 4 * sum(one.numel() for one in model.parameters())
+assert 0 <= stats.exposed_s < stats.step_s
+assert all(one.communication_s > 0 for one in stats.buckets)
+assert len(stats.buckets) == 2

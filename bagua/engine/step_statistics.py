@@ -1,0 +1,221 @@
+"""How long steps take, and how much of that is communication: `bagua_ddp.stats()`.
+
+One `PassRecorder` per engine, written by the scheduler of the plan in use: on the training thread, and for what the
+communication thread runs, there. Operations are timed in every SAMPLE_EVERY-th pass, which costs below 1 % of a step;
+what a pass waits for on a CPU, in all.
+
+[Note: on GPUs] nothing waits on the host. In a sampled pass all buckets go through the group's stream, between two
+events, and a third one on the stream of the backward pass tells when its gradients were done. They are read some passes
+later, when the GPU has passed them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from bagua.engine.bucket import Bucket
+
+SAMPLE_EVERY = 8
+WINDOW = 64  # passes that the figures are of
+
+
+@dataclass(frozen=True)
+class BucketTime:
+    """
+    Attributes:
+        name: of the bucket.
+        nbytes: of its tensors, before compression.
+        communication_s: of its operations, median.
+    """
+
+    name: str
+    nbytes: int
+    communication_s: float
+
+
+@dataclass(frozen=True)
+class StepStatistics:
+    """Medians over the last WINDOW steps that communicated. NaN: not known yet.
+
+    Attributes:
+        steps: how many communicated so far.
+        step_s: from one to the next.
+        communication_s: the operations of all buckets, one after the other.
+        exposed_s: of that, what the step waits for after its gradients are done.
+        nbytes: of tensors that are communicated in a step, before compression.
+        buckets: in launch order.
+    """
+
+    steps: int
+    step_s: float
+    communication_s: float
+    exposed_s: float
+    nbytes: int
+    buckets: tuple[BucketTime, ...]
+
+    @property
+    def hidden_s(self) -> float:
+        """Of the communication, what runs while gradients are computed."""
+        return max(0.0, self.communication_s - self.exposed_s)
+
+    def __str__(self) -> str:
+        share = 100 * self.exposed_s / self.step_s if self.step_s > 0 else float("nan")
+        return (
+            f"step {1e3 * self.step_s:.3g} ms; communication {1e3 * self.communication_s:.3g} ms, of which exposed"
+            f" {1e3 * self.exposed_s:.3g} ms ({share:.0f} % of the step); {self.nbytes / (1 << 20):.3g} MiB in"
+            f" {len(self.buckets)} {'bucket' if len(self.buckets) == 1 else 'buckets'}"
+        )
+
+
+@dataclass
+class _Sample:
+    """Of one pass."""
+
+    buckets: list[tuple[str, int]] = field(default_factory=list)
+    launched_at: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    events: dict[str, tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=dict)
+    gradients_done: torch.cuda.Event | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return all(end.query() for _, end in self.events.values())  # type: ignore[no-untyped-call]
+
+    def read_events(self) -> float | None:
+        """The exposed time, in s; None without GPUs. Communication is added to `seconds`."""
+        if self.gradients_done is None:
+            return None
+        exposed = 0.0
+        for name, (begin, end) in self.events.items():
+            self.seconds[name] = 1e-3 * begin.elapsed_time(end)
+            exposed = max(exposed, 1e-3 * self.gradients_done.elapsed_time(end))
+        return exposed
+
+
+class PassRecorder:
+    """Of one engine."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._passes = 0
+        self._last_end: float | None = None
+        self._step_s: deque[float] = deque(maxlen=WINDOW)
+        self._exposed_s: deque[float] = deque(maxlen=WINDOW)
+        self._samples: deque[_Sample] = deque(maxlen=max(2, WINDOW // SAMPLE_EVERY))
+        self._unread: deque[_Sample] = deque(maxlen=4)
+        self._sample: _Sample | None = None
+
+    # --- written by the scheduler ------------------------------------------------------------------------------------
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether the operations of this pass are timed."""
+        return self._sample is not None
+
+    def begin_pass(self, first: Bucket) -> None:
+        """Before the first bucket of a pass is launched."""
+        is_due = self._passes % SAMPLE_EVERY == 1
+        # Events of a captured graph have no times.
+        if is_due and first.is_on_gpu and torch.cuda.is_current_stream_capturing():
+            is_due = False
+        self._sample = _Sample() if is_due else None
+
+    def launched(self, bucket: Bucket) -> None:
+        """In a sampled pass."""
+        assert self._sample is not None
+        self._sample.buckets.append((bucket.name, bucket.flattened_tensor().nbytes))
+        self._sample.launched_at[bucket.name] = self._clock()
+
+    def is_over(self, bucket: Bucket) -> None:
+        """In a sampled pass: the bucket was waited for. One that went on by itself on a CPU may have been over before,
+        which nobody saw."""
+        sample = self._sample
+        assert sample is not None
+        if not bucket.is_on_gpu and bucket.name not in sample.seconds:
+            sample.seconds[bucket.name] = self._clock() - sample.launched_at[bucket.name]
+
+    def timed(self, bucket: Bucket, run: Callable[[], None]) -> Callable[[], None]:
+        """Of a sampled pass: `run`, which does the bucket's operations, on any thread."""
+        sample = self._sample
+        assert sample is not None
+
+        def timed() -> None:
+            begin = self._clock()
+            run()
+            sample.seconds[bucket.name] = self._clock() - begin
+
+        return timed
+
+    def queued(self, bucket: Bucket, begin: torch.cuda.Event, end: torch.cuda.Event) -> None:
+        """Of a sampled pass: the bucket's operations are between these events of the group's stream."""
+        assert self._sample is not None
+        self._sample.events[bucket.name] = begin, end
+
+    def end_pass(self, waited_s: float, gradients_done: torch.cuda.Event | None) -> None:
+        """All buckets were waited for.
+
+        Args:
+            waited_s: on the host.
+            gradients_done: in a sampled pass on GPUs, recorded before the streams were made to wait.
+        """
+        now = self._clock()
+        if self._last_end is not None:
+            self._step_s.append(now - self._last_end)
+        self._last_end = now
+        self._passes += 1
+        sample, self._sample = self._sample, None
+        if gradients_done is None:
+            self._exposed_s.append(waited_s)
+        if sample is None:
+            return
+        if gradients_done is None:
+            self._samples.append(sample)
+        else:
+            sample.gradients_done = gradients_done
+            self._unread.append(sample)
+            self._read()
+
+    def forget(self) -> None:
+        """The buckets are others from now on."""
+        self._samples.clear()
+        self._unread.clear()
+        self._sample = None
+
+    # --- read by users -----------------------------------------------------------------------------------------------
+
+    def statistics(self) -> StepStatistics:
+        self._read()
+        latest = self._samples[-1] if self._samples else _Sample()
+        buckets = tuple(
+            BucketTime(name, nbytes, _median(one.seconds[name] for one in self._samples if name in one.seconds))
+            for name, nbytes in latest.buckets
+        )
+        return StepStatistics(
+            self._passes,
+            _median(self._step_s),
+            sum(bucket.communication_s for bucket in buckets) if buckets else float("nan"),
+            _median(self._exposed_s),
+            sum(bucket.nbytes for bucket in buckets),
+            buckets,
+        )
+
+    def _read(self) -> None:
+        while self._unread and self._unread[0].is_complete:
+            sample = self._unread.popleft()
+            exposed = sample.read_events()
+            if exposed is not None:
+                self._exposed_s.append(exposed)
+            self._samples.append(sample)
+
+
+def _median(values: Iterable[float]) -> float:
+    known = list(values)
+    return statistics.median(known) if known else float("nan")
