@@ -526,3 +526,29 @@ def test_a_failed_step_leaves_the_optimizer_as_it_was() -> None:
         pair.optimizer.fuse_step()
     assert pair.optimizer.param_groups is groups
     assert pair.optimizer.state is states
+
+
+def test_states_that_change_their_dtype() -> None:
+    """They do not fit where they were."""
+
+    class Growing(optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for group in self.param_groups:
+                for one in group["params"]:
+                    if one.grad is not None:
+                        state = self.state[one]
+                        count = state["count"] = state.get("count", 0) + 1
+                        dtype = torch.float64 if count > 2 else torch.float32
+                        state["mean"] = state.get("mean", torch.zeros_like(one)).to(dtype) * 0.9 + one.grad
+                        state["norm"] = torch.tensor(float(count), dtype=dtype)
+                        one.sub_(state["mean"] / state["norm"], alpha=group["lr"])
+
+    pair = Pair(Growing)
+    for _ in range(5):
+        pair.train(1)
+        pair.check()
+    assert pair.optimizer._bagua_fused_count == 10

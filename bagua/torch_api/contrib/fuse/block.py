@@ -6,7 +6,7 @@ another in a block is a slice of each of its tensors, so a parameter without a g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,6 +143,14 @@ class Block:
             lane = self.scalars[name] = Lane.of(flat, views)
         is_alike = (lane.flat.dtype, lane.flat.device, lane.views[0].shape) == (like.dtype, like.device, like.shape)
         return lane if is_alike else None
+
+    def drop_unused_lanes(self, states: Mapping[Any, Mapping[str, Any]]) -> None:
+        """Free those that no state of a parameter is a view of: states were loaded, or have another dtype now."""
+        known = [states.get(parameter, {}) for parameter in self.parameters]
+        for lanes in (self.states, self.scalars):
+            for name, lane in list(lanes.items()):
+                if not any(state.get(name) is view for state, view in zip(known, lane.views, strict=True)):
+                    del lanes[name]
 
 
 def is_state(value: Tensor, parameter: Tensor) -> bool:

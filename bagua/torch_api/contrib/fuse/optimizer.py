@@ -174,11 +174,11 @@ class Fusion:
             for of_group, group in zip(blocks, groups, strict=False)
         ]
 
-    @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        plan = self._prepared(optimizer)
+        with torch.no_grad():
+            plan = self._prepared(optimizer)
         step = plain_step(optimizer)
-        if plan is None or not plan.has_runs:
+        if plan is None or not plan.fused_groups:
             step(optimizer)
             return
         groups, states = optimizer.param_groups, optimizer.state
@@ -198,7 +198,7 @@ class Fusion:
         except BaseException:
             self._plan = None
             raise
-        vars(optimizer)["_bagua_fused_count"] += sum(1 for group in plan.groups if group.runs)
+        vars(optimizer)["_bagua_fused_count"] += plan.fused_groups
 
     def _prepared(self, optimizer: torch.optim.Optimizer) -> Plan | None:
         """The plan, with all that the step reads. None: there is none for these gradients."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bagua.torch_api.contrib.fuse.block import Block, is_scalar, is_state
+from bagua.torch_api.contrib.fuse.block import Block, Lane, is_scalar, is_state
 from bagua.torch_api.contrib.fuse.layout import is_in_bucket
 from bagua.torch_api.contrib.fuse.run import PLAIN, Run, StaleError, gradients_of
 
@@ -39,6 +39,7 @@ class GroupPlan:
         self.runs: list[Run] = []
         in_group, in_runs = set(map(id, parameters)), set[int]()
         for block in blocks:
+            block.drop_unused_lanes(states)
             for begin, end in _intervals(block, states, in_group):
                 mine = [states.get(one, {}) for one in block.parameters[begin:end]]
                 _bring_states_home(block, begin, mine)
@@ -50,13 +51,13 @@ class GroupPlan:
 
     def is_current(self, parameters: Sequence[Tensor]) -> bool:
         """Whether these are still the group's parameters, and all but the gradients of runs is where it was."""
-        return (
-            len(parameters) == len(self._parameters)
-            and all(map(is_, parameters, self._parameters))
-            and not any(one is not None for one in map(gradients_of, self._idle))
-            and not any(one is None for one in map(gradients_of, self.singles))
-            and all(run.is_current() for run in self.runs)
-        )
+        if len(parameters) != len(self._parameters) or not all(map(is_, parameters, self._parameters)):
+            return False
+        if self._idle and any(one is not None for one in map(gradients_of, self._idle)):
+            return False
+        if self.singles and any(one is None for one in map(gradients_of, self.singles)):
+            return False
+        return all(run.is_current() for run in self.runs)
 
 
 class Plan:
@@ -72,22 +73,19 @@ class Plan:
             GroupPlan(group["params"], of_group, states, check_each)
             for group, of_group in zip(optimizer.param_groups, blocks, strict=True)
         ]
+        self._runs = [run for group in self.groups for run in group.runs]
+        self._flats = {id(run.flat) for run in self._runs}
+        self._lanes: list[Lane] = []
         self._blocks = [block for of_group in blocks for block in of_group]
         self._states = states
         self._known = list(states.values())
         self._not_of_parameters = [key for key in states if not isinstance(key, Tensor)]
         self._shown: defaultdict[Any, Any] = defaultdict(dict)
-        for run in self._runs():
+        for run in self._runs:
             if run.state:
                 self._shown[run.flat] = run.state
-
-    def _runs(self) -> Iterator[Run]:
-        for group in self.groups:
-            yield from group.runs
-
-    @property
-    def has_runs(self) -> bool:
-        return any(group.runs for group in self.groups)
+        self.fused_groups = sum(1 for group in self.groups if group.runs)
+        self._note_lanes()
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Bring what was written to the parameters since the last step to the flat ones.
@@ -105,7 +103,7 @@ class Plan:
         for group, plan in zip(optimizer.param_groups, self.groups, strict=True):
             if not plan.is_current(group["params"]):
                 raise StaleError
-        for run in self._runs():
+        for run in self._runs:
             run.read_scalars()
             run.read_gradients()
 
@@ -134,32 +132,37 @@ class Plan:
         Raises:
             StaleError: everything is where it belongs, but the next step needs another plan.
         """
-        is_stale = False
         for group, seen in zip(groups, shown, strict=True):
-            group.update((name, value) for name, value in seen.items() if name != "params")
-        for run in self._runs():
+            del seen["params"]
+            group.update(seen)
+        is_changed = False
+        of_runs = 0
+        for run in self._runs:
             if state := self._shown.get(run.flat):
-                try:
-                    if run.write_back(state):
-                        self._states.update(zip(run.parameters, run.states, strict=True))
-                except StaleError:
+                of_runs += 1
+                if run.write_back(state):
+                    is_changed = True
                     self._states.update(zip(run.parameters, run.states, strict=True))
-                    is_stale = True
-        flats = {id(run.flat) for run in self._runs()}
-        for key, state in self._shown.items():
-            if id(key) not in flats and self._states.get(key) is not state:
-                self._states[key] = state
+        if len(self._shown) > of_runs:
+            for key, state in self._shown.items():
+                if id(key) not in self._flats and self._states.get(key) is not state:
+                    self._states[key] = state
+                    is_changed = True
+        if is_changed:
+            self._known = list(self._states.values())
+            self._not_of_parameters = [key for key in self._shown if not isinstance(key, Tensor)]
+            self._note_lanes()
+            if any(run.is_stale for run in self._runs):
+                raise StaleError
         self.note_versions()
-        self._known = list(self._states.values())
-        self._not_of_parameters = [key for key in self._shown if not isinstance(key, Tensor)]
-        if is_stale:
-            raise StaleError
+
+    def _note_lanes(self) -> None:
+        self._lanes = [lane for block in self._blocks for lane in block.scalars.values()]
 
     def note_versions(self) -> None:
         """What the parameters' states of one element hold now is what the runs have."""
-        for block in self._blocks:
-            for lane in block.scalars.values():
-                lane.version = lane.flat._version
+        for lane in self._lanes:
+            lane.version = lane.flat._version
 
 
 def _intervals(block: Block, states: dict[Any, Any], in_group: set[int]) -> Iterator[tuple[int, int]]:

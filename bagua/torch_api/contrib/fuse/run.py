@@ -37,6 +37,7 @@ class Run:
     Attributes:
         flat: the weights, 1-D; its gradient is set.
         state: of `flat`, as the optimizer keeps it.
+        is_stale: there must be another plan for the next step.
     """
 
     def __init__(self, block: Block, begin: int, end: int, states: list[dict[str, Any]], check_each: bool) -> None:
@@ -50,6 +51,7 @@ class Run:
         self._gradient_addresses = gradients.addresses[begin:end]
         self._restore_gradients()
         self.state: dict[str, Any] = {}
+        self.is_stale = False
         self._step = 1 if check_each else max(1, end - begin - 1)
         for name, value in states[0].items():
             if not isinstance(value, Tensor):
@@ -72,10 +74,13 @@ class Run:
         self._watched_states = self.states[:: self._step]
         self._lanes = []
         self._plain = {}
+        self._scalars: dict[str, Tensor] = {}
         self._last = dict(self.state)
         for name, value in self.state.items():
             if isinstance(value, Tensor):
                 lane = self._lane(name)
+                if value.shape != self.flat.shape:
+                    self._scalars[name] = lane.flat[self.begin : self.end]
                 self._lanes.append((itemgetter(name), lane.views[looked_at], lane.addresses[looked_at]))
             else:
                 self._plain[name] = value
@@ -98,13 +103,12 @@ class Run:
                     return False
                 if list(map(addresses_of, views)) != addresses:
                     return False
-            return all(
-                one[name] == value and type(one[name]) is type(value)
-                for name, value in self._plain.items()
-                for one in self._watched_states
-            )
+            for name, value in self._plain.items():
+                if any(one[name] != value or type(one[name]) is not type(value) for one in self._watched_states):
+                    return False
         except KeyError:
             return False
+        return True
 
     def read_scalars(self) -> None:
         """Take over what was written to the parameters' step counters since the last step.
@@ -112,14 +116,12 @@ class Run:
         Raises:
             StaleError: they are not alike any more.
         """
-        for name, value in self.state.items():
-            if isinstance(value, Tensor) and value.shape != self.flat.shape:
-                lane = self.block.scalars[name]
-                if lane.flat._version != lane.version:
-                    each = lane.flat[self.begin : self.end]
-                    if not bool((each == each[0]).all()):
-                        raise StaleError
-                    value.copy_(lane.views[self.begin])
+        for name, each in self._scalars.items():
+            lane = self.block.scalars[name]
+            if lane.flat._version != lane.version:
+                if not bool((each == each[0]).all()):
+                    raise StaleError
+                self.state[name].copy_(lane.views[self.begin])
 
     def read_gradients(self) -> None:
         """Copy the gradients to where the flat one is, unless they are there.
@@ -178,7 +180,7 @@ class Run:
             else:
                 raise RuntimeError(not_elementwise(name, value, self.flat))
         self.state = state
-        if is_changed:
+        if is_changed and not self.is_stale:
             self._watch()
         return is_changed
 
@@ -188,13 +190,14 @@ class Run:
 
     def _adopt_state(self, name: str, value: Tensor) -> Tensor:
         lane = self.block.state(name, value)
-        if lane is None:  # the next plan leaves these parameters alone
+        if lane is None:  # of another dtype than before: the next plan leaves these parameters alone
             begin = self.block.offsets[self.begin]
             offsets = [offset - begin for offset in self.block.offsets[self.begin : self.end]]
             self._set(name, flat_views(value, self.parameters, offsets))
-            raise StaleError
+            self.is_stale = True
+            return value
         part = self.block.slice_of(lane, self.begin, self.end)
-        part.copy_(value)
+        part.copy_(value.detach())
         self._set(name, lane.views[self.begin : self.end])
         return part
 
@@ -202,10 +205,12 @@ class Run:
         lane = self.block.scalar(name, value)
         if lane is None:
             self._set(name, [value.clone() for _ in self.states])
-            raise StaleError
-        lane.flat[self.begin : self.end].fill_(value.detach().reshape(()))
-        if name in self._last:
+            self.is_stale = True
+            return True
+        if name in self._scalars:
+            self._scalars[name].fill_(value.detach().reshape(()))
             return False
+        lane.flat[self.begin : self.end].fill_(value.detach().reshape(()))
         self._set(name, lane.views[self.begin : self.end])
         return True
 
