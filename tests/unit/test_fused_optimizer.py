@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs PyTorch, whose optimizers are fused")
 import torch
+from support.ranks import device_for
 from torch import Tensor, nn, optim
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -83,7 +84,8 @@ class Pair:
     """The same training with and without `fuse_step`."""
 
     def __init__(self, make: Callable[[list[dict[str, Any]]], Any], **options: Any) -> None:
-        self.ours, self.theirs = Net(), Net()
+        self.device = device_for(0)
+        self.ours, self.theirs = Net().to(self.device), Net().to(self.device)
         self.optimizer = fuse_optimizer(make(self.ours.groups()), **options)
         self.other = make(self.theirs.groups())
         self.generator = torch.Generator().manual_seed(1)
@@ -93,7 +95,7 @@ class Pair:
         return [(self.ours, self.optimizer), (self.theirs, self.other)]
 
     def backward(self, *, set_to_none: bool = True, **how: bool) -> None:
-        batch = torch.randn(4, 2, 3, 3, generator=self.generator)
+        batch = torch.randn(4, 2, 3, 3, generator=self.generator).to(self.device)
         for model, optimizer in self.both:
             optimizer.zero_grad(set_to_none=set_to_none)
             model(batch, **how).backward()
@@ -263,7 +265,7 @@ def test_changes_are_noticed(change: Callable[[Pair], None]) -> None:
     change(pair)
     if change is _convert:
         for step in range(3):
-            batch = torch.randn(4, 2, 3, 3, dtype=torch.float64, generator=pair.generator)
+            batch = torch.randn(4, 2, 3, 3, dtype=torch.float64, generator=pair.generator).to(pair.device)
             for model, optimizer in pair.both:
                 optimizer.zero_grad()
                 model(batch).backward()
@@ -319,9 +321,10 @@ def test_schedulers() -> None:
 
 def test_a_scaler_skips_steps() -> None:
     pair = Pair(adam)
-    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) for _ in range(2)]
+    scalers = [torch.amp.GradScaler(pair.device.type, init_scale=8.0, growth_interval=2) for _ in range(2)]
     for step in range(6):
-        batch = torch.randn(4, 2, 3, 3, generator=pair.generator) * (float("inf") if step == 3 else 1)
+        batch = torch.randn(4, 2, 3, 3, generator=pair.generator).to(pair.device)
+        batch *= float("inf") if step == 3 else 1
         for (model, optimizer), scaler in zip(pair.both, scalers, strict=True):
             optimizer.zero_grad()
             scaler.scale(model(batch)).backward()
@@ -338,7 +341,7 @@ def test_a_scaler_skips_steps() -> None:
 
 def test_closures_return_their_result() -> None:
     pair = Pair(momentum)
-    batch = torch.randn(4, 2, 3, 3)
+    batch = torch.randn(4, 2, 3, 3).to(pair.device)
 
     def closure_of(model: Net, optimizer: Any) -> Callable[[], Tensor]:
         def closure() -> Tensor:
