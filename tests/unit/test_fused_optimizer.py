@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="needs PyTorch, whose optimizers are fused")
 import torch
 from support.ranks import device_for
+from support.tool_module import load_script
 from torch import Tensor, nn, optim
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -482,6 +483,17 @@ class Normed(optim.SGD):
                     one.sub_(one.grad / one.grad.norm(), alpha=group["lr"])
 
 
+class Lookahead(optim.SGD):
+    """Steps with another optimizer."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.inner = optim.SGD(parameters, lr=0.1)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
 class FusedLAMB(optim.SGD):
     """What matters is its name."""
 
@@ -494,6 +506,8 @@ class FusedLAMB(optim.SGD):
         (optim.Adafactor, "Adafactor cannot be fused"),
         (optim.SparseAdam, "SparseAdam cannot be fused"),
         (lambda parameters: Normed(parameters, lr=0.1), "Normed cannot be fused: two small tensors"),
+        (lambda parameters: Normed(parameters, lr=0.0), "Normed cannot be fused: two small tensors"),
+        (Lookahead, "Lookahead cannot be fused: it steps with another optimizer"),
         (lambda parameters: optim.Adam(parameters, differentiable=True), "differentiable=True"),
     ],
 )
@@ -555,3 +569,9 @@ def test_states_that_change_their_dtype() -> None:
         pair.train(1)
         pair.check()
     assert pair.optimizer._bagua_fused_count == 10
+
+
+def test_the_example_has_the_same_losses(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["fuse_optimizer.py", "--layers", "3", "--steps", "3"])
+    load_script("examples/fuse_optimizer.py").main()
+    assert "with fuse_step the same" in capsys.readouterr().out

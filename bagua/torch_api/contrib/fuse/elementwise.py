@@ -49,8 +49,8 @@ def plain_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
 def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
     """
     Raises:
-        ValueError: its name says that it is not elementwise, or it steps two small tensors differently when they are
-            one.
+        ValueError: its name says that it is not elementwise, it steps two small tensors differently when they are one,
+            or it steps with another optimizer.
     """
     if type(optimizer) in _KNOWN:
         return
@@ -59,6 +59,8 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
         for pattern, why in _REFUSED.items():
             if re.search(pattern, cls.__name__, re.IGNORECASE):
                 raise ValueError(_refusal(name, why))
+    if any(isinstance(value, torch.optim.Optimizer) for value in vars(optimizer).values()):
+        raise ValueError(_refusal(name, "it steps with another optimizer, which can be fused instead"))
     for group in optimizer.param_groups:
         if _differs(optimizer, group):
             raise ValueError(_refusal(name, "two small tensors were stepped differently when they were one"))
@@ -100,7 +102,8 @@ def _stepped(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameters
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         setattr(twin, name, OrderedDict())
     twin.state = defaultdict(dict)
-    twin.param_groups = [{**group, "params": [one.requires_grad_() for one in parameters]}]
+    moving = {"lr": group["lr"] or 0.1} if "lr" in group else {}  # a warm-up may begin at zero
+    twin.param_groups = [{**group, **moving, "params": [one.requires_grad_() for one in parameters]}]
     step = plain_step(twin)
     for number in range(_STEPS):
         for one in parameters:
