@@ -7,7 +7,6 @@ another in a block is a slice of each of its tensors, so a parameter without a g
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,26 +18,24 @@ from bagua.engine.flat_views import flat_views, offsets_of
 addresses_of = Tensor.data_ptr
 
 
-@dataclass(eq=False)
 class Lane:
     """One kind of tensor of all parameters of a block: the gradients, or the states of one name.
 
-    flat: 1-D. Of a lane of scalars an element for each parameter, otherwise laid out like the weights.
-    views: of each parameter; those of scalars share the version counter of `flat`.
-    addresses: of the views.
-    strides: of the views.
-    version: that of `flat` when its values were last known to be those of the runs.
+    Args:
+        flat: 1-D. Of a lane of scalars an element for each parameter, otherwise laid out like the weights.
+        views: of each parameter; those of scalars share the version counter of `flat`.
+
+    Attributes:
+        addresses: of the views, as they are made.
+        version: that of `flat` when its values were last known to be those of the runs.
     """
 
-    flat: Tensor
-    views: list[Tensor]
-    addresses: list[int]
-    strides: list[tuple[int, ...]]
-    version: int = -1
-
-    @staticmethod
-    def of(flat: Tensor, views: list[Tensor]) -> Lane:
-        return Lane(flat, views, [view.data_ptr() for view in views], [view.stride() for view in views])
+    def __init__(self, flat: Tensor, views: list[Tensor]) -> None:
+        self.flat = flat
+        self.views = views
+        self.addresses = [view.data_ptr() for view in views]
+        self.version = -1
+        self._strides = [view.stride() for view in views]
 
     def restore(self, begin: int, end: int) -> None:
         """Make views anew that were given other memory: `p.grad.data = ...`, where the gradient is a view."""
@@ -46,7 +43,7 @@ class Lane:
             view, address = self.views[position], self.addresses[position]
             if view.data_ptr() != address:
                 offset = (address - self.flat.data_ptr()) // self.flat.element_size() + self.flat.storage_offset()
-                again = self.flat.as_strided(view.shape, self.strides[position], offset)
+                again = self.flat.as_strided(view.shape, self._strides[position], offset)
                 self.views[position] = again if view._is_view() else again.data
 
 
@@ -82,7 +79,7 @@ class Block:
         self.offsets = [*begins, end]
         if flat is None:
             flat = torch.zeros(end, dtype=first.dtype, device=first.device)
-        self.weights = Lane.of(flat, flat_views(flat, self.parameters, begins))
+        self.weights = Lane(flat, flat_views(flat, self.parameters, begins))
         if is_moved:
             for parameter, view in zip(self.parameters, self.weights.views, strict=True):
                 view.copy_(parameter.detach())
@@ -94,7 +91,7 @@ class Block:
         self.scalars: dict[str, Lane] = {}
 
     def _lane(self, flat: Tensor) -> Lane:
-        return Lane.of(flat, flat_views(flat, self.parameters, self.offsets[:-1]))
+        return Lane(flat, flat_views(flat, self.parameters, self.offsets[:-1]))
 
     def lane_of_gradients(self) -> Lane:
         """The gradients, for which there is memory from now on."""
@@ -140,7 +137,7 @@ class Block:
         if lane is None:
             flat = torch.zeros(len(self.parameters), dtype=like.dtype, device=like.device)
             views = [flat.narrow(0, position, 1).view(like.shape) for position in range(len(self.parameters))]
-            lane = self.scalars[name] = Lane.of(flat, views)
+            lane = self.scalars[name] = Lane(flat, views)
         is_alike = (lane.flat.dtype, lane.flat.device, lane.views[0].shape) == (like.dtype, like.device, like.shape)
         return lane if is_alike else None
 

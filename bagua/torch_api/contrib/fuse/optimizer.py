@@ -175,8 +175,7 @@ class Fusion:
         ]
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        with torch.no_grad():
-            plan = self._prepared(optimizer)
+        plan = self._prepared(optimizer)
         step = plain_step(optimizer)
         if plan is None or not plan.fused_groups:
             step(optimizer)
@@ -209,7 +208,8 @@ class Fusion:
             except StaleError:
                 self._plan = None
         self.settle(optimizer, lambda parameter: parameter.grad is not None)
-        plan = Plan(optimizer, self._blocks, self.check_flatten)
+        with torch.no_grad():
+            plan = Plan(optimizer, self._blocks, self.check_flatten)
         plan.note_versions()
         try:
             plan.prepare(optimizer)

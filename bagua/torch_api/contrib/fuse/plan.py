@@ -57,7 +57,7 @@ class GroupPlan:
             return False
         if self.singles and any(one is None for one in map(gradients_of, self.singles)):
             return False
-        return all(run.is_current() for run in self.runs)
+        return all(map(Run.is_current, self.runs))
 
 
 class Plan:
@@ -111,7 +111,8 @@ class Plan:
         """What the optimizer sees instead of its groups: with their options of now."""
         shown = []
         for group, plan in zip(groups, self.groups, strict=True):
-            one = {name: value for name, value in group.items() if name != "param_names"}
+            one = group.copy()
+            one.pop("param_names", None)
             one["params"] = [run.flat for run in plan.runs] + plan.singles
             shown.append(one)
         return shown

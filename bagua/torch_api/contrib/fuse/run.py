@@ -97,6 +97,8 @@ class Run:
             return False
         if sum(map(len, self._watched_states)) != len(self._watched_states) * len(self.state):
             return False
+        if not self.state:
+            return True
         try:
             for get, views, addresses in self._lanes:
                 if not all(map(is_, map(get, self._watched_states), views)):
@@ -121,7 +123,8 @@ class Run:
             if lane.flat._version != lane.version:
                 if not bool((each == each[0]).all()):
                     raise StaleError
-                self.state[name].copy_(lane.views[self.begin])
+                with torch.no_grad():
+                    self.state[name].copy_(lane.views[self.begin])
 
     def read_gradients(self) -> None:
         """Copy the gradients to where the flat one is, unless they are there.
@@ -138,7 +141,8 @@ class Run:
                 raise StaleError
             if self.block.gave_gradients:
                 self._restore_gradients()
-            torch._foreach_copy_(self._gradient_views, gradients)
+            with torch.no_grad():
+                torch._foreach_copy_(self._gradient_views, gradients)
         except (TypeError, RuntimeError) as error:
             raise StaleError from error
         # The same object as in the last step: the training loop keeps gradients, so they may as well live here.
@@ -179,7 +183,7 @@ class Run:
                     self._set(name, [value] * len(self.states))
                     is_changed = True
             else:
-                raise RuntimeError(not_elementwise(name, value, self.flat))
+                raise RuntimeError(_not_elementwise(name, value, self.flat))
         self.state = state
         if is_changed and not self.is_stale:
             self._watch()
@@ -219,7 +223,7 @@ class Run:
 _SEEN = "_bagua_seen_by_fuse_step"
 
 
-def not_elementwise(name: str, value: Any, flat: Tensor) -> str:
+def _not_elementwise(name: str, value: Any, flat: Tensor) -> str:
     kind = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
     return (
         f"The optimizer keeps {kind} as {name!r} for a flat parameter of {flat.numel()} elements.\n"
