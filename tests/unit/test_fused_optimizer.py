@@ -408,6 +408,19 @@ def test_shared_memory_stays_shared() -> None:
     assert torch.equal(memory, expected)
 
 
+def test_memory_that_is_shared_later_stays_shared() -> None:
+    first, second, third = (nn.Parameter(torch.randn(4)) for _ in range(3))
+    optimizer = fuse_optimizer(optim.SGD([first, second, third], lr=1.0))
+    for _ in range(2):
+        first.data = second.data
+        expected = second.detach() - 2
+        for one in (first, second, third):
+            one.grad = torch.ones_like(one)
+        optimizer.fuse_step()
+        assert torch.equal(first, expected)
+        assert torch.equal(second, expected)
+
+
 def test_sparse_gradients_are_stepped_alone() -> None:
     models = [nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 3)) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())

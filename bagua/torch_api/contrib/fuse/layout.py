@@ -27,10 +27,15 @@ class OwnLayout:
         """
         movable = [one for one in parameters if can_be_flat(one) and not is_in_bucket(one)]
         homes = {id(one): block for block in blocks for one in block.parameters}
+        flats = {block.weights.flat.untyped_storage().data_ptr() for block in blocks}
         newcomers: dict[Any, list[Tensor]] = {}
         for one in movable:
             block = homes.get(id(one))
-            if block is None or not (block.is_home(one) or block.bring_home(one)):
+            if block is not None and block.is_home(one):
+                continue
+            if one.untyped_storage().data_ptr() in flats:
+                continue  # it was given the memory of another one, to share it
+            if block is None or not block.bring_home(one):
                 newcomers.setdefault((one.dtype, one.device), []).append(one)
         # All that are outside any block: with what is shared they would not be shared any more.
         made = [Block(alone) for group in newcomers.values() if len(alone := _without_shared_memory(group)) > 1]
