@@ -236,8 +236,10 @@ def _forget_state(pair: Pair) -> None:
 
 
 def _assign_state_data(pair: Pair) -> None:
-    value = pair.optimizer.state[pair.ours.second.weight]["exp_avg"]
-    value.data = value.data.clone()
+    for name in ("exp_avg", "step"):
+        value = pair.optimizer.state[pair.ours.second.weight][name]
+        value.data = value.data.clone()
+    _set_step(pair)  # in the new memory alone
 
 
 def _add_group(pair: Pair) -> None:

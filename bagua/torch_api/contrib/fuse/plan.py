@@ -204,7 +204,7 @@ def _signature(
         elif isinstance(value, Tensor) and is_state(value, parameter) and block.state(name, value) is not None:
             found.append((name, value.dtype))
         elif is_scalar(value, parameter) and (lane := block.scalar(name, value)) is not None:
-            is_view = value is lane.views[position] and name in scalars
+            is_view = name in scalars and value.data_ptr() == lane.addresses[position]
             found.append((name, value.dtype, scalars[name][position] if is_view else value.item()))
         else:
             return None
