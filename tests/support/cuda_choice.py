@@ -47,6 +47,7 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_two_losses_before_one_step[wrapper-True]",
     ],
     "join": ["test_two_ranks_end_where_torch_ddp_does[with buffers-more by rank]"],
+    "fused_optimizer": ["test_every_layout_trains_alike"],
     "overlap": ["test_buckets_are_launched_between_gradients[with_bagua-False]"],
     "torch_features": [
         "test_autocast_and_gradient_scaling[wrapper]",

@@ -65,7 +65,7 @@ class _Device:
         monkeypatch.setattr(torch_internals, "raw_stream_of", lambda _: lambda: list(streams).index(self.current))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _=None: streams[self.current])
         monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
-        monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda _: self.log.append("event")))
+        monkeypatch.setattr(torch.cuda, "Event", lambda **_: SimpleNamespace(record=lambda _: self.log.append("event")))
 
     def scheduler(
         self, sizes: Sequence[int], inline: bool, run: Callable[[str], None] | None = None

@@ -10,6 +10,7 @@ _LAZY = {
     "LoadBalancingDistributedBatchSampler": "bagua.torch_api.contrib.load_balancing_data_loader",
     "LoadBalancingDistributedSampler": "bagua.torch_api.contrib.load_balancing_data_loader",
     "SyncBatchNorm": "bagua.torch_api.contrib.sync_batchnorm",
+    "fuse_optimizer": "bagua.torch_api.contrib.fuse.optimizer",
 }
 
 

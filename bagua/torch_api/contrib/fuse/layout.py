@@ -1,0 +1,142 @@
+"""Which parameters of a group share a block: laid out by us, or as Bagua's buckets and others have laid them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bagua.engine.tensor import gradient_of, record_of
+from bagua.torch_api.contrib.fuse.block import Block
+from bagua.torch_api.contrib.fuse.mutual_groups import calculate_mutual_groups, is_dense
+
+
+class OwnLayout:
+    """Weights lie in the order of the group (`do_flatten`). What a bucket has taken over stays there, unfused."""
+
+    def settle(self, blocks: list[Block], parameters: Sequence[Tensor]) -> list[Block]:
+        """
+        Args:
+            blocks: of the group, so far.
+            parameters: that are to be in one.
+
+        Returns:
+            the blocks of the group from now on.
+        """
+        movable = [one for one in parameters if can_be_flat(one) and not is_in_bucket(one)]
+        homes = {id(one): block for block in blocks for one in block.parameters}
+        flats = {block.weights.flat.untyped_storage().data_ptr() for block in blocks}
+        newcomers: dict[Any, list[Tensor]] = {}
+        for one in movable:
+            block = homes.get(id(one))
+            if block is not None and block.is_home(one):
+                continue
+            if one.untyped_storage().data_ptr() in flats:
+                continue  # it was given the memory of another one, to share it
+            if block is None or not block.bring_home(one):
+                newcomers.setdefault((one.dtype, one.device), []).append(one)
+        # All that are outside any block: with what is shared they would not be shared any more.
+        made = [Block(alone) for group in newcomers.values() if len(alone := _without_shared_memory(group)) > 1]
+        return [block for block in blocks if any(map(block.is_home, block.parameters))] + made
+
+
+class FoundLayout:
+    """Weights or gradients lie one after another already (`do_flatten=False`). Gradients are used where a bucket has
+    them, and the weights brought into the same order; weights are used where they are."""
+
+    def settle(self, blocks: list[Block], parameters: Sequence[Tensor]) -> list[Block]:
+        """As `OwnLayout.settle`."""
+        kept = [block for block in blocks if all(map(block.is_home, block.parameters)) and _has_gradients(block)]
+        homes = {id(one) for block in kept for one in block.parameters}
+        rest = [one for one in parameters if id(one) not in homes and can_be_flat(one) and one.grad is not None]
+        found: list[Block] = []
+        for run in calculate_mutual_groups([rest]):
+            tensors = [rest[position] for position in run]
+            found.append(Block(tensors, _span(tensors), _span_of_gradients(tensors)))
+        used = {id(one) for block in found for one in block.parameters}
+        bucketed = [one for one in rest if id(one) not in used and _is_gradient_in_bucket(one)]
+        for run in calculate_mutual_groups([[one.grad for one in bucketed if one.grad is not None]]):
+            tensors = [bucketed[position] for position in run]
+            if len(_without_shared_memory(tensors)) == len(tensors):
+                found.append(Block(tensors, gradients=_span_of_gradients(tensors)))
+        return kept + found
+
+
+def can_be_flat(parameter: Tensor) -> bool:
+    """Whether it may be a part of a flat tensor. Those without dimensions may not: an optimizer's state has the same
+    shape then, whether it is a step counter or has an element for each weight."""
+    return (
+        type(parameter) in (Tensor, nn.Parameter)
+        and parameter.layout is torch.strided
+        and parameter.device.type != "meta"
+        and (parameter.is_floating_point() or parameter.is_complex())
+        and parameter.dim() > 0
+        and parameter.numel() > 0
+        and is_dense(parameter)
+        and not parameter.is_conj()
+        and not parameter.is_neg()
+    )
+
+
+def is_in_bucket(parameter: Tensor) -> bool:
+    """Whether its weights or gradient, or what else is communicated for it, lie in the memory of a bucket."""
+    record = record_of(parameter)
+    return record is not None and record.view is not None
+
+
+def _is_gradient_in_bucket(parameter: Tensor) -> bool:
+    record = record_of(parameter)
+    return (
+        record is not None
+        and record.getter is gradient_of
+        and record.view is not None
+        and parameter.grad is not None
+        and parameter.grad.data_ptr() == record.view.data_ptr()
+        and parameter.grad.stride() == parameter.stride()
+    )
+
+
+def _without_shared_memory(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Those whose memory no other one of them has a part of."""
+    spans = sorted(
+        (one.data_ptr(), one.data_ptr() + one.numel() * one.element_size(), position)
+        for position, one in enumerate(parameters)
+    )
+    shared = set()
+    reach, reaching = 0, -1  # the end of what has been passed, and whose it is
+    for begin, end, position in spans:
+        if begin < reach:
+            shared |= {reaching, position}
+        if end > reach:
+            reach, reaching = end, position
+    return [one for position, one in enumerate(parameters) if position not in shared]
+
+
+def _has_gradients(block: Block) -> bool:
+    """Whether the block's own memory is there for gradients, or they are in the memory that it has found."""
+    if block.owns_gradients or block.gradients is None:
+        return True
+    return all(
+        one.grad is None or (one.grad.layout is torch.strided and one.grad.data_ptr() == address)
+        for one, address in zip(block.parameters, block.gradients.addresses, strict=True)
+    )
+
+
+def _span(tensors: Sequence[Tensor]) -> Tensor:
+    """The memory of tensors that lie one after another, as one flat tensor."""
+    first = tensors[0].data
+    return first.as_strided((sum(one.numel() for one in tensors),), (1,), first.storage_offset())
+
+
+def _span_of_gradients(parameters: Sequence[Tensor]) -> Tensor | None:
+    """That of the gradients, if they lie in the order of the parameters, with their strides."""
+    gradients = [one.grad for one in parameters if one.grad is not None and one.grad.layout is torch.strided]
+    is_alike = len(gradients) == len(parameters) and all(
+        one.stride() == parameter.stride() and one.dtype == parameter.dtype
+        for one, parameter in zip(gradients, parameters, strict=True)
+    )
+    if not is_alike or calculate_mutual_groups([gradients]) != [list(range(len(parameters)))]:
+        return None
+    return _span(gradients)

@@ -1,0 +1,74 @@
+"""Which tensors lie one after another in memory. Pure functions; any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+def calculate_mutual_groups(tensors_list: Sequence[Sequence[Tensor]]) -> list[list[int]]:
+    """Which positions lie one after another in memory, in the same order, in every list.
+
+    Args:
+        tensors_list: lists of equal length, for instance the weights and the gradients of the same parameters. Tensors
+            of any shape and dtype; strides must be dense for a tensor to be in a run.
+
+    Returns:
+        The runs of at least two positions, each in the order of the memory, and the runs by their smallest position. In
+        each list, the tensors of a run are of one storage and one dtype, and each begins where the one before it ends.
+        Every position is in one run at most.
+
+    Raises:
+        ValueError: the lists differ in length.
+    """
+    if not tensors_list:
+        return []
+    lengths = [len(tensors) for tensors in tensors_list]
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            f"The lists of tensors have {lengths} entries.\n"
+            "calculate_mutual_groups() compares what stands at the same position of each.\n"
+            "Pass lists of equal length."
+        )
+    spans = [[_span(tensor) for tensor in tensors] for tensors in tensors_list]
+    runs: list[list[int]] = []
+    before = None
+    for position in sorted(range(lengths[0]), key=lambda one: spans[0][one][:2]):
+        if before is not None and all(_follows(span[before], span[position]) for span in spans):
+            runs[-1].append(position)
+        else:
+            runs.append([position])
+        before = position
+    return sorted((run for run in runs if len(run) > 1), key=min)
+
+
+# Address of the storage, first and last byte after it, dtype, whether strides are dense.
+_Span = tuple[int, int, int, object, bool]
+
+
+def _span(tensor: Tensor) -> _Span:
+    begin = tensor.data_ptr()
+    return (
+        tensor.untyped_storage().data_ptr(),
+        begin,
+        begin + tensor.numel() * tensor.element_size(),
+        tensor.dtype,
+        tensor.numel() > 0 and is_dense(tensor),
+    )
+
+
+def _follows(first: _Span, second: _Span) -> bool:
+    return first[0] == second[0] and first[2] == second[1] and first[3:] == second[3:] and first[4]
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill their memory, in any order of the dimensions: contiguous or channels_last, say."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda one: one[1]):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,219 @@
+"""Optimizers that step on a few flat tensors instead of one tensor per parameter.
+
+The optimizer's own step function runs, so every elementwise optimizer can be fused. For the time of the step, its
+groups and states are replaced by those of a plan (bagua.torch_api.contrib.fuse.plan).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, TypeVar
+
+import torch
+
+from bagua.torch_api.contrib.fuse.block import Block
+from bagua.torch_api.contrib.fuse.elementwise import check_elementwise, plain_step
+from bagua.torch_api.contrib.fuse.layout import FoundLayout, OwnLayout
+from bagua.torch_api.contrib.fuse.mutual_groups import calculate_mutual_groups
+from bagua.torch_api.contrib.fuse.plan import Plan
+from bagua.torch_api.contrib.fuse.run import StaleError
+
+__all__ = ["calculate_mutual_groups", "fuse_optimizer", "fuse_step", "is_fused_optimizer"]
+
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+
+_ATTRIBUTE = "_bagua_fusion"
+
+
+def fuse_optimizer(
+    optimizer: OptimizerT, do_flatten: bool = True, check_flatten: bool = True, *, elementwise: bool = False
+) -> OptimizerT:
+    """Give `optimizer` a method `fuse_step(closure=None, *, scaler=None)`, which does what `step` does on a few flat
+    tensors: see `fuse_step`. Both may be called in turns.
+
+    Args:
+        optimizer: elementwise: each element of a parameter is updated from its own gradient and states alone. All of
+            torch.optim are, except LBFGS, Muon, Adafactor and SparseAdam. One that is not of torch.optim is tried out
+            on two small tensors.
+        do_flatten: move the weights of each group into one piece of memory per dtype and device, now, in the order of
+            the group. What a bucket of `with_bagua` takes over afterwards is stepped unfused: wrap the model with
+            `do_flatten=False`, or pass False here. False: use weights or gradients that lie one after another already,
+            such as those in buckets; the weights of gradients in a bucket are moved into the order of the bucket.
+        check_flatten: before each `fuse_step`, look at the memory of every parameter and state. False: only at the
+            first and last one of each flat tensor, which is faster. Then do not assign to `parameter.data` or to
+            single entries of `optimizer.state`.
+        elementwise: you know that the optimizer is. It is not refused by its name, and not tried out.
+
+    Returns:
+        `optimizer`, the same object. Copies by `copy.deepcopy` are fused as well; pickles are not.
+
+    Raises:
+        RuntimeError: it is fused already.
+        ValueError: it is not elementwise, or has `differentiable=True`.
+    """
+    name = type(optimizer).__name__
+    if is_fused_optimizer(optimizer):
+        raise RuntimeError(
+            f"This {name} is fused already.\n"
+            "fuse_optimizer() was called a second time with the same optimizer.\n"
+            "Call it once, before the first fuse_step()."
+        )
+    if optimizer.defaults.get("differentiable") or any(one.get("differentiable") for one in optimizer.param_groups):
+        raise ValueError(
+            f"This {name} has differentiable=True.\n"
+            "fuse_step() works in the memory of the parameters, which autograd does not follow.\n"
+            "Create the optimizer without it, or use optimizer.step()."
+        )
+    if not elementwise:
+        check_elementwise(optimizer)
+    fusion = Fusion(do_flatten, check_flatten)
+    if do_flatten:
+        fusion.settle(optimizer, lambda parameter: parameter.requires_grad)
+    attributes = vars(optimizer)
+    attributes[_ATTRIBUTE] = fusion
+    attributes["_bagua_fused_count"] = 0
+    attributes["fuse_step"] = MethodType(fuse_step, optimizer)
+    attributes["__deepcopy__"] = MethodType(_deepcopy, optimizer)
+    return optimizer
+
+
+def is_fused_optimizer(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `fuse_optimizer` was called with it."""
+    return _ATTRIBUTE in vars(optimizer)
+
+
+def fuse_step(
+    optimizer: torch.optim.Optimizer,
+    closure: Callable[[], Any] | None = None,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+) -> Any:
+    """What `optimizer.step(closure)` does, on flat tensors. Hooks of the step run once, with `optimizer`.
+
+    In each group, parameters that lie one after another in memory and have had the same steps are stepped as one.
+    Others are stepped by themselves: those without neighbours, without dimensions, with sparse gradients, and of
+    classes other than torch's. `optimizer.state` has the states of the parameters, before and after.
+
+    Args:
+        optimizer: that `fuse_optimizer` returned.
+        closure: computes the gradients. It is called once.
+        scaler: call `scaler.step(optimizer)`, which steps unless gradients are not finite.
+
+    Returns:
+        the result of the closure, or None; with `scaler`, what `scaler.step` returns.
+
+    Raises:
+        AssertionError: the optimizer is not fused.
+        RuntimeError: the optimizer keeps states that are neither one element nor one for each weight.
+    """
+    if not is_fused_optimizer(optimizer):
+        raise AssertionError(
+            f"This {type(optimizer).__name__} is not fused.\n"
+            "fuse_step() was called with an optimizer that has no flat tensors.\n"
+            "Call fuse_optimizer(optimizer) first. A pickle of a fused optimizer is not fused."
+        )
+    if scaler is None:
+        return _hooked_step(optimizer, closure)
+    arguments = () if closure is None else (closure,)
+    attributes = vars(optimizer)
+    before = attributes.get("step")
+    attributes["step"] = MethodType(_hooked_step, optimizer)
+    try:
+        return scaler.step(optimizer, *arguments)
+    finally:
+        if before is None:
+            del attributes["step"]
+        else:
+            attributes["step"] = before
+
+
+def _step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+    fusion: Fusion = vars(optimizer)[_ATTRIBUTE]
+    vars(optimizer)["_opt_called"] = True  # schedulers of torch ask for it: they know step alone
+    result = None
+    if closure is not None:
+        with torch.enable_grad():
+            result = closure()
+    fusion.step(optimizer)
+    return result
+
+
+_hooked_step = torch.optim.Optimizer.profile_hook_step(_step)
+
+
+def _deepcopy(optimizer: torch.optim.Optimizer, memo: dict[int, Any]) -> torch.optim.Optimizer:
+    twin = type(optimizer).__new__(type(optimizer))
+    memo[id(optimizer)] = twin
+    state: Any = optimizer.__reduce_ex__(4)[2]
+    twin.__setstate__(copy.deepcopy(state, memo))
+    fusion: Fusion = vars(optimizer)[_ATTRIBUTE]
+    for name in (_ATTRIBUTE, "fuse_step", "__deepcopy__"):
+        vars(twin).pop(name, None)
+    return fuse_optimizer(twin, fusion.do_flatten, fusion.check_flatten, elementwise=True)
+
+
+class Fusion:
+    """What an optimizer is given by `fuse_optimizer`: its blocks and its plan."""
+
+    def __init__(self, do_flatten: bool, check_flatten: bool) -> None:
+        self.do_flatten = do_flatten
+        self.check_flatten = check_flatten
+        self._layout = OwnLayout() if do_flatten else FoundLayout()
+        self._blocks: list[list[Block]] = []
+        self._plan: Plan | None = None
+
+    @torch.no_grad()
+    def settle(self, optimizer: torch.optim.Optimizer, takes_part: Callable[[torch.Tensor], bool]) -> None:
+        """Give the parameters for which `takes_part` their places in blocks."""
+        groups = optimizer.param_groups
+        blocks = self._blocks + [[] for _ in groups[len(self._blocks) :]]
+        self._blocks = [
+            self._layout.settle(of_group, [one for one in group["params"] if takes_part(one)])
+            for of_group, group in zip(blocks, groups, strict=False)
+        ]
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        plan = self._prepared(optimizer)
+        step = plain_step(optimizer)
+        if plan is None or not plan.fused_groups:
+            step(optimizer)
+            return
+        groups, states = optimizer.param_groups, optimizer.state
+        shown = plan.shown_groups(groups)
+        optimizer.param_groups, optimizer.state = shown, plan.shown_states()
+        try:
+            step(optimizer)
+        except BaseException:
+            self._plan = None
+            raise
+        finally:
+            optimizer.param_groups, optimizer.state = groups, states
+        try:
+            plan.write_back(groups, shown)
+        except StaleError:
+            self._plan = None
+        except BaseException:
+            self._plan = None
+            raise
+        vars(optimizer)["_bagua_fused_count"] += plan.fused_groups
+
+    def _prepared(self, optimizer: torch.optim.Optimizer) -> Plan | None:
+        """The plan, with all that the step reads. None: there is none for these gradients."""
+        if self._plan is not None:
+            try:
+                self._plan.prepare(optimizer)
+                return self._plan
+            except StaleError:
+                self._plan = None
+        self.settle(optimizer, lambda parameter: parameter.grad is not None)
+        with torch.no_grad():
+            plan = Plan(optimizer, self._blocks, self.check_flatten)
+        plan.note_versions()
+        try:
+            plan.prepare(optimizer)
+        except StaleError:
+            return None
+        self._plan = plan
+        return plan

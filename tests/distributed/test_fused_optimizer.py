@@ -1,0 +1,110 @@
+"""fuse_step() in with_bagua: the hooks of the engine run, and the memory of buckets is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from support.ranks import run_ranks
+from support.training import batches, begin, loss_of, message_of, mlp
+
+from bagua.torch_api.algorithms.base import Algorithm
+from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm, LowPrecisionDecentralizedAlgorithm
+from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua.torch_api.contrib import fuse_optimizer
+
+STEPS = 5
+
+
+def _adam(model: Any) -> torch.optim.Optimizer:
+    layers = [list(model[position].parameters()) for position in (0, 2, 4)]
+    return torch.optim.Adam([{"params": layers[0] + layers[1]}, {"params": layers[2], "lr": 0.02}])
+
+
+def _trained(algorithm: Algorithm, *, wraps_flat: bool, fuses_flat: bool | None, first: str = "fuse") -> Any:
+    """The model and its optimizer. `fuses_flat` None: with plain steps."""
+    rank, device = begin()
+    model: Any = mlp(rank, device)
+    optimizer = _adam(model)
+    if fuses_flat is not None and first == "fuse":
+        fuse_optimizer(optimizer, fuses_flat)
+    model.with_bagua([optimizer], algorithm, do_flatten=wraps_flat)
+    if fuses_flat is not None and first == "wrap":
+        fuse_optimizer(optimizer, fuses_flat)
+    for step, batch in enumerate(batches(rank, STEPS, device)):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        loss_of(model, batch).backward()
+        if fuses_flat is None or step == 3:
+            optimizer.step()
+        else:
+            optimizer.fuse_step()  # type: ignore[attr-defined]
+    return model, optimizer
+
+
+ALGORITHMS = {
+    "gradient_allreduce": GradientAllReduceAlgorithm,
+    "decentralized": lambda: DecentralizedAlgorithm(hierarchical=False),
+    "low_precision_decentralized": lambda: LowPrecisionDecentralizedAlgorithm(hierarchical=False),
+}
+FUSED = 2 * (STEPS - 1)  # in each of two groups
+
+
+# Whether buckets and fuse_optimizer lay parameters out, which is called first, and how often steps are fused.
+LAYOUTS = [
+    (False, True, "fuse", FUSED),
+    (False, True, "wrap", FUSED),
+    (True, True, "fuse", 0),
+    (True, False, "fuse", FUSED),
+    (True, False, "wrap", FUSED),
+]
+
+
+def _all_are_equal() -> None:
+    for name, make in ALGORITHMS.items():
+        layouts = LAYOUTS if name == "gradient_allreduce" else LAYOUTS[1:4]
+        expected, _ = _trained(make(), wraps_flat=True, fuses_flat=None)
+        for wraps_flat, fuses_flat, first, count in layouts:
+            model, optimizer = _trained(make(), wraps_flat=wraps_flat, fuses_flat=fuses_flat, first=first)
+            what = f"{name}, {wraps_flat=}, {fuses_flat=}, {first} first"
+            assert all(map(torch.equal, model.parameters(), expected.parameters())), what
+            assert optimizer._bagua_fused_count == count, f"{what}: {optimizer._bagua_fused_count}"
+
+
+def test_every_layout_trains_alike() -> None:
+    run_ranks(2, _all_are_equal, reuse=True)
+
+
+def _in_the_bucket() -> None:
+    rank, device = begin()
+    model: Any = mlp(rank, device)
+    optimizer: Any = fuse_optimizer(_adam(model), do_flatten=False)
+    model.with_bagua([optimizer], GradientAllReduceAlgorithm())
+    for batch in batches(rank, 2, device):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        before = {id(one): one.grad.data_ptr() for one in model.parameters()}
+        optimizer.fuse_step()
+        assert before == {id(one): one.grad.data_ptr() for one in model.parameters()}
+    memory = {one.grad.untyped_storage().data_ptr() for one in model.parameters()}
+    assert memory == {bucket.flattened_tensor().untyped_storage().data_ptr() for bucket in model.bagua_buckets}
+    assert optimizer._bagua_fused_count == 4
+
+
+def test_gradients_stay_in_their_bucket() -> None:
+    run_ranks(2, _in_the_bucket, reuse=True)
+
+
+def _refused() -> None:
+    rank, device = begin()
+    model: Any = mlp(rank, device)
+    optimizer: Any = fuse_optimizer(_adam(model))
+    model.with_bagua([optimizer], GradientAllReduceAlgorithm(), do_flatten=False)
+    output = model(batches(rank, 1, device)[0][0])
+    before = [one.clone() for one in model.parameters()]
+    output[:, 0].sum().backward(inputs=[model[0].weight])
+    assert "before optimizer.step()" in message_of(RuntimeError, optimizer.fuse_step)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_incomplete_gradients_are_refused() -> None:
+    run_ranks(2, _refused, reuse=True)

@@ -1,0 +1,1 @@
+"""What compare_optimizer_steps.py consists of."""
