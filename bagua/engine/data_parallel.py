@@ -215,8 +215,8 @@ class BaguaDistributedDataParallel:
         self._replan()
 
     def stats(self) -> StepStatistics:
-        """How long this rank's steps take, and how much of it is communication that nothing hides. With `async`, of its
-        warm-up: later, a thread communicates beside the steps."""
+        """How long this rank's steps take, and how much of it is communication that nothing hides. What an algorithm
+        communicates on a thread of its own, beside the steps, is not in it."""
         return self.recorder.statistics()
 
     def state_dict(self) -> dict[str, Any]:
