@@ -51,6 +51,8 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         exchange_s: what the average that was added last took, in seconds.
     """
 
+    keeps_replicas_equal = False
+
     def __init__(
         self,
         process_group: BaguaProcessGroup,

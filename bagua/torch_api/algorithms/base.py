@@ -41,6 +41,12 @@ class AlgorithmImpl:
         return True
 
     @property
+    def keeps_replicas_equal(self) -> bool:
+        """Whether parameters and optimizer states are the same on all ranks between two steps, so that a checkpoint of
+        one rank is that of all. False where each rank has to save its own."""
+        return True
+
+    @property
     def phase(self) -> Hashable:
         """Of the algorithm: what it communicates and how. Asked before every forward pass; when it has changed, in
         training, the methods below are called anew, and nothing is broadcast. It must change on all ranks at once."""

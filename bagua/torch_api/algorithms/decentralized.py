@@ -75,6 +75,8 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
     next one. In each case the number of exchanges follows from forward and backward passes alone, never from values.
     """
 
+    keeps_replicas_equal = False
+
     def __init__(
         self,
         process_group: BaguaProcessGroup,

@@ -65,6 +65,8 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
     exchanges as its neighbors, whatever its gradients are.
     """
 
+    keeps_replicas_equal = False
+
     def __init__(
         self, process_group: BaguaProcessGroup, hierarchical: bool = True, communication_interval: int = 1
     ) -> None:
