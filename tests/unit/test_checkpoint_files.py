@@ -6,6 +6,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -66,7 +67,7 @@ def test_a_crash_anywhere_leaves_the_former_or_the_new_one(
     while True:
         path = tmp_path / str(number)
         shutil.copytree(start, path)
-        if not crash_at(number, lambda: save(path), lost):
+        if not crash_at(number, partial(save, path), lost):
             break
         seen.append(loaded(path))
         assert seen[-1] in ((10, 10), new), f"after operation {number}"
@@ -84,7 +85,7 @@ def test_a_crash_anywhere_leaves_the_former_or_the_new_one(
 
 def test_a_crash_of_the_first_save_leaves_nothing_to_load(tmp_path: Path) -> None:
     number = 1
-    while crash_at(number, lambda: save_checkpoint(10, tmp_path / str(number), filled(10)), "all"):
+    while crash_at(number, partial(save_checkpoint, 10, tmp_path / str(number), filled(10)), "all"):
         assert loaded(tmp_path / str(number)) in ((0, 0), (10, 10))
         number += 1
     assert number > 10
@@ -191,7 +192,7 @@ def test_nothing_saved_is_iteration_0(tmp_path: Path) -> None:
 def test_strict(tmp_path: Path) -> None:
     save_checkpoint(1, tmp_path, filled(1))
     other = nn.Linear(3, 2, bias=False)
-    with pytest.raises(RuntimeError, match="Unexpected key.*bias"):
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*bias"):
         load_checkpoint(tmp_path, other)
     assert load_checkpoint(tmp_path, other, strict=False) == 1
     with pytest.raises(RuntimeError, match="without optimizer"):
