@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bagua.collectives.process_group import BaguaProcessGroup
-from bagua.torch_api.checkpoint import expert_states, layout
+from bagua.torch_api.checkpoint import expert_states, foreign_forms, layout
 from bagua.torch_api.checkpoint.agreement import ranks_of
 from bagua.torch_api.checkpoint.contents import ABOUT, Subject, parameter_names, subject_of
 from bagua.torch_api.checkpoint.pending import finish_last
@@ -89,6 +89,7 @@ def load_checkpoint(
         else:
             _check_algorithm(about, subject, ranks.size)
             state = reader.read_own(subject.module, optimizer)
+        foreign_forms.adapt(state, subject.module)
         _check_parts(state, optimizer, lr_scheduler, strict)
         apply = lambda: _apply(state, subject, optimizer, lr_scheduler, strict)  # noqa: E731
     except Exception as problem:
@@ -247,11 +248,9 @@ def _check_parts(state: Mapping[str, Any], optimizer: Any, lr_scheduler: Any, st
 
 
 def _apply(state: dict[str, Any], subject: Subject, optimizer: Any, lr_scheduler: Any, strict: bool) -> None:
-    model_state = state["model"]
-    _adapt_prefix(model_state, subject.module)
     if subject.engine is not None:
         subject.engine.wait_pending_comm_ops()
-    subject.module.load_state_dict(model_state, strict=strict)
+    subject.module.load_state_dict(state["model"], strict=strict)
     if optimizer is not None and state.get("optimizer") is not None:
         optimizer.load_state_dict(state["optimizer"])
     if lr_scheduler is not None and state.get("lr_scheduler") is not None:
@@ -259,13 +258,6 @@ def _apply(state: dict[str, Any], subject: Subject, optimizer: Any, lr_scheduler
     about = state.get(ABOUT) or {}
     if subject.engine is not None and about.get("engine") is not None and about["algorithm"] == subject.algorithm:
         subject.engine.load_state_dict(about["engine"])  # last: it depends on the others
-
-
-def _adapt_prefix(model_state: dict[str, Any], module: nn.Module) -> None:
-    """Bagua 0.9 wrote the names of its wrapper."""
-    own = list(module.state_dict())
-    if not any(name.startswith("module.") for name in own) and all(name.startswith("module.") for name in model_state):
-        nn.modules.utils.consume_prefix_in_state_dict_if_present(model_state, "module.")
 
 
 def _nothing() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bagua.torch_api.model_parallel.moe import gating
+from bagua.torch_api.model_parallel.moe import gating, slots
 from bagua.torch_api.model_parallel.moe.exchange import Exchange, ScaledGradient
 from bagua.torch_api.model_parallel.moe.experts import Experts
 from bagua.torch_api.model_parallel.moe.gating import Routing
@@ -150,15 +150,14 @@ class _ExpertParallel(nn.Module):
         routing: Routing = self.gate(tokens, capacity, used)
 
         size, local, hidden_size = exchange.size, len(self.experts.bagua_experts), tokens.shape[1]
-        nowhere = size * local * room
-        slots = torch.where(routing.weight > 0, routing.expert * room + routing.position, nowhere)
-        k = slots.shape[0]
-        sent = tokens.new_zeros(nowhere + 1, hidden_size).index_add(0, slots.flatten(), tokens.repeat(k, 1))
-        arrived = exchange.all_to_all(sent[:nowhere].view(size, local, room, hidden_size))
-        computed = self._compute(arrived, size)
-        returned = exchange.all_to_all(computed).reshape(nowhere, hidden_size)
-        returned = torch.cat([returned, returned.new_zeros(1, hidden_size)])
-        weighted = returned[slots] * routing.weight[..., None].to(returned.dtype)
+        count = size * local * room
+        placed = torch.where(routing.weight > 0, routing.expert * room + routing.position, count).flatten()
+        rows = tokens if self.gate.k == 1 else tokens.repeat(self.gate.k, 1)
+        sent = slots.put(rows, placed, count).view(size, local, room, hidden_size)
+        computed = self._compute(exchange.all_to_all(sent), size)
+        returned = exchange.all_to_all(computed).reshape(count, hidden_size)
+        taken = slots.take(returned, placed).view(self.gate.k, tokens.shape[0], hidden_size)
+        weighted = taken * routing.weight[..., None].to(taken.dtype)
         output = weighted.sum(dim=0).view(hidden_states.shape).to(hidden_states.dtype)
         return output, routing.l_aux, routing.exp_counts
 
