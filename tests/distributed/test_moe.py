@@ -122,17 +122,17 @@ def _equal(k: int, local: int, factor: float) -> int:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize(("k", "local"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("k", "local"), [(1, 1), (1, 8), (2, 1), (2, 2)])
 def test_outputs_and_gradients_are_those_of_one_process(k: int, local: int, size: int) -> None:
     roomy, narrow = (run_ranks(size, _equal, k, local, factor, reuse=True)[0] for factor in (100, 0.6))
     assert roomy == 0
     assert narrow > 0
 
 
-def _trains(k: int, noise: str | None, dtype: torch.dtype) -> None:
+def _trains(k: int, noise: str | None, dtype: torch.dtype, local: int) -> None:
     """With what is drawn in training, in a dtype of the user's choice."""
     rank, device = begin()
-    net = made(rank, device, num_local_experts=2, k=k, noisy_gate_policy=noise, output_dropout_prob=0.1)
+    net = made(rank, device, num_local_experts=local, k=k, noisy_gate_policy=noise, output_dropout_prob=0.1)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
     model = net.with_bagua([optimizer], GradientAllReduceAlgorithm())  # type: ignore[operator]
     torch.manual_seed(rank)
@@ -153,10 +153,15 @@ def _trains(k: int, noise: str | None, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("k", "noise", "dtype"), [(1, "Jitter", torch.float32), (1, "RSample", torch.bfloat16), (2, None, torch.float32)]
+    ("k", "noise", "dtype", "local"),
+    [
+        (1, "Jitter", torch.float32, 2),
+        (1, "RSample", torch.bfloat16, 1),
+        (2, None, torch.bfloat16, 8),  # on GPUs, so many are computed together
+    ],
 )
-def test_training(k: int, noise: str | None, dtype: torch.dtype) -> None:
-    run_ranks(2, _trains, k, noise, dtype, reuse=True)
+def test_training(k: int, noise: str | None, dtype: torch.dtype, local: int) -> None:
+    run_ranks(2, _trains, k, noise, dtype, local, reuse=True)
 
 
 def _errors() -> None:

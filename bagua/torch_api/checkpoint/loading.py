@@ -111,6 +111,8 @@ def _find(root: Path, iteration: int | None, weights_only: bool) -> tuple[int, s
             return None
     folder = layout.complete_folder(root, iteration)
     file = _read(folder / layout.MODEL_FILE, weights_only)
+    if not isinstance(file, dict) or "model" not in file:
+        raise ValueError(f"{folder / layout.MODEL_FILE} is not of save_checkpoint: it has no state of a model")
     about = {"world_size": None, "per_rank": False, "algorithm": None, "experts": {}, **file.get(ABOUT, {})}
     about.pop("engine", None)
     return iteration, folder.name, about
