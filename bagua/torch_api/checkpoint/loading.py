@@ -81,10 +81,7 @@ def load_checkpoint(
     apply: Callable[[], None] = _nothing
     try:
         if about["per_rank"] and average_replicas:
-            if not subject.keeps_replicas_equal:
-                raise ValueError(
-                    f"{subject.algorithm} does not start from loaded replicas; load before wrapping the model"
-                )
+            _check_starts_equal(subject)
             state = mean_of_replicas(folder, about["world_size"], reader.read)
         else:
             _check_algorithm(about, subject, ranks.size)
@@ -223,6 +220,11 @@ def _regrouped(old_groups: list[dict[str, Any]], optimizer: Any) -> list[dict[st
         groups.append({**old, "params": list(range(first, first + count))})
         first += count
     return groups
+
+
+def _check_starts_equal(subject: Subject) -> None:
+    if not subject.keeps_replicas_equal:
+        raise ValueError(f"{subject.algorithm} does not start from loaded replicas; load before wrapping the model")
 
 
 def _check_algorithm(about: dict[str, Any], subject: Subject, size: int) -> None:
