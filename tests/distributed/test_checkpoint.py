@@ -13,7 +13,17 @@ import torch.distributed as dist
 from support.algorithm_cases import CASES, Case, pulling, step
 from support.dying_rank import VICTIM, begin_to_lose_one
 from support.ranks import run_ranks
-from support.training import begin, check_equal, check_ranks_equal, engine_of, message_of, mlp, momentum, with_algorithm
+from support.training import (
+    begin,
+    check_equal,
+    check_ranks_equal,
+    engine_of,
+    loss_of,
+    message_of,
+    mlp,
+    momentum,
+    with_algorithm,
+)
 
 import bagua.torch_api as bagua
 from bagua.collectives.failure_report import CollectiveError
@@ -95,6 +105,43 @@ def _saved_async(path: str) -> None:
 
 def test_each_rank_of_async_has_its_own(tmp_path: Path) -> None:
     run_ranks(2, _saved_async, str(tmp_path), reuse=True)
+
+
+def _owed(path: str) -> None:
+    """A rank that skipped its step, as a GradScaler does, owes its neighbor an exchange, who waits for it in step()."""
+    rank, device = begin()
+    case = Case("low_precision_decentralized", {"hierarchical": False})
+    group = bagua.communication.new_group()  # in which no checkpoint was saved before
+    net = mlp(rank, device)
+    optimizer = case.optimizer(net)
+    model = case.wrap(net, optimizer, group=group)
+    loss_of(model, pulling(rank, 1, device)[0]).backward()
+    if rank == 0:
+        optimizer.step()
+    save_checkpoint(1, path, model, optimizer)
+    assert load_checkpoint(path, model, optimizer) == 1
+
+
+def test_an_exchange_that_is_owed_comes_first(tmp_path: Path) -> None:
+    run_ranks(2, _owed, str(tmp_path), reuse=True, timeout=30)
+
+
+def _in_a_group(path: str) -> None:
+    rank, device = begin()
+    group = bagua.communication.new_group([0, 2])
+    if rank != 1:
+        net = mlp(rank, device)
+        model = DIFFERING.wrap(net, momentum(net), group=group)
+        own = [value.clone() for value in net.state_dict().values()]
+        save_checkpoint(1, path, model)
+        for value in net.state_dict().values():
+            value.mul_(2)
+        assert load_checkpoint(path, model) == 1
+        assert all(torch.equal(one, two) for one, two in zip(own, net.state_dict().values(), strict=True))
+
+
+def test_ranks_of_a_group_save_together(tmp_path: Path) -> None:
+    run_ranks(3, _in_a_group, str(tmp_path), reuse=True)
 
 
 # --- other numbers of ranks, other algorithms ------------------------------------------------------------------------

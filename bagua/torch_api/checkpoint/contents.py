@@ -52,6 +52,16 @@ def subject_of(model: nn.Module) -> Subject:
     return Subject(model, model.__dict__.get("bagua_ddp"))
 
 
+def complete_exchange(subject: Subject) -> None:
+    """Before anything is said to the other ranks: they may be waiting for an exchange that this one owes them.
+
+    Raises:
+        CollectiveError: a rank is gone; names it.
+    """
+    if subject.engine is not None:
+        subject.engine.bagua_algorithm.complete_exchange(subject.engine)
+
+
 def contents_of(
     subject: Subject, optimizer: Any, lr_scheduler: Any, iteration: int, rank: int, world_size: int, per_rank: bool
 ) -> dict[str, Any]:
@@ -61,7 +71,7 @@ def contents_of(
     Raises:
         Exception: what the states of model, optimizer and scheduler raise.
     """
-    # First: an algorithm may owe its peers an exchange, which changes weights.
+    # First: it may complete an exchange, which changes weights.
     engine_state = None if subject.engine is None else subject.engine.state_dict()
     model_state = subject.module.state_dict()
     counts = {} if per_rank else expert_states.local_counts(model_state)

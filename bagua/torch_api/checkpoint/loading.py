@@ -15,7 +15,7 @@ from torch import nn
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.torch_api.checkpoint import expert_states, foreign_forms, layout
 from bagua.torch_api.checkpoint.agreement import ranks_of
-from bagua.torch_api.checkpoint.contents import ABOUT, Subject, parameter_names, subject_of
+from bagua.torch_api.checkpoint.contents import ABOUT, Subject, complete_exchange, parameter_names, subject_of
 from bagua.torch_api.checkpoint.pending import finish_last
 from bagua.torch_api.checkpoint.replica_mean import mean_of_replicas
 
@@ -68,6 +68,7 @@ def load_checkpoint(
     """
     root = Path(checkpoints_path)
     subject = subject_of(model)
+    complete_exchange(subject)
     error = finish_last()
     ranks = ranks_of(process_group, None if subject.engine is None else subject.engine.process_group)
     unchanged = _UNCHANGED.format(root=root)

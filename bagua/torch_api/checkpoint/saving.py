@@ -13,7 +13,7 @@ from torch import nn
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.torch_api.checkpoint import durable_files, layout, staging
 from bagua.torch_api.checkpoint.agreement import Ranks, ranks_of
-from bagua.torch_api.checkpoint.contents import contents_of, subject_of
+from bagua.torch_api.checkpoint.contents import complete_exchange, contents_of, subject_of
 from bagua.torch_api.checkpoint.pending import PendingCheckpoint, finish_last, set_last
 
 _UNCHANGED = (
@@ -110,6 +110,7 @@ def _prepared(
     """What saves. An error of this rank alone is raised by that: the other ranks would wait."""
     _check(iteration, keep_last)
     subject = subject_of(model)
+    complete_exchange(subject)
     error = finish_last()
     ranks = ranks_of(process_group, None if subject.engine is None else subject.engine.process_group)
     each_writes = not subject.keeps_replicas_equal if per_rank is None else per_rank
