@@ -63,22 +63,14 @@ def feed_forward(hidden: int, width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(hidden, width), nn.GELU(), nn.Linear(width, hidden))
 
 
-class Clock:
-    """Milliseconds of a call, until the device has done it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def __call__(self, function: Callable[[], object]) -> float:
-        self._wait()
-        began = time.perf_counter()
-        function()
-        self._wait()
-        return (time.perf_counter() - began) * 1e3
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+def milliseconds(function: Callable[[], object], device: torch.device) -> float:
+    """Until the device has done it."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    began = time.perf_counter()
+    function()
+    wait()
+    return (time.perf_counter() - began) * 1e3
 
 
 def measure(given: argparse.Namespace, device: torch.device) -> dict[str, list[float]]:
@@ -92,29 +84,31 @@ def measure(given: argparse.Namespace, device: torch.device) -> dict[str, list[f
     )
     torch.manual_seed(dist.get_rank())
     tokens = torch.randn(given.tokens, given.hidden, device=device, dtype=dtype, requires_grad=True)
-    clock = Clock(device)
     exchanges: list[float] = []
     plain = exchange._exchanged
 
     def timed(*arguments: object) -> Tensor:
         """Waits for the device on both sides: in steps of their own, which are in no other figure."""
         results: list[Tensor] = []
-        exchanges.append(clock(lambda: results.append(plain(*arguments))))  # type: ignore[arg-type]
+        exchanges.append(milliseconds(lambda: results.append(plain(*arguments)), device))  # type: ignore[arg-type]
         return results[0]
 
     def step(layer: Callable[[Tensor], Tensor]) -> None:
         layer(tokens).float().square().mean().backward()
 
+    def routed(x: Tensor) -> Tensor:
+        return mixture(x)[0]
+
     found: dict[str, list[float]] = {"dense": [], "moe": [], "all_to_all": []}
     for number in range(given.steps + _WARM_UP):
         dist.barrier()
-        times = {"dense": clock(lambda: step(dense))}
+        times = {"dense": milliseconds(lambda: step(dense), device)}
         dist.barrier()
-        times["moe"] = clock(lambda: step(lambda x: mixture(x)[0]))
+        times["moe"] = milliseconds(lambda: step(routed), device)
         exchanges.clear()
         exchange._exchanged = timed
         dist.barrier()
-        step(lambda x: mixture(x)[0])
+        step(routed)
         exchange._exchanged = plain
         times["all_to_all"] = sum(exchanges)
         if number >= _WARM_UP:
