@@ -1,11 +1,11 @@
-"""Measure a layer of MoE compared with a dense layer of equal active size, and the share of its all-to-all.
+"""Measure layers of MoE compared with dense layers of equal active size, and the share of their all-to-all.
 
     torchrun --nproc-per-node 2 tools/train/measure_moe.py
     torchrun --nproc-per-node 2 tools/train/measure_moe.py --hidden 4096 --tokens 8192 --dtype bf16 --json moe.json
 
-Both compute as much per token: the dense layer is one feed-forward network, k times as wide as an expert. A step is
-forward and backward of the layer, without optimizer and without gradient communication; the two take turns, step by
-step. With --capacity-factor above 1, experts also compute rows that stay empty.
+Both compute as much per token: a dense layer is one feed-forward network, k times as wide as an expert. A step is
+forward and backward of all layers, without optimizer and gradient communication; the two take turns, step by step. With
+--capacity-factor above 1, experts also compute rows that stay empty.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hidden", type=within(int, 1, 65_536), default=512, help="size of a token (default 512)")
     parser.add_argument("--tokens", type=within(int, 8, 1 << 24), default=1024, help="of each rank (default 1024)")
     parser.add_argument("--local-experts", type=within(int, 1, 1024), default=2, help="of each rank (default 2)")
+    parser.add_argument("--layers", type=within(int, 1, 1000), default=4, help="one after the other (default 4)")
     parser.add_argument("--k", type=int, choices=(1, 2), default=1, help="experts per token (default 1)")
     parser.add_argument("--capacity-factor", type=within(float, 0.01, 100), default=1.0, help="default 1")
     parser.add_argument("--dtype", choices=list(DTYPES), default="fp32", help="default fp32")
@@ -77,11 +78,14 @@ def measure(given: argparse.Namespace, device: torch.device) -> dict[str, list[f
     """Milliseconds by step: of the dense layer, of MoE, and of its all-to-all alone, which waits for peers, too."""
     dtype = DTYPES[given.dtype]
     torch.manual_seed(0)
-    dense = feed_forward(given.hidden, 4 * given.hidden * given.k).to(device, dtype)
-    expert = feed_forward(given.hidden, 4 * given.hidden)
-    mixture = MoE(given.hidden, expert, given.local_experts, k=given.k, capacity_factor=given.capacity_factor).to(
-        device, dtype
+    width = 4 * given.hidden
+    options = {"num_local_experts": given.local_experts, "k": given.k, "capacity_factor": given.capacity_factor}
+    dense = nn.Sequential(*[feed_forward(given.hidden, given.k * width) for _ in range(given.layers)])
+    mixtures = nn.ModuleList(
+        [MoE(given.hidden, feed_forward(given.hidden, width), **options) for _ in range(given.layers)]
     )
+    dense.to(device, dtype)
+    mixtures.to(device, dtype)
     torch.manual_seed(dist.get_rank())
     tokens = torch.randn(given.tokens, given.hidden, device=device, dtype=dtype, requires_grad=True)
     exchanges: list[float] = []
@@ -97,7 +101,9 @@ def measure(given: argparse.Namespace, device: torch.device) -> dict[str, list[f
         layer(tokens).float().square().mean().backward()
 
     def routed(x: Tensor) -> Tensor:
-        return mixture(x)[0]
+        for mixture in mixtures:
+            x = mixture(x)[0]
+        return x
 
     found: dict[str, list[float]] = {"dense": [], "moe": [], "all_to_all": []}
     for number in range(given.steps + _WARM_UP):
@@ -130,7 +136,10 @@ def main() -> int:
     if dist.get_rank() == 0:
         ratio = [moe / dense for moe, dense in zip(found["moe"], found["dense"], strict=True)]
         share = [100 * part / moe for part, moe in zip(found["all_to_all"], found["moe"], strict=True)]
-        print(f"{ranks} ranks on {device.type}, {given.local_experts} experts each, {given.tokens} tokens, k={given.k}")
+        print(
+            f"{ranks} ranks on {device.type}, {given.layers} layers, {given.local_experts} experts each, "
+            f"{given.tokens} tokens, k={given.k}"
+        )
         for name, values, unit in (*((name, ms, "ms") for name, ms in found.items()), ("moe/dense", ratio, "x")):
             print(f"{name:>12}  {statistics.median(values):8.3f} {unit}  ({min(values):.3f} to {max(values):.3f})")
         print(f"all-to-all takes {statistics.median(share):.0f}% of a step of MoE")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ class MoE(nn.Module):
             ValueError: fewer tokens than `min_capacity` (k = 1), or another shape.
         """
         output, l_aux, exp_counts = self.bagua_moe(hidden_states, used_token)
-        return self.dropout(output), l_aux, exp_counts.to("cpu")
+        return self.dropout(output), l_aux, exp_counts
 
 
 class _Gate(nn.Module):
@@ -148,6 +149,7 @@ class _ExpertParallel(nn.Module):
         room = exchange.largest(capacity)
         used = None if used_token is None else used_token.reshape(-1) != 0
         routing: Routing = self.gate(tokens, capacity, used)
+        exp_counts, wait = _copied_to_host(routing.exp_counts)
 
         size, local, hidden_size = exchange.size, len(self.experts.bagua_experts), tokens.shape[1]
         count = size * local * room
@@ -159,7 +161,8 @@ class _ExpertParallel(nn.Module):
         taken = slots.take(returned, placed).view(self.gate.k, tokens.shape[0], hidden_size)
         weighted = taken * routing.weight[..., None].to(taken.dtype)
         output = weighted.sum(dim=0).view(hidden_states.shape).to(hidden_states.dtype)
-        return output, routing.l_aux, routing.exp_counts
+        wait()
+        return output, routing.l_aux, exp_counts
 
     def _compute(self, arrived: Tensor, size: int) -> Tensor:
         """[ranks, experts, room, hidden] -> the same shape. The gradients of parameters are sums over the ranks'
@@ -188,6 +191,19 @@ class _ExpertParallel(nn.Module):
                 "The process group has another size than when the layer was made.\n"
                 "Call init_process_group() before you make the model."
             )
+
+
+def _copied_to_host(counts: Tensor) -> tuple[Tensor, Callable[[], object]]:
+    """The copy, and what waits for it: at the end of the layer, when the GPU has experts to compute while the host
+    launches what comes next."""
+    copy = counts.to("cpu", non_blocking=True)
+    if counts.device.type != "cuda":
+        return copy, _nothing
+    return copy, torch.cuda.current_stream(counts.device).record_event().synchronize
+
+
+def _nothing() -> None:
+    return None
 
 
 def _scaled(values: Tensor, factor: float) -> Tensor:
