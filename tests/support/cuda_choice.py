@@ -56,6 +56,13 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_training_goes_on_after_an_error_of_all_ranks[backward-True]",
     ],
     "communicator_methods": ["test_each_collective"],
+    # Copies of states in the background, while training changes them.
+    "checkpoint": ["test_each_algorithm_goes_on_bit_for_bit[with_bagua]"],
+    # All-to-all on autograd's thread; experts that are computed together.
+    "moe": [
+        "test_outputs_and_gradients_are_those_of_one_process[1-8-2]",
+        "test_training[2-None-dtype2-8]",
+    ],
     "checkpoint_and_compile": [
         "test_checkpointed_blocks[Reentrant-with_bagua-True]",
         "test_compiled",

@@ -85,7 +85,7 @@ def documentation(module_name: str, name: str, value: Any) -> str:
 
 def raised_by(function: Callable[..., Any]) -> set[str]:
     """Names of the exception classes that its own `raise` statements name."""
-    if not inspect.isfunction(function):
+    if not inspect.isfunction(function) or function.__code__.co_filename == "<string>":  # a dataclass's constructor
         return set()
     tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     names = set()

@@ -1,0 +1,269 @@
+"""load_checkpoint. Called by all ranks, on the thread that trains."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.torch_api.checkpoint import expert_states, foreign_forms, layout
+from bagua.torch_api.checkpoint.agreement import ranks_of
+from bagua.torch_api.checkpoint.contents import ABOUT, Subject, complete_exchange, parameter_names, subject_of
+from bagua.torch_api.checkpoint.pending import finish_last
+from bagua.torch_api.checkpoint.replica_mean import mean_of_replicas
+
+_UNCHANGED = "Nothing was loaded from {root}, on any rank.\nCorrect the cause on that rank, and load again."
+_HALF_LOADED = (
+    "Checkpoint: {folder}; on other ranks it may be loaded by now.\n"
+    "Correct the cause, make model and optimizer anew, and load again. strict=False ignores names that do not fit."
+)
+
+
+def load_checkpoint(
+    checkpoints_path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: Any = None,
+    lr_scheduler: Any = None,
+    strict: bool = True,
+    *,
+    iteration: int | None = None,
+    average_replicas: bool = False,
+    weights_only: bool = True,
+    process_group: BaguaProcessGroup | dist.ProcessGroup | None = None,
+) -> int:
+    """
+    Load what `save_checkpoint` wrote. All ranks call it, and load the same iteration: the one that rank 0 finds.
+
+    Load before or after wrapping; where replicas differ, after wrapping with the same algorithm and on as many ranks.
+    Other checkpoints may be loaded on any number of ranks; those of experts on any that divides them equally.
+
+    Args:
+        checkpoints_path: a folder that all ranks see.
+        model: a module, or a DistributedDataParallel.
+        optimizer: whatever has `load_state_dict`; None: not loaded.
+        lr_scheduler: likewise.
+        strict: names of the model's state must be those of the file, and the states that are asked for must be there.
+        iteration: of the checkpoint; None: the latest.
+        average_replicas: where replicas differ, load the mean of all replicas on every rank, and of the states of
+            their optimizers, which allows another number of ranks and another algorithm. Load before wrapping.
+        weights_only: refuse files that hold more than tensors and plain values: unpickling others runs code from the
+            file.
+        process_group: Bagua's or torch's; None: the model's or, if it is not wrapped, the default group. Without any
+            group, this process alone.
+
+    Returns:
+        the iteration; 0 if nothing was saved.
+
+    Raises:
+        RuntimeError: a rank could not load; on all ranks, and names the rank and its reason: no such checkpoint, files
+            that are missing or do not fit the model, the algorithm or the number of ranks.
+        CollectiveError: a rank is gone; names it.
+    """
+    root = Path(checkpoints_path)
+    subject = subject_of(model)
+    complete_exchange(subject)
+    error = finish_last()
+    ranks = ranks_of(process_group, None if subject.engine is None else subject.engine.process_group)
+    unchanged = _UNCHANGED.format(root=root)
+    ranks.agree("finish the save in the background", error, unchanged)
+    found = ranks.by_first("find the checkpoint", lambda: _find(root, iteration, weights_only), unchanged)
+    if found is None:
+        return 0
+    number, name, about = found
+    folder = root / name
+    reader = _Reader(folder, about, ranks.rank, ranks.size, weights_only)
+    apply: Callable[[], None] = _nothing
+    try:
+        if about["per_rank"] and average_replicas:
+            _check_starts_equal(subject)
+            state = mean_of_replicas(folder, about["world_size"], reader.read)
+        else:
+            _check_algorithm(about, subject, ranks.size)
+            state = reader.read_own(subject.module, optimizer)
+        foreign_forms.adapt(state, subject.module)
+        _check_parts(state, optimizer, lr_scheduler, strict)
+        apply = lambda: _apply(state, subject, optimizer, lr_scheduler, strict)  # noqa: E731
+    except Exception as problem:
+        error = problem
+    ranks.agree(f"read checkpoint {number}", error, unchanged)
+    try:
+        apply()
+    except Exception as problem:
+        error = problem
+    ranks.agree(f"load checkpoint {number}", error, _HALF_LOADED.format(folder=folder))
+    return number
+
+
+def _find(root: Path, iteration: int | None, weights_only: bool) -> tuple[int, str, dict[str, Any]] | None:
+    """Iteration, folder and what the checkpoint says of itself. None: nothing was saved."""
+    if iteration is None:
+        iteration = layout.latest_iteration(root)
+        if iteration is None:
+            return None
+    folder = layout.complete_folder(root, iteration)
+    file = _read(folder / layout.MODEL_FILE, weights_only)
+    if not isinstance(file, dict) or "model" not in file:
+        raise ValueError(f"{folder / layout.MODEL_FILE} is not of save_checkpoint: it has no state of a model")
+    about = {"world_size": None, "per_rank": False, "algorithm": None, "experts": {}, **file.get(ABOUT, {})}
+    about.pop("engine", None)
+    return iteration, folder.name, about
+
+
+def _read(path: Path, weights_only: bool) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=weights_only)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is not there; all ranks need the same file system at this path") from None
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} holds more than tensors and plain values; if you trust it, pass weights_only=False"
+        ) from error
+    except (EOFError, RuntimeError) as error:
+        raise ValueError(f"{path} is damaged: {error}; pass iteration=... to load another checkpoint") from error
+
+
+class _Reader:
+    """Reads the files that a rank needs."""
+
+    def __init__(self, folder: Path, about: dict[str, Any], rank: int, size: int, weights_only: bool) -> None:
+        self._folder, self._about = folder, about
+        self._rank, self._size, self._weights_only = rank, size, weights_only
+
+    def read(self, name: str) -> Any:
+        return _read(self._folder / name, self._weights_only)
+
+    def read_own(self, module: nn.Module, optimizer: Any) -> dict[str, Any]:
+        """The states of this rank, under local names."""
+        if self._about["per_rank"] and self._rank > 0:
+            own: dict[str, Any] = self.read(layout.replica_file(self._rank))
+            return own
+        state: dict[str, Any] = self.read(layout.MODEL_FILE)
+        names = list(module.state_dict())
+        counts = {} if self._about["per_rank"] else expert_states.local_counts(names)
+        totals: dict[str, int] = self._about["experts"]
+        if not counts and not totals:
+            return state
+        self._check_experts(counts, totals)
+        self._add_experts(state["model"], names, counts)
+        if optimizer is not None:
+            state.update(self._read_optimizer(module, optimizer, counts))
+        return state
+
+    def _check_experts(self, counts: Mapping[str, int], totals: Mapping[str, int]) -> None:
+        here = {layer: count * self._size for layer, count in counts.items()}
+        if totals and here != dict(totals):
+            raise ValueError(
+                f"the checkpoint has {dict(totals)} experts, by layer, and this model {here} on {self._size} ranks; "
+                "the numbers of all ranks together must be the same: change num_local_experts"
+            )
+
+    def _add_experts(self, model_state: dict[str, Any], names: list[str], counts: Mapping[str, int]) -> None:
+        files: dict[int, dict[str, Any]] = {}
+        for name in names:
+            expert = expert_states.expert_of(name, self._rank, counts)
+            if expert is None:
+                continue
+            if expert not in files:
+                files[expert] = self.read(layout.expert_file(expert))
+            written = expert_states.global_name(name, self._rank, counts)
+            if written in files[expert]:
+                model_state[name] = files[expert][written]
+
+    def _read_optimizer(self, module: nn.Module, optimizer: Any, counts: dict[str, int]) -> dict[str, Any]:
+        old_size = self._about["world_size"]
+        if old_size in (None, self._size):
+            file: dict[str, Any] = self.read(layout.expert_optimizer_file(self._rank))
+            return {"optimizer": file["optimizer"]}
+        old_counts = {layer: total // old_size for layer, total in self._about["experts"].items()}
+        names = parameter_names(module, optimizer, self._rank, counts)
+        files: dict[int, dict[str, Any]] = {}
+        for name in names:
+            owner = 0 if name is None else expert_states.owner_of(name, old_counts)
+            if owner not in files:
+                files[owner] = self.read(layout.expert_optimizer_file(owner))
+        if 0 not in files:
+            files[0] = self.read(layout.expert_optimizer_file(0))
+        positions = {
+            owner: {one: at for at, one in enumerate(file["parameter_names"])} for owner, file in files.items()
+        }
+        state = {}
+        for position, name in enumerate(names):
+            if name is None:
+                raise ValueError(
+                    "the optimizer has parameters that the model has not: another number of ranks needs names"
+                )
+            owner = expert_states.owner_of(name, old_counts)
+            old = files[owner]["optimizer"]["state"]
+            at = positions[owner].get(name)
+            if at in old:
+                state[position] = old[at]
+        groups = _regrouped(files[0]["optimizer"]["param_groups"], optimizer)
+        return {"optimizer": {"state": state, "param_groups": groups}}
+
+
+def _regrouped(old_groups: list[dict[str, Any]], optimizer: Any) -> list[dict[str, Any]]:
+    """The options of the old groups, for the parameters that the groups have now."""
+    if len(old_groups) != len(optimizer.param_groups):
+        raise ValueError(
+            f"the optimizer of the checkpoint has {len(old_groups)} parameter groups, this one has "
+            f"{len(optimizer.param_groups)}"
+        )
+    groups, first = [], 0
+    for old, group in zip(old_groups, optimizer.param_groups, strict=True):
+        count = len(group["params"])
+        groups.append({**old, "params": list(range(first, first + count))})
+        first += count
+    return groups
+
+
+def _check_starts_equal(subject: Subject) -> None:
+    if not subject.keeps_replicas_equal:
+        raise ValueError(f"{subject.algorithm} does not start from loaded replicas; load before wrapping the model")
+
+
+def _check_algorithm(about: dict[str, Any], subject: Subject, size: int) -> None:
+    saved, here = about["algorithm"], subject.algorithm
+    if about["per_rank"]:
+        if about["world_size"] != size:
+            raise ValueError(
+                f"it holds a state for each of {about['world_size']} ranks, and here are {size}; load it on as many, "
+                "or their mean on any number with average_replicas=True"
+            )
+        if saved != here:
+            raise ValueError(
+                f"it holds a state for each rank, of {saved or 'a model that was not wrapped'}, and here is "
+                f"{here or 'a model that is not wrapped'}; load it after wrapping with the same algorithm, or the mean "
+                "of all ranks with average_replicas=True"
+            )
+    elif not subject.keeps_replicas_equal:
+        raise ValueError(f"it has no state of {here} for each rank; load it before wrapping the model")
+
+
+def _check_parts(state: Mapping[str, Any], optimizer: Any, lr_scheduler: Any, strict: bool) -> None:
+    for name, wanted in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
+        if strict and wanted is not None and state.get(name) is None:
+            raise ValueError(f"it was saved without {name}; pass {name}=None, or strict=False to keep that of this run")
+
+
+def _apply(state: dict[str, Any], subject: Subject, optimizer: Any, lr_scheduler: Any, strict: bool) -> None:
+    if subject.engine is not None:
+        subject.engine.wait_pending_comm_ops()
+    subject.module.load_state_dict(state["model"], strict=strict)
+    if optimizer is not None and state.get("optimizer") is not None:
+        optimizer.load_state_dict(state["optimizer"])
+    if lr_scheduler is not None and state.get("lr_scheduler") is not None:
+        lr_scheduler.load_state_dict(state["lr_scheduler"])
+    about = state.get(ABOUT) or {}
+    if subject.engine is not None and about.get("engine") is not None and about["algorithm"] == subject.algorithm:
+        subject.engine.load_state_dict(about["engine"])  # last: it depends on the others
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,1 @@
+"""Models whose parts are on different ranks."""

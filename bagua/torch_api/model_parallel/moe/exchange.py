@@ -1,0 +1,111 @@
+"""The exchange of tokens between ranks. Called by all ranks in the same order: in forward by the thread that trains, in
+backward by autograd's, while buckets of gradients may be under way in other groups.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bagua.collectives import collectives
+from bagua.collectives.communicator import BaguaCommunicator
+from bagua.collectives.process_group import (
+    BaguaProcessGroup,
+    duplicate_group,
+    is_initialized,
+    to_bagua_process_group,
+)
+
+# By group: for tokens, and for capacities, which are on the CPU. An order of their own each.
+_groups: weakref.WeakKeyDictionary[BaguaProcessGroup, tuple[BaguaProcessGroup, BaguaProcessGroup]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class Exchange:
+    """Between the ranks of the default group; without one, this process alone."""
+
+    def __init__(self) -> None:
+        self._tokens: BaguaCommunicator | None = None
+        self._numbers: BaguaCommunicator | None = None
+        if is_initialized() or dist.is_initialized():
+            group = to_bagua_process_group()
+            if group.size > 1:
+                tokens, numbers = _own_groups(group)
+                self._tokens, self._numbers = tokens.get_global_communicator(), numbers.get_global_communicator()
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return 1 if self._tokens is None else self._tokens.nranks()
+
+    def largest(self, number: int | None) -> int:
+        """Of all ranks' numbers. None: this rank has none, because of an error.
+
+        Raises:
+            CollectiveError: a rank is gone; names it.
+            RuntimeError: another rank has none; on those that have one.
+        """
+        if self._numbers is None:
+            return number or 0
+        # The second is 1 if a rank has none.
+        told = torch.tensor([number or 0, number is None], dtype=torch.int64, device="cpu")
+        self._numbers.perform("comparing capacities of MoE", told.device, dist.all_reduce, told, op=dist.ReduceOp.MAX)
+        largest, is_missing = told.tolist()
+        if is_missing and number is not None:
+            raise RuntimeError(
+                "Another rank could not take part in the forward pass of MoE.\n"
+                "Its input has too few tokens, or the wrong shape.\n"
+                "Its error message says which."
+            )
+        return int(largest)
+
+    def all_to_all(self, tokens: Tensor) -> Tensor:
+        """Part i goes to rank i: [ranks, ...] -> [ranks, ...]. Differentiable."""
+        if self._tokens is None:
+            return tokens
+        exchanged: Tensor = _AllToAll.apply(self._tokens, tokens)  # type: ignore[no-untyped-call]
+        return exchanged
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, comm: BaguaCommunicator, tokens: Tensor) -> Tensor:
+        ctx.comm = comm
+        return _exchanged(comm, tokens)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        return None, _exchanged(ctx.comm, gradients[0])
+
+
+def _exchanged(comm: BaguaCommunicator, tokens: Tensor) -> Tensor:
+    tokens = tokens.contiguous()
+    received = torch.empty_like(tokens)
+    collectives.all_to_all(tokens, received, comm)
+    return received
+
+
+class ScaledGradient(torch.autograd.Function):
+    """The same values; their gradient is multiplied by a number."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * ctx.factor, None
+
+
+def _own_groups(group: BaguaProcessGroup) -> tuple[BaguaProcessGroup, BaguaProcessGroup]:
+    """Collective, the first time for this group."""
+    own = _groups.get(group)
+    if own is None or not own[0].is_alive:
+        own = _groups[group] = duplicate_group(group), duplicate_group(group, "gloo")
+    return own

@@ -1,0 +1,303 @@
+"""Checkpoints of several ranks: what is saved by whom, on how many ranks it is loaded, and ranks that fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.algorithm_cases import CASES, Case, pulling, step
+from support.dying_rank import VICTIM, begin_to_lose_one
+from support.ranks import run_ranks
+from support.training import (
+    begin,
+    check_equal,
+    check_ranks_equal,
+    engine_of,
+    loss_of,
+    message_of,
+    mlp,
+    momentum,
+    with_algorithm,
+)
+
+import bagua.torch_api as bagua
+from bagua.collectives.failure_report import CollectiveError
+from bagua.torch_api.checkpoint import async_save_checkpoint, durable_files, layout, load_checkpoint, save_checkpoint
+
+STEPS = 4
+AFTER = 5  # enough for shift_one to meet all partners
+DIFFERING = Case("decentralized", {"hierarchical": False})
+
+
+def _made(case: Case, rank: int, device: torch.device, how: str, seed: int = 0) -> tuple[Any, Any]:
+    net = mlp(seed + rank, device)
+    optimizer = case.optimizer(net)
+    return case.wrap(net, optimizer, how), optimizer
+
+
+def _everything(model: Any, optimizer: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            found.append(value.detach().cpu().clone())
+        elif isinstance(value, dict):
+            for one in value.values():
+                walk(one)
+        elif isinstance(value, list | tuple):
+            for one in value:
+                walk(one)
+
+    walk([model.state_dict(), optimizer.state_dict(), engine_of(model).state_dict()])
+    return found
+
+
+def _resumed(cases: list[Case], how: str, folder: str) -> None:
+    rank, device = begin()
+    for case in cases:
+        path = Path(folder, str(case))
+        model, optimizer = _made(case, rank, device, how)
+        data = pulling(rank, STEPS + AFTER, device)
+        for batch in data[:STEPS]:
+            step(model, optimizer, batch)
+        pending = async_save_checkpoint(STEPS, path, model, optimizer)
+        for batch in data[STEPS:]:
+            step(model, optimizer, batch)
+        pending.wait()
+        expected = _everything(model, optimizer)
+        # By its own parameters, and the state that an optimizer has before its first step.
+        model, optimizer = _made(case, rank, device, how, seed=50)
+        assert load_checkpoint(path, model, optimizer) == STEPS
+        for batch in data[STEPS:]:
+            step(model, optimizer, batch)
+        for one, other in zip(expected, _everything(model, optimizer), strict=True):
+            assert torch.equal(one, other), str(case)
+        files = sorted(one.name for one in (path / "iter_0000004").iterdir())
+        assert files == [layout.MODEL_FILE, *([] if case.equal else [layout.replica_file(1)])], str(case)
+        # Before the files of the next case: ranks clear the folder alike.
+        bagua.barrier()
+
+
+@pytest.mark.parametrize("how", ["with_bagua", "wrapper"])
+def test_each_algorithm_goes_on_bit_for_bit(how: str, tmp_path: Path) -> None:
+    run_ranks(2, _resumed, [case for case in CASES if case.deterministic], how, str(tmp_path), reuse=True)
+
+
+def _saved_async(path: str) -> None:
+    rank, device = begin()
+    case = Case("async", {"sync_interval_ms": 0})
+    model, optimizer = _made(case, rank, device, "with_bagua")
+    for batch in pulling(rank, STEPS, device):
+        step(model, optimizer, batch)
+    own = model[0].weight.detach().clone()
+    save_checkpoint(STEPS, path, model, optimizer)  # while a thread averages
+    model.bagua_algorithm.abort(model)
+    model, optimizer = _made(case, rank, device, "with_bagua", seed=50)
+    assert load_checkpoint(path, model, optimizer) == STEPS
+    assert torch.equal(model[0].weight, own)
+    model.bagua_algorithm.abort(model)
+
+
+def test_each_rank_of_async_has_its_own(tmp_path: Path) -> None:
+    run_ranks(2, _saved_async, str(tmp_path), reuse=True)
+
+
+def _owed(path: str) -> None:
+    """A rank that skipped its step, as a GradScaler does, owes its neighbor an exchange, who waits for it in step()."""
+    rank, device = begin()
+    case = Case("low_precision_decentralized", {"hierarchical": False})
+    group = bagua.communication.new_group()  # in which no checkpoint was saved before
+    net = mlp(rank, device)
+    optimizer = case.optimizer(net)
+    model = case.wrap(net, optimizer, group=group)
+    loss_of(model, pulling(rank, 1, device)[0]).backward()
+    if rank == 0:
+        optimizer.step()
+    save_checkpoint(1, path, model, optimizer)
+    assert load_checkpoint(path, model, optimizer) == 1
+
+
+def test_an_exchange_that_is_owed_comes_first(tmp_path: Path) -> None:
+    run_ranks(2, _owed, str(tmp_path), reuse=True, timeout=30)
+
+
+def _in_a_group(path: str) -> None:
+    rank, device = begin()
+    group = bagua.communication.new_group([0, 2])
+    if rank != 1:
+        net = mlp(rank, device)
+        model = DIFFERING.wrap(net, momentum(net), group=group)
+        own = [value.clone() for value in net.state_dict().values()]
+        save_checkpoint(1, path, model)
+        for value in net.state_dict().values():
+            value.mul_(2)
+        assert load_checkpoint(path, model) == 1
+        assert all(torch.equal(one, two) for one, two in zip(own, net.state_dict().values(), strict=True))
+
+
+def test_ranks_of_a_group_save_together(tmp_path: Path) -> None:
+    run_ranks(3, _in_a_group, str(tmp_path), reuse=True)
+
+
+# --- other numbers of ranks, other algorithms ------------------------------------------------------------------------
+
+
+def _save(case: Case, path: str) -> list[torch.Tensor]:
+    rank, device = begin()
+    model, optimizer = _made(case, rank, device, "with_bagua")
+    for batch in pulling(rank, STEPS, device):
+        step(model, optimizer, batch)
+    save_checkpoint(STEPS, path, model, optimizer)
+    return [value.cpu() for value in model.state_dict().values()]
+
+
+def _load_before_wrapping(path: str, expected: list[torch.Tensor], average_replicas: bool) -> None:
+    rank, device = begin()
+    model = mlp(50 + rank, device)
+    optimizer = DIFFERING.optimizer(model)
+    assert load_checkpoint(path, model, optimizer, average_replicas=average_replicas) == STEPS
+    for value, one in zip(model.state_dict().values(), expected, strict=True):
+        torch.testing.assert_close(value.cpu(), one)
+    check_ranks_equal(model)
+    assert optimizer.state_dict()["state"][0]["momentum_buffer"].abs().sum() > 0
+    step(with_algorithm(model, optimizer), optimizer, pulling(rank, 1, device)[0])
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_equal_replicas_are_loaded_on_any_number_of_ranks(size: int, tmp_path: Path) -> None:
+    expected = run_ranks(2, _save, Case("gradient_allreduce"), str(tmp_path), reuse=True)[0]
+    run_ranks(size, _load_before_wrapping, str(tmp_path), expected, False, reuse=True)
+
+
+def _refused(path: str, reason: str, how: str | None) -> None:
+    rank, device = begin()
+    model: Any = mlp(50 + rank, device)
+    optimizer = momentum(model)
+    if how is not None:
+        Case(how).wrap(model, optimizer)
+    before = [value.clone() for value in model.state_dict().values()]
+    told = message_of(RuntimeError, lambda: load_checkpoint(path, model, optimizer))
+    assert reason in told, told
+    assert "Rank 0" in told or how is None
+    assert all(torch.equal(one, two) for one, two in zip(before, model.state_dict().values(), strict=True))
+
+
+def test_replicas_that_differ_are_loaded_as_they_were_or_as_their_mean(tmp_path: Path) -> None:
+    path = str(tmp_path / "differ")
+    states = run_ranks(2, _save, DIFFERING, path, reuse=True)
+    assert not torch.equal(states[0][0], states[1][0])
+    run_ranks(2, _refused, path, "average_replicas=True", None, reuse=True)
+    run_ranks(2, _refused, path, "and here is GradientAllReduceAlgorithmImpl", "gradient_allreduce", reuse=True)
+    equal = str(tmp_path / "equal")
+    run_ranks(2, _save, Case("gradient_allreduce"), equal, reuse=True)
+    run_ranks(2, _refused, equal, "load it before wrapping the model", "decentralized", reuse=True)
+    run_ranks(3, _refused, path, "a state for each of 2 ranks, and here are 3", "decentralized", reuse=True)
+    mean = [(one + other) / 2 for one, other in zip(*states, strict=True)]
+    run_ranks(3, _load_before_wrapping, path, mean, True, reuse=True)
+
+
+# --- ranks that fail -------------------------------------------------------------------------------------------------
+
+
+def _full(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def _failing(path: str) -> None:
+    rank, device = begin()
+    net = mlp(rank, device)
+    model = with_algorithm(net, momentum(net))
+    save_checkpoint(1, path, model, per_rank=True)
+    write, begin_writing = durable_files.write_state, durable_files.begin
+
+    # One rank's disk is full, in the foreground and in the background.
+    if rank == 1:
+        durable_files.write_state = _full
+    for call in (save_checkpoint, lambda *arguments, **options: async_save_checkpoint(*arguments, **options).wait()):
+        told = message_of(RuntimeError, lambda: call(2, path, model, per_rank=True))  # noqa: B023
+        assert told.startswith("Rank 1 (host "), told
+        assert "could not write checkpoint 2: OSError: [Errno 28] No space left on device" in told
+        assert "the latest checkpoint in" in told
+    durable_files.write_state = write
+
+    # Rank 0 cannot make the folder.
+    if rank == 0:
+        durable_files.begin = _full
+    assert "Rank 0 (host" in message_of(RuntimeError, lambda: save_checkpoint(2, path, model))
+    durable_files.begin = begin_writing
+
+    # An error of the states of one rank.
+    class Broken:
+        def state_dict(self) -> Any:
+            return 1 / rank
+
+    told = message_of(RuntimeError, lambda: async_save_checkpoint(2, path, model, Broken()).wait())
+    assert "Rank 0" in told, told
+    assert "ZeroDivisionError" in told, told
+
+    assert "[2, 3]" in message_of(ValueError, lambda: save_checkpoint(2 + rank, path, model))
+    dist.barrier()
+    assert layout.saved_iterations(Path(path)) == [1]
+    assert sorted(one.name for one in Path(path).iterdir()) == ["iter_0000001", layout.LATEST_FILE]
+
+    # A file that one rank cannot read.
+    if rank == 1:
+        Path(path, "iter_0000001", layout.replica_file(1)).unlink()
+    dist.barrier()
+    before = [value.clone() for value in net.state_dict().values()]
+    told = message_of(RuntimeError, lambda: load_checkpoint(path, model))
+    assert told.startswith("Rank 1 (host "), told
+    assert layout.replica_file(1) in told, told
+    assert all(torch.equal(one, two) for one, two in zip(before, net.state_dict().values(), strict=True))
+
+
+def test_ranks_that_cannot_are_named_on_all(tmp_path: Path) -> None:
+    run_ranks(2, _failing, str(tmp_path), reuse=True)
+
+
+def _killed(path: str, in_background: bool) -> tuple[int, ...]:
+    rank, device = begin_to_lose_one()
+    net = mlp(rank, device)
+    model = with_algorithm(net, momentum(net))
+    save_checkpoint(1, path, model, per_rank=True)
+    write = durable_files.write_state
+
+    def die(file: Path, state: Any) -> None:
+        write(file, state)
+        os.truncate(file, file.stat().st_size // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank == VICTIM:
+        durable_files.write_state = die
+    try:
+        if in_background:
+            async_save_checkpoint(2, path, model, per_rank=True).wait()
+        else:
+            save_checkpoint(2, path, model, per_rank=True)
+    except CollectiveError as error:
+        return error.missing_ranks
+    raise AssertionError("saved without the rank that died")
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_rank_that_dies_is_named_and_the_former_checkpoint_stays(in_background: bool, tmp_path: Path) -> None:
+    told = run_ranks(3, _killed, str(tmp_path), in_background, expect_death={VICTIM}, timeout=50)
+    assert told == [(VICTIM,), None, (VICTIM,)]
+    assert layout.latest_iteration(tmp_path) == 1
+    run_ranks(3, _load_what_is_left, str(tmp_path), reuse=True)
+
+
+def _load_what_is_left(path: str) -> None:
+    rank, device = begin()
+    net = mlp(50 + rank, device)
+    model = with_algorithm(net, momentum(net))
+    assert load_checkpoint(path, model) == 1
+    reference = mlp(0, device)
+    check_equal(net, reference)
+    save_checkpoint(2, path, model)
+    assert sorted(one.name for one in Path(path).iterdir()) == ["iter_0000001", "iter_0000002", layout.LATEST_FILE]

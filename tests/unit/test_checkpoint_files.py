@@ -1,0 +1,286 @@
+"""Checkpoints of one process: what is on the disk after crashes, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from support.crashes import Lost, crash_at
+from torch import nn
+
+from bagua.torch_api.checkpoint import (
+    async_save_checkpoint,
+    durable_files,
+    layout,
+    load_checkpoint,
+    save_checkpoint,
+    staging,
+)
+
+
+def filled(value: float) -> nn.Linear:
+    net = nn.Linear(3, 2)
+    with torch.no_grad():
+        net.weight.fill_(value)
+        net.bias.fill_(-value)
+    return net
+
+
+def value_of(net: nn.Linear) -> float:
+    values = {*net.weight.flatten().tolist(), *(-net.bias).tolist()}
+    assert len(values) == 1, values
+    return values.pop()
+
+
+def loaded(path: Path, **options: Any) -> tuple[int, float]:
+    net = filled(0)
+    return load_checkpoint(path, net, **options), value_of(net)
+
+
+# --- crashes ---------------------------------------------------------------------------------------------------------
+
+
+def _next(path: Path) -> None:
+    save_checkpoint(20, path, filled(20), keep_last=1)
+
+
+def _again(path: Path) -> None:
+    save_checkpoint(10, path, filled(11))
+
+
+@pytest.mark.parametrize("lost", get_args(Lost))
+@pytest.mark.parametrize(("save", "new"), [(_next, (20, 20)), (_again, (10, 11))], ids=["next", "same iteration"])
+def test_a_crash_anywhere_leaves_the_former_or_the_new_one(
+    save: Callable[[Path], None], new: tuple[int, float], lost: Lost, tmp_path: Path
+) -> None:
+    start = tmp_path / "start"
+    save_checkpoint(10, start, filled(10))
+    seen = []
+    number = 1
+    while True:
+        path = tmp_path / str(number)
+        shutil.copytree(start, path)
+        if not crash_at(number, partial(save, path), lost):
+            break
+        seen.append(loaded(path))
+        assert seen[-1] in ((10, 10), new), f"after operation {number}"
+        for iteration in layout.saved_iterations(path):  # none that only looks complete
+            assert loaded(path, iteration=iteration)[0] == iteration
+        save_checkpoint(30, path, filled(30), keep_last=1)
+        assert loaded(path) == (30, 30)
+        assert sorted(one.name for one in path.iterdir()) == ["iter_0000030", layout.LATEST_FILE]
+        shutil.rmtree(path)
+        number += 1
+    assert number > 10
+    assert {(10, 10), new} <= set(seen), "both happen"
+    assert seen == sorted(seen), "once the new one is there, it stays"
+
+
+def test_a_crash_of_the_first_save_leaves_nothing_to_load(tmp_path: Path) -> None:
+    number = 1
+    while crash_at(number, partial(save_checkpoint, 10, tmp_path / str(number), filled(10)), "all"):
+        assert loaded(tmp_path / str(number)) in ((0, 0), (10, 10))
+        number += 1
+    assert number > 10
+
+
+# --- what is saved ---------------------------------------------------------------------------------------------------
+
+
+def test_the_files_are_those_of_bagua_0_9(tmp_path: Path) -> None:
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(net.parameters())
+    save_checkpoint(12, tmp_path, net, optimizer)
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text().strip() == "12"
+    file = torch.load(tmp_path / "iter_0000012" / "mp_rank_00_model_states.pt")
+    assert file["iteration"] == 12
+    assert list(file["model"]) == ["weight", "bias"]
+    assert file["optimizer"] == optimizer.state_dict()
+    assert "lr_scheduler" not in file
+
+
+def test_files_of_bagua_0_9_are_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "iter_0000005"
+    folder.mkdir()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("5")
+    state = {f"module.{name}": value for name, value in filled(3).state_dict().items()}
+    torch.save({"iteration": 5, "model": state}, folder / "mp_rank_00_model_states.pt")
+    assert loaded(tmp_path) == (5, 3)
+
+
+def _trained(steps: int) -> tuple[nn.Module, Any, Any]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(net.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    _train((net, optimizer, scheduler), range(steps))
+    return net, optimizer, scheduler
+
+
+def _train(run: tuple[nn.Module, Any, Any], steps: range) -> None:
+    net, optimizer, scheduler = run
+    for step in steps:
+        optimizer.zero_grad()
+        net(torch.randn(5, 3, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_training_goes_on_as_if_it_had_not_stopped(in_background: bool, tmp_path: Path) -> None:
+    run = _trained(3)
+    if in_background:
+        pending = async_save_checkpoint(3, tmp_path, *run)
+        _train(run, range(3, 6))  # while the copy is written
+        pending.wait()
+    else:
+        save_checkpoint(3, tmp_path, *run)
+        _train(run, range(3, 6))
+    resumed = _trained(0)
+    assert load_checkpoint(tmp_path, *resumed) == 3
+    _train(resumed, range(3, 6))
+    for one, other in zip(run[0].state_dict().values(), resumed[0].state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    assert resumed[2].get_last_lr() == run[2].get_last_lr()
+
+
+def test_a_part_of_a_larger_memory_is_saved_alone(tmp_path: Path) -> None:
+    net = nn.Linear(2, 2)
+    bucket = torch.zeros(1 << 20)
+    net.weight.data = bucket[:4].view(2, 2)
+    save_checkpoint(1, tmp_path, net)
+    assert (tmp_path / "iter_0000001" / layout.MODEL_FILE).stat().st_size < 10_000
+
+
+@pytest.mark.parametrize("copies", [staging.compact, lambda state: staging.staged(state)[0]])
+def test_tied_weights_are_written_once(copies: Callable[[Any], Any]) -> None:
+    net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    net[1].weight = net[0].weight
+    state = copies(net.state_dict())
+    assert state["0.weight"].data_ptr() == state["1.weight"].data_ptr()
+    assert state._metadata == net.state_dict()._metadata  # type: ignore[attr-defined]
+
+
+# --- keep_last -------------------------------------------------------------------------------------------------------
+
+
+def test_old_ones_are_deleted_and_later_ones_are_not(tmp_path: Path) -> None:
+    for iteration in (10, 20, 30, 40):
+        save_checkpoint(iteration, tmp_path, filled(iteration), keep_last=2)
+    assert layout.saved_iterations(tmp_path) == [30, 40]
+    assert load_checkpoint(tmp_path, filled(0), iteration=30) == 30
+    # Training went back to 30, and comes to 35: 40 is not newer.
+    save_checkpoint(35, tmp_path, filled(35), keep_last=1)
+    assert layout.saved_iterations(tmp_path) == [35, 40]
+    assert loaded(tmp_path) == (35, 35)
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_saved_is_iteration_0(tmp_path: Path) -> None:
+    assert loaded(tmp_path / "missing") == (0, 0)
+
+
+def test_strict(tmp_path: Path) -> None:
+    save_checkpoint(1, tmp_path, filled(1))
+    other = nn.Linear(3, 2, bias=False)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*bias"):
+        load_checkpoint(tmp_path, other)
+    assert load_checkpoint(tmp_path, other, strict=False) == 1
+    with pytest.raises(RuntimeError, match="without optimizer"):
+        load_checkpoint(tmp_path, filled(0), torch.optim.SGD(other.parameters()))
+    assert load_checkpoint(tmp_path, filled(0), torch.optim.SGD(other.parameters()), strict=False) == 1
+
+
+class _Own:
+    def state_dict(self) -> dict[str, Any]:
+        return {"path": Path()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded = state
+
+
+def test_other_objects_are_loaded_only_if_that_is_asked_for(tmp_path: Path) -> None:
+    save_checkpoint(1, tmp_path, filled(1), _Own())
+    with pytest.raises(RuntimeError, match="weights_only=False"):
+        load_checkpoint(tmp_path, filled(0), _Own())
+    own = _Own()
+    load_checkpoint(tmp_path, filled(0), own, weights_only=False)
+    assert own.loaded == {"path": Path()}
+
+
+def test_what_cannot_be_found_is_named(tmp_path: Path) -> None:
+    save_checkpoint(10, tmp_path, filled(1))
+    with pytest.raises(RuntimeError, match=r"no checkpoint of iteration 7 .*\n.*there are \[10\]"):
+        load_checkpoint(tmp_path, filled(0), iteration=7)
+    file = tmp_path / "iter_0000010" / layout.MODEL_FILE
+    for damaged in (b"", file.read_bytes()[:-100]):
+        file.write_bytes(damaged)
+        with pytest.raises(RuntimeError, match=f"{layout.MODEL_FILE} is damaged"):
+            load_checkpoint(tmp_path, filled(0))
+    (tmp_path / layout.LATEST_FILE).write_text("release")
+    with pytest.raises(RuntimeError, match="'release' instead of a number"):
+        load_checkpoint(tmp_path, filled(0))
+
+
+@pytest.mark.parametrize(
+    ("iteration", "options", "kind"),
+    [(-1, {}, ValueError), (1.5, {}, TypeError), (True, {}, TypeError), (1, {"keep_last": 0}, ValueError)],
+)
+def test_arguments_are_checked(iteration: Any, options: Any, kind: type[Exception], tmp_path: Path) -> None:
+    with pytest.raises(kind, match=r"must be"):
+        save_checkpoint(iteration, tmp_path, filled(1), **options)
+    assert not list(tmp_path.iterdir())
+
+
+# --- in the background -----------------------------------------------------------------------------------------------
+
+
+def _full(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_an_error_in_the_background_is_raised_by_wait_or_else_by_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_checkpoint(1, tmp_path, filled(1))
+    with monkeypatch.context() as patch, caplog.at_level(logging.CRITICAL, "bagua"):
+        patch.setattr(durable_files, "write_state", _full)
+        pending = async_save_checkpoint(2, tmp_path, filled(2))
+        with pytest.raises(RuntimeError, match=r"write checkpoint 2: OSError.*No space left"):
+            pending.wait()
+        pending = async_save_checkpoint(3, tmp_path, filled(3))
+        pending.join()
+    with pytest.raises(RuntimeError, match="checkpoint 3: OSError"):
+        save_checkpoint(4, tmp_path, filled(4))
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["iter_0000001", layout.LATEST_FILE]
+    save_checkpoint(5, tmp_path, filled(5))
+    assert loaded(tmp_path) == (5, 5)
+
+
+def test_saves_are_made_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_write = threading.Event()
+    write = durable_files.write_state
+
+    def wait_and_write(path: Path, state: Any) -> None:
+        assert may_write.wait(30)
+        write(path, state)
+
+    monkeypatch.setattr(durable_files, "write_state", wait_and_write)
+    net = filled(1)
+    pending = async_save_checkpoint(1, tmp_path, net)
+    net.weight.data.zero_()
+    assert not pending.done()
+    with pytest.raises(TimeoutError, match="still being written"):
+        pending.wait(timeout_s=0)
+    may_write.set()
+    assert loaded(tmp_path) == (1, 1)  # waits for it
+    assert pending.done()
