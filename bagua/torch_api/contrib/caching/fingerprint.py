@@ -163,7 +163,8 @@ class _Digest:
             self._feed(getattr(value, "__module__", None), value.__qualname__)
             return
         try:
-            reduced = value.__reduce_ex__(4)
+            reducer = copyreg.dispatch_table.get(kind)
+            reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
         except Exception as error:  # whatever the class raises
             raise TypeError(
                 f"The fingerprint of {where} cannot be computed: a {kind.__module__}.{kind.__qualname__} has no state "
@@ -212,7 +213,7 @@ def _is_installed(value: Any) -> bool:
         return False
     file = getattr(module, "__file__", None)
     if file is None:
-        return bool(value.__module__ != "__main__")
+        return module.__name__ in sys.builtin_module_names
     parts = PurePath(file).parts
     return "site-packages" in parts or "dist-packages" in parts or file.startswith(_STANDARD_LIBRARY)
 

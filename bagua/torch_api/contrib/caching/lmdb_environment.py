@@ -4,8 +4,11 @@ LMDB maps its file. What it does not survive is handled here:
 - The environment of the parent must not be used in a forked child, nor be copied in the middle of a transaction. A fork
   waits for transactions of other threads, and the child opens its own environment when it needs one.
 - A process may open an environment once. All stores of a path share one.
-- A page number that is damaged leads to a part of the map that is behind the end of the file: SIGBUS. So the file is as
-  long as the map; it is sparse, and takes the space of what was written.
+- LMDB trusts its file: damage can make it end the process. A file that somebody else has changed, or that a killed
+  writer left, is verified before it is used.
+- What is damaged later, or is wrong in the part of a page that nobody has verified, may lead to a part of the map that
+  is behind the end of the file: SIGBUS. So the file is as long as the map; it is sparse, and takes the space of what
+  was written.
 - A file that is removed, replaced or cut while it is open is noticed before each use.
 - A writer that is stopped would keep all others waiting without a deadline in LMDB's own lock. A lock on a file with a
   deadline is taken first, so that LMDB's is always free.
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua.torch_api.contrib.caching.file_lock import locked_file
+from bagua.torch_api.contrib.caching.file_seal import FileSeal
 from bagua.torch_api.contrib.caching.optional_package import import_optional
 from bagua.torch_api.contrib.caching.store import Retries, StoreError
 
@@ -29,9 +33,9 @@ _LOCK_TIMEOUT_S = 10.0
 _MAX_READERS = 1024
 # What LMDB raises when it finds its file damaged.
 _DAMAGE = (
-    *("BadTxnError", "BadValsizeError", "CorruptedError", "CursorFullError", "IncompatibleError", "InvalidError"),
-    *("InvalidParameterError", "MemoryError", "NotFoundError", "PageFullError", "PageNotFoundError", "PanicError"),
-    *("VersionMismatchError",),
+    *("BadDbiError", "BadTxnError", "BadValsizeError", "CorruptedError", "CursorFullError", "IncompatibleError"),
+    *("InvalidError", "InvalidParameterError", "MemoryError", "NotFoundError", "PageFullError", "PageNotFoundError"),
+    *("PanicError", "VersionMismatchError"),
 )
 
 _environments: weakref.WeakValueDictionary[str, SharedEnvironment] = weakref.WeakValueDictionary()
@@ -68,6 +72,10 @@ def shared_environment(path: Path, map_bytes: int) -> SharedEnvironment:
     return environment
 
 
+class _DamagedError(Exception):
+    """What the verification found."""
+
+
 class SharedEnvironment:
     """
     Args:
@@ -79,7 +87,9 @@ class SharedEnvironment:
         self.path = path
         self._data = path / "data.mdb"
         self._map_bytes = 0
-        self._damage = tuple(getattr(self.lmdb, name) for name in _DAMAGE)
+        self._verifier = import_optional("lmdb.verify", "cache", "backend='lmdb'")  # of version 3
+        self._seal = FileSeal(self._data, path / "seal")
+        self._damage = (_DamagedError, *(getattr(self.lmdb, name) for name in _DAMAGE))
         self._opened: Any = None
         self._file: tuple[int, int] | None = None
         self._opened_bytes = 0
@@ -123,8 +133,26 @@ class SharedEnvironment:
         with self.lock, self._errors(), self._file_lock():
             if not self._is_current():
                 self._open()
-            with self._opened.begin(write=True, buffers=True) as transaction:
-                yield transaction, self._databases
+            elif not self._seal.matches():
+                self._verify()
+            try:
+                with self._opened.begin(write=True, buffers=True) as transaction:
+                    yield transaction, self._databases
+            except self._damage:
+                raise
+            except BaseException:
+                self._seal.write()  # what was committed before is as it was
+                raise
+            self._seal.write()
+
+    def _verify(self) -> None:
+        """Under the file lock, so that nobody writes."""
+        try:
+            problems = self._verifier.verify(str(self.path), subdir=True)
+        except self._verifier.VerifyError as error:
+            problems = [str(error)]
+        if problems:
+            raise _DamagedError(problems[0])
 
     @contextlib.contextmanager
     def _file_lock(self) -> Iterator[None]:
@@ -189,6 +217,8 @@ class SharedEnvironment:
     def _open_files(self) -> None:
         size = self._data.stat().st_size if self._data.exists() else 0
         map_bytes = max(size, self._map_bytes)
+        if size and not self._seal.matches():
+            self._verify()
         if 0 < size < map_bytes:
             os.truncate(self._data, map_bytes)
         self._opened = self.lmdb.open(
@@ -207,6 +237,7 @@ class SharedEnvironment:
         if size < map_bytes:
             os.truncate(self._data, map_bytes)
         self._file, self._opened_bytes = self._identity(), map_bytes
+        self._seal.write()
 
     def _replace(self) -> None:
         """Remove damaged files, unless another process has done so."""

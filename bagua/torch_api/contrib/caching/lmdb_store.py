@@ -66,10 +66,7 @@ class LmdbStore(Store):
             rejected = self._put(values, own)
         except full:  # no row of free pages is long enough
             try:
-                with self._environment.writing() as (transaction, databases):
-                    account = _Account(transaction, databases, own, self._limit)
-                    account.evict(sum(_size(key, value) for key, value in values.items()) + self._limit // 8)
-                    account.save()
+                self._evict(sum(_size(key, value) for key, value in values.items()) + self._limit // 8, own)
                 rejected = self._put(values, own)
             except full:
                 rejected = len(values)
@@ -79,6 +76,13 @@ class LmdbStore(Store):
                 f"It is in {self.path}.\n"
                 "Raise capacity_bytes, or go on without these values in the cache."
             )
+
+    def _evict(self, needed: int, own: bytes) -> None:
+        for size in (needed, 0):  # LMDB uses free pages again in the second transaction after
+            with self._environment.writing() as (transaction, databases):
+                account = _Account(transaction, databases, own, self._limit)
+                account.evict(size)
+                account.save()
 
     def _put(self, values: dict[bytes, bytes], own: bytes) -> int:
         """Returns how many did not fit."""

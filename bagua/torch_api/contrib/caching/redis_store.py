@@ -86,7 +86,9 @@ class RedisServerStore(Store):
         }
         self._retries = Retries(_PAUSE_S)
         # Connects at the first request; each process has connections of its own, also after a fork.
-        self._client = self._redis.Redis(**self._host)
+        # One more attempt is for connections that the server has closed meanwhile; its default takes seconds.
+        retry = self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 1)
+        self._client = self._redis.Redis(**{"retry": retry, **self._host})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RedisServerStore, (self._host,)
