@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -13,8 +13,7 @@ _FIELDS = 5
 _ROWS = 1024
 
 
-@dataclass(frozen=True)
-class CacheStatistics:
+class CacheStatistics(NamedTuple):
     """What a cache did in this process and in its DataLoader workers.
 
     Attributes:
@@ -47,10 +46,11 @@ class SharedCounts:
             tensor.share_memory_()  # type: ignore[no-untyped-call]
 
     def add(self, hits: int = 0, misses: int = 0, errors: int = 0, bytes_read: int = 0, bytes_written: int = 0) -> None:
-        """Called under the lock of the loader."""
+        """Counts on. Called under the lock of the loader."""
         self._counts[os.getpid() % _ROWS] += torch.tensor([hits, misses, errors, bytes_read, bytes_written])
 
     def read(self) -> CacheStatistics:
+        """The sums over the processes."""
         return CacheStatistics(*self._counts.sum(0).tolist())
 
     def is_first(self, kind: int) -> bool:
