@@ -65,7 +65,7 @@ class CacheLoader:
         self.fingerprint = fingerprint
         self.writer_buffer_size = writer_buffer_size
         # Quoted, so that no two pairs of name and fingerprint give the same text.
-        self._prefix = f"{quote(dataset_name, safe='')}/{quote(fingerprint, safe='')}/"
+        self._prefix = f"{quote(dataset_name, safe='')}/{quote(fingerprint, safe='')}/{codec}/"
         self._group = self._prefix if keep_own else None
         self._codec_name = codec
         self._codec = codec_of(codec)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+_LENGTH = 100
 
 
 class FileSeal:
@@ -16,8 +19,12 @@ class FileSeal:
         self._seal = seal
 
     def write(self) -> None:
-        """The file is as it should be now."""
-        self._seal.write_text(self._text())
+        """The file is as it should be now. Overwrites in place, which a full disk does not prevent."""
+        file = os.open(self._seal, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(file, self._text().encode(), 0)
+        finally:
+            os.close(file)
 
     def matches(self) -> bool:
         """Whether nobody has changed the file since."""
@@ -28,4 +35,4 @@ class FileSeal:
 
     def _text(self) -> str:
         found = self._data.stat()
-        return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}\n"
+        return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}".ljust(_LENGTH)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+_SIMPLE = frozenset({type(None), type(...), bool, int, float, complex, str, bytes, bytearray, range})
 _REMEDY = (
     "Pass fingerprint='...', a text of yours that names the data and the preprocessing, e.g. 'imagenet-256px-v1', and "
     "change it when either changes."
@@ -58,8 +59,10 @@ class _Digest:
 
     def add(self, value: Any, where: str) -> None:
         kind = type(value)
-        if value is None or value is ... or kind in (bool, int, float, complex, str, bytes, bytearray, range):
+        if kind in _SIMPLE:
             self._feed(kind.__name__, repr(value))
+        elif kind in (list, tuple) and all(type(one) in _SIMPLE for one in value):  # long lists of files, for example
+            self._feed(f"simple {kind.__name__}", repr(value))
         elif id(value) in self._done:
             self._feed(self._done[id(value)])
         elif id(value) in self._under_way:

@@ -51,7 +51,7 @@ class LmdbStore(Store):
 
     def __init__(self, path: str | os.PathLike[str] | None = None, capacity_bytes: int = 16 << 30) -> None:
         self.capacity_bytes = check_capacity(capacity_bytes, _LEAST_BYTES)
-        self.path = Path(path) if path is not None else default_path()
+        self.path = Path(path).expanduser().absolute() if path is not None else default_path()
         self._limit = int(self.capacity_bytes * _FOR_VALUES)
         self._environment = shared_environment(self.path, -(-self.capacity_bytes // _PAGE_BYTES) * _PAGE_BYTES)
 
