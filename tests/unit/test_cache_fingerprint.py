@@ -133,22 +133,8 @@ def test_it_changes_with_code_and_values(old: str, new: str) -> None:
 
 
 def test_values_that_look_alike_differ() -> None:
-    values: list[Any] = [
-        1,
-        1.0,
-        True,
-        "1",
-        b"1",
-        (1,),
-        [1],
-        {1},
-        frozenset({1}),
-        {1: 1},
-        [[1]],
-        [1, []],
-        None,
-        range(1),
-    ]
+    values: list[Any] = [1, 1.0, True, "1", b"1", None, range(1), (1,), [1], {1}, frozenset({1}), {1: 1}]
+    values += [[[1]], [1, []], [[], 1], ([], 1), ["1", "2"], ["1, 2"], ["1', '2"]]
     assert len({fingerprint_of(dataset(added=value)) for value in values}) == len(values)
 
 

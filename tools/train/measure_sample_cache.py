@@ -3,8 +3,8 @@
     python tools/train/measure_sample_cache.py --images 1000 --json cache.json
 
 A sample is an image of 500 x 375 pixels, decoded and resized to 3 x 224 x 224 bytes by Pillow. In each repetition all
-cases run in turn. The rate is that of a whole epoch, with the start of its workers. Redis is measured where its server
-is installed, LitData where litdata is; its "cold" is litdata.optimize.
+cases run in turn. Rates are those of a whole epoch, with the start of its workers, and without the first batch. Redis
+is measured where its server is installed, LitData where litdata is; its "cold" is litdata.optimize.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import contextlib
 import importlib.util
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -33,7 +32,7 @@ from bagua.net.bench.progress import Progress
 from bagua.net.bench.result_file import write_result
 from bagua.torch_api.contrib import CachedDataset
 
-Epoch = Callable[[], int]
+Epoch = Callable[[], float | None]  # returns the samples per second after the first batch
 
 
 class Images(Dataset[tuple[torch.Tensor, int]]):
@@ -57,9 +56,15 @@ def write_images(folder: Path, count: int) -> None:
         coarse.resize((500, 375), Image.Resampling.BICUBIC).save(folder / f"{number}.jpeg", quality=90)
 
 
-def epoch_of(data: Dataset[tuple[torch.Tensor, int]], workers: int) -> int:
-    loader = DataLoader(data, batch_size=32, shuffle=True, num_workers=workers, multiprocessing_context="fork")
-    return sum(len(labels) for _, labels in loader)
+def drain(loader: DataLoader[tuple[torch.Tensor, int]]) -> float:
+    batches = iter(loader)
+    next(batches)
+    began = time.perf_counter()
+    return sum(len(labels) for _, labels in batches) / (time.perf_counter() - began)
+
+
+def epoch_of(data: Dataset[tuple[torch.Tensor, int]], workers: int) -> float:
+    return drain(DataLoader(data, batch_size=32, shuffle=True, num_workers=workers))
 
 
 @contextlib.contextmanager
@@ -81,20 +86,14 @@ def litdata(images: Images, workers: int) -> Iterator[list[tuple[str, Epoch]]]:
 
     with tempfile.TemporaryDirectory(prefix="bagua-litdata-") as folder:
 
-        def prepare() -> int:
+        def prepare() -> None:
+            options = {"chunk_bytes": "64MB", "num_workers": workers}
             with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
-                optimize(
-                    fn=images.__getitem__,
-                    inputs=list(range(len(images))),
-                    output_dir=folder,
-                    chunk_bytes="64MB",
-                    num_workers=workers,
-                )
-            return len(images)
+                optimize(fn=images.__getitem__, inputs=list(range(len(images))), output_dir=folder, **options)
 
-        def stream() -> int:
-            loader = StreamingDataLoader(StreamingDataset(folder, shuffle=True), batch_size=32, num_workers=workers)
-            return sum(len(labels) for _, labels in loader)
+        def stream() -> float:
+            data = StreamingDataset(folder, shuffle=True)
+            return drain(StreamingDataLoader(data, batch_size=32, num_workers=workers))
 
         yield [("cold", prepare), ("warm", stream)]
 
@@ -106,7 +105,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--repetitions", type=within(int, 1, 100), default=5, help="default 5")
     parser.add_argument("--json", type=Path, metavar="PATH", help="result file")
     given = parser.parse_args(words)
-    rates: dict[tuple[str, str], list[float]] = {}
+    rates: dict[tuple[str, str], list[tuple[float, float | None]]] = {}
     with tempfile.TemporaryDirectory(prefix="bagua-images-") as folder:
         write_images(Path(folder), given.images)
         images = Images(Path(folder), given.images)
@@ -124,19 +123,20 @@ def main(words: Sequence[str] | None = None) -> int:
                     with cases[name]() as epochs:
                         for kind, run in epochs:
                             began = time.perf_counter()
-                            count = run()
-                            rates.setdefault((name, kind), []).append(count / (time.perf_counter() - began))
+                            steady = run()
+                            rate = given.images / (time.perf_counter() - began)
+                            rates.setdefault((name, kind), []).append((rate, steady))
                     progress.advance(f"repetition {repetition + 1}: {name}")
-    print(f"samples per second, {given.workers} workers, median (lowest..highest) of {given.repetitions}")
+    found = []
     for (name, kind), values in rates.items():
-        text = f"{statistics.median(values):8.0f}  ({min(values):.0f}..{max(values):.0f})"
-        print(f"{name:8} {kind:6} {text}")
+        whole, steady = zip(*values, strict=True)
+        metrics = {("rate", "samples/s"): whole, ("rate_after_first_batch", "samples/s"): steady}
+        found += figures({"backend": name, "epoch": kind}, metrics)
+    print(f"samples per second, {given.workers} workers, median (lowest..highest) of {given.repetitions}")
+    for one in found:
+        spread = "" if one.low is None else f"  ({one.low:.0f}..{one.high:.0f})"
+        print(f"{one.case['backend']:8} {one.case['epoch']:6} {one.metric:23} {one.median:8.0f}{spread}")
     if given.json is not None:
-        found = [
-            figure
-            for (name, kind), values in rates.items()
-            for figure in figures({"backend": name, "epoch": kind}, {("rate", "samples/s"): values})
-        ]
         parameters = {"images": given.images, "workers": given.workers, "repetitions": given.repetitions}
         title = "Samples per second with and without a cache, JPEG images"
         write_result(given.json, result_of(title, found, machine=describe_machine(), parameters=parameters))

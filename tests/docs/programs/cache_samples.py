@@ -7,7 +7,6 @@ import torch
 from support.page_programs import run_blocks
 from torch.utils.data import DataLoader, Dataset
 
-PAGE = "docs/how-to/train/cache-samples.md"
 folder = tempfile.TemporaryDirectory()
 cache_folder = folder.name
 
@@ -44,17 +43,17 @@ def train(batch):
     seen.extend(labels.tolist())
 
 
-run_blocks(PAGE, 1, 2)
+run_blocks("docs/how-to/train/cache-samples.md", 1, 2)
 
 assert sorted(seen) == sorted([*range(40)] * 2)
 assert (dataset.statistics().hits, dataset.statistics().misses) == (40, 40)
 
-run_blocks(PAGE, 4, 5)
+run_blocks("docs/how-to/train/cache-samples.md", 4, 5)
 
 assert dataset.statistics().misses == 40
 assert dataset.cache_loader.num_keys() == 80
 
 secret = "secret"
-run_blocks(PAGE, 3)  # nobody is asked before the first sample
+run_blocks("docs/how-to/train/cache-samples.md", 3)  # nobody is asked before the first sample
 
 assert len(dataset.cache_loader.store.hosts) == 2

@@ -53,7 +53,11 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def mget(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The values in the order of the keys, None where there is none."""
+        """The values in the order of the keys, None where there is none.
+
+        Raises:
+            StoreError: the store cannot be used; `partial` has what was found all the same.
+        """
 
     @abc.abstractmethod
     def num_keys(self) -> int:
