@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import pickle
+import struct
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import torch
@@ -166,6 +168,32 @@ def test_bytes_of_strangers_are_refused_or_harmless(payload: bytes) -> None:
         pass
 
 
+def extension(number: int, head: list[Any], data: bytes = b"") -> bytes:
+    packed = msgpack.packb(head)
+    payload: bytes = msgpack.packb(msgpack.ExtType(number, struct.pack("<I", len(packed)) + packed + data))
+    return payload
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        *(extension(number, [dtype, 1 << 50]) for number, dtype in ((2, "float32"), (3, "<f4"))),  # no memory for them
+        *(extension(number, [dtype, 1 << 63]) for number, dtype in ((2, "float32"), (3, "<f4"))),
+        extension(2, ["float32", 3], b"1234"),
+        extension(2, ["load", 1], b"1234"),
+        extension(2, [["float32"], 1], b"1234"),
+        extension(3, ["O", 1], bytes(8)),
+        extension(3, ["|O8", 1], bytes(8)),
+        extension(3, ["(2,)f4,,(", 1], bytes(8)),
+        extension(3, []),
+        extension(9, []),
+    ],
+)
+def test_hostile_arrays_are_refused(payload: bytes) -> None:
+    with pytest.raises(ValueError, match="cannot be decoded"):
+        decode(payload)
+
+
 def test_hostile_nesting_is_refused() -> None:
     for payload in (b"\x91" * 100_000 + b"\xc0", nested_tuples(2000)):
         with pytest.raises(ValueError, match="cannot be decoded"):
@@ -179,8 +207,6 @@ def test_hostile_nesting_is_refused() -> None:
 
 
 def nested_tuples(depth: int) -> bytes:
-    import msgpack
-
     payload = b"\x90"
     for _ in range(depth):
         payload = msgpack.packb([msgpack.ExtType(1, payload)])

@@ -119,14 +119,23 @@ class CacheLoader:
                 (text, frame) for text, frame in zip(missing, self._read(missing), strict=True) if frame is not None
             )
         values: list[Any] = []
-        for key, text in zip(keys, texts, strict=True):
-            found, value = self._decoded(text, frames.get(text))
-            if not found:
-                value = load_fn(key)
-                self._write(text, frame := pack(self._codec, text, value))
-                frames[text] = frame
-            values.append(value)
-        self._count_reads(len(keys))
+        hits = bytes_read = 0
+        try:
+            for key, text in zip(keys, texts, strict=True):
+                found, value = self._decoded(text, frames.get(text))
+                if found:
+                    hits, bytes_read = hits + 1, bytes_read + len(frames[text])
+                else:
+                    value = load_fn(key)
+                    frames[text] = pack(self._codec, text, value)
+                    self._write(text, frames[text])
+                values.append(value)
+        finally:
+            with self._guard():
+                self._counts.add(hits=hits, bytes_read=bytes_read)
+                self._reads += len(values)
+                if self._reads >= _READS_PER_FLUSH:
+                    self.flush()
         return values
 
     def _text_of(self, key: Hashable) -> str:
@@ -141,13 +150,10 @@ class CacheLoader:
         if frame is None:
             return False, None
         try:
-            value = unpack(self._codec, text, frame)
+            return True, unpack(self._codec, text, frame)
         except ValueError as error:
             self._fail("damaged", f"Key {text!r} of the cache cannot be used: {error}.")
             return False, None
-        with self._guard():
-            self._counts.add(hits=1, bytes_read=len(frame))
-        return True, value
 
     def _read(self, texts: list[str]) -> list[bytes | None]:
         try:
@@ -163,12 +169,6 @@ class CacheLoader:
                 return
             self._pending[text] = frame
             if len(self._pending) >= self.writer_buffer_size:
-                self.flush()
-
-    def _count_reads(self, number: int) -> None:
-        with self._guard():
-            self._reads += number
-            if self._reads >= _READS_PER_FLUSH:
                 self.flush()
 
     def flush(self) -> None:

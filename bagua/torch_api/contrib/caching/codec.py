@@ -7,6 +7,7 @@ key is in the checksum so that a value under the wrong key is found out too.
 from __future__ import annotations
 
 import pickle
+import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -21,6 +22,8 @@ _MAGIC = b"BGC1"
 
 # Types of MessagePack's extensions.
 _TUPLE, _TENSOR, _ARRAY, _SCALAR, _INTEGER, _COMPLEX = range(1, 7)
+# Numbers, bytes, text and times: what numpy reads from memory without interpreting it.
+_ARRAY_DTYPE = re.compile(r"[<>|][biufcSUmM]\d+(\[\w+\])?")
 # Each level of tuples takes some 50 kB of the stack, and bytes from a server must not be able to overflow it.
 _MAX_DEPTH = 16
 _REMEDY = (
@@ -146,7 +149,15 @@ def _decode(payload: bytes | memoryview, depth: int) -> Any:
             strict_map_key=False,
             unicode_errors="surrogatepass",
         )
-    except (ValueError, TypeError, KeyError, RuntimeError, struct.error, msgpack.UnpackException) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        OverflowError,
+        RuntimeError,
+        struct.error,
+        msgpack.UnpackException,
+    ) as error:
         raise ValueError(f"cannot be decoded ({type(error).__name__}: {error})") from error
 
 
@@ -160,7 +171,7 @@ def _to_extension(value: Any, depth: int) -> Any:
     if kind is torch.Tensor:
         return extension(_TENSOR, _tensor_bytes(value))
     if kind is np.ndarray or isinstance(value, np.generic):
-        if value.dtype.kind not in "biufcSUmM":
+        if not _ARRAY_DTYPE.fullmatch(value.dtype.str):
             raise TypeError(f"The cache cannot store a numpy array of dtype {value.dtype}.\n{_REMEDY}")
         head = encode([value.dtype.str, *value.shape])
         return extension(
@@ -207,8 +218,9 @@ def _from_extension(number: int, data: bytes, depth: int) -> Any:
     # A copy that may be written to: the sample belongs to the caller.
     memory = bytearray(memoryview(data)[4 + size :])
     if number == _TENSOR:
-        if not memory:
-            return torch.empty(shape, dtype=_DTYPES[dtype])
-        return torch.frombuffer(memory, dtype=_DTYPES[dtype]).reshape(shape)
+        kind = _DTYPES[dtype]
+        return (torch.frombuffer(memory, dtype=kind) if memory else torch.empty(0, dtype=kind)).reshape(shape)
+    if not _ARRAY_DTYPE.fullmatch(dtype):
+        raise ValueError(f"arrays of dtype {dtype!r} are not stored")
     array = _numpy().frombuffer(memory, dtype=dtype).reshape(shape)
     return array if number == _ARRAY else array[()]

@@ -39,10 +39,12 @@ _DAMAGE = (
 )
 
 _environments: weakref.WeakValueDictionary[str, SharedEnvironment] = weakref.WeakValueDictionary()
+_registry = threading.RLock()  # guards _environments and _forking
 _forking: list[SharedEnvironment] = []
 
 
 def _before_fork() -> None:
+    _registry.acquire()
     _forking.extend(_environments.values())
     for environment in _forking:
         environment.lock.acquire()
@@ -51,9 +53,12 @@ def _before_fork() -> None:
 def _after_fork_in_parent() -> None:
     while _forking:
         _forking.pop().lock.release()
+    _registry.release()
 
 
 def _after_fork_in_child() -> None:
+    global _registry
+    _registry = threading.RLock()
     while _forking:
         _forking.pop().forget()
 
@@ -65,9 +70,10 @@ def shared_environment(path: Path, map_bytes: int) -> SharedEnvironment:
     """The environment of `path` in this process, with room for at least `map_bytes`."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     name = str(path.resolve())
-    environment = _environments.get(name)
-    if environment is None:
-        environment = _environments[name] = SharedEnvironment(Path(name))
+    with _registry:
+        environment = _environments.get(name)
+        if environment is None:
+            environment = _environments[name] = SharedEnvironment(Path(name))
     environment.request(map_bytes)
     return environment
 
@@ -164,7 +170,7 @@ class SharedEnvironment:
         except TimeoutError as error:
             raise self._retries.failed(
                 f"The cache cannot be written: {error}.\nIt is in {self.path}.\n"
-                "Look for a stopped process that uses it; the next attempt is made after a pause."
+                "Another process may verify a large cache; if this goes on, look for one that is stopped."
             ) from error
 
     @contextlib.contextmanager
