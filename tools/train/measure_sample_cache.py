@@ -105,6 +105,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--repetitions", type=within(int, 1, 100), default=5, help="default 5")
     parser.add_argument("--json", type=Path, metavar="PATH", help="result file")
     given = parser.parse_args(words)
+    if given.json is not None and not given.json.parent.is_dir():
+        parser.error(f"--json: the folder {given.json.parent} does not exist")
     rates: dict[tuple[str, str], list[tuple[float, float | None]]] = {}
     with tempfile.TemporaryDirectory(prefix="bagua-images-") as folder:
         write_images(Path(folder), given.images)
@@ -130,16 +132,17 @@ def main(words: Sequence[str] | None = None) -> int:
     found = []
     for (name, kind), values in rates.items():
         whole, steady = zip(*values, strict=True)
-        metrics = {("rate", "samples/s"): whole, ("rate_after_first_batch", "samples/s"): steady}
+        ratios = [rate / plain for rate, (plain, _) in zip(whole, rates["none", "plain"], strict=True)]
+        metrics = {("rate", "samples/s"): whole, ("speedup", "x"): ratios, ("rate_after_start", "samples/s"): steady}
         found += figures({"backend": name, "epoch": kind}, metrics)
-    print(f"samples per second, {given.workers} workers, median (lowest..highest) of {given.repetitions}")
+    print(f"{given.workers} workers, median (lowest..highest) of {given.repetitions}; speedup over no cache")
     for one in found:
-        spread = "" if one.low is None else f"  ({one.low:.0f}..{one.high:.0f})"
-        print(f"{one.case['backend']:8} {one.case['epoch']:6} {one.metric:23} {one.median:8.0f}{spread}")
+        spread = "" if one.low is None else f"  ({one.low:.1f}..{one.high:.1f})"
+        print(f"{one.case['backend']:8} {one.case['epoch']:6} {one.metric:23} {one.median:8.1f}{spread}")
     if given.json is not None:
         parameters = {"images": given.images, "workers": given.workers, "repetitions": given.repetitions}
-        title = "Samples per second with and without a cache, JPEG images"
-        write_result(given.json, result_of(title, found, machine=describe_machine(), parameters=parameters))
+        result = result_of("Samples per second, JPEG images", found, machine=describe_machine(), parameters=parameters)
+        write_result(given.json, result)
         print(f"written: {given.json}")
     return 0
 

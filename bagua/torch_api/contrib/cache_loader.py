@@ -22,7 +22,8 @@ __all__ = ["CacheLoader"]
 
 _logger = logging.getLogger("bagua")
 
-# Pending writes are flushed after so many reads, too: what a slow dataset prepared is of use to others.
+# Pending writes are flushed after so many reads, too: what a slow dataset prepared is of use to others. Nothing is
+# written to a full store until then.
 _READS_PER_FLUSH = 1000
 _KINDS = ("store", "damaged", "full")  # of warnings: each is given once
 
@@ -135,6 +136,7 @@ class CacheLoader:
                 self._counts.add(hits=hits, bytes_read=bytes_read)
                 self._reads += len(values)
                 if self._reads >= _READS_PER_FLUSH:
+                    self._is_full = False  # somebody may have made room
                     self.flush()
         return values
 

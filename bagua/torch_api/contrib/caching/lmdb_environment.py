@@ -238,7 +238,6 @@ class SharedEnvironment:
             readahead=False,
             meminit=False,
         )
-        self._opened.reader_check()  # forgets processes that were killed while they read
         self._databases = {name: self._opened.open_db(name) for name in (b"entries", b"order")}
         if size < map_bytes:
             os.truncate(self._data, map_bytes)
@@ -265,6 +264,12 @@ class SharedEnvironment:
         if self._opened is not None:
             self._opened.close()
         self._opened = self._file = None
+
+    def forget_killed_readers(self) -> None:
+        """What they read when they were killed would not be overwritten."""
+        with self.lock, self._errors():
+            if self._is_current():
+                self._opened.reader_check()
 
     def close(self) -> None:
         """The next use opens it again."""

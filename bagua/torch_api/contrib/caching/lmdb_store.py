@@ -78,6 +78,7 @@ class LmdbStore(Store):
             )
 
     def _evict(self, needed: int, own: bytes) -> None:
+        self._environment.forget_killed_readers()
         for size in (needed, 0):  # LMDB uses free pages again in the second transaction after
             with self._environment.writing() as (transaction, databases):
                 account = _Account(transaction, databases, own, self._limit)
