@@ -7,6 +7,8 @@ import importlib
 from typing import Any
 
 _LAZY = {
+    "CacheLoader": "bagua.torch_api.contrib.cache_loader",
+    "CachedDataset": "bagua.torch_api.contrib.cached_dataset",
     "LoadBalancingDistributedBatchSampler": "bagua.torch_api.contrib.load_balancing_data_loader",
     "LoadBalancingDistributedSampler": "bagua.torch_api.contrib.load_balancing_data_loader",
     "SyncBatchNorm": "bagua.torch_api.contrib.sync_batchnorm",
@@ -18,3 +20,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__} has no attribute {name!r}; it has {', '.join(_LAZY)}")
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
