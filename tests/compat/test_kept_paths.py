@@ -43,7 +43,10 @@ PATHS: dict[str, set[str]] = {
     "bagua.torch_api.bucket": {"BaguaBucket"},
     "bagua.torch_api.tensor": {"BaguaTensor"},
     "bagua.torch_api.distributed": {"BaguaModule"},
-    "bagua.torch_api.contrib": {"CacheLoader", "CachedDataset"},
+    "bagua.torch_api.contrib": {
+        *("CacheLoader", "CachedDataset", "SyncBatchNorm", "fuse_optimizer"),
+        *("LoadBalancingDistributedBatchSampler", "LoadBalancingDistributedSampler"),
+    },
     "bagua.torch_api.contrib.cache_loader": {"CacheLoader"},
     "bagua.torch_api.contrib.cached_dataset": {"CachedDataset"},
     "bagua.torch_api.contrib.utils.redis_store": {"RedisStore"},
@@ -78,7 +81,6 @@ PATHS: dict[str, set[str]] = {
         "GradientAllReduceAlgorithmImpl",
     },
     "bagua.torch_api.algorithms.q_adam": {"QAdamAlgorithm", "QAdamAlgorithmImpl", "QAdamOptimizer"},
-    "bagua.torch_api.contrib": {"LoadBalancingDistributedBatchSampler", "LoadBalancingDistributedSampler"},
     "bagua.torch_api.contrib.load_balancing_data_loader": {
         *("LoadBalancingDistributedBatchSampler", "LoadBalancingDistributedSampler"),
     },
