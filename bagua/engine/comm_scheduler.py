@@ -210,7 +210,7 @@ class CommScheduler:
                     one.wait()
                     if is_sampling:
                         self._recorder.is_over(one.bucket)
-            self._recorder.end_pass(time.perf_counter() - begin, gradients_done)
+            self._recorder.end_pass(None if is_on_gpu else time.perf_counter() - begin, gradients_done)
         return started
 
     @property

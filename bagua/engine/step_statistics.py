@@ -159,11 +159,11 @@ class PassRecorder:
         assert self._sample is not None
         self._sample.events[bucket.name] = begin, end
 
-    def end_pass(self, waited_s: float, gradients_done: torch.cuda.Event | None) -> None:
+    def end_pass(self, waited_s: float | None, gradients_done: torch.cuda.Event | None) -> None:
         """All buckets were waited for.
 
         Args:
-            waited_s: on the host.
+            waited_s: on the host; None on GPUs, where it says nothing.
             gradients_done: in a sampled pass on GPUs, recorded before the streams were made to wait.
         """
         now = self._clock()
@@ -172,7 +172,7 @@ class PassRecorder:
         self._last_end = now
         self._passes += 1
         sample, self._sample = self._sample, None
-        if gradients_done is None:
+        if waited_s is not None:
             self._exposed_s.append(waited_s)
         if sample is None:
             return
