@@ -152,7 +152,7 @@ class _Reader:
             return state
         self._check_experts(counts, totals)
         self._add_experts(state["model"], names, counts)
-        if optimizer is not None:
+        if optimizer is not None and (self._folder / layout.expert_optimizer_file(0)).exists():
             state.update(self._read_optimizer(module, optimizer, counts))
         return state
 
