@@ -41,6 +41,8 @@ PATHS: dict[str, set[str]] = {
         *("get_is_output_autotune_log", "is_report_metrics_switch_on", "find_free_network_port"),
     },
     "bagua.torch_api.bucket": {"BaguaBucket"},
+    "bagua.torch_api.checkpoint": {"load_checkpoint", "save_checkpoint"},
+    "bagua.torch_api.model_parallel.moe": {"MoE"},
     "bagua.torch_api.tensor": {"BaguaTensor"},
     "bagua.torch_api.distributed": {"BaguaModule"},
     "bagua.torch_api.contrib": {
@@ -163,6 +165,13 @@ SIGNATURES: dict[str, str] = {
     "BaguaTensor.bagua_mark_communication_ready": "",
     "BaguaTensor.bagua_mark_communication_ready_without_synchronization": "",
     "BaguaTensor.bagua_set_storage": "storage, storage_offset=0",
+    "checkpoint.save_checkpoint": "iteration, checkpoints_path, model, optimizer=None, lr_scheduler=None",
+    "checkpoint.load_checkpoint": "checkpoints_path, model, optimizer=None, lr_scheduler=None, strict=True",
+    "moe.MoE": (
+        "hidden_size, expert, num_local_experts=1, k=1, output_dropout_prob=0.0, capacity_factor=1.0, "
+        "eval_capacity_factor=1.0, min_capacity=4, noisy_gate_policy=None"
+    ),
+    "moe.MoE.forward": "hidden_states, used_token=None",
     "bucket.BaguaBucket": "tensors, name, flatten, alignment=1",
     "bucket.BaguaBucket.flattened_tensor": "",
     "bucket.BaguaBucket.check_flatten": "",

@@ -143,6 +143,9 @@ def _alone(path: str) -> None:
         nn.init.zeros_(parameter)
     assert load_checkpoint(path, layer) == 1
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+    optimizer = torch.optim.SGD(layer.parameters())
+    assert "saved without optimizer" in message_of(RuntimeError, lambda: load_checkpoint(path, layer, optimizer))
+    assert load_checkpoint(path, layer, optimizer, strict=False) == 1
 
 
 def test_a_mixture_that_is_the_whole_model(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -55,8 +55,14 @@ def _again(path: Path) -> None:
     save_checkpoint(10, path, filled(11))
 
 
-@pytest.mark.parametrize("lost", get_args(Lost))
-@pytest.mark.parametrize(("save", "new"), [(_next, (20, 20)), (_again, (10, 11))], ids=["next", "same iteration"])
+NEXT, AGAIN = (_next, (20, 20)), (_again, (10, 11))
+
+
+@pytest.mark.parametrize(
+    ("save", "new", "lost"),
+    [(*NEXT, "nothing"), (*NEXT, "all"), (*NEXT, "all but the last rename"), (*AGAIN, "all")],
+    ids=["next, killed", "next, power lost", "next, renames reordered", "same iteration, power lost"],
+)
 def test_a_crash_anywhere_leaves_the_former_or_the_new_one(
     save: Callable[[Path], None], new: tuple[int, float], lost: Lost, tmp_path: Path
 ) -> None:
@@ -258,7 +264,7 @@ def test_an_error_in_the_background_is_raised_by_wait_or_else_by_the_next_save(
         with pytest.raises(RuntimeError, match=r"write checkpoint 2: OSError.*No space left"):
             pending.wait()
         pending = async_save_checkpoint(3, tmp_path, filled(3))
-        pending.join()
+        pending._join()
     with pytest.raises(RuntimeError, match="checkpoint 3: OSError"):
         save_checkpoint(4, tmp_path, filled(4))
     assert sorted(one.name for one in tmp_path.iterdir()) == ["iter_0000001", layout.LATEST_FILE]

@@ -31,7 +31,9 @@ def begin(root: Path, iteration: int) -> None:
     Raises:
         OSError: as the operating system says.
     """
-    root.mkdir(parents=True, exist_ok=True)
+    if not root.exists():
+        root.mkdir(parents=True)
+        _sync(root.parent)
     for path in list(root.iterdir()):
         if path.name.startswith("iter_") and path.name.endswith((layout.PARTIAL, layout.DELETING)):
             shutil.rmtree(path)

@@ -108,7 +108,7 @@ def _find(root: Path, iteration: int | None, weights_only: bool) -> tuple[int, s
         if iteration is None:
             return None
     folder = layout.complete_folder(root, iteration)
-    file = _read(folder / layout.MODEL_FILE, weights_only)
+    file = _read(folder / layout.MODEL_FILE, weights_only, mmap=True)  # without the tensors' values
     if not isinstance(file, dict) or "model" not in file:
         raise ValueError(f"{folder / layout.MODEL_FILE} is not of save_checkpoint: it has no state of a model")
     about = {"world_size": None, "per_rank": False, "algorithm": None, "experts": {}, **file.get(ABOUT, {})}
@@ -116,9 +116,9 @@ def _find(root: Path, iteration: int | None, weights_only: bool) -> tuple[int, s
     return iteration, folder.name, about
 
 
-def _read(path: Path, weights_only: bool) -> Any:
+def _read(path: Path, weights_only: bool, mmap: bool = False) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=weights_only)
+        return torch.load(path, map_location="cpu", weights_only=weights_only, mmap=mmap)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is not there; all ranks need the same file system at this path") from None
     except pickle.UnpicklingError as error:
@@ -152,7 +152,7 @@ class _Reader:
             return state
         self._check_experts(counts, totals)
         self._add_experts(state["model"], names, counts)
-        if optimizer is not None:
+        if optimizer is not None and (self._folder / layout.expert_optimizer_file(0)).exists():
             state.update(self._read_optimizer(module, optimizer, counts))
         return state
 

@@ -48,17 +48,17 @@ class PendingCheckpoint:
                 "It is still being written in the background.\n"
                 "Wait longer, or save less often."
             )
-        error = self.take_error()
+        error = self._take_error()
         if error is not None:
             raise error
 
-    def take_error(self) -> Exception | None:
+    def _take_error(self) -> Exception | None:
         """Once: what nobody has been told yet. It must be done."""
         error = None if self._is_told else self._error
         self._is_told = True
         return error
 
-    def join(self) -> None:
+    def _join(self) -> None:
         """Until it is done, saved or not."""
         self._thread.join()
 
@@ -90,5 +90,5 @@ def finish_last() -> Exception | None:
     last, _last = _last, None
     if last is None:
         return None
-    last.join()
-    return last.take_error()
+    last._join()
+    return last._take_error()
