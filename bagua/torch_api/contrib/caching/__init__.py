@@ -1,0 +1,1 @@
+"""What CacheLoader and CachedDataset are made of: stores, codecs, fingerprints, statistics."""

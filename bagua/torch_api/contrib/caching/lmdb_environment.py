@@ -1,0 +1,277 @@
+"""An LMDB environment that a process may use whatever happened to its files, and after a fork.
+
+LMDB maps its file. What it does not survive is handled here:
+- The environment of the parent must not be used in a forked child, nor be copied in the middle of a transaction. A fork
+  waits for transactions of other threads, and the child opens its own environment when it needs one.
+- A process may open an environment once. All stores of a path share one.
+- LMDB trusts its file: damage can make it end the process. A file that somebody else has changed, or that a killed
+  writer left, is verified before it is used.
+- What is damaged later, or is wrong in the part of a page that nobody has verified, may lead to a part of the map that
+  is behind the end of the file: SIGBUS. So the file is as long as the map; it is sparse, and takes the space of what
+  was written.
+- A file that is removed, replaced or cut while it is open is noticed before each use.
+- A writer that is stopped would keep all others waiting without a deadline in LMDB's own lock. A lock on a file with a
+  deadline is taken first, so that LMDB's is always free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bagua.torch_api.contrib.caching.file_lock import locked_file
+from bagua.torch_api.contrib.caching.file_seal import FileSeal
+from bagua.torch_api.contrib.caching.optional_package import import_optional
+from bagua.torch_api.contrib.caching.store import Retries, StoreError
+
+_LOCK_TIMEOUT_S = 10.0
+_MAX_READERS = 1024
+# What LMDB raises when it finds its file damaged.
+_DAMAGE = (
+    *("BadDbiError", "BadTxnError", "BadValsizeError", "CorruptedError", "CursorFullError", "IncompatibleError"),
+    *("InvalidError", "InvalidParameterError", "MemoryError", "NotFoundError", "PageFullError", "PageNotFoundError"),
+    *("PanicError", "VersionMismatchError"),
+)
+
+_environments: weakref.WeakValueDictionary[str, SharedEnvironment] = weakref.WeakValueDictionary()
+_registry = threading.RLock()  # guards _environments and _forking
+_forking: list[SharedEnvironment] = []
+
+
+def _before_fork() -> None:
+    _registry.acquire()
+    _forking.extend(_environments.values())
+    for environment in _forking:
+        environment.lock.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    while _forking:
+        _forking.pop().lock.release()
+    _registry.release()
+
+
+def _after_fork_in_child() -> None:
+    global _registry
+    _registry = threading.RLock()
+    while _forking:
+        _forking.pop().forget()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+
+
+def shared_environment(path: Path, map_bytes: int) -> SharedEnvironment:
+    """The environment of `path` in this process, with room for at least `map_bytes`."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    name = str(path.resolve())
+    with _registry:
+        environment = _environments.get(name)
+        if environment is None:
+            environment = _environments[name] = SharedEnvironment(Path(name))
+    environment.request(map_bytes)
+    return environment
+
+
+class _DamagedError(Exception):
+    """What the verification found."""
+
+
+class SharedEnvironment:
+    """
+    Args:
+        path: the folder; nothing else may be in it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.lmdb = import_optional("lmdb", "cache", "backend='lmdb'")
+        self.path = path
+        self._data = path / "data.mdb"
+        self._map_bytes = 0
+        self._verifier = import_optional("lmdb.verify", "cache", "backend='lmdb'")  # of version 3
+        self._seal = FileSeal(self._data, path / "seal")
+        self._damage = (_DamagedError, *(getattr(self.lmdb, name) for name in _DAMAGE))
+        self._opened: Any = None
+        self._file: tuple[int, int] | None = None
+        self._opened_bytes = 0
+        self._databases: dict[bytes, Any] = {}
+        self._retries = Retries(_LOCK_TIMEOUT_S)
+        self.lock = threading.RLock()
+
+    def forget(self) -> None:
+        """In a forked child. LMDB's locks and reader slots are the parent's by its process id: closing leaves them."""
+        self.lock = threading.RLock()
+        self._close()
+
+    def request(self, map_bytes: int) -> None:
+        """Have room for at least so much."""
+        with self.lock:
+            if map_bytes > self._map_bytes:
+                self._close()
+                self._map_bytes = map_bytes
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[tuple[Any, dict[bytes, Any]]]:
+        """A read transaction, and the databases by name.
+
+        Raises:
+            StoreError: the files are damaged or gone. They are replaced by empty ones.
+        """
+        with self.lock, self._errors():
+            if not self._is_current():
+                with self._file_lock():
+                    self._open()
+            with self._opened.begin(buffers=True) as transaction:
+                yield transaction, self._databases
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[tuple[Any, dict[bytes, Any]]]:
+        """A write transaction, committed at the end. See `reading`.
+
+        Raises:
+            StoreError: also if another process does not end its own.
+        """
+        with self.lock, self._errors(), self._file_lock():
+            if not self._is_current():
+                self._open()
+            elif not self._seal.matches():
+                self._verify()
+            try:
+                with self._opened.begin(write=True, buffers=True) as transaction:
+                    yield transaction, self._databases
+            except self._damage:
+                raise
+            except BaseException:
+                self._seal.write()  # what was committed before is as it was
+                raise
+            self._seal.write()
+
+    def _verify(self) -> None:
+        """Under the file lock, so that nobody writes."""
+        try:
+            problems = self._verifier.verify(str(self.path), subdir=True)
+        except self._verifier.VerifyError as error:
+            problems = [str(error)]
+        if problems:
+            raise _DamagedError(problems[0])
+
+    @contextlib.contextmanager
+    def _file_lock(self) -> Iterator[None]:
+        self._retries.check()
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            with locked_file(self.path / "writer.lock", _LOCK_TIMEOUT_S):
+                yield
+        except TimeoutError as error:
+            raise self._retries.failed(
+                f"The cache cannot be written: {error}.\nIt is in {self.path}.\n"
+                "Another process may verify a large cache; if this goes on, look for one that is stopped."
+            ) from error
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except self.lmdb.MapFullError:
+            raise
+        except self._damage as error:
+            self._replace()
+            raise StoreError(
+                f"The cache was damaged ({error}), and is empty now.\nIt is in {self.path}.\n"
+                "If this happens again, check the disk; LMDB does not work on network file systems."
+            ) from error
+        except (self.lmdb.Error, OSError) as error:
+            self._close()
+            raise StoreError(
+                f"The cache cannot be used ({error}).\nIt is in {self.path}.\n"
+                "Check permissions and free space there, or pass another path."
+            ) from error
+
+    def _is_current(self) -> bool:
+        """
+        Raises:
+            StoreError: the files of an open environment are gone or cut.
+        """
+        if self._opened is None:
+            return False
+        try:
+            found = self._data.stat()
+        except FileNotFoundError:
+            found = None
+        if found is not None and (found.st_dev, found.st_ino) == self._file and found.st_size >= self._opened_bytes:
+            return True
+        self._close()
+        raise StoreError(
+            f"The cache was removed or cut while it was in use.\nIt is in {self.path}.\n"
+            "It is opened again. Remove a cache only when no job uses it, or call its store's clear()."
+        )
+
+    def _open(self) -> None:
+        """Under the file lock."""
+        try:
+            self._open_files()
+        except self._damage:
+            self._close()
+            self._file = self._identity()
+            raise
+
+    def _open_files(self) -> None:
+        size = self._data.stat().st_size if self._data.exists() else 0
+        map_bytes = max(size, self._map_bytes)
+        if size and not self._seal.matches():
+            self._verify()
+        if 0 < size < map_bytes:
+            os.truncate(self._data, map_bytes)
+        self._opened = self.lmdb.open(
+            str(self.path),
+            map_size=map_bytes,
+            mode=0o600,
+            max_dbs=2,
+            max_readers=_MAX_READERS,
+            # A crash of the machine may lose the last transaction, but not damage others.
+            metasync=False,
+            readahead=False,
+            meminit=False,
+        )
+        self._databases = {name: self._opened.open_db(name) for name in (b"entries", b"order")}
+        if size < map_bytes:
+            os.truncate(self._data, map_bytes)
+        self._file, self._opened_bytes = self._identity(), map_bytes
+        self._seal.write()
+
+    def _replace(self) -> None:
+        """Remove damaged files, unless another process has done so."""
+        mine = self._file
+        self._close()
+        try:
+            with locked_file(self.path / "writer.lock", _LOCK_TIMEOUT_S):
+                if mine is not None and self._identity() == mine:
+                    for name in ("data.mdb", "lock.mdb"):
+                        (self.path / name).unlink(missing_ok=True)
+        except OSError:  # the next use says why
+            pass
+
+    def _identity(self) -> tuple[int, int]:
+        found = self._data.stat()
+        return found.st_dev, found.st_ino
+
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+        self._opened = self._file = None
+
+    def forget_killed_readers(self) -> None:
+        """What they read when they were killed would not be overwritten."""
+        with self.lock, self._errors():
+            if self._is_current():
+                self._opened.reader_check()
+
+    def close(self) -> None:
+        """The next use opens it again."""
+        with self.lock:
+            self._close()

@@ -1,0 +1,166 @@
+"""Redis servers that a job starts for itself: one per node, which ends with the process that started it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import weakref
+from pathlib import Path
+from typing import IO, Any
+
+from bagua.collectives.object_collectives import all_gather_object
+from bagua.torch_api import communication, env
+
+_START_TIMEOUT_S = 20.0
+_STOP_TIMEOUT_S = 10.0
+_POLL_S = 0.02
+_ATTEMPTS = 5
+
+# Ends the server and removes its folder when standard input is closed, which the kernel does for a process that was
+# killed, too. Descriptor 3, because background commands of sh have no standard input.
+_WATCHED_SERVER = """
+exec 3<&0
+redis-server "$1/redis.conf" 3<&- &
+server=$!
+{ read -r _ <&3; kill "$server"; } &
+watch=$!
+wait "$server"
+kill "$watch" 2>/dev/null
+rm -rf "$1"
+"""
+
+
+def start_servers(cluster_mode: bool, capacity_bytes: int) -> tuple[RedisServer | None, list[dict[str, Any]]]:
+    """Collective, if there are several processes.
+
+    Returns:
+        the server that this process started, and where those are that it uses.
+
+    Raises:
+        RuntimeError: there is no process group, or a server cannot be started, on whichever rank.
+    """
+    if env.get_world_size() == 1:
+        server = RedisServer("127.0.0.1", capacity_bytes)
+        return server, [server.host]
+    if not communication.is_initialized():
+        raise RuntimeError(
+            f"backend='redis' without hosts was used on rank {env.get_rank()} of {env.get_world_size()} before the "
+            "process group was there.\nThe ranks must tell each other where they start servers.\n"
+            "Call bagua.torch_api.init_process_group() first, or pass hosts=[...]."
+        )
+    mine: RedisServer | None = None
+    message = ""
+    if env.get_local_rank() == 0:
+        is_one_node = env.get_local_size() == env.get_world_size()
+        try:
+            mine = RedisServer("127.0.0.1" if is_one_node or not cluster_mode else _own_address(), capacity_bytes)
+        except (RuntimeError, OSError) as error:
+            message = str(error)  # the others wait for what this rank says
+    rows = all_gather_object((env.get_node_rank(), mine.host if mine else None, message))
+    if failed := next((f"On rank {rank}: {text}" for rank, (_, _, text) in enumerate(rows) if text), None):
+        if mine is not None:
+            mine.stop()
+        raise RuntimeError(failed)
+    node = env.get_node_rank()
+    hosts = [host for of_node, host, _ in rows if host is not None and (cluster_mode or of_node == node)]
+    return mine, hosts
+
+
+class RedisServer:
+    """A server with a random password, without files that stay.
+
+    Args:
+        address: of this node, to listen on.
+        capacity_bytes: limit of its memory.
+
+    Attributes:
+        host: what RedisStore needs to connect.
+
+    Raises:
+        RuntimeError: redis-server is not installed, or does not start.
+    """
+
+    def __init__(self, address: str, capacity_bytes: int) -> None:
+        if shutil.which("redis-server") is None:
+            raise RuntimeError(
+                "redis-server is not on the PATH, and hosts=None asks for a server to be started.\n"
+                "Install it (Debian: apt-get install redis-server), pass hosts=[...], or use backend='lmdb'."
+            )
+        for attempt in range(1, _ATTEMPTS + 1):  # somebody may take the port
+            password = secrets.token_hex(16)
+            self.host: dict[str, Any] = {"host": address, "port": _free_port(address), "password": password}
+            with tempfile.TemporaryFile() as log:
+                self._process = self._start(capacity_bytes, log)
+                self._end = weakref.finalize(self, _end, self._process)
+                if self._is_ready():
+                    return
+                self.stop()
+                log.seek(0)
+                last = (log.read().decode(errors="replace").strip() or "it wrote nothing").splitlines()[-1]
+            if attempt == _ATTEMPTS:
+                raise RuntimeError(f"redis-server does not start: {last}\nIt was to listen on {address}.")
+
+    def _start(self, capacity_bytes: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        folder = Path(tempfile.mkdtemp(prefix="bagua-redis-"))  # for this user alone: the password is in it
+        lines = {
+            "bind": self.host["host"],
+            "port": self.host["port"],
+            "requirepass": self.host["password"],
+            "maxmemory": capacity_bytes,
+            "maxmemory-policy": "allkeys-random",
+            "dir": folder,
+            "save": '""',
+            "appendonly": "no",
+        }
+        (folder / "redis.conf").write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
+        return subprocess.Popen(
+            ["sh", "-c", _WATCHED_SERVER, "sh", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def _is_ready(self) -> bool:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            try:
+                socket.create_connection((self.host["host"], self.host["port"]), timeout=1).close()
+                return True
+            except OSError:
+                time.sleep(_POLL_S)
+        return False
+
+    def stop(self) -> None:
+        """End the server and wait for it."""
+        self._end()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        # Not by closing it alone: DataLoader workers have inherited it.
+        process.communicate(b"\n", timeout=_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _free_port(address: str) -> int:
+    with socket.create_server((address, 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
+
+
+def _own_address() -> str:
+    """The address of this node from which it reaches rank 0. Nothing is sent."""
+    family, kind, protocol, _, target = socket.getaddrinfo(env.get_master_addr(), 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(target)
+        address: str = probe.getsockname()[0]
+        return address

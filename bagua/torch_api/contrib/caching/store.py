@@ -1,0 +1,188 @@
+"""What every store of samples can do, and a store that spreads keys over several others."""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+
+
+class StoreError(RuntimeError):
+    """A store did not do what it was asked for. Callers treat it as a miss.
+
+    Args:
+        message: what happened, where, and what to do.
+        partial: of a read, the values that were found all the same, in the order of the keys.
+    """
+
+    def __init__(self, message: str, partial: list[bytes | None] | None = None) -> None:
+        super().__init__(message)
+        self.partial = partial
+
+
+class StoreFullError(StoreError):
+    """There is no room, and nothing that may be evicted. The store goes on answering reads."""
+
+
+class Store(abc.ABC):
+    """Values of bytes under keys of text. Methods raise StoreError if the store cannot be used.
+
+    A store may be used by several threads and, after a fork, by parent and child. A pickled store opens the same data.
+    """
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Store one value. See `mset`."""
+        self.mset({key: value})
+
+    def get(self, key: str) -> bytes | None:
+        """The value, or None if there is none."""
+        return self.mget([key])[0]
+
+    @abc.abstractmethod
+    def mset(self, dictionary: Mapping[str, str | bytes], group: str | None = None) -> None:
+        """Store values; text is stored as UTF-8.
+
+        Args:
+            group: in a full store, values of the same group are not evicted for each other: with samples that each
+                epoch reads once, that would only replace one hit by another. None: the oldest values are evicted.
+
+        Raises:
+            StoreFullError: some of the values did not fit. The others are stored.
+        """
+
+    @abc.abstractmethod
+    def mget(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The values in the order of the keys, None where there is none.
+
+        Raises:
+            StoreError: the store cannot be used; `partial` has what was found all the same.
+        """
+
+    @abc.abstractmethod
+    def num_keys(self) -> int:
+        """How many values are stored, by whomever."""
+
+    @abc.abstractmethod
+    def clear(self) -> None:
+        """Remove all values, of all datasets."""
+
+    @abc.abstractmethod
+    def status(self) -> bool:
+        """Whether the store can be used now."""
+
+    @abc.abstractmethod
+    def shutdown(self) -> None:
+        """Release what this process holds: files, connections, and servers that it started."""
+
+
+class ClusterStore(Store):
+    """Several stores as one. The hash of a key chooses the store, the same in every process.
+
+    Args:
+        stores: at least one, in the same order on all ranks.
+
+    Raises:
+        ValueError: no stores.
+    """
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        if not stores:
+            raise ValueError("stores=[]: a ClusterStore needs at least one store")
+        self.stores = list(stores)
+        self.num_stores = len(self.stores)
+
+    def route(self, key: str) -> Store:
+        """The store that holds `key`."""
+        digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return self.stores[int.from_bytes(digest, "little") % self.num_stores]
+
+    def mset(self, dictionary: Mapping[str, str | bytes], group: str | None = None) -> None:
+        parts: dict[int, tuple[Store, dict[str, str | bytes]]] = {}
+        for key, value in dictionary.items():
+            store = self.route(key)
+            parts.setdefault(id(store), (store, {}))[1][key] = value
+        failed: StoreError | None = None
+        for store, part in parts.values():
+            try:
+                store.mset(part, group)
+            except StoreError as error:
+                # A server that is gone matters more than one that is full.
+                failed = error if failed is None or isinstance(failed, StoreFullError) else failed
+        if failed is not None:
+            raise failed
+
+    def mget(self, keys: Sequence[str]) -> list[bytes | None]:
+        parts: dict[int, tuple[Store, list[int]]] = {}
+        for position, key in enumerate(keys):
+            store = self.route(key)
+            parts.setdefault(id(store), (store, []))[1].append(position)
+        found: list[bytes | None] = [None] * len(keys)
+        failed: StoreError | None = None
+        for store, positions in parts.values():
+            try:
+                values = store.mget([keys[position] for position in positions])
+            except StoreError as error:
+                failed = error
+                values = error.partial or [None] * len(positions)
+            for position, value in zip(positions, values, strict=True):
+                found[position] = value
+        if failed is not None:
+            raise StoreError(str(failed), partial=found) from failed
+        return found
+
+    def num_keys(self) -> int:
+        return sum(store.num_keys() for store in self.stores)
+
+    def clear(self) -> None:
+        for store in self.stores:
+            store.clear()
+
+    def status(self) -> bool:
+        return all(store.status() for store in self.stores)
+
+    def shutdown(self) -> None:
+        for store in self.stores:
+            store.shutdown()
+
+
+class Retries:
+    """Keeps a store that does not respond from delaying every sample: after a failure it is left alone for a while.
+
+    Args:
+        pause_s: seconds.
+    """
+
+    def __init__(self, pause_s: float) -> None:
+        self.pause_s = pause_s
+        self._until = 0.0
+        self._failure = ""
+
+    def check(self) -> None:
+        """
+        Raises:
+            StoreError: the pause is not over; the message is that of the failure.
+        """
+        if time.monotonic() < self._until:
+            raise StoreError(self._failure)
+
+    def failed(self, message: str) -> StoreError:
+        """Begins a pause. Returns the error to raise."""
+        self._failure = message
+        self._until = time.monotonic() + self.pause_s
+        return StoreError(message)
+
+
+def to_bytes(value: str | bytes) -> bytes:
+    """Text as UTF-8."""
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def check_capacity(capacity_bytes: int, least: int) -> int:
+    """
+    Raises:
+        ValueError: not a whole number of at least `least` bytes.
+    """
+    if int(capacity_bytes) != capacity_bytes or capacity_bytes < least:
+        raise ValueError(f"capacity_bytes={capacity_bytes!r}: must be a whole number of bytes, at least {least}")
+    return int(capacity_bytes)

@@ -1,0 +1,1 @@
+"""Kept paths of Bagua 0.9."""

@@ -1,0 +1,7 @@
+"""The kept path of RedisStore."""
+
+from __future__ import annotations
+
+from bagua.torch_api.contrib.caching.redis_store import RedisStore
+
+__all__ = ["RedisStore"]

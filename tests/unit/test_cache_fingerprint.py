@@ -1,0 +1,167 @@
+"""The fingerprint of a dataset changes with what its samples depend on, and with nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bagua.torch_api.contrib.caching.fingerprint import fingerprint_of
+
+SOURCE = """
+import dataclasses, enum, functools, pathlib, re
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+SIZE = 3
+PATTERN = re.compile("a+")
+LABELS = {"cat", "dog", "bird"}
+
+class Mode(enum.Enum):
+    FAST = 1
+    SLOW = 2
+
+def helper(x):
+    return x + SIZE
+
+@functools.cache
+def cached(x):
+    return x * 2
+
+def unused(x):
+    return x
+
+@dataclasses.dataclass
+class Options:
+    mode: Mode = Mode.FAST
+    names: list = dataclasses.field(default_factory=list)
+
+class Transform:
+    scale = 2
+    def __call__(self, x):
+        return [self.inner(one) for one in [x]][0]
+    def inner(self, x):
+        return helper(x) * self.scale if x not in {"p", "q", "r"} else cached(x)
+
+class Data(Dataset):
+    def __init__(self, root="/data"):
+        self.root = pathlib.Path(root)
+        self.transform = Transform()
+        self.options = Options()
+        self.table = np.arange(5)
+        self.weights = torch.ones(3)
+        self.labels = LABELS
+        self.function = lambda x, k=1: x + k
+        self.partial = functools.partial(helper, 1)
+        self.itself = self
+    def __getitem__(self, index):
+        return self.transform(index), PATTERN, Mode.SLOW
+    def __len__(self):
+        return 3
+"""
+
+
+def dataset(source: str = SOURCE, **attributes: Any) -> Any:
+    module = types.ModuleType("own_code")
+    sys.modules["own_code"] = module
+    exec(compile(source, "own_code.py", "exec"), vars(module))
+    made = module.Data()
+    vars(made).update(attributes)
+    return made
+
+
+def test_it_is_the_same_in_every_process(tmp_path: Path) -> None:
+    """Compiled or loaded from byte code, whatever the seed of hashes."""
+    (tmp_path / "own_code.py").write_text(SOURCE)
+    program = (
+        "from bagua.torch_api.contrib.caching.fingerprint import fingerprint_of; import own_code\n"
+        "print(fingerprint_of(own_code.Data()))"
+    )
+    found = set()
+    for seed in "12":
+        environment = {"PYTHONPATH": str(tmp_path), "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-W", "error", "-c", program]
+        found.add(
+            subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True).stdout
+        )
+    assert len(found) == 1
+    assert len(found.pop().strip()) == 32
+
+
+def test_it_does_not_change_by_itself() -> None:
+    first = dataset()
+    assert fingerprint_of(first) == fingerprint_of(first) == fingerprint_of(dataset())
+    moved = "# a comment\n\n" + SOURCE.replace("def unused(x):\n    return x", "def unused(x):\n    return x + 9")
+    assert fingerprint_of(dataset(moved)) == fingerprint_of(first)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("return x + SIZE", "return x - SIZE"),
+        ("SIZE = 3", "SIZE = 4"),
+        ("scale = 2", "scale = 3"),
+        ("return x * 2", "return x * 3"),
+        ("FAST = 1", "FAST = 5"),
+        ('re.compile("a+")', 're.compile("b+")'),
+        ('"cat", "dog"', '"cat", "cow"'),
+        ("k=1", "k=2"),
+        ('x not in {"p", "q", "r"}', 'x not in {"p", "q", "s"}'),
+        ("self.transform(index), PATTERN", "PATTERN, self.transform(index)"),
+        ('root="/data"', 'root="/other"'),
+        ("np.arange(5)", "np.arange(6)"),
+        ("torch.ones(3)", "torch.zeros(3)"),
+        ("partial(helper, 1)", "partial(helper, 2)"),
+        ("class Transform:", "class Transform(Options):"),
+        ("default_factory=list", "default_factory=tuple"),
+        ("mode: Mode = Mode.FAST", "mode: Mode = Mode.SLOW"),
+    ],
+)
+def test_it_changes_with_code_and_values(old: str, new: str) -> None:
+    assert old in SOURCE
+    assert fingerprint_of(dataset(SOURCE.replace(old, new))) != fingerprint_of(dataset())
+
+
+def test_values_that_look_alike_differ() -> None:
+    values: list[Any] = [1, 1.0, True, "1", b"1", None, range(1), (1,), [1], {1}, frozenset({1}), {1: 1}]
+    values += [[[1]], [1, []], [[], 1], ([], 1), ["1", "2"], ["1, 2"], ["1', '2"]]
+    assert len({fingerprint_of(dataset(added=value)) for value in values}) == len(values)
+
+
+def test_equal_objects_count_as_one_object_does() -> None:
+    shared = [1, 2]
+    assert fingerprint_of(dataset(a=[shared, shared])) == fingerprint_of(dataset(a=[[1, 2], [1, 2]]))
+
+
+def test_the_version_of_an_installed_package_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    import PIL.ImageFilter
+
+    before = fingerprint_of([PIL.ImageFilter.BLUR])
+    monkeypatch.setattr("PIL.__version__", "0.0")
+    assert fingerprint_of([PIL.ImageFilter.BLUR]) != before
+
+
+def test_what_has_no_state_is_an_error_with_its_remedy() -> None:
+    with pytest.raises(
+        TypeError, match=r"The fingerprint of Data\.lock cannot be computed: a _thread\.lock has no"
+    ) as told:
+        fingerprint_of(dataset(lock=threading.Lock()))
+    assert "Pass fingerprint='...'" in str(told.value)
+    with pytest.raises(TypeError, match=r"own_code\.LOCK"):
+        fingerprint_of(dataset(SOURCE.replace("x + SIZE", "x + LOCK") + "import threading; LOCK = threading.Lock()"))
+
+
+def test_ordinary_values_have_one() -> None:
+    wrapped = functools.wraps(textwrap.dedent)(lambda text: text)
+    fields = dataclasses.make_dataclass("Made", ["x"])
+    fingerprint_of([wrapped, fields(1), enum.Enum("E", "A B").A, len, [].append, 1j, ..., Path, sys, slice(1), {}.get])

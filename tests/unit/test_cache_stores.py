@@ -1,0 +1,434 @@
+"""All stores behave alike, within their limits, and whatever happens to what is below them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import random
+import shutil
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.processes import wait_until
+from support.redis_for_tests import needs_redis, redis_server
+
+from bagua.torch_api.contrib.cache_loader import CacheLoader
+from bagua.torch_api.contrib.caching.file_lock import locked_file
+from bagua.torch_api.contrib.caching.lmdb_environment import SharedEnvironment
+from bagua.torch_api.contrib.caching.lmdb_store import LmdbStore
+from bagua.torch_api.contrib.caching.memory_store import MemoryStore
+from bagua.torch_api.contrib.caching.redis_store import RedisStore
+from bagua.torch_api.contrib.caching.store import ClusterStore, Retries, Store, StoreError, StoreFullError
+
+MIB = 1 << 20
+BACKENDS = ["memory", "lmdb", "cluster", pytest.param("redis", marks=needs_redis)]
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    with contextlib.ExitStack() as stack:
+        made: Store
+        if request.param == "memory":
+            made = MemoryStore(8 * MIB)
+        elif request.param == "lmdb":
+            made = LmdbStore(tmp_path / "cache", 8 * MIB)
+        elif request.param == "cluster":
+            made = ClusterStore([MemoryStore(), LmdbStore(tmp_path / "cache", 8 * MIB), MemoryStore()])
+        else:
+            made = RedisStore([stack.enter_context(redis_server()).host])
+        stack.callback(made.shutdown)
+        yield made
+
+
+@pytest.mark.parametrize("store", BACKENDS, indirect=True)
+def test_values_come_back_in_the_order_of_the_keys(store: Store) -> None:
+    values = {f"key{number}": os.urandom(number * 50) for number in range(102)}
+    store.mset(values)
+    store.set("text", "words")
+    assert store.num_keys() == 103
+    keys = [*reversed(values), "missing", "text", "key3"]
+    assert store.mget(keys) == [*reversed(values.values()), None, b"words", values["key3"]]
+    store.set("key3", b"new")
+    assert (store.get("key3"), store.get("missing"), store.num_keys()) == (b"new", None, 103)
+    long = ["long" * 300 + end for end in "ab"]
+    store.mset(dict(zip(long, [b"a", b"b"], strict=True)))
+    assert store.mget(long) == [b"a", b"b"]
+    assert store.mget([]) == []
+    assert store.status()
+    store.clear()
+    assert (store.num_keys(), store.get("key1")) == (0, None)
+
+
+def test_a_hash_spreads_keys_evenly_and_as_in_every_process() -> None:
+    cluster = ClusterStore([MemoryStore() for _ in range(3)])
+    cluster.mset({f"key{number}": b"x" for number in range(3000)})
+    counts = [store.num_keys() for store in cluster.stores]
+    assert sum(counts) == 3000
+    assert min(counts) > 900
+    found = [cluster.stores.index(cluster.route(f"key{number}")) for number in range(6)]
+    assert found == [1, 0, 1, 0, 2, 2]  # as it always was: other processes and runs must agree
+    with pytest.raises(ValueError, match="at least one store"):
+        ClusterStore([])
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+def limited(kind: str, folder: Path) -> Store:
+    return MemoryStore(4 * MIB) if kind == "memory" else LmdbStore(folder / "cache", 4 * MIB)
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+@pytest.mark.parametrize("size", [600, 3000, 40_000])
+def test_the_oldest_are_evicted(kind: str, size: int, tmp_path: Path) -> None:
+    store = limited(kind, tmp_path)
+    number = 0
+    for _ in range(8 * MIB // (size * 50)):
+        store.mset({f"key{number + step}": os.urandom(size) for step in range(50)})
+        number += 50
+    kept = [position for position in range(number) if store.get(f"key{position}") is not None]
+    assert kept == list(range(number - len(kept), number))  # exactly the newest
+    assert len(kept) == store.num_keys()
+    assert 4 * MIB * 0.2 < len(kept) * size <= 4 * MIB
+    if kind == "lmdb":
+        assert sum(file.stat().st_blocks * 512 for file in (tmp_path / "cache").iterdir()) <= 4 * MIB + 200_000
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+def test_a_group_evicts_others_and_not_itself(kind: str, tmp_path: Path) -> None:
+    """A dataset that is larger than the cache keeps the samples that it has: each epoch finds them again."""
+    store = limited(kind, tmp_path)
+    for number in range(60):
+        store.mset({f"old{number}": os.urandom(40_000)}, group="old")
+    stored = 0
+    with pytest.raises(StoreFullError, match="do not fit into the cache of 4194304 bytes"):  # noqa: PT012
+        while stored < 200:
+            store.mset({f"new{stored}": os.urandom(40_000)}, group="new")
+            stored += 1
+    assert stored > 60
+    assert [store.get(f"old{number}") for number in range(60)] == [None] * 60
+    assert all(store.get(f"new{number}") is not None for number in range(stored))
+    # An entry that is there can be replaced all the same.
+    store.mset({"new0": b"other"}, group="new")
+    assert store.get("new0") == b"other"
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+def test_a_value_larger_than_the_store_evicts_nothing(kind: str, tmp_path: Path) -> None:
+    store = limited(kind, tmp_path)
+    store.set("small", b"x")
+    with pytest.raises(StoreFullError, match="1 of 2 values do not fit"):
+        store.mset({"large": bytes(5 * MIB), "other": b"y"})
+    assert store.mget(["small", "large", "other"]) == [b"x", None, b"y"]
+
+
+def test_capacities_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="capacity_bytes=100: must be a whole number of bytes, at least 1048576"):
+        LmdbStore(tmp_path, 100)
+    with pytest.raises(ValueError, match=r"capacity_bytes=0\.5"):
+        MemoryStore(0.5)  # type: ignore[arg-type]
+
+
+@needs_redis
+def test_a_redis_server_keeps_its_limit() -> None:
+    with redis_server(4 * MIB) as server:
+        store = RedisStore([server.host])
+        for number in range(200):
+            store.set(f"key{number}", os.urandom(40_000))
+        assert 0 < store.num_keys() * 40_000 < 4 * MIB
+        store.shutdown()
+
+
+# --- LMDB: damage and death ------------------------------------------------------------------------------------------
+
+
+def forked(function: Callable[..., object], *arguments: Any) -> int:
+    """A child that calls it. An exception is its exit status 1."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            function(*arguments)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return child
+
+
+def code_of(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def in_child(function: Callable[..., object], *arguments: Any) -> None:
+    assert code_of(forked(function, *arguments)) == 0
+
+
+def fill(store: Store, numbers: range = range(60)) -> None:
+    store.mset({f"key{number}": f"{number}".encode() * 3000 for number in numbers})
+
+
+def values_of(store: Store) -> list[bytes | None]:
+    """Reads as CacheLoader does: an error is a miss."""
+    found = []
+    for number in range(60):
+        try:
+            found.append(store.get(f"key{number}"))
+        except StoreError:
+            found.append(None)
+    return found
+
+
+def test_it_survives_restarts(tmp_path: Path) -> None:
+    in_child(lambda: LmdbStore(tmp_path, 8 * MIB).set("key", "value"))
+    assert LmdbStore(tmp_path, 8 * MIB).get("key") == b"value"
+
+
+def test_a_larger_capacity_keeps_what_is_there(tmp_path: Path) -> None:
+    fill(LmdbStore(tmp_path / "cache", 8 * MIB))
+    larger = LmdbStore(tmp_path / "cache", 32 * MIB)
+    larger.mset({f"more{number}": os.urandom(100_000) for number in range(150)})
+    assert all(values_of(larger))
+    assert larger.num_keys() == 210
+
+
+def write_forever(path: Path, progress: int) -> None:
+    store = LmdbStore(path, 8 * MIB)
+    for number in itertools.count(step=5):
+        store.mset({f"key{(number + step) % 60}": f"{number + step}".encode() * 3000 for step in range(5)})
+        os.write(progress, b".")
+
+
+def test_a_writer_that_is_killed_leaves_whole_values(tmp_path: Path) -> None:
+    """It is killed at a different time each time; the next one, and a reader beside it, go on."""
+    reader = LmdbStore(tmp_path, 8 * MIB)
+    random.seed(3)
+    for _ in range(12):
+        progress, writes = os.pipe()
+        writer = forked(write_forever, tmp_path, writes)
+        os.close(writes)
+        for _ in range(random.randrange(1, 40)):
+            assert os.read(progress, 1) == b"."
+        os.kill(writer, signal.SIGKILL)
+        assert code_of(writer) == -signal.SIGKILL
+        os.close(progress)
+        for number, value in enumerate(reader.mget([f"key{number}" for number in range(60)])):
+            if value is not None:
+                text = value[: len(value) // 3000]
+                assert value == text * 3000
+                assert int(text) % 60 == number
+        fill(reader)
+        assert all(values_of(reader))
+
+
+def damage(file: Path, how: str) -> None:
+    size = 60 * 12 * 1024
+    with file.open("r+b") as opened:
+        if how == "cut":
+            opened.truncate(size // 2)
+        elif how == "emptied":
+            opened.truncate(0)
+        elif how == "zeros at the start":
+            opened.write(bytes(3 * 4096))
+        else:
+            for page in range(2, size // 4096):
+                opened.seek(page * 4096 + 16)
+                opened.write(os.urandom(2000))
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
+@pytest.mark.parametrize("how", ["cut", "emptied", "zeros at the start", "noise", "removed", "replaced"])
+def test_damage_is_a_miss(how: str, is_open: bool, tmp_path: Path) -> None:
+    """In a process of its own, which would be gone if LMDB followed damaged pages."""
+    path = tmp_path / "cache"
+    fill(LmdbStore(path, 8 * MIB))
+    in_child(use_damaged, path, how, is_open)
+
+
+def use_damaged(path: Path, how: str, is_open: bool) -> None:
+    loader = CacheLoader("lmdb", path=path, capacity_bytes=8 * MIB)
+    records: list[str] = []
+    logging.getLogger("bagua").handlers = [handler := logging.Handler()]
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    for number in range(60):
+        loader.get(number, lambda key: [key] * 3000)
+    if not is_open:
+        loader.store.shutdown()
+    if how == "removed":
+        shutil.rmtree(path)
+    elif how == "replaced":
+        other = LmdbStore(path.with_name("other"), 8 * MIB)
+        other.shutdown()
+        shutil.rmtree(path)
+        other.path.rename(path)
+    else:
+        damage(path / "data.mdb", how)
+    for _ in range(2):
+        for number in range(60):
+            assert loader.get(number, lambda key: [key] * 3000) == [number] * 3000
+    before = loader.statistics()
+    for number in range(60):  # it has healed
+        loader.get(number, lambda key: [key] * 3000)
+    assert loader.statistics().hits == before.hits + 60
+    assert len(records) <= 1, records
+
+
+def test_it_is_used_by_several_threads_and_forks_meanwhile(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, 8 * MIB)
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            while not stop.is_set():
+                fill(store, range(10))
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(10):
+        in_child(store.set, f"child{number}", b"x")
+    stop.set()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert failed == []
+    assert store.mget([f"child{number}" for number in range(10)]) == [b"x"] * 10
+
+
+def hold_lock(path: Path, held: int) -> None:
+    with locked_file(path, 1):
+        os.write(held, b".")
+        signal.pause()
+
+
+def test_a_writer_that_stops_does_not_stop_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LmdbStore(tmp_path, 8 * MIB)
+    fill(store)
+    monkeypatch.setattr("bagua.torch_api.contrib.caching.lmdb_environment._LOCK_TIMEOUT_S", 0.05)
+    held, holds = os.pipe()
+    holder = forked(hold_lock, tmp_path / "writer.lock", holds)
+    assert os.read(held, 1) == b"."
+    try:
+        with pytest.raises(
+            StoreError, match=r"cannot be written: another process has held .*writer\.lock.*\n.*\nAnother process may"
+        ):
+            store.set("key", b"x")
+        monkeypatch.setattr("bagua.torch_api.contrib.caching.lmdb_environment.locked_file", None)
+        with pytest.raises(StoreError, match="cannot be written"):
+            store.set("key", b"x")  # at once: it is not asked for again
+        assert all(values_of(store))
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        os.close(held)
+        os.close(holds)
+
+
+def test_a_pause_ends() -> None:
+    retries = Retries(0.0)
+    retries.check()
+    retries.failed("gone")
+    retries.check()
+    retries = Retries(1e9)
+    retries.failed("gone")
+    with pytest.raises(StoreError, match="gone"):
+        retries.check()
+
+
+def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError):
+        LmdbStore(tmp_path / "file", 8 * MIB)
+
+
+def test_stores_of_a_path_share_what_is_open(tmp_path: Path) -> None:
+    one, other = LmdbStore(tmp_path, 8 * MIB), LmdbStore(tmp_path / ".", 8 * MIB)
+    one.set("key", b"x")
+    assert other.get("key") == b"x"
+    one.shutdown()
+    assert other.get("key") == b"x"
+    assert isinstance(one._environment, SharedEnvironment)
+    assert one._environment is other._environment
+
+
+# --- Redis: outages --------------------------------------------------------------------------------------------------
+
+
+@needs_redis
+def test_a_server_that_is_gone_is_a_miss_and_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with redis_server() as server, redis_server() as other:
+        loader = CacheLoader("redis", hosts=[server.host, other.host])
+        assert [loader.get(number, str) for number in range(40)] == [str(number) for number in range(40)]
+        server.stop()
+        assert [loader.get(number, str) for number in range(80)] == [str(number) for number in range(80)]
+    found = loader.statistics()
+    assert 0 < found.hits < 40  # of the server that is left
+    assert found.errors > 0
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("The Redis server does not do what it is asked for")
+    assert server.host["password"] not in warnings[0]
+
+
+@needs_redis
+def test_a_server_rejects_who_does_not_know_its_password() -> None:
+    with redis_server() as server:
+        store = RedisStore([{**server.host, "password": "guess"}])
+        assert not store.status()
+        with pytest.raises(StoreError, match=r"does not do what it is asked for \(.*\)\.\nIt is 127"):
+            store.get("key")
+
+
+def own_server(told: int, is_killed: bool) -> None:
+    store = RedisStore()
+    store.set("key", "value")
+    os.write(told, f"{store.hosts[0]['port']}\n".encode())
+    if is_killed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    store.shutdown()
+
+
+@needs_redis
+@pytest.mark.parametrize("is_killed", [False, True], ids=["exits", "killed"])
+def test_a_server_ends_with_the_process_that_started_it(is_killed: bool) -> None:
+    told, tells = os.pipe()
+    owner = forked(own_server, tells, is_killed)
+    os.close(tells)
+    with os.fdopen(told) as opened:
+        port = int(opened.readline())
+    assert code_of(owner) == (-signal.SIGKILL if is_killed else 0)
+
+    def is_gone() -> bool:
+        return f":{port:04X} 00000000:0000 0A" not in Path("/proc/net/tcp").read_text()
+
+    wait_until(is_gone, "the server ends", 30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"hosts": []}, "hosts has 0 servers"),
+        ({"hosts": [{"host": "a"}, {"host": "b"}], "cluster_mode": False}, "hosts has 2 servers"),
+        ({"hosts": ["localhost:6379"]}, "each must be a dict such as"),
+        ({"hosts": [{"host": "a"}], "capacity_per_node": 5}, "capacity_bytes=5"),
+    ],
+)
+def test_arguments_of_redis_are_checked(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RedisStore(**arguments)
+
+
+def test_without_redis_server_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(RuntimeError, match=r"redis-server is not on the PATH.*\n.*apt-get install redis-server"):
+        RedisStore()
