@@ -69,12 +69,14 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--folder", type=Path, help="for images and cache; a second run finds them (default: a new one)"
     )
-    parser.add_argument("--images", type=int, default=512)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--images", type=int, default=512, help="to make (default 512)")
+    parser.add_argument("--epochs", type=int, default=3, help="to train (default 3)")
     given = parser.parse_args(words)
     bagua.init_process_group()
-    new = bagua.communication.broadcast_object(tempfile.mkdtemp(prefix="bagua-example-"))
-    folder = given.folder or Path(new)
+    folder = given.folder
+    if folder is None:
+        new = tempfile.mkdtemp(prefix="bagua-example-") if bagua.get_rank() == 0 else None
+        folder = Path(bagua.communication.broadcast_object(new))
     if bagua.get_rank() == 0 and not (folder / "images").exists():
         make_images(folder / "images", given.images)
     bagua.barrier()

@@ -99,7 +99,7 @@ def litdata(images: Images, workers: int) -> Iterator[list[tuple[str, Epoch]]]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="measure_sample_cache.py", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="measure_sample_cache.py", description="Samples per second with a cache.")
     parser.add_argument("--images", type=within(int, 32, 1_000_000), default=1000, help="in an epoch (default 1000)")
     parser.add_argument("--workers", type=within(int, 0, 256), default=2, help="of the DataLoader (default 2)")
     parser.add_argument("--repetitions", type=within(int, 1, 100), default=5, help="default 5")
@@ -132,10 +132,11 @@ def main(words: Sequence[str] | None = None) -> int:
     found = []
     for (name, kind), values in rates.items():
         whole, steady = zip(*values, strict=True)
-        ratios = [rate / plain for rate, (plain, _) in zip(whole, rates["none", "plain"], strict=True)]
+        plain = [rate for _, rate in rates["none", "plain"]]
+        ratios = [None if rate is None else rate / base for rate, base in zip(steady, plain, strict=True)]
         metrics = {("rate", "samples/s"): whole, ("speedup", "x"): ratios, ("rate_after_start", "samples/s"): steady}
         found += figures({"backend": name, "epoch": kind}, metrics)
-    print(f"{given.workers} workers, median (lowest..highest) of {given.repetitions}; speedup over no cache")
+    print(f"{given.workers} workers, median (lowest..highest) of {given.repetitions}; speedup after the start")
     for one in found:
         spread = "" if one.low is None else f"  ({one.low:.1f}..{one.high:.1f})"
         print(f"{one.case['backend']:8} {one.case['epoch']:6} {one.metric:23} {one.median:8.1f}{spread}")
