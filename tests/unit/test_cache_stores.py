@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.processes import wait_until
 from support.redis_for_tests import needs_redis, redis_server
 
@@ -154,6 +155,7 @@ def forked(function: Callable[..., object], *arguments: Any) -> int:
     child = os.fork()
     if child == 0:
         status = 1
+        signal.alarm(60)  # ends it, should it hang
         try:
             function(*arguments)
             status = 0
@@ -170,6 +172,12 @@ def code_of(child: int) -> int:
 
 def in_child(function: Callable[..., object], *arguments: Any) -> None:
     assert code_of(forked(function, *arguments)) == 0
+
+
+def test_a_fork_may_make_a_loader() -> None:
+    """Though it has none of the threads that torch computes with."""
+    torch.ones(1 << 20).exp()  # starts them
+    in_child(CacheLoader, "memory", "any")
 
 
 def fill(store: Store, numbers: range = range(60)) -> None:

@@ -10,7 +10,8 @@ import torch
 _FIELDS = 5
 # Each process counts in the row of its number, so that none waits for another. Two whose numbers share a row may lose
 # counts to each other.
-_ROWS = 1024
+# Together below the 32 KiB from which torch copies with OpenMP's threads: a fork waits for them indefinitely.
+_ROWS = 512
 
 
 class CacheStatistics(NamedTuple):
