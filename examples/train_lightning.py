@@ -36,7 +36,7 @@ class Classifier(pl.LightningModule):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on handwritten digits with Lightning and Bagua.")
-    parser.add_argument("--strategy", default="bagua", choices=["bagua", "ddp"])
+    parser.add_argument("--strategy", default="bagua", choices=["bagua", "ddp"], help="default bagua")
     parser.add_argument("--algorithm", default="gradient_allreduce", help="of Bagua (default gradient_allreduce)")
     parser.add_argument("--devices", type=int, default=2, help="processes (default 2)")
     parser.add_argument("--epochs", type=int, default=5, help="default 5")
