@@ -7,11 +7,18 @@ import re
 from collections.abc import Mapping
 
 # The BAGUA_* variables of the Python package. BAGUA_NET_* are those of the compiled library.
-SETTINGS = frozenset({"BAGUA_BENCH_SECRET", "BAGUA_DEFAULT_BUCKET_SIZE", "BAGUA_DRIVER_LOG", "BAGUA_LOG_LEVEL"})
+SETTINGS = frozenset(
+    {
+        "BAGUA_AUTOTUNE",
+        "BAGUA_BENCH_SECRET",
+        "BAGUA_DEFAULT_BUCKET_SIZE",
+        "BAGUA_DRIVER_LOG",
+        "BAGUA_LOG_LEVEL",
+    }
+)
 # Of Bagua 0.9: accepted, and ignored.
 WITHOUT_EFFECT = frozenset(
     {
-        "BAGUA_AUTOTUNE",
         "BAGUA_AUTOTUNE_MAX_SAMPLES",
         "BAGUA_AUTOTUNE_SAMPLING_CONFIDENCE_TIME_S",
         "BAGUA_AUTOTUNE_SERVER_WAIT_TIME",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
+from bagua.engine.bucket_tuner import BucketTuner
 from bagua.engine.incomplete_step import failed_reinitialization
 from bagua.engine.module_hooks import ModuleHooks
 from bagua.engine.parameters import ignored_names, trainable_parameters
@@ -51,6 +52,7 @@ class BaguaDistributedDataParallel:
         find_unused_parameters: parameters that a backward pass does not reach contribute zeros.
         bucket_bytes: the size at which a bucket is closed; None: the default of its device.
         first_bucket_bytes: likewise, of the first, which is launched earliest; None: as the others.
+        tunes_buckets: finds the fastest sizes in the first steps, as `tune_buckets`.
         once_compared: called when the ranks have compared models, optimizers and settings, before anything is changed.
 
     Raises:
@@ -69,6 +71,7 @@ class BaguaDistributedDataParallel:
         find_unused_parameters: bool = False,
         bucket_bytes: int | None = None,
         first_bucket_bytes: int | None = FIRST_BUCKET_BYTES,
+        tunes_buckets: bool = False,
         once_compared: Callable[[], None] | None = None,
     ) -> None:
         if not process_group.is_member:
@@ -85,6 +88,7 @@ class BaguaDistributedDataParallel:
         self.find_unused_parameters = find_unused_parameters
         self.bucket_bytes = bucket_bytes
         self.first_bucket_bytes = first_bucket_bytes
+        self.tunes_buckets = tunes_buckets
         self.require_backward_grad_sync = True
         # Parameters are frozen and unfrozen within forward passes: `before_backward` looks for that.
         self.replans_before_backward = False
@@ -95,6 +99,7 @@ class BaguaDistributedDataParallel:
         self.bagua_buckets: list[Bucket] = []
         self.parameters_to_ignore = ignored_names(module)
         self.recorder = PassRecorder()
+        self._tuner: BucketTuner | None = None
         self._plan: TrainingPlan | None = None
         self._plans = PlanMaker(self, dict(getattr(algorithm, "shared_settings", dict)()))
         self._hooks = ModuleHooks()
@@ -110,6 +115,8 @@ class BaguaDistributedDataParallel:
             self.detach()  # so that the module can be wrapped by something that works
             raise
         engines_by_name[self.bagua_module_name] = self
+        if tunes_buckets:
+            self.tune_buckets()
 
     # --- what algorithms and users see -------------------------------------------------------------------------------
 
@@ -208,6 +215,20 @@ class BaguaDistributedDataParallel:
             ValueError: there is nothing to train.
         """
         self._replan()
+
+    def tune_buckets(self) -> None:
+        """Find the fastest sizes of buckets in the next steps, at most 300, and keep them. Results are those of the
+        sizes that are tried. Every rank calls it, between two steps."""
+        self._tuner = BucketTuner(self)
+
+    def tune(self) -> bool:
+        """In front of each forward pass in training: whether `bucket_bytes` was changed, so that a replan is due."""
+        if self._tuner is None:
+            return False
+        is_changed = self._tuner.before_step()
+        if self._tuner.is_done:
+            self._tuner = None
+        return is_changed
 
     def rebuild_buckets(self) -> None:
         """As `replan`, with new buckets in any case. Every rank calls it."""

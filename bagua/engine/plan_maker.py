@@ -185,6 +185,7 @@ class PlanMaker:
             *(f"{name}={value}" for name, value in sorted(self._shared_settings.items())),
             f"find_unused_parameters={engine.find_unused_parameters}",
             f"buckets of {later} (the first: {first})",
+            f"autotune={engine.tunes_buckets}",
         ]
 
     def _make(self, replica: Replica) -> TrainingPlan:

@@ -19,7 +19,7 @@ from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
 from bagua.engine.data_parallel import BaguaDistributedDataParallel, engines_by_name
 from bagua.env import read_text
-from bagua.torch_api.env import get_default_bucket_size
+from bagua.torch_api.env import get_autotune_level, get_default_bucket_size
 from bagua.torch_api.wrap_summary import configure_logging, log_wrap
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class BaguaModule:
         algorithm: Algorithm,
         process_group: BaguaProcessGroup | dist.ProcessGroup | None = None,
         do_flatten: bool = True,
+        *,
+        autotune: bool | None = None,
     ) -> Any:
         """Train this module in parallel with the same module of the other ranks.
 
@@ -81,6 +83,7 @@ class BaguaModule:
             algorithm: what is communicated, and when; see bagua.torch_api.algorithms.
             process_group: Bagua's or torch's; None: the default group.
             do_flatten: what is communicated lies in the memory of its bucket, which saves copies.
+            autotune: find the fastest sizes of buckets in the first steps; None: if BAGUA_AUTOTUNE is 1 or more.
 
         Returns:
             This same module.
@@ -124,6 +127,7 @@ class BaguaModule:
             gradient_as_bucket_view=do_flatten,
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first_bucket_bytes,
+            tunes_buckets=get_autotune_level() > 0 if autotune is None else autotune,
             once_compared=replace_previous,
         )
         module.__dict__["bagua_ddp"] = engine

@@ -67,7 +67,7 @@ def get_bagua_service_port() -> int:
 
 
 def get_autotune_level() -> int:
-    """BAGUA_AUTOTUNE: 0 is off."""
+    """BAGUA_AUTOTUNE: 1 or more tunes the size of buckets; 0, if not set, does not."""
     return read_integer("BAGUA_AUTOTUNE", 0)
 
 

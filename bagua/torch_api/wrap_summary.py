@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LEVELS = ("debug", "info", "warning", "error")
 
 # Variables of Bagua 0.9 for what is not here.
-_WITHOUT_EFFECT = ("BAGUA_AUTOTUNE", "BAGUA_REPORT_METRICS", "BAGUA_IS_OUTPUT_AUTOTUNE_LOG")
+_WITHOUT_EFFECT = ("BAGUA_REPORT_METRICS", "BAGUA_IS_OUTPUT_AUTOTUNE_LOG")
 
 _logger = logging.getLogger("bagua")
 
@@ -60,7 +60,7 @@ def log_wrap(engine: BaguaDistributedDataParallel) -> None:
 def _warn_of_variables() -> None:
     found = [f"{name}={text}" for name in _WITHOUT_EFFECT if (text := read_text(os.environ, name)) not in (None, "0")]
     if found:
-        _logger.warning(f"{', '.join(found)}: no effect, for this version has no autotuning")
+        _logger.warning(f"{', '.join(found)}: no effect, for this version has no autotune service")
 
 
 def summary(engine: BaguaDistributedDataParallel) -> str:

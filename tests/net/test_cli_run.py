@@ -155,13 +155,13 @@ def test_a_setting_that_keeps_the_plugin_from_starting(
 
 
 def test_misspelt_settings_are_named(run_command: RunCommand, bagua_net: Path, environment: dict[str, str]) -> None:
-    own = {"BAGUA_NET_NSTREAM": "4", "BAGUA_LOGLEVEL": "info", "BAGUA_AUTOTUNE": "1", "BAGUA_LOG_LEVEL": "info"}
+    own = {"BAGUA_NET_NSTREAM": "4", "BAGUA_LOGLEVEL": "info", "BAGUA_REPORT_METRICS": "1", "BAGUA_LOG_LEVEL": "info"}
     result = run_command([bagua_net, "run", "--", "true"], environment | own)
     assert result.returncode == 0
     assert "BAGUA_NET_NSTREAM is not a Bagua-Net setting" in result.stderr
     assert "Did you mean BAGUA_NET_NSTREAMS?" in result.stderr
     assert "Did you mean BAGUA_LOG_LEVEL?" in result.stderr
-    assert "BAGUA_AUTOTUNE has no effect in this version." in result.stderr
+    assert "BAGUA_REPORT_METRICS has no effect in this version." in result.stderr
     assert len(result.stderr.splitlines()) == 3
 
 

@@ -155,13 +155,13 @@ def test_unknown_names_are_attribute_errors() -> None:
 def test_variables_without_effect_are_named_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("BAGUA_AUTOTUNE", "1")
-    monkeypatch.setenv("BAGUA_REPORT_METRICS", "0")
+    monkeypatch.setenv("BAGUA_REPORT_METRICS", "1")
+    monkeypatch.setenv("BAGUA_IS_OUTPUT_AUTOTUNE_LOG", "0")
     wrap_summary._warn_of_variables.cache_clear()
     with caplog.at_level("WARNING", logger="bagua"):
         wrap_summary._warn_of_variables()
         wrap_summary._warn_of_variables()
-    assert caplog.messages == ["BAGUA_AUTOTUNE=1: no effect, for this version has no autotuning"]
+    assert caplog.messages == ["BAGUA_REPORT_METRICS=1: no effect, for this version has no autotune service"]
     wrap_summary._warn_of_variables.cache_clear()
 
 
