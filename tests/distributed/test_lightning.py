@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import warnings
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 from support.ranks import DEVICE_VARIABLE, run_ranks
 from torch import Tensor, nn
 
+from bagua.lightning.packages import PACKAGES
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
 pytest.importorskip("lightning", reason="needs lightning: pip install 'bagua[lightning]'")
@@ -23,8 +25,6 @@ INPUTS, TARGETS = torch.randn(32, 8, generator=DATA), torch.randn(32, 4, generat
 
 
 def lightning_of(package: str = "lightning.pytorch") -> Any:
-    import importlib
-
     warnings.filterwarnings("ignore")  # Lightning's own, and torch's about what Lightning does
     warnings.filterwarnings("error", module="bagua")
     return importlib.import_module(package)
@@ -107,7 +107,7 @@ def _as_ddp(folder: str, options: dict[str, Any]) -> None:
     def by_name(_: Any) -> str:
         return "bagua"
 
-    for package in ("lightning.pytorch", "pytorch_lightning"):
+    for package in (one for one in PACKAGES if importlib.util.find_spec(one.partition(".")[0])):
         made = [lambda pl: pl.strategies.DDPStrategy(), ours, by_name]
         theirs, *others = _trained(package, folder, made, **options)
         for one in others:
