@@ -15,7 +15,6 @@ import torch
 from support.ranks import DEVICE_VARIABLE, run_ranks
 from torch import Tensor, nn
 
-from bagua.lightning.packages import PACKAGES
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
 pytest.importorskip("lightning", reason="needs lightning: pip install 'bagua[lightning]'")
@@ -106,6 +105,8 @@ def _as_ddp(folder: str, options: dict[str, Any]) -> None:
 
     def by_name(_: Any) -> str:
         return "bagua"
+
+    from bagua.lightning.packages import PACKAGES
 
     for package in (one for one in PACKAGES if importlib.util.find_spec(one.partition(".")[0])):
         made = [lambda pl: pl.strategies.DDPStrategy(), ours, by_name]
