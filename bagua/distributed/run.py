@@ -35,10 +35,9 @@ def make_bagua_parser() -> argparse.ArgumentParser:
 def make_parser() -> argparse.ArgumentParser:
     """With those of the torchrun that is installed."""
     ours = make_bagua_parser()
-    parser = argparse.ArgumentParser(
+    return argparse.ArgumentParser(
         prog=PROGRAM, description=ours.description, parents=[torchrun.make_parser(), ours], add_help=False
     )
-    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
