@@ -77,12 +77,17 @@ def run(options: argparse.Namespace) -> int:
     except (DistError, RendezvousError) as error:
         raise LaunchError(_rendezvous_failure(error, where, options.nnodes)) from None
     except (AssertionError, ValueError) as error:  # of options; torchrun runs no code of the user in this process
-        raise LaunchError(f"torchrun does not accept the options: {error}", EXIT_USAGE) from error
+        raise LaunchError(
+            f"torchrun does not accept the options: {error}\n"
+            "See --help. Without GPUs, the number of processes per node must be a number.",
+            EXIT_USAGE,
+        ) from error
     return 0
 
 
 def _rendezvous_failure(error: Exception, where: str, nodes: str) -> str:
-    text = f"{error}\n{error.__cause__ or ''}"
+    cause = error.__cause__ or error
+    text = f"{error}\n{cause}"
     if "EADDRINUSE" in text or "address already in use" in text.lower():
         return (
             f"port {where.rpartition(':')[2]} is in use on this node, which serves the rendezvous at {where}.\n"
@@ -90,7 +95,7 @@ def _rendezvous_failure(error: Exception, where: str, nodes: str) -> str:
             " all nodes: --master_port"
         )
     return (
-        f"the rendezvous of {nodes} nodes at {where} failed: {str(error).splitlines()[0]}\n"
+        f"the rendezvous of {nodes} nodes at {where} failed: {str(cause).splitlines()[0]}\n"
         "Check that the command runs on every node with the same address and port, that node 0 is there, and that a"
         " firewall lets the port through."
     )

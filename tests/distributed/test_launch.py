@@ -16,6 +16,8 @@ from support.algorithm_cases import NAMES
 from support.processes import living_pids
 from support.ranks import free_port
 
+from bagua.distributed import run
+
 TIMEOUT_S = 240
 LAUNCH = [sys.executable, "-m", "bagua.distributed.launch"]
 OLD_SCRIPT = Path(__file__).resolve().parents[1] / "support" / "old_digits.py"
@@ -111,6 +113,29 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     assert f"python -m bagua.distributed.launch: port {port} is in use on this node" in done.stderr
     assert "choose another port, the same on all nodes: --master_port" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "remedy"),
+    [
+        (["--nproc-per-node=0", __file__], "--nproc-per-node: 0 is too small", "start at least 1 process per node"),
+        (["missing.py"], "missing.py: no such file in ", "Give the path of the script"),
+        (["--nproc-per-node=many", __file__], "torchrun does not accept the options: ", "See --help"),
+        (
+            ["--nnodes=2", "--node-rank=1", f"--master-port={free_port()}", "--rdzv-conf=timeout=1", __file__],
+            "the rendezvous of 2 nodes at 127.0.0.1:",
+            "Check that the command runs on every node",
+        ),
+    ],
+)
+def test_errors_of_run_name_the_remedy(
+    words: list[str], told: str, remedy: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert run.main(words) != 0
+    printed = capsys.readouterr().err
+    assert f"python -m bagua.distributed.run: {told}" in printed
+    assert remedy in printed
 
 
 def test_run_is_torchrun_with_the_flags_of_bagua(tmp_path: Path) -> None:
