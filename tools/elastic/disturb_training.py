@@ -14,6 +14,7 @@ import argparse
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def compare(options: argparse.Namespace, workers: ThreadPoolExecutor) -> bool:
     return wrong == 0
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=50, help="(default: %(default)s)")
     parser.add_argument("--disturbances", type=int, default=3, help="per run (default: %(default)s)")
@@ -84,7 +85,12 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1000, help="(default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=240, help="seconds per run (default: %(default)s)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.algorithms.split(",")) - set(ALGORITHMS))
+    if unknown:
+        parser.error(f"--algorithms names {unknown}; the example has {', '.join(ALGORITHMS)}")
+    if min(options.runs, options.training_seeds, options.jobs) < 1:
+        parser.error("--runs, --training-seeds and --jobs must be at least 1")
     with ThreadPoolExecutor(options.jobs) as workers:
         return 0 if compare(options, workers) else 1
 
