@@ -27,7 +27,6 @@ from bagua.distributed.options import (
 )
 
 PROGRAM = "python -m bagua.distributed.launch"
-_LOCAL_RANK = "${local_rank}"  # torchrun replaces it in the arguments of each process
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -126,9 +125,9 @@ def torchrun_arguments(options: argparse.Namespace) -> list[str]:
         f"--master-port={options.master_port}",
     ]
     if options.logdir:
-        words += [f"--log-dir={options.logdir}", "--redirects=3"]
+        words += [f"--log-dir={options.logdir}", f"--redirects={torchrun.REDIRECTED}"]
     words += ["--module"] * options.module + ["--no-python"] * options.no_python
-    local_rank = [f"--local_rank={_LOCAL_RANK}"] * options.set_additional_flag
+    local_rank = [torchrun.LOCAL_RANK_FLAG] * options.set_additional_flag
     return [*words, options.script, *local_rank, *options.script_args]
 
 

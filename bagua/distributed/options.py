@@ -77,14 +77,19 @@ def add_script_options(parser: argparse.ArgumentParser, *, script_help: str) -> 
     """How the script is started, and the script."""
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a Python module, as in python -m")
     add_option(parser, "no_python", action="store_true", help="SCRIPT is a program: start it directly, without Python")
+    add_process_options(parser)
+    parser.add_argument("script", metavar="SCRIPT", help=script_help)
+    parser.add_argument("script_args", metavar="ARGS", nargs=argparse.REMAINDER, help="arguments of the script")
+
+
+def add_process_options(parser: argparse._ActionsContainer) -> None:
+    """What torchrun has under other names, or not at all."""
     add_option(
         parser, "set_additional_flag", action="store_true", help="pass --local_rank=N to the script as first argument"
     )
     add_option(
         parser, "logdir", metavar="DIR", help="write stdout and stderr of each process to files under DIR instead"
     )
-    parser.add_argument("script", metavar="SCRIPT", help=script_help)
-    parser.add_argument("script_args", metavar="ARGS", nargs=argparse.REMAINDER, help="arguments of the script")
 
 
 def training_variables(options: argparse.Namespace) -> dict[str, str]:

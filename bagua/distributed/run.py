@@ -11,6 +11,7 @@ from bagua.distributed import torchrun
 from bagua.distributed.errors import EXIT_USAGE, LaunchError
 from bagua.distributed.options import (
     add_autotune_options,
+    add_process_options,
     add_training_options,
     processes,
     say_without_effect,
@@ -27,6 +28,7 @@ def make_bagua_parser() -> argparse.ArgumentParser:
         description="torchrun with Bagua's flags, also for elastic jobs. It takes all options of torchrun, too.",
         add_help=False,
     )
+    add_process_options(parser)
     add_training_options(parser)
     add_autotune_options(parser)
     return parser
@@ -45,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = make_parser().parse_args(arguments)
         check(options)
         os.environ.update(training_variables(options))
+        if options.set_additional_flag:
+            options.training_script_args.insert(0, torchrun.LOCAL_RANK_FLAG)
+        if options.logdir:
+            options.log_dir, options.redirects = options.logdir, torchrun.REDIRECTED
         torchrun.keep_rounds_apart(options)
         return torchrun.run(options)
     except LaunchError as error:

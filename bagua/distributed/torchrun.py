@@ -10,6 +10,9 @@ from pathlib import Path
 
 from bagua.distributed.errors import EXIT_OF_SIGNAL, EXIT_USAGE, LaunchError
 
+LOCAL_RANK_FLAG = "--local_rank=${local_rank}"  # torchrun puts the number in, for each process
+REDIRECTED = "3"  # torchrun's number for stdout and stderr
+
 
 def check_script(script: str, *, is_module: bool, is_program: bool) -> None:
     """Raises LaunchError if it is missing; each process would say so, once per attempt."""

@@ -140,10 +140,12 @@ def test_errors_of_run_name_the_remedy(
 
 def test_run_is_torchrun_with_the_flags_of_bagua(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bagua.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = _run([*command, "--default-bucket-size=2M", _script(tmp_path, STATE), "-m", "x"], tmp_path)
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert sorted(variables["RANK"] for _, variables in told) == ["0", "1"]
-    for words, variables in told:
-        assert words == ["-m", "x"]
+    flags = ["--default-bucket-size=2M", "--set-additional-flag", "--logdir=logs"]
+    done = _run([*command, *flags, _script(tmp_path, STATE), "-m", "x"], tmp_path)
+    assert done.stdout == ""
+    told = sorted(json.loads(path.read_text()) for path in (tmp_path / "logs").rglob("stdout.log"))
+    assert [words for words, _ in told] == [[f"--local_rank={rank}", "-m", "x"] for rank in range(2)]
+    for rank, (_, variables) in enumerate(told):
+        assert variables["RANK"] == str(rank)
         assert variables["BAGUA_DEFAULT_BUCKET_SIZE"] == "2M"
         assert variables["ENABLE_BAGUA_NET"] is None
