@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     except SignalException as error:
         return EXIT_OF_SIGNAL + int(error.sigval)
     except (DistError, RendezvousError) as error:
-        raise LaunchError(_rendezvous_failure(error, where, options.nnodes)) from None
+        raise LaunchError(_rendezvous_failure(error, where, options)) from None
     except (AssertionError, ValueError) as error:  # of options; torchrun runs no code of the user in this process
         raise LaunchError(
             f"torchrun does not accept the options: {error}\n"
@@ -88,7 +88,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _rendezvous_failure(error: Exception, where: str, nodes: str) -> str:
+def _rendezvous_failure(error: Exception, where: str, options: argparse.Namespace) -> str:
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+    if isinstance(error, RendezvousClosedError):
+        return (
+            f"the rendezvous {options.rdzv_id} at {where} is closed: the job has ended, or a launcher of it failed.\n"
+            "Start a new job with another --rdzv-id; its script loads the last checkpoint."
+        )
     cause = error.__cause__ or error
     text = f"{error}\n{cause}"
     if "EADDRINUSE" in text or "address already in use" in text.lower():
@@ -97,8 +104,9 @@ def _rendezvous_failure(error: Exception, where: str, nodes: str) -> str:
             "End what uses it (ss -ltnp shows it; a job that is still running?), or choose another port, the same on"
             " all nodes: --master_port"
         )
+    said = str(cause).partition("\n")[0] or type(cause).__name__
     return (
-        f"the rendezvous of {nodes} nodes at {where} failed: {str(cause).splitlines()[0]}\n"
+        f"the rendezvous of {options.nnodes} nodes at {where} failed: {said}\n"
         "Check that the command runs on every node with the same address and port, that node 0 is there, and that a"
         " firewall lets the port through."
     )

@@ -15,6 +15,7 @@ import pytest
 from support.algorithm_cases import NAMES
 from support.processes import living_pids
 from support.ranks import free_port
+from torch.distributed import TCPStore
 
 from bagua.distributed import run
 
@@ -136,6 +137,16 @@ def test_errors_of_run_name_the_remedy(
     printed = capsys.readouterr().err
     assert f"python -m bagua.distributed.run: {told}" in printed
     assert remedy in printed
+
+
+def test_a_node_that_joins_a_job_that_has_ended(tmp_path: Path) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    job = [f"--rdzv-endpoint=127.0.0.1:{store.port}", "--rdzv-backend=c10d", "--rdzv-conf=is_host=0", "--rdzv-id=job1"]
+    command = [sys.executable, "-m", "bagua.distributed.run", *job, _script(tmp_path, "")]
+    _run(command, tmp_path)
+    done = _run(command, tmp_path, expect=1)
+    assert f"the rendezvous job1 at 127.0.0.1:{store.port} is closed: the job has ended" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_run_is_torchrun_with_the_flags_of_bagua(tmp_path: Path) -> None:
