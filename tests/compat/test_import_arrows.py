@@ -41,6 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     "torch_api": {"comm_ops", "engine", "collectives", "kernels", "net"},
     "lightning": {"torch_api", "engine", "collectives"},
     "cli": {"net", "torch_api"},
+    "distributed": set(),
+    "script": {"distributed"},
 }
 
 
@@ -165,7 +167,9 @@ def test_root_files_import_only_the_standard_library_at_import_time() -> None:
             ), f"{path.name}:{one.line} imports {one.module}"
 
 
-@pytest.mark.parametrize("path", python_files("net", "cli"), ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", python_files("net", "cli", "distributed", "script"), ids=lambda path: str(path.relative_to(PACKAGE))
+)
 def test_net_and_cli_load_only_the_standard_library(path: Path) -> None:
     about_torch = module_name(path) in TORCH_MODULES
     for one in imports_of_file(path):
@@ -198,7 +202,11 @@ assert not third_party, third_party
 
 
 @pytest.mark.parametrize(
-    "module", ["bagua", "bagua.env", "bagua.net", "bagua.net.autoload", "bagua.cli.net", "bagua.cli.net_bench"]
+    "module",
+    [
+        *("bagua", "bagua.env", "bagua.net", "bagua.net.autoload", "bagua.cli.net", "bagua.cli.net_bench"),
+        *("bagua.distributed.launch", "bagua.distributed.run", "bagua.script.baguarun"),
+    ],
 )
 def test_imports_with_torch_blocked(module: str) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", BLOCKED_IMPORT, module], check=True, timeout=60)

@@ -64,6 +64,9 @@ PATHS: dict[str, set[str]] = {
     },
     "bagua.torch_api.data_parallel.bagua_distributed": {"BaguaDistributedDataParallel"},
     "bagua.torch_api.data_parallel.functional": {"all_reduce", "torch_reduce_op_to_bagua", "ReduceOp"},
+    "bagua.distributed.launch": {"main"},
+    "bagua.distributed.run": {"main"},
+    "bagua.script.baguarun": {"main"},
     "bagua.torch_api.algorithms": {
         *("Algorithm", "AlgorithmImpl", "GlobalAlgorithmRegistry"),
         *("async_model_average", "base", "bytegrad", "decentralized", "gradient_allreduce", "q_adam"),

@@ -14,9 +14,12 @@ from pathlib import Path
 from generated_page import run
 
 from bagua.cli.net import _parser as make_net_parser
+from bagua.distributed import launch
+from bagua.distributed.run import make_bagua_parser as make_run_parser
 from bagua.net.bench.nccl_ab.options import make_parser as make_nccl_parser
 from bagua.net.bench.peers.options import make_parser as make_peers_parser
 from bagua.net.bench.ring.options import make_parser as make_ring_parser
+from bagua.script import baguarun
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
 
@@ -25,8 +28,9 @@ INTRODUCTION = """\
 
 # Commands
 
-`pip install` puts two commands on the path. `bagua-net` switches the plugin on and off and examines a machine;
-`bagua-net-bench` measures it. Each prints this text with `--help`.
+`pip install` puts three commands on the path. `bagua-net` switches the plugin on and off and examines a machine;
+`bagua-net-bench` measures it; `baguarun` starts jobs over ssh. `bagua.distributed.launch` and `bagua.distributed.run`
+are started with `python -m`. Each prints this text with `--help`.
 """
 
 
@@ -79,6 +83,9 @@ def render() -> str:
     parts += command(make_ring_parser(), "bagua-net-bench", 2)
     parts += command(make_peers_parser(), "bagua-net-bench --peers", 3)
     parts += command(make_nccl_parser(), "bagua-net-bench --nccl", 3)
+    parts += command(baguarun.make_parser(), "baguarun", 2)
+    parts += command(launch.make_parser(), launch.PROGRAM, 2)
+    parts += command(make_run_parser(), "python -m bagua.distributed.run", 2)
     return "\n".join(parts)
 
 

@@ -1,0 +1,72 @@
+"""`python -m bagua.distributed.run`: torchrun with Bagua's flags, also for elastic jobs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from bagua.distributed import torchrun
+from bagua.distributed.errors import EXIT_USAGE, LaunchError
+from bagua.distributed.options import (
+    add_autotune_options,
+    add_process_options,
+    add_training_options,
+    processes,
+    say_without_effect,
+    training_variables,
+)
+
+PROGRAM = "python -m bagua.distributed.run"
+
+
+def make_bagua_parser() -> argparse.ArgumentParser:
+    """Bagua's flags alone, which need no torch."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="torchrun with Bagua's flags, also for elastic jobs. It takes all options of torchrun, too.",
+        add_help=False,
+    )
+    add_process_options(parser)
+    add_training_options(parser)
+    add_autotune_options(parser)
+    return parser
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """With those of the torchrun that is installed."""
+    ours = make_bagua_parser()
+    return argparse.ArgumentParser(
+        prog=PROGRAM, description=ours.description, parents=[torchrun.make_parser(), ours], add_help=False
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        options = make_parser().parse_args(arguments)
+        check(options)
+        os.environ.update(training_variables(options))
+        if options.set_additional_flag:
+            options.training_script_args.insert(0, torchrun.LOCAL_RANK_FLAG)
+        if options.logdir:
+            options.log_dir, options.redirects = options.logdir, torchrun.REDIRECTED
+        torchrun.keep_rounds_apart(options)
+        return torchrun.run(options)
+    except LaunchError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def check(options: argparse.Namespace) -> None:
+    say_without_effect(PROGRAM, options, "report_metrics")
+    try:
+        if options.nproc_per_node.lstrip("-").isdigit():
+            processes(options.nproc_per_node)
+    except argparse.ArgumentTypeError as error:
+        raise LaunchError(f"--nproc-per-node: {error}", EXIT_USAGE) from None
+    torchrun.check_script(options.training_script, is_module=options.module, is_program=options.no_python)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

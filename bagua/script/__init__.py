@@ -1,0 +1,1 @@
+"""Console scripts of Bagua 0.9."""

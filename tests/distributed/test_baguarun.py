@@ -1,0 +1,168 @@
+"""`baguarun` on two "hosts": with a program in place of ssh, which runs the command here, and with a real sshd."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.processes import living_pids, wait_until
+from support.ranks import free_port
+
+TIMEOUT_S = 240
+BAGUARUN = [sys.executable, "-m", "bagua.script.baguarun"]
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+# Every rank says who it is; with a folder, it leaves its process id there and waits, unless it is to fail.
+PROGRAM = """
+import os, signal, sys, time
+rank = os.environ["RANK"]
+if len(sys.argv) < 4:
+    print(rank, os.environ["WORLD_SIZE"], os.environ["TOKEN"], sys.argv[1:], sys.stdin.read() == "", flush=True)
+    sys.exit()
+_, _, folder, failing = sys.argv
+open(os.path.join(folder, str(os.getpid())), "w")
+if rank == failing:
+    while len(os.listdir(folder)) < 2:
+        time.sleep(0.01)
+    sys.exit(7)
+signal.pause()
+"""
+
+FAKE_SSH = """#!/bin/sh
+for word; do :; done
+exec sh -c "$word"
+"""
+
+SSHD_CONFIG = """
+ListenAddress 127.0.0.1
+Port {port}
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/user_key.pub
+StrictModes no
+UsePAM no
+PidFile none
+"""
+
+SSH_CONFIG = """
+Host *
+    HostName 127.0.0.1
+    Port {port}
+    IdentityFile {folder}/user_key
+    IdentitiesOnly yes
+    UserKnownHostsFile {folder}/known_hosts
+    StrictHostKeyChecking accept-new
+    LogLevel ERROR
+"""
+
+
+class Hosts:
+    """Two names of this machine, and what `ssh` in PATH is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pids = folder / "pids"
+        self.pids.mkdir()
+        (folder / "bin").mkdir()
+        (folder / "train.py").write_text(PROGRAM)
+
+    def install_ssh(self, text: str) -> None:
+        program = self.folder / "bin" / "ssh"
+        program.write_text(text)
+        program.chmod(0o755)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        options = ["--host_list=hosta,hostb", "--master_addr=127.0.0.1", f"--master_port={free_port()}", "-x", "TOKEN"]
+        env = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "TOKEN": "a 'b'"}
+        return subprocess.Popen(
+            [*BAGUARUN, *options, "train.py", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env=env,
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        with self.start(*arguments) as process:
+            output, errors = process.communicate(timeout=TIMEOUT_S)
+        return process.returncode, output, errors
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Hosts:
+    made = Hosts(tmp_path)
+    made.install_ssh(FAKE_SSH)
+    return made
+
+
+@pytest.fixture
+def real_hosts(tmp_path: Path) -> Iterator[Hosts]:
+    if SSHD is None or os.geteuid() != 0:
+        pytest.skip("needs root and sshd: apt-get install openssh-server")
+    made = Hosts(tmp_path)
+    port = free_port()
+    for name in ("host_key", "user_key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True, timeout=60)
+    (tmp_path / "sshd_config").write_text(SSHD_CONFIG.format(port=port, folder=tmp_path))
+    (tmp_path / "ssh_config").write_text(SSH_CONFIG.format(port=port, folder=tmp_path))
+    made.install_ssh(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/ssh_config "$@"\n')
+    Path("/run/sshd").mkdir(exist_ok=True)  # sshd insists
+    command = [SSHD, "-D", "-e", "-f", str(tmp_path / "sshd_config")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            started = server.stderr.readline()
+            assert "Server listening" in started, started
+            yield made
+        finally:
+            server.terminate()
+
+
+def _all_run(hosts: Hosts) -> None:
+    status, output, errors = hosts.run("x y", "$HOME")
+    assert status == 0, errors
+    assert sorted(output.splitlines()) == [
+        f"host{name}: {rank} 2 a 'b' ['x y', '$HOME'] True" for rank, name in enumerate("ab")
+    ]
+
+
+def test_all_ranks_run_and_say_where(hosts: Hosts) -> None:
+    _all_run(hosts)
+
+
+def test_all_ranks_run_over_ssh(real_hosts: Hosts) -> None:
+    _all_run(real_hosts)
+
+
+def test_a_failure_on_one_host_ends_the_others(hosts: Hosts) -> None:
+    status, _, errors = hosts.run("wait", str(hosts.pids), "1")
+    assert status == 1
+    assert "hostb: python -m bagua.distributed.launch: a process failed." in errors
+    assert errors.rstrip().splitlines()[-1].startswith("baguarun: the launcher on hostb failed with exit status 1;")
+    assert len(list(hosts.pids.iterdir())) == 2
+    assert living_pids(hosts.pids) == []
+
+
+def _ended(hosts: Hosts, number: signal.Signals) -> int:
+    """The exit status of baguarun, after all ranks have ended, too."""
+    with hosts.start("wait", str(hosts.pids), "none") as process:
+        wait_until(lambda: len(list(hosts.pids.iterdir())) == 2, "both ranks have started", TIMEOUT_S)
+        process.send_signal(number)
+        process.communicate(timeout=TIMEOUT_S)
+    wait_until(lambda: living_pids(hosts.pids) == [], "all ranks have ended", TIMEOUT_S)
+    return process.returncode
+
+
+def test_ctrl_c_ends_everything(hosts: Hosts) -> None:
+    assert _ended(hosts, signal.SIGINT) == 128 + signal.SIGINT
+
+
+def test_ranks_on_other_hosts_end_if_baguarun_is_killed(real_hosts: Hosts) -> None:
+    assert _ended(real_hosts, signal.SIGKILL) == -signal.SIGKILL

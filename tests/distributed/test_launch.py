@@ -1,0 +1,162 @@
+"""`python -m bagua.distributed.launch` and `.run`: what processes get, and how jobs end."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.algorithm_cases import NAMES
+from support.processes import living_pids
+from support.ranks import free_port
+from torch.distributed import TCPStore
+
+from bagua.distributed import run
+
+TIMEOUT_S = 240
+LAUNCH = [sys.executable, "-m", "bagua.distributed.launch"]
+OLD_SCRIPT = Path(__file__).resolve().parents[1] / "support" / "old_digits.py"
+
+# One process group is enough for all: starting processes is what takes the time.
+ALL_ALGORITHMS = f"""
+import os, runpy, sys
+main = runpy.run_path({str(OLD_SCRIPT)!r})["main"]
+given = sys.argv[1:]
+for name in {NAMES!r}:
+    sys.argv = ["digits.py", *given, "--algorithm", name]
+    os.write(1, f"{{name}} {{main():.4f}}\\n".encode())
+os._exit(0)
+"""
+
+STATE = """
+import json, os, sys
+names = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS",
+         "ENABLE_BAGUA_NET", "BAGUA_DEFAULT_BUCKET_SIZE")
+print(json.dumps([sys.argv[1:], {name: os.environ.get(name) for name in names}]))
+print("to stderr", file=sys.stderr)
+"""
+
+# Rank 0 waits until it is ended; rank 1 fails once rank 0 is there.
+ONE_FAILS = """
+import os, signal, sys, time
+folder = sys.argv[1]
+if os.environ["RANK"] == "0":
+    open(os.path.join(folder, str(os.getpid())), "w")
+    signal.pause()
+while not os.listdir(folder):
+    time.sleep(0.01)
+sys.exit(7)
+"""
+
+
+def _run(command: list[str], cwd: Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=TIMEOUT_S)
+    assert done.returncode == expect, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+def _script(folder: Path, text: str) -> str:
+    (folder / "train.py").write_text(text)
+    return "train.py"
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("sklearn") is None,
+    reason="needs scikit-learn, which brings the digits: pip install 'bagua[examples]'",
+)
+def test_a_script_of_0_9_learns_with_every_algorithm(tmp_path: Path) -> None:
+    options = ["--nproc_per_node=2", f"--master_port={free_port()}", "--set_additional_flag"]
+    done = _run([*LAUNCH, *options, _script(tmp_path, ALL_ALGORITHMS), "--epochs", "3"], tmp_path)
+    accuracies = [line.split() for line in done.stdout.splitlines() if line.split()[0] in NAMES]
+    assert sorted(name for name, _ in accuracies) == sorted([*NAMES, *NAMES])
+    assert [(name, value) for name, value in accuracies if float(value) < 0.6] == [], done.stdout
+
+
+def test_processes_get_variables_arguments_and_logs(tmp_path: Path) -> None:
+    flags = ["--set_additional_flag", "--default_bucket_size=1M", "--logdir=logs", "--enable_bagua_net"]
+    options = ["--nproc_per_node=2", f"--master_port={free_port()}", *flags]
+    done = _run([*LAUNCH, *options, _script(tmp_path, STATE), "--lr", "a b"], tmp_path)
+    assert done.stdout == ""
+    assert [path.read_text() for path in (tmp_path / "logs").rglob("stderr.log")] == ["to stderr\n"] * 2
+    told = sorted(json.loads(path.read_text()) for path in (tmp_path / "logs").rglob("stdout.log"))
+    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    common |= {"ENABLE_BAGUA_NET": "1", "BAGUA_DEFAULT_BUCKET_SIZE": "1M", "OMP_NUM_THREADS": "1"}
+    expected = [
+        [[f"--local_rank={rank}", "--lr", "a b"], common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}]
+        for rank in range(2)
+    ]
+    assert told == expected
+
+
+def test_one_failure_ends_all(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    options = ["--nproc_per_node=2", f"--master_port={free_port()}"]
+    done = _run([*LAUNCH, *options, _script(tmp_path, ONE_FAILS), str(pids)], tmp_path, expect=1)
+    assert "python -m bagua.distributed.launch: a process failed." in done.stderr
+    assert re.search(r"rank\s*: 1 .*\n\s*exitcode\s*: 7", done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(pids.iterdir()) != []
+    assert living_pids(pids) == []
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = _run([*LAUNCH, f"--master_port={port}", _script(tmp_path, "")], tmp_path, expect=1)
+    assert f"python -m bagua.distributed.launch: port {port} is in use on this node" in done.stderr
+    assert "choose another port, the same on all nodes: --master_port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "remedy"),
+    [
+        (["--nproc-per-node=0", __file__], "--nproc-per-node: 0 is too small", "start at least 1 process per node"),
+        (["missing.py"], "missing.py: no such file in ", "Give the path of the script"),
+        (["--nproc-per-node=many", __file__], "torchrun does not accept the options: ", "See --help"),
+        (
+            ["--nnodes=2", "--node-rank=1", f"--master-port={free_port()}", "--rdzv-conf=timeout=1", __file__],
+            "the rendezvous of 2 nodes at 127.0.0.1:",
+            "Check that the command runs on every node",
+        ),
+    ],
+)
+def test_errors_of_run_name_the_remedy(
+    words: list[str], told: str, remedy: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert run.main(words) != 0
+    printed = capsys.readouterr().err
+    assert f"python -m bagua.distributed.run: {told}" in printed
+    assert remedy in printed
+
+
+def test_a_node_that_joins_a_job_that_has_ended(tmp_path: Path) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    job = [f"--rdzv-endpoint=127.0.0.1:{store.port}", "--rdzv-backend=c10d", "--rdzv-conf=is_host=0", "--rdzv-id=job1"]
+    command = [sys.executable, "-m", "bagua.distributed.run", *job, _script(tmp_path, "")]
+    _run(command, tmp_path)
+    done = _run(command, tmp_path, expect=1)
+    assert f"the rendezvous job1 at 127.0.0.1:{store.port} is closed: the job has ended" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_run_is_torchrun_with_the_flags_of_bagua(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bagua.distributed.run", "--standalone", "--nproc-per-node=2"]
+    flags = ["--default-bucket-size=2M", "--set-additional-flag", "--logdir=logs"]
+    done = _run([*command, *flags, _script(tmp_path, STATE), "-m", "x"], tmp_path)
+    assert done.stdout == ""
+    told = sorted(json.loads(path.read_text()) for path in (tmp_path / "logs").rglob("stdout.log"))
+    assert [words for words, _ in told] == [[f"--local_rank={rank}", "-m", "x"] for rank in range(2)]
+    for rank, (_, variables) in enumerate(told):
+        assert variables["RANK"] == str(rank)
+        assert variables["BAGUA_DEFAULT_BUCKET_SIZE"] == "2M"
+        assert variables["ENABLE_BAGUA_NET"] is None
