@@ -1,10 +1,10 @@
 """Which size of buckets makes steps fastest: the search, without anything that is measured or changed.
 
-Settings take turns of a few steps. In each round all settings that are left have one turn, in another order each time,
-so that whatever slows the machine down for a while does so for all. After some rounds the slower half is dropped; the
-default stays. The last rounds compare the best one with the default alone, in pairs. It is chosen if it is faster in
-the median of the pairs by MIN_GAIN, and otherwise the default is. Nothing here knows about ranks: they are given the
-same times, and so come to the same decisions. (Successive halving: Jamieson and Talwalkar, 2016,
+Settings take turns of a few steps. In each repetition all settings that are left have one turn, in another order each
+time, so that whatever slows the machine down for a while does so for all. After some repetitions the slower half is
+dropped; the default stays. The last ones compare the best setting with the default alone, in pairs. It is chosen if it
+is faster in the median of the pairs by MIN_GAIN, and otherwise the default is. Nothing here knows about ranks: they are
+given the same times, and so come to the same decisions. (Successive halving: Jamieson and Talwalkar, 2016,
 https://arxiv.org/abs/1502.07943.)
 """
 
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIN_GAIN = 0.02
-FINAL_ROUNDS = 7
-ROUNDS_BEFORE_HALVING = 2
+FINAL_REPETITIONS = 7
+REPETITIONS_BEFORE_HALVING = 2
 _MIB = 1 << 20
 _SIZES = (1, 2, 5, 10, 25, 50, 100, 200)  # MiB
 
@@ -79,34 +79,34 @@ class BucketSearch:
         self._tried = len(settings)
         self._order = random.Random(seed)
         self._ratios: dict[Setting, list[float]] = {setting: [] for setting in settings}
-        self._rounds = 0
-        self._rounds_of_pair = 0
+        self._repetitions = 0
+        self._pairs = 0
         self.outcome: Outcome | None = None
         if len(settings) == 1:
             self.outcome = Outcome(self._default, 1.0, 1)
 
-    def next_round(self) -> list[Setting]:
+    def next_repetition(self) -> list[Setting]:
         """Who has a turn, in this order. Only while there is no outcome."""
         order = list(self._left)
         self._order.shuffle(order)
         return order
 
-    def end_round(self, seconds: dict[Setting, float]) -> None:
+    def end_repetition(self, seconds: dict[Setting, float]) -> None:
         """
         Args:
-            seconds: of a step, by setting of the round.
+            seconds: of a step, by setting of the repetition.
         """
         for setting in self._left:
             self._ratios[setting].append(seconds[setting] / seconds[self._default])
-        self._rounds += 1
+        self._repetitions += 1
         if len(self._left) > 2:
-            if self._rounds % ROUNDS_BEFORE_HALVING == 0:
+            if self._repetitions % REPETITIONS_BEFORE_HALVING == 0:
                 self._halve()
             return
-        self._rounds_of_pair += 1
-        if self._rounds_of_pair >= FINAL_ROUNDS:
+        self._pairs += 1
+        if self._pairs >= FINAL_REPETITIONS:
             (best,) = (setting for setting in self._left if setting != self._default)
-            ratio = statistics.median(self._ratios[best][-FINAL_ROUNDS:])
+            ratio = statistics.median(self._ratios[best][-FINAL_REPETITIONS:])
             is_better = ratio < 1 - MIN_GAIN
             self.outcome = Outcome(best if is_better else self._default, 1 / ratio if is_better else 1.0, self._tried)
 

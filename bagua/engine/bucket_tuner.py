@@ -1,6 +1,6 @@
 """Changes the size of a module's buckets while it is trained, until the fastest is found. Owned by its engine; runs on
 the training thread, in front of forward passes. All ranks change at the same pass: what decides are rank 0's times,
-which the others are told after each round.
+which the others are told after each repetition.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class BucketTuner:
             self._seconds[self._current] = statistics.median(self._times)
         if not self._turns:
             if self._seconds:
-                self._end_round()
-            self._turns = [] if self._search.outcome else self._search.next_round()
+                self._end_repetition()
+            self._turns = [] if self._search.outcome else self._search.next_repetition()
         outcome = self._search.outcome
         setting = self._turns.pop(0) if outcome is None else outcome.setting
         self._current = setting if outcome is None else None
@@ -79,12 +79,12 @@ class BucketTuner:
         self._times, self._last, self._steps_left = [], None, STEPS_PER_TURN + 1
         return self._apply(setting)
 
-    def _end_round(self) -> None:
+    def _end_repetition(self) -> None:
         engine = self._engine
         seconds = list(self._seconds.values())
         with failures_named(engine.process_group, "tuning the size of buckets"):
             told = broadcast_object(seconds, 0, engine.communicator)
-        self._search.end_round(dict(zip(self._seconds, told, strict=True)))
+        self._search.end_repetition(dict(zip(self._seconds, told, strict=True)))
         self._seconds = {}
         outcome = self._search.outcome
         if outcome is not None and engine.communicator.rank() == 0:

@@ -29,6 +29,6 @@ def test_training_goes_on_with_the_nodes_that_are_left(tmp_path: Path) -> None:
     assert undisturbed is not None, alone.stderr
     folder = tmp_path / "disturbed"
     folder.mkdir()
-    outcome = load_script("tools/elastic/disturbed_job.py").DisturbedJob(folder, 5, ARGUMENTS, disturbances=3).run()
+    outcome = load_script("tools/elastic/disturbed_job.py").DisturbedJob(folder, 5, ARGUMENTS, disturbances=1).run()
     assert outcome.events, "nothing was disturbed"
     assert outcome.loss == pytest.approx(float(undisturbed[1]), rel=0.02), outcome

@@ -18,10 +18,10 @@ def search(settings: list[Setting], seconds_of: Callable[[Setting], float]) -> t
     """What is found, and after how many steps."""
     searching, turns = BucketSearch(settings), 0
     while searching.outcome is None:
-        order = searching.next_round()
+        order = searching.next_repetition()
         assert DEFAULT in order
         turns += len(order)
-        searching.end_round({setting: seconds_of(setting) for setting in order})
+        searching.end_repetition({setting: seconds_of(setting) for setting in order})
     return searching.outcome, WARMUP_STEPS + turns * (1 + STEPS_PER_TURN)
 
 
@@ -36,7 +36,7 @@ def test_the_settings() -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_a_faster_one_is_found(noise: float) -> None:
-    """Also where the machine is as much slower for whole rounds, and each step has some noise."""
+    """Also where the machine is as much slower for whole repetitions, and each step has some noise."""
     settings = settings_for(1 << 30, DEFAULT)
     right = 0
     for seed in range(50):
