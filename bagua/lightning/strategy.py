@@ -61,7 +61,11 @@ class BaguaParallel:
     Args:
         algorithm: the name of an algorithm, or an Algorithm.
         flatten: gradients are views of their buckets, which saves copies and memory.
-        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as in DDPStrategy.
+        accelerator: as in DDPStrategy, and so are the next four.
+        parallel_devices: of this node.
+        cluster_environment: which launcher has started the ranks.
+        checkpoint_io: writes and reads checkpoints.
+        precision_plugin: mixed precision.
         find_unused_parameters: parameters that a backward pass does not reach count as zeros.
         bucket_cap_mb: the size at which a bucket is closed, in MiB.
         process_group_backend: "nccl" or "gloo"; None: by the device.

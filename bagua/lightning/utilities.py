@@ -161,7 +161,8 @@ def init_dist_connection(
     Args:
         cluster_environment: with `main_address`, `main_port`, `global_rank()` and `world_size()`.
         torch_distributed_backend: "gloo" or "nccl".
-        global_rank, world_size: None: those of the environment.
+        global_rank: None: that of the environment.
+        world_size: None: that of the environment.
         **kwargs: for torch.distributed.init_process_group.
 
     Raises:
