@@ -108,7 +108,8 @@ def _as_ddp(folder: str, options: dict[str, Any]) -> None:
 
     from bagua.lightning.packages import PACKAGES
 
-    for package in (one for one in PACKAGES if importlib.util.find_spec(one.partition(".")[0])):
+    packages = [one for one in PACKAGES if importlib.util.find_spec(one.partition(".")[0])]
+    for package in packages[:1] if options else packages:
         made = [lambda pl: pl.strategies.DDPStrategy(), ours, by_name]
         theirs, *others = _trained(package, folder, made, **options)
         for one in others:

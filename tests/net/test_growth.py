@@ -95,7 +95,7 @@ def _quit(pair: Pair) -> None:
 
 @needs_namespaces
 @pytest.mark.netns
-@pytest.mark.parametrize(("workers", "doublings"), [(0, 2), (2, 2)])
+@pytest.mark.parametrize(("workers", "doublings"), [(0, 1), (2, 2)])
 def test_a_comm_opens_more_connections_where_each_is_limited(
     workers: int, doublings: int, environment: dict[str, str], tmp_path: Path
 ) -> None:
