@@ -1,10 +1,11 @@
-"""What a subcommand tells its user when it cannot go on."""
+"""What a command or launcher tells its user when it cannot go on."""
 
 from __future__ import annotations
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130  # as the shells report Ctrl-C
+EXIT_OF_SIGNAL = 128  # plus the number of the signal, as shells report it
+EXIT_INTERRUPTED = EXIT_OF_SIGNAL + 2  # Ctrl-C
 
 
 class CommandError(Exception):

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from bagua.collectives.torch_internals import Store
+from bagua.collectives.waiting import Waiting
 
 # Collectives of a step take less, so that a job that is well posts nothing.
 POST_S = 5.0
@@ -25,29 +26,6 @@ REPEAT_S = 1.0  # between two posts, and between two comparisons
 STUCK_S = 4.0  # nobody gets any further for so long: a deadlock
 
 _PREFIX = "bagua/waits"
-
-
-class Wait(Protocol):
-    """
-    Attributes:
-        group: the same name on all ranks.
-        ranks: global ones that take part.
-        what: is waited for.
-        since: time.monotonic().
-        can_give_up: it is an exchange of a few bytes, which can be ended from outside.
-    """
-
-    @property
-    def group(self) -> str: ...
-    @property
-    def ranks(self) -> Sequence[int]: ...
-    @property
-    def what(self) -> str: ...
-    @property
-    def since(self) -> float: ...
-    @property
-    def can_give_up(self) -> bool: ...
-    def give_up(self) -> None: ...
 
 
 class _Post(NamedTuple):
@@ -72,7 +50,7 @@ class DeadlockDetector:
         # By wait: when its deadlock was first seen, and what the ranks had posted then.
         self._seen: dict[float, tuple[float, _Posts]] = {}
 
-    def find(self, client: Store, waits: Iterable[Wait]) -> list[Wait]:
+    def find(self, client: Store, waits: Iterable[Waiting]) -> list[Waiting]:
         """To be called now and then while this process waits.
 
         Returns:
@@ -91,7 +69,7 @@ class DeadlockDetector:
             client.set(_key(group, self._rank), json.dumps(_Post(wait.what, wait.since, self._number)))
         return [wait for wait in oldest.values() if wait.can_give_up and self._is_stuck(client, wait, now)]
 
-    def _is_stuck(self, client: Store, wait: Wait, now: float) -> bool:
+    def _is_stuck(self, client: Store, wait: Waiting, now: float) -> bool:
         posts = _read(client, wait)
         seen_at, first = self._seen.get(wait.since, (now, posts))
         if all(post.what == wait.what for post in posts) or [_id(post) for post in posts] != [
@@ -105,7 +83,7 @@ class DeadlockDetector:
         )
 
 
-def _read(client: Store, wait: Wait) -> _Posts:
+def _read(client: Store, wait: Waiting) -> _Posts:
     """Of all its ranks; empty if one has posted nothing."""
     keys = [_key(wait.group, rank) for rank in wait.ranks]
     if not client.check(keys):

@@ -26,7 +26,8 @@ from typing import Protocol
 
 import torch.distributed as dist
 
-from bagua.collectives.roll_call import FAILED, Roll, Waiting, current_roll_call, waiting_for
+from bagua.collectives.roll_call import FAILED, Roll, current_roll_call, waiting_for
+from bagua.collectives.waiting import Waiting
 
 ROLL_CALL_S = 5.0
 MAX_RANKS = 16

@@ -9,9 +9,9 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from bagua.cli.errors import EXIT_USAGE, CommandError
 from bagua.distributed import torchrun
 from bagua.distributed.caller import end_with_caller
-from bagua.distributed.errors import EXIT_USAGE, LaunchError
 from bagua.distributed.options import (
     DEFAULT_MASTER_PORT,
     add_autotune_options,
@@ -74,33 +74,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check(options)
         os.environ.update(variables(options))
         return torchrun.start(torchrun_arguments(options))
-    except LaunchError as error:
+    except CommandError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return error.exit_code
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises LaunchError for what torchrun would report once per process, late, or not in words."""
+    """Raises CommandError for what torchrun would report once per process, late, or not in words."""
     say_without_effect(PROGRAM, options, "report_metrics")
     if options.host_list:
-        raise LaunchError(
+        raise CommandError(
             f"--host_list={options.host_list}: this command starts the processes of one node only.\n"
             "Use baguarun, which starts it on each host of the list.",
             EXIT_USAGE,
         )
     if not 0 <= options.node_rank < options.nnodes:
-        raise LaunchError(
+        raise CommandError(
             f"--node_rank={options.node_rank} with --nnodes={options.nnodes}: must be from 0 to {options.nnodes - 1}.\n"
             "Number the nodes from 0, each with its own rank.",
             EXIT_USAGE,
         )
     if options.module and options.no_python:
-        raise LaunchError("-m and --no_python exclude each other: a module needs Python.", EXIT_USAGE)
+        raise CommandError("-m and --no_python exclude each other: a module needs Python.", EXIT_USAGE)
     torchrun.check_script(options.script, is_module=options.module, is_program=options.no_python)
     try:
         socket.getaddrinfo(options.master_addr.strip("[]"), options.master_port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise LaunchError(
+        raise CommandError(
             f"--master_addr={options.master_addr} cannot be resolved ({error.strerror}).\n"
             "Give a name or address of node 0 that all nodes can resolve; test it with: getent hosts"
             f" {options.master_addr}"

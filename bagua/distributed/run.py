@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from bagua.cli.errors import EXIT_USAGE, CommandError
 from bagua.distributed import torchrun
-from bagua.distributed.errors import EXIT_USAGE, LaunchError
 from bagua.distributed.options import (
     add_autotune_options,
     add_process_options,
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.log_dir, options.redirects = options.logdir, torchrun.REDIRECTED
         torchrun.keep_rounds_apart(options)
         return torchrun.run(options)
-    except LaunchError as error:
+    except CommandError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return error.exit_code
 
@@ -64,7 +64,7 @@ def check(options: argparse.Namespace) -> None:
         if options.nproc_per_node.lstrip("-").isdigit():
             processes(options.nproc_per_node)
     except argparse.ArgumentTypeError as error:
-        raise LaunchError(f"--nproc-per-node: {error}", EXIT_USAGE) from None
+        raise CommandError(f"--nproc-per-node: {error}", EXIT_USAGE) from None
     torchrun.check_script(options.training_script, is_module=options.module, is_program=options.no_python)
 
 

@@ -17,7 +17,7 @@ from enum import Enum, auto
 from types import FrameType
 from typing import IO
 
-from bagua.distributed.errors import EXIT_FAILURE, EXIT_OF_SIGNAL, LaunchError
+from bagua.cli.errors import EXIT_FAILURE, EXIT_OF_SIGNAL, CommandError
 from bagua.distributed.remote_host import READY, RemoteHost
 
 # torchrun gives processes 30 s to end before it kills them; a second signal of the user does not wait.
@@ -61,7 +61,7 @@ class SshJob:
         in the main thread.
 
         Raises:
-            LaunchError: a host failed or did not answer; the message names it. All others have been ended.
+            CommandError: a host failed or did not answer; the message names it. All others have been ended.
         """
         previous = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
         try:
@@ -88,7 +88,7 @@ class SshJob:
                     process_group=0,  # Ctrl-C reaches only us, so that the end is orderly
                 )
             except OSError as error:
-                raise LaunchError(
+                raise CommandError(
                     f"{command[0]} cannot be started ({error.strerror}).\nInstall an OpenSSH client, or correct PATH."
                 ) from error
             self._processes.append(process)
@@ -138,30 +138,30 @@ class SshJob:
                 event, number = self._events.get(timeout=max(0.0, deadline - time.monotonic()) if silent else None)
             except queue.Empty:
                 names = ", ".join(self._commands[one][0].name for one in sorted(silent))
-                raise LaunchError(
+                raise CommandError(
                     f"{names} did not answer within {self._timeout_s:g} s. The job was ended.\n"
                     f"Test the login by hand: {self._login_test(min(silent))}\n"
                     "If it is slow, give it more time with --timeout."
                 ) from None
             if event is _Event.OUTPUT_CLOSED:
-                raise LaunchError("its output was closed. The job was ended.")
+                raise CommandError("its output was closed. The job was ended.")
             if event is _Event.EXITED:
                 self._check_exit(number, has_answered=number not in silent)
                 running.discard(number)
             silent.discard(number)
 
     def _check_exit(self, number: int, *, has_answered: bool) -> None:
-        """Raises LaunchError unless the launcher has ended with status 0."""
+        """Raises CommandError unless the launcher has ended with status 0."""
         status = self._processes[number].wait()
         name = self._commands[number][0].name
         if status == 0 and has_answered:
             return
         if status == _SSH_FAILED or not has_answered:
-            raise LaunchError(
+            raise CommandError(
                 f"ssh to {name} failed with exit status {status}; its message is above. The job was ended.\n"
                 f"Test the login by hand, which must work without a prompt: {self._login_test(number)}"
             )
-        raise LaunchError(
+        raise CommandError(
             f"the launcher on {name} failed with exit status {status}; its message is above. The job was ended.",
             status if 0 < status < _SSH_FAILED else EXIT_FAILURE,
         )

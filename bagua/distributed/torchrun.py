@@ -8,23 +8,23 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from bagua.distributed.errors import EXIT_OF_SIGNAL, EXIT_USAGE, LaunchError
+from bagua.cli.errors import EXIT_OF_SIGNAL, EXIT_USAGE, CommandError
 
 LOCAL_RANK_FLAG = "--local_rank=${local_rank}"  # torchrun puts the number in, for each process
 REDIRECTED = "3"  # torchrun's number for stdout and stderr
 
 
 def check_script(script: str, *, is_module: bool, is_program: bool) -> None:
-    """Raises LaunchError if it is missing; each process would say so, once per attempt."""
+    """Raises CommandError if it is missing; each process would say so, once per attempt."""
     if is_program:
         if shutil.which(script) is None:
-            raise LaunchError(
+            raise CommandError(
                 f"{script}: no such program in PATH, or not executable.\n"
                 "Check its name and mode; give a path for one in this directory: ./NAME",
                 EXIT_USAGE,
             )
     elif not is_module and not Path(script).exists():
-        raise LaunchError(
+        raise CommandError(
             f"{script}: no such file in {Path.cwd()}.\n"
             "Give the path of the script, after all options of the launcher; for a module, use -m.",
             EXIT_USAGE,
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         The exit status.
 
     Raises:
-        LaunchError: what stopped it, other than a process that failed.
+        CommandError: what stopped it, other than a process that failed.
     """
     from torch.distributed import DistError
     from torch.distributed import run as torch_run
@@ -74,13 +74,13 @@ def run(options: argparse.Namespace) -> int:
     try:
         torch_run.run(options)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
-        raise LaunchError(f"a process failed. Its own message is above, or in its log.\n{error}") from None
+        raise CommandError(f"a process failed. Its own message is above, or in its log.\n{error}") from None
     except SignalException as error:
         return EXIT_OF_SIGNAL + int(error.sigval)
     except (DistError, RendezvousError) as error:
-        raise LaunchError(_rendezvous_failure(error, where, options)) from None
+        raise CommandError(_rendezvous_failure(error, where, options)) from None
     except (AssertionError, ValueError) as error:  # of options; torchrun runs no code of the user in this process
-        raise LaunchError(
+        raise CommandError(
             f"torchrun does not accept the options: {error}\n"
             "See --help. Without GPUs, the number of processes per node must be a number.",
             EXIT_USAGE,
@@ -116,6 +116,6 @@ def _require_torch() -> None:
     try:
         import torch.distributed.run  # noqa: F401
     except ImportError as error:
-        raise LaunchError(
+        raise CommandError(
             f"torch cannot be imported ({error}).\nInstall it in this environment: pip install 'bagua[torch]'"
         ) from None

@@ -222,8 +222,9 @@ class BaguaDistributedDataParallel:
         self._tuner = BucketTuner(self)
 
     def tune(self) -> bool:
-        """In front of each forward pass in training: whether `bucket_bytes` was changed, so that a replan is due."""
-        if self._tuner is None:
+        """In front of each forward pass in training: whether `bucket_bytes` was changed, so that a replan is due.
+        Passes that accumulate belong to the step whose last pass communicates."""
+        if self._tuner is None or not self.require_backward_grad_sync:
             return False
         is_changed = self._tuner.before_step()
         if self._tuner.is_done:
@@ -237,7 +238,7 @@ class BaguaDistributedDataParallel:
 
     def stats(self) -> StepStatistics:
         """How long this rank's steps take, and how much of it is communication that nothing hides. What an algorithm
-        communicates on a thread of its own, beside the steps, is not in it."""
+        communicates on a thread of its own, during the steps, is not in it."""
         return self.recorder.statistics()
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 from typing import Any
+
+from bagua.lightning.packages import ForPackage, subclass_for
 
 
 @functools.cache
@@ -18,13 +19,10 @@ def monitor_for(package: str) -> Any:
     Raises:
         ImportError: it is not installed.
     """
-    callbacks = importlib.import_module(f"{package}.callbacks")
-    return type(
-        "CommunicationMonitor", (Monitor, callbacks.Callback), {"__module__": __name__, "__doc__": Monitor.__doc__}
-    )
+    return subclass_for(package, "CommunicationMonitor", Monitor, monitor_for, "callbacks", "Callback")
 
 
-class Monitor:
+class Monitor(ForPackage):
     """Logs `bagua/step_ms`, `bagua/exposed_ms` (communication that a step waits for), `bagua/hidden_ms` (communication
     behind the backward pass) and `bagua/MiB` (of tensors in a step, before compression), those of rank 0; see
     `bagua_ddp.stats()`. With another strategy than Bagua's it does nothing.

@@ -19,8 +19,10 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
+from bagua.collectives.object_collectives import all_gather_object
 from bagua.collectives.process_group import is_initialized
 from bagua.engine.data_parallel import BaguaDistributedDataParallel
+from bagua.lightning.packages import ForPackage, subclass_for
 from bagua.torch_api import init_process_group
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithmImpl
@@ -42,19 +44,14 @@ def strategy_for(package: str) -> Any:
     Raises:
         ImportError: it is not installed.
     """
-    strategies = importlib.import_module(f"{package}.strategies")
-    exceptions = importlib.import_module(f"{package}.utilities.exceptions")
-    namespace = {
-        "__module__": __name__,
-        "__doc__": BaguaParallel.__doc__,
-        "misconfiguration": exceptions.MisconfigurationException,
-    }
-    made = type("BaguaStrategy", (BaguaParallel, strategies.DDPStrategy), namespace)
-    strategies.StrategyRegistry.register(NAME, made, description="Bagua's algorithms", override=True)
+    made = subclass_for(package, "BaguaStrategy", BaguaParallel, strategy_for, "strategies", "DDPStrategy")
+    made.misconfiguration = importlib.import_module(f"{package}.utilities.exceptions").MisconfigurationException
+    registry = importlib.import_module(f"{package}.strategies").StrategyRegistry
+    registry.register(NAME, made, description="Bagua's algorithms", override=True)
     return made
 
 
-class BaguaParallel:
+class BaguaParallel(ForPackage):
     """Data parallelism by one of Bagua's algorithms: `Trainer(strategy=BaguaStrategy(algorithm="bytegrad"))`, or
     `Trainer(strategy="bagua")` for gradient all-reduce.
 
@@ -77,18 +74,14 @@ class BaguaParallel:
         MisconfigurationException: an unknown algorithm or option, or an optimizer that the algorithm cannot use.
     """
 
-    # Of the Lightning class beside this one.
     misconfiguration: type[Exception]
+    # Of Lightning's class.
     model: Any
     lightning_module: Any
     optimizers: list[torch.optim.Optimizer]
     lr_scheduler_configs: list[Any]
-    parallel_devices: list[torch.device] | None
-    root_device: torch.device
     global_rank: int
     world_size: int
-    local_rank: int
-    num_processes: int
     checkpoint_io: Any
 
     def __init__(
@@ -290,7 +283,7 @@ class BaguaParallel:
         return state
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """One file, by rank 0. Where replicas differ, each other rank writes its own beside it."""
+        """One file, by rank 0. Where replicas differ, each other rank writes its own in the same folder."""
         engine = self._engine
         if engine is not None:
             checkpoint[_STATE] = {
@@ -304,21 +297,43 @@ class BaguaParallel:
         super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
 
     def load_checkpoint(self, checkpoint_path: Any, **keywords: Any) -> dict[str, Any]:
-        """This rank's own file, if training goes on where replicas differ."""
-        own = rank_file(checkpoint_path, self.global_rank)
-        engine = self._engine
-        if self.global_rank > 0 and engine is not None and not engine.bagua_algorithm.keeps_replicas_equal:
-            checkpoint_path = own if Path(own).exists() else checkpoint_path
+        """This rank's own file, if training goes on where replicas differ, with the algorithm and ranks that saved it.
+
+        Raises:
+            RuntimeError: the files of the ranks are of different steps; on all of them.
+        """
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, **keywords)  # type: ignore[misc]
+        engine = self._engine
+        if engine is None or engine.bagua_algorithm.keeps_replicas_equal or not self._is_of_this_job(checkpoint):
+            return checkpoint
+        own = rank_file(checkpoint_path, self.global_rank)
+        if self.global_rank > 0 and Path(own).exists():
+            checkpoint = super().load_checkpoint(own, **keywords)  # type: ignore[misc]
+        steps = all_gather_object(checkpoint["global_step"], engine.communicator)
+        if len(set(steps)) > 1:
+            raise RuntimeError(
+                f"The files of {checkpoint_path} are of different steps: {steps}, by rank.\n"
+                f"Rank 0 loads this file, the others {rank_file(checkpoint_path, 1)} and so on.\n"
+                "Load a checkpoint that all ranks have written, or delete the files of the other ranks."
+            )
         return checkpoint
+
+    def _is_of_this_job(self, checkpoint: Mapping[str, Any]) -> bool:
+        """Whether as many ranks saved it, with the same algorithm."""
+        engine, state = self._engine, checkpoint.get(_STATE)
+        assert engine is not None
+        return (
+            state is not None
+            and state["algorithm"] == type(engine.bagua_algorithm).__name__
+            and state["world_size"] == self.world_size
+        )
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         super().load_optimizer_state_dict(checkpoint)  # type: ignore[misc]
         engine, state = self._engine, checkpoint.get(_STATE)
         if engine is None or state is None:  # a checkpoint of another strategy
             return
-        is_same = state["algorithm"] == type(engine.bagua_algorithm).__name__ and state["world_size"] == self.world_size
-        if is_same:
+        if self._is_of_this_job(checkpoint):
             engine.load_state_dict(state["engine"])
         elif not engine.bagua_algorithm.keeps_replicas_equal:
             rank_zero_warn(

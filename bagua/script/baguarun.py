@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bagua.distributed.errors import EXIT_USAGE, LaunchError
+from bagua.cli.errors import EXIT_USAGE, CommandError
 from bagua.distributed.options import (
     DEFAULT_MASTER_PORT,
     add_option,
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     try:
         return SshJob(commands(options), options.timeout).run()
-    except LaunchError as error:
+    except CommandError as error:
         print(f"baguarun: {error}", file=sys.stderr)
         return error.exit_code
 
@@ -107,12 +107,12 @@ def commands(options: argparse.Namespace) -> list[tuple[RemoteHost, list[str]]]:
     """The ssh command for each host.
 
     Raises:
-        LaunchError: --host_list or -x is malformed.
+        CommandError: --host_list or -x is malformed.
     """
     try:
         hosts = parse_hosts(options.host_list, options.ssh_port)
     except ValueError as error:
-        raise LaunchError(f"--host_list: {error}", EXIT_USAGE) from None
+        raise CommandError(f"--host_list: {error}", EXIT_USAGE) from None
     variables = {
         "BAGUA_NODE_DOMAIN_NAMES": ",".join(host.address for host in hosts),
         "BAGUA_SSH_PORT": str(options.ssh_port or _SSH_PORT),
@@ -134,9 +134,9 @@ def commands(options: argparse.Namespace) -> list[tuple[RemoteHost, list[str]]]:
 def _variable(text: str) -> tuple[str, str]:
     name, is_given, value = text.partition("=")
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
-        raise LaunchError(f"-x {text}: {name!r} is not a variable.\nWrite -x NAME or -x NAME=VALUE.", EXIT_USAGE)
+        raise CommandError(f"-x {text}: {name!r} is not a variable.\nWrite -x NAME or -x NAME=VALUE.", EXIT_USAGE)
     if not is_given and name not in os.environ:
-        raise LaunchError(f"-x {name}: the variable is not set here.\nSet it, or write -x {name}=VALUE.", EXIT_USAGE)
+        raise CommandError(f"-x {name}: the variable is not set here.\nSet it, or write -x {name}=VALUE.", EXIT_USAGE)
     return name, value if is_given else os.environ[name]
 
 

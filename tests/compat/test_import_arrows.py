@@ -41,8 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     "torch_api": {"comm_ops", "engine", "collectives", "kernels", "net"},
     "lightning": {"torch_api", "engine", "collectives"},
     "cli": {"net", "torch_api"},
-    "distributed": set(),
-    "script": {"distributed"},
+    "distributed": {"cli"},
+    "script": {"distributed", "cli"},
 }
 
 

@@ -42,7 +42,10 @@ def _tuned(name: str, is_default_best: bool) -> tuple[int | None, int]:
         done = STEPS
         for step, batch in enumerate(data):
             for model, optimizer in zip((net, twin), optimizers, strict=True):
+                with model.bagua_ddp.no_sync():
+                    model(batch[0]).sum().backward()  # one that accumulates is no step
                 train(model, optimizer, [batch])
+            assert engine._tuner is None or engine._tuner._steps == step + 1
             if step == 20:
                 net.eval()
                 net(batch[0])  # on this rank alone, if it likes: does not count

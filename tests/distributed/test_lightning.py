@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -161,6 +162,23 @@ def _resumed(folder: str) -> None:
         assert all(torch.equal(again.state_dict()[key], value) for key, value in whole.state_dict().items()), name
         own = Path(f"{path}.rank1").exists()
         assert own == (name in ("decentralized", "low_precision_decentralized"))
+    # Where another algorithm goes on, all ranks begin with the weights of rank 0, though each has a file.
+    path = f"{folder}/decentralized.ckpt"
+    net = module_class(pl)()
+    is_first = environment()["RANK"] == "0"
+    with pytest.warns(match="all from the weights of rank 0") if is_first else contextlib.nullcontext():
+        trainer = trainer_of(pl, BaguaStrategy("low_precision_decentralized"), folder, max_epochs=1)
+        trainer.fit(net, loader(), ckpt_path=path)
+    saved = torch.load(path, weights_only=True)
+    assert net.losses == []
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in saved["state_dict"].items())
+    torch.distributed.barrier()  # all have read it
+    # Half of a checkpoint is of another one.
+    if is_first:
+        torch.save({**saved, "global_step": 1}, path)
+    torch.distributed.barrier()
+    with pytest.raises(RuntimeError, match=r"are of different steps: \[1, 4\], by rank"):
+        trainer_of(pl, BaguaStrategy("decentralized"), folder).fit(module_class(pl)(), loader(), ckpt_path=path)
 
 
 def test_resumed_runs_end_where_others_do(tmp_path: Path) -> None:

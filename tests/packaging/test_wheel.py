@@ -262,6 +262,20 @@ def test_version_is_the_same_everywhere(wheel: Path, installed: Installation) ->
     assert len(set(versions.values())) == 1, versions
 
 
+def test_lightning_bagua_is_one_module_that_needs_this_version(tmp_path: Path) -> None:
+    specification = importlib.util.spec_from_file_location("build_wheels", REPOSITORY / "tools/release/build_wheels.py")
+    assert specification is not None
+    assert specification.loader is not None
+    build_wheels = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(build_wheels)
+    wheel = build_wheels.build_lightning_wheel(Path("bagua-1.2.3.dev4+gabc.tar.gz"), tmp_path)
+    with zipfile.ZipFile(wheel) as archive:
+        assert [name for name in archive.namelist() if "dist-info" not in name] == ["lightning_bagua.py"]
+        (metadata,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
+    assert "Version: 1.2.3.dev4+gabc\nSummary" in metadata
+    assert "Requires-Dist: bagua[lightning]==1.2.3.dev4+gabc" in metadata
+
+
 def git(folder: Path, *arguments: str) -> str:
     settings = ("-c", "user.name=Tester", "-c", "user.email=tester@example.com")
     return run("git", *settings, *arguments, cwd=folder, GIT_CONFIG_GLOBAL="/dev/null").strip()

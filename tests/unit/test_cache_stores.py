@@ -216,7 +216,7 @@ def write_forever(path: Path, progress: int) -> None:
 
 
 def test_a_writer_that_is_killed_leaves_whole_values(tmp_path: Path) -> None:
-    """It is killed at a different time each time; the next one, and a reader beside it, go on."""
+    """It is killed at a different time each time; the next one, and a concurrent reader, go on."""
     reader = LmdbStore(tmp_path, 8 * MIB)
     random.seed(3)
     for _ in range(12):

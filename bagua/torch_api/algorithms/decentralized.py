@@ -11,14 +11,14 @@ the weights right before the optimizer does. Any optimizer may be in the place o
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from bagua.collectives.process_group import BaguaProcessGroup, duplicate_group
+from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.collectives.purpose_groups import group_for
 from bagua.comm_ops.decentralized import PeerWeightAverage
 from bagua.comm_ops.peer_selection import check_peer_selection
 from bagua.comm_ops.public_bucket import BaguaBucket
@@ -44,7 +44,7 @@ __all__ = [
 # An exchange goes on in the background of whatever else the ranks tell each other (buffers, a logged loss, gradients of
 # another module), and messages of one group need one order. So exchanges have a group of their own. All modules share
 # it: their exchanges are launched in the order of the program, and one stream or thread carries them.
-_exchange_groups: weakref.WeakKeyDictionary[BaguaProcessGroup, BaguaProcessGroup] = weakref.WeakKeyDictionary()
+_PURPOSE = "exchanges of weights"
 
 
 class PeerWeightBucket(BaguaBucket):
@@ -144,7 +144,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             bucket._peer_weight,
             hierarchical=self.hierarchical,
             peer_selection_mode=self.peer_selection_mode,
-            group=_exchange_group(self.process_group),
+            group=group_for(_PURPOSE, self.process_group),
         )
         bucket.operation.exchanges = self._exchanges
 
@@ -277,16 +277,6 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         for bucket, exchanges, peer_weight in zip(self._buckets, state["exchanges"], peer_weights, strict=True):
             bucket.operation.exchanges = int(exchanges)
             bucket._peer_weight.copy_(peer_weight)
-
-
-def _exchange_group(group: BaguaProcessGroup) -> BaguaProcessGroup:
-    """Collective, the first time for this group."""
-    if group.size == 1:
-        return group
-    own = _exchange_groups.get(group)
-    if own is None or not own.is_alive:
-        own = _exchange_groups[group] = duplicate_group(group)
-    return own
 
 
 class DecentralizedAlgorithm(Algorithm):

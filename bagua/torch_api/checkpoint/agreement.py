@@ -6,7 +6,6 @@ Small messages in a gloo group of their own, so that a thread can save while tra
 from __future__ import annotations
 
 import socket
-import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,16 +13,10 @@ import torch.distributed as dist
 
 from bagua.collectives.failure_report import failures_named
 from bagua.collectives.object_collectives import all_gather_object, broadcast_object
-from bagua.collectives.process_group import (
-    BaguaProcessGroup,
-    duplicate_group,
-    is_initialized,
-    to_bagua_process_group,
-)
+from bagua.collectives.process_group import BaguaProcessGroup, is_initialized, to_bagua_process_group
+from bagua.collectives.purpose_groups import group_for
 
 _Value = TypeVar("_Value")
-
-_groups: weakref.WeakKeyDictionary[BaguaProcessGroup, BaguaProcessGroup] = weakref.WeakKeyDictionary()
 
 
 class Ranks:
@@ -37,7 +30,7 @@ class Ranks:
     """
 
     def __init__(self, group: BaguaProcessGroup | None) -> None:
-        self._group = None if group is None or group.size == 1 else _own_group(group)
+        self._group = None if group is None or group.size == 1 else group_for("checkpoints", group, "gloo")
         self._comm = None if self._group is None else self._group.get_global_communicator()
         self.rank = 0 if self._comm is None else self._comm.rank()
         self.size = 1 if self._comm is None else self._comm.nranks()
@@ -117,11 +110,3 @@ def ranks_of(group: BaguaProcessGroup | dist.ProcessGroup | None, engine_group: 
     if group is None and not is_initialized() and not dist.is_initialized():
         return Ranks(None)
     return Ranks(to_bagua_process_group(group))
-
-
-def _own_group(group: BaguaProcessGroup) -> BaguaProcessGroup:
-    """Collective, the first time for this group."""
-    own = _groups.get(group)
-    if own is None or not own.is_alive:
-        own = _groups[group] = duplicate_group(group, "gloo")
-    return own

@@ -1,4 +1,4 @@
-"""The mean of replicas that differ, from their files: one file at a time is in memory beside the sums."""
+"""The mean of replicas that differ, from their files: one file at a time is in memory in addition to the sums."""
 
 from __future__ import annotations
 

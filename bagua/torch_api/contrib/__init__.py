@@ -1,5 +1,5 @@
-"""Parts around the training loop: samplers, layers, optimizers and caches that data-parallel training needs beside
-gradient communication. Each is loaded when it is asked for."""
+"""Parts around the training loop: samplers, layers, optimizers and caches that data-parallel training needs in
+addition to gradient communication. Each is loaded when it is asked for."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class ResumableSampler(Sampler[T]):
 
     @abstractmethod
     def _settings(self) -> dict[str, Any]:
-        """What determines the order, beside the costs."""
+        """What determines the order, in addition to the costs."""
 
     def __iter__(self) -> Iterator[T]:
         """An epoch. After `load_state_dict` of a state of this epoch: the rest of it, once."""

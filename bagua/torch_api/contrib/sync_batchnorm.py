@@ -8,7 +8,6 @@ communication.
 from __future__ import annotations
 
 import copy
-import weakref
 from typing import Any, Self
 
 import torch
@@ -17,11 +16,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from bagua.collectives.process_group import BaguaProcessGroup, duplicate_group, is_initialized, to_bagua_process_group
+from bagua.collectives.process_group import BaguaProcessGroup, is_initialized, to_bagua_process_group
+from bagua.collectives.purpose_groups import group_for
 from bagua.torch_api.contrib.sync_batchnorm_function import SyncBatchNormFunction
-
-# By the group that users name. What layers say goes beside the gradients of buckets, so not in that group itself.
-_own_groups: weakref.WeakKeyDictionary[BaguaProcessGroup, BaguaProcessGroup] = weakref.WeakKeyDictionary()
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -154,10 +151,8 @@ class SyncBatchNorm(_BatchNorm):
             )
         if group.size == 1:
             return None
-        own = _own_groups.get(group)
-        if own is None or not own.is_alive:
-            own = _own_groups[group] = duplicate_group(group)
-        return own
+        # Not in that group itself, where gradients of buckets are under way.
+        return group_for("batch normalization", group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """The copy shares statistics with the same ranks."""

@@ -4,7 +4,6 @@ backward by autograd's, while buckets of gradients may be under way in other gro
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -13,17 +12,8 @@ from torch import Tensor
 
 from bagua.collectives import collectives
 from bagua.collectives.communicator import BaguaCommunicator
-from bagua.collectives.process_group import (
-    BaguaProcessGroup,
-    duplicate_group,
-    is_initialized,
-    to_bagua_process_group,
-)
-
-# By group: for tokens, and for capacities, which are on the CPU. An order of their own each.
-_groups: weakref.WeakKeyDictionary[BaguaProcessGroup, tuple[BaguaProcessGroup, BaguaProcessGroup]] = (
-    weakref.WeakKeyDictionary()
-)
+from bagua.collectives.process_group import is_initialized, to_bagua_process_group
+from bagua.collectives.purpose_groups import group_for
 
 
 class Exchange:
@@ -35,8 +25,9 @@ class Exchange:
         if is_initialized() or dist.is_initialized():
             group = to_bagua_process_group()
             if group.size > 1:
-                tokens, numbers = _own_groups(group)
-                self._tokens, self._numbers = tokens.get_global_communicator(), numbers.get_global_communicator()
+                self._tokens = group_for("tokens of experts", group).get_global_communicator()
+                # On the CPU, wherever the tokens are.
+                self._numbers = group_for("capacities of experts", group, "gloo").get_global_communicator()
 
     @property
     def size(self) -> int:
@@ -101,11 +92,3 @@ class ScaledGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0] * ctx.factor, None
-
-
-def _own_groups(group: BaguaProcessGroup) -> tuple[BaguaProcessGroup, BaguaProcessGroup]:
-    """Collective, the first time for this group."""
-    own = _groups.get(group)
-    if own is None or not own[0].is_alive:
-        own = _groups[group] = duplicate_group(group), duplicate_group(group, "gloo")
-    return own
