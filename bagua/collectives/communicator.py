@@ -135,8 +135,12 @@ class BaguaCommunicator(CollectiveMethods):
                 self.name_failure(error, what)
                 raise
         else:
+            # With TORCH_NCCL_BLOCKING_WAIT, errors are raised by waits, which synchronous calls leave out.
+            is_waited_for = torch_internals.is_nccl_waited_for()
             with under_way(self, what):
-                operation(*arguments, **named, group=self.torch_group)
+                work = operation(*arguments, **named, group=self.torch_group, async_op=is_waited_for)
+                if is_waited_for and work is not None:
+                    work.wait()
 
     def finish(self, work: dist.Work | None, what: str = "a collective under way") -> None:
         """

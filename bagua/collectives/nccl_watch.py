@@ -12,7 +12,6 @@ follow each other does not listen. One that has begun none for QUIET_S may wait 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 import weakref
@@ -110,7 +109,7 @@ def watch(group: Group) -> Callable[[], None]:
         what to call whenever the communication of a pass was queued.
     """
     global _the_watch
-    if os.environ.get("TORCH_NCCL_BLOCKING_WAIT") == "1":  # then errors reach Python
+    if torch_internals.is_nccl_waited_for():  # then errors reach Python
         return lambda: None
     with _creation:
         if _the_watch is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -30,6 +31,7 @@ __all__ = [
     "backend_timeout",
     "default_store",
     "device_types",
+    "is_nccl_waited_for",
     "no_bound_device",
     "raw_stream_of",
     "reduce_scatter_flat",
@@ -49,6 +51,14 @@ _NEVER_SENT = 0x6262  # a tag
 def default_store() -> Store:
     """The key-value store through which the default group met; torch's own subsystems ask for it the same way."""
     return distributed_c10d._get_default_store()
+
+
+def is_nccl_waited_for() -> bool:
+    """
+    Whether the wait for a collective of NCCL blocks the host, and raises its error. If so, torch's watchdog leaves the
+    collectives alone that nobody waits for: a synchronous call of a rank whose peer is gone never ends.
+    """
+    return os.environ.get("TORCH_NCCL_BLOCKING_WAIT") == "1"
 
 
 def registered_groups() -> int:

@@ -87,7 +87,11 @@ class _Sample:
 
     @property
     def is_complete(self) -> bool:
-        return all(end.query() for _, end in self.events.values())  # type: ignore[no-untyped-call]
+        """The GPU has passed all events. The stream of the backward pass may be the last."""
+        last = [end for _, end in self.events.values()]
+        if self.gradients_done is not None:
+            last.append(self.gradients_done)
+        return all(event.query() for event in last)  # type: ignore[no-untyped-call]
 
     def read_events(self) -> float | None:
         """The exposed time, in s; None without GPUs. Communication is added to `seconds`."""

@@ -317,7 +317,7 @@ def _reduced(folder: str) -> list[Any]:
     strategy = BaguaStrategy()
     trainer_of(pl, strategy, folder, max_epochs=1, limit_train_batches=1).fit(module_class(pl)(), loader())
     values = [
-        float(strategy.reduce(torch.tensor(rank + 1.0), reduce_op=operation))
+        float(strategy.reduce(torch.tensor(rank + 1.0, device=strategy.root_device), reduce_op=operation))
         for operation in (None, "mean", "SUM", "max")
     ]
     values.append(strategy.reduce("text"))

@@ -18,12 +18,20 @@ from bagua.net.bench.nccl_ab.log import read_proof_file
 DEADLINE_S = 150
 _OWN = ("NCCL_", "BAGUA_NET_", "_BAGUA_NET_", "ENABLE_BAGUA_NET", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
 
+# NCCL refuses a GPU to two ranks of one host.
+_OWN_HOST = """
+gpus=$(nvidia-smi --list-gpus | wc -l)
+export CUDA_VISIBLE_DEVICES=$((LOCAL_RANK % gpus)) NCCL_HOSTID=rank-$RANK LOCAL_RANK=0 LOCAL_WORLD_SIZE=1
+exec "$@"
+"""
+
 
 @pytest.fixture
 def run_job(tmp_path: Path) -> RunJob:
-    """torchrun of nccl_job.py with the given variables on top of TCP over loopback, and what NCCL logged."""
+    """torchrun of nccl_job.py, or another script, with the given variables on top of TCP over loopback, and what NCCL
+    logged. A script that is not ours gets a GPU per rank as if each rank were on a host of its own."""
 
-    def run(*words: str, **variables: str) -> Job:
+    def run(*words: str, script: Path | None = None, **variables: str) -> Job:
         logs = tmp_path / "logs"
         logs.mkdir(exist_ok=True)
         for stale in logs.glob("*"):
@@ -36,8 +44,12 @@ def run_job(tmp_path: Path) -> RunJob:
             port = server.getsockname()[1]
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
         command += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+        if script is None:
+            command += [str(Path(__file__).with_name("nccl_job.py")), *words]
+        else:
+            command += ["--no-python", "bash", "-c", _OWN_HOST, "bash", sys.executable, str(script), *words]
         done = subprocess.run(
-            [*command, str(Path(__file__).with_name("nccl_job.py")), *words],
+            command,
             env=environment,
             cwd=tmp_path,
             capture_output=True,
@@ -45,7 +57,7 @@ def run_job(tmp_path: Path) -> RunJob:
             timeout=DEADLINE_S,
             stdin=subprocess.DEVNULL,
         )
-        result = next((json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")), {})
+        result = next((json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')), {})
         files = sorted(logs.glob("*.log"))
         proofs = [proof for path in files if (proof := read_proof_file(path)).network is not None]
         text = "\n".join(path.read_text(errors="replace") for path in files)

@@ -88,29 +88,33 @@ class Event:
         return self.is_over
 
     def elapsed_time(self, later: Event) -> float:
+        assert all((self.is_over, later.is_over)), "CUDA raises"
         return later.at_ms - self.at_ms
 
 
+@pytest.mark.parametrize("is_backward_last", [False, True])
 def test_events_of_a_gpu_are_read_when_it_has_passed_them(
-    recorder: PassRecorder, monkeypatch: pytest.MonkeyPatch
+    recorder: PassRecorder, monkeypatch: pytest.MonkeyPatch, is_backward_last: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     bucket = bucket_of("only", 10, is_on_gpu=True)
-    events = []
+    late: list[Event] = []
     for number in range(4):
         recorder.begin_pass(bucket)
         if not recorder.is_sampling:
             recorder.end_pass(None, None)
             continue
         recorder.launched(bucket)
-        events.append(Event(30.0, is_over=number < 3))
-        recorder.queued(bucket, Event(10.0), events[-1])  # type: ignore[arg-type]
+        end, gradients_done = Event(30.0), Event(25.0)
+        late.append(gradients_done if is_backward_last else end)
+        late[-1].is_over = number < 3
+        recorder.queued(bucket, Event(10.0), end)  # type: ignore[arg-type]
         recorder.is_over(bucket)
-        recorder.end_pass(None, Event(25.0))  # type: ignore[arg-type]
+        recorder.end_pass(None, gradients_done)  # type: ignore[arg-type]
     assert len(recorder._unread) == 1
     stats = recorder.statistics()
     assert (stats.communication_s, stats.exposed_s) == (pytest.approx(0.020), pytest.approx(0.005))
-    events[-1].is_over = True
+    late[-1].is_over = True
     recorder.statistics()
     assert not recorder._unread
 

@@ -1,7 +1,7 @@
 """How long an optimizer's step takes: torch's implementations and fuse_step, in turns.
 
     python tools/train/compare_optimizer_steps.py
-    python tools/train/compare_optimizer_steps.py --device cuda --compile --json steps.json
+    python tools/train/compare_optimizer_steps.py --device cuda --compile-up-to 1000 --json steps.json
 
 A step is timed from call to return and, on a GPU, until the GPU has finished. In each round every backend makes its
 steps, in another order, so a ratio is that of neighbours in time. `fresh` gradients are other tensors in each step, as
@@ -91,7 +91,13 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="in a turn, times the number of tensors (default 20000)",
     )
-    parser.add_argument("--compile", action="store_true", help="measure torch.compile(optimizer.step) as well")
+    parser.add_argument(
+        "--compile-up-to",
+        type=within(int, 0, 1_000_000),
+        default=0,
+        metavar="N",
+        help="measure torch.compile(optimizer.step) as well, up to N tensors (default 0); 1000 take a minute to compile",
+    )
     parser.add_argument("--json", type=Path, metavar="PATH", help="result file")
     return parser
 

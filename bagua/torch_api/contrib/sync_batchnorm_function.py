@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bagua.collectives.failure_report import failures_named
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.collectives.torch_internals import all_gather_flat
 from bagua.torch_api.contrib.sync_batchnorm_kernels import Kernels, Reduction, Statistics, kernels_for, statistics_dtype
@@ -67,8 +66,8 @@ class SyncBatchNormFunction(torch.autograd.Function):
         gradient = None
         if needed[0]:
             sums = torch.stack([own.sum_dy, own.sum_dy_xmu])
-            with failures_named(ctx.group, f"backward of SyncBatchNorm({len(mean)})"):
-                dist.all_reduce(sums, group=ctx.group.torch_group)
+            what = f"backward of SyncBatchNorm({len(mean)})"
+            ctx.group.get_global_communicator().perform(what, x.device, dist.all_reduce, sums)
             whole = own._replace(sum_dy=sums[0], sum_dy_xmu=sums[1])
             gradient = torch.empty_like(x)
             if x.numel():
@@ -94,8 +93,8 @@ def _all_gather(message: Tensor, x: Tensor, group: BaguaProcessGroup) -> tuple[T
     """(means [ranks, channels], spreads [ranks, channels], counts [ranks])."""
     channels = x.shape[1]
     everybody = message.new_empty(group.size * len(message))
-    with failures_named(group, f"forward of SyncBatchNorm({channels})"):
-        all_gather_flat(everybody, message, group=group.torch_group)
+    what = f"forward of SyncBatchNorm({channels})"
+    group.get_global_communicator().perform(what, x.device, all_gather_flat, everybody, message)
     table = everybody.view(group.size, -1)
     counts = table[:, -1].contiguous()
     # Where there is one value in all, no rank has more than one. The others need not wait for the counts.

@@ -112,18 +112,18 @@ class CudaKernels(Kernels):
         )
 
     def normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, of: Statistics) -> Tensor:
-        return torch.batch_norm_elemt(x, weight, bias, of.mean, of.spread, self.eps)
+        return torch.batch_norm_elemt(x, _as(of, weight), _as(of, bias), of.mean, of.spread, self.eps)
 
     def reduce(
         self, dy: Tensor, x: Tensor, weight: Tensor | None, of: Statistics, needed: tuple[bool, bool, bool]
     ) -> Reduction:
-        return Reduction(*torch.batch_norm_backward_reduce(dy, x, of.mean, of.spread, weight, *needed))
+        return Reduction(*torch.batch_norm_backward_reduce(dy, x, of.mean, of.spread, _as(of, weight), *needed))
 
     def input_gradient(
         self, dy: Tensor, x: Tensor, weight: Tensor | None, of: Statistics, whole: Reduction, counts: Tensor
     ) -> Tensor:
         return torch.batch_norm_backward_elemt(
-            dy, x, of.mean, of.spread, weight, whole.sum_dy, whole.sum_dy_xmu, counts.to(torch.int32)
+            dy, x, of.mean, of.spread, _as(of, weight), whole.sum_dy, whole.sum_dy_xmu, counts.to(torch.int32)
         )
 
 
@@ -197,5 +197,5 @@ def statistics_dtype(x: Tensor) -> torch.dtype:
 
 
 def _as(of: Statistics, parameter: Tensor | None) -> Tensor | None:
-    """In the dtype of the statistics: the kernels for CPUs take no other together with them."""
+    """In the dtype of the statistics: kernels take no other together with them."""
     return None if parameter is None else parameter.to(of.mean.dtype)

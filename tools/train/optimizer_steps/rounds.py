@@ -79,7 +79,7 @@ class Case:
 
 
 def compare(optimizer: str, gradients: str, count: int, given: argparse.Namespace) -> list[Row]:
-    backends = [*BACKENDS, *([COMPILED] if given.compile else [])]
+    backends = [*BACKENDS, *([COMPILED] if count <= given.compile_up_to else [])]
     cases = {backend: Case(backend, optimizer, count, given) for backend in backends}
     steps = max(1, given.steps // count)
     times: dict[str, list[float]] = {backend: [] for backend in backends}

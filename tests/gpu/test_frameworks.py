@@ -1,0 +1,34 @@
+"""The examples of other frameworks, which never import bagua: NCCL names the plugin, and losses stay what they were."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from support.gpu_job import RANKS, RunJob
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def loss_of(output: str) -> str:
+    return next(line for line in output.splitlines() if line.startswith("loss "))
+
+
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [("accelerate", []), ("transformers", []), *(("deepspeed", ["--stage", str(stage)]) for stage in (1, 2, 3))],
+)
+def test_one_variable_changes_the_network_alone(run_job: RunJob, package: str, words: list[str]) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}: pip install {package}")
+    script = EXAMPLES / f"train_{package}.py"
+    ours = run_job(*words, script=script, ENABLE_BAGUA_NET="1")
+    assert ours.code == 0, ours.output
+    assert ours.networks == {"BaguaNet"}
+    assert len(ours.proofs) >= RANKS
+    theirs = run_job(*words, script=script)
+    assert (theirs.code, theirs.networks) == (0, {"Socket"}), theirs.output
+    assert loss_of(ours.output) == loss_of(theirs.output)
