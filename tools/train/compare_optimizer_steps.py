@@ -96,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=within(int, 0, 1_000_000),
         default=0,
         metavar="N",
-        help="measure torch.compile(optimizer.step) as well, up to N tensors (default 0); 1000 take a minute to compile",
+        help="measure torch.compile(optimizer.step) as well, up to N tensors (default 0); 1000 take minutes to compile",
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="result file")
     return parser
