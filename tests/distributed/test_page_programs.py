@@ -27,7 +27,8 @@ def run_program(path: str, folder: str) -> None:
 
 @pytest.mark.parametrize("program", sorted(PROGRAMS.glob("*.py")), ids=lambda program: program.stem)
 def test_program(program: Path, tmp_path: Path) -> None:
-    run_ranks(ranks_of(program), run_program, str(program), str(tmp_path))
+    lightning = "lightning" in program.stem
+    run_ranks(ranks_of(program), run_program, str(program), str(tmp_path), lightning=lightning)
 
 
 @pytest.mark.parametrize("page", SCRIPTS)
