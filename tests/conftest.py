@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.rank_server import SERVER_VARIABLE, RankServerProcess
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -39,7 +40,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def _start_rank_server(config: pytest.Config) -> None:
+    """One for all workers of pytest-xdist, in its main process."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        return
+    server = RankServerProcess()
+    os.environ[SERVER_VARIABLE] = server.folder
+    config.add_cleanup(server.close)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    _start_rank_server(config)
     if not config.getoption("--installed"):
         return
     origin = _package_origin()

@@ -52,6 +52,8 @@ def _tuned(name: str, is_default_best: bool) -> tuple[int | None, int]:
                 net.train()
             if engine._tuner is None:
                 done = min(done, step)
+            if step >= done + 20:  # some with what was chosen
+                break
     finally:
         bucket_tuner.time = __import__("time")
         bucket_search._MIB, bucket_search._SIZES = 1 << 20, (1, 2, 5, 10, 25, 50, 100, 200)
@@ -62,8 +64,11 @@ def _tuned(name: str, is_default_best: bool) -> tuple[int | None, int]:
     return engine.bucket_bytes, done
 
 
-@pytest.mark.parametrize("name", ["gradient_allreduce", "bytegrad", "decentralized"])
-@pytest.mark.parametrize("is_default_best", [False, True])
+# How a search ends depends on the clock, not on the algorithm.
+@pytest.mark.parametrize(
+    ("name", "is_default_best"),
+    [("gradient_allreduce", False), ("bytegrad", False), ("decentralized", False), ("bytegrad", True)],
+)
 def test_the_fastest_is_found_and_results_stay(name: str, is_default_best: bool) -> None:
     (size, steps), other = run_ranks(2, _tuned, name, is_default_best, reuse=True)
     assert (size, steps) == other

@@ -57,7 +57,7 @@ def _against_ddp(model: str, how: str, optimizer: str, exact: bool) -> None:
     wrapped = wrap(how, ours, our_optimizer)
     reference = torch_ddp(theirs)
     shape = (4, 2) if model in ("mlp", "mixed", "scaled") else (2, 3, 8, 8)
-    ends = (10, 30)
+    ends = (3, 10)
     data = batches(rank, ends[-1], device, shape)
     if model == "channels_last":
         data = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in data]
@@ -201,10 +201,10 @@ def _hierarchical_calls(how: str) -> int:
     our_optimizer, their_optimizer = (OPTIMIZERS["adamw"](net.parameters()) for net in (ours, theirs))
     wrapped = wrap(how, ours, our_optimizer, hierarchical=True)
     reference = torch_ddp(theirs)
-    data = batches(rank, 20, device)
-    train(wrapped, our_optimizer, data[:19])
+    data = batches(rank, 8, device)
+    train(wrapped, our_optimizer, data[:7])
     with counted_all_reduces() as calls:
-        train(wrapped, our_optimizer, data[19:])
+        train(wrapped, our_optimizer, data[7:])
     train(reference, their_optimizer, data)
     # The mean over ranks, not of the nodes' means: on nodes of different sizes these differ.
     check_close(ours, theirs, f"hierarchical, {how}", 1e-4)

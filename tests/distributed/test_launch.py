@@ -73,7 +73,7 @@ def _script(folder: Path, text: str) -> str:
 )
 def test_a_script_of_0_9_learns_with_every_algorithm(tmp_path: Path) -> None:
     options = ["--nproc_per_node=2", f"--master_port={free_port()}", "--set_additional_flag"]
-    done = _run([*LAUNCH, *options, _script(tmp_path, ALL_ALGORITHMS), "--epochs", "3"], tmp_path)
+    done = _run([*LAUNCH, *options, _script(tmp_path, ALL_ALGORITHMS), "--epochs", "2"], tmp_path)
     accuracies = [line.split() for line in done.stdout.splitlines() if line.split()[0] in NAMES]
     assert sorted(name for name, _ in accuracies) == sorted([*NAMES, *NAMES])
     assert [(name, value) for name, value in accuracies if float(value) < 0.6] == [], done.stdout

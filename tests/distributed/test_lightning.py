@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
-pytest.importorskip("lightning", reason="needs lightning: pip install 'bagua[lightning]'")
+if importlib.util.find_spec("lightning") is None:  # not imported, which takes seconds in every worker of pytest
+    pytest.skip("needs lightning: pip install 'bagua[lightning]'", allow_module_level=True)
 
 DATA = torch.Generator().manual_seed(5)
 INPUTS, TARGETS = torch.randn(32, 8, generator=DATA), torch.randn(32, 4, generator=DATA)
@@ -122,7 +123,7 @@ def _as_ddp(folder: str, options: dict[str, Any]) -> None:
     "options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1, "precision": "bf16-mixed"}]
 )
 def test_gradient_all_reduce_is_ddp(tmp_path: Path, options: dict[str, Any]) -> None:
-    run_ranks(2, _as_ddp, str(tmp_path), options)
+    run_ranks(2, _as_ddp, str(tmp_path), options, lightning=True)
 
 
 # --- algorithms and checkpoints --------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ def _resumed(folder: str) -> None:
 
 
 def test_resumed_runs_end_where_others_do(tmp_path: Path) -> None:
-    run_ranks(2, _resumed, str(tmp_path))
+    run_ranks(2, _resumed, str(tmp_path), lightning=True)
 
 
 def _manual(folder: str) -> None:
@@ -222,7 +223,7 @@ def _manual(folder: str) -> None:
 
 
 def test_manual_optimization_of_halves_in_turn(tmp_path: Path) -> None:
-    run_ranks(2, _manual, str(tmp_path))
+    run_ranks(2, _manual, str(tmp_path), lightning=True)
 
 
 def _norms(folder: str) -> tuple[float, float, int]:
@@ -264,7 +265,7 @@ def _norms(folder: str) -> tuple[float, float, int]:
 
 def test_the_norms_of_the_first_strategy(tmp_path: Path) -> None:
     """And a step counts once, though it calls the module."""
-    ((before, after, steps),) = run_ranks(1, _norms, str(tmp_path))
+    ((before, after, steps),) = run_ranks(1, _norms, str(tmp_path), lightning=True)
     assert (before, after, steps) == (pytest.approx(3.19956, abs=1e-5), pytest.approx(2.48194, abs=1e-5), 64)
 
 
@@ -294,7 +295,7 @@ def _misconfigured(folder: str) -> list[str]:
 
 
 def test_what_is_wrong_is_told_with_the_remedy(tmp_path: Path) -> None:
-    (told,) = run_ranks(1, _misconfigured, str(tmp_path))
+    (told,) = run_ranks(1, _misconfigured, str(tmp_path), lightning=True)
     for message, words in zip(
         told,
         (
@@ -328,4 +329,4 @@ def _reduced(folder: str) -> list[Any]:
 
 
 def test_reduce(tmp_path: Path) -> None:
-    assert run_ranks(2, _reduced, str(tmp_path)) == 2 * [[1.5, 1.5, 3.0, 2.0, "text"]]
+    assert run_ranks(2, _reduced, str(tmp_path), lightning=True) == 2 * [[1.5, 1.5, 3.0, 2.0, "text"]]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +15,17 @@ from support.ranks import run_ranks
 from support.training import begin, message_of, mlp, torch_ddp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from bagua.lightning import utilities
+if importlib.util.find_spec("lightning") is None:
+    pytest.skip("needs lightning: pip install 'bagua[lightning]'", allow_module_level=True)
+
+
+def _utilities() -> Any:
+    """Imported in ranks only: `bagua.lightning` imports Lightning."""
+    return importlib.import_module("bagua.lightning.utilities")
 
 
 def _collectives() -> None:
+    utilities = _utilities()
     rank, device = begin()
     ranks = dist.get_world_size()
     own = torch.arange(6.0, device=device).view(2, 3) + 10 * rank
@@ -72,12 +81,13 @@ def _collectives() -> None:
 
 
 def test_collectives() -> None:
-    run_ranks(3, _collectives, reuse=True)
+    run_ranks(3, _collectives, reuse=True, lightning=True)
 
 
 def _hooked() -> None:
+    utilities = _utilities()
     rank, device = begin()
-    wrappers = []
+    wrappers: list[Any] = []
     model = torch_ddp(mlp(rank, device))
     utilities.register_ddp_comm_hook(model)
     utilities.register_ddp_comm_hook(
@@ -94,21 +104,28 @@ def _hooked() -> None:
 
 
 def test_communication_hooks() -> None:
-    run_ranks(2, _hooked, reuse=True)
+    run_ranks(2, _hooked, reuse=True, lightning=True)
 
 
-def test_without_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def _alone() -> None:
+    utilities = _utilities()
     one = torch.ones(2)
     assert not utilities.distributed_available()
     assert utilities.all_gather_ddp_if_available(one, sync_grads=True) is one
     assert utilities.sync_ddp_if_available(one) is one
     assert utilities.gather_all_tensors(one)[0] is one
-    monkeypatch.setattr(dist, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match="not available in this build"):
-        utilities.init_dist_connection(SimpleNamespace(), "gloo")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "is_available", lambda: False)
+        with pytest.raises(RuntimeError, match="not available in this build"):
+            utilities.init_dist_connection(SimpleNamespace(), "gloo")
+
+
+def test_without_a_process_group() -> None:
+    run_ranks(1, _alone, lightning=True)
 
 
 def _connected(port: int) -> int:
+    utilities = _utilities()
     environment = SimpleNamespace(
         main_address="127.0.0.1",
         main_port=port,
@@ -123,4 +140,4 @@ def test_a_cluster_environment_connects() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    assert run_ranks(2, _connected, port) == [3, 3]
+    assert run_ranks(2, _connected, port, lightning=True) == [3, 3]

@@ -13,7 +13,7 @@ from support.rank_pool import RankPool
 from support.step_programs import FOUND, carry_out
 
 # By default the same programs in every run; other numbers draw new ones.
-DEFAULT_EXAMPLES = 25
+DEFAULT_EXAMPLES = 15
 EXAMPLES = int(os.environ.get("BAGUA_TEST_EXAMPLES", DEFAULT_EXAMPLES))
 examples = settings(
     max_examples=EXAMPLES,

@@ -30,11 +30,11 @@ def _printed(*options: str) -> list[str]:
     reason="needs scikit-learn, which brings the digits: pip install 'bagua[examples]'",
 )
 def test_it_learns_and_agrees_with_ddp() -> None:
-    ours, nothing = run_ranks(2, _printed, "--epochs", "8", timeout=120)
-    theirs, _ = run_ranks(2, _printed, "--epochs", "8", "--ddp", timeout=120)
+    ours, nothing = run_ranks(2, _printed, "--epochs", "4", timeout=120)
+    theirs, _ = run_ranks(2, _printed, "--epochs", "4", "--ddp", timeout=120)
     assert nothing == [], "rank 0 alone prints"
-    assert len(ours) == 9
+    assert len(ours) == 5
     assert ours[:-1] == theirs[:-1]
     found = re.search(r"Bagua, 2 processes on cpu: test accuracy ([0-9.]+)%", ours[-1])
     assert found is not None, ours[-1]
-    assert float(found[1]) > 95
+    assert float(found[1]) > 88

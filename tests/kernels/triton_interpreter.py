@@ -46,7 +46,7 @@ def run(found: list[Case]) -> None:
 
 def many_versions() -> None:
     """Loaded at once, and one after the other in a loop: with full tiles, and with a shorter last range."""
-    for elements, versions in itertools.product((64, 40), (1, 3, 6, 11)):
+    for elements, versions in ((64, 1), (64, 6), (40, 11)):
         case = Case("normal", elements, versions, 32, torch.float32)
         received = torch.empty(versions, case.layout.total_bytes, dtype=torch.uint8)
         minmax_uint8_reference.compress(case.source(), case.layout, received)

@@ -84,6 +84,67 @@ def same_numbers(one: Tensor, other: Tensor) -> bool:
     return bool((both_nan | (one.view(bits) == other.view(bits))).all())
 
 
+@dataclass
+class Results:
+    """What an implementation makes of a case: the bytes, and what they decode and sum up to, by what was asked."""
+
+    compressed: Tensor
+    targets: dict[tuple[torch.dtype, bool], Tensor]  # by dtype and accumulate
+    sums: dict[bool, Tensor]  # by average
+
+
+def results_of(
+    implementation: ModuleType,
+    case: Case,
+    filler: int,
+    device: str = "cpu",
+    targets: tuple[torch.dtype, ...] = DTYPES,
+    received: Tensor | None = None,
+) -> Results:
+    """
+    Args:
+        filler: of the buffers. Every byte is to be written: two results that are compared begin with different ones.
+        received: what is decoded; by default what was compressed.
+    """
+    layout, source = case.layout, case.source()
+    compressed = torch.full((case.chunks, layout.total_bytes), filler, dtype=torch.uint8, device=device)
+    implementation.compress(source.to(device), layout, compressed)
+    received = compressed if received is None else received.to(device)
+    results = Results(compressed.cpu(), {}, {})
+    for dtype in targets:
+        for accumulate in (False, True):
+            target = torch.randn(source.shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+            implementation.decompress(received, target, accumulate, layout)
+            results.targets[dtype, accumulate] = target.cpu()
+    for average in (False, True):
+        out = torch.full((layout.total_bytes,), filler, dtype=torch.uint8, device=device)
+        implementation.decompress_reduce_compress(received, average, layout, out)
+        results.sums[average] = out.cpu()
+    return results
+
+
+def differences_of(
+    expected: Results,
+    tested: ModuleType,
+    case: Case,
+    device: str = "cpu",
+    targets: tuple[torch.dtype, ...] = DTYPES,
+) -> list[str]:
+    """What `tested`, on a device, makes otherwise than a reference."""
+    actual = results_of(tested, case, 99, device, targets, expected.compressed)
+    found = []
+    if not torch.equal(expected.compressed, actual.compressed):
+        found.append(f"compress: {int((expected.compressed != actual.compressed).sum())} bytes")
+    for (dtype, accumulate), target in expected.targets.items():
+        if not same_numbers(target, actual.targets[dtype, accumulate]):
+            found.append(f"decompress to {dtype}, {accumulate=}")
+    for average, summed in expected.sums.items():
+        if not torch.equal(summed, actual.sums[average]):
+            wrong = int((summed != actual.sums[average]).sum())
+            found.append(f"decompress_reduce_compress, {average=}: {wrong} bytes")
+    return [f"{case}: {one}" for one in found]
+
+
 def differences(
     reference: ModuleType,
     tested: ModuleType,
@@ -92,31 +153,4 @@ def differences(
     targets: tuple[torch.dtype, ...] = DTYPES,
 ) -> list[str]:
     """What `tested`, on a device, makes otherwise than `reference` on the CPU."""
-    found = []
-    layout = case.layout
-    source = case.source()
-    # Every byte is to be written: the two results begin with different ones.
-    expected = torch.full((case.chunks, layout.total_bytes), 77, dtype=torch.uint8)
-    actual = torch.full_like(expected, 99).to(device)
-    reference.compress(source, layout, expected)
-    tested.compress(source.to(device), layout, actual)
-    if not torch.equal(expected, actual.cpu()):
-        found.append(f"compress: {int((expected != actual.cpu()).sum())} bytes")
-    for dtype in targets:
-        for accumulate in (False, True):
-            expected_target = torch.randn(source.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-            target = expected_target.to(device, copy=True)
-            reference.decompress(expected, expected_target, accumulate, layout)
-            tested.decompress(expected.to(device), target, accumulate, layout)
-            if not same_numbers(expected_target, target.cpu()):
-                found.append(f"decompress to {dtype}, {accumulate=}")
-    for average in (False, True):
-        expected_sum = torch.full((layout.total_bytes,), 77, dtype=torch.uint8)
-        actual_sum = torch.full_like(expected_sum, 99).to(device)
-        reference.decompress_reduce_compress(expected, average, layout, expected_sum)
-        tested.decompress_reduce_compress(expected.to(device), average, layout, actual_sum)
-        if not torch.equal(expected_sum, actual_sum.cpu()):
-            found.append(
-                f"decompress_reduce_compress, {average=}: {int((expected_sum != actual_sum.cpu()).sum())} bytes"
-            )
-    return [f"{case}: {one}" for one in found]
+    return differences_of(results_of(reference, case, 77, targets=targets), tested, case, device, targets)

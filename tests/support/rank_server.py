@@ -1,11 +1,15 @@
-"""The process from which tests fork their ranks. It has imported torch, so that a rank starts in milliseconds.
+"""The processes from which tests fork their ranks. They have imported torch, so that a rank starts in milliseconds.
 
-Owned by `support.ranks`, which talks to it over a Unix socket; one thread. It collects its dead only when it is told
-to, so that a pid that the test process knows stays valid until then and a signal can never hit a stranger.
+The first one imports when a test process connects, once for all of them, and forks a server for each. So does another,
+forked from it, that has imported Lightning as well. They end with the process that has started them.
+
+A server talks to its test process (`support.ranks`) over that connection; one thread. It collects its dead only when it
+is told to, so that a pid that the test process knows stays valid until then and a signal can never hit a stranger.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -13,10 +17,13 @@ import importlib
 import importlib.util
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
+import tempfile
 import traceback
 import types
 import warnings
@@ -39,6 +46,11 @@ PRELOADED = (
     "support.training",
     "support.algorithm_cases",
 )
+# For ranks that ask for them: they make a fork half as expensive again.
+PRELOADED_LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
+# The folder of the sockets. Not BAGUA_*, where names that Bagua does not know give warnings.
+SERVER_VARIABLE = "RANK_SERVER_OF_TESTS"
+SOCKETS = ("plain", "lightning")
 PR_SET_PDEATHSIG = 1
 MAX_FILE_DESCRIPTORS = 64
 
@@ -159,19 +171,98 @@ def serve(control: socket.socket) -> None:
         send_message(control, children)
 
 
-def main() -> None:
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    for name in PRELOADED:
+class RankServerProcess:
+    """
+    Starts the process, which is cheap until a test process connects.
+
+    Attributes:
+        folder: of the Unix sockets on which it listens, SOCKETS.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="bagua-rank-server-")
+        self.folder = self._folder.name
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            # Whoever asks for CUDA while it imports must not wake the driver, which does not survive a fork.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        }
+        with contextlib.ExitStack() as stack:
+            listeners = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in SOCKETS]
+            for listener, name in zip(listeners, SOCKETS, strict=True):
+                listener.bind(str(Path(self.folder, name)))
+                listener.listen(64)
+            descriptors = [listener.fileno() for listener in listeners]
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, *map(str, descriptors)],
+                pass_fds=descriptors,
+                stdin=subprocess.PIPE,  # which closes when we end
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the test process; we follow it
+            )
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+        self._folder.cleanup()
+
+
+def import_all(names: tuple[str, ...]) -> None:
+    for name in names:
         try:
-            importlib.import_module(name)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Lightning's
+                importlib.import_module(name)
         except Exception:
             pass  # a rank that needs it reports why
     gc.collect()
     gc.freeze()  # a collection in a rank would copy every page that has an object of ours
-    control = socket.socket(fileno=int(sys.argv[1]))
-    send_message(control, "ready")
-    serve(control)
-    os._exit(0)
+
+
+def fork() -> bool:
+    """Whether this is the child, which ends with its parent."""
+    parent = os.getpid()
+    if os.fork() != 0:
+        return False
+    die_with_parent(parent)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    return True
+
+
+def serve_all(listener: socket.socket) -> None:
+    """A server for each that connects."""
+    control, _ = listener.accept()
+    if fork():
+        listener.close()
+        send_message(control, "ready")
+        serve(control)
+        os._exit(0)
+    control.close()
+
+
+def main() -> None:
+    plain, lightning = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+    watched = [sys.stdin, plain, lightning]
+    has_imported = False
+    while True:
+        ready, _, _ = select.select(watched, [], [])
+        if sys.stdin in ready:
+            os._exit(0)  # and all others with us
+        if not has_imported:
+            sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+            import_all(PRELOADED)
+            has_imported = True
+        if lightning in ready:
+            if fork():
+                plain.close()
+                import_all(PRELOADED_LIGHTNING)
+                while True:
+                    serve_all(lightning)
+            watched.remove(lightning)
+            lightning.close()
+        if plain in ready:
+            serve_all(plain)
 
 
 if __name__ == "__main__":

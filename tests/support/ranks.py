@@ -6,19 +6,20 @@
 
     results = run_ranks(3, sum_of_ranks, 10)
 
-The ranks are forked from one server per test process (support.rank_server), which has imported torch.
+The ranks are forked from a server (support.rank_server), which has imported torch.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import pickle
 import random
+import select
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +30,7 @@ from typing import Any
 
 import pytest
 from support.processes import wait_until
-from support.rank_server import LENGTH, receive_message, send_message
+from support.rank_server import LENGTH, SERVER_VARIABLE, SOCKETS, RankServerProcess, receive_message, send_message
 
 from bagua.net.bench.gpu_sharing import sharing_of
 
@@ -42,6 +43,7 @@ DUMP_S = 3.0
 LAUNCHER_VARIABLES = (
     *("GROUP_RANK", "NODE_RANK", "ROLE_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
     "PYTEST_CURRENT_TEST",
+    SERVER_VARIABLE,
 )
 
 Environment = Mapping[str, str]
@@ -67,6 +69,7 @@ def run_ranks(
     env: Environment | Sequence[Environment] | None = None,
     expect_death: Collection[int] = (),
     reuse: bool = False,
+    lightning: bool = False,
 ) -> list[Any]:
     """
     Calls `function(*arguments)` in `world_size` processes at once.
@@ -78,6 +81,7 @@ def run_ranks(
         expect_death: ranks that may end without a result; theirs is None then. An exception is a failure even there.
         reuse: in the ranks that an earlier call with `reuse` has left, if it was as many in the same environment. The
             function begins with `support.training.begin`, and leaves no setting, group or algorithm changed.
+        lightning: in ranks that have imported Lightning.
 
     Returns:
         the results by rank.
@@ -125,8 +129,8 @@ def run_ranks(
             }
             for rank, environment in enumerate(environments)
         ]
-        kept = _take_kept(environments) if reuse else _take_kept(None)
-        run = kept or _Run(_server(), tasks)
+        kept = _take_kept((environments, lightning) if reuse else None)
+        run = kept or _Run(_server(SOCKETS[lightning]), tasks)
         try:
             if kept:
                 kept.begin_again(tasks)
@@ -136,7 +140,7 @@ def run_ranks(
             run.end()
             raise
         if reuse:
-            _keep(run, environments)
+            _keep(run, (environments, lightning))
         else:
             run.end()
         return results
@@ -280,25 +284,10 @@ class _Run:
 
 
 class _Server:
-    def __init__(self) -> None:
-        self.control, theirs = socket.socketpair()
-        program = Path(__file__).with_name("rank_server.py")
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            # Whoever asks for CUDA while it imports must not wake the driver, which does not survive a fork.
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        }
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, str(program), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for the test process; we follow it
-            )
+    def __init__(self, path: str) -> None:
+        self.control = socket.socket(socket.AF_UNIX)
         self.control.settimeout(SERVER_START_S)
+        self.control.connect(path)
         receive_message(self.control)
 
     def start(self, tasks: list[dict[str, Any]], descriptors: list[int]) -> list[int]:
@@ -312,39 +301,49 @@ class _Server:
         send_message(self.control, ("collect", None))
         receive_message(self.control)
 
-    def close(self) -> None:
-        self.control.close()
-        self.process.wait(SERVER_START_S)
+    @property
+    def is_alive(self) -> bool:
+        """Between calls it sends nothing: what can be read is the end."""
+        return not select.select([self.control], [], [], 0)[0]
 
 
-_the_server: _Server | None = None
+_servers: dict[str, _Server] = {}
 
 
-def _server() -> _Server:
-    global _the_server
-    if _the_server is None or _the_server.process.poll() is not None:
-        _the_server = _Server()
-        atexit.register(_the_server.close)
-    return _the_server
+@functools.cache
+def _own_process() -> RankServerProcess:
+    """Of a test process that was not given one by pytest's main process (tests/conftest.py)."""
+    process = RankServerProcess()
+    atexit.register(process.close)
+    return process
 
 
-# Ranks that wait for another call, and their environments.
-_kept: tuple[_Run, list[dict[str, str]]] | None = None
+def _server(name: str) -> _Server:
+    if name not in _servers or not _servers[name].is_alive:
+        folder = os.environ.get(SERVER_VARIABLE) or _own_process().folder
+        _servers[name] = _Server(str(Path(folder, name)))
+    return _servers[name]
 
 
-def _keep(run: _Run, environments: list[dict[str, str]]) -> None:
+_Kind = tuple[list[dict[str, str]], bool]  # environments, and whether they have imported Lightning
+
+# Ranks that wait for another call.
+_kept: tuple[_Run, _Kind] | None = None
+
+
+def _keep(run: _Run, kind: _Kind) -> None:
     global _kept
-    _kept = (run, environments)
+    _kept = (run, kind)
 
 
-def _take_kept(environments: list[dict[str, str]] | None) -> _Run | None:
-    """The ranks that were kept if these are their environments; ends others."""
+def _take_kept(kind: _Kind | None) -> _Run | None:
+    """The ranks that were kept if they are of this kind; ends others."""
     global _kept
     kept, _kept = _kept, None
-    if kept is None or kept[0].server.process.poll() is not None:
+    if kept is None or not kept[0].server.is_alive:
         return None
     run, theirs = kept
-    if theirs == environments:
+    if theirs == kind:
         return run
     run.end()
     return None
