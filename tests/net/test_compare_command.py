@@ -74,6 +74,19 @@ def test_the_report_as_json_and_the_kept_logs(
     assert len(list((kept / "round1-b").glob("nccl.*.log"))) == 1
 
 
+def test_logs_of_other_hosts_are_read_from_the_output(capsys: pytest.CaptureFixture[str]) -> None:
+    """NCCL logs to its standard output where the folder of the log does not exist."""
+    script = """
+        [ $ENABLE_BAGUA_NET = 0 ] && network=Socket || network=BaguaNet
+        echo "node1:7:7 [0] NCCL INFO Using network $network"
+        for step in 1 2 3; do echo "10 ms/step"; done
+    """
+    assert compare("--rounds", "3", "--", "sh", "-c", script) == 0
+    output = capsys.readouterr().out
+    assert [line.split()[-1] for line in output.splitlines()[1:3]] == ["Socket", "BaguaNet"]
+    assert "No difference between Bagua-Net and NCCL's own network (spread 1.000..1.000 over 3 rounds)." in output
+
+
 def test_a_command_that_fails_shows_its_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert compare("--", "sh", "-c", "echo first; echo last >&2; exit 3") == 1
     output, errors = capsys.readouterr()

@@ -14,6 +14,7 @@ import pytest
 
 from bagua.cli import net_doctor_peer
 from bagua.cli.net import main
+from bagua.net.bench import remote_place
 from bagua.net.bench.errors import BenchError, ConnectionLostError
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.rendezvous import LineConnection
@@ -249,6 +250,19 @@ def test_the_serving_end_starts_nothing_else(change: dict[str, Any]) -> None:
 
     with pytest.raises(BenchError):
         serving._starter(NoPlace())({**order, **change})  # type: ignore[arg-type]
+
+
+def test_orders_that_arrived_with_the_word_before_them_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(*_: object) -> None:
+        raise AssertionError("it waits, and an order is here")
+
+    monkeypatch.setattr(remote_place, "wait", wait)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as theirs:
+        connection = LineConnection(server.accept()[0], "the asking end", 10)
+        theirs.sendall(b'{"begin": true}\n{"finish": false}\n')
+        assert connection.receive(10) == {"begin": True}
+        assert remote_place.serve(connection, lambda _: pytest.fail("nothing was ordered")) is False
+        connection.close()
 
 
 # --- conclusions ---

@@ -54,7 +54,7 @@ def serving(lab: Lab, variables: dict[str, str], command: Sequence[str]) -> subp
 def test_a_capped_network_with_a_small_mtu_and_a_peer_of_another_version(lab: Lab, variables: dict[str, str]) -> None:
     other = [sys.executable, "-c", _OTHER_VERSION, "doctor", "--serve", "--token", "abc"]
     with serving(lab, variables, other) as serve:
-        words = doctor("--peer", _PEER, "--token", "abc", "--json", "--seconds", "0.4")
+        words = doctor("--peer", _PEER, "--token", "abc", "--json", "--seconds", "0.25")
         result = lab.run(0, words, variables)
         said = serve.communicate(timeout=20)[0]
     assert result.returncode == 0, result.stderr + said

@@ -115,11 +115,6 @@ def serve(
     while True:
         if time.monotonic() > deadline:
             raise BenchError(f"{connection.peer} did not finish in time; its own output says what it waits for")
-        live = {number: process for number, process in processes.items() if number not in ended}
-        wait([connection.fileno(), *(process.fileno() for process in live.values())], _WAIT_S)
-        for number, process in live.items():
-            if not _forward(connection, number, process):
-                ended.add(number)
         while (order := connection.receive(0)) is not None:
             if "finish" in order:
                 return bool(order["finish"])
@@ -135,6 +130,12 @@ def serve(
                 ended.add(number)
             elif number in processes and number not in ended:
                 processes[number].post(str(order["line"]))
+        # After the orders: some may have been read together with what came before `serve`, and would wake nobody.
+        live = {number: process for number, process in processes.items() if number not in ended}
+        wait([connection.fileno(), *(process.fileno() for process in live.values())], _WAIT_S)
+        for number, process in live.items():
+            if not _forward(connection, number, process):
+                ended.add(number)
 
 
 def _forward(connection: LineConnection, number: int, process: DriverProcess) -> bool:

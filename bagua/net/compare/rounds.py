@@ -86,7 +86,7 @@ def _run_once(
 
     def show(line: str) -> None:
         nonlocal last
-        last = line.strip() or last
+        last = "".join(letter for letter in line.strip() if letter.isprintable()) or last
         progress.advance(f"{what}: {last}" if last else what, 0)
 
     show("")

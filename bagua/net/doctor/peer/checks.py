@@ -236,7 +236,7 @@ def check_reach(reach: Reach | None, round_trip_s: float) -> Section:
         ok(
             f"a ring between these hosts reaches at most {busbw / 1e9:.3g} GB/s busbw ({gbit(busbw)} each way), with"
             f" {reach.streams} connection{'' if reach.streams == 1 else 's'}: 1 GiB of gradients on two hosts takes"
-            f" {_GIB / busbw:.3g} s or more, and a small message {round_trip_s * 1e3:.3g} ms"
+            f" {_GIB / busbw:.3g} s or more, a small message {round_trip_s * 1e3:.3g} ms or more"
         ),
         ok(f"what limits it: {reach.text}"),
     )
