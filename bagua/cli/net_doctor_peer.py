@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _DEFAULT_PORT = 29512
 _SSH_S = 15
+_WAIT_FOR_A_PERSON_S = 300.0
+_WAIT_S = 15.0
 _LAST_WORDS = 6
 # HOST, HOST:PORT, [IPv6]:PORT, or an IPv6 address alone. No leading "-": ssh would take it for an option.
 _PEER = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[\w.][\w.-]*))(?::(?P<port>\d{1,5}))?")
@@ -56,9 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--wait",
         type=within(float, 0, 86400),
-        default=300.0,
         metavar="S",
-        help="seconds to wait for the other end (default: 300)",
+        help="seconds to wait for the other end (default: 300, or 15 with --peer and --token)",
     )
     group.add_argument(
         "--seconds",
@@ -121,7 +122,7 @@ def _serve(options: argparse.Namespace) -> int:
         token = new_token()
         port = "" if options.serve == _DEFAULT_PORT else f":{options.serve}"
         _say(f"On the other host, run:\n  bagua-net doctor --peer {socket.gethostname()}{port} --token {token}")
-    peer = serve_one_peer(options.serve, token, options.wait, original_environment(), _say)
+    peer = serve_one_peer(options.serve, token, _wait_s(options), original_environment(), _say)
     _say(f"examined by {peer}")
     return 0
 
@@ -137,16 +138,16 @@ def _examine(options: argparse.Namespace) -> int:
     given = _token(options)
     token = given or new_token()
     with contextlib.ExitStack() as stack:
-        still_waits: Callable[[], None] = _nothing
+        still_waits = _say_once(f"waiting for {host}, port {port}")
         if options.ssh is not None:
-            still_waits = stack.enter_context(_started_over_ssh(options.ssh or host, port, token, options.wait))
+            still_waits = stack.enter_context(_started_over_ssh(options.ssh or host, port, token, _wait_s(options)))
         elif given is None:
             _say(f"On {host}, run:\n  bagua-net doctor --serve {port} --token {token}")
         report = examine_peer(
             host,
             port,
             token,
-            wait_s=options.wait,
+            wait_s=_wait_s(options),
             transfer_s=options.seconds,
             environment=original_environment(),
             progress=Progress,
@@ -161,8 +162,22 @@ def _examine(options: argparse.Namespace) -> int:
     return 0 if report.is_usable else EXIT_FAILURE
 
 
-def _nothing() -> None:
-    pass
+def _say_once(what: str) -> Callable[[str], None]:
+    """Each reason, when it is new."""
+    said: set[str] = set()
+
+    def say(reason: str) -> None:
+        if reason not in said:
+            said.add(reason)
+            _say(f"{what}: {reason}")
+
+    return say
+
+
+def _wait_s(options: argparse.Namespace) -> float:
+    """Who gives --peer a token has it from the other end, which listens already."""
+    default = _WAIT_FOR_A_PERSON_S if options.serve is not None or options.token is None else _WAIT_S
+    return default if options.wait is None else float(options.wait)
 
 
 def _host_and_port(text: str) -> tuple[str, int]:
@@ -184,7 +199,7 @@ def _conclusion(report: Report) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _started_over_ssh(destination: str, port: int, token: str, wait_s: float) -> Iterator[Callable[[], None]]:
+def _started_over_ssh(destination: str, port: int, token: str, wait_s: float) -> Iterator[Callable[[str], None]]:
     """Yields what raises when ssh, or what it started, has ended too early."""
     if destination.startswith("-"):
         raise CommandError(f"--ssh {destination!r} is not a destination; write HOST or USER@HOST", EXIT_USAGE)
@@ -203,7 +218,7 @@ def _started_over_ssh(destination: str, port: int, token: str, wait_s: float) ->
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(token.encode() + b"\n")
                 process.stdin.flush()
-            yield lambda: _check_ssh(process, destination, said)
+            yield lambda _: _check_ssh(process, destination, said)
         finally:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()

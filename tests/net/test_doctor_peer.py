@@ -217,7 +217,7 @@ def test_what_a_peer_sends_is_made_harmless() -> None:
             "version": "2" * 10_000,
             "cpus": "many",
             "tcp_wmem_max": 1 << 70,
-            "interfaces": [{"name": 3, "addresses": "x", "mtu": True}, "eth0"] * 500,
+            "interfaces": [{"name": 3, "addresses": "x", "mtu": True}, "eth0"] * 5000,
             "own_addresses": {"a": 1},
             "new": 1,
         }
@@ -225,7 +225,7 @@ def test_what_a_peer_sends_is_made_harmless() -> None:
     assert facts.host == "b?[2J"
     assert len(facts.version) == 200
     assert (facts.cpus, facts.tcp_wmem_max, facts.own_addresses) == (1, 0, ())
-    assert facts.interfaces == (InterfaceFacts("", ()),) * 64
+    assert facts.interfaces == (InterfaceFacts("", ()),) * 1024
     for wrong in (None, [], {"host": "b"}, {"host": "", "version": "1"}):
         with pytest.raises(BenchError, match="did not describe its host"):
             parse_facts(wrong)

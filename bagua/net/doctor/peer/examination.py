@@ -51,13 +51,13 @@ def examine_peer(
     transfer_s: float,
     environment: Mapping[str, str],
     progress: Callable[[int], Progress],
-    still_waits: Callable[[], None] = lambda: None,
+    still_waits: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """
     Args:
         wait_s: until the other end listens.
         transfer_s: of each transfer.
-        still_waits: called while it does not listen; may raise.
+        still_waits: called while it does not listen, with the reason; may raise.
 
     Raises:
         BenchError: the peer cannot be reached, is none of ours, has another token, or is lost on the way.

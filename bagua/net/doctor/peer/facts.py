@@ -21,7 +21,7 @@ from bagua.version import __version__
 
 _SIOCGIFMTU = 0x8921
 _MAX_TEXT = 200
-_MAX_ITEMS = 64
+_MAX_ITEMS = 1024  # a host of containers has hundreds of interfaces
 
 
 @dataclass(frozen=True)

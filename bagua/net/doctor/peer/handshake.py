@@ -45,11 +45,11 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
 
 
-def connect(host: str, port: int, wait_s: float, still_waits: Callable[[], None] = lambda: None) -> socket.socket:
+def connect(host: str, port: int, wait_s: float, still_waits: Callable[[str], None] = lambda _: None) -> socket.socket:
     """
     Args:
         wait_s: how long to try again while nothing listens there.
-        still_waits: called between attempts; may raise.
+        still_waits: called between attempts, with the reason; may raise.
 
     Raises:
         BenchError: the name is unknown, or nothing answers.
@@ -66,18 +66,20 @@ def connect(host: str, port: int, wait_s: float, still_waits: Callable[[], None]
                 "Correct it, add it to DNS or /etc/hosts, or give the address."
             ) from error
         except TimeoutError as error:
+            reason = "no answer"
             if time.monotonic() > deadline:
                 raise BenchError(
                     f"no answer from {host}, port {port}, within {_CONNECT_S:g} s\n"
                     "Check that the host is up and that no firewall drops connections to that port."
                 ) from error
         except OSError as error:
+            reason = str(error.strerror or error)
             if time.monotonic() > deadline:
                 raise BenchError(
                     f"{host}, port {port}: {error.strerror or error}\n"
                     f"Start `bagua-net doctor --serve {port}` there, and open the port."
                 ) from error
-        still_waits()
+        still_waits(reason)
         time.sleep(_RETRY_S)
 
 
