@@ -11,5 +11,9 @@ class BenchTimeoutError(BenchError):
     """A driver did not answer in time."""
 
 
+class ConnectionLostError(BenchError):
+    """The other host's process has ended, or cannot be reached any more."""
+
+
 class UsageError(ValueError):
     """An option or environment variable that no run could start with; exit code 2, as argparse does."""

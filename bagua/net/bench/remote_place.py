@@ -6,6 +6,8 @@ Answers: {"id": n, "event": {...}}, whatever that driver said, in its order.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -101,18 +103,18 @@ class RemoteDriver:
         """The agent closes its drivers together, at "finish"."""
 
 
-def serve(connection: LineConnection, start: Callable[[Mapping[str, Any]], DriverProcess]) -> bool:
+def serve(
+    connection: LineConnection, start: Callable[[Mapping[str, Any]], DriverProcess], deadline: float = math.inf
+) -> bool:
     """The agent: every rank but 0 does nothing else. `start` may raise BenchError, and TypeError for an order that it
-    does not understand. Returns at "finish", whether the run failed; a lost rank 0 raises BenchError. Either way the
-    processes are ended by the caller, who closes the place."""
+    does not understand. Returns at "finish", whether the run failed; a lost rank 0, or one that has not finished by
+    `deadline` (of time.monotonic()), raises BenchError. Either way the processes are ended by the caller, who closes
+    the place."""
     processes: dict[int, DriverProcess] = {}
     ended: set[int] = set()
     while True:
-        live = {number: process for number, process in processes.items() if number not in ended}
-        wait([connection.fileno(), *(process.fileno() for process in live.values())], _WAIT_S)
-        for number, process in live.items():
-            if not _forward(connection, number, process):
-                ended.add(number)
+        if time.monotonic() > deadline:
+            raise BenchError(f"{connection.peer} did not finish in time; its own output says what it waits for")
         while (order := connection.receive(0)) is not None:
             if "finish" in order:
                 return bool(order["finish"])
@@ -128,6 +130,12 @@ def serve(connection: LineConnection, start: Callable[[Mapping[str, Any]], Drive
                 ended.add(number)
             elif number in processes and number not in ended:
                 processes[number].post(str(order["line"]))
+        # After the orders: some may have been read together with what came before `serve`, and would wake nobody.
+        live = {number: process for number, process in processes.items() if number not in ended}
+        wait([connection.fileno(), *(process.fileno() for process in live.values())], _WAIT_S)
+        for number, process in live.items():
+            if not _forward(connection, number, process):
+                ended.add(number)
 
 
 def _forward(connection: LineConnection, number: int, process: DriverProcess) -> bool:

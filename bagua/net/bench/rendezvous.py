@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bagua.net.bench.errors import BenchError
+from bagua.net.bench.errors import BenchError, BenchTimeoutError, ConnectionLostError
 from bagua.net.bench.launch_environment import LaunchEnvironment
 from bagua.net.bench.machine import package_version
 
@@ -59,8 +59,13 @@ class LineConnection:
     def send(self, message: Message) -> None:
         try:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except TimeoutError as error:
+            raise BenchTimeoutError(
+                f"{self.peer} has taken nothing for {self._socket.gettimeout():g} s; check that its process runs, and"
+                " that the network between the hosts lets large packets pass"
+            ) from error
         except OSError as error:
-            raise BenchError(self._lost(str(error))) from error
+            raise ConnectionLostError(self._lost(str(error))) from error
 
     def receive(self, timeout_s: float) -> Message | None:
         """The next message, or None when none came in time; 0 looks only at what is here."""
@@ -74,9 +79,9 @@ class LineConnection:
             try:
                 data = self._socket.recv(1 << 16)
             except OSError as error:
-                raise BenchError(self._lost(str(error))) from error
+                raise ConnectionLostError(self._lost(str(error))) from error
             if not data:
-                raise BenchError(self._lost("closed by the peer"))
+                raise ConnectionLostError(self._lost("closed by the peer"))
             self._received += data
             if len(self._received) > _MAX_LINE_BYTES:
                 raise BenchError(f"{self.peer} sent a line above {_MAX_LINE_BYTES} bytes; it is no rank of this bench")
@@ -84,7 +89,7 @@ class LineConnection:
         del self._received[: end + 1]
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
             raise BenchError(
@@ -131,14 +136,17 @@ class Member:
     connection: LineConnection | None
 
 
-def listen(launch: LaunchEnvironment) -> socket.socket:
-    """Rank 0's socket, on all addresses: which of them the others use is theirs to say."""
+def listen_everywhere(port: int, backlog: int) -> socket.socket:
+    """On all addresses, of IPv4 and IPv6. Raises OSError."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=backlog)
+
+
+def listen(launch: LaunchEnvironment) -> socket.socket:
+    """Rank 0's socket, on all addresses: which of them the others use is theirs to say."""
     try:
-        return socket.create_server(
-            ("", launch.port), family=family, dualstack_ipv6=dual, backlog=max(launch.world_size, 16)
-        )
+        return listen_everywhere(launch.port, max(launch.world_size, 16))
     except OSError as error:
         raise BenchError(
             f"port {launch.port} on {socket.gethostname()}, where the ranks meet, cannot be listened on"

@@ -32,6 +32,7 @@ class DriverRequest:
     streams: int = 1  # of a raw pair
     connect: str = ""  # the server's host:port, for a client
     memory_bytes: int = 0  # what an end of a raw pair keeps
+    write_bytes: int = 0  # of one call of an end of a raw pair; 0: the driver's default
 
     def __post_init__(self) -> None:
         if self.contender not in (*CONTENDERS, BASELINE):
@@ -74,7 +75,8 @@ class DriverSettings:
         if request.contender == RAW:
             raw = [str(self.driver), "raw", "--role", request.role, "--streams", str(request.streams)]
             end = ["--address", self.address] if request.role == "server" else ["--connect", request.connect]
-            return [*raw, *end, "--memory-bytes", str(request.memory_bytes)]
+            blocks = ["--write-bytes", str(request.write_bytes)] if request.write_bytes else []
+            return [*raw, *end, "--memory-bytes", str(request.memory_bytes), *blocks]
         ring = [str(self.driver), "ring", *ranks, "--channels", str(self.channels)]
         ring += ["--slice-bytes", str(SLICE_BYTES), "--depth", str(DEPTH), "--timeout-ms", timeout_ms]
         if request.contender == "bare":

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
-import signal
 import socket
 import statistics
 import subprocess
@@ -19,15 +16,12 @@ from typing import Any
 
 from bagua.net.bench.nccl_ab.contender import Contender, worker_environment
 from bagua.net.bench.nccl_ab.log import NetworkProof, read_proof_file
+from bagua.net.bench.process_tree import end_tree, last_words
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "ddp_train.py"
 
 # Communicators are created and kernels chosen in these.
 WARMUP_STEPS = 5
-# torchrun gives its workers 30 s to end after SIGTERM.
-TERMINATION_S = 40.0
-LAST_LINES = 15
-_TORCHRUN_LOG = re.compile(r"[WE]\d{4} .*torch/distributed/elastic/multiprocessing/")
 
 
 class RunError(RuntimeError):
@@ -61,40 +55,6 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        try:
-            children = [int(child) for child in (task / "children").read_text(encoding="ascii").split()]
-        except OSError:
-            continue  # The thread has ended since the directory was listed.
-        for child in children:
-            found += [child, *descendants(child)]
-    return found
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """torchrun puts each worker into a session of its own, so that only itself can end them in order."""
-    workers = descendants(process.pid)
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(TERMINATION_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        for pid in workers:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue  # It ended with torchrun.
-
-
-def _last_words(lines: list[str]) -> list[str]:
-    """Those of the ranks, which come before torchrun's own long report of them."""
-    report = next((number for number, line in enumerate(lines) if _TORCHRUN_LOG.match(line)), len(lines))
-    return lines[:report][-LAST_LINES:] or lines[-LAST_LINES:]
-
-
 def train_once(
     contender: Contender,
     round_number: int,
@@ -122,21 +82,22 @@ def train_once(
     output = folder / "output.txt"
     began = time.monotonic()
     with output.open("wb") as file:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
+        )
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            end(process)
+            end_tree(process)
             raise RunError(f"{contender.name}, round {round_number}: not done after {timeout_s:.0f} s") from None
         except BaseException:
-            end(process)
+            end_tree(process)
             raise
     wall_seconds = time.monotonic() - began
     if code != 0 or not result.is_file():
         lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         raise RunError(
-            f"{contender.name}, round {round_number}: exit code {code}; it ended with:\n"
-            + "\n".join(_last_words(lines))
+            f"{contender.name}, round {round_number}: exit code {code}; it ended with:\n" + "\n".join(last_words(lines))
         )
     document: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return Training(

@@ -142,13 +142,17 @@ class RawSession:
         ranks: int,
         channels: int,
         largest_bytes: int,
+        write_bytes: int = 0,
     ) -> None:
+        """`write_bytes`: of one call; 0: the driver's default, 1 MiB. Small transfers over many connections need less,
+        or some connections have nothing to do at the end."""
         self.streams = streams
+        self._write_bytes = write_bytes
         self._ranks = ranks
         self._channels = channels
         self._client_place = client
         self._memory_bytes = ring_memory_bytes(largest_bytes, ranks, channels)
-        request = DriverRequest(RAW, server[0], ranks, "server", streams, memory_bytes=self._memory_bytes)
+        request = DriverRequest(RAW, server[0], ranks, "server", streams, "", self._memory_bytes, write_bytes)
         self._server: Endpoint = server[1].start(request)
         self._client: Endpoint | None = None
 
@@ -160,7 +164,14 @@ class RawSession:
         (listening,) = gather([self._server], "listening", timeout_s, "starting")
         rank, place = self._client_place
         request = DriverRequest(
-            RAW, rank, self._ranks, "client", self.streams, listening["address"], self._memory_bytes
+            RAW,
+            rank,
+            self._ranks,
+            "client",
+            self.streams,
+            listening["address"],
+            self._memory_bytes,
+            self._write_bytes,
         )
         self._client = place.start(request)
         gather([self._server, self._client], "connected", timeout_s, f"connecting to {listening['address']}")

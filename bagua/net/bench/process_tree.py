@@ -1,0 +1,59 @@
+"""Ends a command together with what it started, and says what it wrote last."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+# torchrun gives its workers 30 s to end after SIGTERM.
+TERMINATION_S = 40.0
+LAST_LINES = 15
+_TORCHRUN_LOG = re.compile(r"[WE]\d{4} .*torch/distributed/elastic/multiprocessing/")
+
+
+def descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        try:
+            children = [int(child) for child in (task / "children").read_text(encoding="ascii").split()]
+        except OSError:
+            continue  # The thread has ended since the directory was listed.
+        for child in children:
+            found += [child, *descendants(child)]
+    return found
+
+
+def end_tree(process: subprocess.Popen[bytes], grace_s: float = TERMINATION_S) -> None:
+    """SIGTERM to the process and its group, which it must lead (`start_new_session=True`); SIGKILL to whatever is left.
+    torchrun puts each worker into a session of its own, so that only torchrun itself can end them in order."""
+    below = descendants(process.pid)
+    _signal_group(process.pid, signal.SIGTERM)
+    try:
+        process.wait(grace_s)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C: the user does not want to wait
+        below += descendants(process.pid)
+        process.kill()
+        process.wait()
+    for pid in below:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue  # It ended with its parent.
+    _signal_group(process.pid, signal.SIGKILL)
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(leader, number)
+    except ProcessLookupError:
+        pass  # The last process of the group has ended.
+
+
+def last_words(lines: Sequence[str]) -> list[str]:
+    """Those of the ranks, which come before torchrun's own long report of them."""
+    report = next((number for number, line in enumerate(lines) if _TORCHRUN_LOG.match(line)), len(lines))
+    return list(lines[:report][-LAST_LINES:] or lines[-LAST_LINES:])

@@ -1,0 +1,1 @@
+"""`bagua-net compare`: a user's own command with two settings by turns, and a verdict."""

@@ -1,0 +1,109 @@
+"""All runs: A B B A A B B A ..., so that a drift of the machine falls on both settings alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bagua.net.bench.progress import Progress
+from bagua.net.bench.rotation import rotated
+from bagua.net.compare.command_run import CommandRun, RunError
+from bagua.net.compare.setting import Setting
+from bagua.net.compare.step_sources import RunFigure, StepSource, choose_source, figure_of
+
+# (setting, round, timeout_s, on_line) -> run
+Runner = Callable[[Setting, int, float, Callable[[str], None]], CommandRun]
+
+
+@dataclass
+class Rounds:
+    """What ran, and why it ended before its time.
+
+    Attributes:
+        figures: of each run; those of a setting are in the order of its rounds.
+    """
+
+    runs: list[CommandRun] = field(default_factory=list)
+    figures: list[RunFigure] = field(default_factory=list)
+    source: StepSource | None = None
+    error: str = ""
+    notes: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    def of(self, setting: Setting) -> list[tuple[CommandRun, RunFigure]]:
+        pairs = zip(self.runs, self.figures, strict=True)
+        return sorted(((r, f) for r, f in pairs if r.setting is setting), key=lambda pair: pair[0].round)
+
+
+def run_rounds(
+    settings: Sequence[Setting],
+    rounds: int,
+    time_limit_s: float,
+    sources: Sequence[StepSource],
+    warmup: int | None,
+    runner: Runner,
+    progress: Progress,
+    clock: Callable[[], float] = time.monotonic,
+) -> Rounds:
+    """Ends early, with what there is, at the first failure, on Ctrl-C, and before a round for which no time is left."""
+    found = Rounds()
+    began = clock()
+    deadline = began + time_limit_s
+    longest = 0.0
+    try:
+        for number in range(rounds):
+            round_began = clock()
+            if number and longest > deadline - round_began:
+                found.notes.append(
+                    f"{number} of {rounds} rounds ran: another takes {longest:.0f} s, and"
+                    f" {max(0.0, deadline - round_began):.0f} s are left of --time-limit {time_limit_s:g}"
+                )
+                break
+            for setting in rotated(settings, number):
+                _run_once(found, setting, number, deadline - clock(), sources, warmup, runner, progress)
+            longest = max(longest, clock() - round_began)
+    except (RunError, ValueError) as error:
+        found.error = str(error)
+    except KeyboardInterrupt:
+        found.interrupted = True
+    return found
+
+
+def _run_once(
+    found: Rounds,
+    setting: Setting,
+    number: int,
+    timeout_s: float,
+    sources: Sequence[StepSource],
+    warmup: int | None,
+    runner: Runner,
+    progress: Progress,
+) -> None:
+    what = f"round {number + 1}, {setting.name}"
+    last = ""
+
+    def show(line: str) -> None:
+        nonlocal last
+        last = "".join(letter for letter in line.strip() if letter.isprintable()) or last
+        progress.advance(f"{what}: {last}" if last else what, 0)
+
+    show("")
+    run = runner(setting, number, max(timeout_s, 0.1), show)
+    if found.source is None:
+        found.source = choose_source(sources, run)
+    figure = figure_of(found.source, run, warmup)
+    found.runs.append(run)
+    found.figures.append(figure)
+    progress.advance(what)
+    progress.message(f"{what}: {figure.seconds * 1e3:.4g} ms ({figure.steps} steps, {run.wall_s:.0f} s in all)")
+
+
+def folder_of(root: Path, setting_index: int, round_number: int) -> Path:
+    """Of one run; empty."""
+    folder = root / f"round{round_number + 1}-{'ab'[setting_index]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.glob("*"):
+        stale.unlink()
+    return folder

@@ -1,0 +1,197 @@
+"""What one end tells the other about its host. What arrives is data from the network: checked, and never trusted."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bagua.net import native
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.network_path import interface_addresses
+from bagua.net.bench.rendezvous import host_identity
+from bagua.net.nccl_library import find_nccl_libraries, find_torch
+from bagua.version import __version__
+
+_SIOCGIFMTU = 0x8921
+_MAX_TEXT = 200
+_MAX_ITEMS = 1024  # a host of containers has hundreds of interfaces
+
+
+@dataclass(frozen=True)
+class InterfaceFacts:
+    """
+    Attributes:
+        mtu: in bytes; 0: unknown.
+        speed_mbps: of the link; 0: unknown.
+        used: by Bagua-Net.
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    mtu: int = 0
+    speed_mbps: int = 0
+    used: bool = False
+    loopback: bool = False
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """
+    Attributes:
+        identity: the same for all network namespaces of one running kernel.
+        own_addresses: what the host's own name resolves to there.
+        nccl, torch: versions; "" for none.
+        tcp_wmem_max, tcp_rmem_max: the most that TCP buffers for a connection, in bytes; 0: unknown.
+        interfaces_error: why the plugin can use no interface there; "" if it can.
+    """
+
+    host: str
+    version: str
+    identity: str = ""
+    own_addresses: tuple[str, ...] = ()
+    kernel: str = ""
+    congestion_control: str = ""
+    cpus: int = 1
+    nccl: str = ""
+    torch: str = ""
+    tcp_wmem_max: int = 0
+    tcp_rmem_max: int = 0
+    interfaces: tuple[InterfaceFacts, ...] = field(default=())
+    interfaces_error: str = ""
+
+    def interface_of(self, address: str) -> InterfaceFacts | None:
+        return next((one for one in self.interfaces if address in one.addresses), None)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def facts_of_this_host(environment: Mapping[str, str]) -> HostFacts:
+    """`environment`: what a job would be started with."""
+    release = next((one.release for one in find_nccl_libraries(environment) if one.release is not None), None)
+    torch = find_torch()
+    interfaces, error = _interfaces(environment)
+    host = socket.gethostname()
+    return HostFacts(
+        host=host,
+        version=__version__,
+        identity=host_identity(),
+        own_addresses=tuple(resolved(host)),
+        kernel=platform.release(),
+        congestion_control=_words("/proc/sys/net/ipv4/tcp_congestion_control", 1)[0],
+        cpus=len(os.sched_getaffinity(0)),
+        nccl="" if release is None else str(release),
+        torch="" if torch is None else torch.version,
+        tcp_wmem_max=_integer(_words("/proc/sys/net/ipv4/tcp_wmem", 3)[2]),
+        tcp_rmem_max=_integer(_words("/proc/sys/net/ipv4/tcp_rmem", 3)[2]),
+        interfaces=interfaces,
+        interfaces_error=error,
+    )
+
+
+def resolved(name: str) -> list[str]:
+    """All addresses of a name, each once; empty if it has none."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def _interfaces(environment: Mapping[str, str]) -> tuple[tuple[InterfaceFacts, ...], str]:
+    error = ""
+    try:
+        known = {row.name: row for row in native.interfaces(environment)}
+    except (ValueError, RuntimeError) as problem:
+        known, error = {}, str(problem)
+    facts = []
+    for name, addresses in interface_addresses().items():
+        row = known.get(name)
+        facts.append(
+            InterfaceFacts(
+                name,
+                tuple(dict.fromkeys([*addresses, *([row.address] if row and row.address else [])])),
+                _mtu(name),
+                max(0, row.speed_mbps) if row else 0,
+                bool(row and row.used),
+                bool(row and row.loopback) or name == "lo",
+            )
+        )
+    return tuple(facts), error
+
+
+def _mtu(name: str) -> int:
+    """Asked of the kernel, not of /sys, which shows the interfaces of the namespace that mounted it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        try:
+            answer = fcntl.ioctl(control.fileno(), _SIOCGIFMTU, struct.pack("16s240x", name.encode()[:15]))
+        except OSError:
+            return 0
+    return int(struct.unpack_from("i", answer, 16)[0])
+
+
+def _words(path: str, count: int) -> list[str]:
+    try:
+        words = Path(path).read_text(encoding="ascii").split()
+    except OSError:
+        words = []
+    return [*words, *[""] * count][:count]
+
+
+def _integer(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+def parse_facts(document: object) -> HostFacts:
+    """Fields of other versions are left out, missing ones are empty.
+
+    Raises:
+        BenchError: it is no description of a host.
+    """
+    if not isinstance(document, dict) or not document.get("host") or not document.get("version"):
+        raise BenchError("the peer did not describe its host; install the same version of bagua on both")
+    interfaces = document.get("interfaces")
+    rows = [row for row in interfaces if isinstance(row, dict)] if isinstance(interfaces, list) else []
+    return HostFacts(
+        **{name: _text(document.get(name)) for name in _TEXTS},
+        cpus=max(1, _number(document.get("cpus"))),
+        own_addresses=_texts(document.get("own_addresses")),
+        tcp_wmem_max=_number(document.get("tcp_wmem_max")),
+        tcp_rmem_max=_number(document.get("tcp_rmem_max")),
+        interfaces=tuple(
+            InterfaceFacts(
+                _text(row.get("name")),
+                _texts(row.get("addresses")),
+                _number(row.get("mtu")),
+                _number(row.get("speed_mbps")),
+                row.get("used") is True,
+                row.get("loopback") is True,
+            )
+            for row in rows[:_MAX_ITEMS]
+        ),
+    )
+
+
+_TEXTS = ("host", "version", "identity", "kernel", "congestion_control", "nccl", "torch", "interfaces_error")
+
+
+def _text(value: object) -> str:
+    """What may be shown on a terminal."""
+    text = value if isinstance(value, str) else ""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:_MAX_TEXT])
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    items: Sequence[object] = value if isinstance(value, list) else ()
+    return tuple(_text(item) for item in items[:_MAX_ITEMS])
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 48 else 0

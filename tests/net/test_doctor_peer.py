@@ -1,0 +1,430 @@
+"""`bagua-net doctor --peer`: what it concludes, and what it does with peers that are not what they should be. Real runs
+between two hosts are in test_doctor_peer_hosts.py."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bagua.cli import net_doctor_peer
+from bagua.cli.net import main
+from bagua.net.bench import remote_place
+from bagua.net.bench.errors import BenchError, ConnectionLostError
+from bagua.net.bench.progress import Progress
+from bagua.net.bench.rendezvous import LineConnection
+from bagua.net.doctor.finding import Finding, Report, Section, Status
+from bagua.net.doctor.peer import bandwidth, examination, serving
+from bagua.net.doctor.peer.bandwidth import RECEIVED, SENT, Bandwidth, Rate
+from bagua.net.doctor.peer.checks import check_mtu, check_names, check_ports, check_route, check_versions
+from bagua.net.doctor.peer.examination import examine_peer
+from bagua.net.doctor.peer.facts import HostFacts, InterfaceFacts, parse_facts
+from bagua.net.doctor.peer.handshake import admit
+from bagua.net.doctor.peer.reach import reach_of
+from bagua.net.doctor.peer.serving import serve_one_peer
+from bagua.net.doctor.peer.tcp_facts import TcpFacts, tcp_facts
+
+TOKEN = "right"
+ETH = InterfaceFacts("eth0", ("10.0.0.1",), 1500, 10_000, used=True)
+HERE = HostFacts(
+    "a", "1.0", "kernel-a", ("10.0.0.1",), cpus=8, tcp_wmem_max=4 << 20, tcp_rmem_max=6 << 20, interfaces=(ETH,)
+)
+THERE = replace(
+    HERE,
+    host="b",
+    identity="kernel-b",
+    own_addresses=("10.0.0.2",),
+    interfaces=(replace(ETH, addresses=("10.0.0.2",)),),
+)
+
+Answer = Callable[[LineConnection], None]
+
+
+def examine(port: int, token: str = TOKEN) -> Report:
+    return examine_peer(
+        "127.0.0.1",
+        port,
+        token,
+        wait_s=0.0,
+        transfer_s=0.05,
+        environment={},
+        progress=lambda total: Progress(total, quiet=True),
+    )
+
+
+@contextmanager
+def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """The port of a peer that a thread plays."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        try:
+            yield int(listener.getsockname()[1])
+        finally:
+            thread.join()
+
+
+def playing(answer: Answer) -> Callable[[socket.socket], None]:
+    """A peer that knows the token."""
+
+    def serve(listener: socket.socket) -> None:
+        connection = LineConnection(listener.accept()[0], "the asking end", 10)
+        try:
+            if admit(connection, TOKEN):
+                answer(connection)
+        except ConnectionLostError:
+            pass  # The asking end has had enough.
+        finally:
+            connection.close()
+
+    return serve
+
+
+def up_to_begin(connection: LineConnection, facts: HostFacts = THERE, largest: int = 1 << 30) -> None:
+    """Answers messages of at most `largest` characters, as a network does that drops large packets."""
+    connection.receive(10)
+    connection.send({"facts": facts.as_json()})
+    while (message := connection.receive(10)) is not None and "ping" in message:
+        if len(message["pad"]) <= largest:
+            connection.send({"pong": message["ping"], "pad": message["pad"]})
+
+
+def statuses(section: Section) -> list[Status]:
+    return [finding.status for finding in section.findings]
+
+
+def only(section: Section) -> Finding:
+    (finding,) = section.findings
+    return finding
+
+
+# --- peers that are not what they should be ---
+
+
+def test_a_wrong_token_is_turned_away_and_the_right_one_still_served() -> None:
+    said: list[str] = []
+    ports: list[int] = []
+    real = serving.listen_everywhere
+    ready = threading.Event()
+
+    def listen(port: int, backlog: int) -> socket.socket:
+        listener = real(port, backlog)
+        ports.append(listener.getsockname()[1])
+        ready.set()
+        return listener
+
+    served: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving, "listen_everywhere", listen)
+        thread = threading.Thread(target=lambda: served.append(serve_one_peer(0, TOKEN, 10, {}, said.append)))
+        thread.start()
+        assert ready.wait(10)
+        with pytest.raises(BenchError, match=r"127.0.0.1 has another token\nGive both ends the same --token"):
+            examine(ports[0], "wrong")
+        report = examine(ports[0])
+        thread.join()
+    assert said == ["turned away 127.0.0.1, which does not know the token"]
+    assert served == ["127.0.0.1"]
+    sections = report.as_json()["sections"]
+    assert list(sections) == ["names", "versions", "route", "mtu", "ports", "bandwidth", "all_reduce"]
+    rates = sections["bandwidth"]["facts"]["rates"]
+    assert {(rate["direction"], rate["streams"]) for rate in rates} == {
+        (direction, streams) for direction in (SENT, RECEIVED) for streams in (1, 4, 16)
+    }
+    assert all(rate["median"] > 0 for rate in rates)
+
+
+def test_a_peer_that_answers_but_proves_nothing() -> None:
+    def serve(listener: socket.socket) -> None:
+        connection = LineConnection(listener.accept()[0], "the asking end", 10)
+        connection.send({"magic": "bagua-net-doctor/1", "nonce": "1"})
+        connection.receive(10)
+        connection.send({"proof": "yes"})
+        connection.close()
+
+    with listening(serve) as port, pytest.raises(BenchError, match="another token"):
+        examine(port)
+
+
+def test_another_program_on_the_port() -> None:
+    def serve(listener: socket.socket) -> None:
+        with listener.accept()[0] as accepted:
+            accepted.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+    with listening(serve) as port, pytest.raises(BenchError, match="which is no message of this bench"):
+        examine(port)
+
+
+def test_nothing_listens_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = int(server.getsockname()[1])
+    with pytest.raises(BenchError, match=rf"port {port}: Connection refused\nStart `bagua-net doctor --serve {port}`"):
+        examine(port)
+
+
+def test_a_name_that_cannot_be_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--peer", "no..host", "--token", "x"]) == 1
+    assert "the name 'no..host' cannot be resolved" in capsys.readouterr().err
+
+
+def test_a_peer_that_goes_away_in_the_middle() -> None:
+    with (
+        listening(playing(up_to_begin)) as port,
+        pytest.raises(ConnectionLostError, match=r"the connection to 127\.0\.0\.1 is lost"),
+    ):
+        examine(port)
+
+
+def test_a_network_that_drops_large_packets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "_LARGE_S", 0.3)
+    with listening(playing(lambda connection: up_to_begin(connection, largest=1000))) as port:
+        report = examine(port)
+    sections = {section.name: section for section in report.sections}
+    assert not report.is_usable
+    assert "small messages pass, large ones do not" in only(sections["mtu"]).text
+    assert sections["bandwidth"].status is sections["all_reduce"].status is Status.SKIP
+
+
+def test_a_peer_that_starts_no_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ports cannot be reached, for one reason or another."""
+    monkeypatch.setattr(bandwidth, "_CONNECT_S", 0.3)
+
+    def answer(connection: LineConnection) -> None:
+        up_to_begin(connection)
+        while (order := connection.receive(10)) is not None and "finish" not in order:
+            if order.get("start", {}).get("role") == "server":
+                address = {"event": "listening", "address": "127.0.0.1:1"}
+                connection.send({"id": order["id"], "event": address})
+
+    with listening(playing(answer)) as port:
+        report = examine(port)
+    sections = {section.name: section for section in report.sections}
+    failed = [finding.text for finding in sections["ports"].findings if finding.status is Status.FAIL]
+    assert ["Connection refused" in text or "no answer from" in text for text in failed] == [True, True]
+    assert sections["bandwidth"].status is Status.SKIP
+
+
+def test_what_a_peer_sends_is_made_harmless() -> None:
+    facts = parse_facts(
+        {
+            "host": "b\x1b[2J",
+            "version": "2" * 10_000,
+            "cpus": "many",
+            "tcp_wmem_max": 1 << 70,
+            "interfaces": [{"name": 3, "addresses": "x", "mtu": True}, "eth0"] * 5000,
+            "own_addresses": {"a": 1},
+            "new": 1,
+        }
+    )
+    assert facts.host == "b?[2J"
+    assert len(facts.version) == 200
+    assert (facts.cpus, facts.tcp_wmem_max, facts.own_addresses) == (1, 0, ())
+    assert facts.interfaces == (InterfaceFacts("", ()),) * 1024
+    for wrong in (None, [], {"host": "b"}, {"host": "", "version": "1"}):
+        with pytest.raises(BenchError, match="did not describe its host"):
+            parse_facts(wrong)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"contender": "plugin", "role": "ring", "memory_bytes": 0},
+        {"memory_bytes": 1 << 40},
+        {"streams": 10_000},
+        {"streams": "1"},
+        {"command": "rm"},
+    ],
+)
+def test_the_serving_end_starts_nothing_else(change: dict[str, Any]) -> None:
+    order = {"contender": "raw", "rank": 1, "ranks": 2, "role": "server", "streams": 1, "memory_bytes": 1 << 20}
+
+    class NoPlace:
+        def start(self, request: object) -> None:
+            raise AssertionError(f"{request} was started")
+
+    with pytest.raises(BenchError):
+        serving._starter(NoPlace())({**order, **change})  # type: ignore[arg-type]
+
+
+def test_orders_that_arrived_with_the_word_before_them_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(*_: object) -> None:
+        raise AssertionError("it waits, and an order is here")
+
+    monkeypatch.setattr(remote_place, "wait", wait)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as theirs:
+        connection = LineConnection(server.accept()[0], "the asking end", 10)
+        theirs.sendall(b'{"begin": true}\n{"finish": false}\n')
+        assert connection.receive(10) == {"begin": True}
+        assert remote_place.serve(connection, lambda _: pytest.fail("nothing was ordered")) is False
+        connection.close()
+
+
+# --- conclusions ---
+
+
+def rates(one: float, four: float, sixteen: float, cpus: float = 0.5) -> Bandwidth:
+    """In Gb/s, the same each way."""
+    return Bandwidth(
+        [
+            Rate(direction, streams, rate / 8e-9, rate / 8e-9, rate / 8e-9, cpus)
+            for direction in (SENT, RECEIVED)
+            for streams, rate in ((1, one), (4, four), (16, sixteen))
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "speed_mbps", "round_trip_s", "limit", "streams"),
+    [
+        (rates(9.0, 9.3, 9.4), 10_000, 1e-4, "link", 1),
+        (rates(0.4, 1.6, 6.0), 10_000, 1e-4, "connection", 16),
+        (rates(0.4, 1.6, 1.62), 10_000, 1e-4, "path", 4),
+        (rates(0.4, 1.6, 6.0), 0, 0.08, "buffers", 16),
+        (rates(20, 22, 21, cpus=13.0), 100_000, 1e-4, "cpu", 4),
+        (rates(5, 5, 5), 10_000, None, "path", 1),
+    ],
+)
+def test_what_limits_an_all_reduce(
+    found: Bandwidth, speed_mbps: int, round_trip_s: float | None, limit: str, streams: int
+) -> None:
+    reach = reach_of(found, HERE, THERE, speed_mbps, round_trip_s)
+    assert reach is not None
+    assert (reach.limit, reach.streams) == (limit, streams)
+
+
+def test_the_slower_direction_counts_and_without_one_there_is_no_estimate() -> None:
+    found = rates(8, 8, 8)
+    found.rates = [replace(rate, median=rate.median / 2) if rate.direction == SENT else rate for rate in found.rates]
+    reach = reach_of(found, HERE, THERE, 0, None)
+    assert reach is not None
+    assert reach.busbw_bytes_per_s == pytest.approx(0.5e9)
+    found.rates = [rate for rate in found.rates if rate.direction == SENT]
+    assert reach_of(found, HERE, THERE, 0, None) is None
+
+
+def test_versions_that_differ_are_named() -> None:
+    assert statuses(check_versions(HERE, THERE)) == [Status.OK]
+    other = replace(THERE, version="0.9", nccl="2.28.9")
+    texts = [finding.text for finding in check_versions(HERE, other).findings]
+    assert texts == ["bagua is 1.0 here and 0.9 there", "NCCL is not installed here and 2.28.9 there"]
+
+
+def test_host_names_that_others_cannot_reach() -> None:
+    loop = replace(THERE, own_addresses=("127.0.1.1",))
+    (_, finding) = check_names("b", ["10.0.0.2"], "10.0.0.2", HERE, loop).findings
+    assert "the host name b is 127.0.1.1 there" in finding.text
+    assert statuses(check_names("127.0.0.1", ["127.0.0.1"], "127.0.0.1", HERE, loop)) == [Status.OK]
+    unknown = replace(THERE, own_addresses=())
+    assert "cannot be resolved there" in check_names("b", ["10.0.0.2"], "10.0.0.2", HERE, unknown).findings[1].text
+
+
+def test_a_route_over_another_interface_than_a_job_uses() -> None:
+    assert statuses(check_route("10.0.0.1", "10.0.0.2", HERE, THERE)) == [Status.OK, Status.OK]
+    fast = InterfaceFacts("eth1", ("10.1.0.2",), 9000, used=True)
+    other = replace(THERE, interfaces=(replace(THERE.interfaces[0], used=False), fast))
+    finding = check_route("10.0.0.1", "10.0.0.2", HERE, other).findings[1]
+    assert "the route to the peer takes eth0, and a job would use eth1" in finding.text
+    translated = check_route("10.0.0.1", "203.0.113.7", HERE, THERE).findings[1]
+    assert "203.0.113.7 there is on no interface" in translated.text
+    without = replace(THERE, interfaces_error="no interface can be used; bring one up")
+    assert check_route("10.0.0.1", "10.0.0.2", HERE, without).status is Status.FAIL
+
+
+@pytest.mark.parametrize(
+    ("path", "here", "there", "said"),
+    [
+        (1500, 1500, 1500, ["packets hold 1500 bytes"]),
+        (1400, 1500, 1500, ["packets of the path hold 1400 bytes, less than the interfaces do"]),
+        (1300, 1300, 1300, ["packets hold 1300 bytes, fewer than Ethernet's 1500"]),
+        (1500, 9000, 1500, ["packets hold 1500 bytes", "the interfaces differ: 9000 here, 1500 there"]),
+        (None, 1500, 1500, ["the kernel does not tell"]),
+    ],
+)
+def test_mtu(path: int | None, here: int, there: int, said: list[str]) -> None:
+    ends = [
+        replace(facts, interfaces=(replace(facts.interfaces[0], mtu=mtu),))
+        for facts, mtu in ((HERE, here), (THERE, there))
+    ]
+    section = check_mtu("10.0.0.1", "10.0.0.2", ends[0], ends[1], TcpFacts(1e-4, path, 0), True)
+    assert [text in finding.text for finding, text in zip(section.findings, said, strict=True)] == [True] * len(said)
+
+
+def test_addresses_that_do_not_answer() -> None:
+    section = check_ports({"10.1.0.2": "timed out", "10.2.0.2": ""}, rates(1, 1, 1), "10.0.0.1", "10.0.0.2")
+    assert statuses(section) == [Status.WARN, Status.OK, Status.OK]
+    assert section.findings[0].text.endswith("10.1.0.2: timed out")
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_the_kernel_tells_round_trip_and_mtu(family: socket.AddressFamily) -> None:
+    host = "127.0.0.1" if family == socket.AF_INET else "::1"
+    with socket.create_server((host, 0), family=family) as server, socket.socket(family) as client:
+        client.connect(server.getsockname())
+        facts = tcp_facts(client)
+    assert facts.path_mtu is not None
+    assert facts.path_mtu >= 65535  # of loopback
+    assert facts.min_rtt_s is not None
+    assert 0 < facts.min_rtt_s < 1
+
+
+# --- the command ---
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("node1", "node1", 29512),
+        ("node1:99", "node1", 99),
+        ("10.0.0.2:99", "10.0.0.2", 99),
+        ("fd77::2", "fd77::2", 29512),
+        ("[fd77::2]:99", "fd77::2", 99),
+        ("[fe80::1%eth0]", "fe80::1%eth0", 29512),
+    ],
+)
+def test_names_of_peers(text: str, host: str, port: int) -> None:
+    assert net_doctor_peer._host_and_port(text) == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--peer", "-oProxyCommand=x"], "expected one argument"),
+        (["--peer=-oProxyCommand=x"], "is not a host"),
+        (["--peer", "node1:0"], "is not a host"),
+        (["--peer", "node1", "--serve"], "not allowed with argument"),
+        (["--serve", "0"], "outside 1..65535"),
+        (["--serve", "--ssh"], "--ssh belongs to --peer"),
+        (["--serve", "--json"], "--json belongs to the end that reports"),
+        (["--token", "x"], "--token belongs to --peer HOST or --serve"),
+        (["--peer", "node1", "--ssh=-oProxyCommand=x"], "is not a destination"),
+    ],
+)
+def test_wrong_options(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["doctor", *words])
+    except SystemExit as exit_:
+        code = int(str(exit_.code))
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        assert main(["doctor", "--serve", str(port), "--token", "x"]) == 1
+    assert f"port {port} cannot be listened on (Address already in use" in capsys.readouterr().err
+
+
+def test_nobody_comes(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    assert main(["doctor", "--serve", str(port), "--wait", "0"]) == 1
+    errors = capsys.readouterr().err
+    assert f"\n  bagua-net doctor --peer {socket.gethostname()}:{port} --token " in errors
+    assert f"no peer came to port {port} within 0 s" in errors

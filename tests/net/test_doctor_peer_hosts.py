@@ -1,0 +1,119 @@
+"""`bagua-net doctor --peer` between two hosts (network namespaces), as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.processes import wait_until
+
+_ROOT = Path(__file__).resolve().parents[2]
+if str(_ROOT / "tools") not in sys.path:
+    sys.path.append(str(_ROOT / "tools"))  # behind everything else: `tools` holds programs, not an installed package
+
+from netlab import Lab, missing_privilege  # noqa: E402
+
+_LACKING = missing_privilege()
+pytestmark = [pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING)), pytest.mark.netns]
+
+_PEER = "10.77.0.2"
+_OTHER_VERSION = """
+import sys, bagua.version
+bagua.version.__version__ = "0.9.1"
+from bagua.cli.net import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab(rate_mbit=200, per_flow_mbit=40, mtu=1300) as lab:
+        yield lab
+
+
+@pytest.fixture
+def variables(tmp_path: Path) -> dict[str, str]:
+    return {"HOME": str(tmp_path), "NCCL_IB_DISABLE": "1", "NO_COLOR": "1"}
+
+
+def doctor(*words: str) -> list[str]:
+    return [str(Path(sys.executable).parent / "bagua-net"), "doctor", *words]
+
+
+def serving(lab: Lab, variables: dict[str, str], command: Sequence[str]) -> subprocess.Popen[str]:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return lab.start(1, command, variables, **pipes)
+
+
+def test_a_capped_network_with_a_small_mtu_and_a_peer_of_another_version(lab: Lab, variables: dict[str, str]) -> None:
+    other = [sys.executable, "-c", _OTHER_VERSION, "doctor", "--serve", "--token", "abc"]
+    with serving(lab, variables, other) as serve:
+        words = doctor("--peer", _PEER, "--token", "abc", "--json", "--seconds", "0.25")
+        result = lab.run(0, words, variables)
+        said = serve.communicate(timeout=20)[0]
+    assert result.returncode == 0, result.stderr + said
+    assert "examined by 10.77.0.1" in said
+    sections = json.loads(result.stdout)["sections"]
+    assert sections["mtu"]["facts"]["path_mtu"] == 1300
+    assert "and 0.9.1 there" in sections["versions"]["findings"][0]["text"]
+    assert [finding["status"] for finding in sections["route"]["findings"]] == ["ok", "ok"]
+    rates = {(r["direction"], r["streams"]): r["median"] * 8e-6 for r in sections["bandwidth"]["facts"]["rates"]}
+    for direction in ("sent", "received"):
+        # Payload is less than the rate; the token buckets start full.
+        assert 20 < rates[direction, 1] < 60
+        assert rates[direction, 4] > 2 * rates[direction, 1]
+        assert 100 < rates[direction, 16] < 300
+    reach = sections["all_reduce"]["facts"]
+    assert 20e6 < reach["per_connection_bytes_per_s"] * 8 < 60e6
+    assert reach["busbw_bytes_per_s"] * 8 > 100e6
+
+
+def test_a_peer_that_is_killed_in_the_middle(lab: Lab, variables: dict[str, str], tmp_path: Path) -> None:
+    with serving(lab, variables, doctor("--serve", "--token", "abc")) as serve, (tmp_path / "said").open("w") as said:
+        words = doctor("--peer", _PEER, "--token", "abc", "--seconds", "5")
+        asking = lab.start(0, words, variables, stdout=said, stderr=said)
+        wait_until(lambda: "raw x1" in (tmp_path / "said").read_text(), "the first transfer", 30)
+        serve.kill()
+        assert asking.wait(20) == 1
+    text = (tmp_path / "said").read_text()
+    assert f"the connection to {_PEER} is lost" in text
+    assert "Traceback" not in text
+
+
+def test_an_unknown_name_and_a_closed_port(lab: Lab, variables: dict[str, str]) -> None:
+    result = lab.run(0, doctor("--peer", "no-such-host.invalid", "--token", "abc"), variables)
+    assert result.returncode == 1
+    assert "the name 'no-such-host.invalid' cannot be resolved" in result.stderr
+    result = lab.run(0, doctor("--peer", f"{_PEER}:4711", "--wait", "0"), variables)
+    assert result.returncode == 1
+    assert f"On {_PEER}, run:\n  bagua-net doctor --serve 4711 --token " in result.stderr
+    assert f"{_PEER}, port 4711: Connection refused" in result.stderr
+
+
+@pytest.mark.parametrize("logs_in", [True, False])
+def test_over_ssh(lab: Lab, variables: dict[str, str], tmp_path: Path, logs_in: bool) -> None:
+    """`ssh` is played: it runs the command on the other host of the lab."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    entering = f"nsenter --net={lab.hosts[1].namespace.path} sh -c"
+    run = f'for word; do :; done; exec {entering} "$word"' if logs_in else "echo Permission denied; exit 255"
+    ssh.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n{run}\n')
+    ssh.chmod(0o755)
+    path = {**variables, "PATH": f"{ssh.parent}{os.pathsep}{os.environ['PATH']}"}
+    result = lab.run(0, doctor("--peer", _PEER, "--ssh", "me@b", "--seconds", "0.05"), path)
+    arguments = (tmp_path / "arguments").read_text()
+    assert "BatchMode=yes" in arguments
+    assert "-- me@b " in arguments
+    if logs_in:
+        assert result.returncode == 0, result.stderr
+        assert "a ring between these hosts reaches at most" in result.stdout.replace("\n       ", "")
+        assert "see the warnings" in result.stdout
+    else:
+        assert result.returncode == 1
+        assert "`bagua-net doctor --serve` on me@b ended with exit code 255\n  Permission denied" in result.stderr
