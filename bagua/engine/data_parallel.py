@@ -246,7 +246,7 @@ class BaguaDistributedDataParallel:
         by_label: dict[str, Any] = {}
         for one in choices:
             by_label.setdefault(_label(one), one)
-        self._tuner = PlanTuner(self, by_label)
+        self._tuner = PlanTuner(self, by_label, bool(allow))
 
     def use(self, algorithm: Any, bucket_bytes: int | None, first_bucket_bytes: int | None) -> bool:
         """Communicate like this from the next replan on.

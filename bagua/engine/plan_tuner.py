@@ -19,8 +19,10 @@ import torch.distributed as dist
 from bagua.collectives.failure_report import failures_named
 from bagua.collectives.object_collectives import broadcast_object
 from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES, DEFAULT_BUCKET_BYTES_ON_CPU
+from bagua.engine.compression_cost import compression_s_per_byte
 from bagua.engine.tuning_fingerprint import fingerprint_of
 from bagua.tuning import memory
+from bagua.tuning.advice import advice
 from bagua.tuning.search import ModelLayout, Outcome, Search
 from bagua.tuning.setting import Bucket, Setting, Turn, settings_for
 
@@ -41,10 +43,14 @@ class PlanTuner:
     Args:
         engine: whose plan is tuned, from its next steps on.
         algorithms: that may be used, by label: the present one first.
+        allows_others: some of them have other results.
     """
 
-    def __init__(self, engine: BaguaDistributedDataParallel, algorithms: Mapping[str, Any]) -> None:
+    def __init__(
+        self, engine: BaguaDistributedDataParallel, algorithms: Mapping[str, Any], allows_others: bool = False
+    ) -> None:
         self._engine = engine
+        self._allows_others = allows_others
         self._algorithms = algorithms
         self._device = engine.bagua_buckets[0].device if engine.bagua_buckets else torch.device("cpu")
         self._default = Setting(next(iter(algorithms)), engine.bucket_bytes, engine.first_bucket_bytes)
@@ -139,7 +145,17 @@ class PlanTuner:
         # What was confirmed keeps the table of the search that found it.
         if not outcome.tried or (is_confirmed and before is not None and before.fingerprint == self._fingerprint):
             return [], outcome.setting, None
-        return [], outcome.setting, memory.Answer.of(outcome, self._fingerprint, self._steps)
+        answer = memory.Answer.of(outcome, self._fingerprint, self._steps, self._compressed_speedup(search))
+        for line in advice(answer):
+            _logger.info(f"{self._engine.bagua_module_name}: {line}")
+        return [], outcome.setting, answer
+
+    def _compressed_speedup(self, search: Search) -> float:
+        """Estimated where the user has allowed no other algorithm; NaN elsewhere."""
+        kinds = {bucket.dtype for bucket in self._engine.bagua_buckets}
+        if self._allows_others or kinds != {torch.float32}:
+            return math.nan
+        return search.compressed_speedup(compression_s_per_byte(self._device, self._engine.communicator.nranks()))
 
     def _log(self, outcome: Outcome, is_confirmed: bool) -> None:
         _logger.info(

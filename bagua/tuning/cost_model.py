@@ -98,9 +98,13 @@ class CostModel:
         """Of an algorithm that was measured."""
         return self._links.get(algorithm)
 
-    def step_s(self, setting: Setting) -> float:
-        """Seconds of a step; NaN where nothing of the algorithm was measured."""
-        link = self._links.get(setting.algorithm)
+    def step_s(self, setting: Setting, link: Link | None = None) -> float:
+        """Seconds of a step; NaN where nothing of the algorithm was measured.
+
+        Args:
+            link: instead of the one that was measured.
+        """
+        link = self._links.get(setting.algorithm) and (link or self._links[setting.algorithm])
         if link is None:
             return math.nan
         end, launched = -math.inf, 0

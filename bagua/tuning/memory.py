@@ -63,6 +63,8 @@ class Answer:
         reason: in one line.
         tried: the default first.
         steps: that the search took.
+        compressed_speedup: estimated, of steps that send 8 bits an element, where no such algorithm was allowed; NaN:
+            not known, or it was.
         found_at: seconds since 1970.
     """
 
@@ -72,6 +74,7 @@ class Answer:
     reason: str
     tried: tuple[Tried, ...]
     steps: int
+    compressed_speedup: float
     found_at: float
 
     def __str__(self) -> str:
@@ -84,10 +87,9 @@ class Answer:
         return Remembered(self.setting, step_s, exposed_s)
 
     @classmethod
-    def of(cls, outcome: Outcome, fingerprint: Fingerprint, steps: int) -> Answer:
-        return cls(
-            fingerprint, outcome.setting, outcome.speedup, outcome.reason, outcome.tried, steps, found_at=time.time()
-        )
+    def of(cls, outcome: Outcome, fingerprint: Fingerprint, steps: int, compressed_speedup: float = math.nan) -> Answer:
+        chosen = outcome.setting, outcome.speedup, outcome.reason, outcome.tried
+        return cls(fingerprint, *chosen, steps, compressed_speedup, found_at=time.time())
 
     def as_json(self) -> dict[str, Any]:
         """Numbers that are not known are None."""
@@ -107,6 +109,7 @@ class Answer:
             "reason": self.reason,
             "tried": tried,
             "steps": self.steps,
+            "compressed_speedup": _or_none(self.compressed_speedup),
             "found_at": self.found_at,
         }
 
@@ -124,7 +127,7 @@ class Answer:
             tried = tuple(
                 Tried(
                     Setting.from_json(one["setting"]),
-                    **{name: math.nan if one[name] is None else _number(one[name]) for name in _FIGURES},
+                    **{name: _number_or_nan(one[name]) for name in _FIGURES},
                     turns=int(_number(one["turns"])),
                 )
                 for one in document["tried"]
@@ -136,6 +139,7 @@ class Answer:
                 _text(document["reason"]),
                 tried,
                 int(_number(document["steps"])),
+                _number_or_nan(document["compressed_speedup"]),
                 _number(document["found_at"]),
             )
         except (KeyError, TypeError, IndexError, AttributeError) as error:
@@ -217,6 +221,10 @@ def _number(value: Any) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError(f"{value!r} is not a number")
     return float(value)
+
+
+def _number_or_nan(value: Any) -> float:
+    return math.nan if value is None else _number(value)
 
 
 def _text(value: Any) -> str:

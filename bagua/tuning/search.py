@@ -23,7 +23,7 @@ import statistics
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bagua.tuning.cost_model import CostModel
+from bagua.tuning.cost_model import CostModel, Link
 from bagua.tuning.setting import MIB, Setting, Turn
 
 MIN_GAIN = 0.02
@@ -164,6 +164,32 @@ class Search:
         except StopIteration as end:
             self.turns, self.outcome = [], end.value
 
+    def compressed_speedup(self, compression_s_per_byte: float) -> float:
+        """Of steps that send 8 bits instead of 32 for each element, compared with the default: an estimate from the
+        default algorithm's turns, with the best bucket size. NaN: it cannot be estimated.
+
+        Args:
+            compression_s_per_byte: what compressing takes on this device, see bagua.engine.compression_cost.
+        """
+        model = self._model([one for one in self._measured if one.algorithm == self._default.algorithm])
+        link = None if model is None else model.link(self._default.algorithm)
+        if model is None or link is None:
+            return math.nan
+        before = _median(turn.step_s for turn in self._measured[self._default])
+        compressed = Link(link.latency_s, link.s_per_byte / 4 + compression_s_per_byte)
+        mine = [one for one in self._settings if one.algorithm == self._default.algorithm]
+        return before / min(model.step_s(one, compressed) for one in mine)
+
+    def _model(self, measured: Sequence[Setting]) -> CostModel | None:
+        if self._layout is None:
+            return None
+        return CostModel(
+            self._layout.tensor_bytes,
+            self._layout.default_bytes,
+            self._layout.starts_small,
+            {one: self._measured[one] for one in measured},
+        )
+
     # --- the search --------------------------------------------------------------------------------------------------
 
     def _search(self) -> Turns:
@@ -224,15 +250,10 @@ class Search:
     def _promising(self, probes: Sequence[Setting]) -> list[Setting]:
         """Those with the shortest steps, measured or estimated, without the default."""
         others = self._settings[1:]
-        if self._layout is None:
+        model = self._model(probes)
+        if model is None:
             fastest = min(probes, key=self._ratio).algorithm
             return [one for one in others if one.algorithm == fastest]
-        model = CostModel(
-            self._layout.tensor_bytes,
-            self._layout.default_bytes,
-            self._layout.starts_small,
-            {one: self._measured[one] for one in probes},
-        )
         base = model.step_s(self._default)
 
         def ratio(setting: Setting) -> float:
