@@ -31,7 +31,7 @@ INTRODUCTION = """\
 
 `pip install` puts four commands on the path. `bagua` shows what training has found out. `bagua-net` switches
 the plugin on and off and examines a machine; `bagua-net-bench` measures it; `baguarun` starts jobs over ssh.
-`bagua.distributed.launch` and `bagua.distributed.run` are started with `python -m`. Each prints this text with `--help`.
+`bagua.distributed.launch` and `bagua.distributed.run` are started with `python -m`. Each prints this with `--help`.
 """
 
 
