@@ -458,7 +458,8 @@ def _label(algorithm: Any) -> str:
 
 
 def _labels(algorithms: Sequence[Any]) -> list[str]:
-    return [_label(one) for one in algorithms]
+    """Each once, in their order."""
+    return list(dict.fromkeys(_label(one) for one in algorithms))
 
 
 def _no_others(_: object) -> list[Any]:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from bagua.collectives.failure_report import failures_named
+from bagua.collectives.failure_report import CollectiveError, failures_named
 from bagua.collectives.object_collectives import broadcast_object
-from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES, DEFAULT_BUCKET_BYTES_ON_CPU
+from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES, DEFAULT_BUCKET_BYTES_ON_CPU, plan_buckets
 from bagua.engine.compression_cost import compression_s_per_byte
 from bagua.engine.tuning_fingerprint import fingerprint_of
 from bagua.tuning import memory
@@ -36,6 +36,23 @@ _logger = logging.getLogger("bagua")
 
 # What rank 0 tells the others: turns, or else the choice and what is kept in memory.
 _Orders = tuple[list[Setting], Setting | None, memory.Answer | None]
+
+
+def distinct_settings(
+    engine: BaguaDistributedDataParallel, default: Setting, algorithms: Sequence[str]
+) -> list[Setting]:
+    """Those of `settings_for` that lead to different buckets, the default first.
+
+    Args:
+        engine: whose tensors are communicated.
+        algorithms: labels of those that may be used.
+    """
+    tensors = [tensor for bucket in engine.bagua_buckets for tensor in bucket.tensors]
+    by_plan: dict[Hashable, Setting] = {}
+    for one in settings_for(sum(bucket.bytes() for bucket in engine.bagua_buckets), default, algorithms):
+        groups = plan_buckets(tensors, one.bucket_bytes, one.first_bucket_bytes)
+        by_plan.setdefault((one.algorithm, tuple(map(tuple, groups))), one)
+    return list(by_plan.values())
 
 
 class PlanTuner:
@@ -70,7 +87,7 @@ class PlanTuner:
         engine = self._engine
         # In launch order, whatever the buckets of now are.
         sizes = [view.nbytes for bucket in engine.bagua_buckets for view in bucket.views]
-        settings = settings_for(sum(sizes), self._default, list(self._algorithms))
+        settings = distinct_settings(engine, self._default, list(self._algorithms))
         on_cpu = self._device.type == "cpu"
         layout = ModelLayout(sizes, DEFAULT_BUCKET_BYTES_ON_CPU if on_cpu else DEFAULT_BUCKET_BYTES, not on_cpu)
         self._fingerprint = fingerprint_of(engine, list(self._algorithms), self._default, self._device)
@@ -128,8 +145,14 @@ class PlanTuner:
         engine = self._engine
         mine = self._decide() if self._search is not None else None
         self._shown = {}
-        with failures_named(engine.process_group, "tuning the communication"):
-            orders: _Orders = broadcast_object(mine, 0, engine.communicator)
+        communicator = engine.communicator
+        try:
+            with failures_named(engine.process_group, "tuning the communication", give_up=communicator.abort):
+                orders: _Orders = broadcast_object(mine, 0, communicator)
+        except CollectiveError:
+            # Those that wait for this rank alone learn of it, also if this process lives on.
+            communicator.abort()
+            raise
         return orders
 
     def _decide(self) -> _Orders:

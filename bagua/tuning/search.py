@@ -30,8 +30,12 @@ MIN_GAIN = 0.02
 # If a smaller part of a step is exposed communication, no other setting can gain MIN_GAIN.
 HIDDEN = MIN_GAIN
 PROBE_REPETITIONS = 2
-REPETITIONS_BEFORE_HALVING = 2
-PROMISING = 6
+# Before the slower half is dropped: so many repetitions, or fewer if they differ by no more than QUIET.
+MOST_REPETITIONS = 3
+QUIET = 0.01
+PROMISING = 8
+# Of a few steps each, so that there are not more than 300 steps.
+MAX_TURNS = 98
 FEWEST_PAIRS, MOST_PAIRS = 5, 15
 # By more than this part of a step, step times and exposed times have changed since an earlier run.
 MOST_CHANGE = 0.2
@@ -125,6 +129,7 @@ class Search:
         self._ratios: dict[Setting, list[float]] = {}
         self.outcome: Outcome | None = None
         self.turns: list[Setting] = []
+        self._turns_had = 0
         self._run = self._search()
         self._advance(None)
 
@@ -133,6 +138,7 @@ class Search:
         Args:
             turns: what `self.turns` have shown. `self.turns` and `self.outcome` are others afterwards.
         """
+        self._turns_had += len(turns)
         default = turns[self._default]
         for setting, turn in turns.items():
             self._measured.setdefault(setting, []).append(turn)
@@ -208,9 +214,14 @@ class Search:
             return self._outcome(self._default, 1.0, "communication is hidden: nothing to gain")
         left = self._promising(probes)
         while len(left) > 1:
-            for _ in range(REPETITIONS_BEFORE_HALVING):
+            for number in range(1, MOST_REPETITIONS + 1):
+                if self._turns_had + 1 + len(left) > MAX_TURNS - 2 * FEWEST_PAIRS:
+                    left = sorted(left, key=self._ratio)[:1]
+                    break
                 yield self._shuffled([self._default, *left])
-            left = sorted(left, key=self._ratio)[: len(left) // 2]
+                if number > 1 and _median(_standard_error(self._ratios[one]) for one in left) < QUIET:
+                    break
+            left = sorted(left, key=self._ratio)[: max(1, len(left) // 2)]
         if self._ratio(left[0]) >= 1:
             return self._outcome(self._default, 1.0, "no other setting is faster")
         outcome = yield from self._pairs(left[0])
@@ -275,7 +286,7 @@ class Search:
                 continue
             middle = statistics.median(logs)
             spread = _standard_error(logs)
-            is_last = len(logs) >= MOST_PAIRS
+            is_last = len(logs) >= MOST_PAIRS or self._turns_had + 2 > MAX_TURNS
             if middle < limit and (middle + _SURE * spread < 0 or (is_last and middle + _MOST_SPREAD * spread < 0)):
                 return self._outcome(candidate, math.exp(-middle), f"faster in {len(logs)} paired comparisons")
             if is_last or middle - _SURE * spread > limit:

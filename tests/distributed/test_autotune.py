@@ -116,8 +116,8 @@ def _tuned(
 
 
 CASES = [
-    ("gradient_allreduce", [], (None, 512), ("gradient_allreduce", 512)),
-    ("gradient_allreduce", ["bytegrad"], ("bytegrad", 512), ("bytegrad", 512)),
+    ("gradient_allreduce", [], (None, 1024), ("gradient_allreduce", 1024)),
+    ("gradient_allreduce", ["bytegrad"], ("bytegrad", 1024), ("bytegrad", 1024)),
     ("gradient_allreduce", ["bytegrad"], ("gradient_allreduce", None), ("gradient_allreduce", None)),
     ("bytegrad", ["gradient_allreduce"], ("none", None), ("bytegrad", None)),
 ]
@@ -216,7 +216,7 @@ def test_one_rank_alone_may_not_tune() -> None:
 
 
 def _disturbed(how: str, folder: str) -> str:
-    """Rank 1 is disturbed in step 20, in the middle of a repetition."""
+    """Rank 1 is disturbed in step 10, in the middle of a repetition."""
     os.environ["XDG_CACHE_HOME"] = folder
     search.HIDDEN = -1.0  # it does not end before
     rank, device = begin()
@@ -225,7 +225,7 @@ def _disturbed(how: str, folder: str) -> str:
     net.with_bagua([optimizer], Algorithm.init("gradient_allreduce"), autotune=True, allow=["bytegrad"])
     try:
         for step, batch in enumerate(batches(rank, STEPS, device)):
-            if step == 20 and rank == 1:
+            if step == 10 and rank == 1:
                 assert net.bagua_ddp._tuner is not None
                 if how == "dies":
                     os.kill(os.getpid(), signal.SIGKILL)
