@@ -284,6 +284,7 @@ class BaguaDistributedDataParallel:
         is_changed = self._tuner.before_step()
         if self._tuner.is_done:
             self._tuner = None
+            self._plans.forget_kept()  # what was tried gives its memory back
         return is_changed
 
     def rebuild_buckets(self) -> None:

@@ -178,7 +178,11 @@ class PlanTuner:
         kinds = {bucket.dtype for bucket in self._engine.bagua_buckets}
         if self._allows_others or kinds != {torch.float32}:
             return math.nan
-        return search.compressed_speedup(compression_s_per_byte(self._device, self._engine.communicator.nranks()))
+        try:
+            cost = compression_s_per_byte(self._device, self._engine.communicator.nranks())
+        except RuntimeError:  # no memory for it; the other ranks wait for what this one says
+            return math.nan
+        return search.compressed_speedup(cost)
 
     def _log(self, outcome: Outcome, is_confirmed: bool) -> None:
         _logger.info(
