@@ -174,7 +174,7 @@ class Search:
 
     def compressed_speedup(self, compression_s_per_byte: float) -> float:
         """Of steps that send 8 bits instead of 32 for each element, compared with the default: an estimate from the
-        default algorithm's turns, with the best bucket size. NaN: it cannot be estimated.
+        default algorithm's turns, with the same buckets. NaN: it cannot be estimated.
 
         Args:
             compression_s_per_byte: what compressing takes on this device, see bagua.engine.compression_cost.
@@ -183,10 +183,8 @@ class Search:
         link = None if model is None else model.link(self._default.algorithm)
         if model is None or link is None:
             return math.nan
-        before = _median(turn.step_s for turn in self._measured[self._default])
         compressed = Link(link.latency_s, link.s_per_byte / 4 + compression_s_per_byte)
-        mine = [one for one in self._settings if one.algorithm == self._default.algorithm]
-        return before / min(model.step_s(one, compressed) for one in mine)
+        return model.step_s(self._default) / model.step_s(self._default, compressed)
 
     def _model(self, measured: Sequence[Setting]) -> CostModel | None:
         if self._layout is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,25 +61,33 @@ def write(path: Path, cases: Sequence[RecordedCase], trials: Sequence[Trial], pa
             where = {**labels, "setting": str(tuned), "compared_with": other}
             found += figures(where, {("tuned_speedup", "x"): ratios})
         found += figures(labels, {("tuning", "steps"): [case.document["tuned"]["steps"]]})
-        for method in dict.fromkeys(trial.method for trial in trials):
-            mine = [trial for trial in trials if trial.method == method and trial.case is case]
-            where = {**labels, "method": method}
-            found += figures(
-                where,
-                {
-                    ("over_best", "%"): [100 * trial.regret for trial in mine],
-                    ("over_default", "%"): [100 * trial.loss for trial in mine],
-                    ("search", "steps"): [trial.steps for trial in mine],
-                },
-            )
+    for method in dict.fromkeys(trial.method for trial in trials):
+        mine = [trial for trial in trials if trial.method == method]
+        close = 100 * sum(trial.regret <= CLOSE for trial in mine) / len(mine)
+        worse = 100 * sum(trial.loss > WORSE for trial in mine) / len(mine)
+        found += figures(
+            {"method": method, "simulated": len(mine)},
+            {
+                ("within_5_percent_of_best", "%"): [close],
+                ("slower_than_default", "%"): [worse],
+                ("over_best", "%"): [100 * trial.regret for trial in mine],
+                ("search", "steps"): [trial.steps for trial in mine],
+            },
+        )
     train_figures.write(
         path,
         "Tuning while training, compared with all settings: four models on two CPU ranks in emulated networks",
-        found,
+        [_rounded(one) for one in found],
         machine=describe_machine(),
         ranks={"torch": torch.__version__, "device": "cpu"},
         parameters=parameters,
     )
+
+
+def _rounded(one: Figure) -> Figure:
+    values = [None if value is None else round(value, 2) for value in (one.median, one.low, one.high)]
+    assert values[0] is not None
+    return replace(one, median=values[0], low=values[1], high=values[2])
 
 
 def _labels(case: RecordedCase) -> dict[str, Label]:
