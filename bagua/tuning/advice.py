@@ -8,7 +8,8 @@ from bagua.tuning.memory import Answer
 from bagua.tuning.search import HIDDEN, MIN_GAIN
 from bagua.tuning.setting import MIB
 
-COMPRESSED = "bytegrad"
+# The estimate is of changing from one to the other: it says nothing about algorithms that do something else.
+UNCOMPRESSED, COMPRESSED = "gradient_allreduce", "bytegrad"
 # An estimate is worth to be told if it is better than what was measured by so much.
 _WORTH_TELLING = 1.1
 
@@ -27,7 +28,8 @@ def advice(answer: Answer) -> list[str]:
         most = default.step_s / (default.step_s - default.exposed_s) if default.exposed_s < default.step_s else math.nan
         limit = "" if math.isnan(most) else f"; without any exposed communication, steps would be {most:.2f}x as fast"
         lines.append(f"keep the default: nothing that was tried is faster by {100 * MIN_GAIN:g} %{limit}")
-    if answer.compressed_speedup > _WORTH_TELLING * answer.speedup:
+    is_plain = default is not None and default.setting.algorithm.startswith(UNCOMPRESSED)
+    if is_plain and answer.compressed_speedup > _WORTH_TELLING * answer.speedup:
         lines.append(
             f"{COMPRESSED} would give about {answer.compressed_speedup:.1f}x (estimated; it rounds gradients to 8"
             f' bits): allow it with allow=["{COMPRESSED}"], and tuning measures it'

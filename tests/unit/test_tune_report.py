@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -44,6 +45,14 @@ def test_advice(answer: Answer, words: str) -> None:
 
 def test_an_estimate_that_promises_little_is_not_told() -> None:
     assert not any("bytegrad" in line for line in advice(answer_of(FAST, 0.05, compressed=1.3)))
+
+
+def test_what_compresses_already_is_not_told_to() -> None:
+    answer = answer_of(DEFAULT, 0.05, compressed=2.3)
+    default = dataclasses.replace(answer.tried[0], setting=Setting("bytegrad", None, MIB))
+    compressed = dataclasses.replace(answer, setting=default.setting, tried=(default, *answer.tried[1:]))
+    assert any("bytegrad would" in line for line in advice(answer))
+    assert not any("bytegrad would" in line for line in advice(compressed))
 
 
 @pytest.fixture(autouse=True)
