@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import random
 import statistics
 from collections.abc import Callable
@@ -104,6 +105,10 @@ METHODS: dict[str, Callable[[RecordedCase, Draw, int], Found]] = {
     "every setting 7 times": every_setting,
     "the default": default,
 }
+
+
+if importlib.util.find_spec("optuna") is None:  # no package of the repository needs it
+    del METHODS["optuna"]
 
 
 def draw_of(case: RecordedCase, seed: int, pauses: float, noise: float) -> Draw:
