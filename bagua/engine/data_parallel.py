@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
-from bagua.engine.bucket_tuner import BucketTuner
 from bagua.engine.incomplete_step import failed_reinitialization
 from bagua.engine.module_hooks import ModuleHooks
 from bagua.engine.parameters import ignored_names, trainable_parameters
 from bagua.engine.plan_maker import PlanMaker
+from bagua.engine.plan_tuner import PlanTuner
 from bagua.engine.step_statistics import PassRecorder, StepStatistics
 from bagua.engine.tensor import drop_record, record_of, set_ready
 from bagua.engine.training_plan import AlgorithmHooks, TrainingPlan
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
     from bagua.engine.bucket import Bucket
     from bagua.engine.comm_scheduler import CommScheduler
+
+_logger = logging.getLogger("bagua")
 
 _module_counts: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
@@ -52,11 +55,13 @@ class BaguaDistributedDataParallel:
         find_unused_parameters: parameters that a backward pass does not reach contribute zeros.
         bucket_bytes: the size at which a bucket is closed; None: the default of its device.
         first_bucket_bytes: likewise, of the first, which is launched earliest; None: as the others.
-        tunes_buckets: finds the fastest sizes in the first steps, as `tune_buckets`.
+        autotune: finds the fastest way to communicate in the first steps, as `autotune`.
+        allow: algorithms that tuning may choose, too.
         once_compared: called when the ranks have compared models, optimizers and settings, before anything is changed.
 
     Raises:
-        ValueError: nothing to train, not a member of the group, or an optimizer whose state cannot be synchronized.
+        ValueError: nothing to train, not a member of the group, an optimizer whose state cannot be synchronized, or
+            training cannot change to an algorithm of `allow`.
         RuntimeError: the ranks' modules or optimizers differ; names the first difference.
     """
 
@@ -71,7 +76,8 @@ class BaguaDistributedDataParallel:
         find_unused_parameters: bool = False,
         bucket_bytes: int | None = None,
         first_bucket_bytes: int | None = FIRST_BUCKET_BYTES,
-        tunes_buckets: bool = False,
+        autotune: bool = False,
+        allow: Sequence[Any] = (),
         once_compared: Callable[[], None] | None = None,
     ) -> None:
         if not process_group.is_member:
@@ -79,6 +85,7 @@ class BaguaDistributedDataParallel:
                 f"This rank is not a member of the process group (ranks {process_group.ranks}).\n"
                 "Call with_bagua() on the members only."
             )
+        _check_interchangeable(algorithm, allow)
         kind = type(module).__name__
         self.module = module
         self.bagua_optimizers = list(optimizers)
@@ -88,20 +95,26 @@ class BaguaDistributedDataParallel:
         self.find_unused_parameters = find_unused_parameters
         self.bucket_bytes = bucket_bytes
         self.first_bucket_bytes = first_bucket_bytes
-        self.tunes_buckets = tunes_buckets
+        # Named in the comparison of the ranks' settings.
+        self.tuning_space = _labels([algorithm, *allow]) if autotune else None
+        self.pauses_tuning = False
         self.require_backward_grad_sync = True
         # Parameters are frozen and unfrozen within forward passes: `before_backward` looks for that.
         self.replans_before_backward = False
         # Gradients are multiplied by this after communication, where some ranks contribute nothing.
         self.gradient_scale: float | None = None
         self.bagua_train_step_counter = 0
+        self._algorithm = algorithm
         self.bagua_algorithm = algorithm.reify(process_group)
+        # Of algorithms that tuning has used, by id, with the algorithm.
+        self._reified: dict[int, tuple[Any, Any]] = {id(algorithm): (algorithm, self.bagua_algorithm)}
         self.bagua_buckets: list[Bucket] = []
         self.parameters_to_ignore = ignored_names(module)
         self.recorder = PassRecorder()
-        self._tuner: BucketTuner | None = None
+        self._tuner: PlanTuner | None = None
+        self._log_every = 0
         self._plan: TrainingPlan | None = None
-        self._plans = PlanMaker(self, dict(getattr(algorithm, "shared_settings", dict)()))
+        self._plans = PlanMaker(self)
         self._hooks = ModuleHooks()
         self._steps = TrainingSteps(self)
         # Why there was no re-initialization.
@@ -115,8 +128,8 @@ class BaguaDistributedDataParallel:
             self.detach()  # so that the module can be wrapped by something that works
             raise
         engines_by_name[self.bagua_module_name] = self
-        if tunes_buckets:
-            self.tune_buckets()
+        if autotune:
+            self.autotune(allow)
 
     # --- what algorithms and users see -------------------------------------------------------------------------------
 
@@ -216,19 +229,62 @@ class BaguaDistributedDataParallel:
         """
         self._replan()
 
-    def tune_buckets(self) -> None:
-        """Find the fastest sizes of buckets in the next steps, at most 300, and keep them. Results are those of the
-        sizes that are tried. Every rank calls it, between two steps."""
-        self._tuner = BucketTuner(self)
+    def autotune(self, allow: Sequence[Any] = ()) -> None:
+        """Find the fastest way to communicate in the next steps, at most 300, and keep it: the sizes of buckets, with
+        or without a hierarchy of nodes where the result is the same, and the algorithm, of those that are allowed.
+        Results are those of the settings that are tried. Every rank calls it, between two steps.
 
-    def tune(self) -> bool:
-        """In front of each forward pass in training: whether `bucket_bytes` was changed, so that a replan is due.
-        Passes that accumulate belong to the step whose last pass communicates."""
-        if self._tuner is None or not self.require_backward_grad_sync:
+        Args:
+            allow: algorithms (bagua.torch_api.algorithms.Algorithm) that may be used instead of the module's.
+
+        Raises:
+            ValueError: training cannot change to one of them, or from the module's to others.
+        """
+        mine = self._algorithm
+        _check_interchangeable(mine, allow)
+        choices = [mine, *getattr(mine, "equivalents", _no_others)(self.process_group), *allow]
+        by_label: dict[str, Any] = {}
+        for one in choices:
+            by_label.setdefault(_label(one), one)
+        self._tuner = PlanTuner(self, by_label, bool(allow))
+
+    def use(self, algorithm: Any, bucket_bytes: int | None, first_bucket_bytes: int | None) -> bool:
+        """Communicate like this from the next replan on.
+
+        Returns:
+            whether that is another plan, so that a replan is due.
+        """
+        before = self._algorithm, self.bucket_bytes, self.first_bucket_bytes
+        self._algorithm, self.bucket_bytes, self.first_bucket_bytes = algorithm, bucket_bytes, first_bucket_bytes
+        return before != (algorithm, bucket_bytes, first_bucket_bytes)
+
+    @property
+    def algorithm(self) -> Any:
+        """The Algorithm of the next plan; `bagua_algorithm` is what it has become for this module."""
+        return self._algorithm
+
+    def log_stats(self, every_n_steps: int | None = 100) -> None:
+        """Log `stats()` on group rank 0 after each so many steps in training; None: no more.
+
+        Raises:
+            ValueError: `every_n_steps` is below 1.
+        """
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ValueError(f"every_n_steps={every_n_steps}: must be at least 1, or None to stop")
+        self._log_every = every_n_steps or 0
+
+    def begin_step(self) -> bool:
+        """In front of each forward pass in training: whether another plan was chosen, so that a replan is due. Passes
+        that accumulate belong to the step whose last pass communicates."""
+        steps = self.bagua_train_step_counter - 1
+        if self._log_every and steps and steps % self._log_every == 0 and self.communicator.rank() == 0:
+            _logger.info(f"{self.bagua_module_name}: step {steps}: {self.stats()}")
+        if self._tuner is None or self.pauses_tuning or not self.require_backward_grad_sync:
             return False
         is_changed = self._tuner.before_step()
         if self._tuner.is_done:
             self._tuner = None
+            self._plans.forget_kept()  # what was tried gives its memory back
         return is_changed
 
     def rebuild_buckets(self) -> None:
@@ -316,10 +372,24 @@ class BaguaDistributedDataParallel:
         assert self._plan is not None
         self._finish()
         watched = self._plans.trainable
-        self._follow(self._plans.after(self._plan, in_background))
+        before = self.bagua_algorithm
+        self.bagua_algorithm = self._reify()
+        try:
+            plan = self._plans.after(self._plan, in_background)
+        except BaseException:
+            self.bagua_algorithm = before
+            raise
+        self._follow(plan)
         if self._plans.trainable is not watched:
             self._hooks.remove()
             self._steps.install(self._hooks, self._plans.trainable)
+
+    def _reify(self) -> Any:
+        """The algorithm for this module: the same object each time that tuning comes back to it."""
+        key = id(self._algorithm)
+        if key not in self._reified:
+            self._reified[key] = self._algorithm, self._algorithm.reify(self.process_group)
+        return self._reified[key][1]
 
     def _finish(self) -> None:
         self._steps.abandon_interrupted()
@@ -371,6 +441,30 @@ class BaguaDistributedDataParallel:
             plan.suspend()
             plan.scheduler.close()
             self.bagua_buckets = []
+
+
+def _check_interchangeable(algorithm: Any, allow: Sequence[Any]) -> None:
+    for one in [algorithm, *allow] if allow else []:
+        if not vars(type(one)).get("is_interchangeable", False):
+            raise ValueError(
+                f"Tuning cannot change from or to {_label(one)}: it keeps state of its own between steps, or"
+                " communicates something else than gradients.\n"
+                f"allow was {', '.join(_labels(allow))}; the module's algorithm is {_label(algorithm)}.\n"
+                "Allow algorithms that only average gradients, or none: then only the sizes of buckets are tuned."
+            )
+
+
+def _label(algorithm: Any) -> str:
+    return str(getattr(algorithm, "label", type(algorithm).__name__))
+
+
+def _labels(algorithms: Sequence[Any]) -> list[str]:
+    """Each once, in their order."""
+    return list(dict.fromkeys(_label(one) for one in algorithms))
+
+
+def _no_others(_: object) -> list[Any]:
+    return []
 
 
 def _nothing(_: object) -> None:

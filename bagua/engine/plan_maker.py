@@ -27,7 +27,6 @@ class PlanMaker:
     """
     Args:
         engine: whose algorithm and settings decide.
-        shared_settings: of the algorithm, which have to be the same on all ranks.
 
     Attributes:
         parameters: (name, parameter) that are synchronized, in the module's order.
@@ -36,9 +35,8 @@ class PlanMaker:
 
     trainable: TrainableWatch
 
-    def __init__(self, engine: BaguaDistributedDataParallel, shared_settings: Mapping[str, object]) -> None:
+    def __init__(self, engine: BaguaDistributedDataParallel) -> None:
         self._engine = engine
-        self._shared_settings = shared_settings
         self.parameters: list[tuple[str, nn.Parameter]] = []
         self._kept = KeptPlans()
         # Ids of parameters that all ranks had the same values of, from a broadcast on.
@@ -170,7 +168,9 @@ class PlanMaker:
         return parameters
 
     def _key(self) -> Hashable:
-        return (self.phase, self.trainable.flags(), self._engine.bucket_bytes, self._engine.first_bucket_bytes)
+        engine = self._engine
+        flags = self.trainable.flags()
+        return (id(engine.bagua_algorithm), self.phase, flags, engine.bucket_bytes, engine.first_bucket_bytes)
 
     def _describe(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> Replica:
         return Replica(parameters, optimizers=self._engine.bagua_optimizers, settings=self._settings())
@@ -179,13 +179,15 @@ class PlanMaker:
         """What decides about the order and the sizes of messages, in addition to the parameters."""
         engine = self._engine
         sizes = (engine.first_bucket_bytes, engine.bucket_bytes)
+        shared: Mapping[str, object] = getattr(engine.algorithm, "shared_settings", dict)()
         first, later = ("default" if size is None else f"{size} bytes" for size in sizes)
         return [
             f"the algorithm {type(engine.bagua_algorithm).__name__}",
-            *(f"{name}={value}" for name, value in sorted(self._shared_settings.items())),
+            *(f"{name}={value}" for name, value in sorted(shared.items())),
             f"find_unused_parameters={engine.find_unused_parameters}",
             f"buckets of {later} (the first: {first})",
-            f"autotune={engine.tunes_buckets}",
+            f"autotune={engine.tuning_space is not None}",
+            f"autotune may choose {', '.join(engine.tuning_space or ())}",
         ]
 
     def _make(self, replica: Replica) -> TrainingPlan:

@@ -34,11 +34,13 @@ class BucketTime:
         name: of the bucket.
         nbytes: of its tensors, before compression.
         communication_s: of its operations, median.
+        launched_s: how long before the end of the backward pass they were started, median.
     """
 
     name: str
     nbytes: int
     communication_s: float
+    launched_s: float
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class _Sample:
     buckets: list[tuple[str, int]] = field(default_factory=list)
     launched_at: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    launched_s: dict[str, float] = field(default_factory=dict)
     events: dict[str, tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=dict)
     gradients_done: torch.cuda.Event | None = None
 
@@ -100,14 +103,20 @@ class _Sample:
         exposed = 0.0
         for name, (begin, end) in self.events.items():
             self.seconds[name] = 1e-3 * begin.elapsed_time(end)
+            self.launched_s[name] = 1e-3 * begin.elapsed_time(self.gradients_done)
             exposed = max(exposed, 1e-3 * self.gradients_done.elapsed_time(end))
         return exposed
 
 
 class PassRecorder:
-    """Of one engine."""
+    """Of one engine.
+
+    Attributes:
+        samples_all: every pass is sampled.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.samples_all = False
         self._clock = clock
         self._passes = 0
         self._last_end: float | None = None
@@ -126,7 +135,7 @@ class PassRecorder:
 
     def begin_pass(self, first: Bucket) -> None:
         """Before the first bucket of a pass is launched."""
-        is_due = self._passes % SAMPLE_EVERY == 1
+        is_due = self.samples_all or self._passes % SAMPLE_EVERY == 1
         # Events of a captured graph have no times.
         if is_due and first.is_on_gpu and torch.cuda.is_current_stream_capturing():
             is_due = False
@@ -181,6 +190,9 @@ class PassRecorder:
         if sample is None:
             return
         if gradients_done is None:
+            if waited_s is not None:
+                end = now - waited_s
+                sample.launched_s = {name: end - at for name, at in sample.launched_at.items()}
             self._samples.append(sample)
         else:
             sample.gradients_done = gradients_done
@@ -193,13 +205,24 @@ class PassRecorder:
         self._unread.clear()
         self._sample = None
 
+    def begin_anew(self) -> None:
+        """The figures are of what follows."""
+        self.forget()
+        self._step_s.clear()
+        self._exposed_s.clear()
+
     # --- read by users -----------------------------------------------------------------------------------------------
 
     def statistics(self) -> StepStatistics:
         self._read()
         latest = self._samples[-1] if self._samples else _Sample()
         buckets = tuple(
-            BucketTime(name, nbytes, _median(one.seconds[name] for one in self._samples if name in one.seconds))
+            BucketTime(
+                name,
+                nbytes,
+                _median(one.seconds[name] for one in self._samples if name in one.seconds),
+                _median(one.launched_s[name] for one in self._samples if name in one.launched_s),
+            )
             for name, nbytes in latest.buckets
         )
         return StepStatistics(

@@ -19,6 +19,7 @@ from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
 from bagua.engine.data_parallel import BaguaDistributedDataParallel, engines_by_name
 from bagua.env import read_text
+from bagua.torch_api.algorithms.base import allowed_algorithms
 from bagua.torch_api.env import get_autotune_level, get_default_bucket_size
 from bagua.torch_api.wrap_summary import configure_logging, log_wrap
 
@@ -71,6 +72,7 @@ class BaguaModule:
         do_flatten: bool = True,
         *,
         autotune: bool | None = None,
+        allow: Sequence[str | Algorithm] = (),
     ) -> Any:
         """Train this module in parallel with the same module of the other ranks.
 
@@ -83,19 +85,25 @@ class BaguaModule:
             algorithm: what is communicated, and when; see bagua.torch_api.algorithms.
             process_group: Bagua's or torch's; None: the default group.
             do_flatten: what is communicated lies in the memory of its bucket, which saves copies.
-            autotune: find the fastest sizes of buckets in the first steps; None: if BAGUA_AUTOTUNE is 1 or more.
+            autotune: find the fastest way to communicate with the same results in the first steps; None: if
+                BAGUA_AUTOTUNE is 1 or more.
+            allow: algorithms that tuning may choose although results differ, by name or constructed:
+                ["gradient_allreduce", "bytegrad"].
 
         Returns:
             This same module.
 
         Raises:
             RuntimeError: no process group is initialized, or the ranks' modules or optimizers differ.
-            TypeError: `optimizers` is not a list of optimizers, or `algorithm` is not an Algorithm.
-            ValueError: `optimizers` is empty, there is nothing to train, or the state of an optimizer cannot be
-                synchronized (LBFGS).
+            TypeError: `optimizers` is not a list of optimizers, `algorithm` is not an Algorithm, or `allow` not a list
+                of names and Algorithms.
+            KeyError: `allow` has a name that is not registered.
+            ValueError: `optimizers` is empty, there is nothing to train, the state of an optimizer cannot be
+                synchronized (LBFGS), or training cannot change to an algorithm of `allow`.
         """
         module: nn.Module = self  # type: ignore[assignment]
         engine_arguments = check_arguments(optimizers, algorithm)
+        allowed = allowed_algorithms(algorithm, allow)
         group = to_bagua_process_group(process_group)
         configure_logging()  # before anything is sent: what it refuses, one rank alone may have in its environment
         previous: BaguaDistributedDataParallel | None = module.__dict__.get("bagua_ddp")
@@ -127,7 +135,8 @@ class BaguaModule:
             gradient_as_bucket_view=do_flatten,
             bucket_bytes=bucket_bytes,
             first_bucket_bytes=first_bucket_bytes,
-            tunes_buckets=get_autotune_level() > 0 if autotune is None else autotune,
+            autotune=get_autotune_level() > 0 if autotune is None else autotune,
+            allow=allowed,
             once_compared=replace_previous,
         )
         module.__dict__["bagua_ddp"] = engine

@@ -60,7 +60,7 @@ def log_wrap(engine: BaguaDistributedDataParallel) -> None:
 def _warn_of_variables() -> None:
     found = [f"{name}={text}" for name in _WITHOUT_EFFECT if (text := read_text(os.environ, name)) not in (None, "0")]
     if found:
-        _logger.warning(f"{', '.join(found)}: no effect, for this version has no autotune service")
+        _logger.warning(f"{', '.join(found)}: no effect, for training uses no autotune service")
 
 
 def summary(engine: BaguaDistributedDataParallel) -> str:

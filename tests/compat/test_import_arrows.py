@@ -23,24 +23,26 @@ PLUGIN = REPOSITORY / "net_plugin"
 
 # Third-party packages that the torch-free part may use where a function needs them; their absence is an error of that
 # function alone, which names the remedy.
-LAZY_THIRD_PARTY = {"torch", "matplotlib", "rich"}
+LAZY_THIRD_PARTY = {"torch", "matplotlib", "rich", "flask", "werkzeug"}
 # Modules of worker processes, which are about torch from end to end: they may import it at the top, and everything else
 # may import them only lazily.
 TORCH_MODULES = {"bagua.net.bench.nccl_ab.gpu_collectives"}
 # Root files that load neither torch nor the compiled extension.
-ROOT_FILES = {"bagua", "bagua.version", "bagua.env"}
+ROOT_FILES = {"bagua", "bagua.version", "bagua.env", "bagua.bagua_define"}
 
 # For every folder: what of bagua it may import, beside itself and the root files. Lowest first.
 ALLOWED: dict[str, set[str]] = {
     "net": set(),
+    "tuning": set(),
     "kernels": set(),
     "collectives": {"kernels"},
-    "engine": {"collectives", "kernels"},
+    "engine": {"collectives", "kernels", "tuning"},
     "comm_ops": {"engine", "collectives", "kernels"},
     "comm_hooks": {"comm_ops", "engine", "collectives", "kernels"},
     "torch_api": {"comm_ops", "engine", "collectives", "kernels", "net"},
+    "service": {"tuning"},
     "lightning": {"torch_api", "engine", "collectives"},
-    "cli": {"net", "torch_api"},
+    "cli": {"net", "torch_api", "tuning"},
     "distributed": {"cli"},
     "script": {"distributed", "cli"},
 }
@@ -168,7 +170,9 @@ def test_root_files_import_only_the_standard_library_at_import_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", python_files("net", "cli", "distributed", "script"), ids=lambda path: str(path.relative_to(PACKAGE))
+    "path",
+    python_files("net", "cli", "distributed", "script", "tuning", "service"),
+    ids=lambda path: str(path.relative_to(PACKAGE)),
 )
 def test_net_and_cli_load_only_the_standard_library(path: Path) -> None:
     about_torch = module_name(path) in TORCH_MODULES
@@ -206,6 +210,7 @@ assert not third_party, third_party
     [
         *("bagua", "bagua.env", "bagua.net", "bagua.net.autoload", "bagua.cli.net", "bagua.cli.net_bench"),
         *("bagua.distributed.launch", "bagua.distributed.run", "bagua.script.baguarun"),
+        *("bagua.service", "bagua.bagua_define", "bagua.tuning.memory", "bagua.cli.main"),
     ],
 )
 def test_imports_with_torch_blocked(module: str) -> None:

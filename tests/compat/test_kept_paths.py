@@ -28,6 +28,11 @@ PATHS: dict[str, set[str]] = {
         *("reduce_inplace", "reduce_scatter_inplace", "scatter_inplace"),
         *("communication", "algorithms", "data_parallel"),
     },
+    "bagua.service": {"AutotuneService", "AutotuneClient"},
+    "bagua.bagua_define": {
+        *("BaguaHyperparameter", "TensorDeclaration", "TensorDtype", "BaguaCoreTelemetrySpan"),
+        "get_tensor_declaration_bytes",
+    },
     "bagua.torch_api.communication": {
         *("new_group", "from_torch_group", "is_initialized", "broadcast_object", "broadcast_coalesced"),
         *("allreduce_coalesced_inplace", "BaguaProcessGroup", "get_communicator", "ReduceOp", "get_backend"),

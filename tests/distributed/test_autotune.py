@@ -1,83 +1,190 @@
-"""Buckets that are tuned while training goes on."""
+"""Communication that is tuned while training goes on. Time is played: some settings make faster steps."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.ranks import run_ranks
-from support.training import batches, begin, check_equal, check_ranks_equal, message_of, mlp, momentum, train
+from support.training import TWO_NODES_OF_TWO, batches, begin, check_ranks_equal, loss_of, message_of, mlp, momentum
 
-from bagua.engine import bucket_search, bucket_tuner
+from bagua.collectives.failure_report import CollectiveError
+from bagua.engine import plan_tuner
 from bagua.torch_api.algorithms import Algorithm
+from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
+from bagua.torch_api.data_parallel import DistributedDataParallel
+from bagua.tuning import memory, search, setting
 
 STEPS = 300
 
 
-def _tuned(name: str, is_default_best: bool) -> tuple[int | None, int]:
-    """The chosen size, and how many steps were made until it was. Time is played: one size makes faster steps."""
-    rank, device = begin()
-    bucket_search._MIB, bucket_search._SIZES = 256, (1, 2, 4)  # the module has 3 KiB
-    net: Any = mlp(rank, device)
-    twin = copy.deepcopy(net)
-    optimizers = [momentum(one) for one in (net, twin)]
-    net.with_bagua([optimizers[0]], Algorithm.init(name), autotune=True)
-    twin.with_bagua([optimizers[1]], Algorithm.init(name))
-    engine = net.bagua_ddp
+@contextlib.contextmanager
+def played(engine: Any, folder: str, fast: tuple[str | None, int | None], rank: int) -> Iterator[None]:
+    """Steps with this algorithm and bucket size, None: any, take half the time. The module has 3 KiB: sizes are those
+    of 256 bytes instead of 1 MiB. On another rank everything is slower: rank 0 decides."""
 
     class Clock:
         now = 0.0
 
         def perf_counter(self) -> float:
-            is_fast = engine.bucket_bytes == 512 and not is_default_best
-            # On another rank everything is slower, as if it had to do something else: rank 0 decides.
+            is_fast = fast[0] in (None, engine.algorithm.label) and fast[1] in (None, engine.bucket_bytes)
             self.now += (0.5 if is_fast else 1.0) * (1 + 100 * rank)
             return self.now
 
-    bucket_tuner.time = Clock()  # type: ignore[assignment]
+        def __getattr__(self, name: str) -> Any:
+            return getattr(time, name)
+
+    os.environ["XDG_CACHE_HOME"] = folder
+    before = setting.MIB, setting.SIZES, search.HIDDEN
+    setting.MIB = search.MIB = 256
+    setting.SIZES = (1, 2, 4)
+    search.HIDDEN = -1.0  # what is exposed takes real time
+    plan_tuner.time = Clock()  # type: ignore[assignment]
     try:
-        data = batches(rank, STEPS, device)
-        done = STEPS
+        yield
+    finally:
+        setting.MIB, setting.SIZES, search.HIDDEN = before
+        search.MIB = setting.MIB
+        plan_tuner.time = time
+        del os.environ["XDG_CACHE_HOME"]
+
+
+def begin_tuning() -> tuple[Any, torch.optim.Optimizer, Any, int]:
+    """A module, its optimizer, and a twin that is not wrapped yet."""
+    rank, device = begin()
+    net: Any = mlp(rank, device)
+    twin = copy.deepcopy(net)
+    return net, momentum(net), twin, rank
+
+
+def _tuned(
+    name: str, allow: list[str], fast: tuple[str | None, int | None], folder: str
+) -> tuple[tuple[str, int | None], int]:
+    """What was chosen, and after how many steps. A twin repeats the same plans by hand."""
+    net, optimizer, twin, rank = begin_tuning()
+    rivals = {label: Algorithm.init(label) for label in allow}
+    twin_optimizer = momentum(twin)
+    data = batches(rank, STEPS, next(net.parameters()).device)
+    with contextlib.ExitStack() as stack:
+        net_engine: list[Any] = []
+
+        class Late:
+            def __getattr__(self, attribute: str) -> Any:
+                return getattr(net_engine[0], attribute)
+
+        stack.enter_context(played(Late(), folder, fast, rank))
+        net.with_bagua([optimizer], Algorithm.init(name), autotune=True, allow=allow)
+        net_engine.append(net.bagua_ddp)
+        engine = net.bagua_ddp
+        twin.with_bagua([twin_optimizer], Algorithm.init(name))
+        rivals[name] = twin.bagua_ddp.algorithm
+        done = 0
         for step, batch in enumerate(data):
-            for model, optimizer in zip((net, twin), optimizers, strict=True):
-                with model.bagua_ddp.no_sync():
-                    model(batch[0]).sum().backward()  # one that accumulates is no step
-                train(model, optimizer, [batch])
-            assert engine._tuner is None or engine._tuner._steps == step + 1
+            if engine._tuner is None:
+                break
+            done = step + 1
+            with engine.no_sync():
+                net(batch[0]).sum().backward()  # one that accumulates is no step
+            optimizer.zero_grad()
+            loss = loss_of(net, batch)
+            chosen = rivals[engine.algorithm.label], engine.bucket_bytes, engine.first_bucket_bytes
+            if twin.bagua_ddp.use(*chosen):
+                twin.bagua_ddp.replan()
+            twin_optimizer.zero_grad()
+            twin_loss = loss_of(twin, batch)
+            assert torch.equal(loss, twin_loss), step
+            loss.backward()
+            twin_loss.backward()
+            optimizer.step()
+            twin_optimizer.step()
             if step == 20:
                 net.eval()
-                net(batch[0])  # on this rank alone, if it likes: does not count
+                net(batch[0])  # does not count
                 net.train()
-            if engine._tuner is None:
-                done = min(done, step)
-            if step >= done + 20:  # some with what was chosen
-                break
-    finally:
-        bucket_tuner.time = __import__("time")
-        bucket_search._MIB, bucket_search._SIZES = 1 << 20, (1, 2, 5, 10, 25, 50, 100, 200)
-    if name == "gradient_allreduce":
-        check_equal(net, twin, "two ranks: sums have the same bits in whatever buckets")
-        check_ranks_equal(net)
-    assert all(one.isfinite().all() for one in net.parameters())
-    return engine.bucket_bytes, done
+    assert engine._tuner is None, "at most so many steps"
+    check_ranks_equal(net)
+    return (engine.algorithm.label, engine.bucket_bytes), done
 
 
-# How a search ends depends on the clock, not on the algorithm.
-@pytest.mark.parametrize(
-    ("name", "is_default_best"),
-    [("gradient_allreduce", False), ("bytegrad", False), ("decentralized", False), ("bytegrad", True)],
-)
-def test_the_fastest_is_found_and_results_stay(name: str, is_default_best: bool) -> None:
-    (size, steps), other = run_ranks(2, _tuned, name, is_default_best, reuse=True)
-    assert (size, steps) == other
-    assert size == (None if is_default_best else 512)
-    assert steps < STEPS
+CASES = [
+    ("gradient_allreduce", [], (None, 1024), ("gradient_allreduce", 1024)),
+    ("gradient_allreduce", ["bytegrad"], ("bytegrad", 1024), ("bytegrad", 1024)),
+    ("gradient_allreduce", ["bytegrad"], ("gradient_allreduce", None), ("gradient_allreduce", None)),
+    ("bytegrad", ["gradient_allreduce"], ("none", None), ("bytegrad", None)),
+]
 
 
-def test_the_variable_switches_it_on() -> None:
-    assert run_ranks(1, _is_tuning, env={"BAGUA_AUTOTUNE": "1"}) == [True]
+@pytest.mark.parametrize(("name", "allow", "fast", "expected"), CASES)
+def test_the_fastest_is_found_with_the_losses_of_the_same_plans_by_hand(
+    name: str, allow: list[str], fast: Any, expected: Any, tmp_path: Path
+) -> None:
+    results = run_ranks(3, _tuned, name, allow, fast, str(tmp_path), reuse=True)
+    assert {result[0] for result in results} == {expected}
+    assert len({result[1] for result in results}) == 1
+    (file,) = tmp_path.rglob("*.json")
+    answer = memory.read(file)
+    assert answer is not None
+    assert (answer.setting.algorithm, answer.setting.bucket_bytes) == expected
+    # Another run finds it there, and only checks it.
+    again = run_ranks(3, _tuned, name, allow, fast, str(tmp_path), reuse=True)
+    assert {result[0] for result in again} == {expected}
+    assert again[0][1] < min(60, results[0][1])
+
+
+def _tuned_on_nodes(fast: str, folder: str) -> str:
+    net, optimizer, _, rank = begin_tuning()
+    net.with_bagua([optimizer], Algorithm.init("gradient_allreduce"))
+    with played(net.bagua_ddp, folder, (fast, None), rank):
+        net.bagua_ddp.autotune()
+        for batch in batches(rank, STEPS, next(net.parameters()).device):
+            optimizer.zero_grad()
+            loss_of(net, batch).backward()
+            optimizer.step()
+    check_ranks_equal(net)
+    return str(net.bagua_ddp.algorithm.label)
+
+
+def test_the_hierarchy_of_nodes_needs_no_permission(tmp_path: Path) -> None:
+    fast = "gradient_allreduce(hierarchical=True)"
+    assert run_ranks(4, _tuned_on_nodes, fast, str(tmp_path), env=TWO_NODES_OF_TWO) == [fast] * 4
+    assert len(list(tmp_path.rglob("*.json"))) == 1
+
+
+def _refused() -> list[str]:
+    rank, device = begin()
+    messages = []
+    for name, allow in (("decentralized", ["bytegrad"]), ("gradient_allreduce", ["async"])):
+        net: Any = mlp(rank, device)
+        optimizer = momentum(net)
+        algorithm = Algorithm.init(name)
+
+        def wrap(net: Any = net, optimizer: Any = optimizer, algorithm: Any = algorithm, allow: Any = allow) -> None:
+            net.with_bagua([optimizer], algorithm, autotune=True, allow=allow)
+
+        messages.append(message_of(ValueError, wrap))
+        assert "bagua_ddp" not in net.__dict__
+        messages.append(message_of(TypeError, lambda wrap=wrap: wrap(allow="bytegrad")))
+    return messages
+
+
+def test_algorithms_with_state_are_refused_by_name() -> None:
+    ((of_module, no_list, of_list, _),) = run_ranks(1, _refused)
+    assert "from or to decentralized" in of_module
+    assert "from or to async" in of_list
+    assert "Pass a list" in no_list
+
+
+def test_the_variable_switches_it_on(tmp_path: Path) -> None:
+    assert run_ranks(1, _is_tuning, env={"BAGUA_AUTOTUNE": "1", "XDG_CACHE_HOME": str(tmp_path)}) == [True]
     assert run_ranks(1, _is_tuning) == [False]
 
 
@@ -88,13 +195,125 @@ def _is_tuning() -> bool:
     return net.bagua_ddp._tuner is not None
 
 
-def _tuned_by_one() -> str:
+def _differently(autotune: list[bool], allow: list[list[str]]) -> str:
     rank, device = begin()
     net: Any = mlp(rank, device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    return message_of(RuntimeError, lambda: net.with_bagua([optimizer], Algorithm.init("bytegrad"), autotune=rank == 1))
+    algorithm = Algorithm.init("gradient_allreduce")
+    return message_of(
+        RuntimeError, lambda: net.with_bagua([optimizer], algorithm, autotune=autotune[rank], allow=allow[rank])
+    )
 
 
 def test_one_rank_alone_may_not_tune() -> None:
-    for message in run_ranks(2, _tuned_by_one, reuse=True):
+    for message in run_ranks(2, _differently, [False, True], [[], []], reuse=True):
         assert "rank 0 has autotune=False; rank 1 has autotune=True" in message
+    for message in run_ranks(2, _differently, [True, True], [[], ["bytegrad"]], reuse=True):
+        assert "rank 1 has autotune may choose gradient_allreduce, bytegrad" in message
+
+
+# --- ranks that die, pause or leave ----------------------------------------------------------------------------------
+
+
+def _disturbed(how: str, folder: str) -> str:
+    """Rank 1 is disturbed in step 10, in the middle of a repetition."""
+    os.environ["XDG_CACHE_HOME"] = folder
+    search.HIDDEN = -1.0  # it does not end before
+    rank, device = begin()
+    net: Any = mlp(rank, device)
+    optimizer = momentum(net)
+    net.with_bagua([optimizer], Algorithm.init("gradient_allreduce"), autotune=True, allow=["bytegrad"])
+    try:
+        for step, batch in enumerate(batches(rank, STEPS, device)):
+            if step == 10 and rank == 1:
+                assert net.bagua_ddp._tuner is not None
+                if how == "dies":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if how == "pauses":
+                    _stop_for_a_while()
+                if how == "leaves":
+                    os._exit(0)
+            optimizer.zero_grad()
+            loss_of(net, batch).backward()
+            optimizer.step()
+    except CollectiveError as error:
+        return str(error)
+    check_ranks_equal(net)
+    return net.bagua_ddp.algorithm.label
+
+
+def _stop_for_a_while() -> None:
+    """Until a child has seen that this process is stopped."""
+    stopped = os.getpid()
+    if os.fork() == 0:
+        while Path(f"/proc/{stopped}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+            os.sched_yield()
+        os.kill(stopped, signal.SIGCONT)
+        os._exit(0)
+    os.kill(stopped, signal.SIGSTOP)
+    os.wait()
+
+
+@pytest.mark.parametrize("how", ["dies", "leaves"])
+def test_a_rank_that_is_gone_is_an_error(how: str, tmp_path: Path) -> None:
+    messages = run_ranks(3, _disturbed, how, str(tmp_path), expect_death=[1])
+    for message in messages[::2]:
+        assert "Operation on rank" in message
+
+
+def test_a_rank_that_pauses_delays_the_others(tmp_path: Path) -> None:
+    assert len(set(run_ranks(2, _disturbed, "pauses", str(tmp_path)))) == 1
+
+
+def _joined(folder: str) -> int:
+    os.environ["XDG_CACHE_HOME"] = folder
+    rank, device = begin()
+    net = mlp(rank, device)
+    model = DistributedDataParallel(net, optimizers=[momentum(net)])
+    model.inner.autotune([ByteGradAlgorithm()])
+    with model.join():
+        for batch in batches(rank, 20 + 20 * rank, device):
+            loss_of(model, batch).backward()
+    assert model.inner._tuner is not None
+    return model.inner._tuner._steps
+
+
+def test_uneven_inputs_are_not_tuned(tmp_path: Path) -> None:
+    assert run_ranks(2, _joined, str(tmp_path)) == [0, 0]
+
+
+def test_a_file_that_is_no_answer_is_a_miss(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+    """Each with one warning."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert memory.folder() == tmp_path / "bagua" / "tuning"
+    chosen = setting.Setting("bytegrad", 1 << 20, None)
+    fingerprint = memory.Fingerprint("Net", "2 ranks on 1 node", "cpu", "gloo", "all")
+    tried = (search.Tried(chosen, 0.1, 0.05, float("nan"), 1.0, 3),)
+    answer = memory.Answer.of(search.Outcome(chosen, 1.5, "faster", tried), fingerprint, 100)
+    assert memory.look_up(fingerprint) is None
+    path = memory.store(answer)
+    assert path is not None
+    found = memory.look_up(fingerprint)
+    assert found is not None
+    assert json.dumps(found.as_json()) == json.dumps(answer.as_json())
+    other_world = memory.Fingerprint("Net", "4 ranks on 1 node", "cpu", "gloo", "all")
+    assert memory.look_up(other_world) is not None, "what was learned with another number of ranks"
+    assert memory.look_up(memory.Fingerprint("Net", "2 ranks on 1 node", "cpu", "nccl", "all")) is None
+    good = path.read_text()
+    for text in (
+        good[:-5],
+        good.replace('"speedup": 1.5', '"speedup": "fast"'),
+        good.replace('"schema": 1', '"schema": 0'),
+        good.replace("1048576", "-1"),
+        "[" * 100_000,
+        "\x00",
+    ):
+        path.write_text(text)
+        caplog.clear()
+        assert memory.look_up(fingerprint) is None
+        assert len(caplog.records) == 1
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    caplog.clear()
+    assert memory.store(answer) is None
+    assert len(caplog.records) == 1

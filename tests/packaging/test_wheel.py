@@ -219,14 +219,14 @@ def test_entry_points_name_things_that_exist(wheel: Path, installed: Installatio
         groups = configparser.ConfigParser()
         groups.optionxform = str  # type: ignore[assignment,method-assign]
         groups.read_string(archive.read(name).decode())
-    assert set(groups["console_scripts"]) == {"bagua-net", "bagua-net-bench", "baguarun"}
+    assert set(groups["console_scripts"]) == {"bagua", "bagua-net", "bagua-net-bench", "baguarun"}
     assert dict(groups["torch.backends"]) == {"bagua_net": "bagua.net.autoload:autoload"}
     for target in [*groups["console_scripts"].values(), *groups["torch.backends"].values()]:
         module, _, function = target.partition(":")
         assert installed.evaluate(f"callable({module}.{function})", module) == "True"
 
 
-@pytest.mark.parametrize("command", ["bagua-net", "bagua-net-bench", "baguarun"])
+@pytest.mark.parametrize("command", ["bagua", "bagua-net", "bagua-net-bench", "baguarun"])
 def test_commands_run(installed: Installation, command: str) -> None:
     assert "usage: " + command in run(installed.script(command), "--help")
 

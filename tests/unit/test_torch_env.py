@@ -161,7 +161,7 @@ def test_variables_without_effect_are_named_once(
     with caplog.at_level("WARNING", logger="bagua"):
         wrap_summary._warn_of_variables()
         wrap_summary._warn_of_variables()
-    assert caplog.messages == ["BAGUA_REPORT_METRICS=1: no effect, for this version has no autotune service"]
+    assert caplog.messages == ["BAGUA_REPORT_METRICS=1: no effect, for training uses no autotune service"]
     wrap_summary._warn_of_variables.cache_clear()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from generated_page import run
 
+from bagua.cli.main import make_parser as make_main_parser
 from bagua.cli.net import _parser as make_net_parser
 from bagua.distributed import launch
 from bagua.distributed.run import make_bagua_parser as make_run_parser
@@ -28,9 +29,9 @@ INTRODUCTION = """\
 
 # Commands
 
-`pip install` puts three commands on the path. `bagua-net` switches the plugin on and off and examines a machine;
-`bagua-net-bench` measures it; `baguarun` starts jobs over ssh. `bagua.distributed.launch` and `bagua.distributed.run`
-are started with `python -m`. Each prints this text with `--help`.
+`pip install` puts four commands on the path. `bagua` shows what training has found out. `bagua-net` switches
+the plugin on and off and examines a machine; `bagua-net-bench` measures it; `baguarun` starts jobs over ssh.
+`bagua.distributed.launch` and `bagua.distributed.run` are started with `python -m`. Each prints this with `--help`.
 """
 
 
@@ -79,6 +80,7 @@ def command(parser: argparse.ArgumentParser, name: str, level: int) -> Iterator[
 def render() -> str:
     """The whole page."""
     parts = [INTRODUCTION]
+    parts += command(make_main_parser(), "bagua", 2)
     parts += command(make_net_parser(), "bagua-net", 2)
     parts += command(make_ring_parser(), "bagua-net-bench", 2)
     parts += command(make_peers_parser(), "bagua-net-bench --peers", 3)

@@ -128,7 +128,35 @@ class AlgorithmImpl:
 
 
 class Algorithm:
-    """A recipe: options, without state. One object may serve several modules."""
+    """A recipe: options, without state. One object may serve several modules.
+
+    Attributes:
+        is_interchangeable: it communicates gradients alone and keeps nothing from one step to the next, so that
+            training may change from it to another such algorithm, and back, between two steps. Not inherited: a
+            class says it of itself.
+    """
+
+    is_interchangeable = False
+
+    @property
+    def label(self) -> str:
+        """The name under which it is registered, with the options that are not their defaults, for people:
+        "bytegrad(hierarchical=False)"."""
+        kind = type(self)
+        name = GlobalAlgorithmRegistry.name_of(kind) or kind.__name__
+        parameters = inspect.signature(kind).parameters
+        settings = self.shared_settings()
+        options = [
+            f"{option}={settings[option]!r}"
+            for option, one in parameters.items()
+            if option in settings and settings[option] != one.default
+        ]
+        return f"{name}({', '.join(options)})" if options else name
+
+    def equivalents(self, process_group: BaguaProcessGroup) -> Sequence[Algorithm]:
+        """Others with the same result for the ranks of this group, up to the order in which values are added: tuning
+        may choose them without being told. None by default."""
+        return []
 
     def shared_settings(self) -> Mapping[str, object]:
         """What has to be the same on all ranks, by name: compared when a module is wrapped. By default the arguments
@@ -192,6 +220,10 @@ class AlgorithmRegistry:
             raise KeyError(f"Unknown algorithm {name!r}.{_nearest(name, known)} Known algorithms: {', '.join(known)}.")
         return self._entries[name][0]
 
+    def name_of(self, algorithm: Callable[..., Algorithm]) -> str | None:
+        """The name under which it is registered."""
+        return next((name for name, (registered, _) in self._entries.items() if registered is algorithm), None)
+
     def description(self, name: str) -> str | None:
         """One line about the algorithm, if it was registered with one.
 
@@ -216,6 +248,29 @@ class AlgorithmRegistry:
 
 
 GlobalAlgorithmRegistry = AlgorithmRegistry()
+
+
+def allowed_algorithms(algorithm: Algorithm, allow: Sequence[str | Algorithm]) -> list[Algorithm]:
+    """What `with_bagua(..., allow=...)` names. Those given by name sum where `algorithm` sums, and average where it
+    averages.
+
+    Raises:
+        KeyError: an unknown name; names the nearest one and all that are registered.
+        TypeError: `allow` is no list, has something else than names and algorithms, or an algorithm that needs options.
+    """
+    if isinstance(allow, str | Algorithm) or not isinstance(allow, Sequence):
+        raise TypeError(f"allow is {allow!r}. Pass a list: ['bytegrad'].")
+    found = []
+    for one in allow:
+        if isinstance(one, Algorithm):
+            found.append(one)
+        elif isinstance(one, str):
+            known = inspect.signature(GlobalAlgorithmRegistry.get(one)).parameters
+            is_sum = "average" in known and getattr(algorithm, "average", True) is False
+            found.append(Algorithm.init(one, **({"average": False} if is_sum else {})))
+        else:
+            raise TypeError(f"allow contains {one!r}. Each must be a name, or an Algorithm.")
+    return found
 
 
 def _check_options(name: str, algorithm: Callable[..., Algorithm], options: Mapping[str, Any]) -> None:

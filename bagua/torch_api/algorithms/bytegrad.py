@@ -56,6 +56,8 @@ class ByteGradAlgorithm(Algorithm):
         average: the mean of the gradients; otherwise their sum.
     """
 
+    is_interchangeable = True
+
     def __init__(self, hierarchical: bool = True, average: bool = True) -> None:
         self.hierarchical = hierarchical
         self.average = average

@@ -37,9 +37,19 @@ class GradientAllReduceAlgorithm(Algorithm):
         average: the mean of the gradients; otherwise their sum.
     """
 
+    is_interchangeable = True
+
     def __init__(self, hierarchical: bool = False, average: bool = True) -> None:
         self.hierarchical = hierarchical
         self.average = average
+
+    def equivalents(self, process_group: BaguaProcessGroup) -> list[GradientAllReduceAlgorithm]:
+        if type(self) is not GradientAllReduceAlgorithm:
+            return []
+        nodes = process_group.topology.nodes
+        if len(nodes) == 1 or len(nodes) == process_group.size:
+            return []  # the same operations
+        return [GradientAllReduceAlgorithm(not self.hierarchical, self.average)]
 
     def reify(self, process_group: BaguaProcessGroup) -> GradientAllReduceAlgorithmImpl:
         return GradientAllReduceAlgorithmImpl(process_group, self.hierarchical, self.average)

@@ -57,6 +57,7 @@ class UnevenInputs:
                 "Give every rank the same number of batches."
             )
         engine.gradient_scale = None
+        engine.pauses_tuning = True  # a rank without inputs does not see what the others change
         # Of a sum there is nothing to divide.
         self._divide_by_active = not divide_by_initial_world_size and getattr(engine.bagua_algorithm, "average", True)
         return _ShadowStep(self._wrapper, self)
@@ -97,6 +98,7 @@ class UnevenInputs:
         """All ranks have run out, and have the same parameters and buffers."""
         self._source = 0
         self._wrapper.inner.gradient_scale = None
+        self._wrapper.inner.pauses_tuning = False
         self._wrapper._buffers_differ = False
         # Outside of the context, ranks may call forward unequally often.
         Joinable.__init__(self._wrapper)

@@ -30,8 +30,17 @@ for _ in range(12):
 
 run_blocks("docs/how-to/train/log.md", 1)
 
+run_blocks("docs/how-to/train/log.md", 2)
+lines.clear()
+for _ in range(120):
+    optimizer.zero_grad()
+    model(torch.randn(1, 1024)).square().mean().backward()
+    optimizer.step()
+logged = [line for line in lines if "step 100: step " in line]
+assert len(logged) == len(lines) == (bagua.get_rank() == 0), lines
+
 stats = model.bagua_ddp.stats()
-assert stats.steps == 12
+assert stats.steps == 132
 assert stats.nbytes == sum(one.nbytes for one in stats.buckets) >= 4 * sum(one.numel() for one in model.parameters())
 assert 0 <= stats.exposed_s < stats.step_s
 assert all(one.communication_s > 0 for one in stats.buckets)

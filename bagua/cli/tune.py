@@ -1,0 +1,109 @@
+"""`bagua tune report`: what `with_bagua(..., autotune=True)` has tried, and what it means."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bagua.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from bagua.cli.parsers import Subcommands
+    from bagua.tuning.memory import Answer
+
+
+def add_parser(subcommands: Subcommands) -> None:
+    parser = subcommands.add_parser(
+        "tune", help="results of tuning", description="Results of with_bagua(..., autotune=True) on this machine."
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    report = actions.add_parser(
+        "report",
+        help="what was tried, and what it means",
+        description="Prints what tuning has tried, with the step time and the exposed communication time of each "
+        "setting, and the advice that follows. Results are kept in $XDG_CACHE_HOME/bagua/tuning (~/.cache).",
+    )
+    report.add_argument("model", nargs="?", default="", metavar="MODEL", help="only models whose name has this in it")
+    report.add_argument("--all", action="store_true", help="all results; otherwise the latest")
+    report.add_argument("--json", action="store_true", help="print JSON: a list of results, times in seconds")
+    report.add_argument("--plot", type=Path, metavar="FILE", help="draw the latest of them (.png, .svg or .pdf)")
+    report.set_defaults(execute=execute)
+
+
+def execute(options: argparse.Namespace) -> int:
+    from bagua.cli.terminal import Terminal
+    from bagua.tuning import memory
+    from bagua.tuning.advice import advice
+
+    found = [(path, answer) for path, answer in memory.read_all() if options.model in answer.fingerprint.model]
+    if not found:
+        of = f" of a model with {options.model!r} in its name" if options.model else ""
+        raise CommandError(
+            f"there is no result{of} in {memory.folder()}.\n"
+            "Train with with_bagua(..., autotune=True), or BAGUA_AUTOTUNE=1, as the same user on this machine."
+        )
+    if options.plot is not None:
+        _plot(options.plot, found[-1][1])
+    shown = found if options.all else found[-1:]
+    if options.json:
+        documents = [{"file": str(path), **answer.as_json(), "advice": advice(answer)} for path, answer in shown]
+        print(json.dumps(documents, indent=1, allow_nan=False))
+        return 0
+    terminal = Terminal.of_stdout()
+    for number, (path, answer) in enumerate(shown):
+        head = "\n".join(terminal.wrapped(line, "  ", "") for line in _head(path, answer))
+        lines = "\n".join(terminal.wrapped(f"Advice: {line}", "  ", "") for line in advice(answer))
+        print("\n" * (number > 0) + f"{head}\n\n{_table(answer)}\n\n{lines}")
+    return 0
+
+
+def _head(path: Path, answer: Answer) -> list[str]:
+    one = answer.fingerprint
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(answer.found_at))
+    return [
+        f"{one.model}: {one.world}; {one.hardware}; {one.network}",
+        f"May be used: {one.space}",
+        f"Tuned {when} in {answer.steps} steps: {answer.setting}; {answer.reason}",
+        f"File: {path}",
+    ]
+
+
+def _table(answer: Answer) -> str:
+    rows = [("setting", "step ms", "exposed ms", "communication ms", "speed", "turns")]
+    for one in sorted(answer.tried, key=lambda one: one.ratio):
+        chosen = "* " if one.setting == answer.setting else "  "
+        rows.append(
+            (
+                f"{chosen}{one.setting}",
+                _ms(one.step_s),
+                _ms(one.exposed_s),
+                _ms(one.communication_s),
+                f"{1 / one.ratio:.2f}x",
+                str(one.turns),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(_aligned(row, widths) for row in rows)
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+    return "  ".join(cells).rstrip()
+
+
+def _ms(seconds: float) -> str:
+    return "-" if math.isnan(seconds) else f"{1e3 * seconds:.1f}"
+
+
+def _plot(path: Path, answer: Answer) -> None:
+    from bagua.tuning.plot import PlotError, write_plot
+
+    try:
+        write_plot(path, answer)
+    except (PlotError, OSError) as error:
+        raise CommandError(str(error)) from error

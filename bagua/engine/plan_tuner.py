@@ -1,0 +1,206 @@
+"""Changes how a module communicates while it is trained, until the fastest setting is found. Owned by its engine; runs
+on the training thread, in front of forward passes.
+
+Rank 0 searches, from its own times, and tells the others after each repetition what has turns next. All ranks change at
+the same pass, each time by a replan that they agree on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from bagua.collectives.failure_report import CollectiveError, failures_named
+from bagua.collectives.object_collectives import broadcast_object
+from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES, DEFAULT_BUCKET_BYTES_ON_CPU, plan_buckets
+from bagua.engine.compression_cost import compression_s_per_byte
+from bagua.engine.tuning_fingerprint import fingerprint_of
+from bagua.tuning import memory
+from bagua.tuning.advice import advice
+from bagua.tuning.search import ModelLayout, Outcome, Search
+from bagua.tuning.setting import Bucket, Setting, Turn, settings_for
+
+if TYPE_CHECKING:
+    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+
+STEPS_PER_TURN = 2
+WARMUP_STEPS = 5  # of training, before the first turn
+
+_logger = logging.getLogger("bagua")
+
+# What rank 0 tells the others: turns, or else the choice and what is kept in memory.
+_Orders = tuple[list[Setting], Setting | None, memory.Answer | None]
+
+
+def distinct_settings(
+    engine: BaguaDistributedDataParallel, default: Setting, algorithms: Sequence[str]
+) -> list[Setting]:
+    """Those of `settings_for` that lead to different buckets, the default first.
+
+    Args:
+        engine: whose tensors are communicated.
+        algorithms: labels of those that may be used.
+    """
+    tensors = [tensor for bucket in engine.bagua_buckets for tensor in bucket.tensors]
+    by_plan: dict[Hashable, Setting] = {}
+    for one in settings_for(sum(bucket.bytes() for bucket in engine.bagua_buckets), default, algorithms):
+        groups = plan_buckets(tensors, one.bucket_bytes, one.first_bucket_bytes)
+        by_plan.setdefault((one.algorithm, tuple(map(tuple, groups))), one)
+    return list(by_plan.values())
+
+
+class PlanTuner:
+    """
+    Args:
+        engine: whose plan is tuned, from its next steps on.
+        algorithms: that may be used, by label: the present one first.
+        allows_others: some of them have other results.
+    """
+
+    def __init__(
+        self, engine: BaguaDistributedDataParallel, algorithms: Mapping[str, Any], allows_others: bool = False
+    ) -> None:
+        self._engine = engine
+        self._allows_others = allows_others
+        self._algorithms = algorithms
+        self._device = engine.bagua_buckets[0].device if engine.bagua_buckets else torch.device("cpu")
+        self._default = Setting(next(iter(algorithms)), engine.bucket_bytes, engine.first_bucket_bytes)
+        self._remembered: memory.Answer | None = None
+        self._search = self._start_search() if engine.communicator.rank() == 0 else None
+        self._steps_left = WARMUP_STEPS
+        self._turns: list[Setting] = []
+        self._current: Setting | None = None
+        self._seconds: list[float] = []
+        self._shown: dict[Setting, Turn] = {}
+        self._last: float | None = None
+        self._steps = 0
+        self.is_done = False
+        engine.recorder.samples_all = True
+
+    def _start_search(self) -> Search:
+        engine = self._engine
+        # In launch order, whatever the buckets of now are.
+        sizes = [view.nbytes for bucket in engine.bagua_buckets for view in bucket.views]
+        settings = distinct_settings(engine, self._default, list(self._algorithms))
+        on_cpu = self._device.type == "cpu"
+        layout = ModelLayout(sizes, DEFAULT_BUCKET_BYTES_ON_CPU if on_cpu else DEFAULT_BUCKET_BYTES, not on_cpu)
+        self._fingerprint = fingerprint_of(engine, list(self._algorithms), self._default, self._device)
+        found = memory.look_up(self._fingerprint)
+        if found is not None and found.setting.algorithm in self._algorithms:
+            self._remembered = found
+            _logger.info(f"{engine.bagua_module_name}: checking what an earlier run found: {found}")
+        return Search(settings, layout, None if self._remembered is None else self._remembered.to_check())
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def before_step(self) -> bool:
+        """To be called in front of each forward pass in training, on all ranks.
+
+        Returns:
+            whether the engine has another setting now, and has to replan.
+        """
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = time.perf_counter()
+        if self._last is not None:
+            self._seconds.append(now - self._last)
+        self._last = now
+        self._steps += 1
+        self._steps_left -= 1
+        return self._steps_left <= 0 and self._next_turn()
+
+    def _next_turn(self) -> bool:
+        if self._current is not None:
+            self._shown[self._current] = self._turn()
+        choice = None
+        if not self._turns:
+            self._turns, choice, answer = self._orders()
+            if choice is not None:
+                self._finish(choice, answer)
+        setting = self._turns.pop(0) if choice is None else choice
+        self._current = setting
+        # The step in which the plan changes is not counted.
+        self._seconds, self._last, self._steps_left = [], None, STEPS_PER_TURN + 1
+        algorithm = self._algorithms[setting.algorithm]
+        is_changed = self._engine.use(algorithm, setting.bucket_bytes, setting.first_bucket_bytes)
+        self._engine.recorder.begin_anew()
+        return is_changed
+
+    def _turn(self) -> Turn:
+        """Of steps that cost different amounts, or that an evaluation came between, the shortest says the most."""
+        stats = self._engine.stats()
+        buckets = tuple(Bucket(one.nbytes, one.communication_s, one.launched_s) for one in stats.buckets)
+        known = not any(math.isnan(one.communication_s) or math.isnan(one.launched_s) for one in buckets)
+        return Turn(min(self._seconds), stats.exposed_s, buckets if known else ())
+
+    # --- what rank 0 says --------------------------------------------------------------------------------------------
+
+    def _orders(self) -> _Orders:
+        engine = self._engine
+        mine = self._decide() if self._search is not None else None
+        self._shown = {}
+        communicator = engine.communicator
+        try:
+            with failures_named(engine.process_group, "tuning the communication", give_up=communicator.abort):
+                orders: _Orders = broadcast_object(mine, 0, communicator)
+        except CollectiveError:
+            # Those that wait for this rank alone learn of it, also if this process lives on.
+            communicator.abort()
+            raise
+        return orders
+
+    def _decide(self) -> _Orders:
+        search = self._search
+        assert search is not None
+        if self._shown:
+            search.end_repetition(self._shown)
+        if search.outcome is None:
+            return list(search.turns), None, None
+        outcome, before = search.outcome, self._remembered
+        is_confirmed = before is not None and outcome.is_check
+        self._log(outcome, is_confirmed)
+        # What was confirmed keeps the table of the search that found it.
+        if not outcome.tried or (is_confirmed and before is not None and before.fingerprint == self._fingerprint):
+            return [], outcome.setting, None
+        answer = memory.Answer.of(outcome, self._fingerprint, self._steps, self._compressed_speedup(search))
+        for line in advice(answer):
+            _logger.info(f"{self._engine.bagua_module_name}: {line}")
+        return [], outcome.setting, answer
+
+    def _compressed_speedup(self, search: Search) -> float:
+        """Estimated where the user has allowed no other algorithm; NaN elsewhere."""
+        kinds = {bucket.dtype for bucket in self._engine.bagua_buckets}
+        if self._allows_others or kinds != {torch.float32}:
+            return math.nan
+        try:
+            cost = compression_s_per_byte(self._device, self._engine.communicator.nranks())
+        except RuntimeError:  # no memory for it; the other ranks wait for what this one says
+            return math.nan
+        return search.compressed_speedup(cost)
+
+    def _log(self, outcome: Outcome, is_confirmed: bool) -> None:
+        _logger.info(
+            f"{self._engine.bagua_module_name}: {'confirmed: ' if is_confirmed else ''}{outcome.setting};"
+            f" {outcome.speedup:.2f}x the speed of the default; {outcome.reason} ({len(outcome.tried)} settings tried"
+            f" in {self._steps} steps)"
+        )
+
+    def _finish(self, choice: Setting, answer: memory.Answer | None) -> None:
+        self.is_done = True
+        self._engine.recorder.samples_all = False
+        # One process of each node: after a restart rank 0 may be on another one.
+        if answer is not None and self._is_first_of_node():
+            memory.store(answer)
+
+    def _is_first_of_node(self) -> bool:
+        rank = dist.get_rank()
+        try:
+            return self._engine.process_group.topology.node_of(rank)[0] == rank
+        except (RuntimeError, ValueError):  # the launcher's variables contradict each other
+            return self._engine.communicator.rank() == 0

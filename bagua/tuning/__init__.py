@@ -1,0 +1,1 @@
+"""Which plan of communication makes steps fastest: search, cost model, advice and memory. No torch, no ranks."""

@@ -1,0 +1,41 @@
+"""What a result of tuning means, in sentences."""
+
+from __future__ import annotations
+
+import math
+
+from bagua.tuning.memory import Answer
+from bagua.tuning.search import HIDDEN, MIN_GAIN
+from bagua.tuning.setting import MIB
+
+# The estimate is of changing from one to the other: it says nothing about algorithms that do something else.
+UNCOMPRESSED, COMPRESSED = "gradient_allreduce", "bytegrad"
+# An estimate is worth to be told if it is better than what was measured by so much.
+_WORTH_TELLING = 1.1
+
+
+def advice(answer: Answer) -> list[str]:
+    """One line each, the most important first."""
+    default = answer.tried[0] if answer.tried else None
+    lines = []
+    if default is not None and answer.setting != default.setting:
+        lines.append(f"keep {answer.setting}: {answer.speedup:.2f}x the speed of the default, measured in pairs")
+        if answer.setting.algorithm == default.setting.algorithm and answer.setting.bucket_bytes is not None:
+            lines.append(f"without tuning: BAGUA_DEFAULT_BUCKET_SIZE={_size(answer.setting.bucket_bytes)} comes close")
+    elif default is not None and default.exposed_s / default.step_s < HIDDEN:
+        lines.append("communication is hidden: nothing to gain")
+    elif default is not None:
+        most = default.step_s / (default.step_s - default.exposed_s) if default.exposed_s < default.step_s else math.nan
+        limit = "" if math.isnan(most) else f"; without any exposed communication, steps would be {most:.2f}x as fast"
+        lines.append(f"keep the default: nothing that was tried is faster by {100 * MIN_GAIN:g} %{limit}")
+    is_plain = default is not None and default.setting.algorithm.startswith(UNCOMPRESSED)
+    if is_plain and answer.compressed_speedup > _WORTH_TELLING * answer.speedup:
+        lines.append(
+            f"{COMPRESSED} would give about {answer.compressed_speedup:.1f}x (estimated; it rounds gradients to 8"
+            f' bits): allow it with allow=["{COMPRESSED}"], and tuning measures it'
+        )
+    return lines
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes // MIB}M" if nbytes % MIB == 0 else str(nbytes)

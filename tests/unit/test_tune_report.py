@@ -1,0 +1,88 @@
+"""`bagua tune report` and its advice, from results that are made up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from bagua.cli.main import main
+from bagua.tuning import memory
+from bagua.tuning.advice import advice
+from bagua.tuning.memory import Answer, Fingerprint
+from bagua.tuning.search import Outcome, Tried
+from bagua.tuning.setting import MIB, Setting
+
+DEFAULT = Setting("gradient_allreduce", None, MIB)
+FAST = Setting("gradient_allreduce", 5 * MIB, None)
+
+
+def answer_of(chosen: Setting, exposed_s: float, compressed: float = math.nan, model: str = "Net abc") -> Answer:
+    fingerprint = Fingerprint(model, "2 ranks on 2 nodes", "cpu, 2 CPUs", "gloo, eth0 at 10000 Mb/s", "all")
+    speedup = 1.0 if chosen == DEFAULT else 1.25
+    tried = (Tried(DEFAULT, 0.1, exposed_s, 0.06, 1.0, 9), Tried(FAST, 0.08, math.nan, math.nan, 0.8, 9))
+    return Answer.of(Outcome(chosen, speedup, "faster in 5 paired comparisons", tried), fingerprint, 120, compressed)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (answer_of(DEFAULT, 0.001), "communication is hidden: nothing to gain"),
+        (answer_of(DEFAULT, 0.05), "keep the default.*2.00x as fast"),
+        (answer_of(FAST, 0.05), "keep gradient_allreduce, buckets of 5 MiB: 1.25x"),
+        (answer_of(FAST, 0.05), "BAGUA_DEFAULT_BUCKET_SIZE=5M"),
+        (answer_of(FAST, 0.05, compressed=2.3), r'bytegrad would give about 2.3x \(estimated.*allow=\["bytegrad"\]'),
+    ],
+)
+def test_advice(answer: Answer, words: str) -> None:
+
+    assert re.search(words, "\n".join(advice(answer)), re.DOTALL)
+
+
+def test_an_estimate_that_promises_little_is_not_told() -> None:
+    assert not any("bytegrad" in line for line in advice(answer_of(FAST, 0.05, compressed=1.3)))
+
+
+def test_what_compresses_already_is_not_told_to() -> None:
+    answer = answer_of(DEFAULT, 0.05, compressed=2.3)
+    default = dataclasses.replace(answer.tried[0], setting=Setting("bytegrad", None, MIB))
+    compressed = dataclasses.replace(answer, setting=default.setting, tried=(default, *answer.tried[1:]))
+    assert any("bytegrad would" in line for line in advice(answer))
+    assert not any("bytegrad would" in line for line in advice(compressed))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "report"]) == 1
+    assert "autotune=True" in capsys.readouterr().err
+    memory.store(answer_of(DEFAULT, 0.001, model="Other def"))
+    memory.store(answer_of(FAST, 0.05))
+    assert main(["tune", "report"]) == 0
+    text = capsys.readouterr().out
+    assert "Other" not in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["*", "gradient_allreduce,", "buckets", "of", "5", "MiB", "80.0", "-", "-", "1.25x", "9"] in rows
+    assert ["gradient_allreduce,", "default", "buckets", "100.0", "50.0", "60.0", "1.00x", "9"] in rows
+    assert main(["tune", "report", "--all"]) == 0
+    assert "Other" in capsys.readouterr().out
+    assert main(["tune", "report", "Other", "--json"]) == 0
+    (document,) = json.loads(capsys.readouterr().out)
+    assert document["advice"] == ["communication is hidden: nothing to gain"]
+    assert document["tried"][1]["exposed_s"] is None
+
+
+def test_the_plot(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    memory.store(answer_of(FAST, 0.05))
+    assert main(["tune", "report", "--plot", str(folder / "tried.svg")]) == 0
+    assert "exposed communication" in (folder / "tried.svg").read_text()
+    assert main(["tune", "report", "--plot", str(folder / "tried.xyz")]) == 1
+    assert ".xyz" in capsys.readouterr().err
