@@ -4,16 +4,15 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/congestion_control.h"
+#include "base/environment_reader.h"
 #include "base/status.h"
 
 namespace bagua_net {
-
-enum class CongestionControl { kAuto, kSystem, kCubic, kReno, kBbr };
 
 struct PluginConfig {
   bool enabled = true;         // ENABLE_BAGUA_NET: 0 makes the library decline
@@ -48,8 +47,6 @@ struct KnobDescription {
 
 const std::vector<KnobDescription>& knob_descriptions();
 
-// Reads one variable; nullopt = not set. Tests pass their own.
-using EnvironmentReader = std::function<std::optional<std::string>(const std::string& name)>;
 EnvironmentReader process_environment();
 
 // A setting with a value that means nothing.
