@@ -9,7 +9,6 @@
 #include <cstring>
 #include <limits>
 
-#include "base/log_sink.h"
 #include "base/monotonic_clock.h"
 #include "os/random_bytes.h"
 
@@ -50,10 +49,12 @@ std::size_t max_unauthenticated(std::size_t most) {
 
 }  // namespace
 
-InboundHandshakes::InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id)
+InboundHandshakes::InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id,
+                                     RareLog* log)
     : settings_(settings),
       poller_(poller),
       next_id_(next_id),
+      log_(log),
       max_unauthenticated_(max_unauthenticated(kMaxUnauthenticated)) {}
 
 Status InboundHandshakes::open_listening_socket(const NetworkInterface& interface, ListeningSocket** listening) {
@@ -127,6 +128,11 @@ Status InboundHandshakes::accept(const Token& token, bool* ready, EstablishedCon
 
 void InboundHandshakes::stop_listening(const Token& token) { listens_.erase(token); }
 
+void InboundHandshakes::close_listening_sockets() {
+  listening_ids_.clear();
+  listening_.clear();
+}
+
 void InboundHandshakes::handle_event(std::uint64_t id) {
   const auto listening = listening_ids_.find(id);
   if (listening != listening_ids_.end()) {
@@ -144,10 +150,10 @@ void InboundHandshakes::accept_peers(ListeningSocket& listening) {
     if (!status.is_ok()) {
       // Out of descriptors or memory: a level-triggered listener would spin. Pause it, and say so.
       constexpr char kKind[] = "accept";
-      if (log_.is_due(LogLevel::kWarn, kKind, monotonic_ms())) {
-        log_.add(LogLevel::kWarn, kKind,
-                 "Bagua-Net: " + status.message() + " on " + listening.address.to_string() +
-                     ": trying again; raise the limit of open files (ulimit -n) if this persists");
+      if (log_->is_due(LogLevel::kWarn, kKind, monotonic_ms())) {
+        log_->add(LogLevel::kWarn, kKind,
+                  "Bagua-Net: " + status.message() + " on " + listening.address.to_string() +
+                      ": trying again; raise the limit of open files (ulimit -n) if this persists");
       }
       poller_->remove(listening.socket.get());
       listening.paused_until_ms = monotonic_ms() + kAcceptRetryMs;
@@ -177,8 +183,8 @@ void InboundHandshakes::read_hello(std::uint64_t id) {
     peer.received += static_cast<std::size_t>(got);
     if (!is_hello_prefix(peer.bytes.data(), peer.received)) {
       constexpr char kKind[] = "other protocol";
-      if (log_.is_due(LogLevel::kInfo, kKind, monotonic_ms())) {
-        log_.add(
+      if (log_->is_due(LogLevel::kInfo, kKind, monotonic_ms())) {
+        log_->add(
             LogLevel::kInfo, kKind,
             "Bagua-Net: closed a connection from " + peer.address.to_string() + " that does not speak its protocol");
       }
@@ -207,11 +213,11 @@ void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hell
   // The comm of a stream that would join was closed meanwhile; the peer goes on without.
   const LogLevel level = hello.stream_index == kJoiningStream ? LogLevel::kInfo : LogLevel::kWarn;
   const std::string kind = handshake_verdict_name(verdict);
-  if (!log_.is_due(level, kind, monotonic_ms())) return;
-  log_.add(level, kind,
-           "Bagua-Net: refused a connection from " + peer.to_string() + " (host " + hello.host_name + ", process " +
-               std::to_string(hello.process_id) + ", protocol version " + std::to_string(hello.protocol_version) +
-               ", ours " + std::to_string(kProtocolVersion) + "): " + kind);
+  if (!log_->is_due(level, kind, monotonic_ms())) return;
+  log_->add(level, kind,
+            "Bagua-Net: refused a connection from " + peer.to_string() + " (host " + hello.host_name + ", process " +
+                std::to_string(hello.process_id) + ", protocol version " + std::to_string(hello.protocol_version) +
+                ", ours " + std::to_string(kProtocolVersion) + "): " + kind);
 }
 
 InboundHandshakes::Admission InboundHandshakes::admit(const UnauthenticatedPeer& peer, const Hello& hello) {
@@ -269,7 +275,10 @@ HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admiss
 
 void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admission) {
   const Status options = apply_tcp_options(peer.socket.get(), settings_.tcp, peer.is_of_this_host());
-  if (!options.is_ok()) BAGUA_NET_WARN("Bagua-Net: " + options.message());
+  constexpr char kKind[] = "options";
+  if (!options.is_ok() && log_->is_due(LogLevel::kWarn, kKind, monotonic_ms())) {
+    log_->add(LogLevel::kWarn, kKind, "Bagua-Net: " + options.message());
+  }
   poller_->remove(peer.socket.get());
   if (admission.arrivals != nullptr) {
     admission.arrivals->hand_in_announced(std::move(peer.socket));

@@ -31,8 +31,8 @@ namespace bagua_net {
 
 class InboundHandshakes {
  public:
-  // next_id: poller ids are handed out for both directions from one counter.
-  InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id);
+  // next_id: poller ids are handed out for both directions from one counter. log: written once the mutex is free.
+  InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id, RareLog* log);
 
   // Opens the interface's listening socket if this is its first listen; fills handle[kConnectHandleBytes].
   Status listen(const NetworkInterface& interface, std::uint8_t* handle, Token* token);
@@ -46,8 +46,8 @@ class InboundHandshakes {
   void expire(std::int64_t now_ms);
   std::int64_t next_deadline_ms() const;  // INT64_MAX: none
   std::size_t listen_count() const { return listens_.size(); }
-  // What is to be logged, once the mutex is free.
-  std::vector<RareLog::Line> take_log() { return log_.take(); }
+  // Nothing may be listened for.
+  void close_listening_sockets();
 
  private:
   static constexpr std::size_t kMaxUnauthenticated = 1024;
@@ -108,13 +108,13 @@ class InboundHandshakes {
   const HandshakeSettings& settings_;
   EpollPoller* const poller_;
   std::uint64_t* const next_id_;
+  RareLog* const log_;
   const std::size_t max_unauthenticated_;
   std::map<std::string, ListeningSocket> listening_;         // by interface name
   std::map<std::uint64_t, ListeningSocket*> listening_ids_;  // by poller id; map nodes do not move
   std::map<Token, Listen> listens_;
   std::map<Token, Accepted> accepted_;                            // by comm id
   std::map<std::uint64_t, UnauthenticatedPeer> unauthenticated_;  // by poller id: the oldest first
-  RareLog log_;
 };
 
 }  // namespace bagua_net

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <limits>
 
-#include "base/log_sink.h"
 #include "base/monotonic_clock.h"
 #include "os/random_bytes.h"
 
@@ -268,10 +267,13 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
 void OutboundHandshakes::retry_or_fail(Attempt& attempt, std::size_t index, int error_number) {
   Stream& stream = attempt.streams[index];
   release(stream);
-  if (stream.was_closed && error_number == ECONNREFUSED) {
-    give_up(attempt, Status::remote_error("the listener at " + attempt.address.to_string() +
-                                          " closed the connection during the handshake, and is gone: that rank has "
-                                          "failed; see its log"));
+  // The listening socket is the process's own: it stays open for as long as there is something to connect to.
+  const bool has_answered = !attempt.is_join && attempt.streams[0].state == StreamState::kJoined;
+  if (error_number == ECONNREFUSED && (stream.was_closed || has_answered)) {
+    give_up(attempt,
+            Status::remote_error("the listener at " + attempt.address.to_string() +
+                                 (has_answered ? " accepted the first data stream" : " closed the connection") +
+                                 " during the handshake, and is gone: that rank has failed; see its log"));
     return;
   }
   stream.state = StreamState::kBackingOff;
@@ -299,8 +301,12 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
     Attempt& attempt = current->second;
     if (attempt.is_join && (attempt.over || attempt.arrivals.expired())) {
       if (attempt.over && !attempt.failure.is_ok()) {
-        BAGUA_NET_INFO("Bagua-Net: no further connection to " + attempt.address.to_string() +
-                       ", going on without: " + attempt.failure.message());
+        constexpr char kKind[] = "join";
+        if (log_->is_due(LogLevel::kInfo, kKind, now_ms)) {
+          log_->add(LogLevel::kInfo, kKind,
+                    "Bagua-Net: no further connection to " + attempt.address.to_string() +
+                        ", going on without: " + attempt.failure.message());
+        }
       }
       for (Stream& stream : attempt.streams) release(stream);
       attempts_.erase(current);

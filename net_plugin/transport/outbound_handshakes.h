@@ -4,7 +4,8 @@
 //
 // Each stream:  kConnecting --writable--> kReplying (hello sent, waiting for the reply) --accepted--> kJoined
 //               kConnecting --refused, unreachable--> kBackingOff --100 ms--> kConnecting
-//               kReplying --closed--> kBackingOff; refused after that: the listener is gone
+//               kReplying --closed--> kBackingOff
+//               refused after the listener closed the stream, or answered stream 0: it is gone, the attempt has failed
 //               anything else, or the attempt's deadline: the whole attempt has failed
 //
 // Not thread-safe: the connection service's mutex guards every call.
@@ -21,14 +22,16 @@
 #include "os/tcp_socket.h"
 #include "transport/established_connection.h"
 #include "transport/handshake_settings.h"
+#include "transport/rare_log.h"
 #include "wire/handshake_message.h"
 
 namespace bagua_net {
 
 class OutboundHandshakes {
  public:
-  OutboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id)
-      : settings_(settings), poller_(poller), next_id_(next_id) {}
+  // log: written once the mutex is free.
+  OutboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id, RareLog* log)
+      : settings_(settings), poller_(poller), next_id_(next_id), log_(log) {}
 
   // Starts or looks after the attempt whose number is kept in handle[kConnectHandleBytes]. *ready = true, or an
   // error: the attempt is over. interface: where link-local addresses are looked for.
@@ -84,6 +87,7 @@ class OutboundHandshakes {
   const HandshakeSettings& settings_;
   EpollPoller* const poller_;
   std::uint64_t* const next_id_;
+  RareLog* const log_;
   std::map<std::uint64_t, Attempt> attempts_;
   struct StreamOf {
     std::uint64_t attempt;

@@ -79,6 +79,7 @@ TransportContext::~TransportContext() {
 }
 
 Status TransportContext::service(ConnectionService** service) {
+  if (service_ != nullptr && !service_->resume()) service_.reset();
   if (service_ == nullptr) {
     auto started = std::make_unique<ConnectionService>(settings_);
     BAGUA_NET_RETURN_IF_ERROR(started->start());
@@ -196,9 +197,13 @@ void TransportContext::close(RecvComm* comm) {
 
 void TransportContext::rest_if_idle() {
   if (!comms_.empty() || !listen_comms_.empty()) return;
-  if (service_ != nullptr && !service_->is_idle()) return;
-  service_.reset();
   pool_.stop();
+  if (service_ == nullptr) return;
+  if (service_->is_idle()) {
+    service_.reset();
+  } else {
+    service_->rest();
+  }
 }
 
 }  // namespace bagua_net

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -10,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/log_sink.h"
 #include "support/check.h"
 #include "support/comm_parts.h"
 #include "support/service_parts.h"
@@ -316,6 +318,33 @@ TEST_CASE(a_join_that_is_given_up_does_not_harm_the_receiver) {
         "a message");
     CHECK_EQ(int{received}, int{byte});
   }
+}
+
+// NCCL's logger may block, or call back; then no handshake may wait for it.
+TEST_CASE(nothing_is_logged_while_handshakes_wait) {
+  static std::atomic<ConnectionService*> logging{nullptr};
+  static std::atomic<int> lines{0};
+  static std::atomic<int> lines_without_lock{0};
+  Processes processes;
+  logging = &processes.connecting;
+  set_log_function([](LogLevel, const char*, int, const char*) {
+    std::atomic<bool> is_free{false};
+    std::thread caller([&] {
+      static_cast<void>(logging.load()->is_idle());
+      is_free = true;
+    });
+    const std::int64_t end_ms = monotonic_ms() + 1000;
+    while (!is_free && monotonic_ms() < end_ms) sched_yield();
+    if (is_free) lines_without_lock.fetch_add(1);
+    lines.fetch_add(1);
+    caller.detach();
+  });
+  JoinTicket wrong = processes.ticket();
+  wrong.hello.comm_id[0] ^= 1;
+  processes.join(wrong, 1);
+  wait_until([] { return lines > 0; }, "the line");
+  set_log_function(nullptr);
+  CHECK_EQ(lines_without_lock.load(), lines.load());
 }
 
 }  // namespace bagua_net

@@ -47,6 +47,7 @@ struct ClosingListener {
     CHECK_OK(tcp_listen(&address, &socket));
     ConnectHandle encoded;
     encoded.port = address.port();
+    encoded.max_streams = 4;
     encoded.address = {127, 0, 0, 1};
     encode_connect_handle(encoded, handle.data());
   }
@@ -64,10 +65,13 @@ struct ClosingListener {
   // It stays open as long as what is returned.
   OwnedFd reply_to_next() const {
     OwnedFd accepted = next();
-    std::array<std::uint8_t, kReplyBytes> reply;
-    encode_reply({kProtocolVersion, HandshakeVerdict::kAccepted, 1, 1, 1, 0}, reply.data());
-    CHECK_EQ(::send(accepted.get(), reply.data(), reply.size(), MSG_NOSIGNAL), static_cast<ssize_t>(reply.size()));
+    reply_to(accepted, 1);
     return accepted;
+  }
+  static void reply_to(const OwnedFd& accepted, std::uint16_t streams) {
+    std::array<std::uint8_t, kReplyBytes> reply;
+    encode_reply({kProtocolVersion, HandshakeVerdict::kAccepted, streams, 1, 1, 0}, reply.data());
+    CHECK_EQ(::send(accepted.get(), reply.data(), reply.size(), MSG_NOSIGNAL), static_cast<ssize_t>(reply.size()));
   }
 };
 
@@ -136,6 +140,27 @@ TEST_CASE(a_listener_that_closes_and_goes_is_an_error_long_before_the_deadline) 
       "the error");
   CHECK(status.code() == StatusCode::kRemoteError);
   CHECK(status.message().find("closed the connection during the handshake") != std::string::npos);
+}
+
+// It answered the first stream, and its process ends before the others.
+TEST_CASE(a_listener_that_dies_between_streams_is_an_error_long_before_the_deadline) {
+  ClosingListener listener;
+  ConnectionService connecting(settings_with(4));
+  CHECK_OK(connecting.start());
+  Connect connect{connecting, listener.handle.data()};
+  CHECK_OK(connect.ask());
+  OwnedFd accepted = listener.next();
+  listener.socket.reset();
+  listener.reply_to(accepted, 4);
+  Status status;
+  wait_until(
+      [&] {
+        status = connect.ask();
+        return !status.is_ok();
+      },
+      "the error");
+  CHECK(status.code() == StatusCode::kRemoteError);
+  CHECK(status.message().find("is gone") != std::string::npos);
 }
 
 // More connections at once than a listener that may open few files keeps while their hello is on its way.

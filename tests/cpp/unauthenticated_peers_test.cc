@@ -27,7 +27,8 @@ struct Listening {
   HandshakeSettings settings;
   EpollPoller poller;
   std::uint64_t next_id = 0;
-  InboundHandshakes inbound{settings, &poller, &next_id};
+  RareLog log;
+  InboundHandshakes inbound{settings, &poller, &next_id, &log};
   Token token{};
   SocketAddress address;
   std::vector<OwnedFd> peers;
@@ -150,7 +151,7 @@ TEST_CASE(unauthenticated_peers_of_one_kind_are_one_line) {
     listening.come(bytes.data(), bytes.size());
   }
   while (listening.sent_away() < 2 * kPeers) listening.turn();
-  const std::vector<RareLog::Line> lines = listening.inbound.take_log();
+  const std::vector<RareLog::Line> lines = listening.log.take();
   CHECK_EQ(lines.size(), std::size_t{2});
   CHECK(lines[0].level == LogLevel::kInfo);
   CHECK(lines[0].text.find("does not speak its protocol") != std::string::npos);
