@@ -36,7 +36,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 # Directories are listed with their files: one that loses or gains a file has changed.
-PACKAGE_SOURCES := $(shell find bagua net_plugin tools/bench -name __pycache__ -prune -o -print 2>/dev/null)
+PACKAGE_SOURCES := $(shell find bagua net_plugin third_party tools/bench -name __pycache__ -prune -o -print 2>/dev/null)
 CPP_SOURCES := $(shell find net_plugin bagua/kernels tests/cpp tools -name '*.cc' 2>/dev/null | sort)
 CPP_HEADERS := $(shell find net_plugin bagua/kernels tests/cpp tools -name '*.h' 2>/dev/null | sort)
 C_SOURCES := $(shell find tests/cpp -name '*.c' 2>/dev/null | sort)

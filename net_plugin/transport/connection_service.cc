@@ -32,19 +32,19 @@ Status ConnectionService::start() {
   return start_background_thread("bagua-net-conn", nullptr, [this] { run(); }, &thread_);
 }
 
-Status ConnectionService::listen(const NetworkInterface& interface, std::uint8_t* handle, Token* token) {
+Status ConnectionService::listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id) {
   const CallersLock lock(this);
-  return inbound_.listen(interface, handle, token);
+  return inbound_.listen(interface, handle, id);
 }
 
-Status ConnectionService::accept(const Token& token, bool* ready, EstablishedConnection* connection) {
+Status ConnectionService::accept(const RandomId& id, bool* ready, EstablishedConnection* connection) {
   const CallersLock lock(this);
-  return inbound_.accept(token, ready, connection);
+  return inbound_.accept(id, ready, connection);
 }
 
-void ConnectionService::stop_listening(const Token& token) {
+void ConnectionService::stop_listening(const RandomId& id) {
   const CallersLock lock(this);
-  inbound_.stop_listening(token);
+  inbound_.stop_listening(id);
 }
 
 Status ConnectionService::connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,

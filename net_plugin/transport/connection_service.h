@@ -23,9 +23,9 @@ class ConnectionService {
 
   Status start();
 
-  Status listen(const NetworkInterface& interface, std::uint8_t* handle, Token* token);
-  Status accept(const Token& token, bool* ready, EstablishedConnection* connection);
-  void stop_listening(const Token& token);
+  Status listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id);
+  Status accept(const RandomId& id, bool* ready, EstablishedConnection* connection);
+  void stop_listening(const RandomId& id);
   Status connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
                  EstablishedConnection* connection);
   // Opens `count` more streams of an established connection; those that the peer accepts come in through `arrivals`.

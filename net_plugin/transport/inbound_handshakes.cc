@@ -32,10 +32,37 @@ void fill_handle_address(const SocketAddress& address, ConnectHandle* handle) {
 // In one turn: connections that come as fast as they are accepted would keep every call from NCCL waiting.
 constexpr int kAcceptsPerTurn = 32;
 
-bool has_left(const std::vector<OwnedFd>& sockets) {
+enum class Departure { kNone, kReset, kClosed };
+
+// The worst of them.
+Departure departure(const std::vector<OwnedFd>& sockets) {
   std::vector<pollfd> states;
-  for (const OwnedFd& socket : sockets) states.push_back({socket.get(), POLLRDHUP, 0});  // -1 is passed over
-  return ::poll(states.data(), states.size(), 0) > 0;
+  for (const OwnedFd& socket : sockets) states.push_back({socket.get(), POLLRDHUP, 0});  // -1 is ignored
+  Departure worst = Departure::kNone;
+  if (::poll(states.data(), states.size(), 0) <= 0) return worst;
+  for (const pollfd& state : states) {
+    if (state.revents == 0) continue;
+    worst = std::max(worst, (state.revents & POLLERR) != 0 ? Departure::kReset : Departure::kClosed);
+  }
+  return worst;
+}
+
+// Reads on until `count` bytes are there. 0: they are; else errno, and ECONNRESET for an end, too.
+int read_up_to(int socket, std::uint8_t* bytes, std::size_t count, std::size_t* received) {
+  while (*received < count) {
+    const ssize_t got = ::recv(socket, bytes + *received, count - *received, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return got < 0 ? errno : ECONNRESET;
+    *received += static_cast<std::size_t>(got);
+  }
+  return 0;
+}
+
+bool is_no_input(int error_number) { return error_number == EAGAIN || error_number == EWOULDBLOCK; }
+
+bool send_all(int socket, const std::uint8_t* bytes, std::size_t count) {
+  // The buffer of a fresh socket always has room for a message of the handshake.
+  return ::send(socket, bytes, count, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(count);
 }
 
 // Of what this process may open: the rest is for its comms and the application.
@@ -75,41 +102,38 @@ Status InboundHandshakes::open_listening_socket(const NetworkInterface& interfac
   return Status::ok();
 }
 
-Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t* handle, Token* token) {
+Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id) {
   ListeningSocket* listening = nullptr;
   BAGUA_NET_RETURN_IF_ERROR(open_listening_socket(interface, &listening));
-  BAGUA_NET_RETURN_IF_ERROR(fill_random(token->data(), token->size()));
-  listens_[*token];
   ConnectHandle encoded;
+  BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.token.data(), encoded.token.size()));
+  BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.listen_id.data(), encoded.listen_id.size()));
+  listens_[encoded.listen_id].token = encoded.token;
+  *id = encoded.listen_id;
   fill_handle_address(listening->address, &encoded);
   encoded.max_streams = static_cast<std::uint16_t>(most_streams());
-  encoded.token = *token;
   encode_connect_handle(encoded, handle);
   return Status::ok();
 }
 
-Status InboundHandshakes::accept(const Token& token, bool* ready, EstablishedConnection* connection) {
+Status InboundHandshakes::accept(const RandomId& id, bool* ready, EstablishedConnection* connection) {
   *ready = false;
-  const auto found = listens_.find(token);
+  const auto found = listens_.find(id);
   if (found == listens_.end()) {
     return Status::internal_error("accept on a listen comm that already gave its one connection");
   }
   Listen& listen = found->second;
   if (listen.state == ListenState::kReady) {
     listen.connection.arrivals = std::make_shared<StreamArrivals>();
-    remember_accepted(token, listen);
+    remember_accepted(id, listen);
     *connection = std::move(listen.connection);
     listens_.erase(found);
     *ready = true;
     return Status::ok();
   }
-  const bool is_assembling = listen.state == ListenState::kAssembling;
-  if (is_assembling && has_left(listen.connection.sockets)) {
-    return Status::remote_error(listen.connection.peer +
-                                " closed the connection while its data streams were joining: that rank has failed; "
-                                "see its log");
-  }
   const std::int64_t now_ms = monotonic_ms();
+  const bool is_assembling = listen.state == ListenState::kAssembling;
+  if (is_assembling) BAGUA_NET_RETURN_IF_ERROR(check_assembling(listen, now_ms));
   if (listen.accept_deadline_ms == 0) listen.accept_deadline_ms = now_ms + settings_.connect_timeout_ms;
   if (now_ms < listen.accept_deadline_ms) return Status::ok();
   if (is_assembling) {
@@ -126,7 +150,23 @@ Status InboundHandshakes::accept(const Token& token, bool* ready, EstablishedCon
       "BAGUA_NET_CONNECT_TIMEOUT_MS sets the deadline");
 }
 
-void InboundHandshakes::stop_listening(const Token& token) { listens_.erase(token); }
+Status InboundHandshakes::check_assembling(Listen& listen, std::int64_t now_ms) {
+  const Departure departed = departure(listen.connection.sockets);
+  if (departed == Departure::kNone) {
+    listen.rejoin_deadline_ms = 0;
+    return Status::ok();
+  }
+  // A connector closes what it gives up, and resets what it tries again.
+  if (departed == Departure::kReset) {
+    if (listen.rejoin_deadline_ms == 0) listen.rejoin_deadline_ms = now_ms + kRejoinMs;
+    if (now_ms < listen.rejoin_deadline_ms) return Status::ok();
+  }
+  return Status::remote_error(listen.connection.peer +
+                              " closed the connection while its data streams were joining: that rank has failed; "
+                              "see its log");
+}
+
+void InboundHandshakes::stop_listening(const RandomId& id) { listens_.erase(id); }
 
 void InboundHandshakes::close_listening_sockets() {
   listening_ids_.clear();
@@ -138,7 +178,7 @@ void InboundHandshakes::handle_event(std::uint64_t id) {
   if (listening != listening_ids_.end()) {
     accept_peers(*listening->second);
   } else if (unauthenticated_.count(id) != 0) {
-    read_hello(id);
+    handle_peer(id);
   }
 }
 
@@ -160,53 +200,123 @@ void InboundHandshakes::accept_peers(ListeningSocket& listening) {
       return;
     }
     if (!peer.socket.is_open()) return;
-    if (unauthenticated_.size() >= max_unauthenticated_) drop_unauthenticated(unauthenticated_.begin()->first);
+    make_room();
     peer.deadline_ms = monotonic_ms() + settings_.handshake_timeout_ms;
     const std::uint64_t id = (*next_id_)++;
     if (!poller_->add(peer.socket.get(), id, EPOLLIN).is_ok()) continue;
     unauthenticated_.emplace(id, std::move(peer));
-    read_hello(id);  // often there already
+    handle_peer(id);  // its hello is often there already
   }
 }
 
-void InboundHandshakes::read_hello(std::uint64_t id) {
-  UnauthenticatedPeer& peer = unauthenticated_.at(id);
-  while (peer.received < peer.bytes.size()) {
-    const ssize_t got =
-        ::recv(peer.socket.get(), peer.bytes.data() + peer.received, peer.bytes.size() - peer.received, MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (got <= 0) {
-      drop_unauthenticated(id);
-      return;
-    }
-    peer.received += static_cast<std::size_t>(got);
-    if (!is_hello_prefix(peer.bytes.data(), peer.received)) {
-      constexpr char kKind[] = "other protocol";
-      if (log_->is_due(LogLevel::kInfo, kKind, monotonic_ms())) {
-        log_->add(
-            LogLevel::kInfo, kKind,
-            "Bagua-Net: closed a connection from " + peer.address.to_string() + " that does not speak its protocol");
-      }
-      drop_unauthenticated(id);
-      return;
-    }
-  }
+void InboundHandshakes::make_room() {
+  if (unauthenticated_.size() < max_unauthenticated_) return;
+  auto victim = std::find_if(unauthenticated_.begin(), unauthenticated_.end(),
+                             [](const auto& entry) { return !entry.second.is_challenged; });
+  if (victim == unauthenticated_.end()) victim = unauthenticated_.begin();
+  drop_unauthenticated(victim->first);
+}
 
-  Hello hello;
-  decode_hello(peer.bytes.data(), &hello);
-  const Admission admission = admit(peer, hello);
-  std::array<std::uint8_t, kReplyBytes> bytes;
-  encode_reply(admission.reply, bytes.data());
-  // An empty socket buffer always has room for 32 bytes; if the peer is gone already, its streams tell the comm.
-  [[maybe_unused]] const auto ignored =
-      ::send(peer.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (admission.reply.verdict == HandshakeVerdict::kAccepted) {
-    take_in(peer, admission);
-  } else {
-    log_refusal(peer.address, hello, admission.reply.verdict);
-  }
+void InboundHandshakes::handle_peer(std::uint64_t id) {
+  UnauthenticatedPeer& peer = unauthenticated_.at(id);
+  Step step = Step::kDone;
+  if (!peer.is_challenged) step = read_hello(peer);
+  if (step == Step::kDone) step = read_proof(peer);
+  if (step == Step::kWaiting) return;
+  if (step == Step::kDone) finish(peer);
   drop_unauthenticated(id);
+}
+
+InboundHandshakes::Step InboundHandshakes::read_hello(UnauthenticatedPeer& peer) {
+  const int error_number = read_up_to(peer.socket.get(), peer.hello.data(), peer.hello.size(), &peer.received);
+  if (!is_hello_prefix(peer.hello.data(), peer.received)) {
+    constexpr char kKind[] = "other protocol";
+    if (log_->is_due(LogLevel::kInfo, kKind, monotonic_ms())) {
+      log_->add(
+          LogLevel::kInfo, kKind,
+          "Bagua-Net: closed a connection from " + peer.address.to_string() + " that does not speak its protocol");
+    }
+    return Step::kFailed;
+  }
+  if (peer.received >= kHelloVersionBytes && hello_version(peer.hello.data()) != kProtocolVersion) {
+    Hello hello;
+    hello.protocol_version = hello_version(peer.hello.data());
+    refuse(peer, hello, HandshakeVerdict::kWrongVersion);
+    return Step::kFailed;
+  }
+  if (error_number != 0) return is_no_input(error_number) ? Step::kWaiting : Step::kFailed;
+  return send_challenge(peer);
+}
+
+InboundHandshakes::Step InboundHandshakes::send_challenge(UnauthenticatedPeer& peer) {
+  Hello hello;
+  decode_hello(peer.hello.data(), &hello);
+  if (find_token(hello) == nullptr) {
+    refuse(peer, hello,
+           hello.stream_index == kJoiningStream ? HandshakeVerdict::kUnknownStream : HandshakeVerdict::kUnknownListen);
+    return Step::kFailed;
+  }
+  Challenge challenge;
+  if (!fill_random(challenge.nonce.data(), challenge.nonce.size()).is_ok()) return Step::kFailed;
+  encode_challenge(challenge, peer.challenge.data());
+  peer.is_challenged = true;
+  peer.received = 0;
+  return send_all(peer.socket.get(), peer.challenge.data(), peer.challenge.size()) ? Step::kDone : Step::kFailed;
+}
+
+InboundHandshakes::Step InboundHandshakes::read_proof(UnauthenticatedPeer& peer) {
+  const int error_number = read_up_to(peer.socket.get(), peer.proof.data(), peer.proof.size(), &peer.received);
+  if (error_number != 0) return is_no_input(error_number) ? Step::kWaiting : Step::kFailed;
+  return Step::kDone;
+}
+
+void InboundHandshakes::finish(UnauthenticatedPeer& peer) {
+  Hello hello;
+  decode_hello(peer.hello.data(), &hello);
+  const Token* const found = find_token(hello);
+  if (found == nullptr) {  // closed meanwhile
+    refuse(peer, hello, HandshakeVerdict::kUnknownListen);
+    return;
+  }
+  const Token token = *found;
+  if (!is_same_proof(connector_proof(token, peer.hello.data(), peer.challenge.data()), peer.proof.data())) {
+    refuse(peer, hello, HandshakeVerdict::kWrongProof);
+    return;
+  }
+  const Admission admission = admit(peer, hello);
+  if (admission.reply.verdict != HandshakeVerdict::kAccepted) {
+    refuse(peer, hello, admission.reply.verdict);
+    return;
+  }
+  std::array<std::uint8_t, kReplyBytes + kProofBytes> bytes;
+  encode_reply(admission.reply, bytes.data());
+  const HandshakeProof proof = listener_proof(token, peer.hello.data(), peer.challenge.data(), bytes.data());
+  std::copy(proof.begin(), proof.end(), bytes.begin() + kReplyBytes);
+  // If the peer is gone already, it tries the stream again, or the streams tell the comm.
+  [[maybe_unused]] const bool ignored = send_all(peer.socket.get(), bytes.data(), bytes.size());
+  take_in(peer, admission);
+}
+
+void InboundHandshakes::refuse(const UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict) {
+  Reply reply;
+  reply.verdict = verdict;
+  std::array<std::uint8_t, kReplyBytes> bytes;
+  encode_reply(reply, bytes.data());
+  [[maybe_unused]] const bool ignored = send_all(peer.socket.get(), bytes.data(), bytes.size());
+  log_refusal(peer.address, hello, verdict);
+}
+
+const Token* InboundHandshakes::find_token(const Hello& hello) {
+  if (hello.stream_index != kJoiningStream) {
+    const auto listen = listens_.find(hello.listen_id);
+    if (listen != listens_.end()) return &listen->second.token;
+  }
+  const auto accepted = accepted_.find(hello.comm_id);
+  if (accepted == accepted_.end() || accepted->second.listen_id != hello.listen_id ||
+      accepted->second.arrivals.expired()) {
+    return nullptr;
+  }
+  return &accepted->second.token;
 }
 
 void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict) {
@@ -222,24 +332,18 @@ void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hell
 
 InboundHandshakes::Admission InboundHandshakes::admit(const UnauthenticatedPeer& peer, const Hello& hello) {
   Admission admission;
-  admission.reply.process_id = settings_.process_id;
-  if (hello.protocol_version != kProtocolVersion) {
-    admission.reply.verdict = HandshakeVerdict::kWrongVersion;
-  } else if (hello.stream_index == kJoiningStream) {
-    admission.reply.verdict = admit_to_accepted(hello, &admission);
-  } else {
-    admission.reply.verdict = admit_to_listen(peer, hello, &admission);
-  }
+  const auto listen = listens_.find(hello.listen_id);
+  // Also a first stream of a comm in use: its connection was lost before its connector had the reply.
+  const HandshakeVerdict verdict = hello.stream_index == kJoiningStream || listen == listens_.end()
+                                       ? admit_to_accepted(hello, &admission)
+                                       : admit_to_listen(peer, hello, listen->second, &admission);
+  admission.reply.verdict = verdict;
   return admission;
 }
 
-HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& peer, const Hello& hello,
+HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& peer, const Hello& hello, Listen& listen,
                                                     Admission* admission) {
-  const auto found = listens_.find(hello.token);
-  if (found == listens_.end()) return HandshakeVerdict::kUnknownToken;
-  Listen& listen = found->second;
   EstablishedConnection& connection = listen.connection;
-
   if (hello.stream_index == 0 && listen.state == ListenState::kWaiting) {
     connection.sockets.resize(static_cast<std::size_t>(std::clamp<int>(hello.streams_wanted, 1, most_streams())));
     connection.max_chunk_bytes = std::max(1u, std::min(hello.max_chunk_bytes, settings_.max_chunk_bytes));
@@ -247,29 +351,37 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
         peer.address.to_string() + " (host " + hello.host_name + ", process " + std::to_string(hello.process_id) + ")";
     connection.same_host = peer.is_of_this_host();
     listen.comm_id = hello.comm_id;
+    listen.reply.process_id = settings_.process_id;
+    listen.reply.streams = static_cast<std::uint16_t>(connection.sockets.size());
+    listen.reply.max_chunk_bytes = connection.max_chunk_bytes;
+    listen.reply.features = hello.features & kFeatureAcknowledgements;
     listen.state = ListenState::kAssembling;
-  } else if (listen.state != ListenState::kAssembling || hello.comm_id != listen.comm_id ||
-             hello.stream_index >= connection.sockets.size() || connection.sockets[hello.stream_index].is_open()) {
+  } else if (listen.state == ListenState::kWaiting || hello.comm_id != listen.comm_id ||
+             hello.stream_index >= connection.sockets.size()) {
     return HandshakeVerdict::kUnknownStream;
   }
-  if (++listen.joined == connection.sockets.size()) listen.state = ListenState::kReady;
-  admission->place = &connection.sockets[hello.stream_index];
-  admission->reply.streams = static_cast<std::uint16_t>(connection.sockets.size());
-  admission->reply.max_chunk_bytes = connection.max_chunk_bytes;
-  admission->reply.features = hello.features & kFeatureAcknowledgements;
+  OwnedFd& place = connection.sockets[hello.stream_index];
+  // A stream that comes again: its connector did not get the reply.
+  if (place.is_open()) {
+    place.reset();
+  } else if (++listen.joined == connection.sockets.size()) {
+    listen.state = ListenState::kReady;
+  }
+  admission->place = &place;
+  admission->reply = listen.reply;
   return HandshakeVerdict::kAccepted;
 }
 
 HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admission* admission) {
   const auto found = accepted_.find(hello.comm_id);
-  if (found == accepted_.end() || found->second.token != hello.token) return HandshakeVerdict::kUnknownStream;
+  if (found == accepted_.end()) return HandshakeVerdict::kUnknownStream;
   Accepted& accepted = found->second;
   admission->arrivals = accepted.arrivals.lock();
   if (admission->arrivals == nullptr || accepted.streams >= most_streams()) return HandshakeVerdict::kUnknownStream;
   ++accepted.streams;
   admission->arrivals->announce();
-  admission->reply.streams = 1;
-  admission->reply.max_chunk_bytes = std::max(1u, std::min(hello.max_chunk_bytes, settings_.max_chunk_bytes));
+  admission->reply = accepted.reply;
+  if (hello.stream_index == kJoiningStream) admission->reply.streams = 1;
   return HandshakeVerdict::kAccepted;
 }
 
@@ -287,11 +399,12 @@ void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admi
   }
 }
 
-void InboundHandshakes::remember_accepted(const Token& token, const Listen& listen) {
+void InboundHandshakes::remember_accepted(const RandomId& id, const Listen& listen) {
   for (auto accepted = accepted_.begin(); accepted != accepted_.end();) {
     accepted = accepted->second.arrivals.expired() ? accepted_.erase(accepted) : std::next(accepted);
   }
-  accepted_[listen.comm_id] = {token, static_cast<int>(listen.connection.sockets.size()), listen.connection.arrivals};
+  accepted_[listen.comm_id] = {listen.token, id, listen.reply, static_cast<int>(listen.connection.sockets.size()),
+                               listen.connection.arrivals};
 }
 
 void InboundHandshakes::drop_unauthenticated(std::uint64_t id) {

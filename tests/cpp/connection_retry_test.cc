@@ -12,6 +12,7 @@
 
 #include "os/tcp_socket.h"
 #include "support/check.h"
+#include "support/raw_handshake.h"
 #include "support/service_parts.h"
 #include "transport/connection_service.h"
 #include "wire/connect_handle.h"
@@ -41,11 +42,13 @@ class FileLimit {
 struct ClosingListener {
   SocketAddress address = loopback().address;
   OwnedFd socket;
+  Token token{1, 2, 3};
   std::array<std::uint8_t, 128> handle{};
 
   ClosingListener() {
     CHECK_OK(tcp_listen(&address, &socket));
     ConnectHandle encoded;
+    encoded.token = token;
     encoded.port = address.port();
     encoded.max_streams = 4;
     encoded.address = {127, 0, 0, 1};
@@ -68,10 +71,9 @@ struct ClosingListener {
     reply_to(accepted, 1);
     return accepted;
   }
-  static void reply_to(const OwnedFd& accepted, std::uint16_t streams) {
-    std::array<std::uint8_t, kReplyBytes> reply;
-    encode_reply({kProtocolVersion, HandshakeVerdict::kAccepted, streams, 1, 1, 0}, reply.data());
-    CHECK_EQ(::send(accepted.get(), reply.data(), reply.size(), MSG_NOSIGNAL), static_cast<ssize_t>(reply.size()));
+  void reply_to(const OwnedFd& accepted, std::uint16_t streams) const {
+    make_blocking(accepted);
+    answer_handshake(accepted, token, {kProtocolVersion, HandshakeVerdict::kAccepted, streams, 1, 1, 0});
   }
 };
 
@@ -101,9 +103,9 @@ TEST_CASE(a_connect_without_free_descriptors_is_tried_again) {
   ConnectionService connecting(settings_with({}));
   CHECK_OK(listening.start());
   CHECK_OK(connecting.start());
-  Token token;
+  RandomId id;
   std::array<std::uint8_t, 128> handle{};
-  CHECK_OK(listening.listen(loopback(), handle.data(), &token));
+  CHECK_OK(listening.listen(loopback(), handle.data(), &id));
   Connect connect{connecting, handle.data()};
   {
     const FileLimit none(3);
@@ -174,8 +176,8 @@ TEST_CASE(many_peers_reach_a_listener_that_may_open_few_files) {
   }();
   CHECK_OK(listening->start());
   std::vector<std::array<std::uint8_t, 128>> handles(kPeers * kEach);
-  Token token;
-  for (auto& handle : handles) CHECK_OK(listening->listen(loopback(), handle.data(), &token));
+  RandomId id;
+  for (auto& handle : handles) CHECK_OK(listening->listen(loopback(), handle.data(), &id));
   std::vector<std::string> failures(kPeers);
   std::vector<std::thread> peers;
   for (int peer = 0; peer < kPeers; ++peer) {
