@@ -29,6 +29,18 @@ void fill_handle_address(const SocketAddress& address, ConnectHandle* handle) {
   }
 }
 
+std::string listen_remedy(const Status& status) {
+  switch (status.error_number()) {
+    case EADDRNOTAVAIL:
+    case ENODEV:
+      return " (it has lost this address since the job began: bring it up again, or choose another with "
+             "NCCL_SOCKET_IFNAME)";
+    case EMFILE:
+    case ENFILE: return " (too many open files: raise the limit, ulimit -n)";
+    default: return "";
+  }
+}
+
 // In one turn: connections that come as fast as they are accepted would keep every call from NCCL waiting.
 constexpr int kAcceptsPerTurn = 32;
 
@@ -93,8 +105,8 @@ Status InboundHandshakes::open_listening_socket(const NetworkInterface& interfac
   ListeningSocket opened;
   opened.address = interface.address;
   opened.address.set_port(0);
-  BAGUA_NET_RETURN_IF_ERROR(
-      tcp_listen(&opened.address, &opened.socket).with_context("listening on interface " + interface.name));
+  const Status status = tcp_listen(&opened.address, &opened.socket);
+  if (!status.is_ok()) return status.with_context("listening on interface " + interface.name + listen_remedy(status));
   opened.id = (*next_id_)++;
   BAGUA_NET_RETURN_IF_ERROR(poller_->add(opened.socket.get(), opened.id, EPOLLIN));
   *listening = &listening_.emplace(interface.name, std::move(opened)).first->second;
