@@ -39,7 +39,7 @@ class PipeCount {
   }
 
  private:
-  struct Word {
+  struct alignas(8) Word {  // or it would not be lock-free
     pid_t process;
     int open;
   };

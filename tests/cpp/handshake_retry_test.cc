@@ -160,22 +160,25 @@ class Relay {
       }
     });
   }
-  ~Relay() { stop(); }
+  ~Relay() { end(); }
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
 
   std::uint8_t* handle() { return handle_.data(); }
   int lost() const { return lost_; }
   std::vector<std::uint8_t> stop() {
-    if (!thread_.joinable()) return seen_;
-    stopping_ = true;
-    ::shutdown(listener_.get(), SHUT_RDWR);
-    thread_.join();
+    end();
     CHECK_EQ(failure_, "");
     return seen_;
   }
 
  private:
+  void end() {
+    if (!thread_.joinable()) return;
+    stopping_ = true;
+    ::shutdown(listener_.get(), SHUT_RDWR);
+    thread_.join();
+  }
   template <std::size_t kBytes>
   void pass(const OwnedFd& from, const OwnedFd* to) {
     std::array<std::uint8_t, kBytes> bytes;
