@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -57,24 +56,6 @@ Departure departure(const std::vector<OwnedFd>& sockets) {
     worst = std::max(worst, (state.revents & POLLERR) != 0 ? Departure::kReset : Departure::kClosed);
   }
   return worst;
-}
-
-// Reads on until `count` bytes are there. 0: they are; else errno, and ECONNRESET for an end, too.
-int read_up_to(int socket, std::uint8_t* bytes, std::size_t count, std::size_t* received) {
-  while (*received < count) {
-    const ssize_t got = ::recv(socket, bytes + *received, count - *received, MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return got < 0 ? errno : ECONNRESET;
-    *received += static_cast<std::size_t>(got);
-  }
-  return 0;
-}
-
-bool is_no_input(int error_number) { return error_number == EAGAIN || error_number == EWOULDBLOCK; }
-
-bool send_all(int socket, const std::uint8_t* bytes, std::size_t count) {
-  // The buffer of a fresh socket always has room for a message of the handshake.
-  return ::send(socket, bytes, count, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(count);
 }
 
 // Of what this process may open: the rest is for its comms and the application.
@@ -181,6 +162,7 @@ Status InboundHandshakes::check_assembling(Listen& listen, std::int64_t now_ms) 
 void InboundHandshakes::stop_listening(const RandomId& id) { listens_.erase(id); }
 
 void InboundHandshakes::close_listening_sockets() {
+  unauthenticated_.clear();
   listening_ids_.clear();
   listening_.clear();
 }
@@ -197,8 +179,9 @@ void InboundHandshakes::handle_event(std::uint64_t id) {
 void InboundHandshakes::accept_peers(ListeningSocket& listening) {
   // The listener is level-triggered: what is left comes with the next turn.
   for (int accepted = 0; accepted < kAcceptsPerTurn; ++accepted) {
-    UnauthenticatedPeer peer;
-    const Status status = tcp_accept(listening.socket.get(), &peer.socket, &peer.address);
+    OwnedFd socket;
+    SocketAddress from;
+    const Status status = tcp_accept(listening.socket.get(), &socket, &from);
     if (!status.is_ok()) {
       // Out of descriptors or memory: a level-triggered listener would spin. Pause it, and say so.
       constexpr char kKind[] = "accept";
@@ -211,12 +194,11 @@ void InboundHandshakes::accept_peers(ListeningSocket& listening) {
       listening.paused_until_ms = monotonic_ms() + kAcceptRetryMs;
       return;
     }
-    if (!peer.socket.is_open()) return;
+    if (!socket.is_open()) return;
     make_room();
-    peer.deadline_ms = monotonic_ms() + settings_.handshake_timeout_ms;
     const std::uint64_t id = (*next_id_)++;
-    if (!poller_->add(peer.socket.get(), id, EPOLLIN).is_ok()) continue;
-    unauthenticated_.emplace(id, std::move(peer));
+    if (!poller_->add(socket.get(), id, EPOLLIN).is_ok()) continue;
+    unauthenticated_.try_emplace(id, std::move(socket), from, monotonic_ms() + settings_.handshake_timeout_ms);
     handle_peer(id);  // its hello is often there already
   }
 }
@@ -224,74 +206,63 @@ void InboundHandshakes::accept_peers(ListeningSocket& listening) {
 void InboundHandshakes::make_room() {
   if (unauthenticated_.size() < max_unauthenticated_) return;
   auto victim = std::find_if(unauthenticated_.begin(), unauthenticated_.end(),
-                             [](const auto& entry) { return !entry.second.is_challenged; });
+                             [](const auto& entry) { return !entry.second.is_challenged(); });
   if (victim == unauthenticated_.end()) victim = unauthenticated_.begin();
   drop_unauthenticated(victim->first);
 }
 
 void InboundHandshakes::handle_peer(std::uint64_t id) {
   UnauthenticatedPeer& peer = unauthenticated_.at(id);
-  Step step = Step::kDone;
-  if (!peer.is_challenged) step = read_hello(peer);
-  if (step == Step::kDone) step = read_proof(peer);
-  if (step == Step::kWaiting) return;
-  if (step == Step::kDone) finish(peer);
+  if (!peer.is_challenged() && !greet(peer)) {
+    drop_unauthenticated(id);
+    return;
+  }
+  if (!peer.is_challenged()) return;
+  switch (peer.read_proof()) {
+    case UnauthenticatedPeer::Step::kWaiting: return;
+    case UnauthenticatedPeer::Step::kDone: finish(peer); break;
+    default: break;
+  }
   drop_unauthenticated(id);
 }
 
-InboundHandshakes::Step InboundHandshakes::read_hello(UnauthenticatedPeer& peer) {
-  const int error_number = read_up_to(peer.socket.get(), peer.hello.data(), peer.hello.size(), &peer.received);
-  if (!is_hello_prefix(peer.hello.data(), peer.received)) {
-    constexpr char kKind[] = "other protocol";
-    if (log_->is_due(LogLevel::kInfo, kKind, monotonic_ms())) {
-      log_->add(
-          LogLevel::kInfo, kKind,
-          "Bagua-Net: closed a connection from " + peer.address.to_string() + " that does not speak its protocol");
+bool InboundHandshakes::greet(UnauthenticatedPeer& peer) {
+  switch (peer.read_hello()) {
+    case UnauthenticatedPeer::Step::kWaiting: return true;
+    case UnauthenticatedPeer::Step::kDone: break;
+    case UnauthenticatedPeer::Step::kFailed: return false;
+    case UnauthenticatedPeer::Step::kOtherProtocol: {
+      constexpr char kKind[] = "other protocol";
+      if (log_->is_due(LogLevel::kInfo, kKind, monotonic_ms())) {
+        log_->add(
+            LogLevel::kInfo, kKind,
+            "Bagua-Net: closed a connection from " + peer.address.to_string() + " that does not speak its protocol");
+      }
+      return false;
     }
-    return Step::kFailed;
+    case UnauthenticatedPeer::Step::kOtherVersion: {
+      Hello hello;
+      hello.protocol_version = peer.other_version();
+      refuse(peer, hello, HandshakeVerdict::kWrongVersion);
+      return false;
+    }
   }
-  if (peer.received >= kHelloVersionBytes && hello_version(peer.hello.data()) != kProtocolVersion) {
-    Hello hello;
-    hello.protocol_version = hello_version(peer.hello.data());
-    refuse(peer, hello, HandshakeVerdict::kWrongVersion);
-    return Step::kFailed;
-  }
-  if (error_number != 0) return is_no_input(error_number) ? Step::kWaiting : Step::kFailed;
-  return send_challenge(peer);
-}
-
-InboundHandshakes::Step InboundHandshakes::send_challenge(UnauthenticatedPeer& peer) {
-  Hello hello;
-  decode_hello(peer.hello.data(), &hello);
-  if (find_token(hello) == nullptr) {
-    refuse(peer, hello,
-           hello.stream_index == kJoiningStream ? HandshakeVerdict::kUnknownStream : HandshakeVerdict::kUnknownListen);
-    return Step::kFailed;
-  }
-  Challenge challenge;
-  if (!fill_random(challenge.nonce.data(), challenge.nonce.size()).is_ok()) return Step::kFailed;
-  encode_challenge(challenge, peer.challenge.data());
-  peer.is_challenged = true;
-  peer.received = 0;
-  return send_all(peer.socket.get(), peer.challenge.data(), peer.challenge.size()) ? Step::kDone : Step::kFailed;
-}
-
-InboundHandshakes::Step InboundHandshakes::read_proof(UnauthenticatedPeer& peer) {
-  const int error_number = read_up_to(peer.socket.get(), peer.proof.data(), peer.proof.size(), &peer.received);
-  if (error_number != 0) return is_no_input(error_number) ? Step::kWaiting : Step::kFailed;
-  return Step::kDone;
+  const Hello hello = peer.hello();
+  if (find_token(hello) != nullptr) return peer.send_challenge();
+  refuse(peer, hello,
+         hello.stream_index == kJoiningStream ? HandshakeVerdict::kUnknownStream : HandshakeVerdict::kUnknownListen);
+  return false;
 }
 
 void InboundHandshakes::finish(UnauthenticatedPeer& peer) {
-  Hello hello;
-  decode_hello(peer.hello.data(), &hello);
+  const Hello hello = peer.hello();
   const Token* const found = find_token(hello);
   if (found == nullptr) {  // closed meanwhile
     refuse(peer, hello, HandshakeVerdict::kUnknownListen);
     return;
   }
   const Token token = *found;
-  if (!is_same_proof(connector_proof(token, peer.hello.data(), peer.challenge.data()), peer.proof.data())) {
+  if (!peer.proves(token)) {
     refuse(peer, hello, HandshakeVerdict::kWrongProof);
     return;
   }
@@ -300,21 +271,12 @@ void InboundHandshakes::finish(UnauthenticatedPeer& peer) {
     refuse(peer, hello, admission.reply.verdict);
     return;
   }
-  std::array<std::uint8_t, kReplyBytes + kProofBytes> bytes;
-  encode_reply(admission.reply, bytes.data());
-  const HandshakeProof proof = listener_proof(token, peer.hello.data(), peer.challenge.data(), bytes.data());
-  std::copy(proof.begin(), proof.end(), bytes.begin() + kReplyBytes);
-  // If the peer is gone already, it tries the stream again, or the streams tell the comm.
-  [[maybe_unused]] const bool ignored = send_all(peer.socket.get(), bytes.data(), bytes.size());
+  peer.send_accepting(admission.reply, token);
   take_in(peer, admission);
 }
 
 void InboundHandshakes::refuse(const UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict) {
-  Reply reply;
-  reply.verdict = verdict;
-  std::array<std::uint8_t, kReplyBytes> bytes;
-  encode_reply(reply, bytes.data());
-  [[maybe_unused]] const bool ignored = send_all(peer.socket.get(), bytes.data(), bytes.size());
+  peer.send_refusing(verdict);
   log_refusal(peer.address, hello, verdict);
 }
 
@@ -389,8 +351,17 @@ HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admiss
   if (found == accepted_.end()) return HandshakeVerdict::kUnknownStream;
   Accepted& accepted = found->second;
   admission->arrivals = accepted.arrivals.lock();
-  if (admission->arrivals == nullptr || accepted.streams >= most_streams()) return HandshakeVerdict::kUnknownStream;
-  ++accepted.streams;
+  if (admission->arrivals == nullptr) return HandshakeVerdict::kUnknownStream;
+  // A first stream that comes again has its place already; once, for then it is the comm that loses streams.
+  const bool is_first = hello.stream_index < accepted.reply.streams;
+  const std::uint64_t place = is_first ? std::uint64_t{1} << hello.stream_index : 0;
+  if (is_first && (accepted.returned & place) == 0) {
+    accepted.returned |= place;
+  } else if (accepted.streams < most_streams()) {
+    ++accepted.streams;
+  } else {
+    return HandshakeVerdict::kUnknownStream;
+  }
   admission->arrivals->announce();
   admission->reply = accepted.reply;
   if (hello.stream_index == kJoiningStream) admission->reply.streams = 1;
@@ -415,7 +386,11 @@ void InboundHandshakes::remember_accepted(const RandomId& id, const Listen& list
   for (auto accepted = accepted_.begin(); accepted != accepted_.end();) {
     accepted = accepted->second.arrivals.expired() ? accepted_.erase(accepted) : std::next(accepted);
   }
-  accepted_[listen.comm_id] = {listen.token, id, listen.reply, static_cast<int>(listen.connection.sockets.size()),
+  accepted_[listen.comm_id] = {listen.token,
+                               id,
+                               listen.reply,
+                               static_cast<int>(listen.connection.sockets.size()),
+                               0,
                                listen.connection.arrivals};
 }
 

@@ -13,7 +13,6 @@
 // connection service's mutex guards every call.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -27,8 +26,8 @@
 #include "transport/established_connection.h"
 #include "transport/handshake_settings.h"
 #include "transport/rare_log.h"
+#include "transport/unauthenticated_peer.h"
 #include "wire/handshake_message.h"
-#include "wire/handshake_proof.h"
 
 namespace bagua_net {
 
@@ -49,7 +48,7 @@ class InboundHandshakes {
   void expire(std::int64_t now_ms);
   std::int64_t next_deadline_ms() const;  // INT64_MAX: none
   std::size_t listen_count() const { return listens_.size(); }
-  // Nothing may be listened for.
+  // Nothing may be listened for. Whoever is not authenticated yet is closed, too.
   void close_listening_sockets();
 
  private:
@@ -85,29 +84,15 @@ class InboundHandshakes {
     RandomId listen_id{};
     Reply reply;  // that its first streams got
     int streams = 0;
+    std::uint64_t returned = 0;              // a bit for each of the first streams whose connection came again
     std::weak_ptr<StreamArrivals> arrivals;  // expires with the comm
   };
-  struct UnauthenticatedPeer {
-    OwnedFd socket;
-    SocketAddress address;
-    std::int64_t deadline_ms = 0;  // of the whole handshake
-    bool is_challenged = false;
-    std::size_t received = 0;  // of the hello, then of the proof
-    std::array<std::uint8_t, kHelloBytes> hello;
-    std::array<std::uint8_t, kChallengeBytes> challenge;
-    HandshakeProof proof;
-
-    bool is_of_this_host() const { return local_address(socket.get()).same_host(address); }
-  };
-
   Status open_listening_socket(const NetworkInterface& interface, ListeningSocket** listening);
   void accept_peers(ListeningSocket& listening);
   void make_room();
   void handle_peer(std::uint64_t id);
-  enum class Step { kWaiting, kDone, kFailed };
-  Step read_hello(UnauthenticatedPeer& peer);
-  Step send_challenge(UnauthenticatedPeer& peer);
-  Step read_proof(UnauthenticatedPeer& peer);
+  // False: the peer is to be let go of.
+  bool greet(UnauthenticatedPeer& peer);
   void finish(UnauthenticatedPeer& peer);
   void refuse(const UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict);
   // What this hello's sender has to know. nullptr: it names nothing of ours.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,13 +22,13 @@ namespace {
 
 // A listening service, and a connector by hand.
 struct Listening {
-  ConnectionService service{settings_with({})};
+  ConnectionService service;
   RandomId id{};
   ConnectHandle handle;
   std::array<std::uint8_t, 128> handle_bytes{};
   SocketAddress address = loopback().address;
 
-  Listening() {
+  explicit Listening(std::optional<int> most_streams = {}) : service(settings_with(most_streams)) {
     CHECK_OK(service.start());
     CHECK_OK(service.listen(loopback(), handle_bytes.data(), &id));
     CHECK_OK(decode_connect_handle(handle_bytes.data(), &handle));
@@ -124,6 +125,22 @@ TEST_CASE(a_stream_that_is_lost_after_the_accept_joins_the_comm_in_use) {
   CHECK_EQ(arrived.size(), 1u);
   check_joined(first, connection.sockets[0]);
   check_joined(second, arrived[0]);
+}
+
+// All places of a listener that allows no more streams are taken, one of them by a connection that is lost.
+TEST_CASE(a_first_stream_comes_again_to_a_comm_that_is_full) {
+  Listening listening(2);
+  const OwnedFd first = listening.join(0, 2);
+  listening.lose(1, 2);
+  const EstablishedConnection connection = listening.accepted();
+  const OwnedFd second = listening.join(1, 2);
+  Reply reply;
+  listening.join(listening.hello(1, 2), &reply);
+  CHECK(reply.verdict == HandshakeVerdict::kUnknownStream);
+  listening.join(listening.hello(2, 2), &reply);
+  CHECK(reply.verdict == HandshakeVerdict::kUnknownStream);
+  listening.join(listening.hello(kJoiningStream, 2), &reply);
+  CHECK(reply.verdict == HandshakeVerdict::kUnknownStream);
 }
 
 TEST_CASE(only_the_same_comm_takes_a_streams_place) {
