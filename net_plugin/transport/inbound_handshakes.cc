@@ -28,7 +28,7 @@ void fill_handle_address(const SocketAddress& address, ConnectHandle* handle) {
   }
 }
 
-std::string listen_remedy(const Status& status) {
+const char* listen_remedy(const Status& status) {
   switch (status.error_number()) {
     case EADDRNOTAVAIL:
     case ENODEV:

@@ -55,7 +55,7 @@ enum class HandshakeVerdict : std::uint16_t {
   kWrongVersion = 1,   // the reply's version field says which is spoken
   kUnknownListen = 2,  // nobody listens under that id (any more)
   kUnknownStream = 3,  // a joining stream fits no comm, or there is no room for it
-  kWrongProof = 4,     // the connector does not know the token
+  kWrongProof = 5,     // the connector does not know the token
 };
 
 const char* handshake_verdict_name(HandshakeVerdict verdict);
