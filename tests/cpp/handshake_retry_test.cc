@@ -12,35 +12,23 @@
 #include <vector>
 
 #include "support/check.h"
+#include "support/listening_service.h"
 #include "support/raw_handshake.h"
-#include "support/service_parts.h"
 #include "support/tcp_pair.h"
 #include "transport/connection_service.h"
 
 namespace bagua_net {
 namespace {
 
-// A listening service, and a connector by hand.
-struct Listening {
-  ConnectionService service;
-  RandomId id{};
-  ConnectHandle handle;
-  std::array<std::uint8_t, 128> handle_bytes{};
-  SocketAddress address = loopback().address;
+// A connector by hand.
+struct Listening : ListeningService {
+  explicit Listening(std::optional<int> most_streams = {}) : ListeningService(settings_with(most_streams)) {}
 
-  explicit Listening(std::optional<int> most_streams = {}) : service(settings_with(most_streams)) {
-    CHECK_OK(service.start());
-    CHECK_OK(service.listen(loopback(), handle_bytes.data(), &id));
-    CHECK_OK(decode_connect_handle(handle_bytes.data(), &handle));
-    address.set_port(handle.port);
-  }
   Hello hello(std::uint16_t index, std::uint16_t streams) const {
-    Hello hello;
-    hello.listen_id = handle.listen_id;
+    Hello hello = ListeningService::hello();
     hello.comm_id = {9, 9};
     hello.stream_index = index;
     hello.streams_wanted = streams;
-    hello.max_chunk_bytes = 65536;
     return hello;
   }
   OwnedFd join(const Hello& hello, Reply* reply) const {

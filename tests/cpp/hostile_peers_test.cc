@@ -1,5 +1,5 @@
-// Peers that know everything but the token, or know it and misbehave later: they get nothing, cost little, and keep no
-// real peer out.
+// Peers that do not know the token, many of them, or know it and misbehave later: they get nothing, cost little, and
+// keep no real peer out.
 #include <dirent.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -20,221 +20,12 @@
 
 #include "support/check.h"
 #include "support/comm_parts.h"
+#include "support/listening_service.h"
 #include "support/raw_handshake.h"
-#include "support/service_parts.h"
 #include "support/tcp_pair.h"
 #include "transport/transport_context.h"
 
 namespace bagua_net {
-namespace {
-
-struct Listening {
-  ConnectionService service;
-  RandomId id{};
-  ConnectHandle handle;
-  std::array<std::uint8_t, 128> handle_bytes{};
-  SocketAddress address = loopback().address;
-
-  explicit Listening(const HandshakeSettings& settings = settings_with(1)) : service(settings) {
-    CHECK_OK(service.start());
-    CHECK_OK(service.listen(loopback(), handle_bytes.data(), &id));
-    CHECK_OK(decode_connect_handle(handle_bytes.data(), &handle));
-    address.set_port(handle.port);
-  }
-  // What the peer says; anybody who reads the network knows that much.
-  Hello hello() const {
-    Hello hello;
-    hello.listen_id = handle.listen_id;
-    hello.max_chunk_bytes = 65536;
-    return hello;
-  }
-  OwnedFd challenged(Said* said) const { return challenged(hello(), said); }
-  OwnedFd challenged(const Hello& hello, Said* said) const {
-    OwnedFd socket = connect_to(address);
-    *said = say_hello(socket, hello);
-    Reply reply;
-    CHECK(read_challenge(socket, said, &reply));
-    return socket;
-  }
-  HandshakeVerdict verdict(const OwnedFd& socket, const HandshakeProof& proof) const {
-    send_bytes(socket, proof.data(), proof.size());
-    return read_reply(socket, handle.token, {}).verdict;
-  }
-  // A real peer, to the end.
-  void check_open() {
-    ConnectionService connecting(settings_with(1));
-    CHECK_OK(connecting.start());
-    std::array<std::uint8_t, 128> fresh{};
-    RandomId fresh_id{};
-    CHECK_OK(service.listen(loopback(), fresh.data(), &fresh_id));
-    EstablishedConnection connected;
-    EstablishedConnection accepted;
-    bool is_connected = false;
-    bool is_accepted = false;
-    wait_until(
-        [&] {
-          if (!is_connected) CHECK_OK(connecting.connect(loopback(), fresh.data(), &is_connected, &connected));
-          if (!is_accepted) CHECK_OK(service.accept(fresh_id, &is_accepted, &accepted));
-          return is_connected && is_accepted;
-        },
-        "a real peer");
-  }
-};
-
-HandshakeProof connectors(const Listening& listening, const Said& said) {
-  return connector_proof(listening.handle.token, said.hello.data(), said.challenge.data());
-}
-
-}  // namespace
-
-TEST_CASE(a_wrong_proof_is_refused) {
-  Listening listening;
-  for (const std::size_t position : {std::size_t{0}, kProofBytes - 1}) {
-    Said said;
-    const OwnedFd socket = listening.challenged(&said);
-    HandshakeProof proof = connectors(listening, said);
-    proof[position] ^= 1;
-    CHECK(listening.verdict(socket, proof) == HandshakeVerdict::kWrongProof);
-    CHECK(has_ended(socket.get()));
-  }
-  listening.check_open();
-}
-
-TEST_CASE(a_replayed_handshake_is_refused) {
-  Listening listening;
-  Hello hello = listening.hello();
-  hello.streams_wanted = 2;
-  Said said;
-  const OwnedFd real = listening.challenged(hello, &said);
-  const HandshakeProof proof = connectors(listening, said);
-  send_bytes(real, proof.data(), proof.size());
-  CHECK(read_reply(real, listening.handle.token, said).verdict == HandshakeVerdict::kAccepted);
-  // To the byte, the nonce too.
-  const OwnedFd replayed = connect_to(listening.address);
-  send_bytes(replayed, said.hello.data(), said.hello.size());
-  Said again = said;
-  Reply reply;
-  CHECK(read_challenge(replayed, &again, &reply));
-  CHECK(again.challenge != said.challenge);
-  CHECK(listening.verdict(replayed, proof) == HandshakeVerdict::kWrongProof);
-  // And it took nobody's place.
-  CHECK(!has_ended_now(real.get()));
-  listening.check_open();
-}
-
-TEST_CASE(a_proof_of_another_role_stream_or_listen_is_refused) {
-  Listening listening;
-  Said said;
-  {
-    const OwnedFd socket = listening.challenged(&said);
-    std::array<std::uint8_t, kReplyBytes> reply;
-    encode_reply({}, reply.data());
-    const HandshakeProof listeners =
-        listener_proof(listening.handle.token, said.hello.data(), said.challenge.data(), reply.data());
-    CHECK(listening.verdict(socket, listeners) == HandshakeVerdict::kWrongProof);
-  }
-  {
-    const OwnedFd socket = listening.challenged(&said);
-    Hello other;
-    decode_hello(said.hello.data(), &other);
-    other.stream_index = 1;
-    encode_hello(other, said.hello.data());
-    CHECK(listening.verdict(socket, connectors(listening, said)) == HandshakeVerdict::kWrongProof);
-  }
-  {
-    Listening elsewhere;
-    const OwnedFd socket = listening.challenged(&said);
-    CHECK(listening.verdict(socket, connectors(elsewhere, said)) == HandshakeVerdict::kWrongProof);
-  }
-  listening.check_open();
-}
-
-namespace {
-
-// Connects to a listener that is not ours; `answer` says what it says.
-template <typename Answer>
-Status status_of_connect_to(Answer answer) {
-  OwnedFd listener;
-  SocketAddress address = loopback().address;
-  CHECK_OK(tcp_listen(&address, &listener));
-  make_blocking(listener);
-  ConnectHandle handle;
-  handle.address = {127, 0, 0, 1};
-  handle.port = address.port();
-  handle.token = {5};
-  std::array<std::uint8_t, 128> bytes{};
-  encode_connect_handle(handle, bytes.data());
-  ConnectionService connecting(settings_with(1));
-  CHECK_OK(connecting.start());
-  bool ready = false;
-  EstablishedConnection connection;
-  CHECK_OK(connecting.connect(loopback(), bytes.data(), &ready, &connection));
-  const OwnedFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  make_blocking(socket);
-  Hello hello;
-  Said said = read_hello(socket, &hello);
-  answer(socket, said);
-  Status status;
-  wait_until(
-      [&] {
-        status = connecting.connect(loopback(), bytes.data(), &ready, &connection);
-        return ready || !status.is_ok();
-      },
-      "the end of the connect");
-  CHECK(!ready);
-  return status;
-}
-
-void reply_with_proof(const OwnedFd& socket, const HandshakeProof& proof) {
-  std::array<std::uint8_t, kReplyBytes + kProofBytes> bytes;
-  encode_reply({kProtocolVersion, HandshakeVerdict::kAccepted, 1, 1, 1, 0}, bytes.data());
-  std::copy(proof.begin(), proof.end(), bytes.begin() + kReplyBytes);
-  send_bytes(socket, bytes.data(), bytes.size());
-}
-
-bool is_about_the_token(const Status& status) {
-  return status.message().find("does not know the token") != std::string::npos;
-}
-
-}  // namespace
-
-TEST_CASE(a_listener_that_reflects_the_proof_is_refused) {
-  CHECK(is_about_the_token(status_of_connect_to([](const OwnedFd& socket, Said& said) {
-    challenge(socket, &said);
-    HandshakeProof reflected;
-    read_bytes(socket, reflected.data(), reflected.size());
-    reply_with_proof(socket, reflected);
-  })));
-}
-
-TEST_CASE(a_listener_that_reflects_the_nonce_is_refused) {
-  CHECK(is_about_the_token(status_of_connect_to([](const OwnedFd& socket, Said& said) {
-    Hello hello;
-    decode_hello(said.hello.data(), &hello);
-    encode_challenge({hello.nonce}, said.challenge.data());
-    send_bytes(socket, said.challenge.data(), said.challenge.size());
-    HandshakeProof reflected;
-    read_bytes(socket, reflected.data(), reflected.size());
-    reply_with_proof(socket, reflected);
-  })));
-}
-
-TEST_CASE(a_listener_that_accepts_without_a_challenge_is_refused) {
-  CHECK(is_about_the_token(
-      status_of_connect_to([](const OwnedFd& socket, Said&) { reply_with_proof(socket, HandshakeProof{}); })));
-}
-
-TEST_CASE(a_listener_that_changes_its_reply_is_refused) {
-  CHECK(is_about_the_token(status_of_connect_to([](const OwnedFd& socket, Said& said) {
-    challenge(socket, &said);
-    HandshakeProof theirs;
-    read_bytes(socket, theirs.data(), theirs.size());
-    std::array<std::uint8_t, kReplyBytes> other;
-    encode_reply({kProtocolVersion, HandshakeVerdict::kAccepted, 1, 2, 1, 0}, other.data());
-    reply_with_proof(socket, listener_proof({5}, said.hello.data(), said.challenge.data(), other.data()));
-  })));
-}
-
 namespace {
 
 std::size_t open_descriptors() {
@@ -263,7 +54,7 @@ std::size_t connection_count() {
 // Opens a connection, misbehaves in one of the ways of strangers, and leaves it open where its way is to wait.
 class Hostile {
  public:
-  Hostile(const Listening& listening, unsigned seed) : listening_(listening), random_(seed) {}
+  Hostile(const ListeningService& listening, unsigned seed) : listening_(listening), random_(seed) {}
 
   OwnedFd misbehave() {
     OwnedFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -320,7 +111,7 @@ class Hostile {
     say(socket, proof.data(), bytes);
   }
 
-  const Listening& listening_;
+  const ListeningService& listening_;
   std::mt19937 random_;
 };
 
@@ -332,7 +123,7 @@ TEST_CASE(a_real_peer_gets_through_a_crowd) {
   CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
   limit.rlim_cur = std::max<rlim_t>(limit.rlim_cur, std::min<rlim_t>(limit.rlim_max, 3 * connection_count() + 4096));
   ::setrlimit(RLIMIT_NOFILE, &limit);
-  Listening listening;
+  ListeningService listening;
   listening.check_open();
   const std::size_t files_before = open_descriptors();
   const std::size_t kib_before = resident_kib();
@@ -384,10 +175,10 @@ TEST_CASE(those_that_name_a_listen_are_kept_longest) {
   rlimit few = before;
   few.rlim_cur = 64;  // an eighth of it are kept
   CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
-  Listening listening;
+  ListeningService listening;
   CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   Said said;
-  const OwnedFd slow = listening.challenged(&said);
+  const OwnedFd slow = listening.challenged(listening.hello(), &said);
   std::vector<OwnedFd> silent;
   for (int i = 0; i < 40; ++i) silent.push_back(connect_to(listening.address));
   CHECK(has_ended(silent[0].get()));  // since then there was no room
@@ -396,7 +187,7 @@ TEST_CASE(those_that_name_a_listen_are_kept_longest) {
 }
 
 TEST_CASE(a_peer_that_waits_for_a_descriptor_is_accepted_when_there_is_one) {
-  Listening listening;
+  ListeningService listening;
   const OwnedFd socket = connect_to(listening.address);
   listening.check_open();  // so that one is accepted before the limit
   rlimit before{};
