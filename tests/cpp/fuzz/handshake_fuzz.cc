@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include "fuzz/fuzz_input.h"
@@ -41,11 +42,9 @@ void pump(EpollPoller& poller, Handshakes& handshakes) {
 }
 
 // Ports of connections that end with a reset are free at once.
-OwnedFd open_socket() {
-  OwnedFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+void end_with_reset(const OwnedFd& socket) {
   const linger reset{1, 0};
   ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
-  return socket;
 }
 void say(const OwnedFd& socket, const std::uint8_t* bytes, std::size_t count) {
   [[maybe_unused]] const ssize_t ignored = ::send(socket.get(), bytes, count, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -74,8 +73,10 @@ struct Inbound {
     bool has_proved = false;
     std::vector<OwnedFd> sockets;
     for (int i = 0; i < 4 && !input.is_empty(); ++i) {
-      sockets.push_back(open_socket());
-      require(::connect(sockets.back().get(), address.data(), address.length()) == 0, "cannot connect");
+      OwnedFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      end_with_reset(socket);
+      if (::connect(socket.get(), address.data(), address.length()) != 0) break;  // no port is free now
+      sockets.push_back(std::move(socket));
       has_proved = speak(sockets.back(), handle, input) || has_proved;
       if (input.byte() % 4 == 0) sockets.pop_back();
       pump(poller, handshakes);
@@ -156,6 +157,7 @@ struct Outbound {
       pump(poller, handshakes);
       OwnedFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!socket.is_open()) continue;
+      end_with_reset(socket);
       has_proved = answer(socket, handle, handshakes, input) && has_proved;
       sockets.push_back(std::move(socket));
       pump(poller, handshakes);
@@ -165,6 +167,7 @@ struct Outbound {
     // Connections that wait in the queue would be the next run's.
     sockets.clear();
     for (OwnedFd rest; (rest = OwnedFd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC))).is_open();) {
+      end_with_reset(rest);
     }
   }
 
