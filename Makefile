@@ -36,7 +36,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 # Directories are listed with their files: one that loses or gains a file has changed.
-PACKAGE_SOURCES := $(shell find bagua net_plugin tools/bench -name __pycache__ -prune -o -print 2>/dev/null)
+PACKAGE_SOURCES := $(shell find bagua net_plugin third_party tools/bench -name __pycache__ -prune -o -print 2>/dev/null)
 CPP_SOURCES := $(shell find net_plugin bagua/kernels tests/cpp tools -name '*.cc' 2>/dev/null | sort)
 CPP_HEADERS := $(shell find net_plugin bagua/kernels tests/cpp tools -name '*.h' 2>/dev/null | sort)
 C_SOURCES := $(shell find tests/cpp -name '*.c' 2>/dev/null | sort)
@@ -95,7 +95,7 @@ CMAKE_FLAGS_tests := -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1 -DNDEBUG"
 CMAKE_FLAGS_asan := -DBAGUA_SANITIZE=address,undefined -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-Og -g1"
 CMAKE_FLAGS_tsan := -DBAGUA_SANITIZE=thread -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
 # Never built: it gives clang-tidy the flags of every file, the Python extension's too.
-CMAKE_FLAGS_lint = -DBAGUA_BUILD_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+CMAKE_FLAGS_lint = -DBAGUA_BUILD_FUZZERS=ON -DBAGUA_BUILD_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
   -Dpybind11_DIR=$$($(BIN)/pybind11-config --cmakedir)
 
 .PHONY: cpp-tests
@@ -191,6 +191,32 @@ tsan: build/tsan/build.ninja
 	@echo "== build and run under ThreadSanitizer"
 	@$(BIN)/ninja -C build/tsan -j $(JOBS) --quiet
 	@BAGUA_CPP_BUILD=build/tsan BAGUA_CPP_SLOWDOWN=8 $(TSAN_RUN) $(BIN)/pytest -n $(SANITIZE_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
+
+# clang with libFuzzer (Debian: apt-get install clang libclang-rt-dev). Findings and new inputs stay in build/fuzz.
+FUZZ_SECONDS ?= 20
+FUZZ_CXX ?= $(shell command -v clang++ $(addprefix clang++-,21 20 19 18 17 16 15 14) 2>/dev/null | head -n 1)
+FUZZ_TARGETS := handshake frames
+.PHONY: can-fuzz fuzz
+can-fuzz:
+	@[ -n "$(FUZZ_CXX)" ] && echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' | \
+	  "$(FUZZ_CXX)" -fsanitize=fuzzer,address,undefined -x c++ - -o /dev/null 2>/dev/null || { \
+	  echo "make: no clang with libFuzzer; install it (Debian: apt-get install clang libclang-rt-dev) or set FUZZ_CXX" >&2; exit 1; }
+fuzz: can-fuzz $(VENV)/.packages ## Fuzz handshake and frames (needs clang): make fuzz FUZZ_SECONDS=300, shared by the targets
+	@mkdir -p build/fuzz
+	@$(CMAKE_CONFIGURE) -B build/fuzz -DBAGUA_BUILD_FUZZERS=ON -DBAGUA_BUILD_PYTHON=OFF \
+	  -DBAGUA_SANITIZE=fuzzer-no-link,address,undefined -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
+	  -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_C_COMPILER=$(subst clang++,clang,$(FUZZ_CXX)) >build/fuzz.configure.log 2>&1 || { \
+	  cat build/fuzz.configure.log >&2; exit 1; }
+	@$(BIN)/ninja -C build/fuzz -j $(JOBS) --quiet $(FUZZ_TARGETS:%=%_fuzz)
+	@for target in $(FUZZ_TARGETS); do \
+	  echo "== fuzz $$target"; \
+	  mkdir -p build/fuzz/corpus/$$target; \
+	  build/fuzz/tests/cpp/fuzz/$${target}_fuzz -max_total_time=$$(( $(FUZZ_SECONDS) / $(words $(FUZZ_TARGETS)) )) -max_len=2048 \
+	    -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 -artifact_prefix=build/fuzz/$$target- \
+	    build/fuzz/corpus/$$target tests/cpp/fuzz/corpus/$$target 2>build/fuzz/$$target.log || { \
+	    tail -n 60 build/fuzz/$$target.log >&2; exit 1; }; \
+	  grep -E 'DONE|stat::(number_of_executed|peak_rss)' build/fuzz/$$target.log; \
+	done
 
 .PHONY: docs
 docs: $(VENV)/.bagua ## Generate the reference pages and build the site in build/site; broken links are errors

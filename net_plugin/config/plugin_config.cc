@@ -64,7 +64,7 @@ const std::vector<Knob>& knob_table() {
           "names the peer."),
       integer_knob("BAGUA_NET_HANDSHAKE_TIMEOUT_MS", &Config::handshake_timeout_ms, 10, 3600000, "milliseconds",
                    "How long an accepted connection may take to authenticate as part of this job before it is "
-                   "closed."),
+                   "closed, and a listener to answer before its connection is opened again."),
       integer_knob("BAGUA_NET_KEEPALIVE_S", &Config::keepalive_s, 0, 3600, "seconds",
                    "Time without a response from a peer's host after which the comm fails. 0: never."),
       boolean_knob("BAGUA_NET_ZERO_COPY", &Config::zero_copy,

@@ -4,16 +4,15 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/congestion_control.h"
+#include "base/environment_reader.h"
 #include "base/status.h"
 
 namespace bagua_net {
-
-enum class CongestionControl { kAuto, kSystem, kCubic, kReno, kBbr };
 
 struct PluginConfig {
   bool enabled = true;         // ENABLE_BAGUA_NET: 0 makes the library decline
@@ -26,7 +25,7 @@ struct PluginConfig {
   std::int64_t max_chunk_bytes = 524288;  // BAGUA_NET_MAX_CHUNKSIZE: maximum chunk size per connection
   int spin_us = 1000;                     // BAGUA_NET_SPIN_US: how long an idle worker polls before it sleeps
   int connect_timeout_ms = 60000;         // BAGUA_NET_CONNECT_TIMEOUT_MS: deadline of a whole connect
-  int handshake_timeout_ms = 10000;       // BAGUA_NET_HANDSHAKE_TIMEOUT_MS: deadline of an accepted socket's hello
+  int handshake_timeout_ms = 10000;       // BAGUA_NET_HANDSHAKE_TIMEOUT_MS: deadline of one connection's handshake
   int keepalive_s = 30;                   // BAGUA_NET_KEEPALIVE_S: time without a sign of life after which a comm fails
   bool zero_copy = true;                  // BAGUA_NET_ZERO_COPY: workers send large messages without copying them
   std::int64_t socket_buffer_bytes = 0;   // BAGUA_NET_SOCKET_BUFFER: 0 = the kernel's autotuning
@@ -48,8 +47,6 @@ struct KnobDescription {
 
 const std::vector<KnobDescription>& knob_descriptions();
 
-// Reads one variable; nullopt = not set. Tests pass their own.
-using EnvironmentReader = std::function<std::optional<std::string>(const std::string& name)>;
 EnvironmentReader process_environment();
 
 // A setting with a value that means nothing.

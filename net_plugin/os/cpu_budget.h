@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "config/plugin_config.h"
+#include "base/environment_reader.h"
 
 namespace bagua_net {
 

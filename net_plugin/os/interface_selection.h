@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "base/environment_reader.h"
 #include "base/status.h"
-#include "config/plugin_config.h"
 #include "os/socket_address.h"
 
 namespace bagua_net {

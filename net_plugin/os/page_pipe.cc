@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
@@ -17,27 +18,53 @@ constexpr int kPipeBytes = 64 * 4096;
 // Beyond the limit for all pipes of an unprivileged user (pipe-user-pages-soft) new ones get two: slower than a copy.
 constexpr int kMinPipeBytes = 16 * 4096;
 
-std::atomic<int> open_pipes{0};
+// The pipes of one process. A forked child begins with none: it abandons those of its parent. In one word, because a
+// lock could be held while another thread forks.
+class PipeCount {
+ public:
+  bool add(pid_t process) {
+    Word before = word_.load();
+    Word after{};
+    do {
+      const int open = before.process == process ? before.open : 0;
+      if (open >= kMaxPipes) return false;
+      after = {process, open + 1};
+    } while (!word_.compare_exchange_weak(before, after));
+    return true;
+  }
+  void remove(pid_t process) {
+    Word before = word_.load();
+    while (before.process == process && !word_.compare_exchange_weak(before, {process, before.open - 1})) {
+    }
+  }
+
+ private:
+  struct alignas(8) Word {  // or it would not be lock-free
+    pid_t process;
+    int open;
+  };
+  std::atomic<Word> word_{};
+};
+
+PipeCount pipe_count;
 
 }  // namespace
 
 std::unique_ptr<PagePipe> PagePipe::open() {
-  if (open_pipes.fetch_add(1) >= kMaxPipes) {
-    open_pipes.fetch_sub(1);
-    return nullptr;
-  }
+  const pid_t process = ::getpid();
+  if (!pipe_count.add(process)) return nullptr;
   int ends[2];
   if (::pipe2(ends, O_NONBLOCK | O_CLOEXEC) != 0) {
-    open_pipes.fetch_sub(1);
+    pipe_count.remove(process);
     return nullptr;
   }
-  std::unique_ptr<PagePipe> pipe(new PagePipe(OwnedFd(ends[0]), OwnedFd(ends[1])));
+  std::unique_ptr<PagePipe> pipe(new PagePipe(OwnedFd(ends[0]), OwnedFd(ends[1]), process));
   const bool is_large = ::fcntl(ends[1], F_SETPIPE_SZ, kPipeBytes) >= 0;
   if (!is_large && ::fcntl(ends[1], F_GETPIPE_SZ) < kMinPipeBytes) return nullptr;
   return pipe;
 }
 
-PagePipe::~PagePipe() { open_pipes.fetch_sub(1); }
+PagePipe::~PagePipe() { pipe_count.remove(process_); }
 
 ssize_t PagePipe::send(int socket, const void* data, std::size_t bytes) {
   if (piped_ == 0) {

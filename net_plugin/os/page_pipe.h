@@ -29,10 +29,12 @@ class PagePipe {
   ssize_t send(int socket, const void* data, std::size_t bytes);
 
  private:
-  PagePipe(OwnedFd read_end, OwnedFd write_end) : read_end_(std::move(read_end)), write_end_(std::move(write_end)) {}
+  PagePipe(OwnedFd read_end, OwnedFd write_end, pid_t process)
+      : read_end_(std::move(read_end)), write_end_(std::move(write_end)), process_(process) {}
 
   OwnedFd read_end_;
   OwnedFd write_end_;
+  const pid_t process_;    // that opened it
   std::size_t piped_ = 0;  // bytes in the pipe: those that come next
 };
 

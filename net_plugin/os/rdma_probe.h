@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "config/plugin_config.h"
+#include "base/environment_reader.h"
 
 namespace bagua_net {
 

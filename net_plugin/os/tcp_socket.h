@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
+#include "base/congestion_control.h"
 #include "base/owned_fd.h"
 #include "base/status.h"
-#include "config/plugin_config.h"
 #include "os/socket_address.h"
 
 namespace bagua_net {

@@ -14,8 +14,8 @@ namespace bagua_net {
 
 ConnectionService::ConnectionService(HandshakeSettings settings)
     : settings_(std::move(settings)),
-      inbound_(settings_, &poller_, &next_id_),
-      outbound_(settings_, &poller_, &next_id_) {}
+      inbound_(settings_, &poller_, &next_id_, &log_),
+      outbound_(settings_, &poller_, &next_id_, &log_) {}
 
 ConnectionService::~ConnectionService() {
   if (!thread_.joinable()) return;
@@ -32,19 +32,19 @@ Status ConnectionService::start() {
   return start_background_thread("bagua-net-conn", nullptr, [this] { run(); }, &thread_);
 }
 
-Status ConnectionService::listen(const NetworkInterface& interface, std::uint8_t* handle, Token* token) {
+Status ConnectionService::listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id) {
   const CallersLock lock(this);
-  return inbound_.listen(interface, handle, token);
+  return inbound_.listen(interface, handle, id);
 }
 
-Status ConnectionService::accept(const Token& token, bool* ready, EstablishedConnection* connection) {
+Status ConnectionService::accept(const RandomId& id, bool* ready, EstablishedConnection* connection) {
   const CallersLock lock(this);
-  return inbound_.accept(token, ready, connection);
+  return inbound_.accept(id, ready, connection);
 }
 
-void ConnectionService::stop_listening(const Token& token) {
+void ConnectionService::stop_listening(const RandomId& id) {
   const CallersLock lock(this);
-  inbound_.stop_listening(token);
+  inbound_.stop_listening(id);
 }
 
 Status ConnectionService::connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
@@ -67,6 +67,18 @@ bool ConnectionService::is_idle() {
   return inbound_.listen_count() == 0 && outbound_.attempt_count() == 0;
 }
 
+void ConnectionService::rest() {
+  const CallersLock lock(this);
+  resting_ = true;
+  poller_.wake();
+}
+
+bool ConnectionService::resume() {
+  const CallersLock lock(this);
+  resting_ = false;
+  return !has_ended_;
+}
+
 void ConnectionService::run() {
   std::vector<EpollPoller::Event> events;
   for (;;) {
@@ -87,9 +99,14 @@ void ConnectionService::run() {
       if (deadline_ms != std::numeric_limits<std::int64_t>::max()) {
         timeout_ms = static_cast<int>(std::clamp<std::int64_t>(deadline_ms - now_ms, 0, 60000));
       }
-      lines = inbound_.take_log();
+      lines = log_.take();
+      if (resting_ && inbound_.listen_count() == 0 && outbound_.attempt_count() == 0) {
+        inbound_.close_listening_sockets();
+        has_ended_ = true;
+      }
     }
     for (const RareLog::Line& line : lines) log_message(line.level, __FILE__, __LINE__, line.text);
+    if (has_ended_) return;  // written by this thread alone
     poller_.wait(timeout_ms, &events);
     while (callers_.load() > 0) sched_yield();
   }

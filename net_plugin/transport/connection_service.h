@@ -23,9 +23,9 @@ class ConnectionService {
 
   Status start();
 
-  Status listen(const NetworkInterface& interface, std::uint8_t* handle, Token* token);
-  Status accept(const Token& token, bool* ready, EstablishedConnection* connection);
-  void stop_listening(const Token& token);
+  Status listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id);
+  Status accept(const RandomId& id, bool* ready, EstablishedConnection* connection);
+  void stop_listening(const RandomId& id);
   Status connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
                  EstablishedConnection* connection);
   // Opens `count` more streams of an established connection; those that the peer accepts come in through `arrivals`.
@@ -33,10 +33,14 @@ class ConnectionService {
 
   // Nobody listens, and no connect is under way or waits to be fetched (joins end with their comms).
   bool is_idle();
+  // Nothing is open but connects that NCCL may have given up, of which it does not tell: the thread ends with the last
+  // of them, unless resume() comes before.
+  void rest();
+  bool resume();  // false: the thread has ended, the service is of no more use
 
  private:
   // mutex_, for a caller. The thread steps aside for it: with many unauthenticated peers it would otherwise retake the
-  // mutex before whoever waits wakes.
+  // mutex before the caller that waits for it wakes.
   class CallersLock {
    public:
     explicit CallersLock(ConnectionService* service) : lock_(service->mutex_, std::defer_lock) {
@@ -57,9 +61,12 @@ class ConnectionService {
   std::atomic<int> callers_{0};  // that wait for mutex_
   std::mutex mutex_;             // guards everything below; never held while the thread waits or logs
   std::uint64_t next_id_ = 0;
+  RareLog log_;
   InboundHandshakes inbound_;
   OutboundHandshakes outbound_;
   bool stopping_ = false;
+  bool resting_ = false;
+  bool has_ended_ = false;
 };
 
 }  // namespace bagua_net

@@ -13,10 +13,11 @@
 
 namespace bagua_net {
 
-// What a connection shows to join a comm that it belongs to.
+// What a connection needs to join a comm that it belongs to.
 struct JoinTicket {
   SocketAddress address;  // of the listener
-  Hello hello;
+  Hello hello;            // a nonce is put into it for each connection
+  Token token{};
 };
 
 struct EstablishedConnection {

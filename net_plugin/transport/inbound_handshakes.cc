@@ -2,14 +2,12 @@
 
 #include <poll.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <limits>
 
-#include "base/log_sink.h"
 #include "base/monotonic_clock.h"
 #include "os/random_bytes.h"
 
@@ -30,13 +28,34 @@ void fill_handle_address(const SocketAddress& address, ConnectHandle* handle) {
   }
 }
 
+const char* listen_remedy(const Status& status) {
+  switch (status.error_number()) {
+    case EADDRNOTAVAIL:
+    case ENODEV:
+      return " (it has lost this address since the job began: bring it up again, or choose another with "
+             "NCCL_SOCKET_IFNAME)";
+    case EMFILE:
+    case ENFILE: return " (too many open files: raise the limit, ulimit -n)";
+    default: return "";
+  }
+}
+
 // In one turn: connections that come as fast as they are accepted would keep every call from NCCL waiting.
 constexpr int kAcceptsPerTurn = 32;
 
-bool has_left(const std::vector<OwnedFd>& sockets) {
+enum class Departure { kNone, kReset, kClosed };
+
+// The worst of them.
+Departure departure(const std::vector<OwnedFd>& sockets) {
   std::vector<pollfd> states;
-  for (const OwnedFd& socket : sockets) states.push_back({socket.get(), POLLRDHUP, 0});  // -1 is passed over
-  return ::poll(states.data(), states.size(), 0) > 0;
+  for (const OwnedFd& socket : sockets) states.push_back({socket.get(), POLLRDHUP, 0});  // -1 is ignored
+  Departure worst = Departure::kNone;
+  if (::poll(states.data(), states.size(), 0) <= 0) return worst;
+  for (const pollfd& state : states) {
+    if (state.revents == 0) continue;
+    worst = std::max(worst, (state.revents & POLLERR) != 0 ? Departure::kReset : Departure::kClosed);
+  }
+  return worst;
 }
 
 // Of what this process may open: the rest is for its comms and the application.
@@ -50,10 +69,12 @@ std::size_t max_unauthenticated(std::size_t most) {
 
 }  // namespace
 
-InboundHandshakes::InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id)
+InboundHandshakes::InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id,
+                                     RareLog* log)
     : settings_(settings),
       poller_(poller),
       next_id_(next_id),
+      log_(log),
       max_unauthenticated_(max_unauthenticated(kMaxUnauthenticated)) {}
 
 Status InboundHandshakes::open_listening_socket(const NetworkInterface& interface, ListeningSocket** listening) {
@@ -65,8 +86,8 @@ Status InboundHandshakes::open_listening_socket(const NetworkInterface& interfac
   ListeningSocket opened;
   opened.address = interface.address;
   opened.address.set_port(0);
-  BAGUA_NET_RETURN_IF_ERROR(
-      tcp_listen(&opened.address, &opened.socket).with_context("listening on interface " + interface.name));
+  const Status status = tcp_listen(&opened.address, &opened.socket);
+  if (!status.is_ok()) return status.with_context("listening on interface " + interface.name + listen_remedy(status));
   opened.id = (*next_id_)++;
   BAGUA_NET_RETURN_IF_ERROR(poller_->add(opened.socket.get(), opened.id, EPOLLIN));
   *listening = &listening_.emplace(interface.name, std::move(opened)).first->second;
@@ -74,41 +95,38 @@ Status InboundHandshakes::open_listening_socket(const NetworkInterface& interfac
   return Status::ok();
 }
 
-Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t* handle, Token* token) {
+Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id) {
   ListeningSocket* listening = nullptr;
   BAGUA_NET_RETURN_IF_ERROR(open_listening_socket(interface, &listening));
-  BAGUA_NET_RETURN_IF_ERROR(fill_random(token->data(), token->size()));
-  listens_[*token];
   ConnectHandle encoded;
+  BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.token.data(), encoded.token.size()));
+  BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.listen_id.data(), encoded.listen_id.size()));
+  listens_[encoded.listen_id].token = encoded.token;
+  *id = encoded.listen_id;
   fill_handle_address(listening->address, &encoded);
   encoded.max_streams = static_cast<std::uint16_t>(most_streams());
-  encoded.token = *token;
   encode_connect_handle(encoded, handle);
   return Status::ok();
 }
 
-Status InboundHandshakes::accept(const Token& token, bool* ready, EstablishedConnection* connection) {
+Status InboundHandshakes::accept(const RandomId& id, bool* ready, EstablishedConnection* connection) {
   *ready = false;
-  const auto found = listens_.find(token);
+  const auto found = listens_.find(id);
   if (found == listens_.end()) {
     return Status::internal_error("accept on a listen comm that already gave its one connection");
   }
   Listen& listen = found->second;
   if (listen.state == ListenState::kReady) {
     listen.connection.arrivals = std::make_shared<StreamArrivals>();
-    remember_accepted(token, listen);
+    remember_accepted(id, listen);
     *connection = std::move(listen.connection);
     listens_.erase(found);
     *ready = true;
     return Status::ok();
   }
-  const bool is_assembling = listen.state == ListenState::kAssembling;
-  if (is_assembling && has_left(listen.connection.sockets)) {
-    return Status::remote_error(listen.connection.peer +
-                                " closed the connection while its data streams were joining: that rank has failed; "
-                                "see its log");
-  }
   const std::int64_t now_ms = monotonic_ms();
+  const bool is_assembling = listen.state == ListenState::kAssembling;
+  if (is_assembling) BAGUA_NET_RETURN_IF_ERROR(check_assembling(listen, now_ms));
   if (listen.accept_deadline_ms == 0) listen.accept_deadline_ms = now_ms + settings_.connect_timeout_ms;
   if (now_ms < listen.accept_deadline_ms) return Status::ok();
   if (is_assembling) {
@@ -125,115 +143,181 @@ Status InboundHandshakes::accept(const Token& token, bool* ready, EstablishedCon
       "BAGUA_NET_CONNECT_TIMEOUT_MS sets the deadline");
 }
 
-void InboundHandshakes::stop_listening(const Token& token) { listens_.erase(token); }
+Status InboundHandshakes::check_assembling(Listen& listen, std::int64_t now_ms) {
+  const Departure departed = departure(listen.connection.sockets);
+  if (departed == Departure::kNone) {
+    listen.rejoin_deadline_ms = 0;
+    return Status::ok();
+  }
+  // A connector closes what it gives up, and resets what it tries again.
+  if (departed == Departure::kReset) {
+    if (listen.rejoin_deadline_ms == 0) listen.rejoin_deadline_ms = now_ms + kRejoinMs;
+    if (now_ms < listen.rejoin_deadline_ms) return Status::ok();
+  }
+  return Status::remote_error(listen.connection.peer +
+                              " closed the connection while its data streams were joining: that rank has failed; "
+                              "see its log");
+}
+
+void InboundHandshakes::stop_listening(const RandomId& id) { listens_.erase(id); }
+
+void InboundHandshakes::close_listening_sockets() {
+  unauthenticated_.clear();
+  listening_ids_.clear();
+  listening_.clear();
+}
 
 void InboundHandshakes::handle_event(std::uint64_t id) {
   const auto listening = listening_ids_.find(id);
   if (listening != listening_ids_.end()) {
     accept_peers(*listening->second);
   } else if (unauthenticated_.count(id) != 0) {
-    read_hello(id);
+    handle_peer(id);
   }
 }
 
 void InboundHandshakes::accept_peers(ListeningSocket& listening) {
   // The listener is level-triggered: what is left comes with the next turn.
   for (int accepted = 0; accepted < kAcceptsPerTurn; ++accepted) {
-    UnauthenticatedPeer peer;
-    const Status status = tcp_accept(listening.socket.get(), &peer.socket, &peer.address);
+    OwnedFd socket;
+    SocketAddress from;
+    const Status status = tcp_accept(listening.socket.get(), &socket, &from);
     if (!status.is_ok()) {
       // Out of descriptors or memory: a level-triggered listener would spin. Pause it, and say so.
       constexpr char kKind[] = "accept";
-      if (log_.is_due(LogLevel::kWarn, kKind, monotonic_ms())) {
-        log_.add(LogLevel::kWarn, kKind,
-                 "Bagua-Net: " + status.message() + " on " + listening.address.to_string() +
-                     ": trying again; raise the limit of open files (ulimit -n) if this persists");
+      if (log_->is_due(LogLevel::kWarn, kKind, monotonic_ms())) {
+        log_->add(LogLevel::kWarn, kKind,
+                  "Bagua-Net: " + status.message() + " on " + listening.address.to_string() +
+                      ": trying again; raise the limit of open files (ulimit -n) if this persists");
       }
       poller_->remove(listening.socket.get());
       listening.paused_until_ms = monotonic_ms() + kAcceptRetryMs;
       return;
     }
-    if (!peer.socket.is_open()) return;
-    if (unauthenticated_.size() >= max_unauthenticated_) drop_unauthenticated(unauthenticated_.begin()->first);
-    peer.deadline_ms = monotonic_ms() + settings_.handshake_timeout_ms;
+    if (!socket.is_open()) return;
+    make_room();
     const std::uint64_t id = (*next_id_)++;
-    if (!poller_->add(peer.socket.get(), id, EPOLLIN).is_ok()) continue;
-    unauthenticated_.emplace(id, std::move(peer));
-    read_hello(id);  // often there already
+    if (!poller_->add(socket.get(), id, EPOLLIN).is_ok()) continue;
+    unauthenticated_.try_emplace(id, std::move(socket), from, monotonic_ms() + settings_.handshake_timeout_ms);
+    handle_peer(id);  // its hello is often there already
   }
 }
 
-void InboundHandshakes::read_hello(std::uint64_t id) {
+void InboundHandshakes::make_room() {
+  if (unauthenticated_.size() < max_unauthenticated_) return;
+  auto victim = std::find_if(unauthenticated_.begin(), unauthenticated_.end(),
+                             [](const auto& entry) { return !entry.second.is_challenged(); });
+  if (victim == unauthenticated_.end()) victim = unauthenticated_.begin();
+  drop_unauthenticated(victim->first);
+}
+
+void InboundHandshakes::handle_peer(std::uint64_t id) {
   UnauthenticatedPeer& peer = unauthenticated_.at(id);
-  while (peer.received < peer.bytes.size()) {
-    const ssize_t got =
-        ::recv(peer.socket.get(), peer.bytes.data() + peer.received, peer.bytes.size() - peer.received, MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (got <= 0) {
-      drop_unauthenticated(id);
-      return;
-    }
-    peer.received += static_cast<std::size_t>(got);
-    if (!is_hello_prefix(peer.bytes.data(), peer.received)) {
+  if (!peer.is_challenged() && !greet(peer)) {
+    drop_unauthenticated(id);
+    return;
+  }
+  if (!peer.is_challenged()) return;
+  switch (peer.read_proof()) {
+    case UnauthenticatedPeer::Step::kWaiting: return;
+    case UnauthenticatedPeer::Step::kDone: finish(peer); break;
+    default: break;
+  }
+  drop_unauthenticated(id);
+}
+
+bool InboundHandshakes::greet(UnauthenticatedPeer& peer) {
+  switch (peer.read_hello()) {
+    case UnauthenticatedPeer::Step::kWaiting: return true;
+    case UnauthenticatedPeer::Step::kDone: break;
+    case UnauthenticatedPeer::Step::kFailed: return false;
+    case UnauthenticatedPeer::Step::kOtherProtocol: {
       constexpr char kKind[] = "other protocol";
-      if (log_.is_due(LogLevel::kInfo, kKind, monotonic_ms())) {
-        log_.add(
+      if (log_->is_due(LogLevel::kInfo, kKind, monotonic_ms())) {
+        log_->add(
             LogLevel::kInfo, kKind,
             "Bagua-Net: closed a connection from " + peer.address.to_string() + " that does not speak its protocol");
       }
-      drop_unauthenticated(id);
-      return;
+      return false;
+    }
+    case UnauthenticatedPeer::Step::kOtherVersion: {
+      Hello hello;
+      hello.protocol_version = peer.other_version();
+      refuse(peer, hello, HandshakeVerdict::kWrongVersion);
+      return false;
     }
   }
+  const Hello hello = peer.hello();
+  if (find_token(hello) != nullptr) return peer.send_challenge();
+  refuse(peer, hello,
+         hello.stream_index == kJoiningStream ? HandshakeVerdict::kUnknownStream : HandshakeVerdict::kUnknownListen);
+  return false;
+}
 
-  Hello hello;
-  decode_hello(peer.bytes.data(), &hello);
-  const Admission admission = admit(peer, hello);
-  std::array<std::uint8_t, kReplyBytes> bytes;
-  encode_reply(admission.reply, bytes.data());
-  // An empty socket buffer always has room for 32 bytes; if the peer is gone already, its streams tell the comm.
-  [[maybe_unused]] const auto ignored =
-      ::send(peer.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (admission.reply.verdict == HandshakeVerdict::kAccepted) {
-    take_in(peer, admission);
-  } else {
-    log_refusal(peer.address, hello, admission.reply.verdict);
+void InboundHandshakes::finish(UnauthenticatedPeer& peer) {
+  const Hello hello = peer.hello();
+  const Token* const found = find_token(hello);
+  if (found == nullptr) {  // closed meanwhile
+    refuse(peer, hello, HandshakeVerdict::kUnknownListen);
+    return;
   }
-  drop_unauthenticated(id);
+  const Token token = *found;
+  if (!peer.proves(token)) {
+    refuse(peer, hello, HandshakeVerdict::kWrongProof);
+    return;
+  }
+  const Admission admission = admit(peer, hello);
+  if (admission.reply.verdict != HandshakeVerdict::kAccepted) {
+    refuse(peer, hello, admission.reply.verdict);
+    return;
+  }
+  peer.send_accepting(admission.reply, token);
+  take_in(peer, admission);
+}
+
+void InboundHandshakes::refuse(const UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict) {
+  peer.send_refusing(verdict);
+  log_refusal(peer.address, hello, verdict);
+}
+
+const Token* InboundHandshakes::find_token(const Hello& hello) {
+  if (hello.stream_index != kJoiningStream) {
+    const auto listen = listens_.find(hello.listen_id);
+    if (listen != listens_.end()) return &listen->second.token;
+  }
+  const auto accepted = accepted_.find(hello.comm_id);
+  if (accepted == accepted_.end() || accepted->second.listen_id != hello.listen_id ||
+      accepted->second.arrivals.expired()) {
+    return nullptr;
+  }
+  return &accepted->second.token;
 }
 
 void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict) {
   // The comm of a stream that would join was closed meanwhile; the peer goes on without.
   const LogLevel level = hello.stream_index == kJoiningStream ? LogLevel::kInfo : LogLevel::kWarn;
   const std::string kind = handshake_verdict_name(verdict);
-  if (!log_.is_due(level, kind, monotonic_ms())) return;
-  log_.add(level, kind,
-           "Bagua-Net: refused a connection from " + peer.to_string() + " (host " + hello.host_name + ", process " +
-               std::to_string(hello.process_id) + ", protocol version " + std::to_string(hello.protocol_version) +
-               ", ours " + std::to_string(kProtocolVersion) + "): " + kind);
+  if (!log_->is_due(level, kind, monotonic_ms())) return;
+  log_->add(level, kind,
+            "Bagua-Net: refused a connection from " + peer.to_string() + " (host " + hello.host_name + ", process " +
+                std::to_string(hello.process_id) + ", protocol version " + std::to_string(hello.protocol_version) +
+                ", ours " + std::to_string(kProtocolVersion) + "): " + kind);
 }
 
 InboundHandshakes::Admission InboundHandshakes::admit(const UnauthenticatedPeer& peer, const Hello& hello) {
   Admission admission;
-  admission.reply.process_id = settings_.process_id;
-  if (hello.protocol_version != kProtocolVersion) {
-    admission.reply.verdict = HandshakeVerdict::kWrongVersion;
-  } else if (hello.stream_index == kJoiningStream) {
-    admission.reply.verdict = admit_to_accepted(hello, &admission);
-  } else {
-    admission.reply.verdict = admit_to_listen(peer, hello, &admission);
-  }
+  const auto listen = listens_.find(hello.listen_id);
+  // Also a first stream of a comm in use: its connection was lost before its connector had the reply.
+  const HandshakeVerdict verdict = hello.stream_index == kJoiningStream || listen == listens_.end()
+                                       ? admit_to_accepted(hello, &admission)
+                                       : admit_to_listen(peer, hello, listen->second, &admission);
+  admission.reply.verdict = verdict;
   return admission;
 }
 
-HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& peer, const Hello& hello,
+HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& peer, const Hello& hello, Listen& listen,
                                                     Admission* admission) {
-  const auto found = listens_.find(hello.token);
-  if (found == listens_.end()) return HandshakeVerdict::kUnknownToken;
-  Listen& listen = found->second;
   EstablishedConnection& connection = listen.connection;
-
   if (hello.stream_index == 0 && listen.state == ListenState::kWaiting) {
     connection.sockets.resize(static_cast<std::size_t>(std::clamp<int>(hello.streams_wanted, 1, most_streams())));
     connection.max_chunk_bytes = std::max(1u, std::min(hello.max_chunk_bytes, settings_.max_chunk_bytes));
@@ -241,35 +325,55 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
         peer.address.to_string() + " (host " + hello.host_name + ", process " + std::to_string(hello.process_id) + ")";
     connection.same_host = peer.is_of_this_host();
     listen.comm_id = hello.comm_id;
+    listen.reply.process_id = settings_.process_id;
+    listen.reply.streams = static_cast<std::uint16_t>(connection.sockets.size());
+    listen.reply.max_chunk_bytes = connection.max_chunk_bytes;
+    listen.reply.features = hello.features & kFeatureAcknowledgements;
     listen.state = ListenState::kAssembling;
-  } else if (listen.state != ListenState::kAssembling || hello.comm_id != listen.comm_id ||
-             hello.stream_index >= connection.sockets.size() || connection.sockets[hello.stream_index].is_open()) {
+  } else if (listen.state == ListenState::kWaiting || hello.comm_id != listen.comm_id ||
+             hello.stream_index >= connection.sockets.size()) {
     return HandshakeVerdict::kUnknownStream;
   }
-  if (++listen.joined == connection.sockets.size()) listen.state = ListenState::kReady;
-  admission->place = &connection.sockets[hello.stream_index];
-  admission->reply.streams = static_cast<std::uint16_t>(connection.sockets.size());
-  admission->reply.max_chunk_bytes = connection.max_chunk_bytes;
-  admission->reply.features = hello.features & kFeatureAcknowledgements;
+  OwnedFd& place = connection.sockets[hello.stream_index];
+  // A stream that comes again: its connector did not get the reply.
+  if (place.is_open()) {
+    place.reset();
+  } else if (++listen.joined == connection.sockets.size()) {
+    listen.state = ListenState::kReady;
+  }
+  admission->place = &place;
+  admission->reply = listen.reply;
   return HandshakeVerdict::kAccepted;
 }
 
 HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admission* admission) {
   const auto found = accepted_.find(hello.comm_id);
-  if (found == accepted_.end() || found->second.token != hello.token) return HandshakeVerdict::kUnknownStream;
+  if (found == accepted_.end()) return HandshakeVerdict::kUnknownStream;
   Accepted& accepted = found->second;
   admission->arrivals = accepted.arrivals.lock();
-  if (admission->arrivals == nullptr || accepted.streams >= most_streams()) return HandshakeVerdict::kUnknownStream;
-  ++accepted.streams;
+  if (admission->arrivals == nullptr) return HandshakeVerdict::kUnknownStream;
+  // A first stream that comes again has its place already; once, for then it is the comm that loses streams.
+  const bool is_first = hello.stream_index < accepted.reply.streams;
+  const std::uint64_t place = is_first ? std::uint64_t{1} << hello.stream_index : 0;
+  if (is_first && (accepted.returned & place) == 0) {
+    accepted.returned |= place;
+  } else if (accepted.streams < most_streams()) {
+    ++accepted.streams;
+  } else {
+    return HandshakeVerdict::kUnknownStream;
+  }
   admission->arrivals->announce();
-  admission->reply.streams = 1;
-  admission->reply.max_chunk_bytes = std::max(1u, std::min(hello.max_chunk_bytes, settings_.max_chunk_bytes));
+  admission->reply = accepted.reply;
+  if (hello.stream_index == kJoiningStream) admission->reply.streams = 1;
   return HandshakeVerdict::kAccepted;
 }
 
 void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admission) {
   const Status options = apply_tcp_options(peer.socket.get(), settings_.tcp, peer.is_of_this_host());
-  if (!options.is_ok()) BAGUA_NET_WARN("Bagua-Net: " + options.message());
+  constexpr char kKind[] = "options";
+  if (!options.is_ok() && log_->is_due(LogLevel::kWarn, kKind, monotonic_ms())) {
+    log_->add(LogLevel::kWarn, kKind, "Bagua-Net: " + options.message());
+  }
   poller_->remove(peer.socket.get());
   if (admission.arrivals != nullptr) {
     admission.arrivals->hand_in_announced(std::move(peer.socket));
@@ -278,11 +382,16 @@ void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admi
   }
 }
 
-void InboundHandshakes::remember_accepted(const Token& token, const Listen& listen) {
+void InboundHandshakes::remember_accepted(const RandomId& id, const Listen& listen) {
   for (auto accepted = accepted_.begin(); accepted != accepted_.end();) {
     accepted = accepted->second.arrivals.expired() ? accepted_.erase(accepted) : std::next(accepted);
   }
-  accepted_[listen.comm_id] = {token, static_cast<int>(listen.connection.sockets.size()), listen.connection.arrivals};
+  accepted_[listen.comm_id] = {listen.token,
+                               id,
+                               listen.reply,
+                               static_cast<int>(listen.connection.sockets.size()),
+                               0,
+                               listen.connection.arrivals};
 }
 
 void InboundHandshakes::drop_unauthenticated(std::uint64_t id) {

@@ -1,4 +1,4 @@
-// ListenComm: one listen(), which yields one connection. Its state lives in the connection service, under the token.
+// ListenComm: one listen(), which yields one connection. Its state lives in the connection service, under the id.
 #pragma once
 
 #include "wire/connect_handle.h"
@@ -6,7 +6,7 @@
 namespace bagua_net {
 
 struct ListenComm {
-  Token token{};
+  RandomId id{};
 };
 
 }  // namespace bagua_net

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <limits>
 
-#include "base/log_sink.h"
 #include "base/monotonic_clock.h"
 #include "os/random_bytes.h"
 
@@ -55,7 +54,12 @@ bool is_worth_a_retry(int error_number) {
     // Short of something that unauthenticated peers and other threads of this process use, too, and give back.
     case EMFILE:
     case ENFILE:
-    case ENOBUFS: return true;
+    case ENOBUFS:
+    case ENOMEM:
+    case ENOSPC:  // of epoll's watches
+    // The interface is going away or coming back.
+    case ENETDOWN:
+    case ENODEV: return true;
     default: return false;
   }
 }
@@ -78,7 +82,8 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint8
     attempt.hello.streams_wanted = static_cast<std::uint16_t>(std::clamp(wanted, 1, most));
     attempt.connection.most_streams =
         settings_.streams ? attempt.hello.streams_wanted : std::min(kMaxAutoStreams, most);
-    attempt.hello.token = decoded.token;
+    attempt.token = decoded.token;
+    attempt.hello.listen_id = decoded.listen_id;
     BAGUA_NET_RETURN_IF_ERROR(fill_random(attempt.hello.comm_id.data(), attempt.hello.comm_id.size()));
     attempt.hello.process_id = settings_.process_id;
     attempt.hello.host_name = settings_.host_name;
@@ -107,6 +112,7 @@ void OutboundHandshakes::join(const JoinTicket& ticket, int count, const std::sh
   attempt.is_join = true;
   attempt.address = ticket.address;
   attempt.hello = ticket.hello;
+  attempt.token = ticket.token;
   attempt.arrivals = arrivals;
   attempt.deadline_ms = monotonic_ms() + settings_.connect_timeout_ms;
   attempt.streams.resize(static_cast<std::size_t>(count));
@@ -124,11 +130,7 @@ void OutboundHandshakes::start(Attempt& attempt, std::uint64_t number, std::size
   Stream& stream = attempt.streams[index];
   const Status status = tcp_connect(attempt.address, settings_.tcp, &stream.socket);
   if (!status.is_ok()) {
-    if (is_worth_a_retry(status.error_number())) {
-      retry_or_fail(attempt, index, status.error_number());
-    } else {
-      give_up(attempt, status);
-    }
+    fail(attempt, index, status);
     return;
   }
   stream.state = StreamState::kConnecting;
@@ -136,7 +138,7 @@ void OutboundHandshakes::start(Attempt& attempt, std::uint64_t number, std::size
   stream.id = (*next_id_)++;
   const Status added = poller_->add(stream.socket.get(), stream.id, EPOLLOUT);
   if (!added.is_ok()) {
-    give_up(attempt, added);
+    fail(attempt, index, added);
     return;
   }
   stream_ids_[stream.id] = {number, index};
@@ -147,7 +149,8 @@ void OutboundHandshakes::handle_event(std::uint64_t id) {
   Attempt& attempt = attempts_.at(owner.attempt);
   switch (attempt.streams[owner.index].state) {
     case StreamState::kConnecting: finish_connect(attempt, owner.index); break;
-    case StreamState::kReplying: read_reply(attempt, owner.attempt, owner.index); break;
+    case StreamState::kGreeting: read_challenge(attempt, owner.attempt, owner.index); break;
+    case StreamState::kProving: read_reply(attempt, owner.attempt, owner.index); break;
     case StreamState::kJoined:
     case StreamState::kBackingOff: break;
   }
@@ -157,11 +160,7 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   Stream& stream = attempt.streams[index];
   const int error_number = tcp_connect_result(stream.socket.get());
   if (error_number != 0) {
-    if (is_worth_a_retry(error_number)) {
-      retry_or_fail(attempt, index, error_number);
-    } else {
-      give_up(attempt, Status::system_error("connect to " + attempt.address.to_string(), error_number));
-    }
+    fail(attempt, index, Status::system_error("connect to " + attempt.address.to_string(), error_number));
     return;
   }
   if (local_address(stream.socket.get()).same_host(attempt.address)) {
@@ -175,54 +174,99 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   }
   Hello hello = attempt.hello;
   hello.stream_index = static_cast<std::uint16_t>(attempt.is_join ? kJoiningStream : index);
-  std::array<std::uint8_t, kHelloBytes> bytes;
-  encode_hello(hello, bytes.data());
-  // A fresh socket buffer always has room for 112 bytes.
-  const ssize_t sent = ::send(stream.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (sent != static_cast<ssize_t>(bytes.size())) {
-    retry_or_fail(attempt, index, sent < 0 ? errno : ECONNRESET);
+  const Status random = fill_random(hello.nonce.data(), hello.nonce.size());
+  if (!random.is_ok()) {
+    give_up(attempt, random);
     return;
   }
-  stream.state = StreamState::kReplying;
+  encode_hello(hello, stream.hello.data());
+  if (!send_or_retry(attempt, index, stream.hello.data(), stream.hello.size())) return;
+  stream.state = StreamState::kGreeting;
+  stream.due_ms = monotonic_ms() + settings_.handshake_timeout_ms;
   const Status status = poller_->modify(stream.socket.get(), stream.id, EPOLLIN);
-  if (!status.is_ok()) give_up(attempt, status);
+  if (!status.is_ok()) fail(attempt, index, status);
 }
 
-void OutboundHandshakes::read_reply(Attempt& attempt, std::uint64_t number, std::size_t index) {
+bool OutboundHandshakes::send_or_retry(Attempt& attempt, std::size_t index, const std::uint8_t* bytes,
+                                       std::size_t count) {
+  // A fresh socket buffer always has room for so few bytes.
+  const ssize_t sent = ::send(attempt.streams[index].socket.get(), bytes, count, MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent == static_cast<ssize_t>(count)) return true;
+  retry(attempt, index, sent < 0 ? errno : ECONNRESET);
+  return false;
+}
+
+bool OutboundHandshakes::read_answer(Attempt& attempt, std::size_t index, std::size_t bytes) {
   Stream& stream = attempt.streams[index];
-  while (stream.received < stream.reply.size()) {
-    const ssize_t got = ::recv(stream.socket.get(), stream.reply.data() + stream.received,
-                               stream.reply.size() - stream.received, MSG_DONTWAIT);
+  while (stream.received < bytes) {
+    const ssize_t got =
+        ::recv(stream.socket.get(), stream.answer.data() + stream.received, bytes - stream.received, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
     if (got <= 0) {
       // A listener that has more connections than it can keep while their hello is on its way closes the oldest.
       stream.was_closed = true;
-      retry_or_fail(attempt, index, ECONNRESET);
-      return;
+      retry(attempt, index, ECONNRESET);
+      return false;
     }
     stream.received += static_cast<std::size_t>(got);
   }
+  return true;
+}
+
+void OutboundHandshakes::read_challenge(Attempt& attempt, std::uint64_t number, std::size_t index) {
+  if (!read_answer(attempt, index, kChallengeBytes)) return;
+  Stream& stream = attempt.streams[index];
+  Challenge challenge;
+  if (!decode_challenge(stream.answer.data(), &challenge)) {
+    read_reply(attempt, number, index);
+    return;
+  }
+  std::copy_n(stream.answer.begin(), kChallengeBytes, stream.challenge.begin());
+  const HandshakeProof proof = connector_proof(attempt.token, stream.hello.data(), stream.challenge.data());
+  if (!send_or_retry(attempt, index, proof.data(), proof.size())) return;
+  stream.state = StreamState::kProving;
+  stream.received = 0;
+}
+
+void OutboundHandshakes::read_reply(Attempt& attempt, std::uint64_t number, std::size_t index) {
+  if (!read_answer(attempt, index, kReplyBytes)) return;
+  Stream& stream = attempt.streams[index];
   Reply reply;
-  const Status status = decode_reply(stream.reply.data(), &reply);
+  const Status status = decode_reply(stream.answer.data(), &reply);
   if (!status.is_ok()) {
     give_up(attempt, status.with_context("connect to " + attempt.address.to_string()));
+    return;
+  }
+  // A refusal needs no proof: whoever can send it could as well close the connection.
+  if (reply.verdict != HandshakeVerdict::kAccepted) {
+    give_up_refused(attempt, reply);
+    return;
+  }
+  const bool is_proving = stream.state == StreamState::kProving;
+  if (is_proving && !read_answer(attempt, index, kReplyBytes + kProofBytes)) return;
+  if (!is_proving ||
+      !is_same_proof(listener_proof(attempt.token, stream.hello.data(), stream.challenge.data(), stream.answer.data()),
+                     stream.answer.data() + kReplyBytes)) {
+    give_up(attempt, Status::remote_error("the listener at " + attempt.address.to_string() +
+                                          " does not know the token of the connect handle: another process has its "
+                                          "port. That rank has failed; see its log"));
     return;
   }
   take_reply(attempt, number, index, reply);
 }
 
-void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply) {
-  if (reply.verdict != HandshakeVerdict::kAccepted) {
-    std::string text = "the listener at " + attempt.address.to_string() + " refused the connection: ";
-    text += handshake_verdict_name(reply.verdict);
-    if (reply.verdict == HandshakeVerdict::kWrongVersion) {
-      text += " (it speaks version " + std::to_string(reply.protocol_version) + ", this rank speaks version " +
-              std::to_string(kProtocolVersion) + "). Install the same version of bagua on every rank";
-    }
-    give_up(attempt, Status::remote_error(text));
-    return;
+void OutboundHandshakes::give_up_refused(Attempt& attempt, const Reply& reply) {
+  std::string text = "the listener at " + attempt.address.to_string() + " refused the connection: ";
+  text += handshake_verdict_name(reply.verdict);
+  if (reply.verdict == HandshakeVerdict::kWrongVersion) {
+    text += " (it speaks version " + std::to_string(reply.protocol_version) + ", this rank speaks version " +
+            std::to_string(kProtocolVersion) + "). Install the same version of bagua on every rank";
   }
+  give_up(attempt, Status::remote_error(text));
+}
+
+void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply) {
   if (reply.streams < 1 || reply.streams > attempt.hello.streams_wanted || reply.max_chunk_bytes < 1 ||
       reply.max_chunk_bytes > attempt.hello.max_chunk_bytes) {
     give_up(attempt, Status::remote_error("the listener at " + attempt.address.to_string() + " granted " +
@@ -255,7 +299,7 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
   if (!attempt.is_join) {
     EstablishedConnection& connection = attempt.connection;
     for (Stream& stream : attempt.streams) connection.sockets.push_back(std::move(stream.socket));
-    connection.ticket = {attempt.address, attempt.hello};
+    connection.ticket = {attempt.address, attempt.hello, attempt.token};
     // Within a host nothing limits a flow.
     if (!connection.same_host && connection.most_streams > static_cast<int>(connection.sockets.size())) {
       connection.arrivals = std::make_shared<StreamArrivals>();
@@ -265,18 +309,36 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
   attempt.over = true;
 }
 
-void OutboundHandshakes::retry_or_fail(Attempt& attempt, std::size_t index, int error_number) {
+void OutboundHandshakes::fail(Attempt& attempt, std::size_t index, const Status& status) {
+  if (is_worth_a_retry(status.error_number())) {
+    retry(attempt, index, status.error_number());
+  } else {
+    give_up(attempt, status);
+  }
+}
+
+void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_number) {
   Stream& stream = attempt.streams[index];
-  release(stream);
-  if (stream.was_closed && error_number == ECONNREFUSED) {
-    give_up(attempt, Status::remote_error("the listener at " + attempt.address.to_string() +
-                                          " closed the connection during the handshake, and is gone: that rank has "
-                                          "failed; see its log"));
+  release_for_retry(stream);
+  // The listening socket is the process's own: it stays open for as long as there is something to connect to.
+  const bool has_answered = !attempt.is_join && attempt.streams[0].state == StreamState::kJoined;
+  if (error_number == ECONNREFUSED && (stream.was_closed || has_answered)) {
+    give_up(attempt,
+            Status::remote_error("the listener at " + attempt.address.to_string() +
+                                 (has_answered ? " accepted the first data stream" : " closed the connection") +
+                                 " during the handshake, and is gone: that rank has failed; see its log"));
     return;
   }
   stream.state = StreamState::kBackingOff;
   stream.last_error = error_number;
-  stream.retry_at_ms = monotonic_ms() + kRetryMs;
+  stream.due_ms = monotonic_ms() + kRetryMs;
+}
+
+void OutboundHandshakes::release_for_retry(Stream& stream) {
+  // A reset, not an end: the listener waits for the stream to come again. Linger may fail where the socket is broken.
+  const linger reset{1, 0};
+  if (stream.socket.is_open()) ::setsockopt(stream.socket.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  release(stream);
 }
 
 void OutboundHandshakes::release(Stream& stream) {
@@ -299,8 +361,12 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
     Attempt& attempt = current->second;
     if (attempt.is_join && (attempt.over || attempt.arrivals.expired())) {
       if (attempt.over && !attempt.failure.is_ok()) {
-        BAGUA_NET_INFO("Bagua-Net: no further connection to " + attempt.address.to_string() +
-                       ", going on without: " + attempt.failure.message());
+        constexpr char kKind[] = "join";
+        if (log_->is_due(LogLevel::kInfo, kKind, now_ms)) {
+          log_->add(LogLevel::kInfo, kKind,
+                    "Bagua-Net: no further connection to " + attempt.address.to_string() +
+                        ", going on without: " + attempt.failure.message());
+        }
       }
       for (Stream& stream : attempt.streams) release(stream);
       attempts_.erase(current);
@@ -323,7 +389,12 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
     }
     for (std::size_t index = 0; index < attempt.streams.size() && !attempt.over; ++index) {
       const Stream& stream = attempt.streams[index];
-      if (stream.state == StreamState::kBackingOff && now_ms >= stream.retry_at_ms) start(attempt, number, index);
+      if (!has_due(stream) || now_ms < stream.due_ms) continue;
+      if (stream.state == StreamState::kBackingOff) {
+        start(attempt, number, index);
+      } else {
+        retry(attempt, index, ETIMEDOUT);
+      }
     }
   }
 }
@@ -337,7 +408,7 @@ std::int64_t OutboundHandshakes::next_deadline_ms() const {
     }
     deadline = std::min(deadline, attempt.deadline_ms);
     for (const Stream& stream : attempt.streams) {
-      if (stream.state == StreamState::kBackingOff) deadline = std::min(deadline, stream.retry_at_ms);
+      if (has_due(stream)) deadline = std::min(deadline, stream.due_ms);
     }
   }
   return deadline;

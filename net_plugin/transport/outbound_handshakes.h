@@ -2,9 +2,11 @@
 // streams there are, then the others side by side. A later join() is an attempt of its own, whose streams go to the
 // comm one by one; if it fails, the comm goes on with the streams that it has.
 //
-// Each stream:  kConnecting --writable--> kReplying (hello sent, waiting for the reply) --accepted--> kJoined
+// Each stream:  kConnecting --writable--> kGreeting (hello sent) --challenge--> kProving (proof sent)
+//               kProving --the reply accepts, with the listener's proof--> kJoined
 //               kConnecting --refused, unreachable--> kBackingOff --100 ms--> kConnecting
-//               kReplying --closed--> kBackingOff; refused after that: the listener is gone
+//               kGreeting, kProving --closed, or no answer within the handshake's deadline--> kBackingOff
+//               refused after the listener closed the stream, or answered stream 0: it is gone, the attempt has failed
 //               anything else, or the attempt's deadline: the whole attempt has failed
 //
 // Not thread-safe: the connection service's mutex guards every call.
@@ -21,14 +23,17 @@
 #include "os/tcp_socket.h"
 #include "transport/established_connection.h"
 #include "transport/handshake_settings.h"
+#include "transport/rare_log.h"
 #include "wire/handshake_message.h"
+#include "wire/handshake_proof.h"
 
 namespace bagua_net {
 
 class OutboundHandshakes {
  public:
-  OutboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id)
-      : settings_(settings), poller_(poller), next_id_(next_id) {}
+  // log: written once the mutex is free.
+  OutboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id, RareLog* log)
+      : settings_(settings), poller_(poller), next_id_(next_id), log_(log) {}
 
   // Starts or looks after the attempt whose number is kept in handle[kConnectHandleBytes]. *ready = true, or an
   // error: the attempt is over. interface: where link-local addresses are looked for.
@@ -49,20 +54,26 @@ class OutboundHandshakes {
  private:
   static constexpr std::int64_t kRetryMs = 100;
 
-  enum class StreamState { kConnecting, kReplying, kJoined, kBackingOff };
+  enum class StreamState { kConnecting, kGreeting, kProving, kJoined, kBackingOff };
   struct Stream {
     StreamState state = StreamState::kConnecting;
     OwnedFd socket;
     std::uint64_t id = 0;
-    std::array<std::uint8_t, kReplyBytes> reply;
+    std::array<std::uint8_t, kHelloBytes> hello;
+    std::array<std::uint8_t, kChallengeBytes> challenge;
+    std::array<std::uint8_t, kReplyBytes + kProofBytes> answer;  // a challenge, then a reply with its proof
     std::size_t received = 0;
-    std::int64_t retry_at_ms = 0;
+    std::int64_t due_ms = 0;  // kGreeting, kProving: the deadline; kBackingOff: the next attempt
     int last_error = 0;
     bool was_closed = false;  // by the listener, before it replied
   };
+  static bool has_due(const Stream& stream) {
+    return stream.state != StreamState::kConnecting && stream.state != StreamState::kJoined;
+  }
   struct Attempt {
     SocketAddress address;
     Hello hello;
+    Token token{};
     std::vector<Stream> streams;
     std::int64_t deadline_ms = 0;
     bool is_join = false;
@@ -74,16 +85,25 @@ class OutboundHandshakes {
 
   void start(Attempt& attempt, std::uint64_t number, std::size_t index);
   void finish_connect(Attempt& attempt, std::size_t index);
+  bool send_or_retry(Attempt& attempt, std::size_t index, const std::uint8_t* bytes, std::size_t count);
+  // False: not all there yet, or the stream is no more.
+  bool read_answer(Attempt& attempt, std::size_t index, std::size_t bytes);
+  void read_challenge(Attempt& attempt, std::uint64_t number, std::size_t index);
   void read_reply(Attempt& attempt, std::uint64_t number, std::size_t index);
+  void give_up_refused(Attempt& attempt, const Reply& reply);
   void take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply);
-  void retry_or_fail(Attempt& attempt, std::size_t index, int error_number);
+  // The stream is tried again if that may help; else the whole attempt has failed.
+  void fail(Attempt& attempt, std::size_t index, const Status& status);
+  void retry(Attempt& attempt, std::size_t index, int error_number);
   void release(Stream& stream);
+  void release_for_retry(Stream& stream);
   void give_up(Attempt& attempt, Status failure);
   void complete_if_joined(Attempt& attempt);
 
   const HandshakeSettings& settings_;
   EpollPoller* const poller_;
   std::uint64_t* const next_id_;
+  RareLog* const log_;
   std::map<std::uint64_t, Attempt> attempts_;
   struct StreamOf {
     std::uint64_t attempt;

@@ -1,6 +1,6 @@
 // RareLog: lines that unauthenticated peers could make this process log without end. The first of a kind is kept, then
-// at most one in ten seconds, with the number of those left out. Lines wait here until somebody takes them outside of
-// his lock, since NCCL's logger may block. Not thread-safe.
+// at most one in ten seconds, with the number of those left out. Lines wait here until they are taken without a lock,
+// since NCCL's logger may block. Not thread-safe.
 #pragma once
 
 #include <cstdint>

@@ -79,6 +79,7 @@ TransportContext::~TransportContext() {
 }
 
 Status TransportContext::service(ConnectionService** service) {
+  if (service_ != nullptr && !service_->resume()) service_.reset();
   if (service_ == nullptr) {
     auto started = std::make_unique<ConnectionService>(settings_);
     BAGUA_NET_RETURN_IF_ERROR(started->start());
@@ -102,7 +103,7 @@ Status TransportContext::listen(int device, std::uint8_t* handle, ListenComm** l
   BAGUA_NET_RETURN_IF_ERROR(service(&connections));
   auto created = std::make_unique<ListenComm>();
   BAGUA_NET_RETURN_IF_ERROR(
-      connections->listen(devices_[static_cast<std::size_t>(device)].interface, handle, &created->token));
+      connections->listen(devices_[static_cast<std::size_t>(device)].interface, handle, &created->id));
   *listen_comm = created.get();
   listen_comms_.emplace(*listen_comm, std::move(created));
   return Status::ok();
@@ -152,7 +153,7 @@ Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
   BAGUA_NET_RETURN_IF_ERROR(service(&connections));
   bool ready = false;
   EstablishedConnection connection;
-  BAGUA_NET_RETURN_IF_ERROR(connections->accept(listen_comm->token, &ready, &connection));
+  BAGUA_NET_RETURN_IF_ERROR(connections->accept(listen_comm->id, &ready, &connection));
   if (!ready) return Status::ok();
   std::unique_ptr<RecvComm> created;
   BAGUA_NET_RETURN_IF_ERROR(RecvComm::create(std::move(connection), &pool_, &created));
@@ -177,7 +178,7 @@ Status TransportContext::irecv(RecvComm* comm, void* data, std::size_t bytes, Me
 
 void TransportContext::close(ListenComm* listen_comm) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (service_ != nullptr) service_->stop_listening(listen_comm->token);
+  if (service_ != nullptr) service_->stop_listening(listen_comm->id);
   listen_comms_.erase(listen_comm);
   rest_if_idle();
 }
@@ -196,9 +197,13 @@ void TransportContext::close(RecvComm* comm) {
 
 void TransportContext::rest_if_idle() {
   if (!comms_.empty() || !listen_comms_.empty()) return;
-  if (service_ != nullptr && !service_->is_idle()) return;
-  service_.reset();
   pool_.stop();
+  if (service_ == nullptr) return;
+  if (service_->is_idle()) {
+    service_.reset();
+  } else {
+    service_->rest();
+  }
 }
 
 }  // namespace bagua_net

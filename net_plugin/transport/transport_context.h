@@ -3,7 +3,8 @@
 // thread; calls on one comm come from one thread at a time. None blocks on the peer.
 //
 // Threads run only while something is open: they start with the first listen or connect and are joined when the last
-// comm is closed, so NCCL versions whose tables have no finalize leave no thread behind either.
+// comm is closed, so NCCL versions whose tables have no finalize leave no thread behind either. After a connect that
+// NCCL gave up, of which it does not tell, they end when that has timed out.
 #pragma once
 
 #include <sched.h>
@@ -66,7 +67,7 @@ class TransportContext {
   Status check_device(int device) const;
   // How a send comm over this connection sends. With mutex_ held.
   SendPolicy send_policy(int device, const EstablishedConnection& connection);
-  // Joins the threads if nothing is open any more. With mutex_ held.
+  // Ends the threads if nothing is open any more. With mutex_ held.
   void rest_if_idle();
 
   const PluginConfig config_;

@@ -11,6 +11,7 @@ namespace {
 constexpr char kMagic[] = "BAGUANET";
 constexpr std::size_t kMagicBytes = sizeof kMagic - 1;
 constexpr std::size_t kStateOffset = 56;
+constexpr std::size_t kListenIdOffset = 64;
 
 }  // namespace
 
@@ -24,6 +25,7 @@ void encode_connect_handle(const ConnectHandle& handle, std::uint8_t* bytes) {
   std::copy(handle.address.begin(), handle.address.end(), bytes + 16);
   store_little_endian<std::uint32_t>(bytes + 32, handle.scope_id);
   std::copy(handle.token.begin(), handle.token.end(), bytes + 36);
+  std::copy(handle.listen_id.begin(), handle.listen_id.end(), bytes + kListenIdOffset);
 }
 
 Status decode_connect_handle(const std::uint8_t* bytes, ConnectHandle* handle) {
@@ -49,6 +51,7 @@ Status decode_connect_handle(const std::uint8_t* bytes, ConnectHandle* handle) {
   std::copy(bytes + 16, bytes + 32, handle->address.begin());
   handle->scope_id = load_little_endian<std::uint32_t>(bytes + 32);
   std::copy(bytes + 36, bytes + 52, handle->token.begin());
+  std::copy(bytes + kListenIdOffset, bytes + kListenIdOffset + handle->listen_id.size(), handle->listen_id.begin());
   return Status::ok();
 }
 

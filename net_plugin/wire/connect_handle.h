@@ -1,5 +1,6 @@
 // ConnectHandle: the 128 bytes that NCCL carries from the listener to the connector, unchecked and unversioned, so
-// everything needed to recognise an unauthenticated peer is in it. Pure bytes, no system call.
+// everything needed to recognise an unauthenticated peer is in it. It goes through NCCL's bootstrap, not over the data
+// connections. Pure bytes, no system call.
 //
 //   byte  size  field
 //      0     8  magic "BAGUANET"
@@ -9,10 +10,11 @@
 //     14     2  most data streams that the listener takes
 //     16    16  address (IPv4: the first 4 bytes)
 //     32     4  IPv6 scope id: means something on the listener's own host only
-//     36    16  token: random, one per listen
+//     36    16  token: random, one per listen; a secret that no other message carries
 //     52     4  zero
 //     56     8  connect state: zero from the listener; the connector keeps the number of its attempt here
-//     64    64  zero
+//     64    16  listen id: random, one per listen; names the token without telling it
+//     80    48  zero
 #pragma once
 
 #include <array>
@@ -23,10 +25,11 @@
 
 namespace bagua_net {
 
-constexpr std::uint16_t kProtocolVersion = 1;
+constexpr std::uint16_t kProtocolVersion = 2;
 constexpr std::size_t kConnectHandleBytes = 128;
 
-using Token = std::array<std::uint8_t, 16>;
+using Token = std::array<std::uint8_t, 16>;     // secret
+using RandomId = std::array<std::uint8_t, 16>;  // public
 
 struct ConnectHandle {
   std::uint16_t protocol_version = kProtocolVersion;
@@ -36,6 +39,7 @@ struct ConnectHandle {
   std::array<std::uint8_t, 16> address{};
   std::uint32_t scope_id = 0;
   Token token{};
+  RandomId listen_id{};
 };
 
 void encode_connect_handle(const ConnectHandle& handle, std::uint8_t* bytes);

@@ -9,9 +9,15 @@ namespace bagua_net {
 namespace {
 
 constexpr char kHelloMagic[] = "BNHELLO1";
+constexpr char kChallengeMagic[] = "BNCHALL1";
 constexpr char kReplyMagic[] = "BNREPLY1";
 constexpr std::size_t kMagicBytes = 8;
 constexpr std::size_t kHostNameOffset = 64;
+constexpr std::size_t kHostNameBytes = 48;
+constexpr std::size_t kNonceOffset = kHostNameOffset + kHostNameBytes;
+constexpr std::size_t kChallengeNonceOffset = 16;
+static_assert(kNonceOffset + sizeof(RandomId) == kHelloBytes);
+static_assert(kChallengeNonceOffset + sizeof(RandomId) == kChallengeBytes);
 
 }  // namespace
 
@@ -19,8 +25,9 @@ const char* handshake_verdict_name(HandshakeVerdict verdict) {
   switch (verdict) {
     case HandshakeVerdict::kAccepted: return "accepted";
     case HandshakeVerdict::kWrongVersion: return "wrong protocol version";
-    case HandshakeVerdict::kUnknownToken: return "nobody listens under this token any more";
+    case HandshakeVerdict::kUnknownListen: return "nobody listens for this connection any more";
     case HandshakeVerdict::kUnknownStream: return "the data stream fits no connection";
+    case HandshakeVerdict::kWrongProof: return "the connector does not know the token of the connect handle";
   }
   return "unknown verdict";
 }
@@ -31,13 +38,20 @@ void encode_hello(const Hello& hello, std::uint8_t* bytes) {
   store_little_endian<std::uint16_t>(bytes + 8, hello.protocol_version);
   store_little_endian<std::uint16_t>(bytes + 10, hello.stream_index);
   store_little_endian<std::uint16_t>(bytes + 12, hello.streams_wanted);
-  std::copy(hello.token.begin(), hello.token.end(), bytes + 16);
+  std::copy(hello.listen_id.begin(), hello.listen_id.end(), bytes + 16);
   std::copy(hello.comm_id.begin(), hello.comm_id.end(), bytes + 32);
   store_little_endian<std::uint64_t>(bytes + 48, hello.process_id);
   store_little_endian<std::uint32_t>(bytes + 56, hello.max_chunk_bytes);
   store_little_endian<std::uint32_t>(bytes + 60, hello.features);
-  const std::size_t name_bytes = std::min(hello.host_name.size(), kHelloBytes - kHostNameOffset - 1);
+  const std::size_t name_bytes = std::min(hello.host_name.size(), kHostNameBytes - 1);
   std::memcpy(bytes + kHostNameOffset, hello.host_name.data(), name_bytes);
+  std::copy(hello.nonce.begin(), hello.nonce.end(), bytes + kNonceOffset);
+}
+
+void encode_challenge(const Challenge& challenge, std::uint8_t* bytes) {
+  std::memset(bytes, 0, kChallengeBytes);
+  std::memcpy(bytes, kChallengeMagic, kMagicBytes);
+  std::copy(challenge.nonce.begin(), challenge.nonce.end(), bytes + kChallengeNonceOffset);
 }
 
 void encode_reply(const Reply& reply, std::uint8_t* bytes) {
@@ -55,21 +69,30 @@ bool is_hello_prefix(const std::uint8_t* bytes, std::size_t count) {
   return std::memcmp(bytes, kHelloMagic, std::min(count, kMagicBytes)) == 0;
 }
 
+std::uint16_t hello_version(const std::uint8_t* bytes) { return load_little_endian<std::uint16_t>(bytes + 8); }
+
 void decode_hello(const std::uint8_t* bytes, Hello* hello) {
-  hello->protocol_version = load_little_endian<std::uint16_t>(bytes + 8);
+  hello->protocol_version = hello_version(bytes);
   hello->stream_index = load_little_endian<std::uint16_t>(bytes + 10);
   hello->streams_wanted = load_little_endian<std::uint16_t>(bytes + 12);
-  std::copy(bytes + 16, bytes + 32, hello->token.begin());
+  std::copy(bytes + 16, bytes + 32, hello->listen_id.begin());
   std::copy(bytes + 32, bytes + 48, hello->comm_id.begin());
   hello->process_id = load_little_endian<std::uint64_t>(bytes + 48);
   hello->max_chunk_bytes = load_little_endian<std::uint32_t>(bytes + 56);
   hello->features = load_little_endian<std::uint32_t>(bytes + 60);
   // The name goes into log lines only: anything unprintable from the network is replaced.
   const char* name = reinterpret_cast<const char*>(bytes + kHostNameOffset);
-  hello->host_name.assign(name, strnlen(name, kHelloBytes - kHostNameOffset));
+  hello->host_name.assign(name, strnlen(name, kHostNameBytes));
   for (char& letter : hello->host_name) {
     if (letter < 0x21 || letter > 0x7e) letter = '?';
   }
+  std::copy(bytes + kNonceOffset, bytes + kHelloBytes, hello->nonce.begin());
+}
+
+bool decode_challenge(const std::uint8_t* bytes, Challenge* challenge) {
+  if (std::memcmp(bytes, kChallengeMagic, kMagicBytes) != 0) return false;
+  std::copy(bytes + kChallengeNonceOffset, bytes + kChallengeBytes, challenge->nonce.begin());
+  return true;
 }
 
 Status decode_reply(const std::uint8_t* bytes, Reply* reply) {

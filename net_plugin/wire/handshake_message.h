@@ -1,22 +1,32 @@
-// The two messages that open a data stream: the connector says hello, the listener replies. Pure bytes.
+// The messages that open a data stream. Pure bytes.
 //
-// Hello, 112 bytes                                    Reply, 32 bytes
+//   connector                                      listener
+//      hello: which listen, which stream, a nonce -->
+//                                              <-- challenge: a nonce          (or a reply that refuses)
+//      proof (wire/handshake_proof.h)            -->
+//                                              <-- reply, and if it accepts, the listener's proof
+//
+// Hello, 128 bytes                                    Reply, 32 bytes
 //   byte  size  field                                   byte  size  field
 //      0     8  magic "BNHELLO1"                           0     8  magic "BNREPLY1"
 //      8     2  protocol version                           8     2  protocol version
 //     10     2  stream index in the comm                  10     2  verdict (HandshakeVerdict)
 //     12     2  data streams that the connector wants     12     2  data streams of this comm
 //     14     2  zero                                      14     2  zero
-//     16    16  token of the listen                       16     8  process id
+//     16    16  listen id, from the connect handle        16     8  process id
 //     32    16  comm id: random, one per connect          24     4  largest chunk of a striped message
 //     48     8  process id                                28     4  features
 //     56     4  largest chunk that the connector wants
-//     60     4  features
-//     64    48  host name, zero-padded
+//     60     4  features                                Challenge, 32 bytes
+//     64    48  host name, zero-padded                    byte  size  field
+//    112    16  nonce: random, one per connection            0     8  magic "BNCHALL1"
+//                                                            8     8  zero
+//                                                           16    16  nonce: random, one per connection
 //
 // Stream 0 goes first: its reply settles the number of streams and the chunk size (the smaller of what both ends
 // want), then the others join with the same comm id. Later the connector may let more join (kJoiningStream), as many as
-// the listener's handle allows in all.
+// the listener's handle allows in all. A connector that loses a connection before the reply says the same hello again,
+// with a new nonce: the listener lets go of the stream's former connection.
 // Features: a bit each; what both ends name is used. 1 = the listener acknowledges chunks whose header asks for it.
 #pragma once
 
@@ -29,7 +39,9 @@
 
 namespace bagua_net {
 
-constexpr std::size_t kHelloBytes = 112;
+constexpr std::size_t kHelloBytes = 128;
+constexpr std::size_t kHelloVersionBytes = 10;  // of a hello, up to its version
+constexpr std::size_t kChallengeBytes = 32;
 constexpr std::size_t kReplyBytes = 32;
 
 // The stream index of a connection that joins a comm which is in use already. It has no place of its own: chunks say
@@ -41,8 +53,9 @@ constexpr std::uint32_t kFeatureAcknowledgements = 1;
 enum class HandshakeVerdict : std::uint16_t {
   kAccepted = 0,
   kWrongVersion = 1,   // the reply's version field says which is spoken
-  kUnknownToken = 2,   // nobody listens under that token (any more)
-  kUnknownStream = 3,  // a joining stream fits no comm, or its place is taken
+  kUnknownListen = 2,  // nobody listens under that id (any more)
+  kUnknownStream = 3,  // a joining stream fits no comm, or there is no room for it
+  kWrongProof = 5,     // the connector does not know the token
 };
 
 const char* handshake_verdict_name(HandshakeVerdict verdict);
@@ -51,12 +64,17 @@ struct Hello {
   std::uint16_t protocol_version = kProtocolVersion;
   std::uint16_t stream_index = 0;
   std::uint16_t streams_wanted = 1;
-  Token token{};
-  Token comm_id{};
+  RandomId listen_id{};
+  RandomId comm_id{};
   std::uint64_t process_id = 0;
   std::uint32_t max_chunk_bytes = 0;
   std::uint32_t features = 0;
   std::string host_name;
+  RandomId nonce{};
+};
+
+struct Challenge {
+  RandomId nonce{};
 };
 
 struct Reply {
@@ -69,13 +87,18 @@ struct Reply {
 };
 
 void encode_hello(const Hello& hello, std::uint8_t* bytes);
+void encode_challenge(const Challenge& challenge, std::uint8_t* bytes);
 void encode_reply(const Reply& reply, std::uint8_t* bytes);
 
 // True while the first `count` bytes could be the start of a hello: an unauthenticated peer is dropped at its first
 // wrong byte.
 bool is_hello_prefix(const std::uint8_t* bytes, std::size_t count);
+// Of the first kHelloVersionBytes: a hello of another version may have another length.
+std::uint16_t hello_version(const std::uint8_t* bytes);
 // A version other than ours is not an error here: the listener answers it with a verdict.
 void decode_hello(const std::uint8_t* bytes, Hello* hello);
+// False: it is something else, for instance a reply.
+bool decode_challenge(const std::uint8_t* bytes, Challenge* challenge);
 Status decode_reply(const std::uint8_t* bytes, Reply* reply);
 
 }  // namespace bagua_net

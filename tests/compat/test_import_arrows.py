@@ -252,7 +252,7 @@ CPP_ALLOWED: dict[str, set[str]] = {
     "base": set(),
     "config": {"base"},
     "wire": {"base"},
-    "os": {"base", "config"},
+    "os": {"base"},
     "transport": {"base", "config", "wire", "os"},
     "abi": {"base", "config", "wire", "os", "transport"},
     "python": {"base", "config", "wire", "os", "transport"},

@@ -96,6 +96,32 @@ void abandon_while_connecting(const Session& session) {
   watch.check_prompt();
 }
 
+// NCCL has no call for a connect that it gives up, and tables up to v10 none for the end of everything either.
+void threads_end_after_an_aborted_connect(int version) {
+  const Session session(version);
+  const Net& net = session.net();
+  const int threads_before = threads();
+  const int fds_before = open_fds();
+  Connection connection = connect_both_ends(net, session.ctx());
+  exchange(net, connection, 300000, 300000, 0, 0, 1);
+  Handle handle{};
+  void* listen = nullptr;
+  CHECK_SUCCESS(net.listen(session.ctx(), 0, handle.data(), &listen));
+  CHECK_SUCCESS(net.close_listen(listen));
+  void* send = nullptr;
+  CHECK_SUCCESS(net.connect(session.ctx(), 0, handle.data(), &send));
+  CHECK(send == nullptr);
+  close_both_ends(net, &connection);
+  wait_for_threads(threads_before);
+  // Of the epoll and the event descriptor the next connect decides.
+  CHECK(open_fds() <= fds_before + 2);
+  connection = connect_both_ends(net, session.ctx());
+  exchange(net, connection, 300000, 300000, 0, 0, 2);
+  close_both_ends(net, &connection);
+  wait_for_threads(threads_before);
+  CHECK_EQ(open_fds(), fds_before);
+}
+
 void close_connected_idle(const Session& session) {
   const Net& net = session.net();
   for (const bool send_first : {false, true}) {
@@ -330,6 +356,12 @@ bool register_all() {
         });
       }
     }
+  }
+  for (const int version : {kOldestVersion, 10}) {
+    register_case("threads_end_after_an_aborted_connect_v" + std::to_string(version), [=] {
+      in_own_process({{"BAGUA_NET_NWORKERS", "2"}, {"BAGUA_NET_CONNECT_TIMEOUT_MS", "300"}},
+                     [=] { threads_end_after_an_aborted_connect(version); });
+    });
   }
   for (int version = kOldestVersion; version <= kNewestVersion; ++version) {
     register_case("every_state_v" + std::to_string(version), [=] {

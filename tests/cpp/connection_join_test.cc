@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -10,8 +11,10 @@
 #include <thread>
 #include <vector>
 
+#include "base/log_sink.h"
 #include "support/check.h"
 #include "support/comm_parts.h"
+#include "support/raw_handshake.h"
 #include "support/service_parts.h"
 #include "support/tcp_pair.h"
 #include "transport/recv_comm.h"
@@ -34,20 +37,20 @@ struct Processes {
       : listening(settings_with(listeners_streams)), connecting(settings_with({})) {
     CHECK_OK(listening.start());
     CHECK_OK(connecting.start());
-    Token token;
+    RandomId id;
     // What NCCL's handle has room for behind ours is the state of connect.
     std::array<std::uint8_t, 128> handle{};
-    CHECK_OK(listening.listen(loopback(), handle.data(), &token));
+    CHECK_OK(listening.listen(loopback(), handle.data(), &id));
     bool is_connected = false;
     bool is_accepted = false;
     wait_until(
         [&] {
           if (!is_connected) CHECK_OK(connecting.connect(loopback(), handle.data(), &is_connected, &connected));
-          if (!is_accepted) CHECK_OK(listening.accept(token, &is_accepted, &accepted));
+          if (!is_accepted) CHECK_OK(listening.accept(id, &is_accepted, &accepted));
           return is_connected && is_accepted;
         },
         "the connection");
-    listening.stop_listening(token);
+    listening.stop_listening(id);
   }
 
   JoinTicket ticket() const { return connected.ticket; }
@@ -93,18 +96,6 @@ void check_paired(const std::vector<OwnedFd>& writing, const std::vector<OwnedFd
   for (std::size_t i = 0; i < read.size(); ++i) CHECK_EQ(std::size_t{read[i]}, i);
 }
 
-OwnedFd connect_to(const SocketAddress& address) {
-  OwnedFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  CHECK_EQ(::connect(socket.get(), address.data(), address.length()), 0);
-  return socket;
-}
-
-void say_hello(const OwnedFd& socket, const Hello& hello) {
-  std::array<std::uint8_t, kHelloBytes> bytes;
-  encode_hello(hello, bytes.data());
-  CHECK_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
-}
-
 Hello joining(const JoinTicket& ticket) {
   Hello hello = ticket.hello;
   hello.stream_index = kJoiningStream;
@@ -112,18 +103,13 @@ Hello joining(const JoinTicket& ticket) {
 }
 
 // What the listener answers to a hello.
-HandshakeVerdict verdict_on(const SocketAddress& address, const Hello& hello) {
-  const OwnedFd socket = connect_to(address);
-  say_hello(socket, hello);
-  std::array<std::uint8_t, kReplyBytes> bytes;
-  CHECK_EQ(::recv(socket.get(), bytes.data(), bytes.size(), MSG_WAITALL), static_cast<ssize_t>(bytes.size()));
-  Reply reply;
-  CHECK_OK(decode_reply(bytes.data(), &reply));
-  return reply.verdict;
+HandshakeVerdict verdict_on(const JoinTicket& ticket, const Hello& hello) {
+  return shake_hands(connect_to(ticket.address), ticket.token, hello).verdict;
 }
 
-void check_refused(Processes& processes, const Hello& hello) {
-  CHECK(verdict_on(processes.ticket().address, hello) == HandshakeVerdict::kUnknownStream);
+void check_refused(Processes& processes, const JoinTicket& ticket, const Hello& hello,
+                   HandshakeVerdict verdict = HandshakeVerdict::kUnknownStream) {
+  CHECK(verdict_on(ticket, hello) == verdict);
   if (processes.accepted.arrivals != nullptr) CHECK(!processes.accepted.arrivals->any());
   check_paired(processes.connected.sockets, processes.accepted.sockets);
 }
@@ -168,35 +154,35 @@ TEST_CASE(streams_join_again_and_again_up_to_the_most) {
     for (OwnedFd& socket : take(*processes.accepted.arrivals, count)) far.push_back(std::move(socket));
   }
   check_paired(near, far);
-  check_refused(processes, joining(processes.ticket()));
+  check_refused(processes, processes.ticket(), joining(processes.ticket()));
 }
 
 TEST_CASE(a_join_with_a_wrong_token_is_refused) {
   Processes processes;
-  Hello hello = joining(processes.ticket());
-  hello.token[3] ^= 1;
-  check_refused(processes, hello);
+  JoinTicket wrong = processes.ticket();
+  wrong.token[3] ^= 1;
+  check_refused(processes, wrong, joining(wrong), HandshakeVerdict::kWrongProof);
 }
 
 TEST_CASE(a_join_of_an_unknown_comm_is_refused) {
   Processes processes;
   Hello hello = joining(processes.ticket());
   hello.comm_id[7] ^= 1;
-  check_refused(processes, hello);
+  check_refused(processes, processes.ticket(), hello);
 }
 
-TEST_CASE(a_join_with_the_token_of_another_connection_is_refused) {
+TEST_CASE(a_join_with_the_listen_of_another_connection_is_refused) {
   Processes first;
   Processes second;
   Hello hello = joining(first.ticket());
-  hello.token = second.ticket().hello.token;
-  check_refused(first, hello);
+  hello.listen_id = second.ticket().hello.listen_id;
+  check_refused(first, first.ticket(), hello);
 }
 
 TEST_CASE(a_refused_join_brings_nothing_and_ends) {
   Processes processes;
   JoinTicket wrong = processes.ticket();
-  wrong.hello.token[0] ^= 1;
+  wrong.token[0] ^= 1;
   processes.join(wrong, 3);
   // The one that follows is answered after it, and its streams are the only ones that come.
   processes.join(processes.ticket(), 2);
@@ -207,7 +193,7 @@ TEST_CASE(a_refused_join_brings_nothing_and_ends) {
 TEST_CASE(a_join_of_a_comm_that_is_closed_is_refused) {
   Processes processes;
   processes.accepted.arrivals.reset();
-  check_refused(processes, joining(processes.ticket()));
+  check_refused(processes, processes.ticket(), joining(processes.ticket()));
 }
 
 TEST_CASE(more_streams_than_the_listener_allows_are_refused) {
@@ -216,7 +202,7 @@ TEST_CASE(more_streams_than_the_listener_allows_are_refused) {
   const std::size_t left = 2 - processes.connected.sockets.size();
   processes.join(processes.ticket(), static_cast<int>(left));
   check_paired(take(*processes.connected_arrivals, left), take(*processes.accepted.arrivals, left));
-  check_refused(processes, joining(processes.ticket()));
+  check_refused(processes, processes.ticket(), joining(processes.ticket()));
 }
 
 TEST_CASE(a_join_under_way_does_not_keep_the_service) {
@@ -283,7 +269,10 @@ TEST_CASE(a_join_that_is_given_up_does_not_harm_the_receiver) {
   const JoinTicket ticket = processes.ticket();
   {
     const OwnedFd given_up = connect_to(ticket.address);
-    say_hello(given_up, joining(ticket));
+    Said said = say_hello(given_up, joining(ticket));
+    Reply reply;
+    CHECK(read_challenge(given_up, &said, &reply));
+    prove(given_up, ticket.token, said);
     std::array<std::uint8_t, 1> first;
     CHECK_EQ(::recv(given_up.get(), first.data(), 1, MSG_PEEK), 1);  // the reply is here, and stays unread
   }
@@ -316,6 +305,33 @@ TEST_CASE(a_join_that_is_given_up_does_not_harm_the_receiver) {
         "a message");
     CHECK_EQ(int{received}, int{byte});
   }
+}
+
+// NCCL's logger may block, or call back; then no handshake may wait for it.
+TEST_CASE(nothing_is_logged_while_handshakes_wait) {
+  static std::atomic<ConnectionService*> logging{nullptr};
+  static std::atomic<int> lines{0};
+  static std::atomic<int> lines_without_lock{0};
+  Processes processes;
+  logging = &processes.connecting;
+  set_log_function([](LogLevel, const char*, int, const char*) {
+    std::atomic<bool> is_free{false};
+    std::thread caller([&] {
+      static_cast<void>(logging.load()->is_idle());
+      is_free = true;
+    });
+    const std::int64_t end_ms = monotonic_ms() + 1000;
+    while (!is_free && monotonic_ms() < end_ms) sched_yield();
+    if (is_free) lines_without_lock.fetch_add(1);
+    lines.fetch_add(1);
+    caller.detach();
+  });
+  JoinTicket wrong = processes.ticket();
+  wrong.hello.comm_id[0] ^= 1;
+  processes.join(wrong, 1);
+  wait_until([] { return lines > 0; }, "the line");
+  set_log_function(nullptr);
+  CHECK_EQ(lines_without_lock.load(), lines.load());
 }
 
 }  // namespace bagua_net

@@ -12,6 +12,7 @@
 
 #include "os/tcp_socket.h"
 #include "support/check.h"
+#include "support/raw_handshake.h"
 #include "support/service_parts.h"
 #include "transport/connection_service.h"
 #include "wire/connect_handle.h"
@@ -41,12 +42,15 @@ class FileLimit {
 struct ClosingListener {
   SocketAddress address = loopback().address;
   OwnedFd socket;
+  Token token{1, 2, 3};
   std::array<std::uint8_t, 128> handle{};
 
   ClosingListener() {
     CHECK_OK(tcp_listen(&address, &socket));
     ConnectHandle encoded;
+    encoded.token = token;
     encoded.port = address.port();
+    encoded.max_streams = 4;
     encoded.address = {127, 0, 0, 1};
     encode_connect_handle(encoded, handle.data());
   }
@@ -64,10 +68,12 @@ struct ClosingListener {
   // It stays open as long as what is returned.
   OwnedFd reply_to_next() const {
     OwnedFd accepted = next();
-    std::array<std::uint8_t, kReplyBytes> reply;
-    encode_reply({kProtocolVersion, HandshakeVerdict::kAccepted, 1, 1, 1, 0}, reply.data());
-    CHECK_EQ(::send(accepted.get(), reply.data(), reply.size(), MSG_NOSIGNAL), static_cast<ssize_t>(reply.size()));
+    reply_to(accepted, 1);
     return accepted;
+  }
+  void reply_to(const OwnedFd& accepted, std::uint16_t streams) const {
+    make_blocking(accepted);
+    answer_handshake(accepted, token, {kProtocolVersion, HandshakeVerdict::kAccepted, streams, 1, 1, 0});
   }
 };
 
@@ -97,9 +103,9 @@ TEST_CASE(a_connect_without_free_descriptors_is_tried_again) {
   ConnectionService connecting(settings_with({}));
   CHECK_OK(listening.start());
   CHECK_OK(connecting.start());
-  Token token;
+  RandomId id;
   std::array<std::uint8_t, 128> handle{};
-  CHECK_OK(listening.listen(loopback(), handle.data(), &token));
+  CHECK_OK(listening.listen(loopback(), handle.data(), &id));
   Connect connect{connecting, handle.data()};
   {
     const FileLimit none(3);
@@ -138,6 +144,27 @@ TEST_CASE(a_listener_that_closes_and_goes_is_an_error_long_before_the_deadline) 
   CHECK(status.message().find("closed the connection during the handshake") != std::string::npos);
 }
 
+// It answered the first stream, and its process ends before the others.
+TEST_CASE(a_listener_that_dies_between_streams_is_an_error_long_before_the_deadline) {
+  ClosingListener listener;
+  ConnectionService connecting(settings_with(4));
+  CHECK_OK(connecting.start());
+  Connect connect{connecting, listener.handle.data()};
+  CHECK_OK(connect.ask());
+  OwnedFd accepted = listener.next();
+  listener.socket.reset();
+  listener.reply_to(accepted, 4);
+  Status status;
+  wait_until(
+      [&] {
+        status = connect.ask();
+        return !status.is_ok();
+      },
+      "the error");
+  CHECK(status.code() == StatusCode::kRemoteError);
+  CHECK(status.message().find("is gone") != std::string::npos);
+}
+
 // More connections at once than a listener that may open few files keeps while their hello is on its way.
 TEST_CASE(many_peers_reach_a_listener_that_may_open_few_files) {
   constexpr int kPeers = 8;
@@ -149,8 +176,8 @@ TEST_CASE(many_peers_reach_a_listener_that_may_open_few_files) {
   }();
   CHECK_OK(listening->start());
   std::vector<std::array<std::uint8_t, 128>> handles(kPeers * kEach);
-  Token token;
-  for (auto& handle : handles) CHECK_OK(listening->listen(loopback(), handle.data(), &token));
+  RandomId id;
+  for (auto& handle : handles) CHECK_OK(listening->listen(loopback(), handle.data(), &id));
   std::vector<std::string> failures(kPeers);
   std::vector<std::thread> peers;
   for (int peer = 0; peer < kPeers; ++peer) {

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -350,6 +351,30 @@ TEST_CASE(a_program_that_is_started_inherits_no_pipe) {
     CHECK((flags & FD_CLOEXEC) != 0);
   }
   CHECK_EQ(opened, 2);
+}
+
+TEST_CASE(a_forked_child_has_its_own_share_of_pipes) {
+  const auto open_all = [] {
+    std::vector<std::unique_ptr<PagePipe>> pipes;
+    for (std::unique_ptr<PagePipe> pipe; (pipe = PagePipe::open()) != nullptr;) pipes.push_back(std::move(pipe));
+    return pipes;
+  };
+  std::vector<std::unique_ptr<PagePipe>> pipes = open_all();
+  const std::size_t share = pipes.size();
+  CHECK(share > 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    bool is_whole = open_all().size() == share;
+    pipes.clear();  // the parent's, whose number is not the child's
+    is_whole = is_whole && open_all().size() == share;
+    ::_exit(is_whole ? 0 : 1);
+  }
+  int status = 0;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  CHECK(PagePipe::open() == nullptr);
+  pipes.clear();
+  CHECK_EQ(open_all().size(), share);
 }
 
 }  // namespace bagua_net

@@ -11,6 +11,8 @@
 
 #include "os/epoll_poller.h"
 #include "support/check.h"
+#include "support/comm_parts.h"
+#include "support/raw_handshake.h"
 #include "support/tcp_pair.h"
 #include "transport/inbound_handshakes.h"
 #include "transport/rare_log.h"
@@ -27,7 +29,9 @@ struct Listening {
   HandshakeSettings settings;
   EpollPoller poller;
   std::uint64_t next_id = 0;
-  InboundHandshakes inbound{settings, &poller, &next_id};
+  RareLog log;
+  InboundHandshakes inbound{settings, &poller, &next_id, &log};
+  RandomId id{};
   Token token{};
   SocketAddress address;
   std::vector<OwnedFd> peers;
@@ -41,17 +45,35 @@ struct Listening {
     loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     interface.address = SocketAddress(reinterpret_cast<const sockaddr*>(&loopback), sizeof loopback);
     std::array<std::uint8_t, 128> handle{};
-    CHECK_OK(inbound.listen(interface, handle.data(), &token));
+    CHECK_OK(inbound.listen(interface, handle.data(), &id));
     ConnectHandle decoded;
     CHECK_OK(decode_connect_handle(handle.data(), &decoded));
+    token = decoded.token;
     address = interface.address;
     address.set_port(decoded.port);
   }
   void come(const void* bytes, std::size_t count) {
-    OwnedFd peer(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    CHECK_EQ(::connect(peer.get(), address.data(), address.length()), 0);
-    CHECK_EQ(::send(peer.get(), bytes, count, MSG_NOSIGNAL), static_cast<ssize_t>(count));
-    peers.push_back(std::move(peer));
+    peers.push_back(connect_to(address));
+    send_bytes(peers.back(), bytes, count);
+  }
+  // A peer that knows the token, and stays.
+  Reply shake_hands(const Hello& hello) {
+    peers.push_back(connect_to(address));
+    Said said = say_hello(peers.back(), hello);
+    turn_until_readable(peers.back());
+    Reply reply;
+    if (!read_challenge(peers.back(), &said, &reply)) return reply;
+    prove(peers.back(), token, said);
+    turn_until_readable(peers.back());
+    return read_reply(peers.back(), token, said);
+  }
+  void turn_until_readable(const OwnedFd& peer) {
+    const Deadline deadline;
+    pollfd state{peer.get(), POLLIN, 0};
+    while (::poll(&state, 1, 0) == 0) {
+      deadline.check("an answer");
+      turn();
+    }
   }
   // One turn of the connection thread.
   void turn() {
@@ -72,20 +94,17 @@ struct Listening {
 // A peer that is about to bring four streams, of which the first has come.
 void begin_to_join(Listening& listening) {
   Hello hello;
-  hello.token = listening.token;
+  hello.listen_id = listening.id;
   hello.streams_wanted = 4;
   hello.max_chunk_bytes = 65536;
   hello.host_name = "node7";
-  std::array<std::uint8_t, kHelloBytes> bytes;
-  encode_hello(hello, bytes.data());
-  listening.come(bytes.data(), bytes.size());
-  listening.turn();
+  CHECK_EQ(listening.shake_hands(hello).streams, 4u);
 }
 
 Status accept(Listening& listening) {
   bool ready = false;
   EstablishedConnection connection;
-  const Status status = listening.inbound.accept(listening.token, &ready, &connection);
+  const Status status = listening.inbound.accept(listening.id, &ready, &connection);
   CHECK(!ready);
   return status;
 }
@@ -150,7 +169,7 @@ TEST_CASE(unauthenticated_peers_of_one_kind_are_one_line) {
     listening.come(bytes.data(), bytes.size());
   }
   while (listening.sent_away() < 2 * kPeers) listening.turn();
-  const std::vector<RareLog::Line> lines = listening.inbound.take_log();
+  const std::vector<RareLog::Line> lines = listening.log.take();
   CHECK_EQ(lines.size(), std::size_t{2});
   CHECK(lines[0].level == LogLevel::kInfo);
   CHECK(lines[0].text.find("does not speak its protocol") != std::string::npos);

@@ -1,5 +1,6 @@
 // A peer whose host vanishes while a rank sends to it, and one that lives and does not read. The packets of a real
 // connection on the loopback interface are dropped by a filter at its other end, as if that host was gone.
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <sys/socket.h>
 
@@ -14,6 +15,7 @@
 
 #include "support/check.h"
 #include "support/comm_parts.h"
+#include "support/raw_handshake.h"
 #include "support/tcp_pair.h"
 #include "transport/transport_context.h"
 #include "wire/connect_handle.h"
@@ -85,18 +87,16 @@ struct Sending {
   Sending& operator=(const Sending&) = delete;
 
   void answer(OwnedFd peer, int streams) {
-    pollfd readable{peer.get(), POLLIN, 0};
-    CHECK_EQ(::poll(&readable, 1, 10000), 1);
-    std::array<std::uint8_t, kHelloBytes> bytes;
-    CHECK_EQ(::recv(peer.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+    make_blocking(peer);
     Hello hello;
-    decode_hello(bytes.data(), &hello);
+    Said said = read_hello(peer, &hello);
+    challenge(peer, &said);
+    read_proof(peer, {}, said);
     Reply reply;
     reply.streams = static_cast<std::uint16_t>(streams);
     reply.max_chunk_bytes = hello.max_chunk_bytes;
-    std::array<std::uint8_t, kReplyBytes> answer;
-    encode_reply(reply, answer.data());
-    CHECK_EQ(::send(peer.get(), answer.data(), answer.size(), MSG_NOSIGNAL), static_cast<ssize_t>(answer.size()));
+    send_reply(peer, {}, said, reply);
+    CHECK_EQ(::fcntl(peer.get(), F_SETFL, O_NONBLOCK), 0);
     peers.push_back(std::move(peer));
   }
 

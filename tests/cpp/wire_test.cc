@@ -103,6 +103,7 @@ TEST_CASE(handle_round_trip) {
   for (std::size_t i = 0; i < 16; ++i) {
     handle.address[i] = static_cast<std::uint8_t>(i + 1);
     handle.token[i] = static_cast<std::uint8_t>(200 + i);
+    handle.listen_id[i] = static_cast<std::uint8_t>(100 + i);
   }
   std::uint8_t bytes[kConnectHandleBytes];
   encode_connect_handle(handle, bytes);
@@ -116,6 +117,7 @@ TEST_CASE(handle_round_trip) {
   CHECK_EQ(decoded.max_streams, handle.max_streams);
   CHECK(decoded.address == handle.address);
   CHECK(decoded.token == handle.token);
+  CHECK(decoded.listen_id == handle.listen_id);
 }
 
 TEST_CASE(handle_of_another_network_names_the_remedy) {
@@ -142,7 +144,7 @@ TEST_CASE(hello_bytes) {
   hello.stream_index = 0x0102;
   hello.streams_wanted = 0x0304;
   for (std::size_t i = 0; i < 16; ++i) {
-    hello.token[i] = static_cast<std::uint8_t>(0x10 + i);
+    hello.listen_id[i] = static_cast<std::uint8_t>(0x10 + i);
     hello.comm_id[i] = static_cast<std::uint8_t>(0x20 + i);
   }
   hello.process_id = 0x3132333435363738;
@@ -150,18 +152,24 @@ TEST_CASE(hello_bytes) {
   hello.features = 0x51525354;
   hello.host_name = "node";
   std::vector<std::uint8_t> expected = {
-      'B',  'N',  'H',  'E',  'L',  'L',  'O',  '1',  1,    0,    2,    1,    4,    3,    0,    0,     // to the sizes
-      0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x1d, 0x1e, 0x1f,  // token
+      'B',  'N',  'H',  'E',  'L',  'L',  'O',  '1',  2,    0,    2,    1,    4,    3,    0,    0,     // to the sizes
+      0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x1d, 0x1e, 0x1f,  // listen id
       0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, 0x28, 0x29, 0x2a, 0x2b, 0x2c, 0x2d, 0x2e, 0x2f,  // comm id
       0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31, 0x44, 0x43, 0x42, 0x41, 0x54, 0x53, 0x52, 0x51,  // to features
       'n',  'o',  'd',  'e'};
-  expected.resize(kHelloBytes);
+  expected.resize(112);
+  for (std::uint8_t i = 0; i < 16; ++i) {
+    hello.nonce[i] = static_cast<std::uint8_t>(0x60 + i);
+    expected.push_back(hello.nonce[i]);
+  }
   std::vector<std::uint8_t> bytes(kHelloBytes, 0xee);
   encode_hello(hello, bytes.data());
   CHECK(bytes == expected);
   Hello decoded;
   decode_hello(bytes.data(), &decoded);
   CHECK_EQ(decoded.features, hello.features);
+  CHECK(decoded.nonce == hello.nonce);
+  CHECK_EQ(hello_version(bytes.data()), kProtocolVersion);
   // Whoever names none has none.
   encode_hello({}, bytes.data());
   decode_hello(bytes.data(), &decoded);
@@ -175,7 +183,7 @@ TEST_CASE(reply_bytes) {
   reply.process_id = 0x3132333435363738;
   reply.max_chunk_bytes = 0x41424344;
   reply.features = 0x51525354;
-  const std::vector<std::uint8_t> expected = {'B',  'N',  'R',  'E',  'P',  'L',  'Y',  '1',  1,    0,    3,
+  const std::vector<std::uint8_t> expected = {'B',  'N',  'R',  'E',  'P',  'L',  'Y',  '1',  2,    0,    3,
                                               0,    2,    1,    0,    0,    0x38, 0x37, 0x36, 0x35, 0x34, 0x33,
                                               0x32, 0x31, 0x44, 0x43, 0x42, 0x41, 0x54, 0x53, 0x52, 0x51};
   std::vector<std::uint8_t> bytes(kReplyBytes, 0xee);
@@ -189,6 +197,23 @@ TEST_CASE(reply_bytes) {
   CHECK_EQ(decoded.features, 0u);
 }
 
+TEST_CASE(challenge_bytes) {
+  Challenge challenge;
+  std::vector<std::uint8_t> expected = {'B', 'N', 'C', 'H', 'A', 'L', 'L', '1', 0, 0, 0, 0, 0, 0, 0, 0};
+  for (std::uint8_t i = 0; i < 16; ++i) {
+    challenge.nonce[i] = static_cast<std::uint8_t>(0x60 + i);
+    expected.push_back(challenge.nonce[i]);
+  }
+  std::vector<std::uint8_t> bytes(kChallengeBytes, 0xee);
+  encode_challenge(challenge, bytes.data());
+  CHECK(bytes == expected);
+  Challenge decoded;
+  CHECK(decode_challenge(bytes.data(), &decoded));
+  CHECK(decoded.nonce == challenge.nonce);
+  bytes[7] ^= 1;
+  CHECK(!decode_challenge(bytes.data(), &decoded));
+}
+
 TEST_CASE(the_feature_of_acknowledgements_is_the_first_bit) { CHECK_EQ(kFeatureAcknowledgements, 1u); }
 
 TEST_CASE(hello_round_trip_and_prefix) {
@@ -198,7 +223,7 @@ TEST_CASE(hello_round_trip_and_prefix) {
   hello.process_id = 4242;
   hello.max_chunk_bytes = 123456;
   hello.host_name = std::string(100, 'n');
-  hello.token[15] = 9;
+  hello.listen_id[15] = 9;
   hello.comm_id[0] = 8;
   std::uint8_t bytes[kHelloBytes];
   encode_hello(hello, bytes);
@@ -210,7 +235,7 @@ TEST_CASE(hello_round_trip_and_prefix) {
   CHECK_EQ(decoded.process_id, hello.process_id);
   CHECK_EQ(decoded.max_chunk_bytes, hello.max_chunk_bytes);
   CHECK_EQ(decoded.host_name, std::string(47, 'n'));
-  CHECK(decoded.token == hello.token);
+  CHECK(decoded.listen_id == hello.listen_id);
   CHECK(decoded.comm_id == hello.comm_id);
   for (const std::size_t position : {std::size_t{0}, std::size_t{7}}) {
     bytes[position] ^= 1;
@@ -231,7 +256,7 @@ TEST_CASE(host_name_of_an_unauthenticated_peer_cannot_forge_log_lines) {
 
 TEST_CASE(reply_round_trip_and_magic) {
   Reply reply;
-  reply.verdict = HandshakeVerdict::kUnknownToken;
+  reply.verdict = HandshakeVerdict::kUnknownListen;
   reply.streams = 4;
   reply.process_id = 99;
   reply.max_chunk_bytes = 65536;

@@ -12,6 +12,7 @@
 
 #include "support/check.h"
 #include "support/comm_parts.h"
+#include "support/raw_handshake.h"
 #include "support/tcp_pair.h"
 #include "transport/transport_context.h"
 #include "wire/acknowledgement.h"
@@ -23,6 +24,7 @@ namespace bagua_net {
 namespace {
 
 constexpr std::size_t kMessageBytes = 4u << 20;
+constexpr Token kToken{7, 7, 7};
 
 bool is_done(Request* request) {
   bool done = false;
@@ -65,13 +67,13 @@ class Listener {
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(host);
     socklen_t length = sizeof address;
-    const timeval limit{kDeadlineMs / 1000, 0};
-    CHECK_EQ(::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit), 0);
+    make_blocking(socket_);
     CHECK_EQ(::bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
     CHECK_EQ(::listen(socket_.get(), 8), 0);
     CHECK_EQ(::getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
     ConnectHandle encoded;
     encoded.max_streams = 2;
+    encoded.token = kToken;
     encoded.port = ntohs(address.sin_port);
     std::memcpy(encoded.address.data(), &address.sin_addr, sizeof address.sin_addr);
     encode_connect_handle(encoded, handle.data());
@@ -83,16 +85,16 @@ class Listener {
   OwnedFd accept(std::uint32_t features, Hello* hello) {
     OwnedFd accepted(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     CHECK(accepted.is_open());
-    const timeval limit{kDeadlineMs / 1000, 0};
-    CHECK_EQ(::setsockopt(accepted.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit), 0);
-    decode_hello(read_exactly(accepted, kHelloBytes).data(), hello);
+    make_blocking(accepted);
+    // What is asked for is known before the reply that grants it.
+    Said said = read_hello(accepted, hello);
+    challenge(accepted, &said);
+    read_proof(accepted, kToken, said);
     Reply reply;
     reply.streams = 2;
     reply.max_chunk_bytes = hello->max_chunk_bytes;
     reply.features = features;
-    std::array<std::uint8_t, kReplyBytes> bytes;
-    encode_reply(reply, bytes.data());
-    CHECK_EQ(::send(accepted.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+    send_reply(accepted, kToken, said, reply);
     return accepted;
   }
 
@@ -152,17 +154,12 @@ std::uint32_t features_granted(const PluginConfig& config, std::uint32_t feature
   address.sin_family = AF_INET;
   address.sin_port = htons(handle.port);
   std::memcpy(&address.sin_addr, handle.address.data(), sizeof address.sin_addr);
-  const OwnedFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  CHECK_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  const OwnedFd socket = connect_to({reinterpret_cast<const sockaddr*>(&address), sizeof address});
   Hello hello;
-  hello.token = handle.token;
+  hello.listen_id = handle.listen_id;
   hello.max_chunk_bytes = 100000;
   hello.features = features;
-  std::array<std::uint8_t, kHelloBytes> said;
-  encode_hello(hello, said.data());
-  CHECK_EQ(::send(socket.get(), said.data(), said.size(), MSG_NOSIGNAL), static_cast<ssize_t>(said.size()));
-  Reply reply;
-  CHECK_OK(decode_reply(read_exactly(socket, kReplyBytes).data(), &reply));
+  const Reply reply = shake_hands(socket, handle.token, hello);
   CHECK(reply.verdict == HandshakeVerdict::kAccepted);
   return reply.features;
 }

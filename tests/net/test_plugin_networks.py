@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.netns, pytest.mark.skipif(_LACKING is not None, reason
 
 # Zero-byte parts, one inline message, odd sizes around a slice, and enough for every data stream to be striped over.
 _SIZES = (8, 1 << 10, (64 << 10) + 4, (1 << 20) - 1, 8 << 20)
-_HELLO_BYTES = 112
+_HELLO_BYTES = 128
 _HELLO_MAGIC = b"BNHELLO1"
 
 
@@ -302,7 +302,7 @@ def _open_files(pid: int) -> int:
 
 def _strange_bytes(kind: str) -> bytes:
     """What a stranger says. `hello`: a well-formed one for a listen that does not exist."""
-    hello = struct.pack("<8sHHHH", _HELLO_MAGIC, 1, 0, 1, 0) + os.urandom(32) + bytes(_HELLO_BYTES - 48)
+    hello = struct.pack("<8sHHHH", _HELLO_MAGIC, 2, 0, 1, 0) + os.urandom(32) + bytes(_HELLO_BYTES - 48)
     return {
         "random": os.urandom(4096),
         "nothing": b"",

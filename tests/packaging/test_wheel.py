@@ -173,7 +173,7 @@ def test_source_distribution_has_the_sources_and_nothing_built(source_distributi
             if member.isfile()
         }
     names = set(files)
-    for folder in ("net_plugin", "bagua", "tools"):
+    for folder in ("net_plugin", "third_party", "bagua", "tools"):
         for path in (REPOSITORY / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 assert files[str(path.relative_to(REPOSITORY))] == path.read_bytes()
@@ -188,7 +188,9 @@ def test_source_distribution_has_the_sources_and_nothing_built(source_distributi
 
 def test_wheel_holds_exactly_what_is_meant(wheel: Path) -> None:
     info = f"bagua-{wheel.name.split('-')[1]}.dist-info"
-    metadata = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
+    metadata = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
+    licenses = ("LICENSE", "third_party/libsodium/LICENSE", "third_party/libsodium/LICENSE.sha256")
+    metadata |= {f"{info}/licenses/{name}" for name in licenses}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
     assert (
@@ -207,7 +209,7 @@ def test_metadata(wheel: Path) -> None:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = Parser().parsestr(archive.read(name).decode())
     assert metadata["Name"] == "bagua"
-    assert metadata["License-Expression"] == "MIT"
+    assert metadata["License-Expression"] == "MIT AND ISC AND BSD-2-Clause"
     assert metadata["Requires-Python"] == ">=3.11"
     required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert required == [], "the plugin must install beside any torch, and without one"

@@ -50,4 +50,10 @@ inline bool has_ended(int socket) {
   return ::recv(socket, &byte, 1, MSG_DONTWAIT) <= 0;
 }
 
+// The same, without waiting for it.
+inline bool has_ended_now(int socket) {
+  pollfd state{socket, POLLRDHUP, 0};
+  return ::poll(&state, 1, 0) == 1;
+}
+
 }  // namespace bagua_net

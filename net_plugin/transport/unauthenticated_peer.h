@@ -1,0 +1,63 @@
+// UnauthenticatedPeer: an accepted connection until it has proved that it belongs to this job. It reads a hello,
+// answers with a challenge, and reads a proof; who is meant, and what they get, InboundHandshakes decides. Reads and
+// writes never block. Not thread-safe.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "base/owned_fd.h"
+#include "os/socket_address.h"
+#include "os/tcp_socket.h"
+#include "wire/handshake_message.h"
+#include "wire/handshake_proof.h"
+
+namespace bagua_net {
+
+class UnauthenticatedPeer {
+ public:
+  UnauthenticatedPeer(OwnedFd connection, const SocketAddress& from, std::int64_t deadline)
+      : socket(std::move(connection)), address(from), deadline_ms(deadline) {}
+
+  enum class Step {
+    kWaiting,  // more has to come
+    kDone,     // hello or proof is there
+    kFailed,   // the peer is gone, or the system refused
+    kOtherProtocol,
+    kOtherVersion,  // other_version() says which
+  };
+
+  Step read_hello();
+  // After read_hello() is done.
+  Hello hello() const;
+  std::uint16_t other_version() const { return hello_version(hello_.data()); }
+  bool send_challenge();
+  bool is_challenged() const { return is_challenged_; }
+  // After send_challenge().
+  Step read_proof();
+  bool proves(const Token& token) const;
+
+  // With the listener's own proof.
+  void send_accepting(const Reply& reply, const Token& token) const;
+  void send_refusing(HandshakeVerdict verdict) const;
+
+  bool is_of_this_host() const { return local_address(socket.get()).same_host(address); }
+
+  OwnedFd socket;
+  const SocketAddress address;
+  const std::int64_t deadline_ms;  // of the whole handshake
+
+ private:
+  Step read(std::uint8_t* bytes, std::size_t count);
+  bool send(const std::uint8_t* bytes, std::size_t count) const;
+
+  bool is_challenged_ = false;
+  std::size_t received_ = 0;  // of the hello, then of the proof
+  std::array<std::uint8_t, kHelloBytes> hello_;
+  std::array<std::uint8_t, kChallengeBytes> challenge_;
+  HandshakeProof proof_;
+};
+
+}  // namespace bagua_net

@@ -1,0 +1,144 @@
+// A connection is set up although a system call fails once, for want of descriptors, memory or an interface, or because
+// a signal came. The calls below stand before those of the C library.
+#include <dlfcn.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <string>
+
+#include "support/check.h"
+#include "support/service_parts.h"
+#include "transport/connection_service.h"
+
+namespace {
+
+enum class Call { kNone, kSocket, kConnect, kAccept, kSend, kRecv, kEpollCtl, kGetrandom };
+
+std::atomic<Call> failing_call{Call::kNone};
+std::atomic<int> failing_errno{0};
+
+// True once after fail_once(): then errno is set.
+bool fails(Call call) {
+  Call expected = call;
+  if (!failing_call.compare_exchange_strong(expected, Call::kNone)) return false;
+  errno = failing_errno;
+  return true;
+}
+
+void fail_once(Call call, int error_number) {
+  failing_errno = error_number;
+  failing_call = call;
+}
+
+template <typename Function>
+Function* next(Function* /*same type*/, const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+extern "C" {
+
+int socket(int domain, int type, int protocol) noexcept {
+  if (fails(Call::kSocket)) return -1;
+  return next(&::socket, "socket")(domain, type, protocol);
+}
+int connect(int fd, const sockaddr* address, socklen_t length) {
+  const int result = next(&::connect, "connect")(fd, address, length);
+  // After EINTR the kernel goes on connecting; other errors are as good as a connection that was never there.
+  return fails(Call::kConnect) ? -1 : result;
+}
+int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
+  if (fails(Call::kAccept)) return -1;
+  return next(&::accept4, "accept4")(fd, address, length, flags);
+}
+ssize_t send(int fd, const void* data, size_t bytes, int flags) {
+  if (fails(Call::kSend)) return -1;
+  return next(&::send, "send")(fd, data, bytes, flags);
+}
+ssize_t recv(int fd, void* data, size_t bytes, int flags) {
+  if (fails(Call::kRecv)) return -1;
+  return next(&::recv, "recv")(fd, data, bytes, flags);
+}
+int epoll_ctl(int poller, int operation, int fd, epoll_event* event) noexcept {
+  if (operation == EPOLL_CTL_ADD && fails(Call::kEpollCtl)) return -1;
+  return next(&::epoll_ctl, "epoll_ctl")(poller, operation, fd, event);
+}
+ssize_t getrandom(void* data, size_t bytes, unsigned flags) {
+  if (fails(Call::kGetrandom)) return -1;
+  return next(&::getrandom, "getrandom")(data, bytes, flags);
+}
+
+}  // extern "C"
+
+namespace bagua_net {
+namespace {
+
+void connect_while_a_call_fails(Call call, int error_number) {
+  ConnectionService listening(settings_with(2));
+  ConnectionService connecting(settings_with(2));
+  CHECK_OK(listening.start());
+  CHECK_OK(connecting.start());
+  std::array<std::uint8_t, 128> handle{};
+  RandomId id{};
+  CHECK_OK(listening.listen(loopback(), handle.data(), &id));
+  EstablishedConnection connected;
+  EstablishedConnection accepted;
+  bool is_connected = false;
+  bool is_accepted = false;
+  fail_once(call, error_number);
+  wait_until(
+      [&] {
+        if (!is_connected) CHECK_OK(connecting.connect(loopback(), handle.data(), &is_connected, &connected));
+        if (!is_accepted) CHECK_OK(listening.accept(id, &is_accepted, &accepted));
+        return is_connected && is_accepted;
+      },
+      "the connection");
+  CHECK(failing_call == Call::kNone);
+  CHECK_EQ(connected.sockets.size(), 2u);
+  CHECK_EQ(accepted.sockets.size(), 2u);
+}
+
+}  // namespace
+
+TEST_CASE(a_call_that_fails_once_does_not_fail_the_connection) {
+  struct Failure {
+    Call call;
+    int error_number;
+  };
+  for (const auto& [call, error_number] :
+       {Failure{Call::kSocket, EMFILE}, {Call::kSocket, ENFILE},       {Call::kSocket, ENOBUFS},
+        {Call::kSocket, ENOMEM},        {Call::kConnect, EINTR},       {Call::kConnect, ENETUNREACH},
+        {Call::kConnect, EHOSTUNREACH}, {Call::kConnect, ENETDOWN},    {Call::kConnect, EADDRNOTAVAIL},
+        {Call::kAccept, EMFILE},        {Call::kAccept, ENOBUFS},      {Call::kAccept, ENOMEM},
+        {Call::kAccept, EINTR},         {Call::kAccept, ECONNABORTED}, {Call::kSend, ENOBUFS},
+        {Call::kSend, ENOMEM},          {Call::kRecv, EINTR},          {Call::kRecv, ENOMEM},
+        {Call::kEpollCtl, ENOMEM},      {Call::kEpollCtl, ENOSPC},     {Call::kGetrandom, EINTR}}) {
+    connect_while_a_call_fails(call, error_number);
+  }
+}
+
+TEST_CASE(what_no_retry_mends_is_an_error_that_says_so) {
+  ConnectionService connecting(settings_with(1));
+  CHECK_OK(connecting.start());
+  ConnectHandle handle;
+  handle.address = {127, 0, 0, 1};
+  handle.port = 1;
+  std::array<std::uint8_t, 128> bytes{};
+  encode_connect_handle(handle, bytes.data());
+  fail_once(Call::kSocket, EAFNOSUPPORT);
+  bool ready = false;
+  EstablishedConnection connection;
+  CHECK_OK(connecting.connect(loopback(), bytes.data(), &ready, &connection));
+  const Status status = connecting.connect(loopback(), bytes.data(), &ready, &connection);
+  CHECK_EQ(status.error_number(), EAFNOSUPPORT);
+}
+
+}  // namespace bagua_net
+
+CHECK_MAIN

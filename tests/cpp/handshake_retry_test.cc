@@ -1,0 +1,256 @@
+// Handshakes whose connection is lost between the listener's admission and the reply: the stream comes again, wherever
+// the connection stands by then.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "support/check.h"
+#include "support/listening_service.h"
+#include "support/raw_handshake.h"
+#include "support/tcp_pair.h"
+#include "transport/connection_service.h"
+
+namespace bagua_net {
+namespace {
+
+// A connector by hand.
+struct Listening : ListeningService {
+  explicit Listening(std::optional<int> most_streams = {}) : ListeningService(settings_with(most_streams)) {}
+
+  Hello hello(std::uint16_t index, std::uint16_t streams) const {
+    Hello hello = ListeningService::hello();
+    hello.comm_id = {9, 9};
+    hello.stream_index = index;
+    hello.streams_wanted = streams;
+    return hello;
+  }
+  OwnedFd join(const Hello& hello, Reply* reply) const {
+    OwnedFd socket = connect_to(address);
+    *reply = shake_hands(socket, handle.token, hello);
+    return socket;
+  }
+  OwnedFd join(std::uint16_t index, std::uint16_t streams) const {
+    Reply reply;
+    OwnedFd socket = join(hello(index, streams), &reply);
+    CHECK(reply.verdict == HandshakeVerdict::kAccepted);
+    CHECK_EQ(reply.streams, streams);
+    CHECK_EQ(reply.max_chunk_bytes, 65536u);
+    return socket;
+  }
+  // As a connector does that did not see the reply.
+  void lose(std::uint16_t index, std::uint16_t streams) const {
+    OwnedFd socket = join(index, streams);
+    reset_connection(&socket);
+  }
+  bool accept(EstablishedConnection* connection) {
+    bool ready = false;
+    CHECK_OK(service.accept(id, &ready, connection));
+    return ready;
+  }
+  EstablishedConnection accepted() {
+    EstablishedConnection connection;
+    wait_until([&] { return accept(&connection); }, "the connection");
+    return connection;
+  }
+};
+
+void check_joined(const OwnedFd& near, const OwnedFd& far) {
+  send_bytes(near, "x", 1);
+  make_blocking(far);
+  char byte = 0;
+  read_bytes(far, &byte, 1);
+  CHECK_EQ(byte, 'x');
+}
+
+}  // namespace
+
+TEST_CASE(a_stream_that_is_lost_while_others_join_comes_again) {
+  Listening listening;
+  listening.lose(0, 2);
+  EstablishedConnection connection;
+  CHECK(!listening.accept(&connection));
+  listening.lose(0, 2);
+  const OwnedFd first = listening.join(0, 2);
+  CHECK(!listening.accept(&connection));
+  const OwnedFd second = listening.join(1, 2);
+  connection = listening.accepted();
+  CHECK_EQ(connection.sockets.size(), 2u);
+  check_joined(first, connection.sockets[0]);
+  check_joined(second, connection.sockets[1]);
+}
+
+TEST_CASE(a_stream_that_is_lost_before_the_accept_comes_again) {
+  Listening listening;
+  const OwnedFd first = listening.join(0, 2);
+  listening.lose(1, 2);
+  const OwnedFd second = listening.join(1, 2);
+  const EstablishedConnection connection = listening.accepted();
+  CHECK_EQ(connection.sockets.size(), 2u);
+  check_joined(first, connection.sockets[0]);
+  check_joined(second, connection.sockets[1]);
+}
+
+TEST_CASE(a_stream_that_is_lost_after_the_accept_joins_the_comm_in_use) {
+  Listening listening;
+  const OwnedFd first = listening.join(0, 2);
+  listening.lose(1, 2);
+  const EstablishedConnection connection = listening.accepted();
+  const OwnedFd second = listening.join(1, 2);
+  std::vector<OwnedFd> arrived;
+  wait_until(
+      [&] {
+        arrived = connection.arrivals->take();
+        return !arrived.empty();
+      },
+      "the stream");
+  CHECK_EQ(arrived.size(), 1u);
+  check_joined(first, connection.sockets[0]);
+  check_joined(second, arrived[0]);
+}
+
+// All places of a listener that allows no more streams are taken, one of them by a connection that is lost.
+TEST_CASE(a_first_stream_comes_again_to_a_comm_that_is_full) {
+  Listening listening(2);
+  const OwnedFd first = listening.join(0, 2);
+  listening.lose(1, 2);
+  const EstablishedConnection connection = listening.accepted();
+  const OwnedFd second = listening.join(1, 2);
+  Reply reply;
+  listening.join(listening.hello(1, 2), &reply);
+  CHECK(reply.verdict == HandshakeVerdict::kUnknownStream);
+  listening.join(listening.hello(2, 2), &reply);
+  CHECK(reply.verdict == HandshakeVerdict::kUnknownStream);
+  listening.join(listening.hello(kJoiningStream, 2), &reply);
+  CHECK(reply.verdict == HandshakeVerdict::kUnknownStream);
+}
+
+TEST_CASE(only_the_same_comm_takes_a_streams_place) {
+  Listening listening;
+  const OwnedFd first = listening.join(0, 2);
+  Hello other = listening.hello(0, 2);
+  other.comm_id[0] ^= 1;
+  Reply reply;
+  listening.join(other, &reply);
+  CHECK(reply.verdict == HandshakeVerdict::kUnknownStream);
+  const OwnedFd second = listening.join(1, 2);
+  check_joined(first, listening.accepted().sockets[0]);
+}
+
+namespace {
+
+// Between a connector and a listener of ours: resets the connector's connection instead of passing the reply on, so
+// many times. `seen`: all that was said.
+class Relay {
+ public:
+  Relay(const Listening& listening, int losses) : handle_(listening.handle_bytes), losses_(losses) {
+    SocketAddress address = loopback().address;
+    CHECK_OK(tcp_listen(&address, &listener_));
+    make_blocking(listener_);
+    ConnectHandle handle = listening.handle;
+    handle.port = address.port();
+    encode_connect_handle(handle, handle_.data());
+    thread_ = std::thread([this, to = listening.address] {
+      try {
+        while (relay(to)) {
+        }
+      } catch (const std::exception& error) {
+        if (!stopping_) failure_ = error.what();
+      }
+    });
+  }
+  ~Relay() { end(); }
+  Relay(const Relay&) = delete;
+  Relay& operator=(const Relay&) = delete;
+
+  std::uint8_t* handle() { return handle_.data(); }
+  int lost() const { return lost_; }
+  std::vector<std::uint8_t> stop() {
+    end();
+    CHECK_EQ(failure_, "");
+    return seen_;
+  }
+
+ private:
+  void end() {
+    if (!thread_.joinable()) return;
+    stopping_ = true;
+    ::shutdown(listener_.get(), SHUT_RDWR);
+    thread_.join();
+  }
+  template <std::size_t kBytes>
+  void pass(const OwnedFd& from, const OwnedFd* to) {
+    std::array<std::uint8_t, kBytes> bytes;
+    read_bytes(from, bytes.data(), bytes.size());
+    seen_.insert(seen_.end(), bytes.begin(), bytes.end());
+    if (to != nullptr) send_bytes(*to, bytes.data(), bytes.size());
+  }
+  bool relay(const SocketAddress& to) {
+    OwnedFd near(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!near.is_open()) return false;
+    make_blocking(near);
+    OwnedFd far = connect_to(to);
+    pass<kHelloBytes>(near, &far);
+    pass<kChallengeBytes>(far, &near);
+    pass<kProofBytes>(near, &far);
+    const bool loses = losses_-- > 0;
+    pass<kReplyBytes + kProofBytes>(far, loses ? nullptr : &near);
+    if (loses) {
+      reset_connection(&near);
+      reset_connection(&far);
+      ++lost_;
+    }
+    open_.push_back(std::move(near));
+    open_.push_back(std::move(far));
+    return true;
+  }
+
+  OwnedFd listener_;
+  std::array<std::uint8_t, 128> handle_;
+  int losses_;
+  std::atomic<int> lost_{0};
+  std::atomic<bool> stopping_{false};
+  std::vector<OwnedFd> open_;
+  std::vector<std::uint8_t> seen_;
+  std::string failure_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+TEST_CASE(a_connect_survives_the_loss_of_every_reply_once) {
+  for (const int losses : {0, 1, 3}) {
+    Listening listening;
+    Relay relay(listening, losses);
+    ConnectionService connecting(settings_with(2));
+    CHECK_OK(connecting.start());
+    EstablishedConnection connected;
+    EstablishedConnection accepted;
+    bool is_connected = false;
+    bool is_accepted = false;
+    wait_until(
+        [&] {
+          if (!is_connected) CHECK_OK(connecting.connect(loopback(), relay.handle(), &is_connected, &connected));
+          is_accepted = is_accepted || listening.accept(&accepted);
+          return is_connected && is_accepted;
+        },
+        "the connection");
+    CHECK_EQ(relay.lost(), losses);
+    CHECK_EQ(connected.sockets.size(), 2u);
+    CHECK_EQ(accepted.sockets.size(), 2u);
+    const std::vector<std::uint8_t> seen = relay.stop();
+    const Token& token = listening.handle.token;
+    CHECK(std::search(seen.begin(), seen.end(), listening.id.begin(), listening.id.end()) != seen.end());
+    CHECK(std::search(seen.begin(), seen.end(), token.begin(), token.end()) == seen.end());
+  }
+}
+
+}  // namespace bagua_net
+
+CHECK_MAIN

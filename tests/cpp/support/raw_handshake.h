@@ -1,0 +1,143 @@
+// Both sides of a handshake by hand, over blocking sockets, for peers that do what ours never would.
+#pragma once
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/owned_fd.h"
+#include "os/random_bytes.h"
+#include "os/socket_address.h"
+#include "support/check.h"
+#include "support/comm_parts.h"
+#include "wire/handshake_message.h"
+#include "wire/handshake_proof.h"
+
+namespace bagua_net {
+
+// What was said on a connection: proofs are about it.
+struct Said {
+  std::array<std::uint8_t, kHelloBytes> hello{};
+  std::array<std::uint8_t, kChallengeBytes> challenge{};
+};
+
+inline void make_blocking(const OwnedFd& socket) {
+  CHECK_EQ(::fcntl(socket.get(), F_SETFL, 0), 0);
+  const timeval limit{kDeadlineMs / 1000, 0};
+  CHECK_EQ(::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit), 0);
+}
+
+inline OwnedFd connect_to(const SocketAddress& address) {
+  OwnedFd socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  CHECK_EQ(::connect(socket.get(), address.data(), address.length()), 0);
+  make_blocking(socket);
+  return socket;
+}
+
+inline void send_bytes(const OwnedFd& socket, const void* bytes, std::size_t count) {
+  CHECK_EQ(::send(socket.get(), bytes, count, MSG_NOSIGNAL), static_cast<ssize_t>(count));
+}
+
+inline void read_bytes(const OwnedFd& socket, void* bytes, std::size_t count) {
+  CHECK_EQ(::recv(socket.get(), bytes, count, MSG_WAITALL), static_cast<ssize_t>(count));
+}
+
+// Closes with a reset.
+inline void reset_connection(OwnedFd* socket) {
+  const linger reset{1, 0};
+  CHECK_EQ(::setsockopt(socket->get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset), 0);
+  socket->reset();
+}
+
+// --- the connector
+
+// With a nonce of its own.
+inline Said say_hello(const OwnedFd& socket, Hello hello) {
+  CHECK_OK(fill_random(hello.nonce.data(), hello.nonce.size()));
+  Said said;
+  encode_hello(hello, said.hello.data());
+  send_bytes(socket, said.hello.data(), said.hello.size());
+  return said;
+}
+
+// False: the hello was refused, with *reply.
+inline bool read_challenge(const OwnedFd& socket, Said* said, Reply* reply) {
+  read_bytes(socket, said->challenge.data(), said->challenge.size());
+  Challenge challenge;
+  if (decode_challenge(said->challenge.data(), &challenge)) return true;
+  CHECK_OK(decode_reply(said->challenge.data(), reply));
+  CHECK(reply->verdict != HandshakeVerdict::kAccepted);
+  return false;
+}
+
+inline void prove(const OwnedFd& socket, const Token& token, const Said& said) {
+  const HandshakeProof proof = connector_proof(token, said.hello.data(), said.challenge.data());
+  send_bytes(socket, proof.data(), proof.size());
+}
+
+inline Reply read_reply(const OwnedFd& socket, const Token& token, const Said& said) {
+  std::array<std::uint8_t, kReplyBytes> bytes;
+  read_bytes(socket, bytes.data(), bytes.size());
+  Reply reply;
+  CHECK_OK(decode_reply(bytes.data(), &reply));
+  if (reply.verdict != HandshakeVerdict::kAccepted) return reply;
+  HandshakeProof proof;
+  read_bytes(socket, proof.data(), proof.size());
+  CHECK(is_same_proof(listener_proof(token, said.hello.data(), said.challenge.data(), bytes.data()), proof.data()));
+  return reply;
+}
+
+inline Reply shake_hands(const OwnedFd& socket, const Token& token, const Hello& hello) {
+  Said said = say_hello(socket, hello);
+  Reply reply;
+  if (!read_challenge(socket, &said, &reply)) return reply;
+  prove(socket, token, said);
+  return read_reply(socket, token, said);
+}
+
+// --- the listener
+
+inline Said read_hello(const OwnedFd& socket, Hello* hello) {
+  Said said;
+  read_bytes(socket, said.hello.data(), said.hello.size());
+  decode_hello(said.hello.data(), hello);
+  return said;
+}
+
+inline void challenge(const OwnedFd& socket, Said* said) {
+  Challenge challenge;
+  CHECK_OK(fill_random(challenge.nonce.data(), challenge.nonce.size()));
+  encode_challenge(challenge, said->challenge.data());
+  send_bytes(socket, said->challenge.data(), said->challenge.size());
+}
+
+inline void read_proof(const OwnedFd& socket, const Token& token, const Said& said) {
+  HandshakeProof proof;
+  read_bytes(socket, proof.data(), proof.size());
+  CHECK(is_same_proof(connector_proof(token, said.hello.data(), said.challenge.data()), proof.data()));
+}
+
+inline void send_reply(const OwnedFd& socket, const Token& token, const Said& said, const Reply& reply) {
+  std::array<std::uint8_t, kReplyBytes + kProofBytes> bytes;
+  encode_reply(reply, bytes.data());
+  const HandshakeProof proof = listener_proof(token, said.hello.data(), said.challenge.data(), bytes.data());
+  std::copy(proof.begin(), proof.end(), bytes.begin() + kReplyBytes);
+  send_bytes(socket, bytes.data(), bytes.size());
+}
+
+// All of it: the connector is ours.
+inline Hello answer_handshake(const OwnedFd& socket, const Token& token, const Reply& reply) {
+  Hello hello;
+  Said said = read_hello(socket, &hello);
+  challenge(socket, &said);
+  read_proof(socket, token, said);
+  send_reply(socket, token, said, reply);
+  return hello;
+}
+
+}  // namespace bagua_net
