@@ -248,9 +248,10 @@ CPP_ALLOWED: dict[str, set[str]] = {
     "config": {"base"},
     "wire": {"base"},
     "os": {"base", "config"},
-    "transport": {"base", "config", "wire", "os"},
-    "abi": {"base", "config", "wire", "os", "transport"},
-    "python": {"base", "config", "wire", "os", "transport"},
+    "stats": {"base"},
+    "transport": {"base", "config", "wire", "os", "stats"},
+    "abi": {"base", "config", "wire", "os", "stats", "transport"},
+    "python": {"base", "config", "wire", "os", "stats", "transport"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 # Of the plugin's code the load driver shares the definitions of the table, plain values and socket options: nothing
