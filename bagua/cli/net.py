@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bagua.cli import net_disable, net_doctor, net_enable, net_env, net_knobs, net_run
+from bagua.cli import net_disable, net_doctor, net_enable, net_env, net_knobs, net_run, net_stats
 from bagua.cli.errors import EXIT_INTERRUPTED, CommandError
 from bagua.version import __version__
 
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"bagua-net {__version__}")
     subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
-    for module in (net_run, net_env, net_enable, net_disable, net_doctor, net_knobs):
+    for module in (net_run, net_env, net_enable, net_disable, net_doctor, net_stats, net_knobs):
         module.add_parser(subcommands)
     return parser
 
