@@ -91,6 +91,7 @@ class CommReport:
 @dataclass(frozen=True)
 class ProcessReport:
     pid: int
+    started_id: str  # differs from that of an earlier process with this pid
     host: str
     rank: int | None
     local_rank: int | None
@@ -99,6 +100,7 @@ class ProcessReport:
     age_s: float
     workers: int
     worker_cpu: float | None  # CPUs that the I/O threads used
+    worker_cpu_s: float  # of the threads that run now
     sent_bytes: int  # closed comms included, as in all sums of a process
     sent_messages: int
     received_bytes: int
@@ -106,6 +108,14 @@ class ProcessReport:
     inline_bytes: int
     striped_bytes: int
     zero_copy_bytes: int
+    inline_messages: int
+    striped_messages: int
+    message_sizes: list[int]
+    handed_to_awake: int
+    handed_to_asleep: int
+    kept_from_asleep: int
+    wake_ups: int
+    deferred_chunks: int
     sent_bytes_per_s: float | None
     received_bytes_per_s: float | None
     outstanding: int
@@ -174,6 +184,7 @@ def _process(earlier: ProcessSnapshot | None, later: ProcessSnapshot) -> Process
     now_s = later.taken_s
     return ProcessReport(
         pid=later.pid,
+        started_id=str(page.started_ms),
         host=page.host,
         rank=_or_none(page.rank),
         local_rank=_or_none(page.local_rank),
@@ -182,6 +193,7 @@ def _process(earlier: ProcessSnapshot | None, later: ProcessSnapshot) -> Process
         age_s=max(0.0, now_s - page.started_ms / 1000),
         workers=page.workers,
         worker_cpu=None if earlier is None else _rate(_cpu(later) - _cpu(earlier), elapsed_s),
+        worker_cpu_s=_cpu(later),
         sent_bytes=sent,
         sent_messages=sums.inline_messages + sums.striped_messages,
         received_bytes=received,
@@ -189,6 +201,14 @@ def _process(earlier: ProcessSnapshot | None, later: ProcessSnapshot) -> Process
         inline_bytes=sums.inline_bytes,
         striped_bytes=sums.striped_bytes,
         zero_copy_bytes=stream_sums.zero_copy_bytes,
+        inline_messages=sums.inline_messages,
+        striped_messages=sums.striped_messages,
+        message_sizes=list(sums.sizes),
+        handed_to_awake=sums.handed_to_awake,
+        handed_to_asleep=sums.handed_to_asleep,
+        kept_from_asleep=sums.kept_from_asleep,
+        wake_ups=sums.wake_ups,
+        deferred_chunks=stream_sums.deferred,
         sent_bytes_per_s=_rate(sent - sent_before, elapsed_s),
         received_bytes_per_s=_rate(received - received_before, elapsed_s),
         outstanding=sum(comm.outstanding for comm in comms),
