@@ -53,7 +53,8 @@ def execute(options: argparse.Namespace) -> int:
         from prometheus_client import start_http_server
     except ImportError as error:
         raise CommandError(
-            f"`bagua-net exporter` needs the package prometheus_client: {error}.\nIt is not installed in {sys.prefix}.\n"
+            f"`bagua-net exporter` needs the package prometheus_client: {error}.\n"
+            f"It is not installed in {sys.prefix}.\n"
             "Install it with: pip install 'bagua[prometheus]'. `bagua-net exporter --json` works without."
         ) from error
     registry = registry_of(collector)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bagua.cli.terminal import Terminal
 from bagua.net.stats.peers import PeerTraffic, peer_names, traffic_by_peer
 from bagua.net.stats.quantities import bytes_text, rate_text, seconds_text
-from bagua.net.stats.report import CommReport, HostReport, ProcessReport
+from bagua.net.stats.reports import CommReport, HostReport, ProcessReport
 
 _INDENT = "  "
 _GAP = "  "

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from bagua.net.exporter.peer_sums import PeerKey, PeerSums, rank_label
 from bagua.net.stats.layout import SIZE_CLASSES
-from bagua.net.stats.report import HostReport, ProcessReport
+from bagua.net.stats.reports import HostReport, ProcessReport
 
 Labels = tuple[str, ...]
 

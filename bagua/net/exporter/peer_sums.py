@@ -1,5 +1,5 @@
-"""Counts by peer that never fall. A comm takes its counts along when it is closed, and Prometheus would take the smaller
-sum for a restart and count all of it again."""
+"""Counts by peer that never fall. A comm takes its counts along when it is closed, and Prometheus would take the
+smaller sum for a restart and count all of it again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bagua.net.stats.peers import peer_names
-from bagua.net.stats.report import CommReport, HostReport, ProcessReport
+from bagua.net.stats.reports import CommReport, HostReport, ProcessReport
 
 # Peers of one process that get a name; further ones are one. An all-to-all over a thousand hosts would otherwise be
 # some ten thousand series for every host.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bagua.net.stats.quantities import share_text
-from bagua.net.stats.report import CommReport, ProcessReport, Stalls
+from bagua.net.stats.reports import CommReport, ProcessReport, Stalls
 
 # Less of the time is not worth a word.
 _NOTABLE_SHARE = 0.01

@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bagua.net.stats.errors import StatsError
-from bagua.net.stats.report import SCHEMA, HostReport
+from bagua.net.stats.reports import SCHEMA, HostReport
 
 _Report = TypeVar("_Report")
 

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from bagua.net.stats.layout import CommCounters, CommSlot, StreamCounters, StreamSlot
-from bagua.net.stats.snapshot import ProcessSnapshot, Snapshot
+from bagua.net.stats.snapshots import ProcessSnapshot, Snapshot
 
 SCHEMA = 1
 
@@ -175,6 +174,7 @@ def _process(earlier: ProcessSnapshot | None, later: ProcessSnapshot) -> Process
             streams_before.get(comm.slot, []) if _key(comm) in before else [],
             streams.get(comm.slot, []),
             elapsed_s,
+            int(1000 * later.taken_s),
         )
         for comm in page.comms
     ]
@@ -234,9 +234,9 @@ def _comm(
     streams_before: Sequence[StreamSlot],
     streams: Sequence[StreamSlot],
     elapsed_s: float | None,
+    now_ms: int,
 ) -> CommReport:
     counters = later.counters
-    now_ms = time.monotonic_ns() // 1_000_000
     age_s = max(0.001, now_ms / 1000 - later.opened_ms / 1000)
     moved = _bytes(counters)
     messages = counters.inline_messages + counters.striped_messages + counters.received_messages
