@@ -93,15 +93,14 @@ class TestSsh:
         return SshSource("node2", 0.5, "/opt/bagua-net", ssh=[sys.executable, str(file)])
 
     def test_shows_the_last_report(self, tmp_path: Path) -> None:
-        line = json.dumps(reported(QUIET).as_json())
+        expected = reported(QUIET)
+        line = json.dumps(expected.as_json())
         script = f"print({line!r}, flush=True); print(*sys.argv[1:], file=sys.stderr, flush=True); sys.stdin.read()"
         script += "\ntime.sleep(600)"
         source = self.source(tmp_path, script)
         try:
             wait_until(lambda: source.state().report is not None, "a report", ANSWER_S)
-            found = source.state().report
-            assert found is not None
-            assert json.dumps(found.as_json()) == line
+            assert source.state().report == expected
         finally:
             source.close()
 
@@ -150,11 +149,12 @@ def test_the_screen_sorts_pauses_and_keeps_its_row() -> None:
             assert sorted(peers()) == ["10.0.0.1 (1)", "10.0.0.2 (2)"]
             await pilot.press("t")
             assert peers()[0] == "10.0.0.2 (2)"
-            assert "10.0.0.2 (2)" in str(app.query_one("#details", Static).render())
+            # The cursor stays on its row.
+            assert app.query_one(DataTable).cursor_row == 1
+            assert "send 10.0.0.1 (1)" in str(app.query_one("#details", Static).render())
             await pilot.press("v")
             assert peers()[0] == "10.0.0.1 (1)"
-            # The cursor went with its row.
-            assert app.query_one(DataTable).cursor_row == 1
+            assert app.query_one(DataTable).cursor_row == 0
             await pilot.press("space")
             source.found = reported(QUIET)
             app._refresh()
@@ -233,7 +233,7 @@ def test_json_has_one_report_a_host(environment: dict[str, str], run_command: Ru
 
 
 def test_a_wrong_host_is_a_usage_error(environment: dict[str, str], run_command: RunCommand) -> None:
-    done = command(environment, run_command, "--json", "--hosts", "-oProxyCommand=x")
+    done = command(environment, run_command, "--json", "--hosts=-oProxyCommand=x")
     assert done.returncode == 2
     assert "-oProxyCommand=x" in done.stderr + done.stdout
 
