@@ -161,7 +161,8 @@ const std::vector<RetiredKnob>& retired_knobs() {
       {"BAGUA_NET_IMPLEMENT", "there is only one engine"},
       {"BAGUA_NET_TOKIO_WORKER_THREADS", "set BAGUA_NET_NWORKERS instead"},
       {"BAGUA_NET_JAEGER_ADDRESS", "tracing is not supported; use the log of NCCL_DEBUG=INFO"},
-      {"BAGUA_NET_PROMETHEUS_ADDRESS", "ranks do not push metrics themselves; run `bagua-net exporter` on each host, which pushes to this address"},
+      {"BAGUA_NET_PROMETHEUS_ADDRESS",
+       "ranks do not push metrics themselves; run `bagua-net exporter` on each host, which pushes to this address"},
   };
   return retired;
 }
