@@ -1,6 +1,5 @@
 // The statistics page as another process sees it: through /proc, whatever is missing or full.
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -141,17 +140,18 @@ TEST_CASE(slots_that_were_never_used_take_no_memory) {
   CHECK(state.st_blocks * 512 <= 4 * 4096);
 }
 
-TEST_CASE(without_descriptors_everything_counts_and_the_reason_is_known) {
-  rlimit before{};
-  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  const rlimit none{0, before.rlim_max};
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  // Not shared: the sanitizers' checks of virtual calls need descriptors themselves.
-  StatsPage without(true, JobPosition{}, "node1", 0);
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  const std::shared_ptr<StatsPage> page(std::shared_ptr<void>(), &without);
-  CHECK(!page->is_shared());
-  CHECK(page->failure().find("memfd_create") != std::string::npos);
+// A name that the kernel refuses stands for all that it may refuse: descriptors, memory, the system call itself. (The
+// sanitizers need descriptors of their own.)
+TEST_CASE(without_a_file_there_is_memory_and_a_reason) {
+  const SharedMemory memory(std::string(300, 'x'), 4096, true);
+  CHECK(!memory.is_shared());
+  CHECK(memory.failure().find("memfd_create") != std::string::npos);
+  CHECK(memory.data() != nullptr);
+  CHECK_EQ(static_cast<const char*>(memory.data())[4095], '\0');
+}
+
+TEST_CASE(without_a_page_everything_counts) {
+  const auto page = make_page(false);
   CommStats comm(page, kNames);
   comm.add_sent(10, false);
   comm.open_stream(0)->bytes.add(10);
