@@ -6,7 +6,18 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bagua.cli import net_compare, net_disable, net_doctor, net_enable, net_env, net_knobs, net_run
+from bagua.cli import (
+    net_compare,
+    net_disable,
+    net_doctor,
+    net_enable,
+    net_env,
+    net_exporter,
+    net_knobs,
+    net_run,
+    net_stats,
+    net_top,
+)
 from bagua.cli.errors import EXIT_INTERRUPTED, CommandError
 from bagua.version import __version__
 
@@ -17,8 +28,8 @@ Ways to use the plugin:
   eval "$(bagua-net env)"                 everything started from this shell
   bagua-net enable                        every job of this user, from NCCL's own configuration file
 
-`bagua-net doctor` tells whether a job would use it, `bagua-net compare` whether a job is faster with it.
-`bagua-net-bench` shows what it does on this machine.
+`bagua-net doctor` tells whether a job would use it, `bagua-net compare` whether a job is faster with it, and
+`bagua-net stats` and `bagua-net top` what running jobs do. `bagua-net-bench` shows what it can do on this machine.
 """
 
 
@@ -49,7 +60,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"bagua-net {__version__}")
     subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
-    for module in (net_run, net_env, net_enable, net_disable, net_doctor, net_compare, net_knobs):
+    for module in (
+        *(net_run, net_env, net_enable, net_disable, net_doctor, net_compare),
+        *(net_stats, net_top, net_exporter, net_knobs),
+    ):
         module.add_parser(subcommands)
     return parser
 

@@ -70,6 +70,9 @@ const std::vector<Knob>& knob_table() {
       boolean_knob("BAGUA_NET_ZERO_COPY", &Config::zero_copy,
                    "Within a host, I/O threads send messages above 512 KiB without copying them, if the kernel "
                    "supports it (vmsplice)."),
+      boolean_knob("BAGUA_NET_STATS", &Config::stats,
+                   "Other processes of the same user, and root, can read the statistics of this process: `bagua-net "
+                   "stats`, `top` and `exporter`. 0: they cannot."),
       // With smaller buffers TCP slows down to kilobytes per second.
       size_or_zero_knob("BAGUA_NET_SOCKET_BUFFER", &Config::socket_buffer_bytes, 64 * kKibibyte, kGibibyte,
                         "Size of the send and receive buffers of each connection. 0: the kernel's autotuning, which is "
@@ -158,7 +161,8 @@ const std::vector<RetiredKnob>& retired_knobs() {
       {"BAGUA_NET_IMPLEMENT", "there is only one engine"},
       {"BAGUA_NET_TOKIO_WORKER_THREADS", "set BAGUA_NET_NWORKERS instead"},
       {"BAGUA_NET_JAEGER_ADDRESS", "tracing is not supported; use the log of NCCL_DEBUG=INFO"},
-      {"BAGUA_NET_PROMETHEUS_ADDRESS", "metrics are not exported; use the log of NCCL_DEBUG=INFO"},
+      {"BAGUA_NET_PROMETHEUS_ADDRESS",
+       "ranks do not push metrics themselves; run `bagua-net exporter` on each host, which pushes to this address"},
   };
   return retired;
 }

@@ -61,10 +61,14 @@ class TcpByteStream final : public ByteStream {
     tcp_info info{};
     socklen_t length = sizeof info;
     if (::getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return false;
-    if (length < offsetof(tcp_info, tcpi_busy_time) + sizeof info.tcpi_busy_time) return false;  // before Linux 4.10
+    // Before Linux 4.10.
+    if (length < offsetof(tcp_info, tcpi_sndbuf_limited) + sizeof info.tcpi_sndbuf_limited) return false;
     delivery->bytes = info.tcpi_bytes_acked;
     delivery->busy_us = static_cast<std::int64_t>(info.tcpi_busy_time);
     delivery->unsent_bytes = info.tcpi_notsent_bytes;
+    delivery->retransmits = info.tcpi_total_retrans;
+    delivery->peer_window_us = static_cast<std::int64_t>(info.tcpi_rwnd_limited);
+    delivery->socket_buffer_us = static_cast<std::int64_t>(info.tcpi_sndbuf_limited);
     delivery->round_trip_us = info.tcpi_rtt;
     // All bits set: nothing has come back yet.
     delivery->least_round_trip_us = std::min(info.tcpi_min_rtt, info.tcpi_rtt);

@@ -20,6 +20,9 @@ struct Delivery {
   std::int64_t round_trip_us = 0;  // smoothed
   std::int64_t least_round_trip_us = 0;
   double permitted_bytes_per_ns = 0;  // that TCP would send at most, by its pacing and its window; 0: unknown
+  std::uint64_t retransmits = 0;      // segments, ever
+  std::int64_t peer_window_us = 0;    // of busy_us: the peer did not read,
+  std::int64_t socket_buffer_us = 0;  // or the buffer was too small
 };
 
 // What came back to what was written last. A peer that is alive but does not read answers, too.

@@ -30,6 +30,7 @@ Status Comm::start_streams(std::vector<std::unique_ptr<ByteStream>> streams) {
 }
 
 Status Comm::add_stream(std::unique_ptr<DataStream> stream) {
+  stream->set_stats(stats_.open_stream(stream->index()));
   streams_.push_back({std::move(stream)});
   DrivenStream& driven = streams_.back();
   stream_count_.store(streams_.size());
@@ -51,6 +52,7 @@ Status Comm::adopt_arrivals() {
     if (stopped_ || streams_.size() == streams_.capacity()) continue;  // the socket closes
     const Status status =
         add_stream(make_stream(make_tcp_byte_stream(std::move(socket)), static_cast<int>(streams_.size())));
+    stats_->streams_joined.add(1);
     if (status.is_ok()) continue;
     // The peer may send on it already, and nobody would read that.
     fail(status);
@@ -108,6 +110,7 @@ void Comm::fail(Status status) {
     const std::lock_guard<std::mutex> lock(failure_mutex_);
     if (!failure_.is_ok()) return;
     failure_ = status.with_context("connection to " + peer_);
+    stats_.fail(failure_.message());
   }
   failed_.store(true);
   const std::size_t count = stream_count_.load();
@@ -155,7 +158,9 @@ bool Comm::has_awake_worker() const {
 void Comm::rouse_workers(std::size_t streams) {
   for (std::size_t index = 1; index < streams_.size() && index <= streams; ++index) {
     EventLoopWorker* worker = streams_[index].worker;
-    if (worker != nullptr && !worker->is_awake()) worker->rouse();
+    if (worker == nullptr || worker->is_awake()) continue;
+    worker->rouse();
+    stats_->wake_ups.add(1);
   }
 }
 
@@ -175,6 +180,7 @@ Status Comm::test(Request* request, bool* done, std::size_t* bytes) {
   *done = true;
   *bytes = message_bytes(*request);
   on_finished(*request);
+  stats_.finished(request->number_);
   request->in_use_ = false;
   return Status::ok();
 }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "stats/comm_stats.h"
 #include "transport/chunk_scheduler.h"
 #include "transport/data_stream.h"
 #include "transport/event_loop_worker.h"
@@ -48,8 +49,13 @@ class Comm : public FailureSink {
   friend class Request;
 
   // arrivals: where streams that join later come in; nullptr: none will.
-  Comm(std::string peer, Direction direction, Path path, WorkerPool* pool, std::shared_ptr<StreamArrivals> arrivals)
-      : peer_(std::move(peer)), pool_(pool), lane_(pool->open_lane(direction, path)), arrivals_(std::move(arrivals)) {
+  Comm(std::string peer, Direction direction, Path path, WorkerPool* pool, std::shared_ptr<StreamArrivals> arrivals,
+       CommStats stats)
+      : stats_(std::move(stats)),
+        peer_(std::move(peer)),
+        pool_(pool),
+        lane_(pool->open_lane(direction, path)),
+        arrivals_(std::move(arrivals)) {
     streams_.reserve(arrivals_ == nullptr ? 1 : kMaxStreams);
   }
 
@@ -82,6 +88,8 @@ class Comm : public FailureSink {
   virtual std::size_t message_bytes(const Request& request) const = 0;
   // The request is done and about to be given back. With mutex_ held.
   virtual void on_finished(const Request&) {}
+
+  CommStats stats_;  // before the streams: they count in it
 
   struct DrivenStream {
     std::unique_ptr<DataStream> stream;

@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "base/status.h"
+#include "stats/comm_stats.h"
 #include "transport/byte_stream.h"
 
 namespace bagua_net {
@@ -47,6 +49,9 @@ class DataStream {
   // Any thread.
   bool peer_liveness(PeerLiveness* liveness) const { return bytes_->peer_liveness(liveness); }
 
+  // Before it is driven.
+  void set_stats(StreamStats stats) { stats_ = std::move(stats); }
+
   int fd() const { return bytes_->fd(); }
   int index() const { return index_; }
   void shutdown() { bytes_->shutdown(); }
@@ -73,6 +78,8 @@ class DataStream {
   bool is_broken() const { return bytes_->is_broken(); }
   bool has_peer_ended() const { return peer_ended_; }
   void set_blocked(bool blocked) { blocked_.store(blocked, std::memory_order_relaxed); }
+
+  StreamStats stats_;
 
  private:
   const std::unique_ptr<ByteStream> bytes_;

@@ -7,6 +7,7 @@ namespace bagua_net {
 
 struct ListenComm {
   RandomId id{};
+  int device = 0;
 };
 
 }  // namespace bagua_net

@@ -12,18 +12,19 @@ constexpr std::size_t kMediumBytes = 16384;
 
 }  // namespace
 
-Status RecvComm::create(EstablishedConnection connection, WorkerPool* pool, std::unique_ptr<RecvComm>* comm) {
+Status RecvComm::create(EstablishedConnection connection, WorkerPool* pool, std::unique_ptr<RecvComm>* comm,
+                        CommStats stats) {
   std::vector<std::unique_ptr<ByteStream>> streams;
   for (OwnedFd& socket : connection.sockets) streams.push_back(make_tcp_byte_stream(std::move(socket)));
   return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), pool, comm,
-                connection.same_host ? Path::kWithinHost : Path::kBetweenHosts);
+                connection.same_host ? Path::kWithinHost : Path::kBetweenHosts, std::move(stats));
 }
 
 Status RecvComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
                         std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm,
-                        Path path) {
+                        Path path, CommStats stats) {
   std::unique_ptr<RecvComm> created(
-      new RecvComm(std::move(peer), Direction::kReceive, path, pool, std::move(arrivals)));
+      new RecvComm(std::move(peer), Direction::kReceive, path, pool, std::move(arrivals), std::move(stats)));
   created->first_streams_ = static_cast<int>(streams.size());
   BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
   *comm = std::move(created);
@@ -46,6 +47,7 @@ Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* regist
   for (int index = 0; parked != 0; ++index, parked >>= 1) {
     if ((parked & 1) != 0) kick(index);
   }
+  stats_.posted(posted->number_);
   // The calling thread's own streams are looked at by the next test: posting stays cheap.
   *request = posted;
   return Status::ok();
@@ -73,6 +75,7 @@ Status RecvComm::check_progress_possible() {
 void RecvComm::on_finished(const Request& request) {
   // The sender is about to wake its workers, for the same reason.
   const std::size_t bytes = request.message_bytes_;
+  stats_.add_received(bytes);
   if (bytes > kLargeBytes || (bytes > kMediumBytes && ThreadLoad::of_this_thread().is_busy())) {
     rouse_workers((bytes + kLargeBytes - 1) / kLargeBytes);
   }

@@ -10,11 +10,12 @@ namespace bagua_net {
 
 class RecvComm final : public Comm {
  public:
-  static Status create(EstablishedConnection connection, WorkerPool* pool, std::unique_ptr<RecvComm>* comm);
+  static Status create(EstablishedConnection connection, WorkerPool* pool, std::unique_ptr<RecvComm>* comm,
+                       CommStats stats = {});
   // The same over any byte streams: what create() does with sockets, and the tests with fakes.
   static Status create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
                        std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm,
-                       Path path = Path::kWithinHost);
+                       Path path = Path::kWithinHost, CommStats stats = {});
   ~RecvComm() override { stop_streams(); }
 
   // *request == nullptr: no room now, call again.

@@ -14,7 +14,11 @@ std::uint32_t RecvStream::poll_flags() const { return EPOLLIN | EPOLLRDHUP | EPO
 Status RecvStream::open_chunk() {
   BAGUA_NET_RETURN_IF_ERROR(decode_frame_header(staging_.data() + staging_begin_, &header_));
   BAGUA_NET_RETURN_IF_ERROR(table_->find(header_, index(), &request_));
-  if (request_ == nullptr) return Status::ok();
+  if (request_ == nullptr) {
+    stats_.park();
+    return Status::ok();
+  }
+  stats_.resume();
   was_used_ = true;
   staging_begin_ += kFrameHeaderBytes;
   destination_ = request_->data_ + header_.offset;
@@ -42,6 +46,7 @@ Status RecvStream::finish_chunk() {
     received_bytes_ += header_.payload_bytes;
     send_acknowledgement();
   }
+  stats_->chunks.add(1);
   request_->chunk_moved(header_.payload_bytes, header_.message_bytes);
   request_ = nullptr;
   return Status::ok();
@@ -71,6 +76,7 @@ StreamProgress RecvStream::end_of_input() {
                                      ": its process ended or aborted; see that rank's log"));
   }
   ended_ = true;
+  stats_.set_state(StreamState::kEnded);
   on_end_();
   return StreamProgress::kEnded;
 }
@@ -121,6 +127,7 @@ StreamProgress RecvStream::progress(std::size_t budget) {
     }
     const auto bytes = static_cast<std::size_t>(received);
     moved += bytes;
+    stats_->bytes.add(bytes);
     // Fewer bytes than asked for: the socket is empty, and the poller tells of the next ones. It has told of the end.
     drained = bytes < asked && !has_peer_ended();
     if (in_payload()) {

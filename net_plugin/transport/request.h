@@ -65,6 +65,9 @@ class Request {
   std::atomic<bool> done_{false};
   bool in_use_ = false;   // calling thread only
   bool striped_ = false;  // calling thread only; send: workers move it
+  // Send: when workers with nothing else to do were given it; 0: others were before it, or no socket had room. Before
+  // it is published.
+  std::int64_t handed_over_ns_ = 0;
 };
 
 }  // namespace bagua_net

@@ -25,9 +25,9 @@ constexpr int kUnansweredTransmissions = 3;
 }  // namespace
 
 SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
-                   std::size_t streams)
+                   std::size_t streams, CommStats stats)
     : Comm(std::move(peer), Direction::kSend, policy.measures_rates ? Path::kBetweenHosts : Path::kWithinHost, pool,
-           std::move(arrivals)),
+           std::move(arrivals), std::move(stats)),
       policy_(std::move(policy)),
       first_streams_(streams),
       workers_own_stripes_(pool->size() > 0 && streams > 1),
@@ -40,19 +40,20 @@ SendComm::~SendComm() {
 }
 
 Status SendComm::create(EstablishedConnection connection, SendPolicy policy, WorkerPool* pool,
-                        std::unique_ptr<SendComm>* comm) {
+                        std::unique_ptr<SendComm>* comm, CommStats stats) {
   std::vector<std::unique_ptr<ByteStream>> streams;
   for (OwnedFd& socket : connection.sockets) streams.push_back(make_tcp_byte_stream(std::move(socket)));
   policy.max_chunk_bytes = connection.max_chunk_bytes;
   return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), std::move(policy), pool,
-                comm);
+                comm, std::move(stats));
 }
 
 Status SendComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
                         std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
-                        std::unique_ptr<SendComm>* comm) {
+                        std::unique_ptr<SendComm>* comm, CommStats stats) {
   const std::size_t count = streams.size();
-  std::unique_ptr<SendComm> created(new SendComm(std::move(peer), std::move(arrivals), std::move(policy), pool, count));
+  std::unique_ptr<SendComm> created(
+      new SendComm(std::move(peer), std::move(arrivals), std::move(policy), pool, count, std::move(stats)));
   BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
   created->follow_target(count, 0);
   *comm = std::move(created);
@@ -93,13 +94,22 @@ Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* 
   // The schedulers only read through this pointer.
   posted->start(this, next_number_++, const_cast<void*>(data), bytes, registration);
   posted->striped_ = should_stripe(bytes);
+  stats_.add_sent(bytes, posted->striped_);
+  stats_.posted(posted->number_);
+  posted->handed_over_ns_ = 0;
   if (!posted->striped_) {
     own_chunks_.push(posted);
     drive_own_streams();
-    if (wants_workers(bytes)) rouse_workers(chunks_in(bytes));
+    if (wants_workers(bytes)) {
+      rouse_workers(chunks_in(bytes));
+      stats_->kept_from_asleep.add(1);
+    }
   } else {
+    const std::int64_t now_ns = monotonic_ns();
+    if (striped_under_way_++ == 0 && !all_streams_are_full()) posted->handed_over_ns_ = now_ns;
+    (has_awake_worker() ? stats_->handed_to_awake : stats_->handed_to_asleep).add(1);
     const std::size_t waiting = striped_chunks_.push(posted);
-    ThreadLoad::of_this_thread().add_handed_over(bytes, monotonic_ns());
+    ThreadLoad::of_this_thread().add_handed_over(bytes, now_ns);
     kick_streams(waiting);
   }
   *request = posted;
@@ -128,6 +138,7 @@ void SendComm::watch_growth() {
   const bool waits = large_under_way_ > 0 || all_streams_are_full();
   if (large_under_way_++ == 0) policy_.growth->begin_busy(now_ns);
   policy_.growth->add_posted(waits);
+  stats_.set_growth(policy_.growth->target(), policy_.growth->trials(), policy_.growth->gains());
   const auto target = static_cast<std::size_t>(std::min(policy_.growth->target(), policy_.most_streams));
   follow_target(std::max(target, first_streams_), now_ns);
 }
@@ -180,6 +191,7 @@ Status SendComm::check_progress_possible() {
   answered_ms_.resize(send_streams_.size(), now_ms);
   check_liveness_ms_ = now_ms + kLivenessCheckMs;
   for (std::size_t index = 0; index < send_streams_.size(); ++index) {
+    send_streams_[index]->sample_delivery();
     PeerLiveness liveness;
     if (!send_streams_[index]->peer_liveness(&liveness) || liveness.transmissions == 0) {
       answered_ms_[index] = now_ms;
@@ -205,6 +217,7 @@ Status SendComm::check_progress_possible() {
 }
 
 void SendComm::on_finished(const Request& request) {
+  if (request.striped_) --striped_under_way_;
   if (policy_.growth == nullptr || !is_large(request.capacity_)) return;
   const std::int64_t now_ns = monotonic_ns();
   policy_.growth->add_sent(request.capacity_, now_ns);

@@ -31,11 +31,11 @@ struct SendPolicy {
 class SendComm final : public Comm {
  public:
   static Status create(EstablishedConnection connection, SendPolicy policy, WorkerPool* pool,
-                       std::unique_ptr<SendComm>* comm);
+                       std::unique_ptr<SendComm>* comm, CommStats stats = {});
   // The same over any byte streams: what create() does with sockets, and the tests with fakes.
   static Status create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
                        std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
-                       std::unique_ptr<SendComm>* comm);
+                       std::unique_ptr<SendComm>* comm, CommStats stats = {});
   ~SendComm() override;
 
   // *request == nullptr: no room now, call again.
@@ -43,7 +43,7 @@ class SendComm final : public Comm {
 
  private:
   SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
-           std::size_t streams);
+           std::size_t streams, CommStats stats);
 
   std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) override;
   bool has_own_work(const Request& request) const override;
@@ -75,6 +75,7 @@ class SendComm final : public Comm {
   std::size_t in_use_ = 0;                 // of them, from the first on
   std::size_t known_streams_ = 0;          // when in_use_ was set
   std::size_t large_under_way_ = 0;
+  std::size_t striped_under_way_ = 0;
   std::size_t asked_for_ = 0;      // streams in all, those that are here included
   std::int64_t ask_again_ns_ = 0;  // when to give up on those that did not come
   std::int64_t check_liveness_ms_ = 0;

@@ -38,7 +38,10 @@ Pull SendStream::pull() {
   if (pulled != Pull::kPassedOver) return pulled;
   // It may have delivered more than it knows.
   if (look_at_delivery(monotonic_ns() - kLookAgainNs)) pulled = scheduler_->pull(index(), backlog_, &chunk_, &better);
-  if (pulled == Pull::kPassedOver) kick_(better);
+  if (pulled == Pull::kPassedOver) {
+    stats_->deferred.add(1);
+    kick_(better);
+  }
   return pulled;
 }
 
@@ -48,6 +51,10 @@ bool SendStream::take_chunk() {
   if (pulled != Pull::kChunk) {
     chunk_.request = nullptr;
     return false;
+  }
+  if (chunk_.request->handed_over_ns_ != 0 && chunk_.offset == 0) {
+    stats_->worker_waits.add(1);
+    stats_->worker_wait_ns.add(static_cast<std::uint64_t>(monotonic_ns() - chunk_.request->handed_over_ns_));
   }
   backlog_.under_way += chunk_.bytes;
   backlog_.unsent += chunk_.bytes;
@@ -81,7 +88,25 @@ bool SendStream::look_at_delivery(std::int64_t not_since_ns) {
   backlog_.unsent = delivery.unsent_bytes;
   rate_estimator_.look(delivery, now_ns);
   scheduler_->set_pace(index(), rate_estimator_.pace());
+  stats_.slot().estimated_bytes_per_s.set(static_cast<std::uint64_t>(1e9 * rate_estimator_.pace().bytes_per_ns));
+  show(delivery, now_ns);
   return true;
+}
+
+void SendStream::show(const Delivery& delivery, std::int64_t now_ns) const {
+  stats_->retransmits.set(delivery.retransmits);
+  stats_->busy_us.set(static_cast<std::uint64_t>(delivery.busy_us));
+  stats_->peer_window_us.set(static_cast<std::uint64_t>(delivery.peer_window_us));
+  stats_->socket_buffer_us.set(static_cast<std::uint64_t>(delivery.socket_buffer_us));
+  StreamSlot& slot = stats_.slot();
+  slot.round_trip_us.set(static_cast<std::uint64_t>(delivery.round_trip_us));
+  slot.least_round_trip_us.set(static_cast<std::uint64_t>(delivery.least_round_trip_us));
+  slot.sampled_ms.set(static_cast<std::uint64_t>(now_ns / 1'000'000));
+}
+
+void SendStream::sample_delivery() const {
+  Delivery delivery;
+  if (this->delivery(&delivery)) show(delivery, monotonic_ns());
 }
 
 StreamProgress SendStream::progress(std::size_t budget) {
@@ -106,16 +131,19 @@ StreamProgress SendStream::progress(std::size_t budget) {
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
         return fail(Status::remote_error(Status::system_error("send", errno).message()));
       }
+      stats_->full.add(1);
       set_blocked(true);
       return StreamProgress::kBlocked;
     }
     moved += static_cast<std::size_t>(written);
     written_ += static_cast<std::size_t>(written);
     written_ever_ += static_cast<std::uint64_t>(written);
+    stats_->bytes.add(static_cast<std::uint64_t>(written));
     if (written_ == kFrameHeaderBytes + chunk_.bytes) {
       end_chunk();
     } else if (!chunk_zero_copy_) {
       // A short write means a full socket buffer, and the kernel then tells the poller when there is room.
+      stats_->full.add(1);
       set_blocked(true);
       return StreamProgress::kBlocked;
     }
@@ -141,6 +169,8 @@ ssize_t SendStream::write_chunk() {
 }
 
 void SendStream::end_chunk() {
+  stats_->chunks.add(1);
+  if (chunk_zero_copy_) stats_->zero_copy_bytes.add(chunk_.bytes);
   if (waits_for_acknowledgement_) {
     unacknowledged_.add(chunk_);
   } else {

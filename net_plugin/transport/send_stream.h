@@ -30,6 +30,8 @@ class SendStream final : public DataStream {
   std::uint32_t poll_flags() const override;
   void abandon() override;
   using DataStream::reset;  // once no driver will come again
+  // Asks the kernel how the connection is, for the statistics. Any thread.
+  void sample_delivery() const;
 
   // A stream that is not in use finishes its chunk and takes no other. Any thread.
   void set_in_use(bool in_use) { in_use_.store(in_use, std::memory_order_relaxed); }
@@ -44,6 +46,7 @@ class SendStream final : public DataStream {
   Pull pull();
   // False: it has looked since then, or the stream cannot tell.
   bool look_at_delivery(std::int64_t not_since_ns);
+  void show(const Delivery& delivery, std::int64_t now_ns) const;
 
   ChunkScheduler* const scheduler_;
   const std::function<void(int stream)> kick_;

@@ -75,6 +75,7 @@ void StreamGrowth::close_window(std::int64_t now_ns) {
 }
 
 void StreamGrowth::begin_trial(double rate) {
+  trials_.fetch_add(1, std::memory_order_relaxed);
   former_rate_ = rate;
   former_target_ = target();
   trial_target_ = std::min(2 * former_target_, most_);
@@ -86,6 +87,7 @@ void StreamGrowth::end_trial(bool gained, std::int64_t now_ns) {
   phase_ = Phase::kWatching;
   target_.store(gained ? trial_target_ : former_target_, std::memory_order_relaxed);
   if (gained) {
+    gains_.fetch_add(1, std::memory_order_relaxed);
     pause_ns_ = 0;
     return;
   }

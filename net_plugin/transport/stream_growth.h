@@ -29,6 +29,10 @@ class StreamGrowth {
   // Connections that a comm should use now.
   int target() const { return target_.load(std::memory_order_relaxed); }
 
+  // Trials of more connections ever, and those that gained.
+  std::uint32_t trials() const { return trials_.load(std::memory_order_relaxed); }
+  std::uint32_t gains() const { return gains_.load(std::memory_order_relaxed); }
+
   // A comm begins to have large messages under way, or has none any more.
   void begin_busy(std::int64_t now_ns);
   void end_busy(std::int64_t now_ns);
@@ -56,6 +60,8 @@ class StreamGrowth {
 
   const int most_;
   std::atomic<int> target_;
+  std::atomic<std::uint32_t> trials_{0};
+  std::atomic<std::uint32_t> gains_{0};
   std::mutex mutex_;  // guards everything below
   Phase phase_ = Phase::kWatching;
   int busy_comms_ = 0;

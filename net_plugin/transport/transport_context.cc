@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log_sink.h"
 #include "os/cpu_budget.h"
 
 namespace bagua_net {
@@ -70,7 +71,13 @@ TransportContext::TransportContext(const PluginConfig& config, std::vector<Devic
     : config_(config),
       devices_(std::move(devices)),
       settings_(handshake_settings(config, workers)),
-      pool_(workers, config.spin_us, affinity, workers_between_hosts(config, devices_, workers)) {}
+      pool_(workers, config.spin_us, affinity, workers_between_hosts(config, devices_, workers)),
+      stats_(std::make_shared<StatsPage>(config.stats, job_position(process_environment()), settings_.host_name,
+                                         workers)) {
+  if (!stats_->failure().empty()) {
+    BAGUA_NET_INFO("`bagua-net stats` cannot show this process: " + stats_->failure());
+  }
+}
 
 TransportContext::~TransportContext() {
   comms_.clear();  // before the pool: each takes its streams away from the workers
@@ -95,6 +102,12 @@ Status TransportContext::check_device(int device) const {
                                   std::to_string(devices_.size() - 1));
 }
 
+CommStats TransportContext::comm_stats(CommDirection direction, int device,
+                                       const EstablishedConnection& connection) const {
+  return CommStats(stats_,
+                   {direction, connection.same_host, devices_[static_cast<std::size_t>(device)].name, connection.peer});
+}
+
 Status TransportContext::listen(int device, std::uint8_t* handle, ListenComm** listen_comm) {
   *listen_comm = nullptr;
   BAGUA_NET_RETURN_IF_ERROR(check_device(device));
@@ -102,6 +115,7 @@ Status TransportContext::listen(int device, std::uint8_t* handle, ListenComm** l
   ConnectionService* connections = nullptr;
   BAGUA_NET_RETURN_IF_ERROR(service(&connections));
   auto created = std::make_unique<ListenComm>();
+  created->device = device;
   BAGUA_NET_RETURN_IF_ERROR(
       connections->listen(devices_[static_cast<std::size_t>(device)].interface, handle, &created->id));
   *listen_comm = created.get();
@@ -122,7 +136,9 @@ Status TransportContext::connect(int device, std::uint8_t* handle, SendComm** co
   if (!ready) return Status::ok();
   SendPolicy policy = send_policy(device, connection);
   std::unique_ptr<SendComm> created;
-  BAGUA_NET_RETURN_IF_ERROR(SendComm::create(std::move(connection), std::move(policy), &pool_, &created));
+  CommStats stats = comm_stats(CommDirection::kSend, device, connection);
+  BAGUA_NET_RETURN_IF_ERROR(
+      SendComm::create(std::move(connection), std::move(policy), &pool_, &created, std::move(stats)));
   *comm = created.get();
   comms_.emplace(*comm, std::move(created));
   return Status::ok();
@@ -156,7 +172,8 @@ Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
   BAGUA_NET_RETURN_IF_ERROR(connections->accept(listen_comm->id, &ready, &connection));
   if (!ready) return Status::ok();
   std::unique_ptr<RecvComm> created;
-  BAGUA_NET_RETURN_IF_ERROR(RecvComm::create(std::move(connection), &pool_, &created));
+  CommStats stats = comm_stats(CommDirection::kReceive, listen_comm->device, connection);
+  BAGUA_NET_RETURN_IF_ERROR(RecvComm::create(std::move(connection), &pool_, &created, std::move(stats)));
   *comm = created.get();
   comms_.emplace(*comm, std::move(created));
   return Status::ok();

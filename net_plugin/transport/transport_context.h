@@ -19,6 +19,7 @@
 
 #include "base/status.h"
 #include "config/plugin_config.h"
+#include "stats/stats_page.h"
 #include "transport/comm.h"
 #include "transport/connection_service.h"
 #include "transport/device.h"
@@ -42,6 +43,7 @@ class TransportContext {
 
   const std::vector<Device>& devices() const { return devices_; }
   int worker_count() const { return pool_.size(); }
+  const StatsPage& stats() const { return *stats_; }
 
   // Fills handle[kHandleBytes]. The listen comm yields one connection.
   Status listen(int device, std::uint8_t* handle, ListenComm** listen_comm);
@@ -65,6 +67,7 @@ class TransportContext {
   // The running connection service, started if need be. With mutex_ held.
   Status service(ConnectionService** service);
   Status check_device(int device) const;
+  CommStats comm_stats(CommDirection direction, int device, const EstablishedConnection& connection) const;
   // How a send comm over this connection sends. With mutex_ held.
   SendPolicy send_policy(int device, const EstablishedConnection& connection);
   // Ends the threads if nothing is open any more. With mutex_ held.
@@ -74,6 +77,7 @@ class TransportContext {
   const std::vector<Device> devices_;
   HandshakeSettings settings_;
   WorkerPool pool_;
+  const std::shared_ptr<StatsPage> stats_;
   std::mutex mutex_;  // guards everything below
   std::unique_ptr<ConnectionService> service_;
   std::map<std::string, StreamGrowth> growth_;  // by interface name; outlives the comms

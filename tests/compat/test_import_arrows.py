@@ -23,10 +23,12 @@ PLUGIN = REPOSITORY / "net_plugin"
 
 # Third-party packages that the torch-free part may use where a function needs them; their absence is an error of that
 # function alone, which names the remedy.
-LAZY_THIRD_PARTY = {"torch", "matplotlib", "rich", "flask", "werkzeug"}
+LAZY_THIRD_PARTY = {"torch", "matplotlib", "prometheus_client", "rich", "textual", "flask", "werkzeug"}
 # Modules of worker processes, which are about torch from end to end: they may import it at the top, and everything else
 # may import them only lazily.
 TORCH_MODULES = {"bagua.net.bench.nccl_ab.gpu_collectives"}
+# The same for the screen of `bagua-net top`.
+SCREEN_MODULES = {"bagua.net.top.app"}
 # Root files that load neither torch nor the compiled extension.
 ROOT_FILES = {"bagua", "bagua.version", "bagua.env", "bagua.bagua_define"}
 
@@ -176,12 +178,17 @@ def test_root_files_import_only_the_standard_library_at_import_time() -> None:
 )
 def test_net_and_cli_load_only_the_standard_library(path: Path) -> None:
     about_torch = module_name(path) in TORCH_MODULES
+    about_screen = module_name(path) in SCREEN_MODULES
     for one in imports_of_file(path):
         top = one.module.split(".")[0]
         where = f"{path.relative_to(REPOSITORY)}:{one.line} imports {one.module}"
         if any(one.is_of(module) for module in TORCH_MODULES):
             assert one.lazy or about_torch, f"{where} at import time, and with it torch; import it inside a function"
+        if any(one.is_of(module) for module in SCREEN_MODULES):
+            assert one.lazy, f"{where} at import time, and with it textual; import it inside a function"
         if top in sys.stdlib_module_names or top == "bagua" or (about_torch and top == "torch"):
+            continue
+        if about_screen and top in {"rich", "textual"}:
             continue
         assert top in LAZY_THIRD_PARTY, (
             f"{where}, which is neither of the standard library nor of {sorted(LAZY_THIRD_PARTY)}"
@@ -194,13 +201,13 @@ import importlib.abc, sys
 
 class Blocked(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"torch", "numpy", "matplotlib", "rich"}:
+        if name.split(".")[0] in {"torch", "numpy", "matplotlib", "prometheus_client", "rich", "textual"}:
             raise ImportError(f"{name} is blocked")
 
 sys.meta_path.insert(0, Blocked())
 for module in sys.argv[1:]:
     __import__(module)
-third_party = {"torch", "numpy", "matplotlib", "rich"} & set(sys.modules)
+third_party = {"torch", "numpy", "matplotlib", "prometheus_client", "rich", "textual"} & set(sys.modules)
 assert not third_party, third_party
 """
 
@@ -209,6 +216,7 @@ assert not third_party, third_party
     "module",
     [
         *("bagua", "bagua.env", "bagua.net", "bagua.net.autoload", "bagua.cli.net", "bagua.cli.net_bench"),
+        *("bagua.net.stats", "bagua.net.top.sources", "bagua.net.exporter.collector"),
         *("bagua.distributed.launch", "bagua.distributed.run", "bagua.script.baguarun"),
         *("bagua.service", "bagua.bagua_define", "bagua.tuning.memory", "bagua.cli.main"),
     ],
@@ -253,9 +261,10 @@ CPP_ALLOWED: dict[str, set[str]] = {
     "config": {"base"},
     "wire": {"base"},
     "os": {"base"},
-    "transport": {"base", "config", "wire", "os"},
-    "abi": {"base", "config", "wire", "os", "transport"},
-    "python": {"base", "config", "wire", "os", "transport"},
+    "stats": {"base"},
+    "transport": {"base", "config", "wire", "os", "stats"},
+    "abi": {"base", "config", "wire", "os", "stats", "transport"},
+    "python": {"base", "config", "wire", "os", "stats", "transport"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 # Of the plugin's code the load driver shares the definitions of the table, plain values and socket options: nothing

@@ -54,6 +54,7 @@ TEST_CASE(nothing_set_gives_the_defaults) {
   CHECK_EQ(config.inline_bytes, defaults.inline_bytes);
   CHECK_EQ(config.max_chunk_bytes, defaults.max_chunk_bytes);
   CHECK(config.zero_copy);
+  CHECK(config.stats);
   CHECK(config.congestion_control == CongestionControl::kAuto);
 }
 
@@ -72,6 +73,7 @@ TEST_CASE(every_knob_reaches_its_own_member) {
                                       {"BAGUA_NET_HANDSHAKE_TIMEOUT_MS", "1313"},
                                       {"BAGUA_NET_KEEPALIVE_S", "14"},
                                       {"BAGUA_NET_ZERO_COPY", "0"},
+                                      {"BAGUA_NET_STATS", "0"},
                                       {"BAGUA_NET_SOCKET_BUFFER", "71234"},
                                       {"BAGUA_NET_CONGESTION_CONTROL", "bbr"}});
   CHECK(!config.enabled);
@@ -87,9 +89,10 @@ TEST_CASE(every_knob_reaches_its_own_member) {
   CHECK_EQ(config.handshake_timeout_ms, 1313);
   CHECK_EQ(config.keepalive_s, 14);
   CHECK(!config.zero_copy);
+  CHECK(!config.stats);
   CHECK_EQ(config.socket_buffer_bytes, 71234);
   CHECK(config.congestion_control == CongestionControl::kBbr);
-  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{15});
+  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{16});
 }
 
 // What a row says is the default is read back as the default, and setting it changes nothing.
@@ -114,6 +117,7 @@ TEST_CASE(described_defaults_are_the_defaults) {
   CHECK_EQ(config.handshake_timeout_ms, defaults.handshake_timeout_ms);
   CHECK_EQ(config.keepalive_s, defaults.keepalive_s);
   CHECK_EQ(config.zero_copy, defaults.zero_copy);
+  CHECK_EQ(config.stats, defaults.stats);
   CHECK_EQ(config.socket_buffer_bytes, defaults.socket_buffer_bytes);
   CHECK(config.congestion_control == defaults.congestion_control);
 }

@@ -1,0 +1,105 @@
+"""`bagua-net top`: a live view of one or several hosts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bagua.cli.errors import EXIT_FAILURE, EXIT_USAGE, CommandError
+from bagua.cli.net_stats import interval
+
+if TYPE_CHECKING:
+    from bagua.cli.parsers import Subcommands
+    from bagua.net.top.sources import Source
+
+_JSON_DEADLINE_S = 30.0
+
+
+def add_parser(subcommands: Subcommands) -> None:
+    parser = subcommands.add_parser(
+        "top",
+        help="watch one or several hosts in the terminal",
+        description="Shows rates, connections, retransmits and stalls by process, peer and device, live. Keys: q "
+        "quits, space pauses, a letter sorts (n rate now, a average, r rank, p peer, s stalled, t retransmits, "
+        "l lost streams, u round trip, c CPU, o oldest request), v reverses.",
+    )
+    parser.add_argument(
+        "--hosts",
+        metavar="LIST",
+        help="hosts separated by commas, on which `bagua-net stats` is run over ssh (default: this host)",
+    )
+    parser.add_argument(
+        "--remote-command",
+        metavar="COMMAND",
+        help="how to call bagua-net on the hosts (default: the path that it has here)",
+    )
+    parser.add_argument("--interval", type=interval, default=1.0, metavar="S", help="seconds between updates")
+    parser.add_argument("--json", action="store_true", help="print one report per host as JSON, and end")
+    parser.set_defaults(execute=execute)
+
+
+def execute(options: argparse.Namespace) -> int:
+    if not options.json:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise CommandError(
+                "stdin or stdout is not a terminal.\n`bagua-net top` draws on one.\n"
+                "Use `bagua-net stats --watch`, or --json.",
+                EXIT_USAGE,
+            )
+        try:
+            import textual  # noqa: F401
+        except ImportError as error:
+            raise CommandError(
+                f"`bagua-net top` needs the package textual: {error}.\nIt is not installed in {sys.prefix}.\n"
+                "Install it with: pip install 'bagua[top]'. `bagua-net stats --watch` works without."
+            ) from error
+    sources = _sources(options)
+    try:
+        return _print_json(sources) if options.json else _watch(sources, options.interval)
+    finally:
+        for source in sources:
+            source.close()
+
+
+def _sources(options: argparse.Namespace) -> list[Source]:
+    from bagua.net.top.sources import LocalSource, SshSource, checked_hosts
+
+    if options.hosts is None:
+        return [LocalSource(options.interval)]
+    try:
+        hosts = checked_hosts(options.hosts)
+    except ValueError as error:
+        raise CommandError(f"--hosts {options.hosts}: {error}", EXIT_USAGE) from error
+    command = options.remote_command or str(Path(sys.argv[0]).resolve())
+    return [SshSource(host, options.interval, command) for host in hosts]
+
+
+def _watch(sources: list[Source], interval_s: float) -> int:
+    from bagua.net.top.app import TopApp
+
+    app = TopApp(sources, interval_s)
+    app.run()
+    return app.return_code or 0
+
+
+def _print_json(sources: list[Source]) -> int:
+    """The second report of each host: the first has no rates."""
+    deadline = time.monotonic() + _JSON_DEADLINE_S
+    code = 0
+    for source in sources:
+        state = source.state()
+        while time.monotonic() < deadline and state.problem is None:
+            if state.report is not None and state.report.interval_s is not None:
+                break
+            time.sleep(0.02)
+            state = source.state()
+        if state.report is None or state.problem is not None:
+            print(f"bagua-net top: {state.name}: {state.problem or 'no report within 30 s'}", file=sys.stderr)
+            code = EXIT_FAILURE
+        if state.report is not None:
+            print(json.dumps(state.report.as_json()))
+    return code

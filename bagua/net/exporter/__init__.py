@@ -1,0 +1,1 @@
+"""`bagua-net exporter`: the statistics of a host's processes for Prometheus."""

@@ -1,0 +1,117 @@
+"""Between the metrics and prometheus_client, which is imported by the functions that need it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from bagua.net.exporter.metrics import SIZES_HELP, SIZES_NAME, families_of, size_histograms
+from bagua.net.exporter.peer_sums import PeerSums
+from bagua.net.stats import HostReport, report, snapshot
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Metric
+
+# Of the old push: a Pushgateway, which Prometheus scrapes.
+PUSH_VARIABLE = "BAGUA_NET_PROMETHEUS_ADDRESS"
+PUSH_JOB = "bagua_net"
+_PUSH_TIMEOUT_S = 10.0
+
+
+def host_report() -> HostReport:
+    return report(None, snapshot())
+
+
+class HostCollector:
+    """Reads the pages anew for every scrape. Several may come at once."""
+
+    def __init__(self, read: Callable[[], HostReport] = host_report) -> None:
+        self._read = read
+        self._lock = threading.Lock()  # guards _peers
+        self._peers = PeerSums()
+
+    def as_json(self) -> dict[str, Any]:
+        read = self._read()
+        with self._lock:
+            families = families_of(read, self._peers)
+        sizes = {"name": SIZES_NAME, "type": "histogram", "help": SIZES_HELP}
+        return {
+            "host": read.host,
+            "metrics": [
+                *(family.as_json() for family in families),
+                {**sizes, "samples": [one.as_json() for one in size_histograms(read)]},
+            ],
+        }
+
+    def collect(self) -> Iterable[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        read = self._read()
+        with self._lock:
+            families = families_of(read, self._peers)
+        for family in families:
+            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+            metric = kind(family.name, family.help, labels=family.label_names)
+            for sample in family.samples:
+                metric.add_metric(sample.labels, sample.value)
+            yield metric
+        sizes = HistogramMetricFamily(SIZES_NAME, SIZES_HELP, labels=("rank", "pid"))
+        for one in size_histograms(read):
+            sizes.add_metric(one.labels, one.buckets, one.sum)
+        yield sizes
+
+
+def registry_of(collector: HostCollector) -> CollectorRegistry:
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return registry
+
+
+@dataclass(frozen=True)
+class PushAddress:
+    url: str
+    user: str | None
+    password: str | None
+
+    @classmethod
+    def parsed(cls, text: str) -> PushAddress:
+        """Of "user:password@host:port", as the old bagua-net has it, or a URL.
+
+        Raises:
+            ValueError: it names no host.
+        """
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        if not parts.hostname or parts.scheme not in ("http", "https"):
+            raise ValueError("it is not user:password@host:port or an http URL")
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        port = f":{parts.port}" if parts.port is not None else ""
+        password = None if parts.password is None else unquote(parts.password)
+        user = None if parts.username is None else unquote(parts.username)
+        return cls(f"{parts.scheme}://{host}{port}{parts.path}", user, password)
+
+    def push(self, registry: CollectorRegistry) -> None:
+        """Replaces what this host pushed before.
+
+        Raises:
+            OSError: the gateway does not answer, or refuses.
+        """
+        from prometheus_client import push_to_gateway
+        from prometheus_client.exposition import basic_auth_handler, default_handler
+
+        def authorized(url: str, method: str, timeout: float | None, headers: Any, data: bytes) -> Any:
+            return basic_auth_handler(url, method, timeout, headers, data, self.user, self.password)
+
+        push_to_gateway(
+            self.url,
+            job=PUSH_JOB,
+            registry=registry,
+            grouping_key={"instance": socket.gethostname()},
+            timeout=_PUSH_TIMEOUT_S,
+            handler=default_handler if self.user is None else authorized,
+        )

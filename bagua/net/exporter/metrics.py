@@ -1,0 +1,193 @@
+"""The metrics of a host, in the terms of Prometheus but without its library.
+
+Labels stay few: a process is its rank and pid, a peer is an address, and of one process at most MAX_PEERS have a name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from bagua.net.exporter.peer_sums import PeerKey, PeerSums, rank_label
+from bagua.net.stats.layout import SIZE_CLASSES
+from bagua.net.stats.reports import HostReport, ProcessReport
+
+Labels = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sample:
+    labels: Labels
+    value: float
+
+
+@dataclass(frozen=True)
+class Family:
+    name: str  # of a counter without "_total", which the library adds
+    kind: Literal["counter", "gauge"]
+    help: str
+    label_names: Labels
+    samples: list[Sample] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        samples = [
+            {"labels": dict(zip(self.label_names, one.labels, strict=True)), "value": one.value} for one in self.samples
+        ]
+        suffix = "_total" if self.kind == "counter" else ""
+        return {"name": self.name + suffix, "type": self.kind, "help": self.help, "samples": samples}
+
+
+@dataclass(frozen=True)
+class SizeHistogram:
+    """Messages by size of one process: counts up to and including each bound, the last without one."""
+
+    labels: Labels
+    buckets: list[tuple[str, float]]
+    sum: float
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_PROCESS = ("rank", "pid")
+_PEER = ("rank", "pid", "peer", "device", "direction")
+SIZES_NAME = "bagua_net_message_size_bytes"
+SIZES_HELP = "Sizes of the messages sent and received."
+
+
+def families_of(report: HostReport, peers: PeerSums) -> list[Family]:
+    """`peers` is updated with the report."""
+    peers.update(report)
+    return [*_of_host(report), *_of_processes(report), *_of_peers(report, peers)]
+
+
+def size_histograms(report: HostReport) -> list[SizeHistogram]:
+    histograms = []
+    for process in report.processes:
+        count = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, messages in zip([*map(str, SIZE_CLASSES), "+Inf"], process.message_sizes, strict=True):
+            count += messages
+            buckets.append((bound, float(count)))
+        moved = process.sent_bytes + process.received_bytes
+        histograms.append(SizeHistogram(_labels(process), buckets, float(moved)))
+    return histograms
+
+
+def _of_host(report: HostReport) -> list[Family]:
+    def gauge(name: str, text: str, value: float) -> Family:
+        return Family(f"bagua_net_{name}", "gauge", text, (), [Sample((), value)])
+
+    info = Family(
+        "bagua_net_process_info", "gauge", "1 for each process that uses Bagua-Net.", (*_PROCESS, "version", "workers")
+    )
+    for process in report.processes:
+        info.samples.append(Sample((*_labels(process), process.plugin_version, str(process.workers)), 1.0))
+    return [
+        gauge("processes", "Processes of this host that use Bagua-Net.", len(report.processes)),
+        gauge("processes_denied", "Processes that the exporter may not look at.", report.denied),
+        gauge("processes_unreadable", "Processes whose statistics cannot be read.", len(report.problems)),
+        info,
+    ]
+
+
+def _of_processes(report: HostReport) -> list[Family]:
+    def family(kind: Literal["counter", "gauge"], name: str, text: str, attribute: str, unknown: float = 0.0) -> Family:
+        values = ((process, getattr(process, attribute)) for process in report.processes)
+        samples = [Sample(_labels(one), unknown if value is None else float(value)) for one, value in values]
+        return Family(f"bagua_net_{name}", kind, text, _PROCESS, samples)
+
+    return [
+        _by("sent_bytes", "Bytes of messages sent.", "path", report, inline="inline_bytes", striped="striped_bytes"),
+        _by("sent_messages", "Messages sent.", "path", report, inline="inline_messages", striped="striped_messages"),
+        family("counter", "zero_copy_bytes", "Of the striped bytes, those sent without copying.", "zero_copy_bytes"),
+        family("counter", "received_bytes", "Bytes of messages received.", "received_bytes"),
+        family("counter", "received_messages", "Messages received.", "received_messages"),
+        family("counter", "retransmitted_segments", "TCP segments sent again.", "retransmits"),
+        family("counter", "comms_failed", "Comms that failed: a peer or the network was lost.", "comms_failed"),
+        family("counter", "comms_opened", "Comms opened.", "comms_opened"),
+        family("counter", "streams_lost", "Data streams lost.", "streams_lost"),
+        family("counter", "streams_joined", "Data streams that joined a comm after its start.", "streams_joined"),
+        family("counter", "checksum_errors", "Chunks with a wrong checksum.", "checksum_errors"),
+        family("counter", "resent_chunks", "Chunks sent again by Bagua-Net.", "resent_chunks"),
+        family("counter", "deferred_chunks", "Chunks left to a faster stream.", "deferred_chunks"),
+        family("counter", "io_thread_cpu_seconds", "CPU time of the I/O threads.", "worker_cpu_s"),
+        family("gauge", "streams", "Data streams that are open.", "streams_live"),
+        family("gauge", "requests_outstanding", "Requests that are not finished.", "outstanding"),
+        family("gauge", "oldest_request_seconds", "Age of the oldest of them; 0: none.", "oldest_request_s"),
+        _by(
+            "decisions",
+            "Decisions about who sends a message.",
+            "decision",
+            report,
+            handed_to_awake="handed_to_awake",
+            handed_to_asleep="handed_to_asleep",
+            kept_from_asleep="kept_from_asleep",
+            woken_ahead="wake_ups",
+        ),
+    ]
+
+
+def _by(name: str, text: str, label: str, report: HostReport, **attributes: str) -> Family:
+    samples = [
+        Sample((*_labels(process), value), float(getattr(process, attribute)))
+        for process in report.processes
+        for value, attribute in attributes.items()
+    ]
+    return Family(f"bagua_net_{name}", "counter", text, (*_PROCESS, label), samples)
+
+
+def _of_peers(report: HostReport, peers: PeerSums) -> list[Family]:
+    moved = Family("bagua_net_peer_bytes", "counter", "Bytes of messages, by peer.", _PEER)
+    messages = Family("bagua_net_peer_messages", "counter", "Messages, by peer.", _PEER)
+    retransmits = Family("bagua_net_peer_retransmitted_segments", "counter", "TCP segments sent again.", _PEER)
+    stalled = Family(
+        "bagua_net_peer_stalled_seconds",
+        "counter",
+        "Time that data waited, summed over data streams, by cause.",
+        (*_PEER, "cause"),
+    )
+    for key, counts in peers.items():
+        labels = _peer_labels(key)
+        moved.samples.append(Sample(labels, counts.bytes))
+        messages.samples.append(Sample(labels, counts.messages))
+        if key.direction == "send":
+            retransmits.samples.append(Sample(labels, counts.retransmits))
+            stalled.samples.append(Sample((*labels, "peer_not_reading"), counts.peer_not_reading_s))
+            stalled.samples.append(Sample((*labels, "network"), counts.network_s))
+            stalled.samples.append(Sample((*labels, "worker"), counts.worker_s))
+        else:
+            stalled.samples.append(Sample((*labels, "receive_not_posted"), counts.receive_not_posted_s))
+    return [moved, messages, retransmits, stalled, *_peer_gauges(report, peers)]
+
+
+def _peer_gauges(report: HostReport, peers: PeerSums) -> list[Family]:
+    streams: dict[PeerKey, float] = {}
+    oldest: dict[PeerKey, float] = {}
+    round_trips: dict[PeerKey, float] = {}
+    for process in report.processes:
+        for comm in process.comms:
+            key = peers.key_of(process, comm)
+            streams[key] = streams.get(key, 0.0) + comm.streams_live
+            oldest[key] = max(oldest.get(key, 0.0), comm.oldest_request_s or 0.0)
+            if comm.round_trip_s is not None:
+                round_trips[key] = max(round_trips.get(key, 0.0), comm.round_trip_s)
+    named = [
+        ("peer_streams", "Data streams that are open, by peer.", streams),
+        ("peer_oldest_request_seconds", "Age of the oldest request that is not finished; 0: none.", oldest),
+        ("peer_round_trip_seconds", "Round trip of the slowest data stream.", round_trips),
+    ]
+    return [
+        Family(
+            f"bagua_net_{name}", "gauge", text, _PEER, [Sample(_peer_labels(key), one) for key, one in values.items()]
+        )
+        for name, text, values in named
+    ]
+
+
+def _labels(process: ProcessReport) -> Labels:
+    return rank_label(process), str(process.pid)
+
+
+def _peer_labels(key: PeerKey) -> Labels:
+    return key.rank, key.pid, key.peer, key.device, key.direction

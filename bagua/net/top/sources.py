@@ -1,0 +1,176 @@
+"""Where the reports of a host come from: its own statistics pages, or `bagua-net stats` over ssh. A thread each, so
+that a host that does not answer never holds up the screen."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bagua.net.stats import HostReport, StatsError, report, snapshot
+from bagua.net.stats.report_json import MAX_BYTES, report_from_json
+
+# A host is tried again after this time: its job may start later, or the network come back.
+RETRY_S = 5.0
+
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@:%-]*")
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-T")
+
+
+@dataclass(frozen=True)
+class HostState:
+    name: str
+    report: HostReport | None  # the last one
+    received_s: float  # monotonic clock
+    problem: str | None  # why there is no newer one
+
+
+class Source(Protocol):
+    def state(self) -> HostState: ...
+    def close(self) -> None: ...
+
+
+def checked_hosts(text: str) -> list[str]:
+    """
+    Raises:
+        ValueError: a name that is none, or that ssh would take for an option.
+    """
+    hosts = [one.strip() for one in text.split(",") if one.strip()]
+    wrong = [one for one in hosts if not _HOST.fullmatch(one)]
+    if wrong or not hosts:
+        raise ValueError(f"{(wrong or [text])[0]!r} is not a host name; give names separated by commas")
+    return list(dict.fromkeys(hosts))
+
+
+class _Threaded:
+    """A thread that keeps a HostState up to date."""
+
+    def __init__(self, name: str) -> None:
+        self._lock = threading.Lock()  # guards _state
+        self._state = HostState(name, None, time.monotonic(), None)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"bagua-net-top {name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def state(self) -> HostState:
+        with self._lock:
+            return self._state
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+    def _put(self, new: HostReport) -> None:
+        with self._lock:
+            self._state = HostState(self._state.name, new, time.monotonic(), None)
+
+    def _put_problem(self, problem: str) -> None:
+        with self._lock:
+            old = self._state
+            self._state = HostState(old.name, old.report, old.received_s, problem)
+
+
+class LocalSource(_Threaded):
+    def __init__(self, interval_s: float) -> None:
+        super().__init__("this host")
+        self._interval_s = interval_s
+        self.start()
+
+    def _run(self) -> None:
+        earlier = None
+        while True:
+            later = snapshot()
+            self._put(report(earlier, later))
+            earlier = later
+            if self._closing.wait(self._interval_s):
+                return
+
+
+class SshSource(_Threaded):
+    """
+    Args:
+        host: as ssh takes it.
+        interval_s: between two reports.
+        command: how `bagua-net` is called there.
+        ssh: the program and its options.
+    """
+
+    def __init__(self, host: str, interval_s: float, command: str, ssh: Sequence[str] = _SSH) -> None:
+        super().__init__(host)
+        self._host = host
+        self._words = [*ssh, "--", host, f"exec {command} stats --json --watch --interval {interval_s:g}"]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        process = self._process
+        if process is not None:
+            process.terminate()
+        super().close()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._put_problem(self._follow())
+            except OSError as error:
+                self._put_problem(f"ssh cannot be started: {error.strerror}")
+            except StatsError as error:
+                self._put_problem(str(error))
+            if self._closing.wait(RETRY_S):
+                return
+
+    def _follow(self) -> str:
+        """Until the command ends; why it did."""
+        # A group of its own: Ctrl-C in the terminal is for the screen, which closes its sources in order.
+        with subprocess.Popen(
+            self._words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as process:
+            self._process = process
+            errors: list[bytes] = []
+            assert process.stdout is not None and process.stderr is not None  # noqa: PT018
+            reader = threading.Thread(target=_keep_tail, args=(process.stderr, errors), daemon=True)
+            reader.start()
+            try:
+                while line := process.stdout.readline(MAX_BYTES):
+                    self._put(report_from_json(line, self._host))
+                    if self._closing.is_set():
+                        break
+            finally:
+                self._process = None
+                _end(process)
+            reader.join(timeout=5)
+            said = b"".join(errors).decode(errors="replace").strip().splitlines()
+            return f"{said[-1] if said else 'the connection ended'} (exit code {process.returncode})"
+
+
+def _keep_tail(pipe: object, kept: list[bytes]) -> None:
+    for line in pipe:  # type: ignore[attr-defined]
+        kept[:] = [*kept[-4:], line[:500]]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(timeout=0.5)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -1,0 +1,36 @@
+#include "stats/comm_stats.h"
+
+#include <utility>
+
+namespace bagua_net {
+
+CommStats::CommStats(std::shared_ptr<StatsPage> page, const StatsPage::CommNames& names)
+    : page_(std::move(page)), slot_(page_ == nullptr ? nullptr : page_->open_comm(names)) {
+  if (slot_ != nullptr) return;
+  own_ = std::make_unique<CommSlot>();
+  slot_ = own_.get();
+  if (page_ != nullptr) page_->count_hidden(1);
+}
+
+CommStats::~CommStats() {
+  if (page_ == nullptr) return;
+  page_->close(slot_, streams_);
+  if (own_ != nullptr) page_->count_hidden(-1);
+}
+
+StreamStats CommStats::open_stream(int index) {
+  if (page_ == nullptr) return {};
+  StreamSlot* slot = own_ == nullptr ? page_->open_stream(slot_, index) : nullptr;
+  if (slot == nullptr) {
+    own_streams_.push_back(std::make_unique<StreamSlot>());
+    slot = own_streams_.back().get();
+  }
+  streams_.push_back(slot);
+  return StreamStats(slot);
+}
+
+void CommStats::fail(const std::string& why) {
+  if (page_ != nullptr) page_->fail(slot_, why);
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,104 @@
+// CommStats and StreamStats: where a comm and a data stream count what they do. Owned by what they count for. A count
+// is one addition to memory that nobody else writes. Without a page, or without a free slot in it, they count in memory
+// of their own; that of a comm is added to the page's totals when it is closed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/monotonic_clock.h"
+#include "stats/page_layout.h"
+#include "stats/stats_page.h"
+
+namespace bagua_net {
+
+class StreamStats {
+ public:
+  StreamStats() : own_(std::make_unique<StreamSlot>()), slot_(own_.get()) {}
+
+  StreamCounters* operator->() const { return &slot_->counters; }
+  StreamSlot& slot() const { return *slot_; }
+  void set_state(StreamState state) {
+    slot_->state.store(static_cast<std::uint32_t>(state), std::memory_order_relaxed);
+  }
+
+  // A chunk came before its receive was posted; its receive was.
+  void park() {
+    if (parked_ns_ != 0) return;
+    parked_ns_ = monotonic_ns();
+    slot_->counters.parked.add(1);
+    set_state(StreamState::kParked);
+  }
+  void resume() {
+    if (parked_ns_ == 0) return;
+    slot_->counters.parked_ns.add(static_cast<std::uint64_t>(monotonic_ns() - parked_ns_));
+    parked_ns_ = 0;
+    set_state(StreamState::kLive);
+  }
+
+ private:
+  friend class CommStats;
+  explicit StreamStats(StreamSlot* slot) : slot_(slot) {}
+
+  std::unique_ptr<StreamSlot> own_;
+  StreamSlot* slot_;
+  std::int64_t parked_ns_ = 0;  // 0: it is not
+};
+
+class CommStats {
+ public:
+  CommStats() : own_(std::make_unique<CommSlot>()), slot_(own_.get()) {}
+  CommStats(std::shared_ptr<StatsPage> page, const StatsPage::CommNames& names);
+  CommStats(CommStats&&) = default;
+  CommStats& operator=(CommStats&&) = delete;
+  ~CommStats();  // no driver of a stream of it may count any more
+
+  CommCounters* operator->() const { return &slot_->counters; }
+  const CommSlot& slot() const { return *slot_; }
+
+  void add_sent(std::size_t bytes, bool striped) {
+    CommCounters& counters = slot_->counters;
+    (striped ? counters.striped_messages : counters.inline_messages).add(1);
+    (striped ? counters.striped_bytes : counters.inline_bytes).add(bytes);
+    counters.sizes[size_class(bytes)].add(1);
+  }
+  void add_received(std::size_t bytes) {
+    slot_->counters.received_messages.add(1);
+    slot_->counters.received_bytes.add(bytes);
+    slot_->counters.sizes[size_class(bytes)].add(1);
+  }
+  // Of the request with this number, in the ring of kRequestSlots.
+  void posted(std::uint64_t number) {
+    const auto now_ms = static_cast<std::uint32_t>(coarse_monotonic_ms());
+    slot_->posted_ms[number % kRequestSlots].store(now_ms == 0 ? 1 : now_ms, std::memory_order_relaxed);
+  }
+  void finished(std::uint64_t number) { slot_->posted_ms[number % kRequestSlots].store(0, std::memory_order_relaxed); }
+  void set_growth(int target, std::uint32_t trials, std::uint32_t gains) {
+    slot_->streams_target.store(static_cast<std::uint32_t>(target), std::memory_order_relaxed);
+    slot_->growth_trials.store(trials, std::memory_order_relaxed);
+    slot_->growth_gains.store(gains, std::memory_order_relaxed);
+  }
+
+  // Off the hot path. By any thread but for open_stream(), which is the comm's.
+  StreamStats open_stream(int index);
+  void fail(const std::string& why);
+
+ private:
+  static std::size_t size_class(std::size_t bytes) {
+    if (bytes <= 256) return 0;
+    const int bits = 64 - __builtin_clzll(static_cast<unsigned long long>(bytes) - 1);
+    const auto found = static_cast<std::size_t>((bits - 7) / 2);
+    return found < kSizeClasses ? found : kSizeClasses - 1;
+  }
+
+  std::shared_ptr<StatsPage> page_;  // nullptr: none
+  std::unique_ptr<CommSlot> own_;
+  CommSlot* slot_;
+  std::vector<StreamSlot*> streams_;
+  std::vector<std::unique_ptr<StreamSlot>> own_streams_;  // that the page has no room for
+};
+
+}  // namespace bagua_net

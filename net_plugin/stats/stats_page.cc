@@ -1,0 +1,178 @@
+#include "stats/stats_page.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <ctime>
+#include <new>
+
+#include "base/monotonic_clock.h"
+#include "base/version.h"
+
+namespace bagua_net {
+namespace {
+
+template <std::size_t kBytes>
+void set_text(char (&field)[kBytes], const std::string& text) {
+  const std::size_t bytes = std::min(text.size(), kBytes - 1);
+  std::memcpy(field, text.data(), bytes);
+  std::memset(field + bytes, 0, kBytes - bytes);
+}
+
+// Both structures are nothing but counters.
+template <typename Counters>
+void add_counters(Counters* sum, const Counters* added) {
+  auto* to = reinterpret_cast<Counter*>(sum);
+  const auto* from = reinterpret_cast<const Counter*>(added);
+  for (std::size_t i = 0; i < sizeof(Counters) / sizeof(Counter); ++i) to[i].add(from[i].get());
+}
+
+std::int64_t unix_ms() {
+  timespec now;
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<std::int64_t>(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
+}
+
+int number_of(const std::function<std::optional<std::string>(const std::string& name)>& environment,
+              std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const std::optional<std::string> text = environment(name);
+    int number = 0;
+    if (text && std::from_chars(text->data(), text->data() + text->size(), number).ec == std::errc() && number >= 0) {
+      return number;
+    }
+  }
+  return -1;
+}
+
+template <typename Slot>
+Slot* free_slot(Slot* slots, std::size_t count, Word* used, std::vector<std::uint32_t>* free) {
+  std::uint32_t index = used->load(std::memory_order_relaxed);
+  if (!free->empty()) {
+    index = free->back();
+    free->pop_back();
+  } else if (slots == nullptr || index == count) {
+    return nullptr;
+  } else {
+    used->store(index + 1, std::memory_order_relaxed);
+  }
+  return new (slots + index) Slot();  // zeroes it
+}
+
+}  // namespace
+
+// The fences keep what is in between apart from the two numbers, as a sequence lock needs it.
+class StatsPage::Change {
+ public:
+  explicit Change(PageHeader* header) : header_(header) {
+    header_->generation.add(1);
+    std::atomic_thread_fence(std::memory_order_release);
+  }
+  ~Change() {
+    std::atomic_thread_fence(std::memory_order_release);
+    header_->generation.add(1);
+  }
+  Change(const Change&) = delete;
+  Change& operator=(const Change&) = delete;
+
+ private:
+  PageHeader* const header_;
+};
+
+// As torchrun, Slurm, Open MPI and MPICH name them.
+JobPosition job_position(const std::function<std::optional<std::string>(const std::string& name)>& environment) {
+  return {number_of(environment, {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}),
+          number_of(environment, {"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}),
+          number_of(environment, {"WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})};
+}
+
+StatsPage::StatsPage(bool shared, const JobPosition& position, const std::string& host, int workers)
+    : memory_(kPageName, kPageBytes, shared) {
+  if (memory_.data() == nullptr) {
+    header_of_none_ = std::make_unique<PageHeader>();
+    header_ = header_of_none_.get();
+    return;
+  }
+  auto* bytes = static_cast<unsigned char*>(memory_.data());
+  header_ = new (bytes) PageHeader();
+  comms_ = reinterpret_cast<CommSlot*>(bytes + kCommsOffset);
+  streams_ = reinterpret_cast<StreamSlot*>(bytes + kStreamsOffset);
+  header_->version = kPageVersion;
+  header_->header_bytes = sizeof(PageHeader);
+  header_->comm_slots = kCommSlots;
+  header_->comm_bytes = sizeof(CommSlot);
+  header_->stream_slots = kStreamSlots;
+  header_->stream_bytes = sizeof(StreamSlot);
+  header_->pid = ::getpid();
+  header_->started_unix_ms = unix_ms();
+  header_->started_ms = monotonic_ms();
+  header_->rank = position.rank;
+  header_->local_rank = position.local_rank;
+  header_->world_size = position.world_size;
+  header_->workers = static_cast<std::uint32_t>(workers);
+  set_text(header_->plugin_version, version());
+  set_text(header_->host, host);
+  // Last: a page without it is not one yet.
+  std::atomic_thread_fence(std::memory_order_release);
+  std::memcpy(header_->magic, kPageMagic, sizeof kPageMagic);
+}
+
+CommSlot* StatsPage::open_comm(const CommNames& names) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Change change(header_);
+  header_->comms_opened.add(1);
+  CommSlot* slot = free_slot(comms_, kCommSlots, &header_->comms_used, &free_comms_);
+  if (slot == nullptr) return nullptr;
+  slot->direction.store(static_cast<std::uint32_t>(names.direction));
+  slot->same_host.store(names.same_host ? 1 : 0);
+  slot->opened_ms.set(static_cast<std::uint64_t>(monotonic_ms()));
+  set_text(slot->interface, names.interface);
+  set_text(slot->peer, names.peer);
+  slot->state.store(static_cast<std::uint32_t>(CommState::kOpen));
+  return slot;
+}
+
+StreamSlot* StatsPage::open_stream(const CommSlot* comm, int index) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Change change(header_);
+  StreamSlot* slot = free_slot(streams_, kStreamSlots, &header_->streams_used, &free_streams_);
+  if (slot == nullptr) return nullptr;
+  slot->comm.store(index_of(comm));
+  slot->index.store(static_cast<std::uint32_t>(index));
+  slot->state.store(static_cast<std::uint32_t>(StreamState::kLive));
+  return slot;
+}
+
+void StatsPage::close(CommSlot* comm, const std::vector<StreamSlot*>& streams) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Change change(header_);
+  add_counters(&header_->closed_comms, &comm->counters);
+  for (StreamSlot* stream : streams) {
+    add_counters(&header_->closed_streams, &stream->counters);
+    if (streams_ == nullptr || stream < streams_ || stream >= streams_ + kStreamSlots) continue;
+    stream->state.store(static_cast<std::uint32_t>(StreamState::kFree));
+    free_streams_.push_back(static_cast<std::uint32_t>(stream - streams_));
+  }
+  if (comms_ == nullptr || comm < comms_ || comm >= comms_ + kCommSlots) return;
+  comm->state.store(static_cast<std::uint32_t>(CommState::kFree));
+  free_comms_.push_back(index_of(comm));
+}
+
+void StatsPage::fail(CommSlot* comm, const std::string& why) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Change change(header_);
+  comm->state.store(static_cast<std::uint32_t>(CommState::kFailed));
+  header_->comms_failed.add(1);
+  header_->last_failure_ms.set(static_cast<std::uint64_t>(monotonic_ms()));
+  set_text(header_->last_failure, why);
+}
+
+void StatsPage::count_hidden(int difference) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Change change(header_);
+  header_->comms_hidden.set(header_->comms_hidden.get() + static_cast<std::uint64_t>(difference));
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,72 @@
+// StatsPage: the statistics page of this process (page_layout.h), and which of its slots are taken. Shared by the
+// transport and its comms, which may outlive each other. Opening and closing take a mutex; counting takes none.
+//
+// A forked child has its parent's page in memory and never touches it: it makes one of its own when it starts a
+// transport. Readers tell the two apart by the process id in the page.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "stats/page_layout.h"
+#include "stats/shared_memory.h"
+
+namespace bagua_net {
+
+constexpr char kPageName[] = "bagua-net-stats";
+
+// What a launcher says of this process; -1: nothing.
+struct JobPosition {
+  int rank = -1;
+  int local_rank = -1;
+  int world_size = -1;
+};
+
+JobPosition job_position(const std::function<std::optional<std::string>(const std::string& name)>& environment);
+
+class StatsPage {
+ public:
+  // shared: other processes may read it.
+  StatsPage(bool shared, const JobPosition& position, const std::string& host, int workers);
+
+  bool is_shared() const { return memory_.is_shared(); }
+  // Why it is not, though it was to be; empty otherwise.
+  const std::string& failure() const { return memory_.failure(); }
+
+  struct CommNames {
+    CommDirection direction = CommDirection::kSend;
+    bool same_host = false;
+    std::string interface;
+    std::string peer;
+  };
+  // nullptr: every slot is taken.
+  CommSlot* open_comm(const CommNames& names);
+  StreamSlot* open_stream(const CommSlot* comm, int index);
+  // Adds the counts of a comm and of its streams to those of closed ones. Slots that are not the page's are merely
+  // added.
+  void close(CommSlot* comm, const std::vector<StreamSlot*>& streams);
+  void fail(CommSlot* comm, const std::string& why);
+  void count_hidden(int difference);
+
+  std::uint32_t index_of(const CommSlot* comm) const { return static_cast<std::uint32_t>(comm - comms_); }
+
+ private:
+  class Change;  // while it lives, readers wait
+
+  const SharedMemory memory_;
+  std::mutex mutex_;  // guards everything below, and of the page all but the counters of slots
+  PageHeader* header_ = nullptr;
+  CommSlot* comms_ = nullptr;
+  StreamSlot* streams_ = nullptr;
+  std::vector<std::uint32_t> free_comms_;  // below comms_used
+  std::vector<std::uint32_t> free_streams_;
+  std::unique_ptr<PageHeader> header_of_none_;  // where there is no memory for a page
+};
+
+}  // namespace bagua_net

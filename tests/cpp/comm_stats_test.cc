@@ -1,0 +1,175 @@
+// What comms count: messages by path and size, what is outstanding, chunks that come before their receive, failures.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stats/comm_stats.h"
+#include "support/byte_pipe.h"
+#include "support/check.h"
+#include "support/comm_parts.h"
+#include "support/tcp_pair.h"
+#include "transport/recv_comm.h"
+#include "transport/send_comm.h"
+#include "wire/frame_header.h"
+
+namespace bagua_net {
+namespace {
+
+// A connection whose two ends count in pages of this process's own. `workers` drive its streams from the second on.
+struct Connection {
+  WorkerPool pool;
+  const CommSlot* sending = nullptr;
+  const CommSlot* receiving = nullptr;
+  std::vector<std::shared_ptr<PipeState>> pipes;
+  std::unique_ptr<SendComm> sender;
+  std::unique_ptr<RecvComm> receiver;
+
+  explicit Connection(std::size_t streams, int workers, SendPolicy policy = {}) : pool(workers, 100, any_cpu()) {
+    std::vector<std::unique_ptr<ByteStream>> near;
+    std::vector<std::unique_ptr<ByteStream>> far;
+    for (std::size_t i = 0; i < streams; ++i) {
+      if (workers == 0) {
+        pipes.push_back(std::make_shared<PipeState>());
+        pipes.back()->capacity = 1u << 22;
+        near.push_back(std::make_unique<BytePipeEnd>(pipes.back(), PipeBehaviour{1u << 22, 0, 0}, 1));
+        far.push_back(std::make_unique<BytePipeEnd>(pipes.back(), PipeBehaviour{1u << 22, 0, 0}, 2));
+        continue;
+      }
+      auto [one, other] = tcp_pair();
+      near.push_back(make_tcp_byte_stream(std::move(one)));
+      far.push_back(make_tcp_byte_stream(std::move(other)));
+    }
+    CommStats send_stats;
+    CommStats receive_stats;
+    sending = &send_stats.slot();
+    receiving = &receive_stats.slot();
+    CHECK_OK(SendComm::create(std::move(near), "receiver", nullptr, policy, &pool, &sender, std::move(send_stats)));
+    CHECK_OK(RecvComm::create(std::move(far), "sender", nullptr, &pool, &receiver, Path::kWithinHost,
+                              std::move(receive_stats)));
+  }
+
+  Request* send(const std::vector<std::uint8_t>& message) {
+    Request* request = nullptr;
+    CHECK_OK(sender->isend(message.data(), message.size(), nullptr, &request));
+    CHECK(request != nullptr);
+    return request;
+  }
+  Request* receive(std::vector<std::uint8_t>* room) {
+    Request* request = nullptr;
+    CHECK_OK(receiver->irecv(room->data(), room->size(), nullptr, &request));
+    CHECK(request != nullptr);
+    return request;
+  }
+};
+
+void finish(std::vector<Request*> requests) {
+  for (Request* request : requests) {
+    bool done = false;
+    std::size_t bytes = 0;
+    const Deadline deadline;
+    while (!done) {
+      CHECK_OK(request->test(&done, &bytes));
+      deadline.check("a request");
+    }
+  }
+}
+
+int outstanding(const CommSlot* slot) {
+  int count = 0;
+  for (const Word& posted : slot->posted_ms) count += posted.load() != 0 ? 1 : 0;
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE(messages_are_counted_by_path_and_size) {
+  Connection connection(1, 0);
+  const auto small = make_message(0, 100);
+  const auto large = make_message(1, 5000);
+  std::vector<std::uint8_t> room(5000);
+  std::vector<std::uint8_t> more_room(5000);
+  Request* const first = connection.receive(&room);
+  Request* const second = connection.receive(&more_room);
+  CHECK_EQ(outstanding(connection.receiving), 2);
+  Request* const sent = connection.send(small);
+  CHECK_EQ(outstanding(connection.sending), 1);
+  finish({sent, first});
+  CHECK_EQ(outstanding(connection.sending), 0);
+  CHECK_EQ(outstanding(connection.receiving), 1);
+  finish({connection.send(large), second});
+  CHECK_EQ(outstanding(connection.receiving), 0);
+  const CommCounters& near = connection.sending->counters;
+  CHECK_EQ(near.inline_messages.get(), std::uint64_t{2});
+  CHECK_EQ(near.inline_bytes.get(), std::uint64_t{5100});
+  CHECK_EQ(near.striped_messages.get(), std::uint64_t{0});
+  CHECK_EQ(near.sizes[0].get(), std::uint64_t{1});
+  CHECK_EQ(near.sizes[3].get(), std::uint64_t{1});
+  const CommCounters& far = connection.receiving->counters;
+  CHECK_EQ(far.received_messages.get(), std::uint64_t{2});
+  CHECK_EQ(far.received_bytes.get(), std::uint64_t{5100});
+}
+
+TEST_CASE(large_messages_count_as_striped_and_as_a_decision) {
+  Connection connection(3, 2);
+  const auto message = make_message(0, 4u << 20);
+  std::vector<std::uint8_t> room(message.size());
+  Request* const received = connection.receive(&room);
+  finish({connection.send(message), received});
+  CHECK(room == message);
+  const CommCounters& near = connection.sending->counters;
+  CHECK_EQ(near.striped_messages.get(), std::uint64_t{1});
+  CHECK_EQ(near.striped_bytes.get(), std::uint64_t{4u << 20});
+  CHECK_EQ(near.handed_to_asleep.get() + near.handed_to_awake.get(), std::uint64_t{1});
+}
+
+TEST_CASE(a_chunk_before_its_receive_is_a_stall_of_the_receiver) {
+  const auto page = std::make_shared<StatsPage>(false, JobPosition{}, "node1", 0);
+  CommStats stats(page, {CommDirection::kReceive, true, "lo", "sender"});
+  StreamStats stream = stats.open_stream(0);
+  stream.park();
+  stream.park();  // looked at again, and still not posted
+  CHECK_EQ(stream->parked.get(), std::uint64_t{1});
+  CHECK_EQ(stream.slot().state.load(), static_cast<std::uint32_t>(StreamState::kParked));
+  stream.resume();
+  stream.resume();
+  CHECK_EQ(stream.slot().state.load(), static_cast<std::uint32_t>(StreamState::kLive));
+  CHECK(stream->parked_ns.get() > 0);
+}
+
+TEST_CASE(a_stream_shows_what_the_kernel_says_of_it) {
+  auto [near, far] = tcp_pair();
+  ChunkScheduler scheduler({1, 65536, 524288});
+  struct NoFailures : FailureSink {
+    void fail(Status) override {}
+  } failures;
+  SendStream stream(make_tcp_byte_stream(std::move(near)), &failures, 0, &scheduler, false, nullptr);
+  const auto page = std::make_shared<StatsPage>(false, JobPosition{}, "node1", 0);
+  CommStats stats(page, {CommDirection::kSend, false, "lo", "receiver"});
+  StreamStats shown = stats.open_stream(0);
+  const StreamSlot& slot = shown.slot();
+  stream.set_stats(std::move(shown));
+  CHECK_EQ(slot.sampled_ms.get(), std::uint64_t{0});
+  stream.sample_delivery();
+  CHECK(slot.sampled_ms.get() > 0);
+  CHECK(slot.round_trip_us.get() > 0);
+}
+
+TEST_CASE(a_failed_comm_says_so_in_the_page) {
+  const auto page = std::make_shared<StatsPage>(false, JobPosition{}, "node1", 0);
+  CommStats stats(page, {CommDirection::kReceive, true, "lo", "sender"});
+  const CommSlot& slot = stats.slot();
+  WorkerPool pool(0, 0, any_cpu());
+  auto pipe = std::make_shared<PipeState>();
+  std::vector<std::unique_ptr<ByteStream>> streams;
+  streams.push_back(std::make_unique<BytePipeEnd>(pipe, PipeBehaviour{64, 0, 0}, 1));
+  std::unique_ptr<RecvComm> receiver;
+  CHECK_OK(
+      RecvComm::create(std::move(streams), "sender", nullptr, &pool, &receiver, Path::kWithinHost, std::move(stats)));
+  receiver->fail(Status::remote_error("the peer is gone"));
+  receiver->fail(Status::remote_error("a second failure"));
+  CHECK_EQ(slot.state.load(), static_cast<std::uint32_t>(CommState::kFailed));
+}
+
+}  // namespace bagua_net
+
+CHECK_MAIN

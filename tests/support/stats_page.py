@@ -1,0 +1,99 @@
+"""A statistics page of the test's own process, with any content: what a plugin of another version, a hostile user or an
+unlucky moment would leave there. The plugin's real pages are read in the tests that start load drivers."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+
+from bagua.net.stats import layout
+
+PAGE_NAME = "bagua-net-stats"
+
+
+@dataclass
+class Stream:
+    index: int = 0
+    state: int = 1  # live
+    counters: dict[str, int] = field(default_factory=dict)
+    sample: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+
+@dataclass
+class Comm:
+    peer: str = "10.0.0.2:4711 (host node2, process 4242)"
+    interface: str = "eth0"
+    direction: int = 0  # send
+    state: int = 1  # open
+    opened_ms: int = 1000
+    counters: dict[str, int] = field(default_factory=dict)
+    posted_ms: Sequence[int] = ()
+    streams: Sequence[Stream] = (Stream(),)
+
+
+def counters_of(kind: type[layout.CommCounters] | type[layout.StreamCounters], values: dict[str, int]) -> bytes:
+    names = [one.name for one in fields(kind)]
+    assert set(values) <= set(names), values
+    return kind.FORMAT.pack(*(values.get(name, 0) for name in names))
+
+
+def page_bytes(
+    comms: Sequence[Comm] = (),
+    *,
+    pid: int | None = None,
+    rank: int = -1,
+    version: int = layout.VERSION,
+    generation: int = 2,
+    host: str = "node1",
+    failed: int = 0,
+    last_failure: str = "",
+    closed: dict[str, int] | None = None,
+    started_ms: int | None = None,
+) -> bytes:
+    streams = [(number, stream) for number, comm in enumerate(comms) for stream in comm.streams]
+    header = bytearray(layout.HEADER_BYTES)
+    struct.pack_into(
+        "=8sI5I", header, 0, layout.MAGIC, version, layout.HEADER_BYTES, layout.COMM_SLOTS, layout.COMM_BYTES,
+        layout.STREAM_SLOTS, layout.STREAM_BYTES,
+    )  # fmt: skip
+    started = int(time.monotonic() * 1000) - 1000 if started_ms is None else started_ms
+    struct.pack_into(
+        "=qqqiiiI64s64s", header, 32, os.getpid() if pid is None else pid, 0, started, rank, -1, -1, 2, b"9.9",
+        host.encode(),
+    )  # fmt: skip
+    struct.pack_into(
+        "=QIIQQQQ256s", header, 200, generation, len(comms), len(streams), len(comms), 0, failed, started,
+        last_failure.encode(),
+    )  # fmt: skip
+    header[504:672] = counters_of(layout.CommCounters, closed or {})
+    comm_slots = bytearray(layout.COMM_SLOTS * layout.COMM_BYTES)
+    for number, comm in enumerate(comms):
+        begin = number * layout.COMM_BYTES
+        struct.pack_into(
+            "=6IQ24s128s", comm_slots, begin, comm.state, comm.direction, 0, 0, 0, 0, comm.opened_ms,
+            comm.interface.encode(), comm.peer.encode(),
+        )  # fmt: skip
+        comm_slots[begin + 184 : begin + 352] = counters_of(layout.CommCounters, comm.counters)
+        struct.pack_into(f"={len(comm.posted_ms)}I", comm_slots, begin + 352, *comm.posted_ms)
+    stream_slots = bytearray(max(1, len(streams)) * layout.STREAM_BYTES)
+    for number, (comm_number, stream) in enumerate(streams):
+        begin = number * layout.STREAM_BYTES
+        struct.pack_into("=4I", stream_slots, begin, stream.state, comm_number, stream.index, 0)
+        stream_slots[begin + 16 : begin + 136] = counters_of(layout.StreamCounters, stream.counters)
+        struct.pack_into("=4Q", stream_slots, begin + 136, *stream.sample)
+    return bytes(header + comm_slots + stream_slots)
+
+
+@contextmanager
+def page_of_this_process(content: bytes) -> Iterator[int]:
+    """The descriptor, to write other content to."""
+    descriptor = os.memfd_create(PAGE_NAME)
+    try:
+        os.pwrite(descriptor, content, 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
