@@ -22,11 +22,21 @@ enum class StreamProgress {
   kEnded,    // end of input or failure: never again
 };
 
-// Told of the first failure; implemented by the comm. Any thread.
+// What has become of a stream. Written by its driver.
+//
+//   kLive    it may move bytes
+//   kParked  receiving: the next chunk belongs to a receive that is not posted yet   --posted--> kLive
+//   kEnded   the peer has closed the comm, or without recovery, the connection; nothing is missing
+//   kLost    with recovery: the connection broke, or closed without that word; the comm replaces it
+enum class StreamState { kLive, kParked, kEnded, kLost };
+
+// Told of the first failure, and of streams that are over; implemented by the comm. Any thread.
 class FailureSink {
  public:
   virtual ~FailureSink() = default;
   virtual void fail(Status status) = 0;
+  // The stream is kEnded or kLost from now on. Called once for each stream, by its driver.
+  virtual void on_stream_over(int /*index*/, StreamState /*state*/) {}
 };
 
 class DataStream {
@@ -46,12 +56,19 @@ class DataStream {
 
   // Any thread.
   bool peer_liveness(PeerLiveness* liveness) const { return bytes_->peer_liveness(liveness); }
+  StreamState state() const { return state_.load(std::memory_order_acquire); }
+  bool is_over() const { return state() == StreamState::kEnded || state() == StreamState::kLost; }
 
   int fd() const { return bytes_->fd(); }
   int index() const { return index_; }
   void shutdown() { bytes_->shutdown(); }
   // No driver will come again, and the caller is about to have its memory back.
   virtual void abandon() {}
+  // No driver will come again, and all requests are done: the last word to the peer.
+  virtual void say_goodbye() {}
+
+  // Why it is over; once no driver will come again.
+  const Status& loss() const { return loss_; }
 
   // True while a kick could achieve nothing because the poller's event comes anyway. Written by the driver before it
   // looks for work under the scheduler's or table's mutex, read by the kicker after it added work under that mutex.
@@ -62,6 +79,17 @@ class DataStream {
     failures_->fail(status);
     return StreamProgress::kEnded;
   }
+  // kEnded or kLost: the last thing that the driver does.
+  StreamProgress finish(StreamState state, Status loss = Status::ok()) {
+    loss_ = std::move(loss);
+    set_blocked(false);  // no event will come
+    state_.store(state, std::memory_order_release);
+    failures_->on_stream_over(index_, state);
+    return StreamProgress::kEnded;
+  }
+  void set_parked(bool parked) {
+    state_.store(parked ? StreamState::kParked : StreamState::kLive, std::memory_order_release);
+  }
   // Reads or writes, and reports large moves to the driving thread's load.
   ssize_t read(const iovec* pieces, std::size_t count, std::size_t asked);
   ssize_t write(const iovec* pieces, std::size_t count, std::size_t asked);
@@ -70,6 +98,7 @@ class DataStream {
   }
   bool delivery(Delivery* delivery) const { return bytes_->delivery(delivery); }
   void reset() { bytes_->reset(); }
+  std::size_t undelivered_bytes() const { return bytes_->undelivered_bytes(); }
   bool is_broken() const { return bytes_->is_broken(); }
   bool has_peer_ended() const { return peer_ended_; }
   void set_blocked(bool blocked) { blocked_.store(blocked, std::memory_order_relaxed); }
@@ -79,6 +108,8 @@ class DataStream {
   FailureSink* const failures_;  // the comm: outlives its streams
   const int index_;
   bool peer_ended_ = false;
+  Status loss_;
+  std::atomic<StreamState> state_{StreamState::kLive};
   std::atomic<bool> blocked_{false};
 };
 

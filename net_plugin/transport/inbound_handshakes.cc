@@ -205,7 +205,7 @@ void InboundHandshakes::read_hello(std::uint64_t id) {
 
 void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict) {
   // The comm of a stream that would join was closed meanwhile; the peer goes on without.
-  const LogLevel level = hello.stream_index == kJoiningStream ? LogLevel::kInfo : LogLevel::kWarn;
+  const LogLevel level = is_joining(hello.stream_index) ? LogLevel::kInfo : LogLevel::kWarn;
   const std::string kind = handshake_verdict_name(verdict);
   if (!log_.is_due(level, kind, monotonic_ms())) return;
   log_.add(level, kind,
@@ -219,7 +219,7 @@ InboundHandshakes::Admission InboundHandshakes::admit(const UnauthenticatedPeer&
   admission.reply.process_id = settings_.process_id;
   if (hello.protocol_version != kProtocolVersion) {
     admission.reply.verdict = HandshakeVerdict::kWrongVersion;
-  } else if (hello.stream_index == kJoiningStream) {
+  } else if (is_joining(hello.stream_index)) {
     admission.reply.verdict = admit_to_accepted(hello, &admission);
   } else {
     admission.reply.verdict = admit_to_listen(peer, hello, &admission);
@@ -250,7 +250,9 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
   admission->place = &connection.sockets[hello.stream_index];
   admission->reply.streams = static_cast<std::uint16_t>(connection.sockets.size());
   admission->reply.max_chunk_bytes = connection.max_chunk_bytes;
+  if (settings_.recovers && (hello.features & kFeatureRecovery) != 0) connection.recovers = true;
   admission->reply.features = hello.features & kFeatureAcknowledgements;
+  if (connection.recovers) admission->reply.features |= kFeatureRecovery;
   return HandshakeVerdict::kAccepted;
 }
 
@@ -259,8 +261,15 @@ HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admiss
   if (found == accepted_.end() || found->second.token != hello.token) return HandshakeVerdict::kUnknownStream;
   Accepted& accepted = found->second;
   admission->arrivals = accepted.arrivals.lock();
-  if (admission->arrivals == nullptr || accepted.streams >= most_streams()) return HandshakeVerdict::kUnknownStream;
-  ++accepted.streams;
+  if (admission->arrivals == nullptr || admission->arrivals->is_closed()) return HandshakeVerdict::kUnknownStream;
+  if (hello.stream_index == kJoiningStream) {
+    if (accepted.streams >= most_streams()) return HandshakeVerdict::kUnknownStream;
+    ++accepted.streams;
+  } else {
+    // It takes the place of another: the comm knows how many it has.
+    if (!admission->arrivals->has_free_place()) return HandshakeVerdict::kNoPlace;
+    admission->joining = hello.stream_index == kReplacingFirstStream ? Joining::kReplacesFirst : Joining::kReplaces;
+  }
   admission->arrivals->announce();
   admission->reply.streams = 1;
   admission->reply.max_chunk_bytes = std::max(1u, std::min(hello.max_chunk_bytes, settings_.max_chunk_bytes));
@@ -272,7 +281,7 @@ void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admi
   if (!options.is_ok()) BAGUA_NET_WARN("Bagua-Net: " + options.message());
   poller_->remove(peer.socket.get());
   if (admission.arrivals != nullptr) {
-    admission.arrivals->hand_in_announced(std::move(peer.socket));
+    admission.arrivals->hand_in_announced(std::move(peer.socket), admission.joining);
   } else {
     *admission.place = std::move(peer.socket);
   }

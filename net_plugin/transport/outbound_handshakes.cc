@@ -44,6 +44,11 @@ SocketAddress handle_address(const ConnectHandle& handle, const NetworkInterface
   return {reinterpret_cast<const sockaddr*>(&address), sizeof address};
 }
 
+Joining joining_as(std::uint16_t stream_index) {
+  if (stream_index == kReplacingFirstStream) return Joining::kReplacesFirst;
+  return stream_index == kReplacingStream ? Joining::kReplaces : Joining::kMore;
+}
+
 bool is_worth_a_retry(int error_number) {
   switch (error_number) {
     case ECONNREFUSED:
@@ -72,7 +77,8 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint8
   if (number == 0) {
     Attempt attempt;
     attempt.address = handle_address(decoded, interface);
-    attempt.deadline_ms = monotonic_ms() + settings_.connect_timeout_ms;
+    attempt.timeout_ms = settings_.connect_timeout_ms;
+    attempt.deadline_ms = monotonic_ms() + attempt.timeout_ms;
     const int wanted = settings_.streams.value_or(first_auto_streams(settings_.has_workers));
     const int most = std::max<int>(decoded.max_streams, 1);
     attempt.hello.streams_wanted = static_cast<std::uint16_t>(std::clamp(wanted, 1, most));
@@ -83,7 +89,7 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint8
     attempt.hello.process_id = settings_.process_id;
     attempt.hello.host_name = settings_.host_name;
     attempt.hello.max_chunk_bytes = settings_.max_chunk_bytes;
-    attempt.hello.features = kFeatureAcknowledgements;
+    attempt.hello.features = kFeatureAcknowledgements | (settings_.recovers ? kFeatureRecovery : 0);
     attempt.streams.resize(1);
     const std::uint64_t started = next_attempt_++;
     store_connect_state(handle, started);
@@ -108,7 +114,9 @@ void OutboundHandshakes::join(const JoinTicket& ticket, int count, const std::sh
   attempt.address = ticket.address;
   attempt.hello = ticket.hello;
   attempt.arrivals = arrivals;
-  attempt.deadline_ms = monotonic_ms() + settings_.connect_timeout_ms;
+  if (!is_joining(attempt.hello.stream_index)) attempt.hello.stream_index = kJoiningStream;
+  attempt.timeout_ms = ticket.timeout_ms > 0 ? ticket.timeout_ms : settings_.connect_timeout_ms;
+  attempt.deadline_ms = monotonic_ms() + attempt.timeout_ms;
   attempt.streams.resize(static_cast<std::size_t>(count));
   const std::uint64_t number = next_attempt_++;
   Attempt& started = attempts_.emplace(number, std::move(attempt)).first->second;
@@ -174,7 +182,7 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
     }
   }
   Hello hello = attempt.hello;
-  hello.stream_index = static_cast<std::uint16_t>(attempt.is_join ? kJoiningStream : index);
+  hello.stream_index = attempt.is_join ? attempt.hello.stream_index : static_cast<std::uint16_t>(index);
   std::array<std::uint8_t, kHelloBytes> bytes;
   encode_hello(hello, bytes.data());
   // A fresh socket buffer always has room for 112 bytes.
@@ -213,6 +221,10 @@ void OutboundHandshakes::read_reply(Attempt& attempt, std::uint64_t number, std:
 }
 
 void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply) {
+  if (reply.verdict == HandshakeVerdict::kNoPlace && attempt.is_join) {
+    retry_or_fail(attempt, index, EAGAIN);
+    return;
+  }
   if (reply.verdict != HandshakeVerdict::kAccepted) {
     std::string text = "the listener at " + attempt.address.to_string() + " refused the connection: ";
     text += handshake_verdict_name(reply.verdict);
@@ -235,10 +247,13 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
   stream_ids_.erase(stream.id);
   stream.state = StreamState::kJoined;
   if (attempt.is_join) {
-    if (const auto arrivals = attempt.arrivals.lock()) arrivals->hand_in(std::move(stream.socket));
+    if (const auto arrivals = attempt.arrivals.lock()) {
+      arrivals->hand_in(std::move(stream.socket), joining_as(attempt.hello.stream_index));
+    }
   } else if (index == 0) {
     attempt.connection.max_chunk_bytes = reply.max_chunk_bytes;
     attempt.connection.acknowledges = (reply.features & kFeatureAcknowledgements) != 0;
+    attempt.connection.recovers = settings_.recovers && (reply.features & kFeatureRecovery) != 0;
     attempt.connection.peer = attempt.address.to_string() + " (process " + std::to_string(reply.process_id) + ")";
     attempt.streams.resize(reply.streams);
     for (std::size_t other = 1; other < attempt.streams.size() && !attempt.over; ++other) {
@@ -257,9 +272,8 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
     for (Stream& stream : attempt.streams) connection.sockets.push_back(std::move(stream.socket));
     connection.ticket = {attempt.address, attempt.hello};
     // Within a host nothing limits a flow.
-    if (!connection.same_host && connection.most_streams > static_cast<int>(connection.sockets.size())) {
-      connection.arrivals = std::make_shared<StreamArrivals>();
-    }
+    connection.may_grow = !connection.same_host && connection.most_streams > static_cast<int>(connection.sockets.size());
+    if (connection.may_grow || connection.recovers) connection.arrivals = std::make_shared<StreamArrivals>();
   }
   attempt.streams.clear();
   attempt.over = true;
@@ -274,6 +288,11 @@ void OutboundHandshakes::retry_or_fail(Attempt& attempt, std::size_t index, int 
                                           "failed; see its log"));
     return;
   }
+  if (attempt.is_join && error_number == ECONNREFUSED) {
+    give_up(attempt, Status::remote_error("nobody listens at " + attempt.address.to_string() +
+                                          " any more: the peer's process has ended; see that rank's log"));
+    return;
+  }
   stream.state = StreamState::kBackingOff;
   stream.last_error = error_number;
   stream.retry_at_ms = monotonic_ms() + kRetryMs;
@@ -285,7 +304,10 @@ void OutboundHandshakes::release(Stream& stream) {
   stream.socket.reset();
 }
 
-void OutboundHandshakes::give_up(Attempt& attempt, Status failure) {
+void OutboundHandshakes::give_up(Attempt& attempt, Status failure, bool is_final) {
+  if (attempt.is_join && attempt.hello.stream_index != kJoiningStream) {
+    if (const auto arrivals = attempt.arrivals.lock()) arrivals->report({failure.message(), is_final});
+  }
   for (Stream& stream : attempt.streams) release(stream);
   attempt.streams.clear();
   attempt.failure = std::move(failure);
@@ -316,9 +338,13 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
       const std::string why =
           last_error != 0 ? Status::system_error("last error", last_error).message() : std::string("no answer");
       give_up(attempt, Status::remote_error("could not connect to " + attempt.address.to_string() + " within " +
-                                            std::to_string(settings_.connect_timeout_ms) + " ms (" + why +
-                                            "): that rank has failed (see its log), or a firewall blocks the way. "
-                                            "BAGUA_NET_CONNECT_TIMEOUT_MS sets the deadline"));
+                                            std::to_string(attempt.timeout_ms) + " ms (" + why +
+                                            "): that rank has failed (see its log), or a firewall blocks the way. " +
+                                            (attempt.timeout_ms == settings_.connect_timeout_ms
+                                                 ? "BAGUA_NET_CONNECT_TIMEOUT_MS"
+                                                 : "BAGUA_NET_KEEPALIVE_S") +
+                                            " sets the deadline"),
+              false);
       continue;
     }
     for (std::size_t index = 0; index < attempt.streams.size() && !attempt.over; ++index) {

@@ -17,6 +17,7 @@ HandshakeSettings handshake_settings(const PluginConfig& config, int workers) {
   settings.tcp.keepalive_s = config.keepalive_s;
   settings.tcp.congestion_control = config.congestion_control;
   settings.streams = config.streams;
+  settings.recovers = config.recovery;
   settings.has_workers = workers > 0;
   settings.max_chunk_bytes = static_cast<std::uint32_t>(config.max_chunk_bytes);
   settings.connect_timeout_ms = config.connect_timeout_ms;
@@ -103,6 +104,7 @@ Status TransportContext::listen(int device, std::uint8_t* handle, ListenComm** l
   auto created = std::make_unique<ListenComm>();
   BAGUA_NET_RETURN_IF_ERROR(
       connections->listen(devices_[static_cast<std::size_t>(device)].interface, handle, &created->token));
+  created->interface = devices_[static_cast<std::size_t>(device)].interface.name;
   *listen_comm = created.get();
   listen_comms_.emplace(*listen_comm, std::move(created));
   return Status::ok();
@@ -119,6 +121,7 @@ Status TransportContext::connect(int device, std::uint8_t* handle, SendComm** co
   BAGUA_NET_RETURN_IF_ERROR(
       connections->connect(devices_[static_cast<std::size_t>(device)].interface, handle, &ready, &connection));
   if (!ready) return Status::ok();
+  connection.peer += " over " + devices_[static_cast<std::size_t>(device)].interface.name;
   SendPolicy policy = send_policy(device, connection);
   std::unique_ptr<SendComm> created;
   BAGUA_NET_RETURN_IF_ERROR(SendComm::create(std::move(connection), std::move(policy), &pool_, &created));
@@ -134,7 +137,17 @@ SendPolicy TransportContext::send_policy(int device, const EstablishedConnection
   policy.min_chunk_bytes = static_cast<std::size_t>(config_.min_chunk_bytes) * (connection.same_host ? 2 : 1);
   policy.max_silence_s = config_.keepalive_s;
   policy.zero_copy = config_.zero_copy && connection.same_host && connection.acknowledges;
-  if (connection.arrivals == nullptr) return policy;
+  if (connection.recovers) {
+    policy.replace_stream = [service = service_.get(), ticket = connection.ticket, arrivals = connection.arrivals,
+                             timeout_ms = config_.keepalive_s * 1000](Joining joining) {
+      JoinTicket replacing = ticket;
+      replacing.timeout_ms = timeout_ms;
+      replacing.hello.stream_index =
+          joining == Joining::kReplacesFirst ? kReplacingFirstStream : kReplacingStream;
+      service->join(replacing, 1, arrivals);
+    };
+  }
+  if (!connection.may_grow) return policy;
   const std::string& interface = devices_[static_cast<std::size_t>(device)].interface.name;
   policy.growth =
       &growth_.try_emplace(interface, first_auto_streams(settings_.has_workers), kMaxAutoStreams).first->second;
@@ -155,7 +168,10 @@ Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
   BAGUA_NET_RETURN_IF_ERROR(connections->accept(listen_comm->token, &ready, &connection));
   if (!ready) return Status::ok();
   std::unique_ptr<RecvComm> created;
-  BAGUA_NET_RETURN_IF_ERROR(RecvComm::create(std::move(connection), &pool_, &created));
+  connection.peer += " over " + listen_comm->interface;
+  RecvPolicy policy;
+  policy.max_silence_s = config_.keepalive_s;
+  BAGUA_NET_RETURN_IF_ERROR(RecvComm::create(std::move(connection), policy, &pool_, &created));
   *comm = created.get();
   comms_.emplace(*comm, std::move(created));
   return Status::ok();

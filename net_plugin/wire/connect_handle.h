@@ -23,7 +23,7 @@
 
 namespace bagua_net {
 
-constexpr std::uint16_t kProtocolVersion = 1;
+constexpr std::uint16_t kProtocolVersion = 2;
 constexpr std::size_t kConnectHandleBytes = 128;
 
 using Token = std::array<std::uint8_t, 16>;

@@ -20,6 +20,7 @@ const char* handshake_verdict_name(HandshakeVerdict verdict) {
     case HandshakeVerdict::kAccepted: return "accepted";
     case HandshakeVerdict::kWrongVersion: return "wrong protocol version";
     case HandshakeVerdict::kUnknownToken: return "nobody listens under this token any more";
+    case HandshakeVerdict::kNoPlace: return "the connection has no place for another data stream now";
     case HandshakeVerdict::kUnknownStream: return "the data stream fits no connection";
   }
   return "unknown verdict";

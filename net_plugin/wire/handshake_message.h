@@ -18,6 +18,7 @@
 // want), then the others join with the same comm id. Later the connector may let more join (kJoiningStream), as many as
 // the listener's handle allows in all.
 // Features: a bit each; what both ends name is used. 1 = the listener acknowledges chunks whose header asks for it.
+// 2 = connections that are lost are replaced, and chunks that were not acknowledged sent again.
 #pragma once
 
 #include <cstddef>
@@ -36,13 +37,20 @@ constexpr std::size_t kReplyBytes = 32;
 // where they belong, so each end counts its streams as it likes. The reply's number of streams is 1.
 constexpr std::uint16_t kJoiningStream = 0xffff;
 
+// The same for a connection that takes the place of one that was lost: of stream 0, or of any other.
+constexpr std::uint16_t kReplacingFirstStream = 0xfffe;
+constexpr std::uint16_t kReplacingStream = 0xfffd;
+constexpr bool is_joining(std::uint16_t stream_index) { return stream_index >= kReplacingStream; }
+
 constexpr std::uint32_t kFeatureAcknowledgements = 1;
+constexpr std::uint32_t kFeatureRecovery = 2;
 
 enum class HandshakeVerdict : std::uint16_t {
   kAccepted = 0,
   kWrongVersion = 1,   // the reply's version field says which is spoken
   kUnknownToken = 2,   // nobody listens under that token (any more)
   kUnknownStream = 3,  // a joining stream fits no comm, or its place is taken
+  kNoPlace = 4,        // the comm has not noticed yet that it lost a stream: try again
 };
 
 const char* handshake_verdict_name(HandshakeVerdict verdict);

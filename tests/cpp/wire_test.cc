@@ -40,7 +40,7 @@ TEST_CASE(a_frame_header_asks_for_acknowledgement_with_one_bit) {
   bytes[1] = 0;
   CHECK_OK(decode_frame_header(bytes, &decoded));
   CHECK(!decoded.acknowledge);
-  for (int flags = 2; flags <= 0xff; ++flags) {
+  for (int flags = 8; flags <= 0xff; ++flags) {
     bytes[1] = static_cast<std::uint8_t>(flags);
     CHECK(decode_frame_header(bytes, &decoded).code() == StatusCode::kRemoteError);
   }
@@ -49,36 +49,40 @@ TEST_CASE(a_frame_header_asks_for_acknowledgement_with_one_bit) {
 TEST_CASE(acknowledgement_bytes) {
   std::uint8_t bytes[kAcknowledgementBytes];
   std::memset(bytes, 0xee, sizeof bytes);
-  encode_acknowledgement(0x0102030405060708, bytes);
-  const std::uint8_t expected[kAcknowledgementBytes] = {2, 0, 0, 0, 0, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1};
+  encode_acknowledgement({0x0102030405060708, true}, bytes);
+  const std::uint8_t expected[kAcknowledgementBytes] = {2, 1, 0, 0, 0, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1};
   CHECK(std::memcmp(bytes, expected, sizeof bytes) == 0);
-  for (const std::uint64_t received : {std::uint64_t{0}, std::uint64_t{65536}, ~std::uint64_t{0}}) {
-    encode_acknowledgement(received, bytes);
-    std::uint64_t decoded = 1;
-    CHECK_OK(decode_acknowledgement(bytes, &decoded));
-    CHECK_EQ(decoded, received);
+  for (const std::uint64_t chunks : {std::uint64_t{0}, std::uint64_t{65536}, ~std::uint64_t{0}}) {
+    for (const bool is_last : {false, true}) {
+      encode_acknowledgement({chunks, is_last}, bytes);
+      Acknowledgement decoded{1, !is_last};
+      CHECK_OK(decode_acknowledgement(bytes, &decoded));
+      CHECK_EQ(decoded.chunks, chunks);
+      CHECK_EQ(decoded.is_last, is_last);
+    }
   }
 }
 
 TEST_CASE(what_is_no_acknowledgement_is_refused) {
   std::uint8_t bytes[kAcknowledgementBytes];
-  encode_acknowledgement(77, bytes);
+  encode_acknowledgement({77, false}, bytes);
   for (std::size_t position = 0; position < 8; ++position) {
     for (int bit = 0; bit < 8; ++bit) {
+      if (position == 1 && bit == 0) continue;  // the last one
       std::uint8_t changed[kAcknowledgementBytes];
       std::memcpy(changed, bytes, sizeof changed);
       changed[position] ^= static_cast<std::uint8_t>(1 << bit);
-      std::uint64_t received = 5;
+      Acknowledgement received{5, false};
       const Status status = decode_acknowledgement(changed, &received);
       CHECK(status.code() == StatusCode::kRemoteError);
       CHECK(status.message().find("type " + std::to_string(changed[0]) + " ") != std::string::npos);
-      CHECK_EQ(received, std::uint64_t{5});
+      CHECK_EQ(received.chunks, std::uint64_t{5});
     }
   }
   // A chunk is none either: what is sent in the wrong direction is noticed.
   std::uint8_t header[kFrameHeaderBytes];
   encode_frame_header({1, 0, 0, 1, true}, header);
-  std::uint64_t received = 0;
+  Acknowledgement received;
   CHECK(decode_acknowledgement(header, &received).code() == StatusCode::kRemoteError);
 }
 
@@ -150,7 +154,7 @@ TEST_CASE(hello_bytes) {
   hello.features = 0x51525354;
   hello.host_name = "node";
   std::vector<std::uint8_t> expected = {
-      'B',  'N',  'H',  'E',  'L',  'L',  'O',  '1',  1,    0,    2,    1,    4,    3,    0,    0,     // to the sizes
+      'B',  'N',  'H',  'E',  'L',  'L',  'O',  '1',  2,    0,    2,    1,    4,    3,    0,    0,     // to the sizes
       0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x1d, 0x1e, 0x1f,  // token
       0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27, 0x28, 0x29, 0x2a, 0x2b, 0x2c, 0x2d, 0x2e, 0x2f,  // comm id
       0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31, 0x44, 0x43, 0x42, 0x41, 0x54, 0x53, 0x52, 0x51,  // to features
@@ -175,7 +179,7 @@ TEST_CASE(reply_bytes) {
   reply.process_id = 0x3132333435363738;
   reply.max_chunk_bytes = 0x41424344;
   reply.features = 0x51525354;
-  const std::vector<std::uint8_t> expected = {'B',  'N',  'R',  'E',  'P',  'L',  'Y',  '1',  1,    0,    3,
+  const std::vector<std::uint8_t> expected = {'B',  'N',  'R',  'E',  'P',  'L',  'Y',  '1',  2,    0,    3,
                                               0,    2,    1,    0,    0,    0x38, 0x37, 0x36, 0x35, 0x34, 0x33,
                                               0x32, 0x31, 0x44, 0x43, 0x42, 0x41, 0x54, 0x53, 0x52, 0x51};
   std::vector<std::uint8_t> bytes(kReplyBytes, 0xee);

@@ -109,12 +109,12 @@ bool asks_for_acknowledgement(const PluginConfig& config, std::uint32_t features
   CHECK_OK(context->connect(0, listener.handle.data(), &comm));
   Hello hello;
   const OwnedFd first = listener.accept(features, &hello);
-  CHECK_EQ(hello.features, kFeatureAcknowledgements);
+  CHECK_EQ(hello.features, kFeatureAcknowledgements | kFeatureRecovery);
   // Only the first reply settles anything.
   CHECK_OK(context->connect(0, listener.handle.data(), &comm));
   const OwnedFd second = listener.accept(~features, &hello);
   CHECK_EQ(hello.stream_index, 1u);
-  CHECK_EQ(hello.features, kFeatureAcknowledgements);
+  CHECK_EQ(hello.features, kFeatureAcknowledgements | kFeatureRecovery);
   wait_until(
       [&] {
         CHECK_OK(context->connect(0, listener.handle.data(), &comm));
@@ -132,7 +132,7 @@ bool asks_for_acknowledgement(const PluginConfig& config, std::uint32_t features
   if (header.acknowledge) {
     for (int i = 0; i < 1000; ++i) CHECK(!is_done(send));
     std::array<std::uint8_t, kAcknowledgementBytes> bytes;
-    encode_acknowledgement(message.size(), bytes.data());
+    encode_acknowledgement({1, false}, bytes.data());
     CHECK_EQ(::send(second.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
   }
   wait_until([&] { return is_done(send); }, "the request");
@@ -192,8 +192,8 @@ TEST_CASE(a_listener_grants_what_was_asked_for_and_known) {
       const PluginConfig config = config_with(workers, zero_copy);
       CHECK_EQ(features_granted(config, 0), 0u);
       CHECK_EQ(features_granted(config, kFeatureAcknowledgements), kFeatureAcknowledgements);
-      CHECK_EQ(features_granted(config, ~std::uint32_t{0}), kFeatureAcknowledgements);
-      CHECK_EQ(features_granted(config, ~kFeatureAcknowledgements), 0u);
+      CHECK_EQ(features_granted(config, ~std::uint32_t{0}), kFeatureAcknowledgements | kFeatureRecovery);
+      CHECK_EQ(features_granted(config, ~kFeatureAcknowledgements), kFeatureRecovery);
     }
   }
 }
