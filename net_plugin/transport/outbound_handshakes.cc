@@ -165,7 +165,7 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   Stream& stream = attempt.streams[index];
   const int error_number = tcp_connect_result(stream.socket.get());
   if (error_number != 0) {
-    if (is_worth_a_retry(error_number)) {
+    if (attempt.is_join || is_worth_a_retry(error_number)) {
       retry_or_fail(attempt, index, error_number);
     } else {
       give_up(attempt, Status::system_error("connect to " + attempt.address.to_string(), error_number));

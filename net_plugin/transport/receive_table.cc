@@ -68,7 +68,10 @@ Status ReceiveTable::find(const FrameHeader& header, int stream_index, Request**
     if (claimed.request_ != found) continue;
     const bool is_same = claimed.begin_ == begin && claimed.end_ == end;
     if (!is_same && (claimed.begin_ >= end || claimed.end_ <= begin)) continue;
-    if (!is_same || !tolerates_replays_) return do_not_fit_together(header);
+    // They differ by less than half of the numbers.
+    const auto later = static_cast<std::int16_t>(header.attempt - claimed.attempt_);
+    if (!is_same || !tolerates_replays_ || later == 0) return do_not_fit_together(header);
+    if (later < 0) return Status::ok();
     if (!claimed.revoke()) {
       *arrival = Arrival::kBusy;
       return Status::ok();
@@ -79,6 +82,7 @@ Status ReceiveTable::find(const FrameHeader& header, int stream_index, Request**
   claim.request_ = found;
   claim.begin_ = begin;
   claim.end_ = end;
+  claim.attempt_ = header.attempt;
   claim.state_.store(ChunkClaim::State::kWriting, std::memory_order_relaxed);
   claiming_streams_ |= bit(stream_index);
   *request = found;

@@ -10,9 +10,10 @@
 // so there is always one that will.
 //
 // [Note: two streams with one chunk] A chunk may come again while the stream that was lost still has a part of it: the
-// ends notice a loss at different times. Then the stream that brings it last takes the chunk over: the other one reads
-// the rest into nothing. It may be writing to the receive's memory at that moment; then the newer one tries again. So
-// memory is never written once its receive is done, and every byte counts once.
+// ends notice a loss at different times. Then the stream with the later attempt has the chunk, whichever comes first:
+// the other one may end at any byte, and what it acknowledges is not heard any more. It reads the rest into nothing. It
+// may be writing to the receive's memory when the later one comes, which tries again then. So memory is never written
+// once its receive is done, and every byte counts once.
 #pragma once
 
 #include <array>
@@ -55,12 +56,13 @@ class ChunkClaim {
   Request* request_ = nullptr;
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
+  std::uint16_t attempt_ = 0;
 };
 
 enum class Arrival {
   kWanted,     // the claim is held, and counts as writing: the staged bytes come first
   kNotPosted,  // the stream counts as parked
-  kReceived,   // it came before: to be read into nothing
+  kReceived,   // it came before, or comes on a stream with a later attempt: to be read into nothing
   kBusy,       // another stream is writing its bytes at this moment: try again
 };
 

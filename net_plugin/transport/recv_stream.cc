@@ -18,7 +18,7 @@ Status RecvStream::open_chunk(Arrival* arrival) {
   Request* request = nullptr;
   BAGUA_NET_RETURN_IF_ERROR(table_->find(header_, index(), &request, arrival));
   if (*arrival == Arrival::kNotPosted || *arrival == Arrival::kBusy) return Status::ok();
-  if (!header_.replay && !has_new_chunks()) has_new_chunks_.store(true, std::memory_order_release);
+  if (header_.attempt == 0 && !has_new_chunks()) has_new_chunks_.store(true, std::memory_order_release);
   staging_begin_ += kFrameHeaderBytes;
   remaining_ = header_.payload_bytes;
   part_ = *arrival == Arrival::kWanted ? Part::kPayload : Part::kReplayed;

@@ -58,7 +58,6 @@ Pull SendStream::pull(Chunk* chunk) {
 bool SendStream::pull_chunk() {
   Chunk chunk;
   if (replays() && replay_->pull(last_number_, &chunk)) {
-    chunk.by_reference = false;
     chunk_ = std::move(chunk);
     return true;
   }
@@ -73,14 +72,13 @@ bool SendStream::pull_chunk() {
 
 bool SendStream::take_chunk() {
   if (recovers() && unacknowledged_.is_full()) return false;
-  const bool may_replay = replays();
   if (!pull_chunk()) return false;
   backlog_.under_way += chunk_->bytes;
   backlog_.unsent += chunk_->bytes;
   last_number_ = chunk_->message_number;
   written_ = 0;
   FrameHeader header;
-  header.replay = may_replay && replays();
+  header.attempt = chunk_->attempt;
   header.payload_bytes = static_cast<std::uint32_t>(chunk_->bytes);
   header.message_number = chunk_->message_number;
   header.offset = chunk_->offset;
@@ -88,7 +86,7 @@ bool SendStream::take_chunk() {
   const bool had_copy = chunk_->copy.bytes != nullptr;
   if (!had_copy) {
     chunk_->by_reference = may_zero_copy_ && header.message_bytes > kLargestCopiedMessage &&
-                           chunk_->bytes >= kMinZeroCopyBytes && !unacknowledged_.is_full() && !header.replay;
+                           chunk_->bytes >= kMinZeroCopyBytes && !unacknowledged_.is_full() && header.attempt == 0;
     if (should_copy()) {
       chunk_->copy = blocks_.take(kFrameHeaderBytes + chunk_->bytes);
       std::uint8_t* const payload = chunk_->copy.bytes.get() + kFrameHeaderBytes;
@@ -101,7 +99,7 @@ bool SendStream::take_chunk() {
   if (recovers()) {
     ++unasked_chunks_;
     unasked_bytes_ += chunk_->bytes;
-    header.acknowledge = header.replay || chunk_->copy.bytes == nullptr || unasked_chunks_ >= kAskAfterChunks ||
+    header.acknowledge = header.attempt > 0 || chunk_->copy.bytes == nullptr || unasked_chunks_ >= kAskAfterChunks ||
                          unasked_bytes_ >= kAskAfterBytes;
     if (header.acknowledge) unasked_chunks_ = unasked_bytes_ = 0;
   } else {
@@ -224,6 +222,10 @@ void SendStream::lose(Status why) {
 std::vector<Chunk> SendStream::take_unfinished() {
   std::vector<Chunk> chunks = unacknowledged_.take_all();
   if (chunk_.has_value()) chunks.push_back(*std::exchange(chunk_, std::nullopt));
+  for (Chunk& chunk : chunks) {
+    ++chunk.attempt;
+    chunk.by_reference = false;
+  }
   return chunks;
 }
 

@@ -4,8 +4,7 @@
 //      0     1  type: 1 = chunk, 3 = end of the comm; every other value is refused
 //      1     1  flags: 1 = acknowledge this chunk and all before it (wire/acknowledgement.h)
 //                      2 = its bytes may be the sender's memory until they are read
-//                      4 = replay: sent before, on a stream that was lost
-//      2     2  zero
+//      2     2  attempt: how often the chunk was sent before, on streams that were lost; modulo 65536
 //      4     4  payload bytes that follow
 //      8     8  message number: counts the messages of this comm from 0, in posting order
 //     16     8  offset of the payload in the message
@@ -31,7 +30,7 @@ struct FrameHeader {
   std::uint64_t message_bytes = 0;
   bool acknowledge = false;   // the sender keeps the bytes until it hears that they were received
   bool by_reference = false;  // and until then they may be its memory, wherever the kernel has them
-  bool replay = false;
+  std::uint16_t attempt = 0;
   bool end = false;  // no chunk: the sender has closed the comm
 };
 

@@ -40,7 +40,7 @@ TEST_CASE(a_frame_header_asks_for_acknowledgement_with_one_bit) {
   bytes[1] = 0;
   CHECK_OK(decode_frame_header(bytes, &decoded));
   CHECK(!decoded.acknowledge);
-  for (int flags = 8; flags <= 0xff; ++flags) {
+  for (int flags = 4; flags <= 0xff; ++flags) {
     bytes[1] = static_cast<std::uint8_t>(flags);
     CHECK(decode_frame_header(bytes, &decoded).code() == StatusCode::kRemoteError);
   }
@@ -90,7 +90,7 @@ TEST_CASE(frame_of_another_type_is_refused) {
   std::uint8_t bytes[kFrameHeaderBytes];
   encode_frame_header({1, 0, 0, 1}, bytes);
   FrameHeader header;
-  for (const int position : {0, 1, 2, 3}) {
+  for (const int position : {0, 1}) {
     std::uint8_t changed[kFrameHeaderBytes];
     std::memcpy(changed, bytes, sizeof changed);
     changed[position] ^= 0x40;
