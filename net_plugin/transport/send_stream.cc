@@ -245,11 +245,11 @@ void SendStream::say_goodbye() {
 }
 
 bool SendStream::is_delivered() {
-  if (is_over()) return true;
+  if (!is_over() && !unacknowledged_.is_empty()) listen();
+  if (state() == StreamState::kEnded) return true;
   if (chunk_.has_value()) return false;
-  if (unacknowledged_.is_empty()) return true;
-  listen();
-  return is_over() || unacknowledged_.is_empty() || undelivered_bytes() == 0;
+  // With nothing lost, what the peer's kernel has is delivered.
+  return unacknowledged_.is_empty() || (!is_over() && undelivered_bytes() == 0);
 }
 
 ssize_t SendStream::write_chunk() {

@@ -171,12 +171,12 @@ std::uint32_t features_granted(const PluginConfig& config, std::uint32_t feature
 
 TEST_CASE(chunks_ask_for_acknowledgement_where_the_listener_gives_it) {
   CHECK(asks_for_acknowledgement(config_with(1, true), kFeatureAcknowledgements));
-  CHECK(asks_for_acknowledgement(config_with(1, true), ~std::uint32_t{0}));
+  CHECK(asks_for_acknowledgement(config_with(1, true), ~kFeatureRecovery));
 }
 
 TEST_CASE(a_listener_of_before_gets_copies) {
   CHECK(!asks_for_acknowledgement(config_with(1, true), 0));
-  CHECK(!asks_for_acknowledgement(config_with(1, true), ~kFeatureAcknowledgements));
+  CHECK(!asks_for_acknowledgement(config_with(1, true), ~(kFeatureAcknowledgements | kFeatureRecovery)));
 }
 
 TEST_CASE(the_knob_turns_it_off) { CHECK(!asks_for_acknowledgement(config_with(1, false), kFeatureAcknowledgements)); }
