@@ -14,6 +14,7 @@
 namespace bagua_net {
 
 enum class CongestionControl { kAuto, kSystem, kCubic, kReno, kBbr };
+enum class Recovery { kAuto, kOn, kOff };
 
 struct PluginConfig {
   bool enabled = true;         // ENABLE_BAGUA_NET: 0 makes the library decline
@@ -28,7 +29,7 @@ struct PluginConfig {
   int connect_timeout_ms = 60000;         // BAGUA_NET_CONNECT_TIMEOUT_MS: deadline of a whole connect
   int handshake_timeout_ms = 10000;       // BAGUA_NET_HANDSHAKE_TIMEOUT_MS: deadline of an accepted socket's hello
   int keepalive_s = 30;                   // BAGUA_NET_KEEPALIVE_S: time without a sign of life after which a comm fails
-  bool recovery = true;                   // BAGUA_NET_RECOVERY: lost connections are replaced
+  Recovery recovery = Recovery::kAuto;    // BAGUA_NET_RECOVERY: lost connections are replaced; auto = between hosts
   bool zero_copy = true;                  // BAGUA_NET_ZERO_COPY: workers send large messages without copying them
   std::int64_t socket_buffer_bytes = 0;   // BAGUA_NET_SOCKET_BUFFER: 0 = the kernel's autotuning
   CongestionControl congestion_control = CongestionControl::kAuto;  // BAGUA_NET_CONGESTION_CONTROL

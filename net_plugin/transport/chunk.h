@@ -27,7 +27,7 @@ struct Chunk {
   const std::uint8_t* data = nullptr;  // the payload, in the caller's memory or in `copy`
   std::uint64_t message_number = 0;
   std::size_t message_bytes = 0;
-  std::uint16_t attempt = 0;   // how often it was sent before
+  std::uint16_t attempt = 0;  // how often it was sent before
   bool by_reference = false;  // the kernel may have no copy of it
   Block copy;                 // header and payload; empty: none was made
 };

@@ -28,8 +28,10 @@ void ChunkScheduler::set_streams(int first, int end, std::uint64_t lost) {
   const std::lock_guard<std::mutex> lock(mutex_);
   streams_.clear();
   for (int stream = first; stream < end; ++stream) {
-    if ((lost >> stream & 1) == 0) streams_.push_back(stream);
-    else puller(stream) = {};  // another will take its place
+    if ((lost >> stream & 1) == 0)
+      streams_.push_back(stream);
+    else
+      puller(stream) = {};  // another will take its place
   }
   if (streams_.empty()) streams_.push_back(first);
   policy_.streams = streams_.size();

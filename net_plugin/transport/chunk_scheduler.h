@@ -38,8 +38,9 @@ struct ChunkPolicy {
   std::size_t max_bytes = 524288;
   std::size_t max_alone_bytes = ~std::size_t{0};  // with one stream
 
-  // One stream: the whole rest, cutting gains nothing but that less has to be sent again if the stream is lost. Several: a fraction of what is left, so that pieces get
-  // smaller towards the end and no straggler holds the tail of a message.
+  // One stream: the whole rest, cutting gains nothing but that less has to be sent again if the stream is lost.
+  // Several: a fraction of what is left, so that pieces get smaller towards the end and no straggler holds the tail of
+  // a message.
   std::size_t next_chunk_bytes(std::size_t remaining) const;
 };
 

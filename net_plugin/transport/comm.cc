@@ -32,14 +32,14 @@ Status Comm::start_streams(std::vector<std::unique_ptr<ByteStream>> streams) {
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   for (std::unique_ptr<ByteStream>& bytes : streams) {
-    BAGUA_NET_RETURN_IF_ERROR(
-        add_stream(make_stream(std::move(bytes), static_cast<int>(stream_count_), false), false));
+    BAGUA_NET_RETURN_IF_ERROR(add_stream(make_stream(std::move(bytes), static_cast<int>(stream_count_), false), false));
   }
   return Status::ok();
 }
 
 Status Comm::attach(Place& place, EventLoopWorker* worker) {
   std::uint64_t id = 0;
+  place.stream->set_polled(true);
   BAGUA_NET_RETURN_IF_ERROR(worker->attach(place.stream.get(), &id, lane_.path));
   place.worker_stream_id.store(id);
   place.worker.store(worker);
@@ -87,7 +87,9 @@ void Comm::watch(const DataStream& stream) {
 
 void Comm::detach(Place& place) {
   EventLoopWorker* worker = place.worker.exchange(nullptr);
-  if (worker != nullptr) worker->detach(place.stream.get(), place.worker_stream_id.load());
+  if (worker == nullptr) return;
+  worker->detach(place.stream.get(), place.worker_stream_id.load());
+  place.stream->set_polled(false);
 }
 
 void Comm::remove(int index) {

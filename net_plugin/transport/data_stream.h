@@ -54,6 +54,10 @@ class DataStream {
   // driver.
   void set_peer_ended() { peer_ended_ = true; }
 
+  // A poller tells its driver of events: a worker does, a thread that calls the comm just looks. While nobody drives
+  // it.
+  void set_polled(bool polled) { polled_ = polled; }
+
   // Any thread.
   bool peer_liveness(PeerLiveness* liveness) const { return bytes_->peer_liveness(liveness); }
   StreamState state() const { return state_.load(std::memory_order_acquire); }
@@ -100,6 +104,7 @@ class DataStream {
   void reset() { bytes_->reset(); }
   std::size_t undelivered_bytes() const { return bytes_->undelivered_bytes(); }
   bool is_broken() const { return bytes_->is_broken(); }
+  bool is_polled() const { return polled_; }
   bool has_peer_ended() const { return peer_ended_; }
   void set_blocked(bool blocked) { blocked_.store(blocked, std::memory_order_relaxed); }
 
@@ -108,6 +113,7 @@ class DataStream {
   FailureSink* const failures_;  // the comm: outlives its streams
   const int index_;
   bool peer_ended_ = false;
+  bool polled_ = false;
   Status loss_;
   std::atomic<StreamState> state_{StreamState::kLive};
   std::atomic<bool> blocked_{false};

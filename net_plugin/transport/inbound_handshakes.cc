@@ -250,7 +250,7 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
   admission->place = &connection.sockets[hello.stream_index];
   admission->reply.streams = static_cast<std::uint16_t>(connection.sockets.size());
   admission->reply.max_chunk_bytes = connection.max_chunk_bytes;
-  if (settings_.recovers && (hello.features & kFeatureRecovery) != 0) connection.recovers = true;
+  if (settings_.recovery != Recovery::kOff && (hello.features & kFeatureRecovery) != 0) connection.recovers = true;
   admission->reply.features = hello.features & kFeatureAcknowledgements;
   if (connection.recovers) admission->reply.features |= kFeatureRecovery;
   return HandshakeVerdict::kAccepted;

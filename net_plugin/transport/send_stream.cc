@@ -31,8 +31,8 @@ constexpr std::size_t kSmallBytes = 1024;
 // for many chunks at once.
 constexpr std::size_t kSmallCopyBytes = 65536;
 constexpr std::size_t kMaxSmallCopies = 4u << 20;
-constexpr std::size_t kAskAfterChunks = 32;
-constexpr std::size_t kAskAfterBytes = 131072;
+constexpr std::size_t kAskAfterChunks = 64;
+constexpr std::size_t kAskAfterBytes = 524288;
 // From this round trip on large chunks are copied: NCCL has some MiB under way on a channel, which is less than such a
 // path carries in a round trip. The copies are what the network has under way, at most so much on each stream.
 constexpr double kLongRoundTripNs = 1e6;
@@ -140,11 +140,16 @@ StreamProgress SendStream::progress(std::size_t budget) {
   std::size_t moved = 0;
   set_blocked(false);
   if (is_over()) return end_of_output(0);
-  if (should_listen()) listen();
+  // One event may tell of an acknowledgement and of room. Without a poller there is a next call, with nothing to write.
+  if (is_polled() && should_listen()) listen();
   for (;;) {
     if (is_over()) return end_of_output(0);
     if (moved >= budget) return StreamProgress::kMore;
     if (!chunk_.has_value() && !take_chunk()) {
+      if (moved == 0 && !is_polled() && should_listen()) {
+        listen();
+        if (is_over()) return end_of_output(0);
+      }
       if (!recovers() || !unacknowledged_.is_full()) return StreamProgress::kIdle;
       // The poller tells of the acknowledgement that makes room.
       set_blocked(true);
@@ -200,9 +205,8 @@ StreamProgress SendStream::end_of_output(int error_number) {
 }
 
 void SendStream::peer_is_gone(int error_number) {
-  const std::string how = error_number == 0
-                              ? "the peer closed the connection"
-                              : Status::system_error("the connection was lost", error_number).message();
+  const std::string how = error_number == 0 ? "the peer closed the connection"
+                                            : Status::system_error("the connection was lost", error_number).message();
   if (recovers() && !unacknowledged_.peer_has_closed()) {
     lose(Status::remote_error(how));
     return;
@@ -292,8 +296,6 @@ void SendStream::listen() {
       peer_is_gone(received == 0 ? 0 : errno);
       return;
     }
-    // Fewer bytes than there was room for do not mean that no more will be said: the end may stand right behind them,
-    // and the poller tells of both once.
     const Status status = unacknowledged_.take(bytes.data(), static_cast<std::size_t>(received), &blocks_);
     if (!status.is_ok()) {
       finish(StreamState::kEnded);
@@ -305,8 +307,9 @@ void SendStream::listen() {
       peer_is_gone(0);
       return;
     }
+    if (static_cast<std::size_t>(received) < bytes.size() && !has_peer_ended()) break;
   }
-  listen_at_ = unacknowledged_.size() + 2 * kAskAfterChunks;
+  listen_at_ = unacknowledged_.size() + kAskAfterChunks;
 }
 
 }  // namespace bagua_net

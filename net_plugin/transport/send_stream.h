@@ -4,8 +4,8 @@
 //
 // With recovery, it keeps every chunk until the peer has acknowledged it: a small one as a copy, so that its request is
 // done as soon as it is written; a large one in the caller's memory, so that its request is done with the
-// acknowledgement. On a path with a long round trip that would leave the network idle (NCCL has few messages under way):
-// there large ones are copied, too. When the stream is lost, the comm takes what was not acknowledged.
+// acknowledgement. On a path with a long round trip that would leave the network idle (NCCL has few messages under
+// way): there large ones are copied, too. When the stream is lost, the comm takes what was not acknowledged.
 #pragma once
 
 #include <array>
@@ -91,7 +91,7 @@ class SendStream final : public DataStream {
   BlockPool blocks_;
   std::optional<Chunk> chunk_;  // that is being written
   std::array<std::uint8_t, kFrameHeaderBytes> header_{};
-  std::size_t written_ = 0;          // of header and payload together
+  std::size_t written_ = 0;           // of header and payload together
   bool writes_by_reference_ = false;  // what is left of it
   bool may_zero_copy_;
   bool keeps_chunk_ = false;  // until it is acknowledged

@@ -40,8 +40,8 @@ class WorkerPool {
   // of equal index in neighbouring lanes, since the first are used most. Starts the threads if they do not run. The
   // pool keeps ownership.
   Status assign(const Lane& lane, int stream_index, EventLoopWorker** worker);
-  // The same for a stream that replaces one which was lost. Without workers, a thread that serves such streams only: the
-  // pool's size does not count it.
+  // The same for a stream that replaces one which was lost. Without workers, a thread that serves such streams only:
+  // the pool's size does not count it.
   Status assign_replacement(const Lane& lane, int stream_index, EventLoopWorker** worker);
   // Started if it does not run.
   Status recovery(RecoveryThread** recovery);

@@ -31,6 +31,7 @@ PluginConfig config_with(int workers, std::optional<int> streams = 4) {
   config.workers = workers;
   config.streams = streams;
   config.keepalive_s = 10;
+  config.recovery = Recovery::kOn;
   return config;
 }
 
@@ -56,8 +57,9 @@ class Traffic {
     std::int64_t progress_ms = monotonic_ms();
     while (sends_done_ < end || receives_done_ < end) {
       if (monotonic_ms() - progress_ms > kDeadlineMs) {
-        check::fail(__FILE__, __LINE__, "no progress: " + std::to_string(sends_done_) + " sent and " +
-                                            std::to_string(receives_done_) + " received of " + std::to_string(end));
+        check::fail(__FILE__, __LINE__,
+                    "no progress: " + std::to_string(sends_done_) + " sent and " + std::to_string(receives_done_) +
+                        " received of " + std::to_string(end));
       }
       step();
       if (posted_ < end && posted_ < sends_done_ + kWindow && posted_ < receives_done_ + kWindow) {
@@ -83,7 +85,8 @@ class Traffic {
           std::fill(slot.sent.begin(), slot.sent.end(), std::uint8_t{0x5a});
           progress_ms = monotonic_ms();
         }
-        if (slot.is_receiving && slot.receive != nullptr && number < receives_posted_ && is_request_done(slot.receive)) {
+        if (slot.is_receiving && slot.receive != nullptr && number < receives_posted_ &&
+            is_request_done(slot.receive)) {
           slot.is_receiving = false;
           CHECK_EQ(int{slot.received.back()}, 0xee);
           slot.received.pop_back();
@@ -355,7 +358,7 @@ TEST_CASE(a_peer_that_has_closed_its_comm_is_not_waited_for) {
 
 TEST_CASE(without_recovery_a_lost_connection_is_an_error) {
   PluginConfig off = config_with(0);
-  off.recovery = false;
+  off.recovery = Recovery::kOff;
   for (const bool sender : {false, true}) {
     ContextPair pair(sender ? off : config_with(0), sender ? config_with(0) : off);
     std::vector<std::uint8_t> room(1000);

@@ -493,8 +493,7 @@ TEST_CASE(the_end_in_the_middle_of_a_chunk_fails_the_message) {
 }
 
 TEST_CASE(an_acknowledgement_that_cannot_be_right_fails_the_stream) {
-  for (const std::uint64_t received :
-       {std::uint64_t{2}, std::uint64_t{kMinMessage + 1}, std::uint64_t{1} << 63}) {
+  for (const std::uint64_t received : {std::uint64_t{2}, std::uint64_t{kMinMessage + 1}, std::uint64_t{1} << 63}) {
     Sender sender;
     sender.send(kMinMessage);
     sender.acknowledge(received);

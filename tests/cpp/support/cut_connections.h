@@ -31,9 +31,9 @@ inline std::vector<int> open_connections() {
 }
 
 enum class Cut {
-  kReset,         // both ends learn of it, and what is under way is lost
-  kEnd,           // an end in both directions
-  kHalf,          // an end in the direction that this end writes
+  kReset,  // both ends learn of it, and what is under way is lost
+  kEnd,    // an end in both directions
+  kHalf,   // an end in the direction that this end writes
 };
 
 inline void cut(int fd, Cut how) {
