@@ -101,6 +101,11 @@ void ReceiveTable::finish(const FrameHeader& header, int stream_index) {
   request->chunk_moved(header.payload_bytes, header.message_bytes);
 }
 
+std::uint64_t ReceiveTable::parked_streams() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return parked_streams_;
+}
+
 void ReceiveTable::release(int stream_index) {
   const std::lock_guard<std::mutex> lock(mutex_);
   claiming_streams_ &= ~bit(stream_index);

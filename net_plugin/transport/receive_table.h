@@ -84,6 +84,9 @@ class ReceiveTable {
   // The stream is over: what it claims may come on another one.
   void release(int stream_index);
 
+  // Streams that bring nothing more for what is posted now.
+  std::uint64_t parked_streams();
+
   // The stream's own; not its to keep beyond release().
   ChunkClaim& claim(int stream_index) { return claims_[static_cast<std::size_t>(stream_index)]; }
 

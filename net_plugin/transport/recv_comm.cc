@@ -102,13 +102,15 @@ bool RecvComm::may_take_over(const DataStream& stream) const {
 Status RecvComm::check_progress_possible() {
   const std::uint64_t over = over_streams_.load(std::memory_order_acquire);
   if (over == 0 && losses_ == 0) return Status::ok();
+  // Not by their states: what was posted just now concerns them before their drivers know.
+  const std::uint64_t parked = table_.parked_streams();
   bool has_ended = false;
   for (std::size_t index = 0; index < stream_count_; ++index) {
     const DataStream* stream = places_[index].stream.get();
     if (stream == nullptr) continue;
     has_ended |= stream->state() == StreamState::kEnded;
     // A parked stream does not come to its end before later receives are posted, which may wait for this one.
-    if (stream->state() == StreamState::kLive) {
+    if (!stream->is_over() && (parked >> index & 1) == 0) {
       none_left_ms_ = 0;
       return Status::ok();
     }

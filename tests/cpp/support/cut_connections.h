@@ -5,6 +5,8 @@
 #include <linux/filter.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <random>
@@ -40,7 +42,8 @@ inline void cut(int fd, Cut how) {
   switch (how) {
     case Cut::kReset: {
       const sockaddr nowhere{AF_UNSPEC, {}};
-      [[maybe_unused]] const int ignored = ::connect(fd, &nowhere, sizeof nowhere);
+      // Not through the C library, of which ThreadSanitizer takes it for a use that the owner should know of.
+      [[maybe_unused]] const long ignored = ::syscall(SYS_connect, fd, &nowhere, sizeof nowhere);
       return;
     }
     case Cut::kEnd: ::shutdown(fd, SHUT_RDWR); return;
