@@ -134,8 +134,9 @@ Knob size_or_zero_knob(std::string name, std::int64_t PluginConfig::* member, st
   return ranged_size_knob(std::move(name), member, minimum, maximum, true, std::move(meaning));
 }
 
-Knob choice_knob(std::string name, CongestionControl PluginConfig::* member,
-                 std::vector<std::pair<std::string, CongestionControl>> choices, std::string meaning) {
+template <typename Choice>
+Knob any_choice_knob(std::string name, Choice PluginConfig::* member,
+                     std::vector<std::pair<std::string, Choice>> choices, std::string meaning) {
   std::string range;
   std::string initial;
   for (std::size_t i = 0; i < choices.size(); ++i) {
@@ -153,6 +154,16 @@ Knob choice_knob(std::string name, CongestionControl PluginConfig::* member,
     return range;
   };
   return {{std::move(name), "choice", std::move(initial), range, "", std::move(meaning)}, std::move(parse)};
+}
+
+Knob choice_knob(std::string name, CongestionControl PluginConfig::* member,
+                 std::vector<std::pair<std::string, CongestionControl>> choices, std::string meaning) {
+  return any_choice_knob(std::move(name), member, std::move(choices), std::move(meaning));
+}
+
+Knob choice_knob(std::string name, Recovery PluginConfig::* member,
+                 std::vector<std::pair<std::string, Recovery>> choices, std::string meaning) {
+  return any_choice_knob(std::move(name), member, std::move(choices), std::move(meaning));
 }
 
 Knob with_meaningful_absence(Knob knob) {

@@ -67,6 +67,10 @@ const std::vector<Knob>& knob_table() {
                    "closed, and a listener to answer before its connection is opened again."),
       integer_knob("BAGUA_NET_KEEPALIVE_S", &Config::keepalive_s, 0, 3600, "seconds",
                    "Time without a response from a peer's host after which the comm fails. 0: never."),
+      choice_knob("BAGUA_NET_RECOVERY", &Config::recovery,
+                  {{"auto", Recovery::kAuto}, {"1", Recovery::kOn}, {"0", Recovery::kOff}},
+                  "Replace lost connections and send again what they did not deliver. auto: between hosts. 0: the "
+                  "first lost connection fails the communicator."),
       boolean_knob("BAGUA_NET_ZERO_COPY", &Config::zero_copy,
                    "Within a host, I/O threads send messages above 512 KiB without copying them, if the kernel "
                    "supports it (vmsplice)."),

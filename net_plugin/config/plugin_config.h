@@ -14,6 +14,8 @@
 
 namespace bagua_net {
 
+enum class Recovery { kAuto, kOn, kOff };
+
 struct PluginConfig {
   bool enabled = true;         // ENABLE_BAGUA_NET: 0 makes the library decline
   bool required = false;       // BAGUA_NET_REQUIRED: a failure to start is an error, not a fallback
@@ -27,6 +29,7 @@ struct PluginConfig {
   int connect_timeout_ms = 60000;         // BAGUA_NET_CONNECT_TIMEOUT_MS: deadline of a whole connect
   int handshake_timeout_ms = 10000;       // BAGUA_NET_HANDSHAKE_TIMEOUT_MS: deadline of one connection's handshake
   int keepalive_s = 30;                   // BAGUA_NET_KEEPALIVE_S: time without a sign of life after which a comm fails
+  Recovery recovery = Recovery::kAuto;    // BAGUA_NET_RECOVERY: lost connections are replaced; auto = between hosts
   bool zero_copy = true;                  // BAGUA_NET_ZERO_COPY: workers send large messages without copying them
   bool stats = true;                      // BAGUA_NET_STATS: `bagua-net stats` can look at this process
   std::int64_t socket_buffer_bytes = 0;   // BAGUA_NET_SOCKET_BUFFER: 0 = the kernel's autotuning

@@ -20,6 +20,8 @@ CommStats::~CommStats() {
 
 StreamStats CommStats::open_stream(int index) {
   if (page_ == nullptr) return {};
+  const auto place = static_cast<std::size_t>(index);
+  if (place < streams_.size()) return StreamStats(streams_[place]);
   StreamSlot* slot = own_ == nullptr ? page_->open_stream(slot_, index) : nullptr;
   if (slot == nullptr) {
     own_streams_.push_back(std::make_unique<StreamSlot>());

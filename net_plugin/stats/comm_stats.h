@@ -21,7 +21,20 @@ class StreamStats {
 
   StreamCounters* operator->() const { return &slot_->counters; }
   StreamSlot& slot() const { return *slot_; }
-  void set_state(StreamState state) {
+  // Of the kernel, of this connection alone: those that it replaces in the slot are added.
+  struct Kernel {
+    std::uint64_t retransmits = 0;
+    std::uint64_t busy_us = 0;
+    std::uint64_t peer_window_us = 0;
+    std::uint64_t socket_buffer_us = 0;
+  };
+  void set_kernel(const Kernel& now) const {
+    slot_->counters.retransmits.set(before_.retransmits + now.retransmits);
+    slot_->counters.busy_us.set(before_.busy_us + now.busy_us);
+    slot_->counters.peer_window_us.set(before_.peer_window_us + now.peer_window_us);
+    slot_->counters.socket_buffer_us.set(before_.socket_buffer_us + now.socket_buffer_us);
+  }
+  void set_state(SlotState state) {
     slot_->state.store(static_cast<std::uint32_t>(state), std::memory_order_relaxed);
   }
 
@@ -30,21 +43,27 @@ class StreamStats {
     if (parked_ns_ != 0) return;
     parked_ns_ = monotonic_ns();
     slot_->counters.parked.add(1);
-    set_state(StreamState::kParked);
+    set_state(SlotState::kParked);
   }
   void resume() {
     if (parked_ns_ == 0) return;
     slot_->counters.parked_ns.add(static_cast<std::uint64_t>(monotonic_ns() - parked_ns_));
     parked_ns_ = 0;
-    set_state(StreamState::kLive);
+    set_state(SlotState::kLive);
   }
 
  private:
   friend class CommStats;
-  explicit StreamStats(StreamSlot* slot) : slot_(slot) {}
+  explicit StreamStats(StreamSlot* slot)
+      : slot_(slot),
+        before_{slot->counters.retransmits.get(), slot->counters.busy_us.get(), slot->counters.peer_window_us.get(),
+                slot->counters.socket_buffer_us.get()} {
+    set_state(SlotState::kLive);
+  }
 
   std::unique_ptr<StreamSlot> own_;
   StreamSlot* slot_;
+  Kernel before_;
   std::int64_t parked_ns_ = 0;  // 0: it is not
 };
 
@@ -82,7 +101,8 @@ class CommStats {
     slot_->growth_gains.store(gains, std::memory_order_relaxed);
   }
 
-  // Off the hot path. By any thread but for open_stream(), which is the comm's.
+  // Off the hot path. By any thread but for open_stream(), which is the comm's. A stream that replaces another goes on
+  // counting where that one ended; nobody may drive that any more.
   StreamStats open_stream(int index);
   void fail(const std::string& why);
 
@@ -97,7 +117,7 @@ class CommStats {
   std::shared_ptr<StatsPage> page_;  // nullptr: none
   std::unique_ptr<CommSlot> own_;
   CommSlot* slot_;
-  std::vector<StreamSlot*> streams_;
+  std::vector<StreamSlot*> streams_;  // by index, as far as there are any
   std::vector<std::unique_ptr<StreamSlot>> own_streams_;  // that the page has no room for
 };
 

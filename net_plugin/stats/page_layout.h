@@ -84,7 +84,7 @@ struct StreamCounters {
 
 enum class CommState : std::uint32_t { kFree = 0, kOpen = 1, kFailed = 2 };
 enum class CommDirection : std::uint32_t { kSend = 0, kReceive = 1 };
-enum class StreamState : std::uint32_t { kFree = 0, kLive = 1, kParked = 2, kEnded = 3, kLost = 4 };
+enum class SlotState : std::uint32_t { kFree = 0, kLive = 1, kParked = 2, kEnded = 3, kLost = 4 };
 
 struct alignas(64) CommSlot {
   Word state;  // CommState
@@ -102,7 +102,7 @@ struct alignas(64) CommSlot {
 };
 
 struct alignas(64) StreamSlot {
-  Word state;  // StreamState
+  Word state;  // SlotState
   Word comm;   // index of its slot
   Word index;  // in the comm
   Word unused;

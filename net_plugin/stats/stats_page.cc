@@ -141,7 +141,7 @@ StreamSlot* StatsPage::open_stream(const CommSlot* comm, int index) {
   if (slot == nullptr) return nullptr;
   slot->comm.store(index_of(comm));
   slot->index.store(static_cast<std::uint32_t>(index));
-  slot->state.store(static_cast<std::uint32_t>(StreamState::kLive));
+  slot->state.store(static_cast<std::uint32_t>(SlotState::kLive));
   return slot;
 }
 
@@ -152,7 +152,7 @@ void StatsPage::close(CommSlot* comm, const std::vector<StreamSlot*>& streams) {
   for (StreamSlot* stream : streams) {
     add_counters(&header_->closed_streams, &stream->counters);
     if (streams_ == nullptr || stream < streams_ || stream >= streams_ + kStreamSlots) continue;
-    stream->state.store(static_cast<std::uint32_t>(StreamState::kFree));
+    stream->state.store(static_cast<std::uint32_t>(SlotState::kFree));
     free_streams_.push_back(static_cast<std::uint32_t>(stream - streams_));
   }
   if (comms_ == nullptr || comm < comms_ || comm >= comms_ + kCommSlots) return;

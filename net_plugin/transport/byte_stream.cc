@@ -1,8 +1,10 @@
 #include "transport/byte_stream.h"
 
+#include <linux/sockios.h>
 #include <linux/tcp.h>  // the whole tcp_info; <netinet/tcp.h> has the beginning
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -89,6 +91,11 @@ class TcpByteStream final : public ByteStream {
     liveness->transmissions = info.tcpi_unacked > 0 ? info.tcpi_retransmits : info.tcpi_probes;
     liveness->packet_bytes = info.tcpi_pmtu;
     return true;
+  }
+
+  std::size_t undelivered_bytes() const override {
+    int bytes = 0;
+    return ::ioctl(socket_.get(), SIOCOUTQ, &bytes) == 0 && bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
   }
 
   int fd() const override { return socket_.get(); }

@@ -50,6 +50,9 @@ class ByteStream {
   virtual bool delivery(Delivery*) const { return false; }
   virtual bool peer_liveness(PeerLiveness*) const { return false; }
 
+  // Written, and not acknowledged by the other end's kernel.
+  virtual std::size_t undelivered_bytes() const { return 0; }
+
   // What the poller watches.
   virtual int fd() const = 0;
   // Ends both directions: the peer sees the end of input, bytes that the kernel took are still delivered. Any thread.

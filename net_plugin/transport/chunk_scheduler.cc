@@ -19,15 +19,22 @@ std::size_t aligned_up(std::size_t bytes) { return (bytes + kChunkAlignment - 1)
 }  // namespace
 
 std::size_t ChunkPolicy::next_chunk_bytes(std::size_t remaining) const {
-  if (streams == 1 || remaining <= min_bytes) return remaining;
+  if (streams == 1 || remaining <= min_bytes) return std::min(remaining, max_alone_bytes);
   const std::size_t bytes = std::clamp(aligned_up(remaining / streams), min_bytes, max_bytes);
   return std::min(bytes, remaining);
 }
 
-void ChunkScheduler::set_streams(int first, int end) {
+void ChunkScheduler::set_streams(int first, int end, std::uint64_t lost) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  first_stream_ = first;
-  policy_.streams = static_cast<std::size_t>(end - first);
+  streams_.clear();
+  for (int stream = first; stream < end; ++stream) {
+    if ((lost >> stream & 1) == 0)
+      streams_.push_back(stream);
+    else
+      puller(stream) = {};  // another will take its place
+  }
+  if (streams_.empty()) streams_.push_back(first);
+  policy_.streams = streams_.size();
   find_fastest();
 }
 
@@ -52,7 +59,12 @@ Pull ChunkScheduler::pull(int stream, const Backlog& backlog, Chunk* chunk, int*
     asking.backlog.under_way += bytes;
     asking.backlog.unsent += bytes;
   }
-  *chunk = {request, offset_, bytes};
+  chunk->request = request;
+  chunk->offset = offset_;
+  chunk->bytes = bytes;
+  chunk->message_number = request->number_;
+  chunk->message_bytes = request->capacity_;
+  chunk->by_reference = false;
   offset_ += bytes;
   waiting_bytes_ -= bytes;
   if (offset_ == request->capacity_) {
@@ -83,8 +95,7 @@ bool ChunkScheduler::would_be_late(const Puller& puller, std::size_t bytes, int*
   // Whoever would be done with it first; somebody has to take it.
   double first_ns = delivery_ns(puller, bytes) - kSlackNs;
   int first = -1;
-  for (std::size_t i = 0; i < policy_.streams; ++i) {
-    const int other = first_stream_ + static_cast<int>(i);
+  for (const int other : streams_) {
     const double its_ns = delivery_ns(pullers_[static_cast<std::size_t>(other)], bytes);
     if (its_ns >= first_ns) continue;
     first_ns = its_ns;
@@ -103,8 +114,8 @@ void ChunkScheduler::set_pace(int stream, const Pace& pace) {
 
 void ChunkScheduler::find_fastest() {
   fastest_ = 0;
-  for (std::size_t i = 0; i < policy_.streams; ++i) {
-    fastest_ = std::max(fastest_, pullers_[static_cast<std::size_t>(first_stream_) + i].pace.bytes_per_ns);
+  for (const int stream : streams_) {
+    fastest_ = std::max(fastest_, pullers_[static_cast<std::size_t>(stream)].pace.bytes_per_ns);
   }
 }
 

@@ -15,7 +15,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <vector>
 
+#include "transport/chunk.h"
 #include "transport/data_stream.h"
 #include "transport/rate_estimator.h"
 #include "transport/request.h"
@@ -23,12 +25,6 @@
 namespace bagua_net {
 
 constexpr std::size_t kMaxRequestsPerComm = 64;  // NCCL wants 32; more are answered with "later"
-
-struct Chunk {
-  Request* request = nullptr;
-  std::size_t offset = 0;
-  std::size_t bytes = 0;
-};
 
 // What a stream has taken and the peer not received yet, in bytes.
 struct Backlog {
@@ -40,9 +36,11 @@ struct ChunkPolicy {
   std::size_t streams = 1;  // that pull from this scheduler
   std::size_t min_bytes = 65536;
   std::size_t max_bytes = 524288;
+  std::size_t max_alone_bytes = ~std::size_t{0};  // with one stream
 
-  // One stream: the whole rest, cutting would gain nothing. Several: a fraction of what is left, so that pieces get
-  // smaller towards the end and no straggler holds the tail of a message.
+  // One stream: the whole rest, cutting gains nothing but that less has to be sent again if the stream is lost.
+  // Several: a fraction of what is left, so that pieces get smaller towards the end and no straggler holds the tail of
+  // a message.
   std::size_t next_chunk_bytes(std::size_t remaining) const;
 };
 
@@ -56,8 +54,8 @@ class ChunkScheduler {
  public:
   explicit ChunkScheduler(ChunkPolicy policy) : policy_(policy) {}
 
-  // The streams from `first` to before `end` pull from now on.
-  void set_streams(int first, int end);
+  // The streams from `first` to before `end` pull from now on, without those in the bit mask `lost`.
+  void set_streams(int first, int end, std::uint64_t lost = 0);
   // The request's data_, capacity_ and number_ must not change until it is done. At most kMaxRequestsPerComm wait.
   // Returns the bytes that now wait to be taken.
   std::size_t push(Request* request);
@@ -83,7 +81,7 @@ class ChunkScheduler {
 
   std::mutex mutex_;  // guards everything below
   ChunkPolicy policy_;
-  int first_stream_ = 0;
+  std::vector<int> streams_{0};  // that pull; never empty
   std::array<Request*, kMaxRequestsPerComm> queue_{};
   std::uint64_t head_ = 0;  // the message being cut
   std::uint64_t tail_ = 0;

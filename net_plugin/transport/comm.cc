@@ -1,6 +1,7 @@
 #include "transport/comm.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace bagua_net {
 namespace {
@@ -21,44 +22,175 @@ Status Request::test(bool* done, std::size_t* bytes) { return comm_->test(this, 
 Comm::~Comm() = default;
 
 Status Comm::start_streams(std::vector<std::unique_ptr<ByteStream>> streams) {
+  if (recovers_) {
+    RecoveryThread* recovery = nullptr;
+    BAGUA_NET_RETURN_IF_ERROR(pool_->recovery(&recovery));
+    recovery_id_ = recovery->add(this, direction_ == Direction::kSend);
+    recovery_ = recovery;
+    const std::uint64_t id = recovery_id_;
+    if (arrivals_ != nullptr) arrivals_->set_on_change([recovery, id] { recovery->notify(id); });
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
-  streams_.reserve(streams.size());
   for (std::unique_ptr<ByteStream>& bytes : streams) {
-    BAGUA_NET_RETURN_IF_ERROR(add_stream(make_stream(std::move(bytes), static_cast<int>(streams_.size()))));
+    BAGUA_NET_RETURN_IF_ERROR(add_stream(make_stream(std::move(bytes), static_cast<int>(stream_count_), false), false));
   }
   return Status::ok();
 }
 
-Status Comm::add_stream(std::unique_ptr<DataStream> stream) {
-  stream->set_stats(stats_.open_stream(stream->index()));
-  streams_.push_back({std::move(stream)});
-  DrivenStream& driven = streams_.back();
-  stream_count_.store(streams_.size());
-  // fail() stores the failure before it reads the count: either it sees this stream, or this sees the failure.
-  if (has_failed()) driven.stream->shutdown();
-  if (streams_.size() == 1 || pool_->size() == 0) {
-    own_streams_.push_back(driven.stream.get());
+Status Comm::attach(Place& place, EventLoopWorker* worker) {
+  std::uint64_t id = 0;
+  place.stream->set_polled(true);
+  BAGUA_NET_RETURN_IF_ERROR(worker->attach(place.stream.get(), &id, lane_.path));
+  place.worker_stream_id.store(id);
+  place.worker.store(worker);
+  // Whoever kicked it in between found no worker.
+  worker->kick(id);
+  return Status::ok();
+}
+
+Status Comm::add_stream(std::unique_ptr<DataStream> stream, bool replaces) {
+  const int index = stream->index();
+  Place& place = places_[static_cast<std::size_t>(index)];
+  stream->set_stats(stats_.open_stream(index));
+  {
+    // Either fail() sees this stream, or this sees the failure.
+    const std::lock_guard<std::mutex> lock(failure_mutex_);
+    place.stream = std::move(stream);
+    if (has_failed()) place.stream->shutdown();
+  }
+  stream_count_ = std::max(stream_count_, static_cast<std::size_t>(index) + 1);
+  if (arrivals_ != nullptr && recovers_ && direction_ == Direction::kReceive) {
+    int in_use = 0;
+    for (const Place& other : places_) in_use += other.stream != nullptr ? 1 : 0;
+    arrivals_->set_free_places(kMaxStreams - in_use);
+  }
+  if (alone_ || (is_callers(index) && !replaces)) {
+    own_streams_.push_back(place.stream.get());
+    if (!alone_) watch(*place.stream);
     return Status::ok();
   }
   EventLoopWorker* worker = nullptr;
-  BAGUA_NET_RETURN_IF_ERROR(pool_->assign(lane_, driven.stream->index(), &worker));
-  BAGUA_NET_RETURN_IF_ERROR(worker->attach(driven.stream.get(), &driven.worker_stream_id, lane_.path));
-  driven.worker = worker;
-  return Status::ok();
+  if (is_callers(index)) {
+    BAGUA_NET_RETURN_IF_ERROR(pool_->assign_replacement(lane_, index, &worker));
+    replacements_ |= std::uint64_t{1} << index;
+  } else {
+    BAGUA_NET_RETURN_IF_ERROR(pool_->assign(lane_, index, &worker));
+  }
+  return attach(place, worker);
 }
 
-Status Comm::adopt_arrivals() {
-  for (OwnedFd& socket : arrivals_->take()) {
-    if (stopped_ || streams_.size() == streams_.capacity()) continue;  // the socket closes
-    const Status status =
-        add_stream(make_stream(make_tcp_byte_stream(std::move(socket)), static_cast<int>(streams_.size())));
-    stats_->streams_joined.add(1);
-    if (status.is_ok()) continue;
-    // The peer may send on it already, and nobody would read that.
-    fail(status);
-    return give_up();
+// A calling thread that does not call would not notice that a message is to be sent again.
+void Comm::watch(const DataStream& stream) {
+  if (recovery_ == nullptr || direction_ != Direction::kSend) return;
+  const Status status = recovery_->watch(stream.fd(), recovery_id_);
+  if (!status.is_ok()) log("Bagua-Net: a connection to " + peer_ + " is not watched: " + status.message());
+}
+
+void Comm::detach(Place& place) {
+  EventLoopWorker* worker = place.worker.exchange(nullptr);
+  if (worker == nullptr) return;
+  worker->detach(place.stream.get(), place.worker_stream_id.load());
+  place.stream->set_polled(false);
+}
+
+void Comm::remove(int index) {
+  Place& place = places_[static_cast<std::size_t>(index)];
+  detach(place);
+  const auto own = std::find(own_streams_.begin(), own_streams_.end(), place.stream.get());
+  if (own != own_streams_.end()) {
+    own_streams_.erase(own);
+    if (recovery_ != nullptr && direction_ == Direction::kSend) recovery_->unwatch(place.stream->fd());
   }
-  return Status::ok();
+  std::unique_ptr<DataStream> gone;
+  {
+    const std::lock_guard<std::mutex> lock(failure_mutex_);
+    gone = std::move(place.stream);
+  }
+  const std::uint64_t bit = std::uint64_t{1} << index;
+  replacements_ &= ~bit;
+  over_streams_.fetch_and(~bit);
+}
+
+void Comm::on_stream_over(int index, StreamState state) {
+  const std::uint64_t bit = std::uint64_t{1} << index;
+  over_streams_.fetch_or(bit, std::memory_order_release);
+  if (state != StreamState::kLost) return;
+  lost_streams_.fetch_or(bit, std::memory_order_release);
+  if (recovery_ != nullptr) recovery_->notify(recovery_id_);
+}
+
+void Comm::handle_losses() {
+  for (std::uint64_t lost = lost_streams_.exchange(0, std::memory_order_acquire); lost != 0; lost &= lost - 1) {
+    const int index = __builtin_ctzll(lost);
+    Place& place = places_[static_cast<std::size_t>(index)];
+    if (place.stream == nullptr || place.stream->state() != StreamState::kLost) continue;
+    stats_->streams_lost.add(1);
+    detach(place);
+    on_lost(*place.stream);
+    remove(index);
+  }
+}
+
+void Comm::take_over_streams() {
+  for (std::uint64_t waiting = replacements_; waiting != 0; waiting &= waiting - 1) {
+    const int index = __builtin_ctzll(waiting);
+    Place& place = places_[static_cast<std::size_t>(index)];
+    if (place.stream->is_over() || !may_take_over(*place.stream)) continue;
+    detach(place);
+    replacements_ &= ~(std::uint64_t{1} << index);
+    if (place.stream->is_over()) continue;  // at the last moment: it goes with the losses
+    own_streams_.push_back(place.stream.get());
+    watch(*place.stream);
+  }
+}
+
+void Comm::adopt_changes() {
+  if (!stopped_ && lost_streams_.load(std::memory_order_relaxed) != 0) handle_losses();
+  if (has_arrivals()) adopt_arrivals();
+  if (!stopped_ && replacements_ != 0) take_over_streams();
+}
+
+void Comm::adopt_arrivals() {
+  for (StreamArrivals::Arrival& arrival : arrivals_->take()) {
+    const int index = stopped_ ? -1 : place_of(arrival.joining);
+    if (index < 0) continue;  // the socket closes
+    const bool replaces = arrival.joining != Joining::kMore;
+    const Status status =
+        add_stream(make_stream(make_tcp_byte_stream(std::move(arrival.socket)), index, replaces), replaces);
+    stats_->streams_joined.add(1);
+    if (status.is_ok()) {
+      on_joined(index);
+    } else {
+      fail(status);  // the peer may send on it already, and nobody would read that
+    }
+  }
+  if (const auto failed = arrivals_->take_failure()) on_join_failure(*failed);
+}
+
+std::vector<std::string> Comm::recover() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!stopped_ && !has_failed()) {
+    tick();
+    adopt_changes();
+  }
+  return std::exchange(log_, {});
+}
+
+void Comm::stop_recovering() {
+  if (arrivals_ != nullptr) arrivals_->set_on_change({});
+  // recovery_ stays: streams may still notify, for nothing.
+  if (recovery_ != nullptr) recovery_->remove(recovery_id_);
+}
+
+void Comm::drive_alone() {
+  alone_ = true;
+  for (std::size_t index = 0; index < stream_count_; ++index) {
+    Place& place = places_[index];
+    if (place.worker.load() == nullptr) continue;
+    detach(place);
+    own_streams_.push_back(place.stream.get());
+  }
+  replacements_ = 0;
 }
 
 void Comm::stop_streams() {
@@ -69,9 +201,13 @@ void Comm::stop_streams() {
 void Comm::stop_driving() {
   // Holding mutex_ while waiting for a worker is safe: workers never take it.
   if (stopped_) return;
-  for (DrivenStream& driven : streams_) {
-    if (driven.worker != nullptr) driven.worker->detach(driven.stream.get(), driven.worker_stream_id);
-    driven.stream->abandon();
+  const bool is_orderly = !has_failed();
+  for (std::size_t index = 0; index < stream_count_; ++index) {
+    Place& place = places_[index];
+    if (place.stream == nullptr) continue;
+    detach(place);
+    if (is_orderly) place.stream->say_goodbye();
+    place.stream->abandon();
   }
   stopped_ = true;
 }
@@ -112,9 +248,12 @@ void Comm::fail(Status status) {
     failure_ = status.with_context("connection to " + peer_);
     stats_.fail(failure_.message());
   }
+  if (arrivals_ != nullptr) arrivals_->close();
   failed_.store(true);
-  const std::size_t count = stream_count_.load();
-  for (std::size_t index = 0; index < count; ++index) streams_[index].stream->shutdown();
+  const std::lock_guard<std::mutex> lock(failure_mutex_);
+  for (const Place& place : places_) {
+    if (place.stream != nullptr) place.stream->shutdown();
+  }
 }
 
 Status Comm::give_up() {
@@ -127,6 +266,11 @@ Status Comm::failure() {
   return failure_;
 }
 
+bool Comm::has_unfinished_requests() const {
+  return std::any_of(requests_.begin(), requests_.end(),
+                     [](const Request& request) { return request.in_use_ && !request.is_done(); });
+}
+
 Request* Comm::free_request() {
   Request& request = requests_[next_number_ % requests_.size()];
   return request.in_use_ ? nullptr : &request;
@@ -134,8 +278,8 @@ Request* Comm::free_request() {
 
 void Comm::drive_own_streams() {
   if (stopped_) return;
-  if (own_streams_.size() == 1) {
-    own_streams_[0]->progress(kCallerTurnBytes);
+  if (own_streams_.size() <= 1) {
+    if (!own_streams_.empty()) own_streams_[0]->progress(kCallerTurnBytes);
     return;
   }
   bool more = true;
@@ -147,17 +291,23 @@ void Comm::drive_own_streams() {
 
 void Comm::kick(int stream_index) {
   // A kick that comes after the stream was detached finds nobody.
-  const DrivenStream& driven = streams_[static_cast<std::size_t>(stream_index)];
-  if (driven.worker != nullptr) driven.worker->kick(driven.worker_stream_id);
+  const Place& place = places_[static_cast<std::size_t>(stream_index)];
+  EventLoopWorker* worker = place.worker.load(std::memory_order_acquire);
+  if (worker != nullptr) worker->kick(place.worker_stream_id.load(std::memory_order_acquire));
+}
+
+void Comm::kick_replacements() {
+  for (std::uint64_t waiting = replacements_; waiting != 0; waiting &= waiting - 1) kick(__builtin_ctzll(waiting));
 }
 
 bool Comm::has_awake_worker() const {
-  return streams_.size() > 1 && streams_[1].worker != nullptr && streams_[1].worker->is_awake();
+  EventLoopWorker* worker = places_[1].worker.load(std::memory_order_relaxed);
+  return worker != nullptr && worker->is_awake();
 }
 
 void Comm::rouse_workers(std::size_t streams) {
-  for (std::size_t index = 1; index < streams_.size() && index <= streams; ++index) {
-    EventLoopWorker* worker = streams_[index].worker;
+  for (std::size_t index = 1; index < stream_count_ && index <= streams; ++index) {
+    EventLoopWorker* worker = places_[index].worker.load(std::memory_order_relaxed);
     if (worker == nullptr || worker->is_awake()) continue;
     worker->rouse();
     stats_->wake_ups.add(1);
@@ -168,7 +318,7 @@ Status Comm::test(Request* request, bool* done, std::size_t* bytes) {
   *done = false;
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!request->in_use_) return Status::internal_error("test of a request that is not outstanding");
-  if (has_arrivals()) BAGUA_NET_RETURN_IF_ERROR(adopt_arrivals());
+  if (has_changes()) adopt_changes();
   if (!request->is_done()) {
     if (has_failed()) return give_up();
     if (has_own_work(*request)) drive_own_streams();

@@ -4,7 +4,12 @@
 //
 // Stream 0 is always driven by the thread that calls the comm: small messages go there, with no other thread involved.
 // The other streams are driven by workers, or, where the process has none, by the calling thread as well. Streams may
-// join while the comm lives; none ever leaves.
+// join while the comm lives.
+//
+// With recovery, a stream that is lost leaves its place, and another one takes it that joins for it. Such a stream is
+// driven by a worker until nothing is sent again on it, also where it takes the place of one that the calling thread
+// drove, because the application may not call the comm before the peer has what was lost. Then the calling thread
+// takes it over.
 #pragma once
 
 #include <array>
@@ -20,6 +25,7 @@
 #include "transport/chunk_scheduler.h"
 #include "transport/data_stream.h"
 #include "transport/event_loop_worker.h"
+#include "transport/recovery_thread.h"
 #include "transport/request.h"
 #include "transport/stream_arrivals.h"
 #include "transport/worker_pool.h"
@@ -31,7 +37,7 @@ struct MemoryRegistration {
   std::size_t bytes;
 };
 
-class Comm : public FailureSink {
+class Comm : public FailureSink, public Recoverable {
  public:
   ~Comm() override;
 
@@ -40,34 +46,56 @@ class Comm : public FailureSink {
   // its requests fail, the peer sees a closed connection. Never waits for the peer.
   Status deregister_memory(MemoryRegistration* registration);
 
-  const std::string& peer() const { return peer_; }  // "10.0.0.2:4711 (host node2, process 4242)"
+  const std::string& peer() const { return peer_; }  // "10.0.0.2:4711 (host node2, process 4242) over eth0"
 
   // Any thread. The first failure sticks, and every stream is shut down so that the peer learns of it.
   void fail(Status status) override;
+  void on_stream_over(int index, StreamState state) override;
+  std::vector<std::string> recover() override;
 
  protected:
   friend class Request;
 
   // arrivals: where streams that join later come in; nullptr: none will.
   Comm(std::string peer, Direction direction, Path path, WorkerPool* pool, std::shared_ptr<StreamArrivals> arrivals,
-       CommStats stats)
+       bool recovers, CommStats stats)
       : stats_(std::move(stats)),
         peer_(std::move(peer)),
+        recovers_(recovers),
+        direction_(direction),
         pool_(pool),
         lane_(pool->open_lane(direction, path)),
-        arrivals_(std::move(arrivals)) {
-    streams_.reserve(arrivals_ == nullptr ? 1 : kMaxStreams);
-  }
+        arrivals_(std::move(arrivals)) {}
 
   // Called once by the constructor's owner.
   Status start_streams(std::vector<std::unique_ptr<ByteStream>> streams);
   bool has_arrivals() const { return arrivals_ != nullptr && arrivals_->any(); }
-  // Takes in the streams that have joined meanwhile. With mutex_ held.
-  Status adopt_arrivals();
-  virtual std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) = 0;
+  bool has_changes() const {
+    return has_arrivals() || lost_streams_.load(std::memory_order_relaxed) != 0 || replacements_ != 0;
+  }
+  // Takes away the streams that were lost and takes in those that have joined meanwhile. The comm may fail. With mutex_
+  // held.
+  void adopt_changes();
+  virtual std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index, bool replaces) = 0;
+  // The stream was lost; nobody drives it, and it goes when this returns. With mutex_ held.
+  virtual void on_lost(DataStream& stream) = 0;
+  // Where a stream that joins is to go; -1: nowhere. With mutex_ held.
+  virtual int place_of(Joining joining) = 0;
+  // A stream that joined has its place. With mutex_ held.
+  virtual void on_joined(int /*index*/) {}
+  // The calling thread may drive the stream, which a worker has driven since it replaced another. With mutex_ held.
+  virtual bool may_take_over(const DataStream& stream) const = 0;
+  virtual void on_join_failure(const StreamArrivals::Failure& /*failure*/) {}
+  // Looks after what nobody waits for. With mutex_ held.
+  virtual void tick() {}
+
   // Takes every stream away from its driver, for good. Derived destructors call it before their members go.
   void stop_streams();
   void stop_driving();  // the same, with mutex_ held
+  // No recovery any more: what derived destructors begin with. Without mutex_.
+  void stop_recovering();
+  // Every stream is the calling thread's from now on, also those that join. With mutex_ held.
+  void drive_alone();
   // What a caller is told of a failed comm: from then on its memory is its own again. With mutex_ held.
   Status give_up();
 
@@ -76,12 +104,16 @@ class Comm : public FailureSink {
   // Hands the calling thread's streams some time. With mutex_ held.
   void drive_own_streams();
   void kick(int stream_index);  // any thread
+  // Those that a worker drives in the calling thread's place. With mutex_ held.
+  void kick_replacements();
   // The first stream that is not the calling thread's has a worker, and that one does not sleep. With mutex_ held.
   bool has_awake_worker() const;
   // Wakes the workers of the first so many of those streams. With mutex_ held.
   void rouse_workers(std::size_t streams);
   Status failure();
   bool has_failed() const { return failed_.load(); }
+  bool has_unfinished_requests() const;
+  void log(std::string line) { log_.push_back(std::move(line)); }
   // Anything that makes an unfinished request hopeless, beyond a failure. With mutex_ held.
   virtual Status check_progress_possible() { return Status::ok(); }
   virtual bool has_own_work(const Request& request) const = 0;
@@ -91,37 +123,56 @@ class Comm : public FailureSink {
 
   CommStats stats_;  // before the streams: they count in it
 
-  struct DrivenStream {
-    std::unique_ptr<DataStream> stream;
-    // Never change once the stream may be kicked. nullptr: the calling thread drives it.
-    EventLoopWorker* worker = nullptr;
-    std::uint64_t worker_stream_id = 0;
+  struct Place {
+    std::unique_ptr<DataStream> stream;  // nullptr: it was lost, or the place is free
+    // nullptr: the calling thread drives it. Written with mutex_ held, and read by kick() in any thread: a pair that
+    // does not belong together means a stream that has gone, or a kick for nothing.
+    std::atomic<EventLoopWorker*> worker{nullptr};
+    std::atomic<std::uint64_t> worker_stream_id{0};
   };
+
+  bool is_callers(int index) const { return index == 0 || pool_->size() == 0; }
+  // Takes the stream from its worker, if it has one. With mutex_ held.
+  static void detach(Place& place);
+  // Takes a stream away, for good. With mutex_ held.
+  void remove(int index);
 
   // Guards the calling thread's streams, the ring and the registrations. NCCL calls a comm from one thread at a time,
   // but tears it down from another than the one that moved its data.
   std::mutex mutex_;
-  // Grows under mutex_, within its capacity: elements stay where they are, so fail() may walk the first
-  // `stream_count_` from any thread.
-  std::vector<DrivenStream> streams_;
-  std::atomic<std::size_t> stream_count_{0};
+  std::array<Place, kMaxStreams> places_;
+  std::size_t stream_count_ = 0;                // places that are or were in use, from the first on
+  std::atomic<std::uint64_t> over_streams_{0};  // kEnded or kLost, and still in their places
   std::vector<DataStream*> own_streams_;
   std::array<Request, kMaxRequestsPerComm> requests_;
   std::uint64_t next_number_ = 0;
+  const std::string peer_;
+  const bool recovers_;
 
  private:
-  Status add_stream(std::unique_ptr<DataStream> stream);
+  Status add_stream(std::unique_ptr<DataStream> stream, bool replaces);
+  Status attach(Place& place, EventLoopWorker* worker);
+  void adopt_arrivals();
+  void handle_losses();
+  void take_over_streams();
+  void watch(const DataStream& stream);
   Status test(Request* request, bool* done, std::size_t* bytes);
 
-  const std::string peer_;
+  const Direction direction_;
   WorkerPool* const pool_;
   const WorkerPool::Lane lane_;
   const std::shared_ptr<StreamArrivals> arrivals_;
-  bool stopped_ = false;  // guarded by mutex_: no stream is driven any more
+  bool stopped_ = false;            // guarded by mutex_: no stream is driven any more
+  bool alone_ = false;              // drive_alone()
+  std::uint64_t replacements_ = 0;  // streams that a worker drives until the calling thread takes them over
+  std::vector<std::string> log_;
   std::vector<std::unique_ptr<MemoryRegistration>> registrations_;
-  std::mutex failure_mutex_;
-  Status failure_;                   // guarded by failure_mutex_
-  std::atomic<bool> failed_{false};  // set after failure_ was written
+  RecoveryThread* recovery_ = nullptr;  // nullptr: no recovery, or none any more
+  std::uint64_t recovery_id_ = 0;
+  std::atomic<std::uint64_t> lost_streams_{0};  // to be taken away
+  std::mutex failure_mutex_;                    // innermost but for the recovery thread's
+  Status failure_;                              // guarded by failure_mutex_; so are the streams in places_ for fail()
+  std::atomic<bool> failed_{false};             // set after failure_ was written
 };
 
 }  // namespace bagua_net

@@ -24,11 +24,21 @@ enum class StreamProgress {
   kEnded,    // end of input or failure: never again
 };
 
-// Told of the first failure; implemented by the comm. Any thread.
+// What has become of a stream. Written by its driver.
+//
+//   kLive    it may move bytes
+//   kParked  receiving: the next chunk belongs to a receive that is not posted yet   --posted--> kLive
+//   kEnded   the peer has closed the comm, or without recovery, the connection; nothing is missing
+//   kLost    with recovery: the connection broke, or closed without that word; the comm replaces it
+enum class StreamState { kLive, kParked, kEnded, kLost };
+
+// Told of the first failure, and of streams that are over; implemented by the comm. Any thread.
 class FailureSink {
  public:
   virtual ~FailureSink() = default;
   virtual void fail(Status status) = 0;
+  // The stream is kEnded or kLost from now on. Called once for each stream, by its driver.
+  virtual void on_stream_over(int /*index*/, StreamState /*state*/) {}
 };
 
 class DataStream {
@@ -46,8 +56,14 @@ class DataStream {
   // driver.
   void set_peer_ended() { peer_ended_ = true; }
 
+  // A poller tells its driver of events: a worker does, a thread that calls the comm just looks. While nobody drives
+  // it.
+  void set_polled(bool polled) { polled_ = polled; }
+
   // Any thread.
   bool peer_liveness(PeerLiveness* liveness) const { return bytes_->peer_liveness(liveness); }
+  StreamState state() const { return state_.load(std::memory_order_acquire); }
+  bool is_over() const { return state() == StreamState::kEnded || state() == StreamState::kLost; }
 
   // Before it is driven.
   void set_stats(StreamStats stats) { stats_ = std::move(stats); }
@@ -57,6 +73,11 @@ class DataStream {
   void shutdown() { bytes_->shutdown(); }
   // No driver will come again, and the caller is about to have its memory back.
   virtual void abandon() {}
+  // No driver will come again, and all requests are done: the last word to the peer.
+  virtual void say_goodbye() {}
+
+  // Why it is over; once no driver will come again.
+  const Status& loss() const { return loss_; }
 
   // True while a kick could achieve nothing because the poller's event comes anyway. Written by the driver before it
   // looks for work under the scheduler's or table's mutex, read by the kicker after it added work under that mutex.
@@ -67,6 +88,19 @@ class DataStream {
     failures_->fail(status);
     return StreamProgress::kEnded;
   }
+  // kEnded or kLost: the last thing that the driver does.
+  StreamProgress finish(StreamState state, Status loss = Status::ok()) {
+    loss_ = std::move(loss);
+    set_blocked(false);  // no event will come
+    stats_.set_state(state == StreamState::kLost ? SlotState::kLost : SlotState::kEnded);
+    state_.store(state, std::memory_order_release);
+    failures_->on_stream_over(index_, state);
+    return StreamProgress::kEnded;
+  }
+  void set_parked(bool parked) {
+    parked ? stats_.park() : stats_.resume();
+    state_.store(parked ? StreamState::kParked : StreamState::kLive, std::memory_order_release);
+  }
   // Reads or writes, and reports large moves to the driving thread's load.
   ssize_t read(const iovec* pieces, std::size_t count, std::size_t asked);
   ssize_t write(const iovec* pieces, std::size_t count, std::size_t asked);
@@ -75,7 +109,9 @@ class DataStream {
   }
   bool delivery(Delivery* delivery) const { return bytes_->delivery(delivery); }
   void reset() { bytes_->reset(); }
+  std::size_t undelivered_bytes() const { return bytes_->undelivered_bytes(); }
   bool is_broken() const { return bytes_->is_broken(); }
+  bool is_polled() const { return polled_; }
   bool has_peer_ended() const { return peer_ended_; }
   void set_blocked(bool blocked) { blocked_.store(blocked, std::memory_order_relaxed); }
 
@@ -86,6 +122,9 @@ class DataStream {
   FailureSink* const failures_;  // the comm: outlives its streams
   const int index_;
   bool peer_ended_ = false;
+  bool polled_ = false;
+  Status loss_;
+  std::atomic<StreamState> state_{StreamState::kLive};
   std::atomic<bool> blocked_{false};
 };
 

@@ -18,6 +18,7 @@ struct JoinTicket {
   SocketAddress address;  // of the listener
   Hello hello;            // a nonce is put into it for each connection
   Token token{};
+  int timeout_ms = 0;  // for it to join; 0: as for a connection
 };
 
 struct EstablishedConnection {
@@ -26,9 +27,11 @@ struct EstablishedConnection {
   std::string peer;           // "10.0.0.2:4711 (host node2, process 4242)"
   bool same_host = false;     // both ends know it
   bool acknowledges = false;  // the connecting side: the peer acknowledges chunks that ask for it
+  bool recovers = false;      // both ends survive the loss of connections
 
   // Connections that join later come in here; nullptr: none will.
   std::shared_ptr<StreamArrivals> arrivals;
+  bool may_grow = false;  // the connecting side: more connections may help
   // The connecting side only: what further connections show, and how many there may be in all.
   JoinTicket ticket;
   int most_streams = 0;

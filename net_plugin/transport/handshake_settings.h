@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "config/plugin_config.h"
 #include "os/tcp_socket.h"
 
 namespace bagua_net {
@@ -17,8 +18,9 @@ constexpr int kMaxAutoStreams = 16;
 
 struct HandshakeSettings {
   TcpOptions tcp;
-  std::optional<int> streams;  // empty: auto, as many as pay
-  bool has_workers = false;    // auto asks for more streams where workers can drive them
+  std::optional<int> streams;           // empty: auto, as many as pay
+  Recovery recovery = Recovery::kAuto;  // of lost connections, if the peer does so, too
+  bool has_workers = false;             // auto asks for more streams where workers can drive them
   std::uint32_t max_chunk_bytes = 524288;
   int connect_timeout_ms = 60000;
   int handshake_timeout_ms = 10000;

@@ -295,7 +295,7 @@ const Token* InboundHandshakes::find_token(const Hello& hello) {
 
 void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict) {
   // The comm of a stream that would join was closed meanwhile; the peer goes on without.
-  const LogLevel level = hello.stream_index == kJoiningStream ? LogLevel::kInfo : LogLevel::kWarn;
+  const LogLevel level = is_joining(hello.stream_index) ? LogLevel::kInfo : LogLevel::kWarn;
   const std::string kind = handshake_verdict_name(verdict);
   if (!log_->is_due(level, kind, monotonic_ms())) return;
   log_->add(level, kind,
@@ -308,7 +308,7 @@ InboundHandshakes::Admission InboundHandshakes::admit(const UnauthenticatedPeer&
   Admission admission;
   const auto listen = listens_.find(hello.listen_id);
   // Also a first stream of a comm in use: its connection was lost before its connector had the reply.
-  const HandshakeVerdict verdict = hello.stream_index == kJoiningStream || listen == listens_.end()
+  const HandshakeVerdict verdict = is_joining(hello.stream_index) || listen == listens_.end()
                                        ? admit_to_accepted(hello, &admission)
                                        : admit_to_listen(peer, hello, listen->second, &admission);
   admission.reply.verdict = verdict;
@@ -329,6 +329,8 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
     listen.reply.streams = static_cast<std::uint16_t>(connection.sockets.size());
     listen.reply.max_chunk_bytes = connection.max_chunk_bytes;
     listen.reply.features = hello.features & kFeatureAcknowledgements;
+    connection.recovers = settings_.recovery != Recovery::kOff && (hello.features & kFeatureRecovery) != 0;
+    if (connection.recovers) listen.reply.features |= kFeatureRecovery;
     listen.state = ListenState::kAssembling;
   } else if (listen.state == ListenState::kWaiting || hello.comm_id != listen.comm_id ||
              hello.stream_index >= connection.sockets.size()) {
@@ -351,12 +353,17 @@ HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admiss
   if (found == accepted_.end()) return HandshakeVerdict::kUnknownStream;
   Accepted& accepted = found->second;
   admission->arrivals = accepted.arrivals.lock();
-  if (admission->arrivals == nullptr) return HandshakeVerdict::kUnknownStream;
-  // A first stream that comes again has its place already; once, for then it is the comm that loses streams.
+  if (admission->arrivals == nullptr || admission->arrivals->is_closed()) return HandshakeVerdict::kUnknownStream;
+  // A first stream that comes again: its connection was lost before its connector had the reply.
   const bool is_first = hello.stream_index < accepted.reply.streams;
-  const std::uint64_t place = is_first ? std::uint64_t{1} << hello.stream_index : 0;
-  if (is_first && (accepted.returned & place) == 0) {
-    accepted.returned |= place;
+  const bool recovers = (accepted.reply.features & kFeatureRecovery) != 0;
+  if (hello.stream_index == kReplacingStream || hello.stream_index == kReplacingFirstStream || (is_first && recovers)) {
+    // It takes the place of another: the comm knows how many it has.
+    if (!admission->arrivals->has_free_place()) return HandshakeVerdict::kNoPlace;
+    const bool is_stream_0 = hello.stream_index == kReplacingFirstStream || hello.stream_index == 0;
+    admission->joining = is_stream_0 ? Joining::kReplacesFirst : Joining::kReplaces;
+  } else if (is_first && (accepted.returned & (std::uint64_t{1} << hello.stream_index)) == 0) {
+    accepted.returned |= std::uint64_t{1} << hello.stream_index;
   } else if (accepted.streams < most_streams()) {
     ++accepted.streams;
   } else {
@@ -364,7 +371,7 @@ HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admiss
   }
   admission->arrivals->announce();
   admission->reply = accepted.reply;
-  if (hello.stream_index == kJoiningStream) admission->reply.streams = 1;
+  if (is_joining(hello.stream_index)) admission->reply.streams = 1;
   return HandshakeVerdict::kAccepted;
 }
 
@@ -376,7 +383,7 @@ void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admi
   }
   poller_->remove(peer.socket.get());
   if (admission.arrivals != nullptr) {
-    admission.arrivals->hand_in_announced(std::move(peer.socket));
+    admission.arrivals->hand_in_announced(std::move(peer.socket), admission.joining);
   } else {
     *admission.place = std::move(peer.socket);
   }

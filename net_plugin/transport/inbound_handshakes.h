@@ -102,6 +102,7 @@ class InboundHandshakes {
     Reply reply;
     OwnedFd* place = nullptr;                  // in a connection that is being assembled
     std::shared_ptr<StreamArrivals> arrivals;  // of a comm in use
+    Joining joining = Joining::kMore;
   };
   Admission admit(const UnauthenticatedPeer& peer, const Hello& hello);
   HandshakeVerdict admit_to_listen(const UnauthenticatedPeer& peer, const Hello& hello, Listen& listen,

@@ -43,6 +43,11 @@ SocketAddress handle_address(const ConnectHandle& handle, const NetworkInterface
   return {reinterpret_cast<const sockaddr*>(&address), sizeof address};
 }
 
+Joining joining_as(std::uint16_t stream_index) {
+  if (stream_index == kReplacingFirstStream) return Joining::kReplacesFirst;
+  return stream_index == kReplacingStream ? Joining::kReplaces : Joining::kMore;
+}
+
 bool is_worth_a_retry(int error_number) {
   switch (error_number) {
     case ECONNREFUSED:
@@ -76,7 +81,8 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint8
   if (number == 0) {
     Attempt attempt;
     attempt.address = handle_address(decoded, interface);
-    attempt.deadline_ms = monotonic_ms() + settings_.connect_timeout_ms;
+    attempt.timeout_ms = settings_.connect_timeout_ms;
+    attempt.deadline_ms = monotonic_ms() + attempt.timeout_ms;
     const int wanted = settings_.streams.value_or(first_auto_streams(settings_.has_workers));
     const int most = std::max<int>(decoded.max_streams, 1);
     attempt.hello.streams_wanted = static_cast<std::uint16_t>(std::clamp(wanted, 1, most));
@@ -114,7 +120,9 @@ void OutboundHandshakes::join(const JoinTicket& ticket, int count, const std::sh
   attempt.hello = ticket.hello;
   attempt.token = ticket.token;
   attempt.arrivals = arrivals;
-  attempt.deadline_ms = monotonic_ms() + settings_.connect_timeout_ms;
+  if (!is_joining(attempt.hello.stream_index)) attempt.hello.stream_index = kJoiningStream;
+  attempt.timeout_ms = ticket.timeout_ms > 0 ? ticket.timeout_ms : settings_.connect_timeout_ms;
+  attempt.deadline_ms = monotonic_ms() + attempt.timeout_ms;
   attempt.streams.resize(static_cast<std::size_t>(count));
   const std::uint64_t number = next_attempt_++;
   Attempt& started = attempts_.emplace(number, std::move(attempt)).first->second;
@@ -160,7 +168,12 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   Stream& stream = attempt.streams[index];
   const int error_number = tcp_connect_result(stream.socket.get());
   if (error_number != 0) {
-    fail(attempt, index, Status::system_error("connect to " + attempt.address.to_string(), error_number));
+    const Status failure = Status::system_error("connect to " + attempt.address.to_string(), error_number);
+    if (attempt.is_join) {
+      retry(attempt, index, error_number);
+    } else {
+      fail(attempt, index, failure);
+    }
     return;
   }
   if (local_address(stream.socket.get()).same_host(attempt.address)) {
@@ -172,8 +185,12 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
       return;
     }
   }
+  // Within a host nothing breaks connections, and acknowledging small messages costs a tenth of their rate.
+  if (settings_.recovery == Recovery::kOn || (settings_.recovery == Recovery::kAuto && !attempt.connection.same_host)) {
+    attempt.hello.features |= kFeatureRecovery;
+  }
   Hello hello = attempt.hello;
-  hello.stream_index = static_cast<std::uint16_t>(attempt.is_join ? kJoiningStream : index);
+  hello.stream_index = attempt.is_join ? attempt.hello.stream_index : static_cast<std::uint16_t>(index);
   const Status random = fill_random(hello.nonce.data(), hello.nonce.size());
   if (!random.is_ok()) {
     give_up(attempt, random);
@@ -279,10 +296,13 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
   stream_ids_.erase(stream.id);
   stream.state = StreamState::kJoined;
   if (attempt.is_join) {
-    if (const auto arrivals = attempt.arrivals.lock()) arrivals->hand_in(std::move(stream.socket));
+    if (const auto arrivals = attempt.arrivals.lock()) {
+      arrivals->hand_in(std::move(stream.socket), joining_as(attempt.hello.stream_index));
+    }
   } else if (index == 0) {
     attempt.connection.max_chunk_bytes = reply.max_chunk_bytes;
     attempt.connection.acknowledges = (reply.features & kFeatureAcknowledgements) != 0;
+    attempt.connection.recovers = (reply.features & attempt.hello.features & kFeatureRecovery) != 0;
     attempt.connection.peer = attempt.address.to_string() + " (process " + std::to_string(reply.process_id) + ")";
     attempt.streams.resize(reply.streams);
     for (std::size_t other = 1; other < attempt.streams.size() && !attempt.over; ++other) {
@@ -301,9 +321,9 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
     for (Stream& stream : attempt.streams) connection.sockets.push_back(std::move(stream.socket));
     connection.ticket = {attempt.address, attempt.hello, attempt.token};
     // Within a host nothing limits a flow.
-    if (!connection.same_host && connection.most_streams > static_cast<int>(connection.sockets.size())) {
-      connection.arrivals = std::make_shared<StreamArrivals>();
-    }
+    connection.may_grow =
+        !connection.same_host && connection.most_streams > static_cast<int>(connection.sockets.size());
+    if (connection.may_grow || connection.recovers) connection.arrivals = std::make_shared<StreamArrivals>();
   }
   attempt.streams.clear();
   attempt.over = true;
@@ -329,6 +349,11 @@ void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_nu
                                  " during the handshake, and is gone: that rank has failed; see its log"));
     return;
   }
+  if (attempt.is_join && error_number == ECONNREFUSED) {
+    give_up(attempt, Status::remote_error("nobody listens at " + attempt.address.to_string() +
+                                          " any more: the peer's process has ended; see that rank's log"));
+    return;
+  }
   stream.state = StreamState::kBackingOff;
   stream.last_error = error_number;
   stream.due_ms = monotonic_ms() + kRetryMs;
@@ -347,7 +372,10 @@ void OutboundHandshakes::release(Stream& stream) {
   stream.socket.reset();
 }
 
-void OutboundHandshakes::give_up(Attempt& attempt, Status failure) {
+void OutboundHandshakes::give_up(Attempt& attempt, Status failure, bool is_final) {
+  if (attempt.is_join && attempt.hello.stream_index != kJoiningStream) {
+    if (const auto arrivals = attempt.arrivals.lock()) arrivals->report({failure.message(), is_final});
+  }
   for (Stream& stream : attempt.streams) release(stream);
   attempt.streams.clear();
   attempt.failure = std::move(failure);
@@ -381,10 +409,14 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
       for (const Stream& stream : attempt.streams) last_error = std::max(last_error, stream.last_error);
       const std::string why =
           last_error != 0 ? Status::system_error("last error", last_error).message() : std::string("no answer");
-      give_up(attempt, Status::remote_error("could not connect to " + attempt.address.to_string() + " within " +
-                                            std::to_string(settings_.connect_timeout_ms) + " ms (" + why +
-                                            "): that rank has failed (see its log), or a firewall blocks the way. "
-                                            "BAGUA_NET_CONNECT_TIMEOUT_MS sets the deadline"));
+      give_up(attempt,
+              Status::remote_error("could not connect to " + attempt.address.to_string() + " within " +
+                                   std::to_string(attempt.timeout_ms) + " ms (" + why +
+                                   "): that rank has failed (see its log), or a firewall blocks the way. " +
+                                   (attempt.timeout_ms == settings_.connect_timeout_ms ? "BAGUA_NET_CONNECT_TIMEOUT_MS"
+                                                                                       : "BAGUA_NET_KEEPALIVE_S") +
+                                   " sets the deadline"),
+              false);
       continue;
     }
     for (std::size_t index = 0; index < attempt.streams.size() && !attempt.over; ++index) {

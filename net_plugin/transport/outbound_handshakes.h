@@ -40,7 +40,8 @@ class OutboundHandshakes {
   Status connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
                  EstablishedConnection* connection);
 
-  // Opens `count` more streams of an established connection.
+  // Opens `count` more streams of an established connection, or, with that stream index in the ticket's hello, one in
+  // place of a stream that was lost; then a failure is reported to the arrivals.
   void join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals);
 
   bool owns(std::uint64_t id) const { return stream_ids_.count(id) != 0; }
@@ -75,6 +76,7 @@ class OutboundHandshakes {
     Hello hello;
     Token token{};
     std::vector<Stream> streams;
+    int timeout_ms = 0;
     std::int64_t deadline_ms = 0;
     bool is_join = false;
     std::weak_ptr<StreamArrivals> arrivals;  // of a join: expires with the comm
@@ -97,7 +99,8 @@ class OutboundHandshakes {
   void retry(Attempt& attempt, std::size_t index, int error_number);
   void release(Stream& stream);
   void release_for_retry(Stream& stream);
-  void give_up(Attempt& attempt, Status failure);
+  // is_final: another attempt would fail as well.
+  void give_up(Attempt& attempt, Status failure, bool is_final = true);
   void complete_if_joined(Attempt& attempt);
 
   const HandshakeSettings& settings_;

@@ -1,5 +1,8 @@
 #include "transport/recv_comm.h"
 
+#include <cerrno>
+
+#include "base/monotonic_clock.h"
 #include "transport/recv_stream.h"
 #include "transport/thread_load.h"
 
@@ -10,31 +13,41 @@ namespace {
 constexpr std::size_t kLargeBytes = 65536;
 constexpr std::size_t kMediumBytes = 16384;
 
+// A sender that lives asks for another connection as soon as it has lost one. A SYN that is lost comes again after a
+// second. NCCL's users want to know of a process that was killed within two.
+constexpr int kReplacedWithinMs = 1500;
+constexpr int kReturnsWithinMs = 60000;
+constexpr int kLogMs = 10000;
+
 }  // namespace
 
-Status RecvComm::create(EstablishedConnection connection, WorkerPool* pool, std::unique_ptr<RecvComm>* comm,
-                        CommStats stats) {
+Status RecvComm::create(EstablishedConnection connection, RecvPolicy policy, WorkerPool* pool,
+                        std::unique_ptr<RecvComm>* comm, CommStats stats) {
   std::vector<std::unique_ptr<ByteStream>> streams;
   for (OwnedFd& socket : connection.sockets) streams.push_back(make_tcp_byte_stream(std::move(socket)));
-  return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), pool, comm,
-                connection.same_host ? Path::kWithinHost : Path::kBetweenHosts, std::move(stats));
+  policy.path = connection.same_host ? Path::kWithinHost : Path::kBetweenHosts;
+  policy.recovers = connection.recovers;
+  return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), pool, comm, policy,
+                std::move(stats));
 }
 
 Status RecvComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
                         std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm,
-                        Path path, CommStats stats) {
+                        RecvPolicy policy, CommStats stats) {
   std::unique_ptr<RecvComm> created(
-      new RecvComm(std::move(peer), Direction::kReceive, path, pool, std::move(arrivals), std::move(stats)));
-  created->first_streams_ = static_cast<int>(streams.size());
+      new RecvComm(std::move(peer), std::move(arrivals), policy, pool, streams.size(), std::move(stats)));
   BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
   *comm = std::move(created);
   return Status::ok();
 }
 
-std::unique_ptr<DataStream> RecvComm::make_stream(std::unique_ptr<ByteStream> bytes, int index) {
-  return std::make_unique<RecvStream>(
-      std::move(bytes), this, index, &table_, [this] { ended_streams_.fetch_add(1, std::memory_order_release); },
-      index >= first_streams_);
+RecvComm::~RecvComm() {
+  stop_recovering();
+  stop_streams();
+}
+
+std::unique_ptr<DataStream> RecvComm::make_stream(std::unique_ptr<ByteStream> bytes, int index, bool /*replaces*/) {
+  return std::make_unique<RecvStream>(std::move(bytes), this, index, &table_, index >= first_streams_, recovers_);
 }
 
 Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* registration, Request** request) {
@@ -53,23 +66,84 @@ Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* regist
   return Status::ok();
 }
 
-Status RecvComm::check_progress_possible() {
-  const std::size_t ended = ended_streams_.load(std::memory_order_acquire);
-  if (ended == 0) return Status::ok();
-  // A parked stream does not come to its end before later receives are posted, which may wait for this one.
-  if (ended < streams_.size() && ended + table_.parked_count() < streams_.size()) return Status::ok();
-  // A stream that joined just now may bring what is missing; the next test takes it in.
-  if (has_arrivals()) return Status::ok();
-  // One that is done was merely not tested yet; any other waits in vain.
-  for (const Request& request : requests_) {
-    if (request.in_use_ && !request.is_done()) {
-      fail(Status::remote_error("the peer closed the connection while this rank waits for message " +
-                                std::to_string(request.number_) +
-                                ": its process ended or aborted; see that rank's log"));
-      return failure();
+void RecvComm::on_lost(DataStream& stream) {
+  ++losses_;
+  const int error_number = stream.loss().error_number();
+  last_loss_was_silent_ = error_number == ETIMEDOUT || error_number == EHOSTUNREACH || error_number == ENETUNREACH;
+  last_loss_ = "data stream " + std::to_string(stream.index()) + ": " + stream.loss().message();
+  const std::int64_t now_ms = monotonic_ms();
+  if (now_ms < next_log_ms_) return;
+  next_log_ms_ = now_ms + kLogMs;
+  log("Bagua-Net: a connection from " + peer_ + " was lost (" + last_loss_ + "): waiting for another one; " +
+      std::to_string(losses_) + " lost on this communicator");
+}
+
+int RecvComm::place_of(Joining joining) {
+  if (joining == Joining::kReplacesFirst) {
+    // Its sender knows that it is lost, and sends all of it again that was not acknowledged.
+    if (places_[0].stream != nullptr) {
+      detach(places_[0]);
+      static_cast<RecvStream&>(*places_[0].stream).give_up(Status::remote_error("the peer has replaced it"));
+      on_lost(*places_[0].stream);
+      remove(0);
+    }
+    return 0;
+  }
+  if (joining == Joining::kReplaces) {
+    for (std::size_t index = 1; index < stream_count_; ++index) {
+      if (places_[index].stream == nullptr) return static_cast<int>(index);
     }
   }
-  return Status::ok();
+  return stream_count_ < kMaxStreams ? static_cast<int>(stream_count_) : -1;
+}
+
+bool RecvComm::may_take_over(const DataStream& stream) const {
+  // Nothing is sent again behind a new chunk.
+  return static_cast<const RecvStream&>(stream).has_new_chunks();
+}
+
+Status RecvComm::check_progress_possible() {
+  const std::uint64_t over = over_streams_.load(std::memory_order_acquire);
+  if (over == 0 && losses_ == 0) return Status::ok();
+  // Not by their states: what was posted just now concerns them before their drivers know.
+  const std::uint64_t parked = table_.parked_streams();
+  bool has_ended = false;
+  for (std::size_t index = 0; index < stream_count_; ++index) {
+    const DataStream* stream = places_[index].stream.get();
+    if (stream == nullptr) continue;
+    has_ended |= stream->state() == StreamState::kEnded;
+    // A parked stream does not come to its end before later receives are posted, which may wait for this one.
+    if (!stream->is_over() && (parked >> index & 1) == 0) {
+      none_left_ms_ = 0;
+      return Status::ok();
+    }
+  }
+  // A stream that joined just now may bring what is missing; the next test takes it in.
+  if (has_arrivals()) return Status::ok();
+  if (!recovers_ || has_ended) return fail_waiting("the peer closed the connection");
+  const std::int64_t now_ms = monotonic_ms();
+  if (none_left_ms_ == 0) none_left_ms_ = now_ms;
+  const int returns_ms = policy_.max_silence_s > 0 ? policy_.max_silence_s * 1000 : kReturnsWithinMs;
+  const int patience_ms = last_loss_was_silent_ ? returns_ms : kReplacedWithinMs;
+  if (now_ms - none_left_ms_ < patience_ms) return Status::ok();
+  return fail_waiting("the peer has opened no connection for " + std::to_string(now_ms - none_left_ms_) +
+                      " ms since the last one was lost (" + last_loss_ + ")");
+}
+
+Status RecvComm::fail_waiting(const std::string& why) {
+  // One that is done was merely not tested yet; any other waits in vain.
+  const Request* first = nullptr;
+  std::size_t waiting = 0;
+  for (const Request& request : requests_) {
+    if (!request.in_use_ || request.is_done()) continue;
+    ++waiting;
+    if (first == nullptr || request.number_ < first->number_) first = &request;
+  }
+  if (first == nullptr) return Status::ok();
+  fail(Status::remote_error(why + " while this rank waits for message " + std::to_string(first->number_) +
+                            (waiting > 1 ? " and " + std::to_string(waiting - 1) + " more" : "") +
+                            ": its process ended or aborted; see that rank's log"));
+  return failure();
 }
 
 void RecvComm::on_finished(const Request& request) {

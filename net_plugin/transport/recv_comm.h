@@ -1,5 +1,8 @@
 // RecvComm: the receiving end of a connection. Whatever stream a chunk comes on, it is read straight into the receive
 // that it belongs to.
+//
+// With recovery it waits for the sender to replace connections that were lost. If all were, a sender that lives does so
+// at once: one that does not for a short time has ended.
 #pragma once
 
 #include "transport/comm.h"
@@ -8,33 +11,55 @@
 
 namespace bagua_net {
 
+struct RecvPolicy {
+  Path path = Path::kWithinHost;
+  bool recovers = false;
+  int max_silence_s = 0;  // after which a host whose connections timed out is gone; 0: a minute
+};
+
 class RecvComm final : public Comm {
  public:
-  static Status create(EstablishedConnection connection, WorkerPool* pool, std::unique_ptr<RecvComm>* comm,
-                       CommStats stats = {});
+  static Status create(EstablishedConnection connection, RecvPolicy policy, WorkerPool* pool,
+                       std::unique_ptr<RecvComm>* comm, CommStats stats = {});
   // The same over any byte streams: what create() does with sockets, and the tests with fakes.
   static Status create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
                        std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm,
-                       Path path = Path::kWithinHost, CommStats stats = {});
-  ~RecvComm() override { stop_streams(); }
+                       RecvPolicy policy = {}, CommStats stats = {});
+  ~RecvComm() override;
 
   // *request == nullptr: no room now, call again.
   Status irecv(void* data, std::size_t bytes, MemoryRegistration* registration, Request** request);
 
  private:
-  using Comm::Comm;
+  RecvComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, RecvPolicy policy, WorkerPool* pool,
+           std::size_t streams, CommStats stats)
+      : Comm(std::move(peer), Direction::kReceive, policy.path, pool, std::move(arrivals), policy.recovers,
+             std::move(stats)),
+        policy_(policy),
+        first_streams_(static_cast<int>(streams)),
+        table_(policy.recovers) {}
 
-  std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) override;
+  std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index, bool replaces) override;
+  void on_lost(DataStream& stream) override;
+  int place_of(Joining joining) override;
+  bool may_take_over(const DataStream& stream) const override;
   Status check_progress_possible() override;
   bool has_own_work(const Request&) const override { return true; }  // any message may come on stream 0
   std::size_t message_bytes(const Request& request) const override;
   void on_finished(const Request& request) override;
+  // The failure of the first receive that waits; ok: none does.
+  Status fail_waiting(const std::string& why);
 
-  int first_streams_ = 0;  // that the comm began with
+  const RecvPolicy policy_;
+  const int first_streams_;  // that the comm began with
   ReceiveTable table_;
-  // Streams that the peer ended between two frames. When all have, or all but parked ones, nothing more can come for
-  // what is posted. Release by the driver, acquire by test: a message completed before the end is seen as complete.
-  std::atomic<std::size_t> ended_streams_{0};
+
+  // All below: with mutex_ held.
+  std::size_t losses_ = 0;
+  std::string last_loss_;
+  bool last_loss_was_silent_ = false;  // no answer, rather than a word of the peer's host or the network
+  std::int64_t none_left_ms_ = 0;      // since when no stream is left; 0: there are some
+  std::int64_t next_log_ms_ = 0;
 };
 
 }  // namespace bagua_net

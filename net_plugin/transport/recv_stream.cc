@@ -5,59 +5,64 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace bagua_net {
 
 // EPOLLOUT: for an acknowledgement that found no room. No event comes of it otherwise.
 std::uint32_t RecvStream::poll_flags() const { return EPOLLIN | EPOLLRDHUP | EPOLLOUT; }
 
-Status RecvStream::open_chunk() {
+Status RecvStream::open_chunk(Arrival* arrival) {
   BAGUA_NET_RETURN_IF_ERROR(decode_frame_header(staging_.data() + staging_begin_, &header_));
-  BAGUA_NET_RETURN_IF_ERROR(table_->find(header_, index(), &request_));
-  if (request_ == nullptr) {
-    stats_.park();
-    return Status::ok();
-  }
-  stats_.resume();
-  was_used_ = true;
+  if (header_.end) return Status::ok();
+  Request* request = nullptr;
+  BAGUA_NET_RETURN_IF_ERROR(table_->find(header_, index(), &request, arrival));
+  if (*arrival == Arrival::kNotPosted || *arrival == Arrival::kBusy) return Status::ok();
+  if (header_.attempt == 0 && !has_new_chunks()) has_new_chunks_.store(true, std::memory_order_release);
   staging_begin_ += kFrameHeaderBytes;
-  destination_ = request_->data_ + header_.offset;
   remaining_ = header_.payload_bytes;
+  part_ = *arrival == Arrival::kWanted ? Part::kPayload : Part::kReplayed;
+  if (request != nullptr) destination_ = request->data_ + header_.offset;
   return Status::ok();
 }
 
+// Right behind find(): the claim counts as writing.
 void RecvStream::take_staged_payload() {
   const std::size_t bytes = std::min(staged(), remaining_);
-  if (bytes > 0) std::memcpy(destination_, staging_.data() + staging_begin_, bytes);
+  if (part_ == Part::kPayload) {
+    if (bytes > 0) std::memcpy(destination_, staging_.data() + staging_begin_, bytes);
+    destination_ += bytes;
+    table_->claim(index()).end_writing();
+  }
   staging_begin_ += bytes;
-  destination_ += bytes;
   remaining_ -= bytes;
 }
 
-Status RecvStream::finish_chunk() {
+bool RecvStream::finish_chunk() {
   // Such a chunk was the sender's memory until now. A sender that gives up resets the connection before it touches
   // that.
-  if (header_.acknowledge && is_broken()) {
-    return Status::remote_error("the peer aborted while message " + std::to_string(header_.message_number) +
-                                " was under way; see that rank's log");
-  }
-  // Before the request is done: then this process may end, and the sender still waits for it.
-  if (header_.acknowledge) {
-    received_bytes_ += header_.payload_bytes;
-    send_acknowledgement();
+  if (header_.by_reference && is_broken()) {
+    break_off(Status::remote_error("the peer aborted while message " + std::to_string(header_.message_number) +
+                                   " was under way; see that rank's log"));
+    return false;
   }
   stats_->chunks.add(1);
-  request_->chunk_moved(header_.payload_bytes, header_.message_bytes);
-  request_ = nullptr;
-  return Status::ok();
+  ++received_chunks_;
+  if (header_.acknowledge) asked_chunks_ = received_chunks_;
+  // Before the request is done: then this process may end, and the sender still waits for it. With recovery, the comm
+  // says so when it is closed.
+  if (!recovers_) send_acknowledgement();
+  if (part_ == Part::kPayload) table_->finish(header_, index());
+  part_ = Part::kHeader;
+  return true;
 }
 
 void RecvStream::send_acknowledgement() {
-  while (acknowledgement_left_ > 0 || acknowledged_bytes_ < received_bytes_) {
+  while (acknowledgement_left_ > 0 || acknowledged_chunks_ < asked_chunks_) {
     if (acknowledgement_left_ == 0) {
-      encode_acknowledgement(received_bytes_, acknowledgement_.data());
+      encode_acknowledgement({received_chunks_, false}, acknowledgement_.data());
       acknowledgement_left_ = acknowledgement_.size();
-      acknowledged_bytes_ = received_bytes_;
+      acknowledged_chunks_ = received_chunks_;
     }
     const iovec piece{acknowledgement_.data() + acknowledgement_.size() - acknowledgement_left_, acknowledgement_left_};
     const ssize_t written = write(&piece, 1, acknowledgement_left_);
@@ -69,32 +74,92 @@ void RecvStream::send_acknowledgement() {
   }
 }
 
+void RecvStream::say_goodbye() {
+  if (!recovers_ || is_over()) return;
+  asked_chunks_ = acknowledged_chunks_;
+  send_acknowledgement();  // one that is cut
+  if (acknowledgement_left_ > 0) return;
+  encode_acknowledgement({received_chunks_, true}, acknowledgement_.data());
+  const iovec piece{acknowledgement_.data(), acknowledgement_.size()};
+  // Without room, or cut, it is not heard: the peer asks for another connection then, and is refused.
+  [[maybe_unused]] const ssize_t ignored = write(&piece, 1, acknowledgement_.size());
+}
+
+StreamProgress RecvStream::lose(Status why) {
+  if (is_over()) return StreamProgress::kEnded;
+  table_->release(index());
+  return finish(StreamState::kLost, std::move(why));
+}
+
+// A failure of the connection, or of the comm where that is the same.
+StreamProgress RecvStream::break_off(const Status& why) {
+  if (recovers_) return lose(why);
+  finish(StreamState::kEnded);
+  return fail(why);
+}
+
 StreamProgress RecvStream::end_of_input() {
-  if (in_payload() || staged() > 0) {
-    return fail(Status::remote_error("the peer closed the connection in the middle of message " +
-                                     std::to_string(header_.message_number) +
-                                     ": its process ended or aborted; see that rank's log"));
+  if (recovers_) return lose(Status::remote_error("the peer closed the connection"));
+  if (part_ != Part::kHeader || staged() > 0) {
+    return break_off(Status::remote_error("the peer closed the connection in the middle of message " +
+                                          std::to_string(header_.message_number) +
+                                          ": its process ended or aborted; see that rank's log"));
   }
-  ended_ = true;
-  stats_.set_state(StreamState::kEnded);
-  on_end_();
-  return StreamProgress::kEnded;
+  return finish(StreamState::kEnded);
 }
 
 StreamProgress RecvStream::progress(std::size_t budget) {
-  if (ended_) return StreamProgress::kEnded;  // a driver may look again
-  std::size_t moved = 0;
-  bool drained = false;
+  if (is_over()) return StreamProgress::kEnded;  // a driver may look again
   set_blocked(false);
   send_acknowledgement();
+  const StreamProgress progress = move(budget);
+  if (progress != StreamProgress::kEnded) send_acknowledgement();
+  return progress;
+}
+
+ssize_t RecvStream::read_more(std::size_t* asked) {
+  iovec pieces[2];
+  std::size_t count = 0;
+  *asked = 0;
+  ChunkClaim& claim = table_->claim(index());
+  if (part_ == Part::kPayload && !claim.begin_writing()) part_ = Part::kReplayed;  // on another stream
+  if (part_ == Part::kPayload) pieces[count++] = {destination_, remaining_};
+  if (part_ == Part::kReplayed) {
+    if (sink_ == nullptr) sink_.reset(new std::uint8_t[kSinkBytes]);
+    pieces[count++] = {sink_.get(), std::min(remaining_, kSinkBytes)};
+  }
+  // What follows the payload, not what the sink has no room for.
+  if (part_ != Part::kReplayed || remaining_ <= kSinkBytes) {
+    pieces[count++] = {staging_.data() + staging_end_, staging_.size() - staging_end_};
+  }
+  for (std::size_t i = 0; i < count; ++i) *asked += pieces[i].iov_len;
+  const ssize_t received = read(pieces, count, *asked);
+  const int error_number = errno;
+  if (part_ == Part::kPayload) claim.end_writing();
+  errno = error_number;
+  return received;
+}
+
+StreamProgress RecvStream::move(std::size_t budget) {
+  std::size_t moved = 0;
+  bool drained = false;
   for (;;) {
-    while (!in_payload() && staged() >= kFrameHeaderBytes) {
-      const Status status = open_chunk();
-      if (!status.is_ok()) return fail(status);
-      if (!in_payload()) return StreamProgress::kIdle;  // parked
+    while (part_ == Part::kHeader && staged() >= kFrameHeaderBytes) {
+      Arrival arrival = Arrival::kWanted;
+      const Status status = open_chunk(&arrival);
+      if (!status.is_ok()) {
+        finish(StreamState::kEnded);
+        return fail(status);
+      }
+      if (header_.end) return finish(StreamState::kEnded);
+      if (arrival == Arrival::kBusy) return StreamProgress::kMore;
+      if (arrival == Arrival::kNotPosted) {
+        set_parked(true);
+        return StreamProgress::kIdle;
+      }
+      if (state() == StreamState::kParked) set_parked(false);
       take_staged_payload();
-      const Status finished = remaining_ == 0 ? finish_chunk() : Status::ok();
-      if (!finished.is_ok()) return fail(finished);
+      if (remaining_ == 0 && !finish_chunk()) return StreamProgress::kEnded;
     }
     // Here the staging buffer holds less than a header, or nothing while a payload is incomplete.
     if (drained) {
@@ -108,19 +173,16 @@ StreamProgress RecvStream::progress(std::size_t budget) {
       staging_begin_ = 0;
     }
 
-    iovec pieces[2];
-    std::size_t count = 0;
-    if (in_payload()) pieces[count++] = {destination_, remaining_};
-    pieces[count++] = {staging_.data() + staging_end_, staging_.size() - staging_end_};
-    const std::size_t asked = (in_payload() ? remaining_ : 0) + staging_.size() - staging_end_;
-    const ssize_t received = read(pieces, count, asked);
+    std::size_t asked = 0;
+    const ssize_t received = read_more(&asked);
     if (received == 0) return end_of_input();
     if (received < 0) {
       if (errno == EINTR) continue;
-      // A connection that joined just as the peer closed its comm is reset; it never carried anything.
-      if (errno == ECONNRESET && has_joined_ && !was_used_) return end_of_input();
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
-        return fail(Status::remote_error(Status::system_error("receive", errno).message()));
+        // A connection that joined just as the peer closed its comm is reset; it never carried anything.
+        if (!recovers_ && errno == ECONNRESET && has_joined_ && !has_new_chunks()) return end_of_input();
+        const Status failure = Status::system_error("receive", errno);
+        return break_off(recovers_ ? failure : Status::remote_error(failure.message()));
       }
       set_blocked(true);
       return StreamProgress::kBlocked;
@@ -128,18 +190,16 @@ StreamProgress RecvStream::progress(std::size_t budget) {
     const auto bytes = static_cast<std::size_t>(received);
     moved += bytes;
     stats_->bytes.add(bytes);
-    // Fewer bytes than asked for: the socket is empty, and the poller tells of the next ones. It has told of the end.
     drained = bytes < asked && !has_peer_ended();
-    if (in_payload()) {
-      const std::size_t payload = std::min(bytes, remaining_);
-      destination_ += payload;
-      remaining_ -= payload;
-      staging_end_ += bytes - payload;
-      const Status finished = remaining_ == 0 ? finish_chunk() : Status::ok();
-      if (!finished.is_ok()) return fail(finished);
-    } else {
+    if (part_ == Part::kHeader) {
       staging_end_ += bytes;
+      continue;
     }
+    const std::size_t payload = std::min(bytes, remaining_);
+    if (part_ == Part::kPayload) destination_ += payload;
+    remaining_ -= payload;
+    staging_end_ += bytes - payload;
+    if (remaining_ == 0 && !finish_chunk()) return StreamProgress::kEnded;
   }
 }
 

@@ -1,10 +1,10 @@
 // RecvStream: reads frames and puts each payload where its receive wants it. Every read also asks for what follows
 // the payload into a small staging buffer, so the next header, or several whole small messages, cost no call of
-// their own. A chunk whose header asks for it is acknowledged in the reverse direction.
+// their own. Chunks whose header asks for it are acknowledged in the reverse direction, with all before them.
 #pragma once
 
 #include <array>
-#include <functional>
+#include <memory>
 
 #include "transport/data_stream.h"
 #include "transport/receive_table.h"
@@ -15,46 +15,63 @@ namespace bagua_net {
 
 class RecvStream final : public DataStream {
  public:
-  // on_end: called once, from the driver, when the peer ended the stream between two frames.
   // has_joined: after the comm began, and the peer may have given it up meanwhile.
+  // recovers: a connection that breaks is lost, and the chunks that it did not bring come on another.
   RecvStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index, ReceiveTable* table,
-             std::function<void()> on_end, bool has_joined = false)
-      : DataStream(std::move(bytes), failures, index),
-        table_(table),
-        on_end_(std::move(on_end)),
-        has_joined_(has_joined) {}
+             bool has_joined = false, bool recovers = false)
+      : DataStream(std::move(bytes), failures, index), table_(table), has_joined_(has_joined), recovers_(recovers) {}
 
   StreamProgress progress(std::size_t budget) override;
   std::uint32_t poll_flags() const override;
+  void say_goodbye() override;
+
+  // It has brought a chunk that was never sent before. Any thread.
+  bool has_new_chunks() const { return has_new_chunks_.load(std::memory_order_acquire); }
+  // The stream is of no use any more. Once no driver will come again.
+  void give_up(Status why) { lose(std::move(why)); }
 
  private:
+  // What comes next.
+  enum class Part {
+    kHeader,
+    kPayload,   // to be written into its receive's memory
+    kReplayed,  // payload that was received before, or is received on another stream: to be read into nothing
+  };
+
   std::size_t staged() const { return staging_end_ - staging_begin_; }
-  bool in_payload() const { return request_ != nullptr; }
-  Status open_chunk();  // reads the staged header; request_ stays nullptr when the receive is not posted yet
+  // Reads the staged header. kWanted and kReceived: the payload comes next.
+  Status open_chunk(Arrival* arrival);
   void take_staged_payload();
-  Status finish_chunk();
+  // False: the stream is over.
+  bool finish_chunk();
+  StreamProgress move(std::size_t budget);
+  ssize_t read_more(std::size_t* asked);
   void send_acknowledgement();
   StreamProgress end_of_input();
+  StreamProgress lose(Status why);
+  StreamProgress break_off(const Status& why);
 
   // Enough for a header and a small message; larger would only copy more of a large one twice.
   static constexpr std::size_t kStagingBytes = 8192;
+  static constexpr std::size_t kSinkBytes = 65536;
 
   ReceiveTable* const table_;
-  const std::function<void()> on_end_;
   const bool has_joined_;
+  const bool recovers_;
+  Part part_ = Part::kHeader;
   FrameHeader header_;
-  Request* request_ = nullptr;  // whose payload is being read
   std::uint8_t* destination_ = nullptr;
   std::size_t remaining_ = 0;  // bytes of the payload to come
   std::array<std::uint8_t, kStagingBytes> staging_;
   std::size_t staging_begin_ = 0;
   std::size_t staging_end_ = 0;
-  std::uint64_t received_bytes_ = 0;  // of chunks that ask for acknowledgement
-  std::uint64_t acknowledged_bytes_ = 0;
+  std::unique_ptr<std::uint8_t[]> sink_;  // of bytes that came before
+  std::uint64_t received_chunks_ = 0;
+  std::uint64_t asked_chunks_ = 0;  // of them, up to the last that asked for acknowledgement
+  std::uint64_t acknowledged_chunks_ = 0;
   std::array<std::uint8_t, kAcknowledgementBytes> acknowledgement_{};
   std::size_t acknowledgement_left_ = 0;  // bytes of it to be written
-  bool was_used_ = false;                 // a chunk came
-  bool ended_ = false;                    // on_end_ was called
+  std::atomic<bool> has_new_chunks_{false};
 };
 
 }  // namespace bagua_net

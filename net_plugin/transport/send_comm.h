@@ -1,12 +1,15 @@
 // SendComm: the sending end of a connection. A message goes one of two ways: on stream 0, written at once by the
 // thread that posts it (small messages, and everything when there is one stream); or striped, cut into chunks which
 // the other streams pull. Where the number of streams is ours to choose, it follows StreamGrowth.
+//
+// With recovery it opens another connection for each that is lost, and sends again on it what was not acknowledged.
 #pragma once
 
 #include <functional>
 
 #include "transport/comm.h"
 #include "transport/established_connection.h"
+#include "transport/replay_queue.h"
 #include "transport/send_stream.h"
 #include "transport/stream_growth.h"
 
@@ -26,6 +29,10 @@ struct SendPolicy {
   // Asks for so many more streams, which come in as arrivals, or never if the peer refuses.
   std::function<void(int count)> open_streams;
   int most_streams = 1;
+
+  // Recovery: asks for a stream in place of one that was lost. It comes in as an arrival, or a failure is reported
+  // there. Empty: no recovery.
+  std::function<void(Joining joining)> replace_stream;
 };
 
 class SendComm final : public Comm {
@@ -45,11 +52,18 @@ class SendComm final : public Comm {
   SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
            std::size_t streams, CommStats stats);
 
-  std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) override;
+  std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index, bool replaces) override;
+  void on_lost(DataStream& stream) override;
+  int place_of(Joining joining) override;
+  void on_joined(int index) override;
+  bool may_take_over(const DataStream& stream) const override;
+  void on_join_failure(const StreamArrivals::Failure& failure) override;
+  void tick() override;
   bool has_own_work(const Request& request) const override;
   std::size_t message_bytes(const Request& request) const override;
   void on_finished(const Request& request) override;
   Status check_progress_possible() override;
+  void check_liveness();
   bool should_stripe(std::size_t bytes) const;
   // The calling thread moves a message of this size, and would rather not have to move the next.
   bool wants_workers(std::size_t bytes) const;
@@ -63,23 +77,45 @@ class SendComm final : public Comm {
   void watch_growth();
   bool all_streams_are_full() const;
   void follow_target(std::size_t target, std::int64_t now_ns);
+  // Which streams take new chunks, after the number in use or the streams themselves have changed.
+  void use_streams(std::size_t in_use);
+
+  bool is_striped(int index) const { return workers_own_stripes_ && index > 0; }
+  ReplayQueue& replay_of(int index) { return is_striped(index) ? striped_replay_ : own_replay_; }
+  void ask_for_replacement(int index);
+  bool has_live_stream() const;
+  // What is under way, and for how long nothing has happened, as the end of an error.
+  std::string outstanding();
+  // Bytes of requests that are done may not have arrived: waits for that, a short time at most.
+  void linger();
 
   const SendPolicy policy_;
   const std::size_t first_streams_;  // that the comm began with
   const bool workers_own_stripes_;   // workers drive the streams from 1 on
   ChunkScheduler own_chunks_;        // pulled by the calling thread's streams
   ChunkScheduler striped_chunks_;
+  // Of lost streams, by the scheduler that their chunks came from: message numbers rise within each.
+  ReplayQueue own_replay_;
+  ReplayQueue striped_replay_;
 
   // All below: with mutex_ held.
-  std::vector<SendStream*> send_streams_;  // streams_ as what they are
-  std::size_t in_use_ = 0;                 // of them, from the first on
-  std::size_t known_streams_ = 0;          // when in_use_ was set
+  std::array<SendStream*, kMaxStreams> send_streams_{};  // what stands in places_, as what they are
+  std::size_t in_use_ = 0;                               // of them, from the first on
+  std::size_t known_streams_ = 0;                        // when in_use_ was set
   std::size_t large_under_way_ = 0;
   std::size_t striped_under_way_ = 0;
   std::size_t asked_for_ = 0;      // streams in all, those that are here included
   std::int64_t ask_again_ns_ = 0;  // when to give up on those that did not come
   std::int64_t check_liveness_ms_ = 0;
-  std::vector<std::int64_t> answered_ms_;  // by stream: when all that it sent was answered, as far as was looked
+  std::array<std::int64_t, kMaxStreams> answered_ms_{};  // when all that it sent was answered, as far as was looked
+
+  std::uint64_t missing_streams_ = 0;     // lost, and not replaced yet
+  std::int64_t ask_replacements_ms_ = 0;  // when to ask again for those that could not be opened; 0: they may come
+  std::int64_t silent_since_ms_ = 0;  // streams were given up for silence, and nothing was acknowledged since; 0: not
+  std::int64_t lost_ms_ = 0;          // when the last stream was lost
+  std::int64_t next_log_ms_ = 0;
+  std::size_t losses_ = 0;
+  std::string last_loss_;
 };
 
 }  // namespace bagua_net

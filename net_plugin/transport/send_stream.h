@@ -1,14 +1,22 @@
 // SendStream: pulls chunks from its scheduler and writes them, header and payload in one call, or by reference, and
 // then a chunk has moved when the peer has acknowledged it. Between hosts it also tells the scheduler how fast the peer
 // receives what it writes.
+//
+// With recovery, it keeps every chunk until the peer has acknowledged it: a small one as a copy, so that its request is
+// done as soon as it is written; a large one in the caller's memory, so that its request is done with the
+// acknowledgement. On a path with a long round trip that would leave the network idle (NCCL has few messages under
+// way): there large ones are copied, too. When the stream is lost, the comm takes what was not acknowledged.
 #pragma once
 
 #include <array>
 #include <functional>
+#include <optional>
 
+#include "transport/block_pool.h"
 #include "transport/chunk_scheduler.h"
 #include "transport/data_stream.h"
 #include "transport/rate_estimator.h"
+#include "transport/replay_queue.h"
 #include "transport/unacknowledged_chunks.h"
 #include "wire/frame_header.h"
 
@@ -18,50 +26,86 @@ class SendStream final : public DataStream {
  public:
   // zero_copy: large chunks go out by reference where the system can do that; the peer acknowledges them.
   // kick: wakes another stream of the comm; nullptr: this stream does not measure. Called by the driver.
+  // replay: where chunks of lost streams wait; nullptr: no recovery, the first loss is a failure.
+  // replaces: this stream replaces one that was lost, and begins with those chunks.
   SendStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index, ChunkScheduler* scheduler,
-             bool zero_copy, std::function<void(int stream)> kick)
+             bool zero_copy, std::function<void(int stream)> kick, ReplayQueue* replay = nullptr, bool replaces = false)
       : DataStream(std::move(bytes), failures, index),
         scheduler_(scheduler),
         kick_(std::move(kick)),
+        replay_(replay),
         may_zero_copy_(zero_copy),
-        reads_acknowledgements_(zero_copy) {}
+        unacknowledged_(replay == nullptr ? kMostUnacknowledged : kMostUnacknowledgedWithRecovery),
+        replays_(replaces) {}
 
   StreamProgress progress(std::size_t budget) override;
   std::uint32_t poll_flags() const override;
   void abandon() override;
+  void say_goodbye() override;
   using DataStream::reset;  // once no driver will come again
   // Asks the kernel how the connection is, for the statistics. Any thread.
   void sample_delivery() const;
+
+  // Reads what the peer says; the stream may be over then. By the driver.
+  void listen();
+  // The peer's host does not answer on this stream. By the driver, or once no driver will come again.
+  void give_up(Status why) { lose(std::move(why)); }
+  // What was not acknowledged, once the stream is lost and no driver will come again.
+  std::vector<Chunk> take_unfinished();
+  // Nothing of what the peer has not acknowledged depends on this process any more. Once no driver will come again.
+  bool is_delivered();
+  // The peer has acknowledged something since this was asked last. Any thread.
+  bool was_acknowledged() { return was_acknowledged_.exchange(false, std::memory_order_relaxed); }
 
   // A stream that is not in use finishes its chunk and takes no other. Any thread.
   void set_in_use(bool in_use) { in_use_.store(in_use, std::memory_order_relaxed); }
   // Has, or as far as the scheduler is concerned would have, no room for another chunk. Any thread.
   bool is_full() const { return is_blocked() || passed_over_.load(std::memory_order_relaxed); }
+  // It takes chunks of lost streams: until the first other one. Any thread.
+  bool replays() const { return replays_.load(std::memory_order_relaxed); }
+  void stop_replaying() { replays_.store(false, std::memory_order_relaxed); }
 
  private:
+  static constexpr std::size_t kMostUnacknowledged = 64;
+  static constexpr std::size_t kMostUnacknowledgedWithRecovery = 1024;
+
+  bool recovers() const { return replay_ != nullptr; }
+  // False: nothing to write now.
   bool take_chunk();
+  bool pull_chunk();
+  void prepare_header();
+  // A copy is to be kept of the chunk: its request does not wait for the acknowledgement then.
+  bool should_copy() const;
+  bool should_listen() const;
   ssize_t write_chunk();
   void end_chunk();
-  Status read_acknowledgements();
-  Pull pull();
+  StreamProgress end_of_output(int error_number);
+  // The connection is of no use any more. error_number 0: the peer has closed it.
+  void peer_is_gone(int error_number);
+  void lose(Status why);
+  Pull pull(Chunk* chunk);
   // False: it has looked since then, or the stream cannot tell.
   bool look_at_delivery(std::int64_t not_since_ns);
   void show(const Delivery& delivery, std::int64_t now_ns) const;
 
   ChunkScheduler* const scheduler_;
   const std::function<void(int stream)> kick_;
-  Chunk chunk_;  // request == nullptr: none
-  // A system call with one piece costs less than one with two: a small payload stands behind its header.
-  static constexpr std::size_t kSmallBytes = 1024;
-  std::array<std::uint8_t, kFrameHeaderBytes + kSmallBytes> front_{};
-  std::size_t front_bytes_ = 0;
-  std::size_t written_ = 0;                 // of header and payload together
-  bool chunk_zero_copy_ = false;            // what is left of it is written by reference
-  bool waits_for_acknowledgement_ = false;  // its header asks for one
+  ReplayQueue* const replay_;
+  BlockPool blocks_;
+  std::optional<Chunk> chunk_;  // that is being written
+  std::array<std::uint8_t, kFrameHeaderBytes> header_{};
+  std::size_t written_ = 0;           // of header and payload together
+  bool writes_by_reference_ = false;  // what is left of it
   bool may_zero_copy_;
-  const bool reads_acknowledgements_;
+  bool keeps_chunk_ = false;  // until it is acknowledged
   UnacknowledgedChunks unacknowledged_;
-  bool failed_ = false;  // what the peer says means nothing any more
+  std::uint64_t last_number_ = 0;  // the message of the chunk that was taken last
+  // Since the last chunk that asked for an acknowledgement.
+  std::size_t unasked_chunks_ = 0;
+  std::size_t unasked_bytes_ = 0;
+  std::size_t listen_at_ = 64;  // unacknowledged chunks
+  std::atomic<bool> was_acknowledged_{false};
+  std::atomic<bool> replays_;
   std::atomic<bool> in_use_{true};
   std::atomic<bool> passed_over_{false};
 

@@ -1,10 +1,13 @@
-// StreamArrivals: connections that join a comm after it began. The connection service's thread hands them in, the
-// thread that calls the comm takes them: a comm's streams stay that thread's business. Shared by both, because the comm
-// may be closed while a handshake is under way; what nobody takes is closed with it.
+// StreamArrivals: connections that join a comm after it began. The connection service's thread hands them in, the comm
+// takes them: its streams stay its own business. Shared by both, because the comm may be closed while a handshake is
+// under way; what nobody takes is closed with it.
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,38 +15,89 @@
 
 namespace bagua_net {
 
+// What a connection joins for.
+enum class Joining {
+  kMore,           // one more stream
+  kReplaces,       // a stream that was lost
+  kReplacesFirst,  // stream 0, which was lost
+};
+
 class StreamArrivals {
  public:
+  struct Arrival {
+    OwnedFd socket;
+    Joining joining = Joining::kMore;
+  };
+  // A connection that the comm asked for will not come.
+  struct Failure {
+    std::string why;
+    bool is_final = false;  // the peer refuses it, and will go on to
+  };
+
   // One will be handed in for certain; from here on the peer may use it.
   void announce() {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++announced_;
     any_.store(true, std::memory_order_release);
   }
-  void hand_in_announced(OwnedFd socket) {
+  void hand_in_announced(OwnedFd socket, Joining joining = Joining::kMore) {
     const std::lock_guard<std::mutex> lock(mutex_);
     --announced_;
-    sockets_.push_back(std::move(socket));
+    arrivals_.push_back({std::move(socket), joining});
+    if (joining != Joining::kMore && on_change_) on_change_();
   }
-  void hand_in(OwnedFd socket) {
+  void hand_in(OwnedFd socket, Joining joining = Joining::kMore) {
     announce();
-    hand_in_announced(std::move(socket));
+    hand_in_announced(std::move(socket), joining);
+  }
+  void report(Failure failure) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    failure_ = std::move(failure);
+    any_.store(true, std::memory_order_release);
+    if (on_change_) on_change_();
   }
 
   // Cheap: asked in every call of a comm. True also while one is announced.
   bool any() const { return any_.load(std::memory_order_acquire); }
 
-  std::vector<OwnedFd> take() {
+  std::vector<Arrival> take() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    any_.store(announced_ > 0, std::memory_order_relaxed);
-    return std::exchange(sockets_, {});
+    any_.store(announced_ > 0 || failure_.has_value(), std::memory_order_relaxed);
+    return std::exchange(arrivals_, {});
+  }
+  std::optional<Failure> take_failure() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    any_.store(announced_ > 0 || !arrivals_.empty(), std::memory_order_relaxed);
+    return std::exchange(failure_, std::nullopt);
+  }
+
+  // Replacements that the comm has room for. None from the start, and none any more once it has failed.
+  void set_free_places(int places) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    free_places_ = places;
+  }
+  bool has_free_place() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return free_places_ > announced_ + static_cast<int>(arrivals_.size());
+  }
+  // The comm takes nothing any more: it has failed.
+  void close() { closed_.store(true); }
+  bool is_closed() const { return closed_.load(); }
+  // Called with the lock held, when a replacement or a failure has come. Empty: the comm is about to go.
+  void set_on_change(std::function<void()> on_change) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    on_change_ = std::move(on_change);
   }
 
  private:
-  std::mutex mutex_;  // guards the next two
-  std::vector<OwnedFd> sockets_;
+  std::mutex mutex_;  // guards everything below, but for the atomics
+  std::vector<Arrival> arrivals_;
+  std::optional<Failure> failure_;
   int announced_ = 0;
+  int free_places_ = 0;
+  std::function<void()> on_change_;
   std::atomic<bool> any_{false};
+  std::atomic<bool> closed_{false};
 };
 
 }  // namespace bagua_net

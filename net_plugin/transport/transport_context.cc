@@ -18,6 +18,7 @@ HandshakeSettings handshake_settings(const PluginConfig& config, int workers) {
   settings.tcp.keepalive_s = config.keepalive_s;
   settings.tcp.congestion_control = config.congestion_control;
   settings.streams = config.streams;
+  settings.recovery = config.recovery;
   settings.has_workers = workers > 0;
   settings.max_chunk_bytes = static_cast<std::uint32_t>(config.max_chunk_bytes);
   settings.connect_timeout_ms = config.connect_timeout_ms;
@@ -134,6 +135,7 @@ Status TransportContext::connect(int device, std::uint8_t* handle, SendComm** co
   BAGUA_NET_RETURN_IF_ERROR(
       connections->connect(devices_[static_cast<std::size_t>(device)].interface, handle, &ready, &connection));
   if (!ready) return Status::ok();
+  connection.peer += " over " + devices_[static_cast<std::size_t>(device)].interface.name;
   SendPolicy policy = send_policy(device, connection);
   std::unique_ptr<SendComm> created;
   CommStats stats = comm_stats(CommDirection::kSend, device, connection);
@@ -151,7 +153,16 @@ SendPolicy TransportContext::send_policy(int device, const EstablishedConnection
   policy.min_chunk_bytes = static_cast<std::size_t>(config_.min_chunk_bytes) * (connection.same_host ? 2 : 1);
   policy.max_silence_s = config_.keepalive_s;
   policy.zero_copy = config_.zero_copy && connection.same_host && connection.acknowledges;
-  if (connection.arrivals == nullptr) return policy;
+  if (connection.recovers) {
+    policy.replace_stream = [service = service_.get(), ticket = connection.ticket, arrivals = connection.arrivals,
+                             timeout_ms = config_.keepalive_s * 1000](Joining joining) {
+      JoinTicket replacing = ticket;
+      replacing.timeout_ms = timeout_ms;
+      replacing.hello.stream_index = joining == Joining::kReplacesFirst ? kReplacingFirstStream : kReplacingStream;
+      service->join(replacing, 1, arrivals);
+    };
+  }
+  if (!connection.may_grow) return policy;
   const std::string& interface = devices_[static_cast<std::size_t>(device)].interface.name;
   policy.growth =
       &growth_.try_emplace(interface, first_auto_streams(settings_.has_workers), kMaxAutoStreams).first->second;
@@ -172,8 +183,12 @@ Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
   BAGUA_NET_RETURN_IF_ERROR(connections->accept(listen_comm->id, &ready, &connection));
   if (!ready) return Status::ok();
   std::unique_ptr<RecvComm> created;
+  const std::string& interface = devices_[static_cast<std::size_t>(listen_comm->device)].interface.name;
+  connection.peer += " over " + interface;
   CommStats stats = comm_stats(CommDirection::kReceive, listen_comm->device, connection);
-  BAGUA_NET_RETURN_IF_ERROR(RecvComm::create(std::move(connection), &pool_, &created, std::move(stats)));
+  RecvPolicy policy;
+  policy.max_silence_s = config_.keepalive_s;
+  BAGUA_NET_RETURN_IF_ERROR(RecvComm::create(std::move(connection), policy, &pool_, &created, std::move(stats)));
   *comm = created.get();
   comms_.emplace(*comm, std::move(created));
   return Status::ok();

@@ -6,20 +6,23 @@
 
 namespace bagua_net {
 namespace {
-constexpr std::uint64_t kAcknowledgementFrame = 2;  // and seven zeros
+constexpr std::uint64_t kAcknowledgementFrame = 2;  // then the flag, and six zeros
+constexpr std::uint64_t kLastAcknowledgement = kAcknowledgementFrame | 1 << 8;
+}  // namespace
+
+void encode_acknowledgement(const Acknowledgement& acknowledgement, std::uint8_t* bytes) {
+  store_little_endian<std::uint64_t>(bytes, acknowledgement.is_last ? kLastAcknowledgement : kAcknowledgementFrame);
+  store_little_endian<std::uint64_t>(bytes + 8, acknowledgement.chunks);
 }
 
-void encode_acknowledgement(std::uint64_t received_bytes, std::uint8_t* bytes) {
-  store_little_endian<std::uint64_t>(bytes, kAcknowledgementFrame);
-  store_little_endian<std::uint64_t>(bytes + 8, received_bytes);
-}
-
-Status decode_acknowledgement(const std::uint8_t* bytes, std::uint64_t* received_bytes) {
-  if (load_little_endian<std::uint64_t>(bytes) != kAcknowledgementFrame) {
+Status decode_acknowledgement(const std::uint8_t* bytes, Acknowledgement* acknowledgement) {
+  const auto type = load_little_endian<std::uint64_t>(bytes);
+  if (type != kAcknowledgementFrame && type != kLastAcknowledgement) {
     return Status::remote_error("the receiver sent a frame of type " + std::to_string(bytes[0]) +
                                 " where an acknowledgement was due: it broke the protocol or the stream is corrupt");
   }
-  *received_bytes = load_little_endian<std::uint64_t>(bytes + 8);
+  acknowledgement->chunks = load_little_endian<std::uint64_t>(bytes + 8);
+  acknowledgement->is_last = type == kLastAcknowledgement;
   return Status::ok();
 }
 

@@ -3,8 +3,9 @@
 //
 //   byte  size  field
 //      0     1  type: 2
-//      1     7  zero
-//      8     8  payload bytes of all chunks of this stream that asked, as far as they have been received
+//      1     1  1 = the receiver has closed the comm and reads nothing more, 0 = it has not
+//      2     6  zero
+//      8     8  chunks of this stream that have been received, whether they asked or not
 //
 // Cumulative, so a receiver may leave out all but the last.
 #pragma once
@@ -18,7 +19,12 @@ namespace bagua_net {
 
 constexpr std::size_t kAcknowledgementBytes = 16;
 
-void encode_acknowledgement(std::uint64_t received_bytes, std::uint8_t* bytes);
-Status decode_acknowledgement(const std::uint8_t* bytes, std::uint64_t* received_bytes);
+struct Acknowledgement {
+  std::uint64_t chunks = 0;
+  bool is_last = false;
+};
+
+void encode_acknowledgement(const Acknowledgement& acknowledgement, std::uint8_t* bytes);
+Status decode_acknowledgement(const std::uint8_t* bytes, Acknowledgement* acknowledgement);
 
 }  // namespace bagua_net

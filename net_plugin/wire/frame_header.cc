@@ -6,13 +6,22 @@
 
 namespace bagua_net {
 namespace {
+
 constexpr std::uint8_t kChunkFrame = 1;
-}
+constexpr std::uint8_t kEndFrame = 3;
+
+constexpr std::uint8_t kAcknowledge = 1;
+constexpr std::uint8_t kByReference = 2;
+constexpr std::uint8_t kFlags = kAcknowledge | kByReference;
+
+}  // namespace
 
 void encode_frame_header(const FrameHeader& header, std::uint8_t* bytes) {
   std::memset(bytes, 0, kFrameHeaderBytes);
-  bytes[0] = kChunkFrame;
-  bytes[1] = header.acknowledge ? 1 : 0;
+  bytes[0] = header.end ? kEndFrame : kChunkFrame;
+  bytes[1] =
+      static_cast<std::uint8_t>((header.acknowledge ? kAcknowledge : 0) | (header.by_reference ? kByReference : 0));
+  store_little_endian<std::uint16_t>(bytes + 2, header.attempt);
   store_little_endian<std::uint32_t>(bytes + 4, header.payload_bytes);
   store_little_endian<std::uint64_t>(bytes + 8, header.message_number);
   store_little_endian<std::uint64_t>(bytes + 16, header.offset);
@@ -20,7 +29,7 @@ void encode_frame_header(const FrameHeader& header, std::uint8_t* bytes) {
 }
 
 Status decode_frame_header(const std::uint8_t* bytes, FrameHeader* header) {
-  if (bytes[0] != kChunkFrame || bytes[1] > 1 || bytes[2] != 0 || bytes[3] != 0) {
+  if ((bytes[0] != kChunkFrame && bytes[0] != kEndFrame) || bytes[1] > kFlags) {
     return Status::remote_error("frame of unknown type " + std::to_string(bytes[0]) +
                                 ": the peer broke the protocol or the stream is corrupt");
   }
@@ -28,12 +37,15 @@ Status decode_frame_header(const std::uint8_t* bytes, FrameHeader* header) {
   header->message_number = load_little_endian<std::uint64_t>(bytes + 8);
   header->offset = load_little_endian<std::uint64_t>(bytes + 16);
   header->message_bytes = load_little_endian<std::uint64_t>(bytes + 24);
-  header->acknowledge = bytes[1] != 0;
+  header->acknowledge = (bytes[1] & kAcknowledge) != 0;
+  header->by_reference = (bytes[1] & kByReference) != 0;
+  header->attempt = load_little_endian<std::uint16_t>(bytes + 2);
+  header->end = bytes[0] == kEndFrame;
   // Written without additions of peer-supplied numbers, which could wrap round.
   const bool inside =
       header->offset <= header->message_bytes && header->payload_bytes <= header->message_bytes - header->offset;
   const bool progresses = header->payload_bytes > 0 || header->message_bytes == 0;
-  if (!inside || !progresses) {
+  if (!inside || !progresses || (header->end && header->message_bytes > 0)) {
     return Status::remote_error("chunk of " + std::to_string(header->payload_bytes) + " bytes at offset " +
                                 std::to_string(header->offset) + " does not lie in its message of " +
                                 std::to_string(header->message_bytes) + " bytes: the peer broke the protocol");

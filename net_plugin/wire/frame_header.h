@@ -1,15 +1,17 @@
 // FrameHeader: what precedes every chunk of a message on a data stream. Pure bytes, no system call.
 //
 //   byte  size  field
-//      0     1  type: 1 = chunk; every other value is refused
-//      1     1  1 = acknowledge this chunk (wire/acknowledgement.h), 0 = do not
-//      2     2  zero
+//      0     1  type: 1 = chunk, 3 = end of the comm; every other value is refused
+//      1     1  flags: 1 = acknowledge this chunk and all before it (wire/acknowledgement.h)
+//                      2 = its bytes may be the sender's memory until they are read
+//      2     2  attempt: how often the chunk was sent before, on streams that were lost; modulo 65536
 //      4     4  payload bytes that follow
 //      8     8  message number: counts the messages of this comm from 0, in posting order
 //     16     8  offset of the payload in the message
 //     24     8  size of the whole message
 //
-// A message of zero bytes is one chunk of zero bytes.
+// A message of zero bytes is one chunk of zero bytes. The end of the comm says that its sender has closed it; only the
+// message number means something there: the number of messages that were sent.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +28,10 @@ struct FrameHeader {
   std::uint64_t message_number = 0;
   std::uint64_t offset = 0;
   std::uint64_t message_bytes = 0;
-  bool acknowledge = false;  // the sender's memory is in use until it hears that the chunk was received
+  bool acknowledge = false;   // the sender keeps the bytes until it hears that they were received
+  bool by_reference = false;  // and until then they may be its memory, wherever the kernel has them
+  std::uint16_t attempt = 0;
+  bool end = false;  // no chunk: the sender has closed the comm
 };
 
 void encode_frame_header(const FrameHeader& header, std::uint8_t* bytes);

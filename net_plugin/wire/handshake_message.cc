@@ -26,6 +26,7 @@ const char* handshake_verdict_name(HandshakeVerdict verdict) {
     case HandshakeVerdict::kAccepted: return "accepted";
     case HandshakeVerdict::kWrongVersion: return "wrong protocol version";
     case HandshakeVerdict::kUnknownListen: return "nobody listens for this connection any more";
+    case HandshakeVerdict::kNoPlace: return "the connection has no place for another data stream now";
     case HandshakeVerdict::kUnknownStream: return "the data stream fits no connection";
     case HandshakeVerdict::kWrongProof: return "the connector does not know the token of the connect handle";
   }

@@ -28,6 +28,7 @@
 // the listener's handle allows in all. A connector that loses a connection before the reply says the same hello again,
 // with a new nonce: the listener lets go of the stream's former connection.
 // Features: a bit each; what both ends name is used. 1 = the listener acknowledges chunks whose header asks for it.
+// 2 = connections that are lost are replaced, and chunks that were not acknowledged sent again.
 #pragma once
 
 #include <cstddef>
@@ -48,13 +49,20 @@ constexpr std::size_t kReplyBytes = 32;
 // where they belong, so each end counts its streams as it likes. The reply's number of streams is 1.
 constexpr std::uint16_t kJoiningStream = 0xffff;
 
+// The same for a connection that takes the place of one that was lost: of stream 0, or of any other.
+constexpr std::uint16_t kReplacingFirstStream = 0xfffe;
+constexpr std::uint16_t kReplacingStream = 0xfffd;
+constexpr bool is_joining(std::uint16_t stream_index) { return stream_index >= kReplacingStream; }
+
 constexpr std::uint32_t kFeatureAcknowledgements = 1;
+constexpr std::uint32_t kFeatureRecovery = 2;
 
 enum class HandshakeVerdict : std::uint16_t {
   kAccepted = 0,
   kWrongVersion = 1,   // the reply's version field says which is spoken
   kUnknownListen = 2,  // nobody listens under that id (any more)
   kUnknownStream = 3,  // a joining stream fits no comm, or there is no room for it
+  kNoPlace = 4,        // the comm has not noticed yet that it lost a stream: try again
   kWrongProof = 5,     // the connector does not know the token
 };
 

@@ -31,8 +31,8 @@ struct Connection {
       if (workers == 0) {
         pipes.push_back(std::make_shared<PipeState>());
         pipes.back()->capacity = 1u << 22;
-        near.push_back(std::make_unique<BytePipeEnd>(pipes.back(), PipeBehaviour{1u << 22, 0, 0}, 1));
-        far.push_back(std::make_unique<BytePipeEnd>(pipes.back(), PipeBehaviour{1u << 22, 0, 0}, 2));
+        near.push_back(std::make_unique<BytePipeEnd>(pipes.back(), PipeRole::kWriter, PipeBehaviour{1u << 22, 0, 0}, 1));
+        far.push_back(std::make_unique<BytePipeEnd>(pipes.back(), PipeRole::kReader, PipeBehaviour{1u << 22, 0, 0}, 2));
         continue;
       }
       auto [one, other] = tcp_pair();
@@ -44,7 +44,7 @@ struct Connection {
     sending = &send_stats.slot();
     receiving = &receive_stats.slot();
     CHECK_OK(SendComm::create(std::move(near), "receiver", nullptr, policy, &pool, &sender, std::move(send_stats)));
-    CHECK_OK(RecvComm::create(std::move(far), "sender", nullptr, &pool, &receiver, Path::kWithinHost,
+    CHECK_OK(RecvComm::create(std::move(far), "sender", nullptr, &pool, &receiver, RecvPolicy{},
                               std::move(receive_stats)));
   }
 
@@ -129,10 +129,10 @@ TEST_CASE(a_chunk_before_its_receive_is_a_stall_of_the_receiver) {
   stream.park();
   stream.park();  // looked at again, and still not posted
   CHECK_EQ(stream->parked.get(), std::uint64_t{1});
-  CHECK_EQ(stream.slot().state.load(), static_cast<std::uint32_t>(StreamState::kParked));
+  CHECK_EQ(stream.slot().state.load(), static_cast<std::uint32_t>(SlotState::kParked));
   stream.resume();
   stream.resume();
-  CHECK_EQ(stream.slot().state.load(), static_cast<std::uint32_t>(StreamState::kLive));
+  CHECK_EQ(stream.slot().state.load(), static_cast<std::uint32_t>(SlotState::kLive));
   CHECK(stream->parked_ns.get() > 0);
 }
 
@@ -161,10 +161,10 @@ TEST_CASE(a_failed_comm_says_so_in_the_page) {
   WorkerPool pool(0, 0, any_cpu());
   auto pipe = std::make_shared<PipeState>();
   std::vector<std::unique_ptr<ByteStream>> streams;
-  streams.push_back(std::make_unique<BytePipeEnd>(pipe, PipeBehaviour{64, 0, 0}, 1));
+  streams.push_back(std::make_unique<BytePipeEnd>(pipe, PipeRole::kReader, PipeBehaviour{64, 0, 0}, 1));
   std::unique_ptr<RecvComm> receiver;
   CHECK_OK(
-      RecvComm::create(std::move(streams), "sender", nullptr, &pool, &receiver, Path::kWithinHost, std::move(stats)));
+      RecvComm::create(std::move(streams), "sender", nullptr, &pool, &receiver, RecvPolicy{}, std::move(stats)));
   receiver->fail(Status::remote_error("the peer is gone"));
   receiver->fail(Status::remote_error("a second failure"));
   CHECK_EQ(slot.state.load(), static_cast<std::uint32_t>(CommState::kFailed));

@@ -37,8 +37,8 @@ struct Connection {
     std::vector<std::unique_ptr<ByteStream>> receiving;
     for (std::size_t i = 0; i < streams; ++i) {
       pipes.push_back(std::make_shared<PipeState>());
-      sending.push_back(std::make_unique<BytePipeEnd>(pipes.back(), behaviour, seed + 2 * i));
-      receiving.push_back(std::make_unique<BytePipeEnd>(pipes.back(), behaviour, seed + 2 * i + 1));
+      sending.push_back(std::make_unique<BytePipeEnd>(pipes.back(), PipeRole::kWriter, behaviour, seed + 2 * i));
+      receiving.push_back(std::make_unique<BytePipeEnd>(pipes.back(), PipeRole::kReader, behaviour, seed + 2 * i + 1));
     }
     policy.max_chunk_bytes = max_chunk_bytes;
     CHECK_OK(SendComm::create(std::move(sending), "receiver", nullptr, policy, &no_workers, &sender));
@@ -232,9 +232,30 @@ TEST_CASE(failure_is_sticky_and_reaches_the_peer) {
   const Status refused = connection.receiver->irecv(&byte, 1, nullptr, &again);
   CHECK(refused.message().find("first") != std::string::npos);
   CHECK(again == nullptr);
+  // More than there is room for: as with TCP, that is how a writer finds out.
+  const std::vector<std::uint8_t> message(1000);
   Request* send = nullptr;
-  CHECK_OK(connection.sender->isend(&byte, 1, nullptr, &send));
+  CHECK_OK(connection.sender->isend(message.data(), message.size(), nullptr, &send));
   CHECK(test_until_error(send).code() == StatusCode::kRemoteError);
+}
+
+// The peer was stopped, and its connections were shut down and left open: there is never room again, and no error.
+TEST_CASE(a_blocked_sender_notices_that_its_peer_has_closed) {
+  for (const std::size_t streams : {1, 3}) {
+    Connection connection(streams, kSmooth, 1, striping(64, 64), 256);
+    const std::vector<std::uint8_t> message(10000);
+    Request* send = nullptr;
+    CHECK_OK(connection.sender->isend(message.data(), message.size(), nullptr, &send));
+    bool done = false;
+    std::size_t bytes = 0;
+    for (int i = 0; i < 10; ++i) CHECK_OK(send->test(&done, &bytes));
+    CHECK(!done);
+    for (auto& pipe : connection.pipes) pipe->reader_closed = true;
+    const Status status = test_until_error(send);
+    CHECK(status.code() == StatusCode::kRemoteError);
+    CHECK(status.message().find("before it had received message 0") != std::string::npos ||
+          status.message().find("before the peer had received message 0") != std::string::npos);
+  }
 }
 
 TEST_CASE(end_between_messages_fails_only_waiting_receives) {
@@ -310,7 +331,7 @@ TEST_CASE(the_end_is_noticed_while_a_stream_waits_for_a_later_receive) {
 TEST_CASE(a_stream_that_is_reset_before_it_was_used_fails_the_comm) {
   WorkerPool no_workers{0, 0, any_cpu()};
   std::vector<std::unique_ptr<ByteStream>> streams;
-  streams.push_back(std::make_unique<BytePipeEnd>(std::make_shared<PipeState>(), kSmooth, 1));
+  streams.push_back(std::make_unique<BytePipeEnd>(std::make_shared<PipeState>(), PipeRole::kReader, kSmooth, 1));
   streams.push_back(std::make_unique<ResetStream>());
   std::unique_ptr<RecvComm> receiver;
   CHECK_OK(RecvComm::create(std::move(streams), "sender", nullptr, &no_workers, &receiver));
@@ -382,9 +403,11 @@ TEST_CASE(a_message_without_bytes_comes_once) {
   Request posted;
   table.post(&posted, nullptr, 0, nullptr, 0, nullptr);
   Request* found = nullptr;
-  CHECK_OK(table.find({0, 0, 0, 0}, 0, &found));
+  Arrival arrival = Arrival::kNotPosted;
+  CHECK_OK(table.find({0, 0, 0, 0}, 0, &found, &arrival));
   CHECK(found == &posted);
-  CHECK(!table.find({0, 0, 0, 0}, 1, &found).is_ok());
+  CHECK(arrival == Arrival::kWanted);
+  CHECK(!table.find({0, 0, 0, 0}, 1, &found, &arrival).is_ok());
 }
 
 TEST_CASE(deregistration_stops_io_and_fails_requests) {

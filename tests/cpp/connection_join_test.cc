@@ -61,7 +61,7 @@ std::vector<OwnedFd> take(StreamArrivals& arrivals, std::size_t count) {
   std::vector<OwnedFd> taken;
   wait_until(
       [&] {
-        for (OwnedFd& socket : arrivals.take()) taken.push_back(std::move(socket));
+        for (StreamArrivals::Arrival& arrival : arrivals.take()) taken.push_back(std::move(arrival.socket));
         return taken.size() >= count;
       },
       "streams that join");
@@ -124,7 +124,7 @@ TEST_CASE(both_ends_know_that_they_are_on_one_host) {
   WorkerPool pool(6, 50, any_cpu(), 2);
   const WorkerPool::Lane first = pool.open_lane(Direction::kReceive, Path::kWithinHost);
   std::unique_ptr<RecvComm> comm;
-  CHECK_OK(RecvComm::create(std::move(processes.accepted), &pool, &comm));
+  CHECK_OK(RecvComm::create(std::move(processes.accepted), {}, &pool, &comm));
   CHECK_EQ(pool.open_lane(Direction::kReceive, Path::kWithinHost).first, first.first + 2);
   comm.reset();
   pool.stop();
@@ -284,7 +284,7 @@ TEST_CASE(a_join_that_is_given_up_does_not_harm_the_receiver) {
   std::unique_ptr<SendComm> sender;
   std::unique_ptr<RecvComm> receiver;
   CHECK_OK(SendComm::create(std::move(processes.connected), {}, &no_workers, &sender));
-  CHECK_OK(RecvComm::create(std::move(processes.accepted), &no_workers, &receiver));
+  CHECK_OK(RecvComm::create(std::move(processes.accepted), {}, &no_workers, &receiver));
   const std::array<std::uint8_t, 3> sent{7, 8, 9};
   for (const std::uint8_t& byte : sent) {
     Request* send = nullptr;

@@ -103,7 +103,7 @@ TEST_CASE(a_stream_that_is_lost_after_the_accept_joins_the_comm_in_use) {
   listening.lose(1, 2);
   const EstablishedConnection connection = listening.accepted();
   const OwnedFd second = listening.join(1, 2);
-  std::vector<OwnedFd> arrived;
+  std::vector<StreamArrivals::Arrival> arrived;
   wait_until(
       [&] {
         arrived = connection.arrivals->take();
@@ -112,7 +112,7 @@ TEST_CASE(a_stream_that_is_lost_after_the_accept_joins_the_comm_in_use) {
       "the stream");
   CHECK_EQ(arrived.size(), 1u);
   check_joined(first, connection.sockets[0]);
-  check_joined(second, arrived[0]);
+  check_joined(second, arrived[0].socket);
 }
 
 // All places of a listener that allows no more streams are taken, one of them by a connection that is lost.

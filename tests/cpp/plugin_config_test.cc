@@ -9,6 +9,7 @@
 
 using bagua_net::CongestionControl;
 using bagua_net::PluginConfig;
+using bagua_net::Recovery;
 using bagua_net::Status;
 
 namespace {
@@ -72,6 +73,7 @@ TEST_CASE(every_knob_reaches_its_own_member) {
                                       {"BAGUA_NET_CONNECT_TIMEOUT_MS", "1212"},
                                       {"BAGUA_NET_HANDSHAKE_TIMEOUT_MS", "1313"},
                                       {"BAGUA_NET_KEEPALIVE_S", "14"},
+                                      {"BAGUA_NET_RECOVERY", "0"},
                                       {"BAGUA_NET_ZERO_COPY", "0"},
                                       {"BAGUA_NET_STATS", "0"},
                                       {"BAGUA_NET_SOCKET_BUFFER", "71234"},
@@ -88,11 +90,12 @@ TEST_CASE(every_knob_reaches_its_own_member) {
   CHECK_EQ(config.connect_timeout_ms, 1212);
   CHECK_EQ(config.handshake_timeout_ms, 1313);
   CHECK_EQ(config.keepalive_s, 14);
+  CHECK(config.recovery == Recovery::kOff);
   CHECK(!config.zero_copy);
   CHECK(!config.stats);
   CHECK_EQ(config.socket_buffer_bytes, 71234);
   CHECK(config.congestion_control == CongestionControl::kBbr);
-  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{16});
+  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{17});
 }
 
 // What a row says is the default is read back as the default, and setting it changes nothing.

@@ -202,6 +202,17 @@ TEST_CASE(a_peer_that_does_not_read_is_waited_for) { waits_for_a_peer_that_does_
 
 TEST_CASE(a_peer_that_does_not_read_is_waited_for_while_a_worker_sends) { waits_for_a_peer_that_does_not_read(1); }
 
+// A process that was stopped, and whose connections something shut down and left open: no room comes, and no error.
+TEST_CASE(a_connection_that_its_peer_has_half_closed_is_noticed) {
+  for (const int workers : {0, 1}) {
+    Sending sending(workers, 0);
+    sending.send();
+    sending.check_not_done(100);
+    for (const OwnedFd& peer : sending.peers) CHECK_EQ(::shutdown(peer.get(), SHUT_WR), 0);
+    CHECK(names(sending.error(30000), "the peer closed the connection before the peer had received message 0"));
+  }
+}
+
 TEST_CASE(without_keepalive_nothing_is_noticed) {
   Sending sending(0, 0);
   vanish(sending.peers[0]);

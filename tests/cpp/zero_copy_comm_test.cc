@@ -150,7 +150,7 @@ TEST_CASE(a_stream_that_was_refused_a_pipe_asks_no_more) {
   Frame frame = read_frame(sender.peers[1].get());
   CHECK(frame.header.acknowledge);
   CHECK(frame.payload == message);
-  write_all(sender.peers[1].get(), acknowledgement(message.size()));
+  write_all(sender.peers[1].get(), acknowledgement(1));
   CHECK_OK(test_until_done(send));
   for (int i = 0; i < 20; ++i) {
     send = sender.send(message);
@@ -217,14 +217,6 @@ TEST_CASE(a_peer_that_cannot_acknowledge_gets_copies) {
   CHECK(!frame.header.acknowledge);
   CHECK(frame.payload == message);
   CHECK_OK(test_until_done(send));
-  // What it says in the other direction nevertheless is not read, and stops nothing, not even in masses.
-  std::vector<std::uint8_t> garbage(100000, 0xff);
-  while (::send(sender.peers[1].get(), garbage.data(), garbage.size(), MSG_NOSIGNAL | MSG_DONTWAIT) > 0) continue;
-  for (int i = 0; i < 20; ++i) {
-    send = sender.send(message);
-    CHECK(read_frame(sender.peers[1].get()).payload == message);
-    CHECK_OK(test_until_done(send));
-  }
 }
 
 }  // namespace bagua_net

@@ -76,7 +76,7 @@ void receive(FuzzInput& input) {
   std::vector<OwnedFd> peers;
   std::vector<Message> messages;
   std::unique_ptr<RecvComm> comm;
-  require(RecvComm::create(make_connection(&peers), &no_workers(), &comm).is_ok(), "no comm");
+  require(RecvComm::create(make_connection(&peers), {}, &no_workers(), &comm).is_ok(), "no comm");
   std::uint64_t number = 0;
   for (int step = 0; step < 40 && !input.is_empty(); ++step) {
     const OwnedFd& peer = peers[input.byte() % kStreams];

@@ -1,5 +1,6 @@
 // A ByteStream pair in memory that behaves as badly as the contract allows: it moves at most a few bytes at a time,
-// and fails with EINTR or EAGAIN between any two of them, driven by a seed.
+// and fails with EINTR or EAGAIN between any two of them, driven by a seed. Bytes go one way. As with TCP, a writer
+// whose reader has closed may still write until there is no room, and finds the end only when it reads.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +18,8 @@ namespace bagua_net {
 
 struct PipeState {
   std::deque<std::uint8_t> bytes;
-  bool closed = false;  // the writing end is gone
+  bool closed = false;         // the writing end is gone
+  bool reader_closed = false;  // the reading end
   std::size_t capacity = 64;
 };
 
@@ -27,18 +29,20 @@ struct PipeBehaviour {
   int eagain_percent = 30;
 };
 
+enum class PipeRole { kWriter, kReader };
+
 class BytePipeEnd final : public ByteStream {
  public:
-  BytePipeEnd(std::shared_ptr<PipeState> state, PipeBehaviour behaviour, unsigned seed)
-      : state_(std::move(state)), behaviour_(behaviour), random_(seed) {}
-  ~BytePipeEnd() override { state_->closed = true; }
+  BytePipeEnd(std::shared_ptr<PipeState> state, PipeRole role, PipeBehaviour behaviour, unsigned seed)
+      : state_(std::move(state)), role_(role), behaviour_(behaviour), random_(seed) {}
+  ~BytePipeEnd() override { BytePipeEnd::shutdown(); }
   BytePipeEnd(const BytePipeEnd&) = delete;
   BytePipeEnd& operator=(const BytePipeEnd&) = delete;
 
   ssize_t read(const iovec* pieces, std::size_t count) override {
     if (disturbed()) return -1;
-    if (state_->bytes.empty()) {
-      if (state_->closed) return 0;
+    if (role_ == PipeRole::kWriter || state_->bytes.empty()) {
+      if (role_ == PipeRole::kWriter ? state_->reader_closed : state_->closed) return 0;
       errno = EAGAIN;
       return -1;
     }
@@ -56,7 +60,7 @@ class BytePipeEnd final : public ByteStream {
 
   ssize_t write(const iovec* pieces, std::size_t count) override {
     if (disturbed()) return -1;
-    if (state_->closed) {
+    if (state_->closed || role_ == PipeRole::kReader) {
       errno = EPIPE;
       return -1;
     }
@@ -74,7 +78,7 @@ class BytePipeEnd final : public ByteStream {
   }
 
   int fd() const override { return -1; }
-  void shutdown() override { state_->closed = true; }
+  void shutdown() override { (role_ == PipeRole::kWriter ? state_->closed : state_->reader_closed) = true; }
 
  private:
   bool disturbed() {
@@ -86,6 +90,7 @@ class BytePipeEnd final : public ByteStream {
   std::size_t allowance() { return 1 + random_() % behaviour_.most_bytes; }
 
   std::shared_ptr<PipeState> state_;
+  const PipeRole role_;
   const PipeBehaviour behaviour_;
   std::mt19937 random_;
 };

@@ -55,6 +55,7 @@ class TwoWayEnd final : public ByteStream {
   ssize_t read(const iovec* pieces, std::size_t count) override {
     if (is_disturbed(&in_->reader_event)) return -1;
     if (in_->bytes == 0) {
+      if (in_->reader_told) return refuse(ECONNRESET);
       if (in_->reset && !std::exchange(in_->reset_told, true)) return refuse(ECONNRESET);
       return in_->ended ? 0 : refuse(EAGAIN);
     }
@@ -97,13 +98,25 @@ class TwoWayEnd final : public ByteStream {
     shutdown();
     out_->reset = true;
   }
-  bool is_broken() const override { return in_->reset; }
+  bool is_broken() const override { return in_->reset || in_->reader_told; }
+
+  // The connection breaks: of what is under way, so many bytes arrive in each direction and no more. What is written
+  // from now on is lost. Neither end knows, until it is told.
+  void sever(std::size_t kept_in, std::size_t kept_out) {
+    in_->cut_off(kept_in);
+    out_->cut_off(kept_out);
+  }
+  void tell() {
+    in_->reader_told = out_->writer_told = true;
+    in_->reader_event = out_->writer_event = true;
+  }
+  std::size_t unwritten_bytes() const { return out_->bytes; }
 
   // What the poller would say now; the same change is told once.
   Event take_event() {
     const bool readable = std::exchange(in_->reader_event, false);
     const bool writable = std::exchange(out_->writer_event, false);
-    return {readable || writable, in_->ended, in_->reset};
+    return {readable || writable, in_->ended, in_->reset || in_->reader_told};
   }
   bool has_event() const { return in_->reader_event || out_->writer_event; }
   // Written by the other end, and not read yet.
@@ -121,13 +134,25 @@ class TwoWayEnd final : public ByteStream {
     bool ended = false;
     bool reset = false;
     bool reset_told = false;
+    bool severed = false;
+    bool reader_told = false;  // of that
+    bool writer_told = false;
     bool writer_waits = false;  // it was refused for want of room
     bool reader_event = false;
     bool writer_event = false;
 
+    void cut_off(std::size_t kept) {
+      severed = true;
+      while (bytes > kept) {
+        const std::size_t lost = std::min(pieces.back().bytes, bytes - kept);
+        pieces.back().bytes -= lost;
+        bytes -= lost;
+        if (pieces.back().bytes == 0) pieces.pop_back();
+      }
+    }
     void put(const iovec& piece, std::size_t most, bool zero_copy) {
       const auto* data = static_cast<const std::uint8_t*>(piece.iov_base);
-      if (most == 0) return;
+      if (most == 0 || severed) return;
       pieces.push_back({{}, data, most});
       if (!zero_copy) {
         pieces.back().copied.assign(data, data + most);
@@ -164,6 +189,7 @@ class TwoWayEnd final : public ByteStream {
     return bytes;
   }
   static void end(Direction& direction) {
+    if (direction.severed) return;
     if (std::exchange(direction.ended, true)) return;
     direction.reader_event = direction.writer_event = true;
   }
@@ -185,7 +211,7 @@ class TwoWayEnd final : public ByteStream {
   // zero_copy: the second piece is not copied.
   ssize_t move_out(const iovec* pieces, std::size_t count, bool zero_copy, std::size_t most) {
     if (is_disturbed(&out_->writer_event)) return -1;
-    if (out_->ended) return refuse(EPIPE);
+    if (out_->ended || out_->writer_told) return refuse(EPIPE);
     const std::size_t allowed = std::min({allowance(behaviour_.most_written), room(), most});
     if (allowed == 0) {
       wait_for_room();

@@ -78,9 +78,9 @@ inline void write_all(int socket, const std::vector<std::uint8_t>& bytes) {
   CHECK_EQ(::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
 }
 
-inline std::vector<std::uint8_t> acknowledgement(std::uint64_t received_bytes) {
+inline std::vector<std::uint8_t> acknowledgement(std::uint64_t chunks) {
   std::vector<std::uint8_t> bytes(kAcknowledgementBytes);
-  encode_acknowledgement(received_bytes, bytes.data());
+  encode_acknowledgement({chunks, false}, bytes.data());
   return bytes;
 }
 

@@ -1,0 +1,107 @@
+#include "transport/recovery_thread.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+
+#include "base/background_thread.h"
+#include "base/log_sink.h"
+#include "base/monotonic_clock.h"
+
+namespace bagua_net {
+namespace {
+constexpr int kTickMs = 1000;
+}
+
+RecoveryThread::~RecoveryThread() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  poller_.wake();
+  thread_.join();
+}
+
+Status RecoveryThread::start() {
+  BAGUA_NET_RETURN_IF_ERROR(poller_.open());
+  return start_background_thread("bagua-net-fix", nullptr, [this] { run(); }, &thread_);
+}
+
+std::uint64_t RecoveryThread::add(Recoverable* recoverable, bool ticks) {
+  const std::lock_guard<std::mutex> running(run_mutex_);
+  std::uint64_t id = 0;
+  bool first = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    id = next_id_++;
+    if (ticks) first = ticking_++ == 0;
+  }
+  entries_.emplace(id, Entry{recoverable, ticks});
+  if (first) poller_.wake();  // it sleeps without a limit
+  return id;
+}
+
+void RecoveryThread::remove(std::uint64_t id) {
+  const std::lock_guard<std::mutex> running(run_mutex_);
+  const auto found = entries_.find(id);
+  if (found == entries_.end()) return;
+  if (found->second.ticks) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    --ticking_;
+  }
+  entries_.erase(found);
+}
+
+void RecoveryThread::notify(std::uint64_t id) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (std::find(notified_.begin(), notified_.end(), id) != notified_.end()) return;
+    notified_.push_back(id);
+  }
+  poller_.wake();
+}
+
+Status RecoveryThread::watch(int fd, std::uint64_t id) { return poller_.add(fd, id, EPOLLRDHUP | EPOLLET); }
+
+void RecoveryThread::unwatch(int fd) { poller_.remove(fd); }
+
+void RecoveryThread::run() {
+  std::vector<EpollPoller::Event> events;
+  std::int64_t tick_ms = monotonic_ms();
+  for (;;) {
+    std::vector<std::uint64_t> due;
+    bool ticks = false;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (stopping_) return;
+      due.swap(notified_);
+      ticks = ticking_ > 0;
+    }
+    for (const EpollPoller::Event& event : events) due.push_back(event.id);
+    const std::int64_t now_ms = monotonic_ms();
+    const bool is_tick = ticks && now_ms >= tick_ms + kTickMs;
+    if (is_tick) {
+      tick_ms = now_ms;
+      const std::lock_guard<std::mutex> running(run_mutex_);
+      for (const auto& [id, entry] : entries_) {
+        if (entry.ticks) due.push_back(id);
+      }
+    }
+    std::sort(due.begin(), due.end());
+    due.erase(std::unique(due.begin(), due.end()), due.end());
+    for (const std::uint64_t id : due) {
+      std::vector<std::string> lines;
+      {
+        const std::lock_guard<std::mutex> running(run_mutex_);
+        const auto found = entries_.find(id);
+        if (found != entries_.end()) lines = found->second.recoverable->recover();
+      }
+      for (const std::string& line : lines) BAGUA_NET_WARN(line);
+    }
+    const std::int64_t rest_ms = std::max<std::int64_t>(tick_ms + kTickMs - monotonic_ms(), 0);
+    poller_.wait(ticks ? static_cast<int>(rest_ms) : -1, &events);
+  }
+}
+
+}  // namespace bagua_net

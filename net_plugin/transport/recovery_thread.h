@@ -1,0 +1,65 @@
+// RecoveryThread: looks after comms that lost a connection, whether or not the application calls them at that time. It
+// must: a small message is done when it was written, its sender may then wait for the answer on another comm, and if
+// the connection is lost nobody else would send the message again. One per process, in the worker pool; asleep unless a
+// stream is lost or joins, but for a look at the senders once a second.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/status.h"
+#include "os/epoll_poller.h"
+
+namespace bagua_net {
+
+// A comm. Called by the recovery thread, with no lock of a caller's held.
+class Recoverable {
+ public:
+  virtual ~Recoverable() = default;
+  // Replaces what was lost, as far as that is possible now. Returns what is to be logged.
+  virtual std::vector<std::string> recover() = 0;
+};
+
+class RecoveryThread {
+ public:
+  RecoveryThread() = default;
+  ~RecoveryThread();  // joins; everything must be removed
+  RecoveryThread(const RecoveryThread&) = delete;
+  RecoveryThread& operator=(const RecoveryThread&) = delete;
+
+  Status start();
+
+  // recover() may be called until remove() returned: after each notify(), and once a second if it ticks.
+  std::uint64_t add(Recoverable* recoverable, bool ticks);
+  // Waits until the thread is outside. Not while holding a lock that recover() takes.
+  void remove(std::uint64_t id);
+  // Any thread, with any lock held.
+  void notify(std::uint64_t id);
+  // Notifies when the peer ends the connection or it breaks.
+  Status watch(int fd, std::uint64_t id);
+  void unwatch(int fd);
+
+ private:
+  struct Entry {
+    Recoverable* recoverable;
+    bool ticks;
+  };
+
+  void run();
+
+  EpollPoller poller_;
+  std::thread thread_;
+  std::mutex run_mutex_;  // held while a comm recovers; guards the next
+  std::map<std::uint64_t, Entry> entries_;
+  std::mutex mutex_;  // guards everything below; innermost
+  std::vector<std::uint64_t> notified_;
+  std::uint64_t next_id_ = 1;
+  int ticking_ = 0;
+  bool stopping_ = false;
+};
+
+}  // namespace bagua_net

@@ -1,0 +1,70 @@
+// Cuts TCP connections of this process, whoever owns them, as networks and their devices do.
+#pragma once
+
+#include <dirent.h>
+#include <linux/filter.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+#include "support/check.h"
+
+namespace bagua_net {
+
+// The ends of connections that are open now, both ends of each.
+inline std::vector<int> open_connections() {
+  std::vector<int> open;
+  DIR* const directory = ::opendir("/proc/self/fd");
+  CHECK(directory != nullptr);
+  while (const dirent* entry = ::readdir(directory)) {
+    const int fd = std::atoi(entry->d_name);
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    if (fd <= 2 || ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
+    if (info.tcpi_state == TCP_ESTABLISHED) open.push_back(fd);
+  }
+  ::closedir(directory);
+  return open;
+}
+
+enum class Cut {
+  kReset,  // both ends learn of it, and what is under way is lost
+  kEnd,    // an end in both directions
+  kHalf,   // an end in the direction that this end writes
+};
+
+inline void cut(int fd, Cut how) {
+  switch (how) {
+    case Cut::kReset: {
+      const sockaddr nowhere{AF_UNSPEC, {}};
+      // Not through the C library, of which ThreadSanitizer takes it for a use that the owner should know of.
+      [[maybe_unused]] const long ignored = ::syscall(SYS_connect, fd, &nowhere, sizeof nowhere);
+      return;
+    }
+    case Cut::kEnd: ::shutdown(fd, SHUT_RDWR); return;
+    case Cut::kHalf: ::shutdown(fd, SHUT_WR); return;
+  }
+}
+
+// From now on the end hears nothing, and neither end is told.
+inline void silence(int fd) {
+  sock_filter program[] = {{BPF_RET | BPF_K, 0, 0, 0}};
+  const sock_fprog filter{1, program};
+  [[maybe_unused]] const int ignored = ::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter);
+}
+
+// Cuts up to `most` random ends; how many.
+inline int cut_some(std::mt19937& random, std::size_t most) {
+  const std::vector<int> open = open_connections();
+  if (open.empty()) return 0;
+  const std::size_t count = 1 + random() % most;
+  for (std::size_t i = 0; i < count; ++i) cut(open[random() % open.size()], static_cast<Cut>(random() % 3));
+  return static_cast<int>(count);
+}
+
+}  // namespace bagua_net
