@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from support.fresh_process import TIMEOUT_S
 
-from bagua.cli.net_doctor import _rendered
+from bagua.cli.doctor_report import rendered
+from bagua.cli.net_doctor import _conclusion
 from bagua.cli.terminal import Terminal
 from bagua.net.doctor.finding import Report, Section, fail, ok, warn
 
@@ -26,6 +27,10 @@ _REPORT = Report(
     ),
     python="/usr/bin/python",
 )
+
+
+def _rendered(report: Report, terminal: Terminal) -> str:
+    return rendered(report, _conclusion(report, terminal), terminal)
 
 
 def test_the_report_is_aligned_and_wrapped() -> None:
