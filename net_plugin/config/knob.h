@@ -38,6 +38,7 @@ Knob size_or_zero_knob(std::string name, std::int64_t PluginConfig::* member, st
                        std::int64_t maximum, std::string meaning);
 Knob choice_knob(std::string name, CongestionControl PluginConfig::* member,
                  std::vector<std::pair<std::string, CongestionControl>> choices, std::string meaning);
+Knob fault_plan_knob(std::string name, FaultPlan PluginConfig::* member, std::string meaning);
 
 // The row of a variable whose absence means something that no value does: "not set" is described as its default.
 Knob with_meaningful_absence(Knob knob);

@@ -85,6 +85,11 @@ const std::vector<Knob>& knob_table() {
                    {"bbr", CongestionControl::kBbr}},
                   "TCP congestion control of the plugin's connections. system: the kernel's setting. auto: "
                   "cubic within a host, the kernel's setting between hosts."),
+      fault_plan_knob("BAGUA_NET_FAULT", &Config::faults,
+                      "For tests only: this process damages its own connections. cut: so many connections are closed "
+                      "or reset per second. drop: so many go silent. delay: with this probability, a read or write "
+                      "takes longer by this time. flip: the probability that a byte has one bit inverted. seed: the "
+                      "number that all random choices depend on."),
   };
   return table;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "config/fault_plan.h"
 
 namespace bagua_net {
 
@@ -32,6 +33,7 @@ struct PluginConfig {
   bool zero_copy = true;                  // BAGUA_NET_ZERO_COPY: workers send large messages without copying them
   std::int64_t socket_buffer_bytes = 0;   // BAGUA_NET_SOCKET_BUFFER: 0 = the kernel's autotuning
   CongestionControl congestion_control = CongestionControl::kAuto;  // BAGUA_NET_CONGESTION_CONTROL
+  FaultPlan faults;  // BAGUA_NET_FAULT: what this process does to its own connections, for tests
 };
 
 // The described default of a variable whose absence means something that no value does.
@@ -40,7 +42,7 @@ constexpr char kNotSet[] = "not set";
 // One row of the knob table, as text, for the documentation and the doctor.
 struct KnobDescription {
   std::string name;           // "BAGUA_NET_NSTREAMS"
-  std::string type;           // "integer", "size", "boolean", "choice"
+  std::string type;           // "integer", "size", "boolean", "choice", "fault plan"
   std::string default_value;  // "auto"; kNotSet
   std::string range;          // "1 to 64, or auto"
   std::string unit;           // "connections", "bytes", ""

@@ -24,7 +24,7 @@ constexpr int kLogMs = 10000;
 Status RecvComm::create(EstablishedConnection connection, RecvPolicy policy, WorkerPool* pool,
                         std::unique_ptr<RecvComm>* comm) {
   std::vector<std::unique_ptr<ByteStream>> streams;
-  for (OwnedFd& socket : connection.sockets) streams.push_back(make_tcp_byte_stream(std::move(socket)));
+  for (OwnedFd& socket : connection.sockets) streams.push_back(make_byte_stream(std::move(socket), policy.faults));
   policy.path = connection.same_host ? Path::kWithinHost : Path::kBetweenHosts;
   policy.recovers = connection.recovers;
   return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), pool, comm, policy);

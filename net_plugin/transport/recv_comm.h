@@ -14,6 +14,7 @@ namespace bagua_net {
 struct RecvPolicy {
   Path path = Path::kWithinHost;
   bool recovers = false;
+  FaultInjector* faults = nullptr;
   int max_silence_s = 0;  // after which a host whose connections timed out is gone; 0: a minute
 };
 
@@ -33,7 +34,7 @@ class RecvComm final : public Comm {
  private:
   RecvComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, RecvPolicy policy, WorkerPool* pool,
            std::size_t streams)
-      : Comm(std::move(peer), Direction::kReceive, policy.path, pool, std::move(arrivals), policy.recovers),
+      : Comm(std::move(peer), Direction::kReceive, policy.path, pool, std::move(arrivals), policy.recovers, policy.faults),
         policy_(policy),
         first_streams_(static_cast<int>(streams)),
         table_(policy.recovers) {}

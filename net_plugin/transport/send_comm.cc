@@ -52,7 +52,7 @@ ChunkPolicy chunk_policy(const SendPolicy& policy) {
 SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
                    std::size_t streams)
     : Comm(std::move(peer), Direction::kSend, policy.measures_rates ? Path::kBetweenHosts : Path::kWithinHost, pool,
-           std::move(arrivals), static_cast<bool>(policy.replace_stream)),
+           std::move(arrivals), static_cast<bool>(policy.replace_stream), policy.faults),
       policy_(std::move(policy)),
       first_streams_(streams),
       workers_own_stripes_(pool->size() > 0 && streams > 1),
@@ -70,7 +70,7 @@ SendComm::~SendComm() {
 Status SendComm::create(EstablishedConnection connection, SendPolicy policy, WorkerPool* pool,
                         std::unique_ptr<SendComm>* comm) {
   std::vector<std::unique_ptr<ByteStream>> streams;
-  for (OwnedFd& socket : connection.sockets) streams.push_back(make_tcp_byte_stream(std::move(socket)));
+  for (OwnedFd& socket : connection.sockets) streams.push_back(make_byte_stream(std::move(socket), policy.faults));
   policy.max_chunk_bytes = connection.max_chunk_bytes;
   return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), std::move(policy), pool,
                 comm);

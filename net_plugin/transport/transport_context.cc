@@ -71,6 +71,7 @@ TransportContext::TransportContext(const PluginConfig& config, std::vector<Devic
     : config_(config),
       devices_(std::move(devices)),
       settings_(handshake_settings(config, workers)),
+      faults_(FaultInjector::create(config.faults)),
       pool_(workers, config.spin_us, affinity, workers_between_hosts(config, devices_, workers)) {}
 
 TransportContext::~TransportContext() {
@@ -136,6 +137,7 @@ SendPolicy TransportContext::send_policy(int device, const EstablishedConnection
   policy.measures_rates = !connection.same_host;
   policy.min_chunk_bytes = static_cast<std::size_t>(config_.min_chunk_bytes) * (connection.same_host ? 2 : 1);
   policy.max_silence_s = config_.keepalive_s;
+  policy.faults = faults_.get();
   policy.zero_copy = config_.zero_copy && connection.same_host && connection.acknowledges;
   if (connection.recovers) {
     policy.replace_stream = [service = service_.get(), ticket = connection.ticket, arrivals = connection.arrivals,
@@ -171,6 +173,7 @@ Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
   connection.peer += " over " + listen_comm->interface;
   RecvPolicy policy;
   policy.max_silence_s = config_.keepalive_s;
+  policy.faults = faults_.get();
   BAGUA_NET_RETURN_IF_ERROR(RecvComm::create(std::move(connection), policy, &pool_, &created));
   *comm = created.get();
   comms_.emplace(*comm, std::move(created));
