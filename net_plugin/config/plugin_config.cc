@@ -70,6 +70,10 @@ const std::vector<Knob>& knob_table() {
       boolean_knob("BAGUA_NET_RECOVERY", &Config::recovery,
                    "Lost connections are replaced, and what they did not deliver is sent again. 0: the first lost "
                    "connection fails the communicator."),
+      boolean_knob("BAGUA_NET_CHECKSUM", &Config::checksum,
+                   "1: Everything that is sent carries CRC-32C checksums. Data that arrives damaged is discarded, and "
+                   "sent again over a new connection; with BAGUA_NET_RECOVERY=0, it fails the communicator. Both ends "
+                   "of a connection use checksums if either asks for them."),
       boolean_knob("BAGUA_NET_ZERO_COPY", &Config::zero_copy,
                    "Within a host, I/O threads send messages above 512 KiB without copying them, if the kernel "
                    "supports it (vmsplice)."),

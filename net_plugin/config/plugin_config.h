@@ -30,6 +30,7 @@ struct PluginConfig {
   int handshake_timeout_ms = 10000;       // BAGUA_NET_HANDSHAKE_TIMEOUT_MS: deadline of an accepted socket's hello
   int keepalive_s = 30;                   // BAGUA_NET_KEEPALIVE_S: time without a sign of life after which a comm fails
   bool recovery = true;                   // BAGUA_NET_RECOVERY: lost connections are replaced
+  bool checksum = false;                  // BAGUA_NET_CHECKSUM: damaged data is noticed and sent again
   bool zero_copy = true;                  // BAGUA_NET_ZERO_COPY: workers send large messages without copying them
   std::int64_t socket_buffer_bytes = 0;   // BAGUA_NET_SOCKET_BUFFER: 0 = the kernel's autotuning
   CongestionControl congestion_control = CongestionControl::kAuto;  // BAGUA_NET_CONGESTION_CONTROL

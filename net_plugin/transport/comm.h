@@ -56,7 +56,8 @@ class Comm : public FailureSink, public Recoverable {
  protected:
   friend class Request;
 
-  // arrivals: where streams that join later come in; nullptr: none will. faults: what damages its connections, or nullptr.
+  // arrivals: where streams that join later come in; nullptr: none will. faults: what damages its connections, or
+  // nullptr.
   Comm(std::string peer, Direction direction, Path path, WorkerPool* pool, std::shared_ptr<StreamArrivals> arrivals,
        bool recovers, FaultInjector* faults)
       : peer_(std::move(peer)),
@@ -73,7 +74,8 @@ class Comm : public FailureSink, public Recoverable {
   bool has_changes() const {
     return has_arrivals() || lost_streams_.load(std::memory_order_relaxed) != 0 || replacements_ != 0;
   }
-  // Takes away the streams that were lost and takes in those that have joined meanwhile. The comm may fail. With mutex_ held.
+  // Takes away the streams that were lost and takes in those that have joined meanwhile. The comm may fail. With mutex_
+  // held.
   void adopt_changes();
   virtual std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index, bool replaces) = 0;
   // The stream was lost; nobody drives it, and it goes when this returns. With mutex_ held.
@@ -138,7 +140,7 @@ class Comm : public FailureSink, public Recoverable {
   // but tears it down from another than the one that moved its data.
   std::mutex mutex_;
   std::array<Place, kMaxStreams> places_;
-  std::size_t stream_count_ = 0;  // places that are or were in use, from the first on
+  std::size_t stream_count_ = 0;                // places that are or were in use, from the first on
   std::atomic<std::uint64_t> over_streams_{0};  // kEnded or kLost, and still in their places
   std::vector<DataStream*> own_streams_;
   std::array<Request, kMaxRequestsPerComm> requests_;
@@ -160,8 +162,8 @@ class Comm : public FailureSink, public Recoverable {
   const WorkerPool::Lane lane_;
   const std::shared_ptr<StreamArrivals> arrivals_;
   FaultInjector* const faults_;
-  bool stopped_ = false;  // guarded by mutex_: no stream is driven any more
-  bool alone_ = false;    // drive_alone()
+  bool stopped_ = false;            // guarded by mutex_: no stream is driven any more
+  bool alone_ = false;              // drive_alone()
   std::uint64_t replacements_ = 0;  // streams that a worker drives until the calling thread takes them over
   std::vector<std::string> log_;
   std::vector<std::unique_ptr<MemoryRegistration>> registrations_;

@@ -17,7 +17,7 @@ namespace bagua_net {
 struct JoinTicket {
   SocketAddress address;  // of the listener
   Hello hello;
-  int timeout_ms = 0;     // for it to join; 0: as for a connection
+  int timeout_ms = 0;  // for it to join; 0: as for a connection
 };
 
 struct EstablishedConnection {
@@ -27,6 +27,7 @@ struct EstablishedConnection {
   bool same_host = false;     // both ends know it
   bool acknowledges = false;  // the connecting side: the peer acknowledges chunks that ask for it
   bool recovers = false;      // both ends survive the loss of connections
+  bool checksums = false;     // both ends use them
 
   // Connections that join later come in here; nullptr: none will.
   std::shared_ptr<StreamArrivals> arrivals;

@@ -253,6 +253,9 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
   if (settings_.recovers && (hello.features & kFeatureRecovery) != 0) connection.recovers = true;
   admission->reply.features = hello.features & kFeatureAcknowledgements;
   if (connection.recovers) admission->reply.features |= kFeatureRecovery;
+  // If either end asks for them: data that one rank wants to be checked is checked.
+  if (settings_.checksums || (hello.features & kFeatureChecksums) != 0) connection.checksums = true;
+  if (connection.checksums) admission->reply.features |= kFeatureChecksums;
   return HandshakeVerdict::kAccepted;
 }
 

@@ -89,7 +89,8 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint8
     attempt.hello.process_id = settings_.process_id;
     attempt.hello.host_name = settings_.host_name;
     attempt.hello.max_chunk_bytes = settings_.max_chunk_bytes;
-    attempt.hello.features = kFeatureAcknowledgements | (settings_.recovers ? kFeatureRecovery : 0);
+    attempt.hello.features = kFeatureAcknowledgements | (settings_.recovers ? kFeatureRecovery : 0) |
+                             (settings_.checksums ? kFeatureChecksums : 0);
     attempt.streams.resize(1);
     const std::uint64_t started = next_attempt_++;
     store_connect_state(handle, started);
@@ -254,6 +255,7 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
     attempt.connection.max_chunk_bytes = reply.max_chunk_bytes;
     attempt.connection.acknowledges = (reply.features & kFeatureAcknowledgements) != 0;
     attempt.connection.recovers = settings_.recovers && (reply.features & kFeatureRecovery) != 0;
+    attempt.connection.checksums = (reply.features & kFeatureChecksums) != 0;
     attempt.connection.peer = attempt.address.to_string() + " (process " + std::to_string(reply.process_id) + ")";
     attempt.streams.resize(reply.streams);
     for (std::size_t other = 1; other < attempt.streams.size() && !attempt.over; ++other) {
@@ -272,7 +274,8 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
     for (Stream& stream : attempt.streams) connection.sockets.push_back(std::move(stream.socket));
     connection.ticket = {attempt.address, attempt.hello};
     // Within a host nothing limits a flow.
-    connection.may_grow = !connection.same_host && connection.most_streams > static_cast<int>(connection.sockets.size());
+    connection.may_grow =
+        !connection.same_host && connection.most_streams > static_cast<int>(connection.sockets.size());
     if (connection.may_grow || connection.recovers) connection.arrivals = std::make_shared<StreamArrivals>();
   }
   attempt.streams.clear();
@@ -337,13 +340,13 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
       for (const Stream& stream : attempt.streams) last_error = std::max(last_error, stream.last_error);
       const std::string why =
           last_error != 0 ? Status::system_error("last error", last_error).message() : std::string("no answer");
-      give_up(attempt, Status::remote_error("could not connect to " + attempt.address.to_string() + " within " +
-                                            std::to_string(attempt.timeout_ms) + " ms (" + why +
-                                            "): that rank has failed (see its log), or a firewall blocks the way. " +
-                                            (attempt.timeout_ms == settings_.connect_timeout_ms
-                                                 ? "BAGUA_NET_CONNECT_TIMEOUT_MS"
-                                                 : "BAGUA_NET_KEEPALIVE_S") +
-                                            " sets the deadline"),
+      give_up(attempt,
+              Status::remote_error("could not connect to " + attempt.address.to_string() + " within " +
+                                   std::to_string(attempt.timeout_ms) + " ms (" + why +
+                                   "): that rank has failed (see its log), or a firewall blocks the way. " +
+                                   (attempt.timeout_ms == settings_.connect_timeout_ms ? "BAGUA_NET_CONNECT_TIMEOUT_MS"
+                                                                                       : "BAGUA_NET_KEEPALIVE_S") +
+                                   " sets the deadline"),
               false);
       continue;
     }

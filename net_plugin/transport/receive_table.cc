@@ -57,8 +57,7 @@ Status ReceiveTable::find(const FrameHeader& header, int stream_index, Request**
   switch (received_[place].overlap(begin, end)) {
     case ReceivedRanges::Overlap::kNone: break;
     case ReceivedRanges::Overlap::kPart: return do_not_fit_together(header);
-    case ReceivedRanges::Overlap::kWhole:
-      return tolerates_replays_ ? Status::ok() : do_not_fit_together(header);
+    case ReceivedRanges::Overlap::kWhole: return tolerates_replays_ ? Status::ok() : do_not_fit_together(header);
   }
   // A chunk counts from its header on. Otherwise a peer whose chunks overlap could complete a message while another
   // stream still writes into its memory, which then is no longer ours.
@@ -96,6 +95,7 @@ void ReceiveTable::finish(const FrameHeader& header, int stream_index) {
   claiming_streams_ &= ~bit(stream_index);
   ChunkClaim& claim = claims_[static_cast<std::size_t>(stream_index)];
   Request* request = claim.request_;
+  ++finished_chunks_;
   if (header.payload_bytes != header.message_bytes) {
     received_[header.message_number % posted_.size()].add(claim.begin_, claim.end_);
   }

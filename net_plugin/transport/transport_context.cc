@@ -18,6 +18,7 @@ HandshakeSettings handshake_settings(const PluginConfig& config, int workers) {
   settings.tcp.congestion_control = config.congestion_control;
   settings.streams = config.streams;
   settings.recovers = config.recovery;
+  settings.checksums = config.checksum;
   settings.has_workers = workers > 0;
   settings.max_chunk_bytes = static_cast<std::uint32_t>(config.max_chunk_bytes);
   settings.connect_timeout_ms = config.connect_timeout_ms;
@@ -144,8 +145,7 @@ SendPolicy TransportContext::send_policy(int device, const EstablishedConnection
                              timeout_ms = config_.keepalive_s * 1000](Joining joining) {
       JoinTicket replacing = ticket;
       replacing.timeout_ms = timeout_ms;
-      replacing.hello.stream_index =
-          joining == Joining::kReplacesFirst ? kReplacingFirstStream : kReplacingStream;
+      replacing.hello.stream_index = joining == Joining::kReplacesFirst ? kReplacingFirstStream : kReplacingStream;
       service->join(replacing, 1, arrivals);
     };
   }

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "wire/byte_order.h"
+#include "wire/crc32c.h"
 
 namespace bagua_net {
 namespace {
@@ -19,8 +20,8 @@ constexpr std::uint8_t kFlags = kAcknowledge | kByReference;
 void encode_frame_header(const FrameHeader& header, std::uint8_t* bytes) {
   std::memset(bytes, 0, kFrameHeaderBytes);
   bytes[0] = header.end ? kEndFrame : kChunkFrame;
-  bytes[1] = static_cast<std::uint8_t>((header.acknowledge ? kAcknowledge : 0) |
-                                       (header.by_reference ? kByReference : 0));
+  bytes[1] =
+      static_cast<std::uint8_t>((header.acknowledge ? kAcknowledge : 0) | (header.by_reference ? kByReference : 0));
   store_little_endian<std::uint16_t>(bytes + 2, header.attempt);
   store_little_endian<std::uint32_t>(bytes + 4, header.payload_bytes);
   store_little_endian<std::uint64_t>(bytes + 8, header.message_number);
@@ -50,6 +51,19 @@ Status decode_frame_header(const std::uint8_t* bytes, FrameHeader* header) {
                                 std::to_string(header->offset) + " does not lie in its message of " +
                                 std::to_string(header->message_bytes) + " bytes: the peer broke the protocol");
   }
+  return Status::ok();
+}
+
+void append_frame_checksums(std::uint32_t payload_checksum, std::uint8_t* bytes) {
+  store_little_endian<std::uint32_t>(bytes + kFrameHeaderBytes, payload_checksum);
+  store_little_endian<std::uint32_t>(bytes + kFrameHeaderBytes + 4, crc32c(0, bytes, kFrameHeaderBytes + 4));
+}
+
+Status check_frame_checksums(const std::uint8_t* bytes, std::uint32_t* payload_checksum) {
+  if (load_little_endian<std::uint32_t>(bytes + kFrameHeaderBytes + 4) != crc32c(0, bytes, kFrameHeaderBytes + 4)) {
+    return Status::damaged_data("the header of a chunk arrived damaged");
+  }
+  *payload_checksum = load_little_endian<std::uint32_t>(bytes + kFrameHeaderBytes);
   return Status::ok();
 }
 
