@@ -1,6 +1,6 @@
 // FaultInjector: carries out the plan of BAGUA_NET_FAULT on the connections of this process. One per transport context,
 // which outlives its comms. Cuts and drops come at random moments of the process, to the connection that moves bytes
-// next.
+// next, within a second.
 #pragma once
 
 #include <atomic>
