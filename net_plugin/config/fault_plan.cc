@@ -41,7 +41,7 @@ std::string_view trimmed(std::string_view text) {
 bool is_probability(double number) { return number >= 0 && number <= 1; }
 
 // Each returns what the value must be, or "".
-std::string parse_rate(std::string_view text, double* per_s) {
+std::string_view parse_rate(std::string_view text, double* per_s) {
   const auto [number, unit] = split(text, '/');
   const auto rate = number_of<double>(number);
   if (!rate || unit != "s" || !(*rate >= 0 && *rate <= kMaxRate)) return "a rate from 0/s to 1000/s, such as 0.5/s";
@@ -49,14 +49,14 @@ std::string parse_rate(std::string_view text, double* per_s) {
   return "";
 }
 
-std::string parse_probability(std::string_view text, double* probability) {
+std::string_view parse_probability(std::string_view text, double* probability) {
   const auto number = number_of<double>(text);
   if (!number || !is_probability(*number)) return "a probability from 0 to 1, such as 1e-6";
   *probability = *number;
   return "";
 }
 
-std::string parse_delay(std::string_view text, FaultPlan* plan) {
+std::string_view parse_delay(std::string_view text, FaultPlan* plan) {
   static constexpr char kRequirement[] = "a time from 0us to 10s and a probability from 0 to 1, such as 5ms@0.01";
   const auto [time, share] = split(text, '@');
   const std::size_t digits = time.find_last_of("0123456789.");
@@ -72,7 +72,7 @@ std::string parse_delay(std::string_view text, FaultPlan* plan) {
   return "";
 }
 
-std::string parse_part(std::string_view name, std::string_view value, FaultPlan* plan) {
+std::string_view parse_part(std::string_view name, std::string_view value, FaultPlan* plan) {
   if (name == "cut") return parse_rate(value, &plan->cuts_per_s);
   if (name == "drop") return parse_rate(value, &plan->drops_per_s);
   if (name == "flip") return parse_probability(value, &plan->flip_probability);
@@ -87,8 +87,8 @@ std::string parse_part(std::string_view name, std::string_view value, FaultPlan*
 }  // namespace
 
 std::string parse_fault_plan(const std::string& text, FaultPlan* plan) {
-  const auto refusal = [](std::string_view part, const std::string& requirement) {
-    return std::string(kSyntax) + ": \"" + std::string(part) + "\" " + requirement;
+  const auto refusal = [](std::string_view part, std::string_view why) {
+    return std::string(kSyntax) + ": \"" + std::string(part) + "\" " + std::string(why);
   };
   FaultPlan parsed;
   std::set<std::string_view> names;
@@ -99,8 +99,8 @@ std::string parse_fault_plan(const std::string& text, FaultPlan* plan) {
     const auto [name, value] = split(part, '=');
     if (!value) return refusal(part, "has no value");
     if (!names.insert(name).second) return refusal(part, "is named twice");
-    const std::string requirement = parse_part(name, *value, &parsed);
-    if (!requirement.empty()) return refusal(part, "is not " + requirement);
+    const std::string_view requirement = parse_part(name, *value, &parsed);
+    if (!requirement.empty()) return refusal(part, "is not " + std::string(requirement));
   }
   if (!parsed.any()) return refusal(text, "asks for no fault");
   *plan = parsed;

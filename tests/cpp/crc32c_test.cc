@@ -35,12 +35,12 @@ TEST_CASE(known_values) {
 }
 
 TEST_CASE(both_ways_agree_at_every_length_and_address) {
-  std::mt19937 random(1);
   Bytes bytes(20000);
-  for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random());
-  for (int i = 0; i < 2000; ++i) {
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::uint8_t>(i * 131 + i / 251);
+  for (unsigned seed = 0; seed < 2000; ++seed) {
+    std::mt19937 random(seed);
     const std::size_t begin = random() % 64;
-    const std::size_t length = random() % (i % 2 == 0 ? 100 : bytes.size() - begin);
+    const std::size_t length = random() % (seed % 2 == 0 ? 100 : bytes.size() - begin);
     const std::uint32_t whole = portable_crc32c(0, bytes.data() + begin, length);
     CHECK_EQ(crc32c(0, bytes.data() + begin, length), whole);
     // In two parts.

@@ -1,11 +1,13 @@
 // BAGUA_NET_FAULT: what a plan may say, that each kind of fault really happens, and that transfers survive those which
 // the transport is to survive.
+// Long run: BAGUA_TEST_FAULTS=<number of cuts at each end> fault_injection_test transfers_survive_cuts_and_delays
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <optional>
 #include <string>
@@ -99,6 +101,11 @@ void sleep_until(const std::function<bool()>& condition, const char* what) {
     deadline.check(what);
     ::usleep(200);
   }
+}
+
+std::uint64_t fault_count(std::uint64_t usual) {
+  const char* const asked = std::getenv("BAGUA_TEST_FAULTS");
+  return asked != nullptr ? std::strtoull(asked, nullptr, 10) : usual;
 }
 
 PluginConfig config_with(const std::string& plan, int workers) {
@@ -314,7 +321,8 @@ TEST_CASE(transfers_survive_cuts_and_delays) {
     ContextPair pair(config_with("seed=1,cut=200/s,delay=100us@0.01", workers),
                      config_with("seed=2,cut=200/s", workers));
     transfer_until(pair, [&] {
-      return pair.sending->faults()->counts().cuts >= 20 && pair.receiving->faults()->counts().cuts >= 20;
+      const std::uint64_t cuts = fault_count(20);
+      return pair.sending->faults()->counts().cuts >= cuts && pair.receiving->faults()->counts().cuts >= cuts;
     });
   }
 }
