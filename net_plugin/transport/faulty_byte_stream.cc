@@ -2,6 +2,8 @@
 
 #include <linux/filter.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -71,11 +73,11 @@ std::size_t FaultyByteStream::random_place(std::size_t bytes) {
 
 ssize_t FaultyByteStream::cut(ssize_t moved) {
   faults_->counts().cuts.fetch_add(1);
-  if (random_() % 2 == 0) {
-    bytes_->shutdown();
-  } else {
-    bytes_->reset();
-  }
+  const sockaddr nowhere{AF_UNSPEC, {}};
+  // Disconnecting resets the connection. The system call itself: ThreadSanitizer takes connect() for the making of the
+  // descriptor, which would race with another thread that takes it out of a poller.
+  const bool was_reset = random_() % 2 == 0 && ::syscall(SYS_connect, fd(), &nowhere, sizeof nowhere) == 0;
+  if (!was_reset) bytes_->shutdown();
   if (moved > 0) return moved;
   errno = ECONNRESET;
   return -1;
