@@ -32,7 +32,8 @@ Status Comm::start_streams(std::vector<std::unique_ptr<ByteStream>> streams) {
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   for (std::unique_ptr<ByteStream>& bytes : streams) {
-    BAGUA_NET_RETURN_IF_ERROR(add_stream(make_stream(std::move(bytes), static_cast<int>(stream_count_), false), false));
+    BAGUA_NET_RETURN_IF_ERROR(
+        add_stream(make_stream(std::move(bytes), static_cast<int>(stream_count_), false), false));
   }
   return Status::ok();
 }

@@ -74,8 +74,7 @@ class Comm : public FailureSink, public Recoverable {
   bool has_changes() const {
     return has_arrivals() || lost_streams_.load(std::memory_order_relaxed) != 0 || replacements_ != 0;
   }
-  // Takes away the streams that were lost and takes in those that have joined meanwhile. The comm may fail. With mutex_
-  // held.
+  // Takes away the streams that were lost and takes in those that have joined meanwhile. The comm may fail. With mutex_ held.
   void adopt_changes();
   virtual std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index, bool replaces) = 0;
   // The stream was lost; nobody drives it, and it goes when this returns. With mutex_ held.
@@ -140,7 +139,7 @@ class Comm : public FailureSink, public Recoverable {
   // but tears it down from another than the one that moved its data.
   std::mutex mutex_;
   std::array<Place, kMaxStreams> places_;
-  std::size_t stream_count_ = 0;                // places that are or were in use, from the first on
+  std::size_t stream_count_ = 0;  // places that are or were in use, from the first on
   std::atomic<std::uint64_t> over_streams_{0};  // kEnded or kLost, and still in their places
   std::vector<DataStream*> own_streams_;
   std::array<Request, kMaxRequestsPerComm> requests_;

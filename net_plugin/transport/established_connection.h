@@ -17,7 +17,7 @@ namespace bagua_net {
 struct JoinTicket {
   SocketAddress address;  // of the listener
   Hello hello;
-  int timeout_ms = 0;  // for it to join; 0: as for a connection
+  int timeout_ms = 0;     // for it to join; 0: as for a connection
 };
 
 struct EstablishedConnection {

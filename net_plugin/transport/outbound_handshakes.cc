@@ -274,8 +274,7 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
     for (Stream& stream : attempt.streams) connection.sockets.push_back(std::move(stream.socket));
     connection.ticket = {attempt.address, attempt.hello};
     // Within a host nothing limits a flow.
-    connection.may_grow =
-        !connection.same_host && connection.most_streams > static_cast<int>(connection.sockets.size());
+    connection.may_grow = !connection.same_host && connection.most_streams > static_cast<int>(connection.sockets.size());
     if (connection.may_grow || connection.recovers) connection.arrivals = std::make_shared<StreamArrivals>();
   }
   attempt.streams.clear();
@@ -340,13 +339,13 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
       for (const Stream& stream : attempt.streams) last_error = std::max(last_error, stream.last_error);
       const std::string why =
           last_error != 0 ? Status::system_error("last error", last_error).message() : std::string("no answer");
-      give_up(attempt,
-              Status::remote_error("could not connect to " + attempt.address.to_string() + " within " +
-                                   std::to_string(attempt.timeout_ms) + " ms (" + why +
-                                   "): that rank has failed (see its log), or a firewall blocks the way. " +
-                                   (attempt.timeout_ms == settings_.connect_timeout_ms ? "BAGUA_NET_CONNECT_TIMEOUT_MS"
-                                                                                       : "BAGUA_NET_KEEPALIVE_S") +
-                                   " sets the deadline"),
+      give_up(attempt, Status::remote_error("could not connect to " + attempt.address.to_string() + " within " +
+                                            std::to_string(attempt.timeout_ms) + " ms (" + why +
+                                            "): that rank has failed (see its log), or a firewall blocks the way. " +
+                                            (attempt.timeout_ms == settings_.connect_timeout_ms
+                                                 ? "BAGUA_NET_CONNECT_TIMEOUT_MS"
+                                                 : "BAGUA_NET_KEEPALIVE_S") +
+                                            " sets the deadline"),
               false);
       continue;
     }

@@ -57,7 +57,8 @@ Status ReceiveTable::find(const FrameHeader& header, int stream_index, Request**
   switch (received_[place].overlap(begin, end)) {
     case ReceivedRanges::Overlap::kNone: break;
     case ReceivedRanges::Overlap::kPart: return do_not_fit_together(header);
-    case ReceivedRanges::Overlap::kWhole: return tolerates_replays_ ? Status::ok() : do_not_fit_together(header);
+    case ReceivedRanges::Overlap::kWhole:
+      return tolerates_replays_ ? Status::ok() : do_not_fit_together(header);
   }
   // A chunk counts from its header on. Otherwise a peer whose chunks overlap could complete a message while another
   // stream still writes into its memory, which then is no longer ours.

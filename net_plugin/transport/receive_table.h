@@ -1,5 +1,5 @@
-// ReceiveTable: the posted receives of a comm, found by message number, and which of their bytes have come. Data
-// streams look up where a chunk belongs; a stream whose receive is not posted yet parks and is named to the next post.
+// ReceiveTable: the posted receives of a comm, found by message number, and which of their bytes have come. Data streams
+// look up where a chunk belongs; a stream whose receive is not posted yet parks and is named to the next post.
 //
 // [Note: parked streams cannot deadlock] A scheduler hands out chunks in message order, so the message numbers on one
 // stream never decrease. Let m be the lowest message that is posted and incomplete. Every chunk of m that is still to

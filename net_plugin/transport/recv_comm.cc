@@ -37,7 +37,8 @@ Status RecvComm::create(EstablishedConnection connection, RecvPolicy policy, Wor
 Status RecvComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
                         std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm,
                         RecvPolicy policy) {
-  std::unique_ptr<RecvComm> created(new RecvComm(std::move(peer), std::move(arrivals), policy, pool, streams.size()));
+  std::unique_ptr<RecvComm> created(
+      new RecvComm(std::move(peer), std::move(arrivals), policy, pool, streams.size()));
   BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
   *comm = std::move(created);
   return Status::ok();

@@ -246,16 +246,16 @@ void SendComm::check_liveness() {
       silent_ms[index] = std::min(liveness[index].ms, now_ms - answered_ms_[index]);
     }
   }
-  const std::int64_t stream_ms = last_answer_ms <= kRecentAnswerMs
-                                     ? std::min<std::int64_t>(kSilentStreamMs, max_silence_ms)
-                                     : max_silence_ms / kSilentShare;
+  const std::int64_t stream_ms = last_answer_ms <= kRecentAnswerMs ? std::min<std::int64_t>(kSilentStreamMs, max_silence_ms)
+                                                                   : max_silence_ms / kSilentShare;
   for (std::size_t index = 0; index < stream_count_; ++index) {
     if (silent_ms[index] == 0) continue;
     const std::int64_t since_ms = silent_since_ms_ != 0 ? silent_since_ms_ : now_ms - silent_ms[index];
     if (!recovers_ || now_ms - since_ms >= max_silence_ms) {
       if (now_ms - since_ms < max_silence_ms) continue;
       fail(Status::remote_error("that host has not answered for " + std::to_string((now_ms - since_ms) / 1000) +
-                                " s, though data was sent again " + std::to_string(liveness[index].transmissions) +
+                                " s, though data was sent again " +
+                                std::to_string(liveness[index].transmissions) +
                                 " times: it or the network is down, or the network drops packets of " +
                                 std::to_string(liveness[index].packet_bytes) +
                                 " bytes (compare the MTU of hosts and switches). BAGUA_NET_KEEPALIVE_S=" +
@@ -270,8 +270,8 @@ void SendComm::check_liveness() {
     if (silent_ms[index] < stream_ms) continue;
     silent_since_ms_ = since_ms;
     detach(places_[index]);
-    send_streams_[index]->give_up(
-        Status::remote_error("no answer for " + std::to_string(silent_ms[index] / 1000) + " s on this connection"));
+    send_streams_[index]->give_up(Status::remote_error(
+        "no answer for " + std::to_string(silent_ms[index] / 1000) + " s on this connection"));
   }
   if (ask_replacements_ms_ != 0 && now_ms >= ask_replacements_ms_) {
     ask_replacements_ms_ = 0;

@@ -111,10 +111,10 @@ class SendComm final : public Comm {
   std::int64_t check_liveness_ms_ = 0;
   std::array<std::int64_t, kMaxStreams> answered_ms_{};  // when all that it sent was answered, as far as was looked
 
-  std::uint64_t missing_streams_ = 0;     // lost, and not replaced yet
+  std::uint64_t missing_streams_ = 0;  // lost, and not replaced yet
   std::int64_t ask_replacements_ms_ = 0;  // when to ask again for those that could not be opened; 0: they may come
-  std::int64_t silent_since_ms_ = 0;  // streams were given up for silence, and nothing was acknowledged since; 0: not
-  std::int64_t lost_ms_ = 0;          // when the last stream was lost
+  std::int64_t silent_since_ms_ = 0;   // streams were given up for silence, and nothing was acknowledged since; 0: not
+  std::int64_t lost_ms_ = 0;           // when the last stream was lost
   std::int64_t next_log_ms_ = 0;
   std::size_t losses_ = 0;
   std::string last_loss_;

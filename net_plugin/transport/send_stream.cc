@@ -204,8 +204,9 @@ StreamProgress SendStream::end_of_output(int error_number) {
 }
 
 void SendStream::peer_is_gone(int error_number) {
-  const std::string how = error_number == 0 ? "the peer closed the connection"
-                                            : Status::system_error("the connection was lost", error_number).message();
+  const std::string how = error_number == 0
+                              ? "the peer closed the connection"
+                              : Status::system_error("the connection was lost", error_number).message();
   if (recovers() && !unacknowledged_.peer_has_closed()) {
     lose(Status::remote_error(how));
     return;

@@ -4,8 +4,8 @@
 //
 // With recovery, it keeps every chunk until the peer has acknowledged it: a small one as a copy, so that its request is
 // done as soon as it is written; a large one in the caller's memory, so that its request is done with the
-// acknowledgement. On a path with a long round trip that would leave the network idle (NCCL has few messages under
-// way): there large ones are copied, too. When the stream is lost, the comm takes what was not acknowledged.
+// acknowledgement. On a path with a long round trip that would leave the network idle (NCCL has few messages under way):
+// there large ones are copied, too. When the stream is lost, the comm takes what was not acknowledged.
 #pragma once
 
 #include <array>

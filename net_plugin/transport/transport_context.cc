@@ -145,7 +145,8 @@ SendPolicy TransportContext::send_policy(int device, const EstablishedConnection
                              timeout_ms = config_.keepalive_s * 1000](Joining joining) {
       JoinTicket replacing = ticket;
       replacing.timeout_ms = timeout_ms;
-      replacing.hello.stream_index = joining == Joining::kReplacesFirst ? kReplacingFirstStream : kReplacingStream;
+      replacing.hello.stream_index =
+          joining == Joining::kReplacesFirst ? kReplacingFirstStream : kReplacingStream;
       service->join(replacing, 1, arrivals);
     };
   }

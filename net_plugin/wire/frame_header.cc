@@ -20,8 +20,8 @@ constexpr std::uint8_t kFlags = kAcknowledge | kByReference;
 void encode_frame_header(const FrameHeader& header, std::uint8_t* bytes) {
   std::memset(bytes, 0, kFrameHeaderBytes);
   bytes[0] = header.end ? kEndFrame : kChunkFrame;
-  bytes[1] =
-      static_cast<std::uint8_t>((header.acknowledge ? kAcknowledge : 0) | (header.by_reference ? kByReference : 0));
+  bytes[1] = static_cast<std::uint8_t>((header.acknowledge ? kAcknowledge : 0) |
+                                       (header.by_reference ? kByReference : 0));
   store_little_endian<std::uint16_t>(bytes + 2, header.attempt);
   store_little_endian<std::uint32_t>(bytes + 4, header.payload_bytes);
   store_little_endian<std::uint64_t>(bytes + 8, header.message_number);
