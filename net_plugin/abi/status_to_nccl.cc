@@ -10,7 +10,8 @@ nccl::Result status_to_nccl(StatusCode code) {
     case StatusCode::kInternalError: return nccl::Result::kInternalError;
     case StatusCode::kInvalidArgument: return nccl::Result::kInvalidArgument;
     case StatusCode::kInvalidUsage: return nccl::Result::kInvalidUsage;
-    case StatusCode::kRemoteError: return nccl::Result::kRemoteError;
+    case StatusCode::kRemoteError:
+    case StatusCode::kDamagedData: return nccl::Result::kRemoteError;
   }
   return nccl::Result::kInternalError;
 }

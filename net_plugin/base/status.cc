@@ -12,6 +12,7 @@ const char* status_code_name(StatusCode code) {
     case StatusCode::kInvalidArgument: return "invalid argument";
     case StatusCode::kInvalidUsage: return "invalid usage";
     case StatusCode::kRemoteError: return "remote error";
+    case StatusCode::kDamagedData: return "damaged data";
   }
   return "unknown status";
 }

@@ -15,6 +15,7 @@ enum class StatusCode {
   kInvalidArgument,  // a bad value passed by the caller
   kInvalidUsage,     // the job is set up wrongly: sizes or settings that do not fit together
   kRemoteError,      // the peer is gone or does not speak our protocol
+  kDamagedData,      // what the peer sent does not have its checksum
 };
 
 const char* status_code_name(StatusCode code);
@@ -30,6 +31,7 @@ class [[nodiscard]] Status {
   static Status invalid_argument(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
   static Status invalid_usage(std::string message) { return {StatusCode::kInvalidUsage, std::move(message)}; }
   static Status remote_error(std::string message) { return {StatusCode::kRemoteError, std::move(message)}; }
+  static Status damaged_data(std::string message) { return {StatusCode::kDamagedData, std::move(message)}; }
 
   bool is_ok() const { return failure_ == nullptr; }
   StatusCode code() const { return failure_ ? failure_->code : StatusCode::kOk; }

@@ -166,6 +166,15 @@ Knob choice_knob(std::string name, Recovery PluginConfig::* member,
   return any_choice_knob(std::move(name), member, std::move(choices), std::move(meaning));
 }
 
+Knob fault_plan_knob(std::string name, FaultPlan PluginConfig::* member, std::string meaning) {
+  auto parse = [member](const std::string& text, PluginConfig* config) -> std::string {
+    return parse_fault_plan(lowered(text), &(config->*member));
+  };
+  return {{std::move(name), "fault plan", kNotSet, "such as seed=7,cut=1/s,delay=5ms@0.01,flip=1e-6", "",
+           std::move(meaning)},
+          std::move(parse)};
+}
+
 Knob with_meaningful_absence(Knob knob) {
   knob.description.default_value = kNotSet;
   return knob;

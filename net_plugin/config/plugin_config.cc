@@ -71,6 +71,10 @@ const std::vector<Knob>& knob_table() {
                   {{"auto", Recovery::kAuto}, {"1", Recovery::kOn}, {"0", Recovery::kOff}},
                   "Replace lost connections and send again what they did not deliver. auto: between hosts. 0: the "
                   "first lost connection fails the communicator."),
+      boolean_knob("BAGUA_NET_CHECKSUM", &Config::checksum,
+                   "1: Everything that is sent carries CRC-32C checksums. Data that arrives damaged is discarded, and "
+                   "sent again over a new connection; without recovery, it fails the communicator. Both ends "
+                   "of a connection use checksums if either asks for them."),
       boolean_knob("BAGUA_NET_ZERO_COPY", &Config::zero_copy,
                    "Within a host, I/O threads send messages above 512 KiB without copying them, if the kernel "
                    "supports it (vmsplice)."),
@@ -89,6 +93,11 @@ const std::vector<Knob>& knob_table() {
                    {"bbr", CongestionControl::kBbr}},
                   "TCP congestion control of the plugin's connections. system: the kernel's setting. auto: "
                   "cubic within a host, the kernel's setting between hosts."),
+      fault_plan_knob("BAGUA_NET_FAULT", &Config::faults,
+                      "For tests only: this process damages its own connections. cut: so many connections are closed "
+                      "or reset per second. drop: so many go silent. delay: with this probability, a read or write "
+                      "takes longer by this time. flip: the probability that a byte has one bit inverted. seed: the "
+                      "number that all random choices depend on."),
   };
   return table;
 }

@@ -11,6 +11,7 @@
 #include "base/congestion_control.h"
 #include "base/environment_reader.h"
 #include "base/status.h"
+#include "config/fault_plan.h"
 
 namespace bagua_net {
 
@@ -30,10 +31,12 @@ struct PluginConfig {
   int handshake_timeout_ms = 10000;       // BAGUA_NET_HANDSHAKE_TIMEOUT_MS: deadline of one connection's handshake
   int keepalive_s = 30;                   // BAGUA_NET_KEEPALIVE_S: time without a sign of life after which a comm fails
   Recovery recovery = Recovery::kAuto;    // BAGUA_NET_RECOVERY: lost connections are replaced; auto = between hosts
+  bool checksum = false;                  // BAGUA_NET_CHECKSUM: damaged data is noticed and sent again
   bool zero_copy = true;                  // BAGUA_NET_ZERO_COPY: workers send large messages without copying them
   bool stats = true;                      // BAGUA_NET_STATS: `bagua-net stats` can look at this process
   std::int64_t socket_buffer_bytes = 0;   // BAGUA_NET_SOCKET_BUFFER: 0 = the kernel's autotuning
   CongestionControl congestion_control = CongestionControl::kAuto;  // BAGUA_NET_CONGESTION_CONTROL
+  FaultPlan faults;  // BAGUA_NET_FAULT: what this process does to its own connections, for tests
 };
 
 // The described default of a variable whose absence means something that no value does.
@@ -42,7 +45,7 @@ constexpr char kNotSet[] = "not set";
 // One row of the knob table, as text, for the documentation and the doctor.
 struct KnobDescription {
   std::string name;           // "BAGUA_NET_NSTREAMS"
-  std::string type;           // "integer", "size", "boolean", "choice"
+  std::string type;           // "integer", "size", "boolean", "choice", "fault plan"
   std::string default_value;  // "auto"; kNotSet
   std::string range;          // "1 to 64, or auto"
   std::string unit;           // "connections", "bytes", ""

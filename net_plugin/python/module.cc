@@ -61,7 +61,8 @@ void raise_if_error(const Status& status) {
     case StatusCode::kInvalidUsage: type = PyExc_ValueError; break;
     case StatusCode::kSystemError:
     case StatusCode::kInternalError:
-    case StatusCode::kRemoteError: break;
+    case StatusCode::kRemoteError:
+    case StatusCode::kDamagedData: break;
   }
   PyErr_SetObject(type, text_of(status.message()).ptr());
   throw py::error_already_set();

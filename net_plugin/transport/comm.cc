@@ -156,7 +156,7 @@ void Comm::adopt_arrivals() {
     if (index < 0) continue;  // the socket closes
     const bool replaces = arrival.joining != Joining::kMore;
     const Status status =
-        add_stream(make_stream(make_tcp_byte_stream(std::move(arrival.socket)), index, replaces), replaces);
+        add_stream(make_stream(make_byte_stream(std::move(arrival.socket), faults_), index, replaces), replaces);
     stats_->streams_joined.add(1);
     if (status.is_ok()) {
       on_joined(index);

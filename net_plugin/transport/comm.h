@@ -25,6 +25,7 @@
 #include "transport/chunk_scheduler.h"
 #include "transport/data_stream.h"
 #include "transport/event_loop_worker.h"
+#include "transport/fault_injector.h"
 #include "transport/recovery_thread.h"
 #include "transport/request.h"
 #include "transport/stream_arrivals.h"
@@ -56,16 +57,18 @@ class Comm : public FailureSink, public Recoverable {
  protected:
   friend class Request;
 
-  // arrivals: where streams that join later come in; nullptr: none will.
+  // arrivals: where streams that join later come in; nullptr: none will. faults: what damages its connections, or
+  // nullptr.
   Comm(std::string peer, Direction direction, Path path, WorkerPool* pool, std::shared_ptr<StreamArrivals> arrivals,
-       bool recovers, CommStats stats)
+       bool recovers, FaultInjector* faults, CommStats stats)
       : stats_(std::move(stats)),
         peer_(std::move(peer)),
         recovers_(recovers),
         direction_(direction),
         pool_(pool),
         lane_(pool->open_lane(direction, path)),
-        arrivals_(std::move(arrivals)) {}
+        arrivals_(std::move(arrivals)),
+        faults_(faults) {}
 
   // Called once by the constructor's owner.
   Status start_streams(std::vector<std::unique_ptr<ByteStream>> streams);
@@ -162,6 +165,7 @@ class Comm : public FailureSink, public Recoverable {
   WorkerPool* const pool_;
   const WorkerPool::Lane lane_;
   const std::shared_ptr<StreamArrivals> arrivals_;
+  FaultInjector* const faults_;
   bool stopped_ = false;            // guarded by mutex_: no stream is driven any more
   bool alone_ = false;              // drive_alone()
   std::uint64_t replacements_ = 0;  // streams that a worker drives until the calling thread takes them over

@@ -28,6 +28,7 @@ struct EstablishedConnection {
   bool same_host = false;     // both ends know it
   bool acknowledges = false;  // the connecting side: the peer acknowledges chunks that ask for it
   bool recovers = false;      // both ends survive the loss of connections
+  bool checksums = false;     // both ends use them
 
   // Connections that join later come in here; nullptr: none will.
   std::shared_ptr<StreamArrivals> arrivals;

@@ -20,6 +20,7 @@ struct HandshakeSettings {
   TcpOptions tcp;
   std::optional<int> streams;           // empty: auto, as many as pay
   Recovery recovery = Recovery::kAuto;  // of lost connections, if the peer does so, too
+  bool checksums = false;               // asks for them; the peer may do so, too
   bool has_workers = false;             // auto asks for more streams where workers can drive them
   std::uint32_t max_chunk_bytes = 524288;
   int connect_timeout_ms = 60000;

@@ -331,6 +331,9 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
     listen.reply.features = hello.features & kFeatureAcknowledgements;
     connection.recovers = settings_.recovery != Recovery::kOff && (hello.features & kFeatureRecovery) != 0;
     if (connection.recovers) listen.reply.features |= kFeatureRecovery;
+    // If either end asks for them: data that one rank wants to be checked is checked.
+    connection.checksums = settings_.checksums || (hello.features & kFeatureChecksums) != 0;
+    if (connection.checksums) listen.reply.features |= kFeatureChecksums;
     listen.state = ListenState::kAssembling;
   } else if (listen.state == ListenState::kWaiting || hello.comm_id != listen.comm_id ||
              hello.stream_index >= connection.sockets.size()) {

@@ -94,7 +94,7 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint8
     attempt.hello.process_id = settings_.process_id;
     attempt.hello.host_name = settings_.host_name;
     attempt.hello.max_chunk_bytes = settings_.max_chunk_bytes;
-    attempt.hello.features = kFeatureAcknowledgements;
+    attempt.hello.features = kFeatureAcknowledgements | (settings_.checksums ? kFeatureChecksums : 0);
     attempt.streams.resize(1);
     const std::uint64_t started = next_attempt_++;
     store_connect_state(handle, started);
@@ -303,6 +303,7 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
     attempt.connection.max_chunk_bytes = reply.max_chunk_bytes;
     attempt.connection.acknowledges = (reply.features & kFeatureAcknowledgements) != 0;
     attempt.connection.recovers = (reply.features & attempt.hello.features & kFeatureRecovery) != 0;
+    attempt.connection.checksums = (reply.features & kFeatureChecksums) != 0;
     attempt.connection.peer = attempt.address.to_string() + " (process " + std::to_string(reply.process_id) + ")";
     attempt.streams.resize(reply.streams);
     for (std::size_t other = 1; other < attempt.streams.size() && !attempt.over; ++other) {

@@ -95,6 +95,7 @@ void ReceiveTable::finish(const FrameHeader& header, int stream_index) {
   claiming_streams_ &= ~bit(stream_index);
   ChunkClaim& claim = claims_[static_cast<std::size_t>(stream_index)];
   Request* request = claim.request_;
+  ++finished_chunks_;
   if (header.payload_bytes != header.message_bytes) {
     received_[header.message_number % posted_.size()].add(claim.begin_, claim.end_);
   }

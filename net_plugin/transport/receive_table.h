@@ -81,6 +81,11 @@ class ReceiveTable {
   Status find(const FrameHeader& header, int stream_index, Request** request, Arrival* arrival);
   // All bytes of the chunk that the stream claims have come. They count unless another stream has taken it over.
   void finish(const FrameHeader& header, int stream_index);
+  // Chunks that counted.
+  std::uint64_t finished_chunks() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return finished_chunks_;
+  }
   // The stream is over: what it claims may come on another one.
   void release(int stream_index);
 
@@ -98,6 +103,7 @@ class ReceiveTable {
   std::array<ChunkClaim, kMaxStreams> claims_;
   std::uint64_t claiming_streams_ = 0;
   std::uint64_t posted_count_ = 0;
+  std::uint64_t finished_chunks_ = 0;
   std::uint64_t parked_streams_ = 0;
 };
 

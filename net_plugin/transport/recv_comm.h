@@ -14,6 +14,8 @@ namespace bagua_net {
 struct RecvPolicy {
   Path path = Path::kWithinHost;
   bool recovers = false;
+  bool checksums = false;  // both ends use them
+  FaultInjector* faults = nullptr;
   int max_silence_s = 0;  // after which a host whose connections timed out is gone; 0: a minute
 };
 
@@ -34,7 +36,7 @@ class RecvComm final : public Comm {
   RecvComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, RecvPolicy policy, WorkerPool* pool,
            std::size_t streams, CommStats stats)
       : Comm(std::move(peer), Direction::kReceive, policy.path, pool, std::move(arrivals), policy.recovers,
-             std::move(stats)),
+             policy.faults, std::move(stats)),
         policy_(policy),
         first_streams_(static_cast<int>(streams)),
         table_(policy.recovers) {}
@@ -47,6 +49,8 @@ class RecvComm final : public Comm {
   bool has_own_work(const Request&) const override { return true; }  // any message may come on stream 0
   std::size_t message_bytes(const Request& request) const override;
   void on_finished(const Request& request) override;
+  // A stream was lost because of damaged data: the comm fails if nothing else arrives.
+  void count_damage(const Status& damage);
   // The failure of the first receive that waits; ok: none does.
   Status fail_waiting(const std::string& why);
 
@@ -56,6 +60,9 @@ class RecvComm final : public Comm {
 
   // All below: with mutex_ held.
   std::size_t losses_ = 0;
+  std::size_t damages_ = 0;           // of them, for damaged data
+  std::size_t damages_in_a_row_ = 0;  // with no chunk in between that arrived intact
+  std::uint64_t intact_chunks_ = 0;   // when the last of them was seen
   std::string last_loss_;
   bool last_loss_was_silent_ = false;  // no answer, rather than a word of the peer's host or the network
   std::int64_t none_left_ms_ = 0;      // since when no stream is left; 0: there are some

@@ -7,19 +7,25 @@
 #include <cstring>
 #include <utility>
 
+#include "wire/crc32c.h"
+
 namespace bagua_net {
 
 // EPOLLOUT: for an acknowledgement that found no room. No event comes of it otherwise.
 std::uint32_t RecvStream::poll_flags() const { return EPOLLIN | EPOLLRDHUP | EPOLLOUT; }
 
 Status RecvStream::open_chunk(Arrival* arrival) {
+  if (checksums_) {
+    BAGUA_NET_RETURN_IF_ERROR(check_frame_checksums(staging_.data() + staging_begin_, &expected_checksum_));
+    checksum_ = 0;
+  }
   BAGUA_NET_RETURN_IF_ERROR(decode_frame_header(staging_.data() + staging_begin_, &header_));
   if (header_.end) return Status::ok();
   Request* request = nullptr;
   BAGUA_NET_RETURN_IF_ERROR(table_->find(header_, index(), &request, arrival));
   if (*arrival == Arrival::kNotPosted || *arrival == Arrival::kBusy) return Status::ok();
   if (header_.attempt == 0 && !has_new_chunks()) has_new_chunks_.store(true, std::memory_order_release);
-  staging_begin_ += kFrameHeaderBytes;
+  staging_begin_ += header_bytes_;
   remaining_ = header_.payload_bytes;
   part_ = *arrival == Arrival::kWanted ? Part::kPayload : Part::kReplayed;
   if (request != nullptr) destination_ = request->data_ + header_.offset;
@@ -31,6 +37,7 @@ void RecvStream::take_staged_payload() {
   const std::size_t bytes = std::min(staged(), remaining_);
   if (part_ == Part::kPayload) {
     if (bytes > 0) std::memcpy(destination_, staging_.data() + staging_begin_, bytes);
+    if (checksums_) checksum_ = crc32c(checksum_, destination_, bytes);
     destination_ += bytes;
     table_->claim(index()).end_writing();
   }
@@ -44,6 +51,11 @@ bool RecvStream::finish_chunk() {
   if (header_.by_reference && is_broken()) {
     break_off(Status::remote_error("the peer aborted while message " + std::to_string(header_.message_number) +
                                    " was under way; see that rank's log"));
+    return false;
+  }
+  if (!is_intact()) {
+    break_off(Status::damaged_data("a chunk of " + std::to_string(header_.payload_bytes) + " bytes of message " +
+                                   std::to_string(header_.message_number) + " arrived damaged"));
     return false;
   }
   stats_->chunks.add(1);
@@ -60,7 +72,7 @@ bool RecvStream::finish_chunk() {
 void RecvStream::send_acknowledgement() {
   while (acknowledgement_left_ > 0 || acknowledged_chunks_ < asked_chunks_) {
     if (acknowledgement_left_ == 0) {
-      encode_acknowledgement({received_chunks_, false}, acknowledgement_.data());
+      encode_acknowledgement({received_chunks_, false}, acknowledgement_.data(), checksums_);
       acknowledgement_left_ = acknowledgement_.size();
       acknowledged_chunks_ = received_chunks_;
     }
@@ -79,7 +91,7 @@ void RecvStream::say_goodbye() {
   asked_chunks_ = acknowledged_chunks_;
   send_acknowledgement();  // one that is cut
   if (acknowledgement_left_ > 0) return;
-  encode_acknowledgement({received_chunks_, true}, acknowledgement_.data());
+  encode_acknowledgement({received_chunks_, true}, acknowledgement_.data(), checksums_);
   const iovec piece{acknowledgement_.data(), acknowledgement_.size()};
   // Without room, or cut, it is not heard: the peer asks for another connection then, and is refused.
   [[maybe_unused]] const ssize_t ignored = write(&piece, 1, acknowledgement_.size());
@@ -93,6 +105,7 @@ StreamProgress RecvStream::lose(Status why) {
 
 // A failure of the connection, or of the comm where that is the same.
 StreamProgress RecvStream::break_off(const Status& why) {
+  if (why.code() == StatusCode::kDamagedData) stats_->checksum_errors.add(1);
   if (recovers_) return lose(why);
   finish(StreamState::kEnded);
   return fail(why);
@@ -135,7 +148,13 @@ ssize_t RecvStream::read_more(std::size_t* asked) {
   for (std::size_t i = 0; i < count; ++i) *asked += pieces[i].iov_len;
   const ssize_t received = read(pieces, count, *asked);
   const int error_number = errno;
-  if (part_ == Part::kPayload) claim.end_writing();
+  if (part_ == Part::kPayload) {
+    // Right away: another stream may write there once this one has let go.
+    if (checksums_ && received > 0) {
+      checksum_ = crc32c(checksum_, destination_, std::min(static_cast<std::size_t>(received), remaining_));
+    }
+    claim.end_writing();
+  }
   errno = error_number;
   return received;
 }
@@ -144,9 +163,10 @@ StreamProgress RecvStream::move(std::size_t budget) {
   std::size_t moved = 0;
   bool drained = false;
   for (;;) {
-    while (part_ == Part::kHeader && staged() >= kFrameHeaderBytes) {
+    while (part_ == Part::kHeader && staged() >= header_bytes_) {
       Arrival arrival = Arrival::kWanted;
       const Status status = open_chunk(&arrival);
+      if (status.code() == StatusCode::kDamagedData) return break_off(status);
       if (!status.is_ok()) {
         finish(StreamState::kEnded);
         return fail(status);

@@ -17,9 +17,15 @@ class RecvStream final : public DataStream {
  public:
   // has_joined: after the comm began, and the peer may have given it up meanwhile.
   // recovers: a connection that breaks is lost, and the chunks that it did not bring come on another.
+  // checksums: what it reads has them, and what it acknowledges. Damage counts as a connection that breaks.
   RecvStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index, ReceiveTable* table,
-             bool has_joined = false, bool recovers = false)
-      : DataStream(std::move(bytes), failures, index), table_(table), has_joined_(has_joined), recovers_(recovers) {}
+             bool has_joined = false, bool recovers = false, bool checksums = false)
+      : DataStream(std::move(bytes), failures, index),
+        table_(table),
+        has_joined_(has_joined),
+        recovers_(recovers),
+        checksums_(checksums),
+        header_bytes_(kFrameHeaderBytes + (checksums ? kFrameChecksumBytes : 0)) {}
 
   StreamProgress progress(std::size_t budget) override;
   std::uint32_t poll_flags() const override;
@@ -42,6 +48,8 @@ class RecvStream final : public DataStream {
   // Reads the staged header. kWanted and kReceived: the payload comes next.
   Status open_chunk(Arrival* arrival);
   void take_staged_payload();
+  // The payload of the chunk is as it was sent.
+  bool is_intact() const { return !checksums_ || part_ != Part::kPayload || checksum_ == expected_checksum_; }
   // False: the stream is over.
   bool finish_chunk();
   StreamProgress move(std::size_t budget);
@@ -58,10 +66,14 @@ class RecvStream final : public DataStream {
   ReceiveTable* const table_;
   const bool has_joined_;
   const bool recovers_;
+  const bool checksums_;
+  const std::size_t header_bytes_;  // with checksums
   Part part_ = Part::kHeader;
   FrameHeader header_;
   std::uint8_t* destination_ = nullptr;
-  std::size_t remaining_ = 0;  // bytes of the payload to come
+  std::size_t remaining_ = 0;            // bytes of the payload to come
+  std::uint32_t checksum_ = 0;           // of those that have come
+  std::uint32_t expected_checksum_ = 0;  // of all
   std::array<std::uint8_t, kStagingBytes> staging_;
   std::size_t staging_begin_ = 0;
   std::size_t staging_end_ = 0;

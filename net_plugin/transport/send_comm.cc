@@ -52,7 +52,7 @@ ChunkPolicy chunk_policy(const SendPolicy& policy) {
 SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
                    std::size_t streams, CommStats stats)
     : Comm(std::move(peer), Direction::kSend, policy.measures_rates ? Path::kBetweenHosts : Path::kWithinHost, pool,
-           std::move(arrivals), static_cast<bool>(policy.replace_stream), std::move(stats)),
+           std::move(arrivals), static_cast<bool>(policy.replace_stream), policy.faults, std::move(stats)),
       policy_(std::move(policy)),
       first_streams_(streams),
       workers_own_stripes_(pool->size() > 0 && streams > 1),
@@ -70,8 +70,9 @@ SendComm::~SendComm() {
 Status SendComm::create(EstablishedConnection connection, SendPolicy policy, WorkerPool* pool,
                         std::unique_ptr<SendComm>* comm, CommStats stats) {
   std::vector<std::unique_ptr<ByteStream>> streams;
-  for (OwnedFd& socket : connection.sockets) streams.push_back(make_tcp_byte_stream(std::move(socket)));
+  for (OwnedFd& socket : connection.sockets) streams.push_back(make_byte_stream(std::move(socket), policy.faults));
   policy.max_chunk_bytes = connection.max_chunk_bytes;
+  policy.checksums = connection.checksums;
   return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), std::move(policy), pool,
                 comm, std::move(stats));
 }
@@ -96,8 +97,9 @@ std::unique_ptr<DataStream> SendComm::make_stream(std::unique_ptr<ByteStream> by
   std::function<void(int)> kick_stream;
   if (policy_.measures_rates) kick_stream = [this](int other) { kick(other); };
   const bool zero_copy = policy_.zero_copy && scheduler == &striped_chunks_;
-  auto stream = std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, zero_copy,
-                                             std::move(kick_stream), recovers_ ? &replay_of(index) : nullptr, replaces);
+  auto stream =
+      std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, zero_copy, std::move(kick_stream),
+                                   recovers_ ? &replay_of(index) : nullptr, replaces, policy_.checksums);
   send_streams_[static_cast<std::size_t>(index)] = stream.get();
   answered_ms_[static_cast<std::size_t>(index)] = coarse_monotonic_ms();
   return stream;

@@ -33,6 +33,9 @@ struct SendPolicy {
   // Recovery: asks for a stream in place of one that was lost. It comes in as an arrival, or a failure is reported
   // there. Empty: no recovery.
   std::function<void(Joining joining)> replace_stream;
+
+  bool checksums = false;           // both ends use them
+  FaultInjector* faults = nullptr;  // outlives the comm; nullptr: nothing damages its connections
 };
 
 class SendComm final : public Comm {

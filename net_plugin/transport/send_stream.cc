@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/monotonic_clock.h"
+#include "wire/crc32c.h"
 
 namespace bagua_net {
 namespace {
@@ -96,8 +97,8 @@ bool SendStream::take_chunk() {
     chunk_->by_reference = may_zero_copy_ && header.message_bytes > kLargestCopiedMessage &&
                            chunk_->bytes >= kMinZeroCopyBytes && !unacknowledged_.is_full() && header.attempt == 0;
     if (should_copy()) {
-      chunk_->copy = blocks_.take(kFrameHeaderBytes + chunk_->bytes);
-      std::uint8_t* const payload = chunk_->copy.bytes.get() + kFrameHeaderBytes;
+      chunk_->copy = blocks_.take(header_bytes_ + chunk_->bytes);
+      std::uint8_t* const payload = chunk_->copy.bytes.get() + header_bytes_;
       if (chunk_->bytes > 0) std::memcpy(payload, chunk_->data, chunk_->bytes);
       chunk_->data = payload;
     }
@@ -113,7 +114,10 @@ bool SendStream::take_chunk() {
   } else {
     header.acknowledge = header.by_reference;
   }
-  encode_frame_header(header, chunk_->copy.bytes != nullptr ? chunk_->copy.bytes.get() : header_.data());
+  std::uint8_t* const encoded = chunk_->copy.bytes != nullptr ? chunk_->copy.bytes.get() : header_.data();
+  encode_frame_header(header, encoded);
+  // Of the bytes as they are now, also where the kernel is to read them later: memory that changes under way is damage.
+  if (checksums_) append_frame_checksums(crc32c(0, chunk_->data, chunk_->bytes), encoded);
   return true;
 }
 
@@ -201,7 +205,7 @@ StreamProgress SendStream::progress(std::size_t budget) {
     written_ += static_cast<std::size_t>(written);
     written_ever_ += static_cast<std::uint64_t>(written);
     stats_->bytes.add(static_cast<std::uint64_t>(written));
-    if (written_ == kFrameHeaderBytes + chunk_->bytes) {
+    if (written_ == header_bytes_ + chunk_->bytes) {
       end_chunk();
     } else if (!writes_by_reference_) {
       // A short write means a full socket buffer, and the kernel then tells the poller when there is room.
@@ -271,9 +275,10 @@ void SendStream::say_goodbye() {
   FrameHeader end;
   end.end = true;
   encode_frame_header(end, header_.data());
-  const iovec piece{header_.data(), header_.size()};
+  if (checksums_) append_frame_checksums(0, header_.data());
+  const iovec piece{header_.data(), header_bytes_};
   // Without room, or cut, it is not heard: the peer waits for another connection then, and gives up.
-  [[maybe_unused]] const ssize_t ignored = write(&piece, 1, header_.size());
+  [[maybe_unused]] const ssize_t ignored = write(&piece, 1, header_bytes_);
 }
 
 bool SendStream::is_delivered() {
@@ -285,16 +290,16 @@ bool SendStream::is_delivered() {
 }
 
 ssize_t SendStream::write_chunk() {
-  const std::size_t end = kFrameHeaderBytes + chunk_->bytes;
+  const std::size_t end = header_bytes_ + chunk_->bytes;
   if (chunk_->copy.bytes != nullptr) {
     const iovec piece{chunk_->copy.bytes.get() + written_, end - written_};
     return write(&piece, 1, end - written_);
   }
   iovec pieces[2];
   std::size_t count = 0;
-  if (written_ < kFrameHeaderBytes) pieces[count++] = {header_.data() + written_, kFrameHeaderBytes - written_};
-  const std::size_t position = std::max(written_, kFrameHeaderBytes);
-  pieces[count++] = {const_cast<std::uint8_t*>(chunk_->data) + (position - kFrameHeaderBytes), end - position};
+  if (written_ < header_bytes_) pieces[count++] = {header_.data() + written_, header_bytes_ - written_};
+  const std::size_t position = std::max(written_, header_bytes_);
+  pieces[count++] = {const_cast<std::uint8_t*>(chunk_->data) + (position - header_bytes_), end - position};
   if (!writes_by_reference_) return write(pieces, count, end - written_);
   return count == 2 ? write_by_reference(pieces[0], pieces[1]) : write_by_reference({}, pieces[0]);
 }
@@ -327,6 +332,11 @@ void SendStream::listen() {
       return;
     }
     const Status status = unacknowledged_.take(bytes.data(), static_cast<std::size_t>(received), &blocks_);
+    if (status.code() == StatusCode::kDamagedData) stats_->checksum_errors.add(1);
+    if (status.code() == StatusCode::kDamagedData && recovers()) {
+      lose(status);
+      return;
+    }
     if (!status.is_ok()) {
       finish(StreamState::kEnded);
       fail(status);

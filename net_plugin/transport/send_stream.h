@@ -28,14 +28,18 @@ class SendStream final : public DataStream {
   // kick: wakes another stream of the comm; nullptr: this stream does not measure. Called by the driver.
   // replay: where chunks of lost streams wait; nullptr: no recovery, the first loss is a failure.
   // replaces: this stream replaces one that was lost, and begins with those chunks.
+  // checksums: what it sends has them, and what the peer says.
   SendStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index, ChunkScheduler* scheduler,
-             bool zero_copy, std::function<void(int stream)> kick, ReplayQueue* replay = nullptr, bool replaces = false)
+             bool zero_copy, std::function<void(int stream)> kick, ReplayQueue* replay = nullptr, bool replaces = false,
+             bool checksums = false)
       : DataStream(std::move(bytes), failures, index),
         scheduler_(scheduler),
         kick_(std::move(kick)),
         replay_(replay),
         may_zero_copy_(zero_copy),
-        unacknowledged_(replay == nullptr ? kMostUnacknowledged : kMostUnacknowledgedWithRecovery),
+        checksums_(checksums),
+        header_bytes_(kFrameHeaderBytes + (checksums ? kFrameChecksumBytes : 0)),
+        unacknowledged_(replay == nullptr ? kMostUnacknowledged : kMostUnacknowledgedWithRecovery, checksums),
         replays_(replaces) {}
 
   StreamProgress progress(std::size_t budget) override;
@@ -93,11 +97,13 @@ class SendStream final : public DataStream {
   ReplayQueue* const replay_;
   BlockPool blocks_;
   std::optional<Chunk> chunk_;  // that is being written
-  std::array<std::uint8_t, kFrameHeaderBytes> header_{};
+  std::array<std::uint8_t, kFrameHeaderBytes + kFrameChecksumBytes> header_{};
   std::size_t written_ = 0;           // of header and payload together
   bool writes_by_reference_ = false;  // what is left of it
   bool may_zero_copy_;
   bool keeps_chunk_ = false;  // until it is acknowledged
+  const bool checksums_;
+  const std::size_t header_bytes_;  // with checksums
   UnacknowledgedChunks unacknowledged_;
   std::uint64_t last_number_ = 0;  // the message of the chunk that was taken last
   // Since the last chunk that asked for an acknowledgement.

@@ -19,6 +19,7 @@ HandshakeSettings handshake_settings(const PluginConfig& config, int workers) {
   settings.tcp.congestion_control = config.congestion_control;
   settings.streams = config.streams;
   settings.recovery = config.recovery;
+  settings.checksums = config.checksum;
   settings.has_workers = workers > 0;
   settings.max_chunk_bytes = static_cast<std::uint32_t>(config.max_chunk_bytes);
   settings.connect_timeout_ms = config.connect_timeout_ms;
@@ -72,6 +73,7 @@ TransportContext::TransportContext(const PluginConfig& config, std::vector<Devic
     : config_(config),
       devices_(std::move(devices)),
       settings_(handshake_settings(config, workers)),
+      faults_(FaultInjector::create(config.faults)),
       pool_(workers, config.spin_us, affinity, workers_between_hosts(config, devices_, workers)),
       stats_(std::make_shared<StatsPage>(config.stats, job_position(process_environment()), settings_.host_name,
                                          workers)) {
@@ -152,6 +154,7 @@ SendPolicy TransportContext::send_policy(int device, const EstablishedConnection
   policy.measures_rates = !connection.same_host;
   policy.min_chunk_bytes = static_cast<std::size_t>(config_.min_chunk_bytes) * (connection.same_host ? 2 : 1);
   policy.max_silence_s = config_.keepalive_s;
+  policy.faults = faults_.get();
   policy.zero_copy = config_.zero_copy && connection.same_host && connection.acknowledges;
   if (connection.recovers) {
     policy.replace_stream = [service = service_.get(), ticket = connection.ticket, arrivals = connection.arrivals,
@@ -188,6 +191,7 @@ Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
   CommStats stats = comm_stats(CommDirection::kReceive, listen_comm->device, connection);
   RecvPolicy policy;
   policy.max_silence_s = config_.keepalive_s;
+  policy.faults = faults_.get();
   BAGUA_NET_RETURN_IF_ERROR(RecvComm::create(std::move(connection), policy, &pool_, &created, std::move(stats)));
   *comm = created.get();
   comms_.emplace(*comm, std::move(created));

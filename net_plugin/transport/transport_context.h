@@ -44,6 +44,7 @@ class TransportContext {
   const std::vector<Device>& devices() const { return devices_; }
   int worker_count() const { return pool_.size(); }
   const StatsPage& stats() const { return *stats_; }
+  const FaultInjector* faults() const { return faults_.get(); }  // nullptr: none are asked for
 
   // Fills handle[kHandleBytes]. The listen comm yields one connection.
   Status listen(int device, std::uint8_t* handle, ListenComm** listen_comm);
@@ -76,6 +77,7 @@ class TransportContext {
   const PluginConfig config_;
   const std::vector<Device> devices_;
   HandshakeSettings settings_;
+  const std::unique_ptr<FaultInjector> faults_;  // outlives the comms; nullptr: none are asked for
   WorkerPool pool_;
   const std::shared_ptr<StatsPage> stats_;
   std::mutex mutex_;  // guards everything below

@@ -42,7 +42,7 @@ Status UnacknowledgedChunks::take(const std::uint8_t* bytes, std::size_t count, 
     if (partial_bytes_ < partial_.size()) break;
     partial_bytes_ = 0;
     Acknowledgement acknowledgement;
-    BAGUA_NET_RETURN_IF_ERROR(decode_acknowledgement(partial_.data(), &acknowledgement));
+    BAGUA_NET_RETURN_IF_ERROR(decode_acknowledgement(partial_.data(), &acknowledgement, checksums_));
     BAGUA_NET_RETURN_IF_ERROR(take_acknowledgement(acknowledgement, pool));
   }
   return Status::ok();

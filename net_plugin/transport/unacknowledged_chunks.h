@@ -16,7 +16,8 @@ namespace bagua_net {
 class UnacknowledgedChunks {
  public:
   // most: a power of two.
-  explicit UnacknowledgedChunks(std::size_t most = 64) : most_(most), entries_(64) {}
+  explicit UnacknowledgedChunks(std::size_t most = 64, bool checksums = false)
+      : most_(most), checksums_(checksums), entries_(64) {}
 
   bool is_empty() const { return first_ == end_; }
   // More would wait for acknowledgements that a receiver may not have room to write.
@@ -52,6 +53,7 @@ class UnacknowledgedChunks {
   Status take_acknowledgement(const Acknowledgement& acknowledgement, BlockPool* pool);
 
   const std::size_t most_;
+  const bool checksums_;        // of acknowledgements
   std::vector<Entry> entries_;  // a ring; grows up to most_
   std::uint64_t first_ = 0;
   std::uint64_t end_ = 0;

@@ -3,20 +3,32 @@
 #include <string>
 
 #include "wire/byte_order.h"
+#include "wire/crc32c.h"
 
 namespace bagua_net {
 namespace {
 constexpr std::uint64_t kAcknowledgementFrame = 2;  // then the flag, and six zeros
 constexpr std::uint64_t kLastAcknowledgement = kAcknowledgementFrame | 1 << 8;
+constexpr std::uint64_t kWithoutChecksum = 0xffffffff;
+
+// Of all but its own four bytes.
+std::uint32_t checksum_of(const std::uint8_t* bytes) { return crc32c(crc32c(0, bytes, 4), bytes + 8, 8); }
 }  // namespace
 
-void encode_acknowledgement(const Acknowledgement& acknowledgement, std::uint8_t* bytes) {
+void encode_acknowledgement(const Acknowledgement& acknowledgement, std::uint8_t* bytes, bool checksums) {
   store_little_endian<std::uint64_t>(bytes, acknowledgement.is_last ? kLastAcknowledgement : kAcknowledgementFrame);
   store_little_endian<std::uint64_t>(bytes + 8, acknowledgement.chunks);
+  if (checksums) store_little_endian<std::uint32_t>(bytes + 4, checksum_of(bytes));
 }
 
-Status decode_acknowledgement(const std::uint8_t* bytes, Acknowledgement* acknowledgement) {
-  const auto type = load_little_endian<std::uint64_t>(bytes);
+Status decode_acknowledgement(const std::uint8_t* bytes, Acknowledgement* acknowledgement, bool checksums) {
+  auto type = load_little_endian<std::uint64_t>(bytes);
+  if (checksums) {
+    if (load_little_endian<std::uint32_t>(bytes + 4) != checksum_of(bytes)) {
+      return Status::damaged_data("an acknowledgement arrived damaged");
+    }
+    type &= kWithoutChecksum;
+  }
   if (type != kAcknowledgementFrame && type != kLastAcknowledgement) {
     return Status::remote_error("the receiver sent a frame of type " + std::to_string(bytes[0]) +
                                 " where an acknowledgement was due: it broke the protocol or the stream is corrupt");

@@ -4,7 +4,8 @@
 //   byte  size  field
 //      0     1  type: 2
 //      1     1  1 = the receiver has closed the comm and reads nothing more, 0 = it has not
-//      2     6  zero
+//      2     2  zero
+//      4     4  CRC-32C of the other bytes if both ends use checksums (kFeatureChecksums), otherwise zero
 //      8     8  chunks of this stream that have been received, whether they asked or not
 //
 // Cumulative, so a receiver may leave out all but the last.
@@ -24,7 +25,7 @@ struct Acknowledgement {
   bool is_last = false;
 };
 
-void encode_acknowledgement(const Acknowledgement& acknowledgement, std::uint8_t* bytes);
-Status decode_acknowledgement(const std::uint8_t* bytes, Acknowledgement* acknowledgement);
+void encode_acknowledgement(const Acknowledgement& acknowledgement, std::uint8_t* bytes, bool checksums = false);
+Status decode_acknowledgement(const std::uint8_t* bytes, Acknowledgement* acknowledgement, bool checksums = false);
 
 }  // namespace bagua_net

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "wire/byte_order.h"
+#include "wire/crc32c.h"
 
 namespace bagua_net {
 namespace {
@@ -50,6 +51,19 @@ Status decode_frame_header(const std::uint8_t* bytes, FrameHeader* header) {
                                 std::to_string(header->offset) + " does not lie in its message of " +
                                 std::to_string(header->message_bytes) + " bytes: the peer broke the protocol");
   }
+  return Status::ok();
+}
+
+void append_frame_checksums(std::uint32_t payload_checksum, std::uint8_t* bytes) {
+  store_little_endian<std::uint32_t>(bytes + kFrameHeaderBytes, payload_checksum);
+  store_little_endian<std::uint32_t>(bytes + kFrameHeaderBytes + 4, crc32c(0, bytes, kFrameHeaderBytes + 4));
+}
+
+Status check_frame_checksums(const std::uint8_t* bytes, std::uint32_t* payload_checksum) {
+  if (load_little_endian<std::uint32_t>(bytes + kFrameHeaderBytes + 4) != crc32c(0, bytes, kFrameHeaderBytes + 4)) {
+    return Status::damaged_data("the header of a chunk arrived damaged");
+  }
+  *payload_checksum = load_little_endian<std::uint32_t>(bytes + kFrameHeaderBytes);
   return Status::ok();
 }
 

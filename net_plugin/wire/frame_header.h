@@ -10,6 +10,12 @@
 //     16     8  offset of the payload in the message
 //     24     8  size of the whole message
 //
+// If both ends use checksums (kFeatureChecksums), they follow each header, that of the end included:
+//
+//   byte  size  field
+//     32     4  CRC-32C of the payload
+//     36     4  CRC-32C of bytes 0 to 35
+//
 // A message of zero bytes is one chunk of zero bytes. The end of the comm says that its sender has closed it; only the
 // message number means something there: the number of messages that were sent.
 #pragma once
@@ -22,6 +28,7 @@
 namespace bagua_net {
 
 constexpr std::size_t kFrameHeaderBytes = 32;
+constexpr std::size_t kFrameChecksumBytes = 8;
 
 struct FrameHeader {
   std::uint32_t payload_bytes = 0;
@@ -37,5 +44,10 @@ struct FrameHeader {
 void encode_frame_header(const FrameHeader& header, std::uint8_t* bytes);
 // Checks what can be checked without knowing the receive: type, padding, and that the chunk lies in its message.
 Status decode_frame_header(const std::uint8_t* bytes, FrameHeader* header);
+
+// Behind the header that stands at `bytes`.
+void append_frame_checksums(std::uint32_t payload_checksum, std::uint8_t* bytes);
+// An error if the header at `bytes` or what follows it was damaged on its way.
+Status check_frame_checksums(const std::uint8_t* bytes, std::uint32_t* payload_checksum);
 
 }  // namespace bagua_net

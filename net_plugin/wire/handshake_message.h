@@ -29,6 +29,7 @@
 // with a new nonce: the listener lets go of the stream's former connection.
 // Features: a bit each; what both ends name is used. 1 = the listener acknowledges chunks whose header asks for it.
 // 2 = connections that are lost are replaced, and chunks that were not acknowledged sent again.
+// 4 = headers, payloads and acknowledgements have checksums; unlike the others, used if either end names it.
 #pragma once
 
 #include <cstddef>
@@ -56,6 +57,7 @@ constexpr bool is_joining(std::uint16_t stream_index) { return stream_index >= k
 
 constexpr std::uint32_t kFeatureAcknowledgements = 1;
 constexpr std::uint32_t kFeatureRecovery = 2;
+constexpr std::uint32_t kFeatureChecksums = 4;
 
 enum class HandshakeVerdict : std::uint16_t {
   kAccepted = 0,

@@ -74,10 +74,12 @@ TEST_CASE(every_knob_reaches_its_own_member) {
                                       {"BAGUA_NET_HANDSHAKE_TIMEOUT_MS", "1313"},
                                       {"BAGUA_NET_KEEPALIVE_S", "14"},
                                       {"BAGUA_NET_RECOVERY", "0"},
+                                      {"BAGUA_NET_CHECKSUM", "1"},
                                       {"BAGUA_NET_ZERO_COPY", "0"},
                                       {"BAGUA_NET_STATS", "0"},
                                       {"BAGUA_NET_SOCKET_BUFFER", "71234"},
-                                      {"BAGUA_NET_CONGESTION_CONTROL", "bbr"}});
+                                      {"BAGUA_NET_CONGESTION_CONTROL", "bbr"},
+                                      {"BAGUA_NET_FAULT", "cut=15/s"}});
   CHECK(!config.enabled);
   CHECK(config.required);
   CHECK_EQ(config.streams.value_or(-1), 7);
@@ -91,11 +93,13 @@ TEST_CASE(every_knob_reaches_its_own_member) {
   CHECK_EQ(config.handshake_timeout_ms, 1313);
   CHECK_EQ(config.keepalive_s, 14);
   CHECK(config.recovery == Recovery::kOff);
+  CHECK(config.checksum);
   CHECK(!config.zero_copy);
   CHECK(!config.stats);
   CHECK_EQ(config.socket_buffer_bytes, 71234);
   CHECK(config.congestion_control == CongestionControl::kBbr);
-  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{17});
+  CHECK_EQ(config.faults.cuts_per_s, 15.0);
+  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{19});
 }
 
 // What a row says is the default is read back as the default, and setting it changes nothing.
@@ -119,6 +123,8 @@ TEST_CASE(described_defaults_are_the_defaults) {
   CHECK_EQ(config.connect_timeout_ms, defaults.connect_timeout_ms);
   CHECK_EQ(config.handshake_timeout_ms, defaults.handshake_timeout_ms);
   CHECK_EQ(config.keepalive_s, defaults.keepalive_s);
+  CHECK(config.recovery == defaults.recovery);
+  CHECK_EQ(config.checksum, defaults.checksum);
   CHECK_EQ(config.zero_copy, defaults.zero_copy);
   CHECK_EQ(config.stats, defaults.stats);
   CHECK_EQ(config.socket_buffer_bytes, defaults.socket_buffer_bytes);
@@ -130,10 +136,11 @@ TEST_CASE(descriptions_are_complete_and_unique) {
   for (const auto& knob : bagua_net::knob_descriptions()) {
     CHECK(names.insert(knob.name).second);
     CHECK(knob.name == "ENABLE_BAGUA_NET" || knob.name.rfind("BAGUA_NET_", 0) == 0);
-    CHECK(knob.type == "boolean" || knob.type == "integer" || knob.type == "size" || knob.type == "choice");
+    const bool is_number = knob.type == "integer" || knob.type == "size";
+    CHECK(is_number || knob.type == "boolean" || knob.type == "choice" || knob.type == "fault plan");
     CHECK(!knob.default_value.empty() && !knob.range.empty() && !knob.meaning.empty());
     CHECK_EQ(knob.meaning.back(), '.');
-    CHECK_EQ(knob.unit.empty(), knob.type == "boolean" || knob.type == "choice");
+    CHECK_EQ(knob.unit.empty(), !is_number);
   }
 }
 

@@ -168,12 +168,13 @@ std::uint32_t features_granted(const PluginConfig& config, std::uint32_t feature
 
 TEST_CASE(chunks_ask_for_acknowledgement_where_the_listener_gives_it) {
   CHECK(asks_for_acknowledgement(config_with(1, true), kFeatureAcknowledgements));
-  CHECK(asks_for_acknowledgement(config_with(1, true), ~kFeatureRecovery));
+  CHECK(asks_for_acknowledgement(config_with(1, true), ~(kFeatureRecovery | kFeatureChecksums)));
 }
 
 TEST_CASE(a_listener_of_before_gets_copies) {
   CHECK(!asks_for_acknowledgement(config_with(1, true), 0));
-  CHECK(!asks_for_acknowledgement(config_with(1, true), ~(kFeatureAcknowledgements | kFeatureRecovery)));
+  CHECK(!asks_for_acknowledgement(config_with(1, true),
+                                  ~(kFeatureAcknowledgements | kFeatureRecovery | kFeatureChecksums)));
 }
 
 TEST_CASE(the_knob_turns_it_off) { CHECK(!asks_for_acknowledgement(config_with(1, false), kFeatureAcknowledgements)); }
@@ -189,8 +190,9 @@ TEST_CASE(a_listener_grants_what_was_asked_for_and_known) {
       const PluginConfig config = config_with(workers, zero_copy);
       CHECK_EQ(features_granted(config, 0), 0u);
       CHECK_EQ(features_granted(config, kFeatureAcknowledgements), kFeatureAcknowledgements);
-      CHECK_EQ(features_granted(config, ~std::uint32_t{0}), kFeatureAcknowledgements | kFeatureRecovery);
-      CHECK_EQ(features_granted(config, ~kFeatureAcknowledgements), kFeatureRecovery);
+      CHECK_EQ(features_granted(config, ~std::uint32_t{0}),
+               kFeatureAcknowledgements | kFeatureRecovery | kFeatureChecksums);
+      CHECK_EQ(features_granted(config, ~kFeatureAcknowledgements), kFeatureRecovery | kFeatureChecksums);
     }
   }
 }

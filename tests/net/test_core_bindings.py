@@ -34,8 +34,8 @@ def test_knobs_are_complete_and_unique() -> None:
 
 def test_every_default_is_a_valid_value() -> None:
     defaults = {knob["name"]: knob["default_value"] for knob in _core.knobs()}
-    # Neither value is what happens without the variable: see docs/how-to/switch-on.md.
-    assert [name for name, value in defaults.items() if value == "not set"] == ["ENABLE_BAGUA_NET"]
+    # ENABLE_BAGUA_NET: neither value is what happens without the variable, see docs/how-to/switch-on.md.
+    assert [name for name, value in defaults.items() if value == "not set"] == ["ENABLE_BAGUA_NET", "BAGUA_NET_FAULT"]
     _core.check_environment({name: value for name, value in defaults.items() if value != "not set"})
 
 
