@@ -7,8 +7,8 @@
 // stream that is much slower than another gets smaller chunks. Where no paces are known, within a host, none of this
 // happens.
 //
-// One mutex guards the queue: it is held for some 20 ns per chunk, and chunks are at least 64 KiB unless a whole
-// message is smaller, so streams practically never meet there.
+// One mutex guards the queue: it is held for some 20 ns per chunk, and chunks are at least 64 KiB unless a
+// message is smaller, or 16 KiB on a slow stream, so streams practically never meet there.
 #pragma once
 
 #include <array>

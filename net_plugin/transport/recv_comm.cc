@@ -9,7 +9,7 @@
 namespace bagua_net {
 namespace {
 
-// What the sender goes by, in its default settings (send_comm.cc).
+// The sender's thresholds (send_comm.cc) at the default BAGUA_NET_INLINE_BYTES; another setting is not known here.
 constexpr std::size_t kLargeBytes = 65536;
 constexpr std::size_t kMediumBytes = 16384;
 
