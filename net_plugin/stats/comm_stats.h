@@ -34,9 +34,7 @@ class StreamStats {
     slot_->counters.peer_window_us.set(before_.peer_window_us + now.peer_window_us);
     slot_->counters.socket_buffer_us.set(before_.socket_buffer_us + now.socket_buffer_us);
   }
-  void set_state(SlotState state) {
-    slot_->state.store(static_cast<std::uint32_t>(state), std::memory_order_relaxed);
-  }
+  void set_state(SlotState state) { slot_->state.store(static_cast<std::uint32_t>(state), std::memory_order_relaxed); }
 
   // A chunk came before its receive was posted; its receive was.
   void park() {
@@ -117,7 +115,7 @@ class CommStats {
   std::shared_ptr<StatsPage> page_;  // nullptr: none
   std::unique_ptr<CommSlot> own_;
   CommSlot* slot_;
-  std::vector<StreamSlot*> streams_;  // by index, as far as there are any
+  std::vector<StreamSlot*> streams_;                      // by index, as far as there are any
   std::vector<std::unique_ptr<StreamSlot>> own_streams_;  // that the page has no room for
 };
 

@@ -31,7 +31,8 @@ struct Connection {
       if (workers == 0) {
         pipes.push_back(std::make_shared<PipeState>());
         pipes.back()->capacity = 1u << 22;
-        near.push_back(std::make_unique<BytePipeEnd>(pipes.back(), PipeRole::kWriter, PipeBehaviour{1u << 22, 0, 0}, 1));
+        near.push_back(
+            std::make_unique<BytePipeEnd>(pipes.back(), PipeRole::kWriter, PipeBehaviour{1u << 22, 0, 0}, 1));
         far.push_back(std::make_unique<BytePipeEnd>(pipes.back(), PipeRole::kReader, PipeBehaviour{1u << 22, 0, 0}, 2));
         continue;
       }
@@ -44,8 +45,8 @@ struct Connection {
     sending = &send_stats.slot();
     receiving = &receive_stats.slot();
     CHECK_OK(SendComm::create(std::move(near), "receiver", nullptr, policy, &pool, &sender, std::move(send_stats)));
-    CHECK_OK(RecvComm::create(std::move(far), "sender", nullptr, &pool, &receiver, RecvPolicy{},
-                              std::move(receive_stats)));
+    CHECK_OK(
+        RecvComm::create(std::move(far), "sender", nullptr, &pool, &receiver, RecvPolicy{}, std::move(receive_stats)));
   }
 
   Request* send(const std::vector<std::uint8_t>& message) {
@@ -163,8 +164,7 @@ TEST_CASE(a_failed_comm_says_so_in_the_page) {
   std::vector<std::unique_ptr<ByteStream>> streams;
   streams.push_back(std::make_unique<BytePipeEnd>(pipe, PipeRole::kReader, PipeBehaviour{64, 0, 0}, 1));
   std::unique_ptr<RecvComm> receiver;
-  CHECK_OK(
-      RecvComm::create(std::move(streams), "sender", nullptr, &pool, &receiver, RecvPolicy{}, std::move(stats)));
+  CHECK_OK(RecvComm::create(std::move(streams), "sender", nullptr, &pool, &receiver, RecvPolicy{}, std::move(stats)));
   receiver->fail(Status::remote_error("the peer is gone"));
   receiver->fail(Status::remote_error("a second failure"));
   CHECK_EQ(slot.state.load(), static_cast<std::uint32_t>(CommState::kFailed));
