@@ -64,6 +64,7 @@ bool SendStream::pull_chunk() {
   if (replays() && replay_->pull(last_number_, &chunk)) {
     stats_->resent_chunks.add(1);
     chunk_ = std::move(chunk);
+    has_chunk_ = true;
     return true;
   }
   const Pull pulled = in_use_.load(std::memory_order_relaxed) ? pull(&chunk) : Pull::kNothing;
@@ -75,6 +76,7 @@ bool SendStream::pull_chunk() {
   }
   chunk.data = chunk.request->data_ + chunk.offset;
   chunk_ = std::move(chunk);
+  has_chunk_ = true;
   stop_replaying();
   return true;
 }
@@ -82,50 +84,50 @@ bool SendStream::pull_chunk() {
 bool SendStream::take_chunk() {
   if (recovers() && unacknowledged_.is_full()) return false;
   if (!pull_chunk()) return false;
-  backlog_.under_way += chunk_->bytes;
-  backlog_.unsent += chunk_->bytes;
-  last_number_ = chunk_->message_number;
+  backlog_.under_way += chunk_.bytes;
+  backlog_.unsent += chunk_.bytes;
+  last_number_ = chunk_.message_number;
   written_ = 0;
   FrameHeader header;
-  header.attempt = chunk_->attempt;
-  header.payload_bytes = static_cast<std::uint32_t>(chunk_->bytes);
-  header.message_number = chunk_->message_number;
-  header.offset = chunk_->offset;
-  header.message_bytes = chunk_->message_bytes;
-  const bool had_copy = chunk_->copy.bytes != nullptr;
+  header.attempt = chunk_.attempt;
+  header.payload_bytes = static_cast<std::uint32_t>(chunk_.bytes);
+  header.message_number = chunk_.message_number;
+  header.offset = chunk_.offset;
+  header.message_bytes = chunk_.message_bytes;
+  const bool had_copy = chunk_.copy.bytes != nullptr;
   if (!had_copy) {
-    chunk_->by_reference = may_zero_copy_ && header.message_bytes > kLargestCopiedMessage &&
-                           chunk_->bytes >= kMinZeroCopyBytes && !unacknowledged_.is_full() && header.attempt == 0;
+    chunk_.by_reference = may_zero_copy_ && header.message_bytes > kLargestCopiedMessage &&
+                          chunk_.bytes >= kMinZeroCopyBytes && !unacknowledged_.is_full() && header.attempt == 0;
     if (should_copy()) {
-      chunk_->copy = blocks_.take(header_bytes_ + chunk_->bytes);
-      std::uint8_t* const payload = chunk_->copy.bytes.get() + header_bytes_;
-      if (chunk_->bytes > 0) std::memcpy(payload, chunk_->data, chunk_->bytes);
-      chunk_->data = payload;
+      chunk_.copy = blocks_.take(header_bytes_ + chunk_.bytes);
+      std::uint8_t* const payload = chunk_.copy.bytes.get() + header_bytes_;
+      if (chunk_.bytes > 0) std::memcpy(payload, chunk_.data, chunk_.bytes);
+      chunk_.data = payload;
     }
   }
-  writes_by_reference_ = header.by_reference = chunk_->by_reference;
+  writes_by_reference_ = header.by_reference = chunk_.by_reference;
   keeps_chunk_ = recovers() || header.by_reference;
   if (recovers()) {
     ++unasked_chunks_;
-    unasked_bytes_ += chunk_->bytes;
-    header.acknowledge = header.attempt > 0 || chunk_->copy.bytes == nullptr || unasked_chunks_ >= kAskAfterChunks ||
+    unasked_bytes_ += chunk_.bytes;
+    header.acknowledge = header.attempt > 0 || chunk_.copy.bytes == nullptr || unasked_chunks_ >= kAskAfterChunks ||
                          unasked_bytes_ >= kAskAfterBytes;
     if (header.acknowledge) unasked_chunks_ = unasked_bytes_ = 0;
   } else {
     header.acknowledge = header.by_reference;
   }
-  std::uint8_t* const encoded = chunk_->copy.bytes != nullptr ? chunk_->copy.bytes.get() : header_.data();
+  std::uint8_t* const encoded = chunk_.copy.bytes != nullptr ? chunk_.copy.bytes.get() : header_.data();
   encode_frame_header(header, encoded);
   // Of the bytes as they are now, also where the kernel is to read them later: memory that changes under way is damage.
-  if (checksums_) append_frame_checksums(crc32c(0, chunk_->data, chunk_->bytes), encoded);
+  if (checksums_) append_frame_checksums(crc32c(0, chunk_.data, chunk_.bytes), encoded);
   return true;
 }
 
 bool SendStream::should_copy() const {
-  if (chunk_->bytes <= kSmallBytes) return true;
-  if (!recovers() || chunk_->by_reference) return false;
-  const std::size_t copies = unacknowledged_.copied_bytes() + chunk_->bytes;
-  if (chunk_->bytes <= kSmallCopyBytes && copies <= kMaxSmallCopies) return true;
+  if (chunk_.bytes <= kSmallBytes) return true;
+  if (!recovers() || chunk_.by_reference) return false;
+  const std::size_t copies = unacknowledged_.copied_bytes() + chunk_.bytes;
+  if (chunk_.bytes <= kSmallCopyBytes && copies <= kMaxSmallCopies) return true;
   return rate_estimator_.pace().round_trip_ns >= kLongRoundTripNs && copies <= kMaxLargeCopies;
 }
 
@@ -174,7 +176,7 @@ StreamProgress SendStream::progress(std::size_t budget) {
   for (;;) {
     if (is_over()) return end_of_output(0);
     if (moved >= budget) return StreamProgress::kMore;
-    if (!chunk_.has_value() && !take_chunk()) {
+    if (!has_chunk_ && !take_chunk()) {
       if (moved == 0 && !is_polled() && should_listen()) {
         listen();
         if (is_over()) return end_of_output(0);
@@ -205,7 +207,7 @@ StreamProgress SendStream::progress(std::size_t budget) {
     written_ += static_cast<std::size_t>(written);
     written_ever_ += static_cast<std::uint64_t>(written);
     stats_->bytes.add(static_cast<std::uint64_t>(written));
-    if (written_ == header_bytes_ + chunk_->bytes) {
+    if (written_ == header_bytes_ + chunk_.bytes) {
       end_chunk();
     } else if (!writes_by_reference_) {
       // A short write means a full socket buffer, and the kernel then tells the poller when there is room.
@@ -228,9 +230,9 @@ StreamProgress SendStream::end_of_output(int error_number) {
   }
   if (state() == StreamState::kLost) return StreamProgress::kEnded;
   // Ended in peace, and there is more to send.
-  if (chunk_.has_value() || take_chunk()) {
+  if (has_chunk_ || take_chunk()) {
     return fail(Status::remote_error("the peer closed the connection before it had received message " +
-                                     std::to_string(chunk_->message_number) +
+                                     std::to_string(chunk_.message_number) +
                                      ": its process ended or aborted; see that rank's log"));
   }
   return StreamProgress::kEnded;
@@ -244,9 +246,9 @@ void SendStream::peer_is_gone(int error_number) {
     return;
   }
   finish(StreamState::kEnded);
-  if (!unacknowledged_.has_requests() && !chunk_.has_value()) return;
+  if (!unacknowledged_.has_requests() && !has_chunk_) return;
   const std::uint64_t message =
-      unacknowledged_.has_requests() ? unacknowledged_.first_message() : chunk_->message_number;
+      unacknowledged_.has_requests() ? unacknowledged_.first_message() : chunk_.message_number;
   fail(Status::remote_error(how + " before the peer had received message " + std::to_string(message) +
                             ": its process ended or aborted; see that rank's log"));
 }
@@ -257,7 +259,7 @@ void SendStream::lose(Status why) {
 
 std::vector<Chunk> SendStream::take_unfinished() {
   std::vector<Chunk> chunks = unacknowledged_.take_all();
-  if (chunk_.has_value()) chunks.push_back(*std::exchange(chunk_, std::nullopt));
+  if (std::exchange(has_chunk_, false)) chunks.push_back(std::move(chunk_));
   for (Chunk& chunk : chunks) {
     ++chunk.attempt;
     chunk.by_reference = false;
@@ -267,11 +269,11 @@ std::vector<Chunk> SendStream::take_unfinished() {
 
 // The peer would go on reading memory that is no longer ours, and take for a message whatever it finds there.
 void SendStream::abandon() {
-  if (unacknowledged_.has_references() || (chunk_.has_value() && chunk_->by_reference)) reset();
+  if (unacknowledged_.has_references() || (has_chunk_ && chunk_.by_reference)) reset();
 }
 
 void SendStream::say_goodbye() {
-  if (!recovers() || is_over() || chunk_.has_value()) return;
+  if (!recovers() || is_over() || has_chunk_) return;
   FrameHeader end;
   end.end = true;
   encode_frame_header(end, header_.data());
@@ -284,30 +286,31 @@ void SendStream::say_goodbye() {
 bool SendStream::is_delivered() {
   if (!is_over() && !unacknowledged_.is_empty()) listen();
   if (state() == StreamState::kEnded) return true;
-  if (chunk_.has_value()) return false;
+  if (has_chunk_) return false;
   // With nothing lost, what the peer's kernel has is delivered.
   return unacknowledged_.is_empty() || (!is_over() && undelivered_bytes() == 0);
 }
 
 ssize_t SendStream::write_chunk() {
-  const std::size_t end = header_bytes_ + chunk_->bytes;
-  if (chunk_->copy.bytes != nullptr) {
-    const iovec piece{chunk_->copy.bytes.get() + written_, end - written_};
+  const std::size_t end = header_bytes_ + chunk_.bytes;
+  if (chunk_.copy.bytes != nullptr) {
+    const iovec piece{chunk_.copy.bytes.get() + written_, end - written_};
     return write(&piece, 1, end - written_);
   }
   iovec pieces[2];
   std::size_t count = 0;
   if (written_ < header_bytes_) pieces[count++] = {header_.data() + written_, header_bytes_ - written_};
   const std::size_t position = std::max(written_, header_bytes_);
-  pieces[count++] = {const_cast<std::uint8_t*>(chunk_->data) + (position - header_bytes_), end - position};
+  pieces[count++] = {const_cast<std::uint8_t*>(chunk_.data) + (position - header_bytes_), end - position};
   if (!writes_by_reference_) return write(pieces, count, end - written_);
   return count == 2 ? write_by_reference(pieces[0], pieces[1]) : write_by_reference({}, pieces[0]);
 }
 
 void SendStream::end_chunk() {
   stats_->chunks.add(1);
-  if (writes_by_reference_) stats_->zero_copy_bytes.add(chunk_->bytes);
-  Chunk chunk = *std::exchange(chunk_, std::nullopt);
+  if (writes_by_reference_) stats_->zero_copy_bytes.add(chunk_.bytes);
+  has_chunk_ = false;
+  Chunk chunk = std::move(chunk_);
   const bool is_copied = chunk.copy.bytes != nullptr;
   if (chunk.request != nullptr && (is_copied || !keeps_chunk_)) {
     std::exchange(chunk.request, nullptr)->chunk_moved(chunk.bytes, chunk.message_bytes);

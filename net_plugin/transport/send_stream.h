@@ -10,7 +10,6 @@
 
 #include <array>
 #include <functional>
-#include <optional>
 
 #include "transport/block_pool.h"
 #include "transport/chunk_scheduler.h"
@@ -96,7 +95,8 @@ class SendStream final : public DataStream {
   const std::function<void(int stream)> kick_;
   ReplayQueue* const replay_;
   BlockPool blocks_;
-  std::optional<Chunk> chunk_;  // that is being written
+  Chunk chunk_;  // that is being written, if
+  bool has_chunk_ = false;
   std::array<std::uint8_t, kFrameHeaderBytes + kFrameChecksumBytes> header_{};
   std::size_t written_ = 0;           // of header and payload together
   bool writes_by_reference_ = false;  // what is left of it

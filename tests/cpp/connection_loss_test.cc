@@ -131,11 +131,11 @@ class Traffic {
 
 int fault_count(int usual) {
   const char* const asked = std::getenv("BAGUA_TEST_FAULTS");
-  return asked != nullptr ? std::atoi(asked) : usual;
+  return asked != nullptr ? static_cast<int>(std::strtol(asked, nullptr, 10)) : usual;
 }
 
 void random_cuts(int sending_workers, int receiving_workers, int streams) {
-  const unsigned seed = static_cast<unsigned>(100 * sending_workers + 10 * receiving_workers + streams);
+  const auto seed = static_cast<unsigned>(100 * sending_workers + 10 * receiving_workers + streams);
   std::mt19937 random(seed);
   ContextPair pair(config_with(sending_workers, streams), config_with(receiving_workers, streams));
   Traffic traffic(pair, seed);
