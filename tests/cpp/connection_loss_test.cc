@@ -187,8 +187,9 @@ class KilledPeer {
   explicit KilledPeer(const std::function<void(int pipe)>& run) {
     int ends[2];
     CHECK_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
-    child_ = ::fork();
-    CHECK(child_ >= 0);
+    const pid_t child = ::fork();
+    CHECK(child >= 0);
+    child_ = child;  // NOLINT(cppcoreguidelines-prefer-member-initializer): the sockets come first
     if (child_ == 0) {
       ::close(ends[0]);
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -30,14 +30,17 @@ struct Counts {
 
 class Model {
  public:
-  explicit Model(unsigned seed) : random_(seed), chunks_(policy()), table_(true) {
-    count_ = 1 + random_() % 4;
+  explicit Model(unsigned seed)
+      : random_(seed),
+        chunks_(policy()),
+        table_(true),
+        count_(1 + random_() % 4),
+        breaks_one_in_(static_cast<unsigned>(20 + random_() % 300)) {
     behaviour_.most_read = 1 + random_() % 3000;
     behaviour_.most_written = 1 + random_() % 3000;
     behaviour_.eintr_percent = static_cast<int>(random_() % 10);
     behaviour_.eagain_percent = static_cast<int>(random_() % 10);
     behaviour_.capacity = 1 + random_() % 20000;
-    breaks_one_in_ = static_cast<unsigned>(20 + random_() % 300);
     chunks_.set_streams(0, static_cast<int>(count_));
     for (std::size_t i = 0; i < count_; ++i) open(static_cast<int>(i), false);
   }
@@ -249,7 +252,7 @@ class Model {
 
 TEST_CASE(every_message_arrives_once_whatever_breaks) {
   const char* const asked = std::getenv("BAGUA_TEST_SEEDS");
-  const int seeds = asked != nullptr ? std::atoi(asked) : 200;
+  const int seeds = asked != nullptr ? static_cast<int>(std::strtol(asked, nullptr, 10)) : 200;
   Counts all;
   for (int seed = 1; seed <= seeds; ++seed) {
     try {

@@ -22,7 +22,7 @@ inline std::vector<int> open_connections() {
   DIR* const directory = ::opendir("/proc/self/fd");
   CHECK(directory != nullptr);
   while (const dirent* entry = ::readdir(directory)) {
-    const int fd = std::atoi(entry->d_name);
+    const auto fd = static_cast<int>(std::strtol(entry->d_name, nullptr, 10));
     tcp_info info{};
     socklen_t length = sizeof info;
     if (fd <= 2 || ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
