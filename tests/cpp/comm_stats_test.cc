@@ -155,6 +155,25 @@ TEST_CASE(a_stream_shows_what_the_kernel_says_of_it) {
   CHECK(slot.round_trip_us.get() > 0);
 }
 
+// One slot of the page for each place of a comm, whatever connections were lost.
+TEST_CASE(a_stream_goes_on_counting_where_the_one_it_replaces_ended) {
+  const auto page = std::make_shared<StatsPage>(false, JobPosition{}, "node1", 0);
+  CommStats stats(page, {CommDirection::kSend, false, "lo", "receiver"});
+  StreamStats lost = stats.open_stream(0);
+  lost->bytes.add(5);
+  lost.set_kernel({3, 700, 0, 0});
+  lost.set_state(SlotState::kLost);
+  const StreamStats next = stats.open_stream(0);
+  CHECK_EQ(next.slot().state.load(), static_cast<std::uint32_t>(SlotState::kLive));
+  next->bytes.add(6);
+  next.set_kernel({1, 20, 0, 0});
+  CHECK_EQ(next->bytes.get(), 11u);
+  CHECK_EQ(next->retransmits.get(), 4u);
+  CHECK_EQ(next->busy_us.get(), 720u);
+  const StreamStats other = stats.open_stream(1);
+  CHECK_EQ(other->bytes.get(), 0u);
+}
+
 TEST_CASE(a_failed_comm_says_so_in_the_page) {
   const auto page = std::make_shared<StatsPage>(false, JobPosition{}, "node1", 0);
   CommStats stats(page, {CommDirection::kReceive, true, "lo", "sender"});
