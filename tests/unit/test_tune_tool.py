@@ -32,13 +32,13 @@ def document() -> dict[str, Any]:
             bucket = {"nbytes": 20 * MIB, "communication_s": seconds / 2, "launched_s": 0.001}
             turns.append([setting, {"step_s": seconds, "exposed_s": seconds / 2, "buckets": [bucket]}])
     sizes = {"tensor_bytes": [MIB] * 20, "rate_gbit": 10.0, "delay_ms": 5.0}
-    return {"model": "m", "default": settings[0], "turns": turns, **sizes}
+    return {"model": "m", "device": "cpu", "default": settings[0], "turns": turns, **sizes}
 
 
 def test_the_truth_is_what_all_repetitions_agree_on(tune: Any) -> None:
     case = tune.recorded_case.RecordedCase(document())
     default, *_, best = case.settings
-    assert str(case) == "m, 10 Gb/s, 5 ms"
+    assert str(case) == "m on cpu, 10 Gb/s, 5 ms"
     assert case.step_s[default] == pytest.approx(2 * case.step_s[best])
     assert (case.regret(default), case.loss(best)) == (pytest.approx(1.0), pytest.approx(-0.5))
     turn = case.draw(best, random.Random(1), pauses=0.0, share=1.0)

@@ -11,7 +11,7 @@ from sweep.grid import Network
 
 from .methods import METHODS
 
-NAMES = ("mlp", "convnet", "resnet", "gpt2")
+NAMES = ("mlp", "convnet", "vgg16", "resnet", "gpt2")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -32,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
         "--networks", default="1,10,100,10/5", metavar="LIST", help="Gb/s, with /ms one way (default: 1,10,100,10/5)"
     )
     record.add_argument("--models", default=",".join(NAMES), metavar="LIST", help=f"default: {','.join(NAMES)}")
+    record.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     record.add_argument("--allow", default="bytegrad", metavar="LIST", help="algorithms, or '' for none")
     record.add_argument("--repetitions", type=int, default=5, help="turns of each setting (default: 5)")
     record.add_argument("--pairs", type=int, default=9, help="turns of the choice, at the end (default: 9)")
@@ -75,6 +76,7 @@ def _record(options: argparse.Namespace) -> int:
         options.repetitions,
         options.pairs,
         options.ranks,
+        options.device,
     )
     return 1 if failures else 0
 

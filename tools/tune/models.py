@@ -15,19 +15,20 @@ Loss = Callable[[nn.Module, int], Tensor]
 _VOCABULARY = 4000
 
 
-def build(name: str, rank: int) -> tuple[nn.Module, Loss]:
+def build(name: str, rank: int, device: torch.device) -> tuple[nn.Module, Loss]:
     """A module, and its loss in the step of a number. The data are random, the same in each run.
 
     Raises:
         KeyError: no such model.
     """
     torch.manual_seed(1)
-    return MODELS[name](torch.Generator().manual_seed(17 + rank))
+    with device:
+        return MODELS[name](torch.Generator(device).manual_seed(17 + rank))
 
 
 def _of_pictures(model: nn.Module, size: int, batch: int, generator: torch.Generator) -> tuple[nn.Module, Loss]:
-    pictures = torch.randn(4, batch, 3, size, size, generator=generator)
-    labels = torch.randint(10, (4, batch), generator=generator)
+    pictures = torch.randn(4, batch, 3, size, size, generator=generator, device=generator.device)
+    labels = torch.randint(10, (4, batch), generator=generator, device=generator.device)
     return model, lambda module, step: functional.cross_entropy(module(pictures[step % 4]), labels[step % 4])
 
 
@@ -49,6 +50,19 @@ def _convnet(generator: torch.Generator) -> tuple[nn.Module, Loss]:
     return _of_pictures(nn.Sequential(model, nn.ReLU(), nn.Linear(1024, 10)), 32, 8, generator)
 
 
+def _vgg(generator: torch.Generator) -> tuple[nn.Module, Loss]:
+    """Simonyan and Zisserman, 2015, configuration D, with an eighth of its channels."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, depth in ((8, 2), (16, 2), (32, 3), (64, 3), (64, 3)):
+        for _ in range(depth):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    layers += [nn.Flatten(), nn.Linear(64 * 4, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)]
+    return _of_pictures(nn.Sequential(*layers), 64, 4, generator)
+
+
 def _resnet(generator: torch.Generator) -> tuple[nn.Module, Loss]:
     layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU()]
     channels = 32
@@ -61,7 +75,7 @@ def _resnet(generator: torch.Generator) -> tuple[nn.Module, Loss]:
 
 
 def _gpt(generator: torch.Generator) -> tuple[nn.Module, Loss]:
-    texts = torch.randint(_VOCABULARY, (4, 2, 33), generator=generator)
+    texts = torch.randint(_VOCABULARY, (4, 2, 33), generator=generator, device=generator.device)
     model = Gpt2(layers=4, width=192, heads=4, vocabulary=_VOCABULARY, tokens=32)
 
     def loss(module: nn.Module, step: int) -> Tensor:
@@ -71,4 +85,4 @@ def _gpt(generator: torch.Generator) -> tuple[nn.Module, Loss]:
     return model, loss
 
 
-MODELS: dict[str, Any] = {"mlp": _mlp, "convnet": _convnet, "resnet": _resnet, "gpt2": _gpt}
+MODELS: dict[str, Any] = {"mlp": _mlp, "convnet": _convnet, "vgg16": _vgg, "resnet": _resnet, "gpt2": _gpt}

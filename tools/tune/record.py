@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from netlab import Lab, NetlabError
 from rank_team.team import RankTeam, rank_environment
 from sweep.grid import Network
@@ -29,13 +30,14 @@ def record(
     repetitions: int,
     pairs: int,
     ranks: int,
+    device: str,
 ) -> int:
     """Returns how many cases failed; what went wrong is printed."""
     folder.mkdir(parents=True, exist_ok=True)
     failures = 0
     for network in networks:
         try:
-            failures += _in_network(network, models, allow, folder, repetitions, pairs, ranks)
+            failures += _in_network(network, models, allow, folder, repetitions, pairs, ranks, device)
         except (BenchError, NetlabError) as error:
             print(f"{network}: {error}", file=sys.stderr, flush=True)
             failures += 1
@@ -50,6 +52,7 @@ def _in_network(
     repetitions: int,
     pairs: int,
     ranks: int,
+    device: str,
 ) -> int:
     rate = network.rate_gbit * 1e3
     lab = Lab(ranks, rate_mbit=rate, delay_ms=network.delay_ms, tcp_buffer_bytes=network.tcp_buffer_bytes)
@@ -57,10 +60,10 @@ def _in_network(
         team = RankTeam(
             "tune.worker",
             ranks,
-            "cpu",
+            device,
             timeout_s=_CASE_TIMEOUT_S,
-            environment=lambda _: rank_environment(import_path=[_TOOLS]),
-            placement=LabPlacement(lab),
+            environment=lambda _: rank_environment(settings={"ENABLE_BAGUA_NET": "1"}, import_path=[_TOOLS]),
+            placement=LabPlacement(lab, gpus=torch.cuda.device_count() if device == "cuda" else None),
         )
         failed = True
         try:
@@ -77,13 +80,14 @@ def _in_network(
                 )
                 document = {
                     "model": model,
+                    "device": device,
                     "rate_gbit": network.rate_gbit,
                     "delay_ms": network.delay_ms,
                     "ranks": ranks,
                     "machine": describe_machine().as_dict(),
                     **{name: value for name, value in answers[0].items() if name != "event"},
                 }
-                path = folder / f"{model}-{network.rate_gbit:g}g-{network.delay_ms:g}ms.json"
+                path = folder / f"{device}-{model}-{network.rate_gbit:g}g-{network.delay_ms:g}ms.json"
                 path.write_text(json.dumps(document), encoding="utf-8")
                 print(f"{path} ({time.monotonic() - begin:.0f} s)", flush=True)
             failed = False

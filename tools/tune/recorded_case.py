@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES_ON_CPU
+from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES, DEFAULT_BUCKET_BYTES_ON_CPU
 from bagua.tuning.search import ModelLayout
 from bagua.tuning.setting import Bucket, Setting, Turn
 
@@ -59,7 +59,7 @@ class RecordedCase:
         return cls(json.loads(path.read_text(encoding="utf-8")))
 
     def __str__(self) -> str:
-        return f"{self.document['model']}, {self.network}"
+        return f"{self.document['model']} on {self.document['device']}, {self.network}"
 
     @property
     def network(self) -> str:
@@ -70,7 +70,10 @@ class RecordedCase:
     @property
     def layout(self) -> ModelLayout:
         """For the search's cost model."""
-        return ModelLayout(self.document["tensor_bytes"], DEFAULT_BUCKET_BYTES_ON_CPU, starts_small=False)
+        tensor_bytes = self.document["tensor_bytes"]
+        if self.document["device"] == "cpu":
+            return ModelLayout(tensor_bytes, DEFAULT_BUCKET_BYTES_ON_CPU, starts_small=False)
+        return ModelLayout(tensor_bytes, DEFAULT_BUCKET_BYTES, starts_small=True)
 
     def draw(self, setting: Setting, generator: random.Random, pauses: float, share: float) -> Turn:
         """A turn of the setting: its true step time with this share of the noise of a recorded one, and what a recorded

@@ -47,6 +47,8 @@ def real_table(cases: Sequence[RecordedCase]) -> str:
 
 def write(path: Path, cases: Sequence[RecordedCase], trials: Sequence[Trial], parameters: Mapping[str, object]) -> None:
     found: list[Figure] = []
+    models = len({case.document["model"] for case in cases})
+    ranks = cases[0].document["ranks"]
     for case in cases:
         labels = _labels(case)
         for setting in case.settings:
@@ -76,10 +78,10 @@ def write(path: Path, cases: Sequence[RecordedCase], trials: Sequence[Trial], pa
         )
     train_figures.write(
         path,
-        "Tuning while training, compared with all settings: four models on two CPU ranks in emulated networks",
+        f"Tuning while training, compared with all settings: {models} models on {ranks} ranks in emulated networks",
         [_rounded(one) for one in found],
         machine=describe_machine(),
-        ranks={"torch": torch.__version__, "device": "cpu"},
+        ranks={"torch": torch.__version__, "device": ", ".join(sorted({case.document["device"] for case in cases}))},
         parameters=parameters,
     )
 
@@ -94,6 +96,7 @@ def _labels(case: RecordedCase) -> dict[str, Label]:
     document: Mapping[str, Any] = case.document
     return {
         "model": document["model"],
+        "device": document["device"],
         "rate_gbps": document["rate_gbit"],
         "delay_ms": document["delay_ms"],
         "ranks": document["ranks"],

@@ -35,8 +35,9 @@ _MOST_STEPS = 320
 
 
 class _Training:
-    def __init__(self, name: str, **options: Any) -> None:
-        module, self._loss = build(name, dist.get_rank())
+    def __init__(self, name: str, device: torch.device, **options: Any) -> None:
+        module, self._loss = build(name, dist.get_rank(), device)
+        self._device = device
         self.module: Any = module
         self._optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
         self.module.with_bagua([self._optimizer], Algorithm.init("gradient_allreduce"), **options)
@@ -50,6 +51,8 @@ class _Training:
         loss(self.module, self.steps).backward()
         self._optimizer.step()
         self.steps += 1
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         return time.perf_counter() - begin
 
     def turn(self, algorithm: Any, setting: Setting) -> Turn:
@@ -64,10 +67,10 @@ class _Training:
         return Turn(min(seconds), stats.exposed_s, buckets)
 
 
-def case(_: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:
+def case(device: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:
     os.environ["XDG_CACHE_HOME"] = command["cache"]
     logging.getLogger("bagua").setLevel(logging.WARNING)
-    training = _Training(command["model"])
+    training = _Training(command["model"], device)
     engine = training.engine
     engine.recorder.samples_all = True
     algorithms = {engine.algorithm.label: engine.algorithm}
@@ -85,7 +88,7 @@ def case(_: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:
         order.shuffle(settings)  # by the same seed on all ranks
         turns += [(setting, training.turn(algorithms[setting.algorithm], setting)) for setting in settings]
     best = _same(min(settings, key=lambda one: statistics.median(turn.step_s for who, turn in turns if who == one)))
-    tuned = _tune(command["model"], command["allow"])
+    tuned = _tune(command["model"], device, command["allow"])
     chosen = Setting.from_json(tuned["setting"])
     pairs: dict[str, list[float]] = {"default": [], "best": [], "chosen": []}
     compared = {"default": default, "best": best, "chosen": chosen}
@@ -108,8 +111,8 @@ def case(_: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tune(model: str, allow: Sequence[str]) -> dict[str, Any]:
-    training = _Training(model, autotune=True, allow=allow)
+def _tune(model: str, device: torch.device, allow: Sequence[str]) -> dict[str, Any]:
+    training = _Training(model, device, autotune=True, allow=allow)
     engine = training.engine
     seconds = []
     while engine._tuner is not None and training.steps < _MOST_STEPS:
