@@ -38,6 +38,11 @@ void ChunkScheduler::set_streams(int first, int end, std::uint64_t lost) {
   find_fastest();
 }
 
+void ChunkScheduler::set_min_bytes(std::size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  policy_.min_bytes = bytes;
+}
+
 std::size_t ChunkScheduler::push(Request* request) {
   const std::lock_guard<std::mutex> lock(mutex_);
   queue_[tail_ % queue_.size()] = request;

@@ -56,6 +56,7 @@ class ChunkScheduler {
 
   // The streams from `first` to before `end` pull from now on, without those in the bit mask `lost`.
   void set_streams(int first, int end, std::uint64_t lost = 0);
+  void set_min_bytes(std::size_t bytes);
   // The request's data_, capacity_ and number_ must not change until it is done. At most kMaxRequestsPerComm wait.
   // Returns the bytes that now wait to be taken.
   std::size_t push(Request* request);

@@ -20,6 +20,10 @@ constexpr std::int64_t kAskAgainNs = 10'000'000'000;
 constexpr std::size_t kAsleepMultiple = 4;
 constexpr std::size_t kAwakeShare = 4;
 
+// Where more connections were found to be faster, each of them is slow: so small a part of the usual chunk is worth a
+// stream of its own.
+constexpr std::size_t kLimitedFlowShare = 4;
+
 constexpr int kLivenessCheckMs = 1000;
 constexpr int kForgetLivenessMs = 5000;
 // One may be lost, and the answer to the next be on its way.
@@ -107,7 +111,7 @@ std::unique_ptr<DataStream> SendComm::make_stream(std::unique_ptr<ByteStream> by
 
 bool SendComm::should_stripe(std::size_t bytes) const {
   if (!workers_own_stripes_ || bytes <= policy_.inline_bytes / kAwakeShare) return false;
-  if (has_awake_worker()) return true;
+  if (has_awake_worker() || flows_are_limited()) return true;
   // Between hosts each connection may be limited, and what is a large message there takes longer than a wake-up.
   return bytes > policy_.inline_bytes * (policy_.measures_rates ? 1 : kAsleepMultiple);
 }
@@ -154,8 +158,14 @@ Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* 
   return Status::ok();
 }
 
+std::size_t SendComm::min_chunk_bytes() const {
+  return flows_are_limited() ? std::max<std::size_t>(policy_.min_chunk_bytes / kLimitedFlowShare, 1)
+                             : policy_.min_chunk_bytes;
+}
+
 std::size_t SendComm::chunks_in(std::size_t bytes) const {
-  return (bytes + policy_.min_chunk_bytes - 1) / policy_.min_chunk_bytes;
+  const std::size_t chunk = min_chunk_bytes();
+  return (bytes + chunk - 1) / chunk;
 }
 
 void SendComm::kick_streams(std::size_t waiting_bytes) {
@@ -210,7 +220,9 @@ void SendComm::use_streams(std::size_t in_use) {
   known_streams_ = stream_count_;
   const auto first = static_cast<int>(first_wide_stream());
   const int end = std::max(static_cast<int>(in_use), first + 1);
-  (workers_own_stripes_ ? striped_chunks_ : own_chunks_).set_streams(first, end, missing_streams_);
+  ChunkScheduler& scheduler = workers_own_stripes_ ? striped_chunks_ : own_chunks_;
+  scheduler.set_streams(first, end, missing_streams_);
+  scheduler.set_min_bytes(std::min(min_chunk_bytes(), policy_.max_chunk_bytes));
   if (!fewer && missing_streams_ == 0) return;
   // Those that are out of use now may have been the only ones that were told of a message.
   for (int index = first; index < end; ++index) kick(index);

@@ -71,6 +71,9 @@ class SendComm final : public Comm {
   // The calling thread moves a message of this size, and would rather not have to move the next.
   bool wants_workers(std::size_t bytes) const;
   void kick_streams(std::size_t waiting_bytes);
+  // The network is known to limit single connections: the comm grew.
+  bool flows_are_limited() const { return in_use_ > first_streams_; }
+  std::size_t min_chunk_bytes() const;
   std::size_t chunks_in(std::size_t bytes) const;
 
   // The streams that large messages may take: all, or from 1 on where workers drive those.

@@ -1,16 +1,17 @@
 // StreamGrowth: how many connections a comm should spread its messages over, found by trying. Networks limit single
 // flows (cloud providers by rule, long or lossy paths by TCP's congestion window), and no property of an interface
-// tells. So while large messages wait for connections that take no more, the number is doubled; what the interface as a
-// whole moved in the time that it was in use, before and after, decides whether the new number stays.
+// tells. So while large messages wait for connections that take no more, there are four times as many; what the
+// interface as a whole moved in the time that it was in use, before and after, decides whether the new number stays.
 //
 // One per network interface, shared by its send comms: with a judge for each comm, comms would win from each other and
 // all of them would grow, for nothing. Any thread; the clock is passed in.
 //
-//   kWatching --messages wait, not too soon after a trial that failed--> twice the number: kSettling
+//   kWatching --messages wait, not too soon after a trial that failed--> four times the number: kSettling
 //   kSettling --the new connections have found their rate--> kJudging
 //   kJudging  --it gained--> the former number again: kSettlingBack          --it did not--> kWatching
+//   kJudging  --it gained beyond doubt--> kWatching, or the next trial
 //   kSettlingBack --> kConfirming
-//   kConfirming --what was gained is lost again--> twice the number: kWatching   --it is not--> kWatching
+//   kConfirming --what was gained is lost again--> four times the number: kWatching   --it is not--> kWatching
 //
 // Going back is what makes it safe: rates vary by themselves, and a number that was once kept for luck would stay.
 #pragma once
@@ -52,6 +53,7 @@ class StreamGrowth {
     int waiting_messages = 0;
 
     double rate() const { return static_cast<double>(bytes) / static_cast<double>(busy_ns); }
+    bool is_short() const;  // most messages waited
   };
 
   void close_window(std::int64_t now_ns);

@@ -141,7 +141,7 @@ class Windows {
     growth_.begin_busy(now_ns_);
     // More full messages than any that the comms may have reported since the last window.
     for (int message = 0; message < 1000; ++message) growth_.add_posted(true);
-    for (int message = 0; message < 100; ++message) growth_.add_sent(bytes / 100, now_ns_ + 199'000'000);
+    for (int message = 0; message < 100; ++message) growth_.add_sent(bytes / 100, now_ns_ + 99'000'000);
     growth_.add_sent(bytes, now_ns_ + 200'000'000);
     growth_.end_busy(now_ns_ + 200'000'000);
     now_ns_ += 1'000'000'000'000;
@@ -447,13 +447,13 @@ TEST_CASE(a_further_trial_asks_for_the_difference) {
   connection.exchange({kLarge});
   CHECK(connection.asked.empty());
   Windows windows(connection.growth);
-  for (const int target : {4, 8}) {
+  for (const int target : {8, 16}) {
     windows.pass_until(target);
     connection.exchange({kLarge});
   }
   CHECK_EQ(connection.asked.size(), 2u);
-  CHECK_EQ(connection.asked[0], 2);  // from 2 to 4
-  CHECK_EQ(connection.asked[1], 4);  // from 4 to 8, though the first two have not come
+  CHECK_EQ(connection.asked[0], 6);  // from 2 to 8
+  CHECK_EQ(connection.asked[1], 8);  // from 8 to 16, though the first six have not come
 }
 
 TEST_CASE(a_comm_that_is_closed_in_mid_message_leaves_no_busy_time) {
