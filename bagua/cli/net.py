@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from bagua.cli import (
+    net_blame,
     net_compare,
     net_disable,
     net_doctor,
@@ -29,7 +30,8 @@ Ways to use the plugin:
   bagua-net enable                        every job of this user, from NCCL's own configuration file
 
 `bagua-net doctor` tells whether a job would use it, `bagua-net compare` whether a job is faster with it, and
-`bagua-net stats` and `bagua-net top` what running jobs do. `bagua-net-bench` shows what it can do on this machine.
+`bagua-net stats` and `bagua-net top` what running jobs do. `bagua-net blame` names the process that holds a job up.
+`bagua-net-bench` shows what it can do on this machine.
 """
 
 
@@ -62,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     for module in (
         *(net_run, net_env, net_enable, net_disable, net_doctor, net_compare),
-        *(net_stats, net_top, net_exporter, net_knobs),
+        *(net_stats, net_top, net_blame, net_exporter, net_knobs),
     ):
         module.add_parser(subcommands)
     return parser

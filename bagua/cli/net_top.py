@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +13,7 @@ from bagua.cli.net_stats import interval
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands
-    from bagua.net.top.sources import Source
-
-_JSON_DEADLINE_S = 30.0
+    from bagua.net.stats.sources import Source
 
 
 def add_parser(subcommands: Subcommands) -> None:
@@ -27,6 +24,14 @@ def add_parser(subcommands: Subcommands) -> None:
         "quits, space pauses, a letter sorts (n rate now, a average, r rank, p peer, s stalled, t retransmits, "
         "l lost streams, u round trip, c CPU, o oldest request), v reverses.",
     )
+    add_host_options(parser)
+    parser.add_argument("--interval", type=interval, default=1.0, metavar="S", help="seconds between updates")
+    parser.add_argument("--json", action="store_true", help="print one report per host as JSON, and end")
+    parser.set_defaults(execute=execute)
+
+
+def add_host_options(parser: argparse.ArgumentParser) -> None:
+    """For `sources_of`."""
     parser.add_argument(
         "--hosts",
         metavar="LIST",
@@ -37,9 +42,6 @@ def add_parser(subcommands: Subcommands) -> None:
         metavar="COMMAND",
         help="how to call bagua-net on the hosts (default: the path that it has here)",
     )
-    parser.add_argument("--interval", type=interval, default=1.0, metavar="S", help="seconds between updates")
-    parser.add_argument("--json", action="store_true", help="print one report per host as JSON, and end")
-    parser.set_defaults(execute=execute)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -57,7 +59,7 @@ def execute(options: argparse.Namespace) -> int:
                 f"`bagua-net top` needs the package textual: {error}.\nIt is not installed in {sys.prefix}.\n"
                 "Install it with: pip install 'bagua[top]'. `bagua-net stats --watch` works without."
             ) from error
-    sources = _sources(options)
+    sources = sources_of(options)
     try:
         return _print_json(sources) if options.json else _watch(sources, options.interval)
     finally:
@@ -65,8 +67,12 @@ def execute(options: argparse.Namespace) -> int:
             source.close()
 
 
-def _sources(options: argparse.Namespace) -> list[Source]:
-    from bagua.net.top.sources import LocalSource, SshSource, checked_hosts
+def sources_of(options: argparse.Namespace) -> list[Source]:
+    """
+    Raises:
+        CommandError: `--hosts` names none.
+    """
+    from bagua.net.stats.sources import LocalSource, SshSource, checked_hosts
 
     if options.hosts is None:
         return [LocalSource(options.interval)]
@@ -87,16 +93,10 @@ def _watch(sources: list[Source], interval_s: float) -> int:
 
 
 def _print_json(sources: list[Source]) -> int:
-    """The second report of each host: the first has no rates."""
-    deadline = time.monotonic() + _JSON_DEADLINE_S
+    from bagua.net.stats.sources import second_reports
+
     code = 0
-    for source in sources:
-        state = source.state()
-        while time.monotonic() < deadline and state.problem is None:
-            if state.report is not None and state.report.interval_s is not None:
-                break
-            time.sleep(0.02)
-            state = source.state()
+    for state in second_reports(sources):
         if state.report is None or state.problem is not None:
             print(f"bagua-net top: {state.name}: {state.problem or 'no report within 30 s'}", file=sys.stderr)
             code = EXIT_FAILURE

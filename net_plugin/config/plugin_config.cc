@@ -36,7 +36,7 @@ const std::vector<Knob>& knob_table() {
           "BAGUA_NET_NSTREAMS", &Config::streams, 1, 64, "connections",
           "Maximum number of TCP connections per comm (one direction of one channel between two ranks). Both ends use "
           "the smaller of their two values. auto: starts with one, or with four if I/O threads drive them; "
-          "between hosts the number is doubled, up to 16, as long as that improves throughput."),
+          "between hosts more are tried, up to 16, and kept if that improves throughput."),
       integer_or_auto_knob("BAGUA_NET_NWORKERS", &Config::workers, 0, 64, "threads",
                            "I/O threads of this process, shared by all its comms. 0: NCCL's own thread does all I/O. "
                            "auto: derived from the CPUs available to this process and the number of ranks on this "
@@ -67,6 +67,9 @@ const std::vector<Knob>& knob_table() {
                    "closed, and a listener to answer before its connection is opened again."),
       integer_knob("BAGUA_NET_KEEPALIVE_S", &Config::keepalive_s, 0, 3600, "seconds",
                    "Time without a response from a peer's host after which the comm fails. 0: never."),
+      integer_knob("BAGUA_NET_STALL_S", &Config::stall_s, 0, 3600, "seconds",
+                   "If an operation waits for a peer this long, one line of NCCL's log (NCCL_DEBUG=WARN) says for "
+                   "whom and what the kernel says of the connection; another says when it goes on. 0: never."),
       choice_knob("BAGUA_NET_RECOVERY", &Config::recovery,
                   {{"auto", Recovery::kAuto}, {"1", Recovery::kOn}, {"0", Recovery::kOff}},
                   "Replace lost connections and send again what they did not deliver. auto: between hosts. 0: the "

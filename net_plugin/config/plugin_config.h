@@ -30,6 +30,7 @@ struct PluginConfig {
   int connect_timeout_ms = 60000;         // BAGUA_NET_CONNECT_TIMEOUT_MS: deadline of a whole connect
   int handshake_timeout_ms = 10000;       // BAGUA_NET_HANDSHAKE_TIMEOUT_MS: deadline of one connection's handshake
   int keepalive_s = 30;                   // BAGUA_NET_KEEPALIVE_S: time without a sign of life after which a comm fails
+  int stall_s = 30;                       // BAGUA_NET_STALL_S: a request that waits so long is reported; 0: none is
   Recovery recovery = Recovery::kAuto;    // BAGUA_NET_RECOVERY: lost connections are replaced; auto = between hosts
   bool checksum = false;                  // BAGUA_NET_CHECKSUM: damaged data is noticed and sent again
   bool zero_copy = true;                  // BAGUA_NET_ZERO_COPY: workers send large messages without copying them

@@ -1,5 +1,6 @@
 #include "stats/comm_stats.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace bagua_net {
@@ -29,6 +30,16 @@ StreamStats CommStats::open_stream(int index) {
   }
   streams_.push_back(slot);
   return StreamStats(slot);
+}
+
+std::int64_t CommStats::oldest_request_ms() const {
+  const auto now_ms = static_cast<std::uint32_t>(coarse_monotonic_ms());
+  std::uint32_t oldest_ms = 0;
+  for (const Word& word : slot_->posted_ms) {
+    const std::uint32_t posted_ms = word.load(std::memory_order_relaxed);
+    if (posted_ms != 0) oldest_ms = std::max(oldest_ms, now_ms - posted_ms);
+  }
+  return oldest_ms;
 }
 
 void CommStats::fail(const std::string& why) {

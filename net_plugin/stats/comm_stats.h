@@ -93,6 +93,8 @@ class CommStats {
     slot_->posted_ms[number % kRequestSlots].store(now_ms == 0 ? 1 : now_ms, std::memory_order_relaxed);
   }
   void finished(std::uint64_t number) { slot_->posted_ms[number % kRequestSlots].store(0, std::memory_order_relaxed); }
+  // How long the oldest request is outstanding, in milliseconds; 0: none is.
+  std::int64_t oldest_request_ms() const;
   void set_growth(int target, std::uint32_t trials, std::uint32_t gains) {
     slot_->streams_target.store(static_cast<std::uint32_t>(target), std::memory_order_relaxed);
     slot_->growth_trials.store(trials, std::memory_order_relaxed);

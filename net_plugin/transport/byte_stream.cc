@@ -90,6 +90,7 @@ class TcpByteStream final : public ByteStream {
     // the kernel probes nothing.
     liveness->transmissions = info.tcpi_unacked > 0 ? info.tcpi_retransmits : info.tcpi_probes;
     liveness->packet_bytes = info.tcpi_pmtu;
+    liveness->data_ms = info.tcpi_last_data_recv;
     return true;
   }
 

@@ -30,6 +30,7 @@ struct PeerLiveness {
   std::int64_t ms = 0;    // since the other end acknowledged anything
   int transmissions = 0;  // since then: repeated data, or probes of a closed window; 0: nothing is to be answered
   std::uint32_t packet_bytes = 0;  // the largest that goes out
+  std::int64_t data_ms = 0;        // since the other end sent data
 };
 
 class ByteStream {

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log_sink.h"
+#include "base/monotonic_clock.h"
+
 namespace bagua_net {
 namespace {
 
@@ -15,11 +18,16 @@ constexpr std::size_t kCallerTurnBytes = 1u << 20;
 constexpr std::size_t kOneMove = 1;
 constexpr int kCallerRounds = 8;
 
+constexpr int kLookMs = 1000;
+
 }  // namespace
 
 Status Request::test(bool* done, std::size_t* bytes) { return comm_->test(this, done, bytes); }
 
-Comm::~Comm() = default;
+Comm::~Comm() {
+  if (is_stalled_) [[maybe_unused]]
+    const std::string ignored = stalls_->goes_on(this);
+}
 
 Status Comm::start_streams(std::vector<std::unique_ptr<ByteStream>> streams) {
   if (recovers_) {
@@ -315,8 +323,28 @@ void Comm::rouse_workers(std::size_t streams) {
 }
 
 Status Comm::test(Request* request, bool* done, std::size_t* bytes) {
+  std::string line;
+  Status status = Status::ok();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    status = test_locked(request, done, bytes, &line);
+  }
+  if (!line.empty()) BAGUA_NET_WARN(line);
+  return status;
+}
+
+std::string Comm::look_for_stall() {
+  const std::int64_t now_ms = coarse_monotonic_ms();
+  if (now_ms < look_ms_) return {};
+  look_ms_ = now_ms + std::min(kLookMs, stalls_->after_ms());
+  const std::int64_t waited_ms = stats_.oldest_request_ms();
+  if (waited_ms < stalls_->after_ms()) return {};
+  is_stalled_ = true;
+  return stalls_->waits(this, {peer_, direction_ == Direction::kReceive, waited_ms, stall_reason()}, now_ms);
+}
+
+Status Comm::test_locked(Request* request, bool* done, std::size_t* bytes, std::string* line) {
   *done = false;
-  const std::lock_guard<std::mutex> lock(mutex_);
   if (!request->in_use_) return Status::internal_error("test of a request that is not outstanding");
   if (has_changes()) adopt_changes();
   if (!request->is_done()) {
@@ -324,6 +352,7 @@ Status Comm::test(Request* request, bool* done, std::size_t* bytes) {
     if (has_own_work(*request)) drive_own_streams();
     if (!request->is_done()) {
       if (has_failed()) return give_up();
+      if (stalls_ != nullptr) *line = look_for_stall();
       return check_progress_possible();
     }
   }
@@ -331,6 +360,10 @@ Status Comm::test(Request* request, bool* done, std::size_t* bytes) {
   *bytes = message_bytes(*request);
   on_finished(*request);
   stats_.finished(request->number_);
+  if (is_stalled_ && stats_.oldest_request_ms() < stalls_->after_ms()) {
+    is_stalled_ = false;
+    *line = stalls_->goes_on(this);
+  }
   request->in_use_ = false;
   return Status::ok();
 }

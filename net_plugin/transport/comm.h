@@ -28,6 +28,7 @@
 #include "transport/fault_injector.h"
 #include "transport/recovery_thread.h"
 #include "transport/request.h"
+#include "transport/stall_report.h"
 #include "transport/stream_arrivals.h"
 #include "transport/worker_pool.h"
 
@@ -58,9 +59,9 @@ class Comm : public FailureSink, public Recoverable {
   friend class Request;
 
   // arrivals: where streams that join later come in; nullptr: none will. faults: what damages its connections, or
-  // nullptr.
+  // nullptr. stalls: where a long wait is reported, or nullptr.
   Comm(std::string peer, Direction direction, Path path, WorkerPool* pool, std::shared_ptr<StreamArrivals> arrivals,
-       bool recovers, FaultInjector* faults, CommStats stats)
+       bool recovers, FaultInjector* faults, StallReport* stalls, CommStats stats)
       : stats_(std::move(stats)),
         peer_(std::move(peer)),
         recovers_(recovers),
@@ -68,7 +69,8 @@ class Comm : public FailureSink, public Recoverable {
         pool_(pool),
         lane_(pool->open_lane(direction, path)),
         arrivals_(std::move(arrivals)),
-        faults_(faults) {}
+        faults_(faults),
+        stalls_(stalls) {}
 
   // Called once by the constructor's owner.
   Status start_streams(std::vector<std::unique_ptr<ByteStream>> streams);
@@ -119,6 +121,8 @@ class Comm : public FailureSink, public Recoverable {
   void log(std::string line) { log_.push_back(std::move(line)); }
   // Anything that makes an unfinished request hopeless, beyond a failure. With mutex_ held.
   virtual Status check_progress_possible() { return Status::ok(); }
+  // What an unfinished request waits for. With mutex_ held.
+  virtual std::string stall_reason() = 0;
   virtual bool has_own_work(const Request& request) const = 0;
   virtual std::size_t message_bytes(const Request& request) const = 0;
   // The request is done and about to be given back. With mutex_ held.
@@ -160,12 +164,18 @@ class Comm : public FailureSink, public Recoverable {
   void take_over_streams();
   void watch(const DataStream& stream);
   Status test(Request* request, bool* done, std::size_t* bytes);
+  Status test_locked(Request* request, bool* done, std::size_t* bytes, std::string* line);
+  // Looks once a second whether requests wait too long. With mutex_ held.
+  std::string look_for_stall();
 
   const Direction direction_;
   WorkerPool* const pool_;
   const WorkerPool::Lane lane_;
   const std::shared_ptr<StreamArrivals> arrivals_;
   FaultInjector* const faults_;
+  StallReport* const stalls_;
+  std::int64_t look_ms_ = 0;        // when to look for a stall again
+  bool is_stalled_ = false;         // it was reported
   bool stopped_ = false;            // guarded by mutex_: no stream is driven any more
   bool alone_ = false;              // drive_alone()
   std::uint64_t replacements_ = 0;  // streams that a worker drives until the calling thread takes them over

@@ -62,6 +62,7 @@ class DataStream {
 
   // Any thread.
   bool peer_liveness(PeerLiveness* liveness) const { return bytes_->peer_liveness(liveness); }
+  std::size_t undelivered_bytes() const { return bytes_->undelivered_bytes(); }
   StreamState state() const { return state_.load(std::memory_order_acquire); }
   bool is_over() const { return state() == StreamState::kEnded || state() == StreamState::kLost; }
 
@@ -109,7 +110,6 @@ class DataStream {
   }
   bool delivery(Delivery* delivery) const { return bytes_->delivery(delivery); }
   void reset() { bytes_->reset(); }
-  std::size_t undelivered_bytes() const { return bytes_->undelivered_bytes(); }
   bool is_broken() const { return bytes_->is_broken(); }
   bool is_polled() const { return polled_; }
   bool has_peer_ended() const { return peer_ended_; }

@@ -122,6 +122,31 @@ bool RecvComm::may_take_over(const DataStream& stream) const {
   return static_cast<const RecvStream&>(stream).has_new_chunks();
 }
 
+std::string RecvComm::stall_reason() {
+  std::size_t receives = 0;
+  std::size_t arrived = 0;
+  for (const Request& request : requests_) {
+    if (!request.in_use_ || request.is_done()) continue;
+    ++receives;
+    arrived += request.moved_.load(std::memory_order_relaxed);
+  }
+  std::string text = std::to_string(receives) + (receives == 1 ? " receive that is" : " receives that are") +
+                     " unfinished, for which ";
+  text += arrived == 0 ? "nothing has arrived" : std::to_string(arrived) + " bytes have arrived";
+  std::size_t live = 0;
+  std::int64_t quiet_ms = -1;
+  for (std::size_t index = 0; index < stream_count_; ++index) {
+    const DataStream* stream = places_[index].stream.get();
+    if (stream == nullptr || stream->is_over()) continue;
+    ++live;
+    PeerLiveness liveness;
+    if (stream->peer_liveness(&liveness) && (quiet_ms < 0 || liveness.data_ms < quiet_ms)) quiet_ms = liveness.data_ms;
+  }
+  if (live == 0) return text + "; all connections are lost, and the peer has opened no other yet";
+  if (quiet_ms >= 0) text += "; the last data came " + std::to_string(quiet_ms / 1000) + " s ago";
+  return text;
+}
+
 Status RecvComm::check_progress_possible() {
   const std::uint64_t over = over_streams_.load(std::memory_order_acquire);
   if (over == 0 && losses_ == 0) return Status::ok();

@@ -16,7 +16,8 @@ struct RecvPolicy {
   bool recovers = false;
   bool checksums = false;  // both ends use them
   FaultInjector* faults = nullptr;
-  int max_silence_s = 0;  // after which a host whose connections timed out is gone; 0: a minute
+  StallReport* stalls = nullptr;  // outlives the comm; nullptr: nothing is reported
+  int max_silence_s = 0;          // after which a host whose connections timed out is gone; 0: a minute
 };
 
 class RecvComm final : public Comm {
@@ -36,7 +37,7 @@ class RecvComm final : public Comm {
   RecvComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, RecvPolicy policy, WorkerPool* pool,
            std::size_t streams, CommStats stats)
       : Comm(std::move(peer), Direction::kReceive, policy.path, pool, std::move(arrivals), policy.recovers,
-             policy.faults, std::move(stats)),
+             policy.faults, policy.stalls, std::move(stats)),
         policy_(policy),
         first_streams_(static_cast<int>(streams)),
         table_(policy.recovers) {}
@@ -46,6 +47,7 @@ class RecvComm final : public Comm {
   int place_of(Joining joining) override;
   bool may_take_over(const DataStream& stream) const override;
   Status check_progress_possible() override;
+  std::string stall_reason() override;
   bool has_own_work(const Request&) const override { return true; }  // any message may come on stream 0
   std::size_t message_bytes(const Request& request) const override;
   void on_finished(const Request& request) override;

@@ -56,7 +56,8 @@ ChunkPolicy chunk_policy(const SendPolicy& policy) {
 SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
                    std::size_t streams, CommStats stats)
     : Comm(std::move(peer), Direction::kSend, policy.measures_rates ? Path::kBetweenHosts : Path::kWithinHost, pool,
-           std::move(arrivals), static_cast<bool>(policy.replace_stream), policy.faults, std::move(stats)),
+           std::move(arrivals), static_cast<bool>(policy.replace_stream), policy.faults, policy.stalls,
+           std::move(stats)),
       policy_(std::move(policy)),
       first_streams_(streams),
       workers_own_stripes_(pool->size() > 0 && streams > 1),
@@ -226,6 +227,40 @@ void SendComm::use_streams(std::size_t in_use) {
   if (!fewer && missing_streams_ == 0) return;
   // Those that are out of use now may have been the only ones that were told of a message.
   for (int index = first; index < end; ++index) kick(index);
+}
+
+std::string SendComm::stall_reason() {
+  std::size_t sends = 0;
+  std::size_t bytes = 0;
+  for (const Request& request : requests_) {
+    if (!request.in_use_ || request.is_done()) continue;
+    ++sends;
+    bytes += request.capacity_;
+  }
+  std::string text = std::to_string(bytes) + " bytes in " + std::to_string(sends) +
+                     (sends == 1 ? " send that is unfinished" : " sends that are unfinished");
+  if (missing_streams_ != 0) {
+    return text + ", and " + std::to_string(__builtin_popcountll(missing_streams_)) +
+           " lost connections are not replaced yet";
+  }
+  std::size_t undelivered = 0;
+  PeerLiveness worst;
+  for (const SendStream* stream : send_streams_) {
+    if (stream == nullptr) continue;
+    undelivered += stream->undelivered_bytes();
+    PeerLiveness liveness;
+    if (stream->peer_liveness(&liveness) && liveness.transmissions > worst.transmissions) worst = liveness;
+  }
+  if (worst.transmissions >= kUnansweredTransmissions) {
+    return text + ", and its host has not answered for " + std::to_string(worst.ms / 1000) +
+           " s, though data was sent again " + std::to_string(worst.transmissions) +
+           " times: the host or the network is down";
+  }
+  if (undelivered > 0) {
+    return text + ", of which " + std::to_string(undelivered) +
+           " have not left this host: the other host answers, but its process does not read";
+  }
+  return text + ": the other host has the data, but its process has not read it";
 }
 
 bool SendComm::has_own_work(const Request& request) const { return !request.striped_; }

@@ -36,6 +36,7 @@ struct SendPolicy {
 
   bool checksums = false;           // both ends use them
   FaultInjector* faults = nullptr;  // outlives the comm; nullptr: nothing damages its connections
+  StallReport* stalls = nullptr;    // outlives the comm; nullptr: nothing is reported
 };
 
 class SendComm final : public Comm {
@@ -62,6 +63,7 @@ class SendComm final : public Comm {
   bool may_take_over(const DataStream& stream) const override;
   void on_join_failure(const StreamArrivals::Failure& failure) override;
   void tick() override;
+  std::string stall_reason() override;
   bool has_own_work(const Request& request) const override;
   std::size_t message_bytes(const Request& request) const override;
   void on_finished(const Request& request) override;

@@ -74,6 +74,7 @@ TransportContext::TransportContext(const PluginConfig& config, std::vector<Devic
       devices_(std::move(devices)),
       settings_(handshake_settings(config, workers)),
       faults_(FaultInjector::create(config.faults)),
+      stalls_(config.stall_s * 1000),
       pool_(workers, config.spin_us, affinity, workers_between_hosts(config, devices_, workers)),
       stats_(std::make_shared<StatsPage>(config.stats, job_position(process_environment()), settings_.host_name,
                                          workers)) {
@@ -137,10 +138,10 @@ Status TransportContext::connect(int device, std::uint8_t* handle, SendComm** co
   BAGUA_NET_RETURN_IF_ERROR(
       connections->connect(devices_[static_cast<std::size_t>(device)].interface, handle, &ready, &connection));
   if (!ready) return Status::ok();
-  connection.peer += " over " + devices_[static_cast<std::size_t>(device)].interface.name;
   SendPolicy policy = send_policy(device, connection);
   std::unique_ptr<SendComm> created;
   CommStats stats = comm_stats(CommDirection::kSend, device, connection);
+  connection.peer += " over " + devices_[static_cast<std::size_t>(device)].interface.name;
   BAGUA_NET_RETURN_IF_ERROR(
       SendComm::create(std::move(connection), std::move(policy), &pool_, &created, std::move(stats)));
   *comm = created.get();
@@ -155,6 +156,7 @@ SendPolicy TransportContext::send_policy(int device, const EstablishedConnection
   policy.min_chunk_bytes = static_cast<std::size_t>(config_.min_chunk_bytes) * (connection.same_host ? 2 : 1);
   policy.max_silence_s = config_.keepalive_s;
   policy.faults = faults_.get();
+  policy.stalls = stalls();
   policy.zero_copy = config_.zero_copy && connection.same_host && connection.acknowledges;
   if (connection.recovers) {
     policy.replace_stream = [service = service_.get(), ticket = connection.ticket, arrivals = connection.arrivals,
@@ -187,11 +189,12 @@ Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
   if (!ready) return Status::ok();
   std::unique_ptr<RecvComm> created;
   const std::string& interface = devices_[static_cast<std::size_t>(listen_comm->device)].interface.name;
-  connection.peer += " over " + interface;
   CommStats stats = comm_stats(CommDirection::kReceive, listen_comm->device, connection);
+  connection.peer += " over " + interface;
   RecvPolicy policy;
   policy.max_silence_s = config_.keepalive_s;
   policy.faults = faults_.get();
+  policy.stalls = stalls();
   BAGUA_NET_RETURN_IF_ERROR(RecvComm::create(std::move(connection), policy, &pool_, &created, std::move(stats)));
   *comm = created.get();
   comms_.emplace(*comm, std::move(created));

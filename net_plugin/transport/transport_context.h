@@ -27,6 +27,7 @@
 #include "transport/recv_comm.h"
 #include "transport/request.h"
 #include "transport/send_comm.h"
+#include "transport/stall_report.h"
 #include "transport/stream_growth.h"
 #include "transport/worker_pool.h"
 
@@ -71,6 +72,7 @@ class TransportContext {
   CommStats comm_stats(CommDirection direction, int device, const EstablishedConnection& connection) const;
   // How a send comm over this connection sends. With mutex_ held.
   SendPolicy send_policy(int device, const EstablishedConnection& connection);
+  StallReport* stalls() { return stalls_.after_ms() > 0 ? &stalls_ : nullptr; }
   // Ends the threads if nothing is open any more. With mutex_ held.
   void rest_if_idle();
 
@@ -78,6 +80,7 @@ class TransportContext {
   const std::vector<Device> devices_;
   HandshakeSettings settings_;
   const std::unique_ptr<FaultInjector> faults_;  // outlives the comms; nullptr: none are asked for
+  StallReport stalls_;                           // outlives the comms
   WorkerPool pool_;
   const std::shared_ptr<StatsPage> stats_;
   std::mutex mutex_;  // guards everything below

@@ -216,7 +216,7 @@ assert not third_party, third_party
     "module",
     [
         *("bagua", "bagua.env", "bagua.net", "bagua.net.autoload", "bagua.cli.net", "bagua.cli.net_bench"),
-        *("bagua.net.stats", "bagua.net.top.sources", "bagua.net.exporter.collector"),
+        *("bagua.net.stats", "bagua.net.stats.sources", "bagua.net.exporter.collector"),
         *("bagua.distributed.launch", "bagua.distributed.run", "bagua.script.baguarun"),
         *("bagua.service", "bagua.bagua_define", "bagua.tuning.memory", "bagua.cli.main"),
     ],

@@ -23,8 +23,8 @@ from support.processes import wait_until
 from support.stats_page import Comm, Stream, page_bytes, page_of_this_process
 
 from bagua.net.stats import HostReport, report, snapshot
+from bagua.net.stats.sources import HostState, SshSource, checked_hosts
 from bagua.net.top.rows import COLUMNS, details, host_lines, rows_of, sorted_rows
-from bagua.net.top.sources import HostState, SshSource, checked_hosts
 
 ANSWER_S = 60.0
 

@@ -68,6 +68,13 @@ def peer_names(peer: str) -> tuple[str, str]:
     return f"{found['host'] or found['address']} ({found['process']})", found["address"]
 
 
+def peer_process(peer: str) -> tuple[str, str | None, int]:
+    """The peer's address, its host if its handshake told it (only those that connect do), and its process id as it sees
+    that itself; -1: unknown."""
+    found = _PEER.fullmatch(peer)
+    return (peer, None, -1) if found is None else (found["address"], found["host"], int(found["process"]))
+
+
 def traffic_by_peer(process: ProcessReport) -> list[PeerTraffic]:
     """In the order in which the comms were opened."""
     groups: dict[tuple[str, str, str], list[CommReport]] = {}

@@ -71,16 +71,30 @@ def open_page(path: str) -> int:
     return descriptor
 
 
-def own_number(proc: Path, pid: int) -> int:
-    """The process id that the process itself sees: in a container it differs from the host's.
+@dataclass(frozen=True)
+class KernelView:
+    """
+    Attributes:
+        own_pid: the process id that the process itself sees: in a container it differs from the host's.
+        state: as `ps` has it, such as "R" (running), "S" (sleeping), "T" (stopped) or "Z" (zombie).
+    """
 
+    own_pid: int
+    state: str
+
+
+def kernel_view(proc: Path, pid: int) -> KernelView:
+    """
     Raises:
         OSError: the process has ended.
     """
+    own_pid, state = pid, "?"
     for line in (proc / str(pid) / "status").read_text(errors="replace").splitlines():
-        if line.startswith("NSpid:"):
-            return int(line.split()[-1])
-    return pid
+        if line.startswith("State:"):
+            state = line.split()[1]
+        elif line.startswith("NSpid:"):
+            own_pid = int(line.split()[-1])
+    return KernelView(own_pid, state)
 
 
 def thread_seconds(proc: Path, pid: int) -> dict[str, float]:

@@ -90,6 +90,8 @@ class CommReport:
 @dataclass(frozen=True)
 class ProcessReport:
     pid: int
+    own_pid: int  # as the process itself sees it, and its peers: in a container it is another one
+    state: str  # of the process, as `ps` has it: "T" is stopped
     started_id: str  # differs from that of an earlier process with this pid
     host: str
     rank: int | None
@@ -184,6 +186,8 @@ def _process(earlier: ProcessSnapshot | None, later: ProcessSnapshot) -> Process
     now_s = later.taken_s
     return ProcessReport(
         pid=later.pid,
+        own_pid=later.kernel.own_pid,
+        state=later.kernel.state,
         started_id=str(page.started_ms),
         host=page.host,
         rank=_or_none(page.rank),

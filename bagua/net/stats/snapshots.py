@@ -22,7 +22,7 @@ from bagua.net.stats.layout import (
     read_page,
     slots_in_use,
 )
-from bagua.net.stats.processes import find_pages, open_page, own_number, thread_seconds
+from bagua.net.stats.processes import KernelView, find_pages, kernel_view, open_page, thread_seconds
 
 PROC = Path("/proc")
 
@@ -34,6 +34,7 @@ _PAUSE_S = 0.002
 @dataclass(frozen=True)
 class ProcessSnapshot:
     pid: int  # as the reader sees it
+    kernel: KernelView
     page: Page
     taken_s: float  # monotonic clock
     thread_seconds: dict[str, float]
@@ -94,9 +95,10 @@ def _read_process(path: str, pid: int, proc: Path) -> ProcessSnapshot | None:
     with _opened(path) as descriptor:
         page = _consistent_page(descriptor, f"Process {pid}")
     # Else it is a parent's page in a forked child.
-    if page.pid != own_number(proc, pid):
+    kernel = kernel_view(proc, pid)
+    if page.pid != kernel.own_pid:
         return None
-    return ProcessSnapshot(pid, page, time.monotonic(), thread_seconds(proc, pid))
+    return ProcessSnapshot(pid, kernel, page, time.monotonic(), thread_seconds(proc, pid))
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
+from bagua.net.stats.sources import HostState, Source
 from bagua.net.top.rows import COLUMNS, Row, details, host_lines, rows_of, sorted_rows
-from bagua.net.top.sources import HostState, Source
 
 _SORT_KEYS = {column.key: index for index, column in enumerate(COLUMNS) if column.key}
 

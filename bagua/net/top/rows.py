@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bagua.net.stats.peers import PeerTraffic, traffic_by_peer
 from bagua.net.stats.quantities import bytes_text, rate_text, seconds_text
 from bagua.net.stats.reports import ProcessReport
-from bagua.net.top.sources import HostState
+from bagua.net.stats.sources import HostState
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bagua.net.stats import HostReport, StatsError, report, snapshot
+from bagua.net.stats.errors import StatsError
 from bagua.net.stats.report_json import MAX_BYTES, report_from_json
+from bagua.net.stats.reports import HostReport, report
+from bagua.net.stats.snapshots import snapshot
 
 # A host is tried again after this time: its job may start later, or the network come back.
 RETRY_S = 5.0
@@ -36,6 +38,19 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
+def second_reports(sources: Sequence[Source], timeout_s: float = 30.0) -> Iterator[HostState]:
+    """Of each host, when it has the second report: the first has no rates. Or why there is none."""
+    deadline = time.monotonic() + timeout_s
+    for source in sources:
+        state = source.state()
+        while time.monotonic() < deadline and state.problem is None:
+            if state.report is not None and state.report.interval_s is not None:
+                break
+            time.sleep(0.02)
+            state = source.state()
+        yield state
+
+
 def checked_hosts(text: str) -> list[str]:
     """
     Raises:
@@ -55,7 +70,7 @@ class _Threaded:
         self._lock = threading.Lock()  # guards _state
         self._state = HostState(name, None, time.monotonic(), None)
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"bagua-net-top {name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"bagua-net-source {name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()

@@ -1,0 +1,102 @@
+"""`bagua-net blame`: which process holds a job up."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from bagua.cli.errors import EXIT_FAILURE
+from bagua.cli.net_top import add_host_options, sources_of
+from bagua.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from bagua.cli.parsers import Subcommands
+    from bagua.net.blame.verdict import Verdict
+    from bagua.net.stats import HostReport
+
+_LEAST_S = 5.0
+
+
+def add_parser(subcommands: Subcommands) -> None:
+    parser = subcommands.add_parser(
+        "blame",
+        help="name the process that holds a job up",
+        description="Follows who waits for whom through the processes that use Bagua-Net, on one or several hosts, to "
+        "the ones that have ended, are stopped, or have not posted their part. The processes are not disturbed. The "
+        "exit code is 1 if anybody waits.",
+    )
+    add_host_options(parser)
+    parser.add_argument(
+        "--after",
+        type=_seconds,
+        default=_LEAST_S,
+        metavar="S",
+        help=f"shorter waits are normal (default {_LEAST_S:g} seconds)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(execute=execute, interval=0.2)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.1 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 86400")
+    return seconds
+
+
+def execute(options: argparse.Namespace) -> int:
+    from bagua.net.blame.verdict import verdict
+    from bagua.net.stats.sources import second_reports
+
+    sources = sources_of(options)
+    reports: list[HostReport] = []
+    failed = False
+    try:
+        for state in second_reports(sources):
+            if state.problem is not None or state.report is None:
+                print(f"bagua-net blame: {state.name}: {state.problem or 'no report within 30 s'}", file=sys.stderr)
+                failed = True
+            if state.report is not None:
+                reports.append(state.report)
+    finally:
+        for source in sources:
+            source.close()
+    for report in reports:
+        for problem in report.problems:
+            print(f"bagua-net blame: {report.host}: {problem}", file=sys.stderr)
+    found = verdict(reports, options.after)
+    count = sum(len(report.processes) for report in reports)
+    if options.json:
+        print(json.dumps({"schema": 1, "processes": count, **asdict(found)}, indent=2))
+    else:
+        print(_rendered(found, count, options.after, Terminal.of_stdout()))
+    return EXIT_FAILURE if failed or found.waits else 0
+
+
+def _rendered(found: Verdict, processes: int, after_s: float, terminal: Terminal) -> str:
+    if not found.waits:
+        return f"None of {processes} processes has waited for a peer for {after_s:g} s."
+    blocks = [
+        terminal.bold(one.problem) + f"\nOthers wait for it since {one.seconds:.0f} s. {one.remedy}"
+        for one in found.culprits
+    ]
+    if not blocks:
+        blocks.append(
+            "All that wait for each other run and wait in a circle.\n"
+            "Compare the order of their collectives: TORCH_NCCL_TRACE_BUFFER_SIZE=2000 records it."
+        )
+    rows = [("who waits", "for", "to", "since", "requests")]
+    rows += [(str(w.waiter), str(w.target), w.direction, f"{w.seconds:.0f} s", str(w.requests)) for w in found.waits]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + f"  {row[3]:>7}  {row[4]:>8}"
+        for row in rows
+    ]
+    blocks.append("\n".join([terminal.dim(lines[0]), *lines[1:]]))
+    return "\n\n".join(blocks)

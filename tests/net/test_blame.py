@@ -1,0 +1,174 @@
+"""`bagua-net blame`: who holds a job up, in made-up pages and among real processes that stop or do nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from support.fresh_process import RunCommand
+from support.load_driver import ANSWER_S, StartDriver, plugin_library, quit_all
+from support.processes import wait_until
+from support.stats_page import Comm, page_bytes, page_of_this_process
+
+from bagua.net.blame.verdict import Verdict, verdict
+from bagua.net.stats import HostReport, report, snapshot
+
+SEND, RECEIVE = 0, 1
+BYTES = 1 << 20
+
+
+def host(name: str, pid: int, rank: int, *waits: tuple[int, str, int], state: str = "S", age_s: int = 30) -> HostReport:
+    """A host with one process, which waits in these directions for processes on these hosts."""
+    posted = [int(time.monotonic() * 1000) - 1000 * age_s]
+    comms = [
+        Comm(f"10.0.0.9:1 (host {peer_host}, process {peer})", direction=direction, posted_ms=posted)
+        for direction, peer_host, peer in waits
+    ]
+    with page_of_this_process(page_bytes(comms, rank=rank, host=name)):
+        found = report(None, snapshot(os.getpid()))
+    [process] = found.processes
+    return replace(found, host=name, processes=[replace(process, pid=1000 + pid, own_pid=pid, state=state)])
+
+
+def kinds(found: Verdict) -> list[tuple[int | None, str]]:
+    return [(one.party.rank, one.kind) for one in found.culprits]
+
+
+class TestVerdict:
+    def test_nobody_waits(self) -> None:
+        found = verdict([host("a", 1, 0, (RECEIVE, "b", 2), age_s=3), host("b", 2, 1)], 5)
+        assert (found.culprits, found.waits) == ((), ())
+
+    def test_a_chain_is_followed_to_the_process_that_is_stopped(self) -> None:
+        ring = [
+            host("a", 1, 0, (RECEIVE, "c", 3)),
+            host("b", 2, 1, (RECEIVE, "a", 1), (SEND, "c", 3)),
+            host("c", 3, 2, (RECEIVE, "b", 2), state="T"),
+        ]
+        found = verdict(ring, 5)
+        assert kinds(found) == [(2, "stopped")]
+        [culprit] = found.culprits
+        assert culprit.problem == "rank 2 (host c, pid 3) is stopped, by SIGSTOP, a terminal or a debugger."
+        assert culprit.remedy == "Continue it on c: kill -CONT 1003"
+        assert len(found.waits) == 4
+
+    def test_a_process_that_waits_for_nobody(self) -> None:
+        found = verdict([host("a", 1, 0, (RECEIVE, "b", 2)), host("b", 2, 1)], 5)
+        assert kinds(found) == [(1, "idle")]
+        assert "rank 1 (host b, pid 2) has not sent for 30 s" in found.culprits[0].problem
+        found = verdict([host("a", 1, 0, (SEND, "b", 2)), host("b", 2, 1)], 5)
+        assert "has not posted a receive for 30 s" in found.culprits[0].problem
+
+    def test_a_process_that_has_ended_on_a_host_that_was_looked_at(self) -> None:
+        found = verdict([host("a", 1, 0, (RECEIVE, "b", 2)), host("b", 7, 3)], 5)
+        assert [(one.kind, str(one.party)) for one in found.culprits] == [("ended", "process 2 (host b)")]
+        found = verdict([host("a", 1, 0, (RECEIVE, "b", 2)), host("b", 2, 1, state="Z")], 5)
+        assert kinds(found) == [(1, "ended")]
+
+    def test_a_process_that_other_users_own_may_not_have_ended(self) -> None:
+        reports = [host("a", 1, 0, (RECEIVE, "b", 2)), replace(host("b", 7, 3), denied=4)]
+        assert "or is one of 4 processes of other users" in verdict(reports, 5).culprits[0].problem
+
+    def test_a_host_that_was_not_looked_at_is_named(self) -> None:
+        found = verdict([host("a", 1, 0, (RECEIVE, "b", 2))], 5)
+        assert kinds(found) == [(None, "unknown")]
+        assert found.culprits[0].remedy == "Add it: --hosts a,b"
+
+    def test_both_ends_wait_for_the_same_data(self) -> None:
+        pair = [host("a", 1, 0, (SEND, "b", 2)), host("b", 2, 1, (RECEIVE, "a", 1))]
+        found = verdict(pair, 5)
+        assert kinds(found) == [(1, "network")]
+        assert "The data of rank 0 (host a, pid 1) does not reach rank 1 (host b, pid 2) over eth0" in (
+            found.culprits[0].problem
+        )
+
+    def test_a_circle_blames_nobody(self) -> None:
+        circle = [host("a", 1, 0, (RECEIVE, "b", 2)), host("b", 2, 1, (RECEIVE, "a", 1))]
+        found = verdict(circle, 5)
+        assert found.culprits == ()
+        assert len(found.waits) == 2
+
+    def test_who_connects_knows_only_the_address_of_the_other_host(self) -> None:
+        receiver = host("b", 2, 1, (RECEIVE, "a", 1))
+        [comm] = receiver.processes[0].comms
+        told = replace(comm, peer="10.0.0.1:5 (host a, process 1)")
+        sender = host("a", 1, 0, (SEND, "b", 2))
+        unnamed = replace(sender.processes[0].comms[0], peer="10.0.0.1:7 (process 1)")
+        third = replace(sender.processes[0], host="c", rank=2, own_pid=3, pid=3, comms=[unnamed])
+        reports = [
+            replace(receiver, processes=[replace(receiver.processes[0], comms=[told])]),
+            replace(sender, host="c", processes=[third]),
+        ]
+        found = verdict(reports, 5)
+        assert {(wait.waiter.rank, wait.target.host) for wait in found.waits} == {(1, "a"), (2, "a")}
+
+    def test_names_from_a_page_that_mean_nothing(self) -> None:
+        found = verdict([host("a", 1, 0, (RECEIVE, "\x1b[2J, process", 2))], 5)
+        assert found.culprits[0].kind == "unknown"
+        assert "\x1b" not in found.culprits[0].problem
+
+
+def test_a_real_ring_that_is_held_up(
+    start_driver: StartDriver, run_command: RunCommand, environment: dict[str, str]
+) -> None:
+    options = ["ring", "--nranks", 3, "--transport", "plugin", "--library", plugin_library()]
+    variables = {"WORLD_SIZE": "3", "BAGUA_NET_STALL_S": "1", "BAGUA_DRIVER_LOG": "warn"}
+    ranks = [start_driver(*options, "--rank", rank, RANK=str(rank), **variables) for rank in range(3)]
+    handles = [rank.expect("listening")["handles"] for rank in ranks]
+    for index, rank in enumerate(ranks):
+        rank.say("connect " + " ".join(handles[(index + 1) % 3]))
+    for rank in ranks:
+        rank.expect("connected")
+
+    def blamed() -> list[tuple[int, str]]:
+        """Other tests may run processes at the same time."""
+        words = [sys.executable, "-m", "bagua.cli.net", "blame", "--after", "0.3", "--json"]
+        shown = run_command(words, environment)
+        assert shown.returncode in (0, 1), shown.stderr
+        return [(one["party"]["pid"], one["kind"]) for one in json.loads(shown.stdout)["culprits"]]
+
+    pids = [rank.process.pid for rank in ranks]
+    for rank in ranks[:2]:
+        rank.say(f"verify {BYTES}")
+    wait_until(lambda: (pids[2], "idle") in blamed(), "the rank that does nothing", ANSWER_S)
+    ranks[2].process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: (pids[2], "stopped") in blamed(), "the rank that is stopped", ANSWER_S)
+    # One line of each rank that waits says for whom.
+    wait_until(lambda: all("waiting for" in rank.log() for rank in ranks[:2]), "the lines of both", ANSWER_S)
+    assert f"process {pids[2]}" in ranks[0].log()
+    assert "nothing has arrived" in ranks[0].log()
+    ranks[2].process.send_signal(signal.SIGCONT)
+    ranks[2].say(f"verify {BYTES}")
+    for rank in ranks:
+        rank.expect("verified")
+    for rank in ranks[:2]:
+        assert "goes on, after at least" in rank.log()
+        assert rank.log().count("waiting for") <= 3
+    quit_all(ranks)
+
+
+def test_a_terminal_shows_verdict_remedy_and_table(run_command: RunCommand, environment: dict[str, str]) -> None:
+    posted = [int(time.monotonic() * 1000) - 3_000_000]
+    comm = Comm("10.0.0.9:1 (host nowhere, process 4242)", direction=RECEIVE, posted_ms=posted)
+    with page_of_this_process(page_bytes([comm], rank=5)):
+        words = [sys.executable, "-m", "bagua.cli.net", "blame", "--after", "2000"]
+        shown = run_command(words, environment)
+    assert shown.returncode == 1
+    lines = shown.stdout.splitlines()
+    assert lines[0] == "process 4242 (host nowhere) is on a host that was not looked at."
+    assert lines[1].startswith("Others wait for it since 3000 s. Add it: --hosts node1,nowhere")
+    assert lines[3].split() == ["who", "waits", "for", "to", "since", "requests"]
+    assert lines[4].startswith("rank 5 (host node1, pid ")
+    assert lines[4].endswith("receive   3000 s         1")
+
+
+@pytest.mark.parametrize("words", [["--after", "0"], ["--after", "x"], ["--hosts", "a,b c"]])
+def test_bad_options_are_named(run_command: RunCommand, environment: dict[str, str], words: list[str]) -> None:
+    shown = run_command([sys.executable, "-m", "bagua.cli.net", "blame", *words], environment)
+    assert shown.returncode == 2
+    assert words[1] in shown.stderr
