@@ -73,6 +73,7 @@ TEST_CASE(every_knob_reaches_its_own_member) {
                                       {"BAGUA_NET_CONNECT_TIMEOUT_MS", "1212"},
                                       {"BAGUA_NET_HANDSHAKE_TIMEOUT_MS", "1313"},
                                       {"BAGUA_NET_KEEPALIVE_S", "14"},
+                                      {"BAGUA_NET_STALL_S", "16"},
                                       {"BAGUA_NET_RECOVERY", "0"},
                                       {"BAGUA_NET_CHECKSUM", "1"},
                                       {"BAGUA_NET_ZERO_COPY", "0"},
@@ -92,6 +93,7 @@ TEST_CASE(every_knob_reaches_its_own_member) {
   CHECK_EQ(config.connect_timeout_ms, 1212);
   CHECK_EQ(config.handshake_timeout_ms, 1313);
   CHECK_EQ(config.keepalive_s, 14);
+  CHECK_EQ(config.stall_s, 16);
   CHECK(config.recovery == Recovery::kOff);
   CHECK(config.checksum);
   CHECK(!config.zero_copy);
@@ -99,7 +101,7 @@ TEST_CASE(every_knob_reaches_its_own_member) {
   CHECK_EQ(config.socket_buffer_bytes, 71234);
   CHECK(config.congestion_control == CongestionControl::kBbr);
   CHECK_EQ(config.faults.cuts_per_s, 15.0);
-  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{19});
+  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{20});
 }
 
 // What a row says is the default is read back as the default, and setting it changes nothing.
@@ -123,6 +125,7 @@ TEST_CASE(described_defaults_are_the_defaults) {
   CHECK_EQ(config.connect_timeout_ms, defaults.connect_timeout_ms);
   CHECK_EQ(config.handshake_timeout_ms, defaults.handshake_timeout_ms);
   CHECK_EQ(config.keepalive_s, defaults.keepalive_s);
+  CHECK_EQ(config.stall_s, defaults.stall_s);
   CHECK(config.recovery == defaults.recovery);
   CHECK_EQ(config.checksum, defaults.checksum);
   CHECK_EQ(config.zero_copy, defaults.zero_copy);
