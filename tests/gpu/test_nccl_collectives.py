@@ -49,7 +49,7 @@ def test_every_collective_is_right_through_the_plugin(tmp_path: Path, datatype: 
 
 
 @pytest.mark.timeout(300)
-def test_a_contender_that_did_not_get_its_network_fails_the_run(tmp_path: Path) -> None:
+def test_a_backend_that_did_not_get_its_network_fails_the_run(tmp_path: Path) -> None:
     """A library that NCCL cannot open: without the proof its figures would be NCCL's own, under our name."""
     broken = tmp_path / "libnccl-net.so"
     broken.write_bytes(b"no library")

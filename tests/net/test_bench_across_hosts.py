@@ -119,7 +119,7 @@ def fake(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize("launcher", [torchrun, slurm, open_mpi])
 def test_only_rank_zero_reports(launcher: object, fake: list[str], tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    arguments = [*fake, *SMALL_RUN, "--contenders", "plugin,bare,raw", "--raw-streams", "1,2"]
+    arguments = [*fake, *SMALL_RUN, "--backends", "plugin,bare,raw", "--raw-streams", "1,2"]
     environments = [
         environment | {"FAKE_DRIVER_PIDS": str(tmp_path / "pids")}
         for environment in launcher(3, free_port())  # type: ignore[operator]
@@ -144,7 +144,7 @@ def test_a_driver_that_dies_elsewhere_ends_all_ranks(fake: list[str], tmp_path: 
     fault = json.dumps({"at": "run", "do": "kill", "rank": 1, "transport": "bare"})
     pids = {"FAKE_DRIVER_PIDS": str(tmp_path / "pids"), "FAKE_DRIVER_FAULT": fault}
     environments = [environment | pids for environment in torchrun(2, free_port())]
-    arguments = [*fake, *SMALL_RUN, "--contenders", "plugin,bare"]
+    arguments = [*fake, *SMALL_RUN, "--backends", "plugin,bare"]
     results = finish(start(environments, [arguments, arguments]))
     assert [code for code, _, _ in results] == [1, 1]
     assert "bare rank 1 on " in results[0][2]
@@ -155,7 +155,7 @@ def test_a_driver_that_dies_elsewhere_ends_all_ranks(fake: list[str], tmp_path: 
 
 
 def test_a_rank_without_the_library_is_named_by_rank_zero(fake: list[str]) -> None:
-    own = [*fake, *SMALL_RUN, "--contenders", "plugin"]
+    own = [*fake, *SMALL_RUN, "--backends", "plugin"]
     without = [*own, "--library", "/no/libnccl-net.so"]
     results = finish(start(torchrun(2, free_port()), [own, without]))
     assert [code for code, _, _ in results] == [1, 1]
@@ -165,7 +165,7 @@ def test_a_rank_without_the_library_is_named_by_rank_zero(fake: list[str]) -> No
 
 def test_a_rank_without_the_baseline_is_named_by_rank_zero(fake: list[str], tmp_path: Path) -> None:
     (tmp_path / "libold.so").touch()
-    words = [*fake, *SMALL_RUN, "--contenders", "plugin", "--baseline-library"]
+    words = [*fake, *SMALL_RUN, "--backends", "plugin", "--baseline-library"]
     there, elsewhere = [*words, str(tmp_path / "libold.so")], [*words, "/no/libold.so"]
     results = finish(start(torchrun(2, free_port()), [there, there]))
     assert [code for code, _, _ in results] == [0, 0], results
@@ -179,7 +179,7 @@ def test_a_rank_without_the_baseline_is_named_by_rank_zero(fake: list[str], tmp_
 def test_a_killed_rank_ends_the_others(fake: list[str], tmp_path: Path) -> None:
     fault = json.dumps({"at": "run", "do": "hang", "transport": "bare"})
     pids = {"FAKE_DRIVER_PIDS": str(tmp_path / "pids"), "FAKE_DRIVER_FAULT": fault}
-    arguments = [*fake, *SMALL_RUN, "--contenders", "bare"]
+    arguments = [*fake, *SMALL_RUN, "--backends", "bare"]
     processes = start([environment | pids for environment in torchrun(2, free_port())], [arguments, arguments])
     wait_until(lambda: len(living_pids(tmp_path / "pids")) == 2, "the start of two drivers", 20)
     time.sleep(0.5)
@@ -218,21 +218,21 @@ def test_options_that_contradict_the_launcher(fake: list[str]) -> None:
 
 
 def test_one_launched_process_or_local_is_a_local_run(fake: list[str]) -> None:
-    arguments = [*fake, *SMALL_RUN, "--contenders", "bare"]
+    arguments = [*fake, *SMALL_RUN, "--backends", "bare"]
     environments = [torchrun(1, free_port())[0], torchrun(2, free_port())[1]]
     results = finish(start(environments, [arguments, [*arguments, "--local"]]))
     assert [code for code, _, _ in results] == [0, 0], results
     assert all("2 ranks x 2 channels on one host" in output for _, output, _ in results)
 
 
-@pytest.mark.parametrize("contenders", ["plugin,plugin-1,bare,raw", "gloo"])
-def test_the_real_drivers_under_torchrun_variables(contenders: str, tmp_path: Path) -> None:
-    if contenders == "gloo":
+@pytest.mark.parametrize("backends", ["plugin,plugin-1,bare,raw", "gloo"])
+def test_the_real_drivers_under_torchrun_variables(backends: str, tmp_path: Path) -> None:
+    if backends == "gloo":
         pytest.importorskip("torch", reason="needs torch: pip install bagua[torch]")
     assert driver_path().is_file()
     assert library_path().is_file()
     path = tmp_path / "run.json"
-    arguments = [*SMALL_RUN, "--contenders", contenders, "--timeout", "60"]
+    arguments = [*SMALL_RUN, "--backends", backends, "--timeout", "60"]
     results = finish(start(torchrun(2, free_port()), [[*arguments, "--json", str(path)], arguments]))
     assert [code for code, _, _ in results] == [0, 0], results
     result = read_result(path)

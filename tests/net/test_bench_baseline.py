@@ -31,7 +31,7 @@ def slow(tmp_path: Path) -> Path:
 def test_it_stands_beside_the_plugin_in_every_output(bench: Bench, slow: Path, tmp_path: Path) -> None:
     json_path, csv_path = tmp_path / "run.json", tmp_path / "run.csv"
     outputs = ["--json", str(json_path), "--csv", str(csv_path)]
-    finished = bench.run(*SMALL_RUN, "--contenders", "plugin,bare", "--baseline-library", str(slow), *outputs)
+    finished = bench.run(*SMALL_RUN, "--backends", "plugin,bare", "--baseline-library", str(slow), *outputs)
     assert finished.returncode == 0, finished.stderr
     assert f"devices lo, {slow}" in finished.stdout
     assert "plugin vs baseline: busbw at 4 MiB 1.25x (spread 1.25..1.25), p50 time at 1 KiB 0.80x" in finished.stdout
@@ -51,13 +51,13 @@ def test_it_stands_beside_the_plugin_in_every_output(bench: Bench, slow: Path, t
 def test_it_is_drawn(bench: Bench, slow: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install bagua[plot]")
     plot = tmp_path / "run.svg"
-    finished = bench.run(*SMALL_RUN, "--contenders", "plugin", "--baseline-library", str(slow), "--plot", str(plot))
+    finished = bench.run(*SMALL_RUN, "--backends", "plugin", "--baseline-library", str(slow), "--plot", str(plot))
     assert finished.returncode == 0, finished.stderr
     assert "baseline" in plot.read_text()
 
 
 def test_a_library_that_is_missing_or_fails_is_named(bench: Bench, slow: Path) -> None:
-    words = [*SMALL_RUN, "--contenders", "plugin", "--baseline-library"]
+    words = [*SMALL_RUN, "--backends", "plugin", "--baseline-library"]
     missing = bench.run(*words, "/no/libold.so")
     assert missing.returncode == 1
     assert "the baseline's library '/no/libold.so' does not exist; name a libnccl-net.so" in missing.stderr
@@ -72,10 +72,10 @@ def test_a_library_that_is_missing_or_fails_is_named(bench: Bench, slow: Path) -
 
 
 def test_it_needs_the_plugin_to_be_compared_with(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse_options(["--baseline-library", "x.so"]).contenders[:3] == ("plugin", "baseline", "plugin-1")
-    assert "baseline" not in parse_options([]).contenders
+    assert parse_options(["--baseline-library", "x.so"]).backends[:3] == ("plugin", "baseline", "plugin-1")
+    assert "baseline" not in parse_options([]).backends
     with pytest.raises(SystemExit):
-        parse_options(["--baseline-library", "x.so", "--contenders", "bare"])
+        parse_options(["--baseline-library", "x.so", "--backends", "bare"])
     assert "without the backend plugin, which it is compared with; add plugin to --backends" in (
         capsys.readouterr().err
     )
@@ -137,7 +137,7 @@ def test_the_installed_library_against_a_copy_of_itself(tmp_path: Path) -> None:
     copy.write_bytes(library_path().read_bytes())
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"not an ELF file")
-    words = ["-b", "1K", "-e", "1M", "-f", "1024", "-n", "2", "--repeats", "2", "--local", "--contenders", "plugin"]
+    words = ["-b", "1K", "-e", "1M", "-f", "1024", "-n", "2", "--repeats", "2", "--local", "--backends", "plugin"]
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL_", "BAGUA_NET_"))}
     path = tmp_path / "run.json"
 

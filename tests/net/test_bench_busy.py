@@ -14,7 +14,7 @@ from support.bench_command import Bench
 from support.processes import living_pids, wait_until
 
 CPUS = len(os.sched_getaffinity(0))
-RUN = ["-b", "1K", "-e", "1K", "-n", "3", "--repeats", "2", "--contenders", "bare"]
+RUN = ["-b", "1K", "-e", "1K", "-n", "3", "--repeats", "2", "--backends", "bare"]
 
 
 def test_head_and_json_say_so(bench: Bench, tmp_path: Path) -> None:

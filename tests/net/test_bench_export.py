@@ -14,7 +14,7 @@ from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.result_file import ResultFile, read_result, write_result
 
 ROW = Measurement.from_samples(
-    contender="NCCL default",
+    backend="NCCL default",
     collective="all_reduce",
     size_bytes=1 << 20,
     ranks=2,

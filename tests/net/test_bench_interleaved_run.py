@@ -75,7 +75,7 @@ def test_the_estimate_is_not_a_sample() -> None:
     assert {len(samples) for samples in results.samples["a"].values()} == {3}
 
 
-def test_a_contender_may_have_sizes_of_its_own() -> None:
+def test_a_backend_may_have_sizes_of_its_own() -> None:
     calls: list[Call] = []
     sessions = [RecordingSession("ring", calls), RecordingSession("raw x1", calls)]
     results = run(sessions, {"ring": [8, 16], "raw x1": [16, 32]})

@@ -9,7 +9,7 @@ from bagua.net.bench.measurement import COLLECTIVES, Measurement, busbw_factor, 
 
 def make(**changes: object) -> Measurement:
     arguments: dict[str, object] = {
-        "contender": "plugin",
+        "backend": "plugin",
         "collective": "all_reduce",
         "size_bytes": 1000,
         "ranks": 4,

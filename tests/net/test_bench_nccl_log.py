@@ -75,5 +75,5 @@ def test_the_error_names_every_rank_that_used_another_network() -> None:
     assert "rank 0" not in error
 
 
-def test_a_socket_contender_that_went_through_the_plugin_is_an_error_too() -> None:
+def test_a_socket_backend_that_went_through_the_plugin_is_an_error_too() -> None:
     assert network_error("NCCL default", "Socket", [NetworkProof(network="BaguaNet")]) is not None

@@ -54,12 +54,12 @@ def test_every_collective_has_link_bytes() -> None:
         link_bytes("gather", 8, 2)
 
 
-def test_every_contender_has_every_case_once_a_repetition_and_each_begins_equally_often() -> None:
+def test_every_backend_has_every_case_once_a_repetition_and_each_begins_equally_often() -> None:
     cases = make_cases(["all_reduce"], [8, 64, 512], 4, 2)
     plan = list(turns(cases, 3, 6))
     assert len(plan) == 3 * 3 * 6
-    assert set(Counter((turn.case, turn.contender, turn.repetition) for turn in plan).values()) == {1}
-    first = Counter((plan[index].case, plan[index].contender) for index in range(0, len(plan), 3))
+    assert set(Counter((turn.case, turn.backend, turn.repetition) for turn in plan).values()) == {1}
+    first = Counter((plan[index].case, plan[index].backend) for index in range(0, len(plan), 3))
     assert set(first.values()) == {2}
     # Repetition is the outermost loop: a run cut short has fewer of them, not fewer sizes.
     assert [turn.repetition for turn in plan] == sorted(turn.repetition for turn in plan)

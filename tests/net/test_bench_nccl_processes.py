@@ -139,7 +139,7 @@ def test_under_torchrun_every_process_is_one_rank(tmp_path: Path, library: Path)
 
 
 @pytest.mark.timeout(300)
-def test_a_killed_worker_is_reported_at_once_and_the_other_contender_goes_on(tmp_path: Path, library: Path) -> None:
+def test_a_killed_worker_is_reported_at_once_and_the_other_backend_goes_on(tmp_path: Path, library: Path) -> None:
     result = tmp_path / "run.json"
     words = ["--ranks", "2", "-b", "1M", "-e", "1M", "-n", "4", "-w", "1", "--repeats", "60", "--tuned", "none"]
     process = subprocess.Popen(

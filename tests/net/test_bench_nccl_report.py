@@ -10,8 +10,8 @@ import pytest
 from support.played_comparison import CASES, DEFAULT, OURS, TUNED, Stage
 
 from bagua.net.bench.machine import describe_machine
-from bagua.net.bench.nccl_ab.contender import BEST_TUNED, Contender, bagua_net_variant, hand_tuned, own_transport
-from bagua.net.bench.nccl_ab.contender import shared_memory as memory
+from bagua.net.bench.nccl_ab.backend import BEST_TUNED, Backend, bagua_net_variant, hand_tuned, own_transport
+from bagua.net.bench.nccl_ab.backend import shared_memory as memory
 from bagua.net.bench.nccl_ab.options import parse_options
 from bagua.net.bench.nccl_ab.outputs import plotted_rows, write_outputs
 from bagua.net.bench.nccl_ab.report import render_closing, render_tables
@@ -22,19 +22,19 @@ from bagua.net.bench.result_file import read_result
 SMALL, LARGE = (case.bytes for case in CASES)
 
 
-def contenders_of(stage: Stage) -> list[Contender]:
-    return [group.contender for group in stage.groups]
+def backends_of(stage: Stage) -> list[Backend]:
+    return [group.backend for group in stage.groups]
 
 
-def eleven(*more: tuple[Contender, float]) -> Stage:
+def eleven(*more: tuple[Backend, float]) -> Stage:
     """t2s2 16ch is the best at the large size and the default at the small one, where ours is slower."""
     tuned = [hand_tuned(text) for text in BEST_TUNED]
-    times = {contender.name: {SMALL: 0.003, LARGE: 0.005} for contender in tuned}
+    times = {backend.name: {SMALL: 0.003, LARGE: 0.005} for backend in tuned}
     times["NCCL t2s2 16ch"] = {SMALL: 0.009, LARGE: 0.004}
     return Stage(
         [
             (own_transport(), {SMALL: 0.001, LARGE: 0.012}),
-            *((contender, times[contender.name]) for contender in tuned),
+            *((backend, times[backend.name]) for backend in tuned),
             (OURS, {SMALL: 0.0012, LARGE: 0.003}),
             *more,
             (memory(), 0.0005),
@@ -44,10 +44,10 @@ def eleven(*more: tuple[Contender, float]) -> Stage:
 
 def table_of(stage: Stage, *, all_columns: bool = False) -> list[str]:
     found = results_of(stage.cases, stage.groups, stage.run(), 2)
-    return render_tables(found, contenders_of(stage), all_columns=all_columns).splitlines()
+    return render_tables(found, backends_of(stage), all_columns=all_columns).splitlines()
 
 
-def test_few_contenders_have_a_column_each() -> None:
+def test_few_backends_have_a_column_each() -> None:
     lines = table_of(Stage())
     assert lines[0] == "all_reduce: time in us (busbw in GB/s), median over repetitions"
     titles = ["size", "NCCL default", "NCCL t2s2", "bagua-net", "best tuned", "over default", "over best", "verified"]
@@ -102,7 +102,7 @@ def test_wrong_data_shows_in_its_line() -> None:
     stage = Stage()
     stage.worker(1, 1).wrong_at = 3
     outcome = stage.run()
-    lines = render_tables(results_of(CASES, stage.groups, outcome, 2), contenders_of(stage)).splitlines()
+    lines = render_tables(results_of(CASES, stage.groups, outcome, 2), backends_of(stage)).splitlines()
     assert [line.split()[-1] for line in lines[2:4]] == ["NO", "yes"]
 
 
@@ -177,13 +177,13 @@ def test_files_have_every_setting_and_the_best_of_each_size(tmp_path: Path) -> N
 def test_the_envelope_is_one_line_after_the_default() -> None:
     stage = eleven()
     found = results_of(stage.cases, stage.groups, stage.run(), 2)
-    rows = plotted_rows(found, contenders_of(stage), "all_reduce")
-    assert list(dict.fromkeys(row.contender for row in rows))[:3] == ["NCCL default", "best tuned", "NCCL t2s4"]
-    assert [row.time_us for row in rows if row.contender == "best tuned"] == pytest.approx([1000, 4000])
+    rows = plotted_rows(found, backends_of(stage), "all_reduce")
+    assert list(dict.fromkeys(row.backend for row in rows))[:3] == ["NCCL default", "best tuned", "NCCL t2s4"]
+    assert [row.time_us for row in rows if row.backend == "best tuned"] == pytest.approx([1000, 4000])
 
 
-def test_few_contenders_are_drawn_as_they_are() -> None:
+def test_few_backends_are_drawn_as_they_are() -> None:
     stage = Stage([(DEFAULT, 0.004), (TUNED, 0.002), (OURS, 0.001)])
     found = results_of(stage.cases, stage.groups, stage.run(), 2)
-    rows = plotted_rows(found, contenders_of(stage), "all_reduce")
+    rows = plotted_rows(found, backends_of(stage), "all_reduce")
     assert rows == list(found.rows)

@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 from support.played_comparison import CASES, DEFAULT, OURS, TUNED, Stage
 
-from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.results import NOISE, Results, results_of
 
 SMALL, LARGE = (case.bytes for case in CASES)
-MEMORY = Contender("shared memory", "Socket", shared_memory=True)
+MEMORY = Backend("shared memory", "Socket", shared_memory=True)
 
 
 def results(stage: Stage) -> Results:
     return results_of(stage.cases, stage.groups, stage.run(), 2)
 
 
-def test_ratios_compare_ours_with_each_other_contender_within_repetitions() -> None:
+def test_ratios_compare_ours_with_each_other_backend_within_repetitions() -> None:
     found = {(ratio.case.bytes, ratio.baseline): ratio.speedup.median for ratio in results(Stage()).ratios}
     assert found == {
         (SMALL, "NCCL default"): pytest.approx(4.0),
@@ -29,7 +29,7 @@ def test_ratios_compare_ours_with_each_other_contender_within_repetitions() -> N
 
 
 def test_cpu_time_per_gigabyte_counts_the_bytes_on_all_links() -> None:
-    rows = {(row.bytes, row.contender): row for row in results(Stage()).rows}
+    rows = {(row.bytes, row.backend): row for row in results(Stage()).rows}
     assert rows[SMALL, "bagua-net"].cpu_s_per_gb is None, "launching would be all that is counted"
     # 100 iterations of 2 (W - 1) MiB took both ranks 0.5 s each.
     assert rows[LARGE, "bagua-net"].cpu_s_per_gb == pytest.approx(1.0 / (100 * 2 * (1 << 20) / 1e9))
@@ -90,7 +90,7 @@ def test_a_setting_that_failed_on_the_way_cannot_be_the_best() -> None:
     stage = Stage()
     stage.worker(1, 0).dies_at = 2 * len(CASES) + 2
     found = results(stage)
-    assert {row.contender for row in found.rows if row.bytes == SMALL} >= {"NCCL t2s2"}, "it keeps what it measured"
+    assert {row.backend for row in found.rows if row.bytes == SMALL} >= {"NCCL t2s2"}, "it keeps what it measured"
     assert {one.setting for one in found.best} == {"default"}
     assert all(one.ratio is not None for one in found.best)
 

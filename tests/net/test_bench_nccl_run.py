@@ -6,13 +6,13 @@ import pytest
 from support.played_comparison import CASES, DEFAULT, OURS, Stage
 
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.memory import check_memory, needed_bytes
 from bagua.net.bench.nccl_ab.plan import Case, make_cases
 from bagua.net.bench.nccl_ab.results import results_of
 
 
-def test_a_good_run_measures_every_contender_alike() -> None:
+def test_a_good_run_measures_every_backend_alike() -> None:
     outcome = Stage().run()
     assert outcome.errors == []
     assert outcome.stopped_early is None
@@ -64,7 +64,7 @@ def test_where_nccl_is_played_by_gloo_no_network_is_asked_for() -> None:
     assert stage.run(prove_network=False).errors == []
 
 
-def test_wrong_data_ends_the_contender_and_names_rank_and_place() -> None:
+def test_wrong_data_ends_the_backend_and_names_rank_and_place() -> None:
     stage = Stage()
     stage.worker(1, 1).wrong_at = 2
     outcome = stage.run()
@@ -79,7 +79,7 @@ def test_wrong_data_after_the_load_is_an_error_too() -> None:
     outcome = stage.run()
     assert len(outcome.errors) == 1
     rows = results_of(CASES, stage.groups, outcome, 2).rows
-    assert [row.verified for row in rows if row.contender == "bagua-net"] == [False, True]
+    assert [row.verified for row in rows if row.backend == "bagua-net"] == [False, True]
 
 
 def test_a_crash_in_a_turn_keeps_what_was_measured() -> None:
@@ -129,18 +129,18 @@ def test_what_the_run_will_take_is_said_before_it_begins() -> None:
 
 
 GIB = 1 << 30
-SETTINGS = [Contender(f"NCCL t{number}", "Socket") for number in range(8)]
+SETTINGS = [Backend(f"NCCL t{number}", "Socket") for number in range(8)]
 
 
 @pytest.mark.parametrize("others_s_per_gib", [0.05, 0.2])
-def test_eleven_contenders_up_to_a_gibibyte_fit_into_a_hundred_seconds(others_s_per_gib: float) -> None:
+def test_eleven_backends_up_to_a_gibibyte_fit_into_a_hundred_seconds(others_s_per_gib: float) -> None:
     """Three repetitions of 15 sizes, with 200 ms at 1 GiB for the slowest backend, or for all of them."""
     sizes = [8, *(16 << shift for shift in range(0, 28, 2))]
     cases = make_cases(["all_reduce"], [*sizes[1:], sizes[0]], 2, 4)
     assert (len(cases), max(case.bytes for case in cases)) == (15, GIB)
     slow = {size: 50e-6 + 0.2 * size / GIB for size in sizes}
     fast = {size: 30e-6 + others_s_per_gib * size / GIB for size in sizes}
-    memory = Contender("shared memory", "Socket", shared_memory=True)
+    memory = Backend("shared memory", "Socket", shared_memory=True)
     stage = Stage([(DEFAULT, slow), *((other, fast) for other in (*SETTINGS, OURS, memory))], cases)
     stage.overhead_s = 0.002
     outcome = stage.run(time_limit_s=100.0, turn_seconds=0.15)

@@ -36,7 +36,7 @@ def test_the_comparison_trains_and_finds_equal_losses(tmp_path: Path, capfd: pyt
     code = load_script("tools/train/compare_ddp.py").main([*words, "--output-dir", str(tmp_path)])
     assert code == 0, capfd.readouterr()
     document = json.loads((tmp_path / "ddp-runs.json").read_text())
-    order = [(run["contender"], run["round"]) for run in document["runs"]]
+    order = [(run["backend"], run["round"]) for run in document["runs"]]
     assert order == [("NCCL default", 0), ("bagua-net", 0)]
     assert document["losses"]["allowed"] == 0.0
     assert document["best_tuned"] is None, "NCCL's default is alone"
@@ -56,7 +56,7 @@ def test_a_run_that_fails_shows_its_last_words(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(training_run, "EXAMPLE", script)
     arguments = parse_arguments(["--tuned", "none", "--backend", "gloo", "--output-dir", str(tmp_path)])
     with pytest.raises(RunError) as failure:
-        training_run.train_once(arguments.contenders[0], 0, arguments, os.environ, timeout_s=DEADLINE_S)
+        training_run.train_once(arguments.backends[0], 0, arguments, os.environ, timeout_s=DEADLINE_S)
     assert "exit code 1" in str(failure.value)
     assert "no batch left" in str(failure.value)
 

@@ -21,7 +21,7 @@ def test_defaults_are_the_whole_picture() -> None:
     assert options.sizes[0] == 8
     assert options.sizes[-1] == 256 * MIB
     assert {1 << 10, 128 * MIB} <= set(options.sizes)
-    assert options.contenders == ("plugin", "plugin-1", "bare", "gloo", "raw")
+    assert options.backends == ("plugin", "plugin-1", "bare", "gloo", "raw")
     assert (options.iterations, options.warmup, options.ranks, options.channels) == (None, None, None, 2)
     assert options.verify
     assert options.time_budget_s <= 170
@@ -55,10 +55,10 @@ def test_a_smallest_size_above_the_default_largest_is_one_size() -> None:
     assert parse_options(["-b", "512M"]).sizes == (512 * MIB,)
 
 
-def test_contenders_and_streams_are_lists() -> None:
-    options = parse_options(["--contenders", "bare, raw,bare", "--raw-streams", "4,1,4"])
-    assert options.contenders == ("bare", "raw")
-    assert options.contenders_given
+def test_backends_and_streams_are_lists() -> None:
+    options = parse_options(["--backends", "bare, raw,bare", "--raw-streams", "4,1,4"])
+    assert options.backends == ("bare", "raw")
+    assert options.backends_given
     assert options.raw_streams == (1, 4)
 
 
@@ -78,10 +78,10 @@ def test_contenders_and_streams_are_lists() -> None:
         (["--time-budget", "nan"], "outside 1..86400"),
         (["--ranks", "1"], "1 is outside 2..64"),
         (["--channels", "65"], "65 is outside 1..64"),
-        (["--contenders", "plugin,nccl"], "unknown backend 'nccl'; give a comma-separated list of plugin, plugin-1"),
-        (["--contenders", ","], "unknown backend ','"),
+        (["--backends", "plugin,nccl"], "unknown backend 'nccl'; give a comma-separated list of plugin, plugin-1"),
+        (["--backends", ","], "unknown backend ','"),
         (["--raw-streams", "0"], "0 is outside 1..256"),
-        (["--raw-streams", "2", "--contenders", "bare"], "without the backend raw"),
+        (["--raw-streams", "2", "--backends", "bare"], "without the backend raw"),
         (["--port", "70000"], "70000 is outside 1..65535"),
         (["--timeout", "0"], "outside 1..3600"),
         (["--repeats", "0"], "0 is outside 1..1000"),

@@ -130,7 +130,7 @@ def test_defaults() -> None:
     assert options.comms == (1, 8, 64)
     assert options.message_sizes == SIZES
     assert (options.in_flight, options.silence_s, options.idle_s) == (8, 2.0, 3.0)
-    assert options.contenders == ("plugin", "bare")
+    assert options.backends == ("plugin", "bare")
     assert parse_peers_options(["--peers=64,1,64"]).comms == (1, 64)
 
 
@@ -142,7 +142,7 @@ def test_defaults() -> None:
         (["--peers", "--message-sizes", "2G"], "a message of 2 GiB is outside 1 B..1 GiB"),
         (["--peers", "--message-sizes", "some"], "size 'some' is not a number"),
         (["--peers", "--in-flight", "33"], "33 is outside 1..32"),
-        (["--peers", "--contenders", "gloo"], "unknown backend 'gloo'; give a comma-separated list of plugin, bare"),
+        (["--peers", "--backends", "gloo"], "unknown backend 'gloo'; give a comma-separated list of plugin, bare"),
         (["--peers", "--messages", "5", "--time-budget", "9"], "not allowed with argument"),
         (["--peers", "--idle", "0"], "0 is outside 0.1..3600"),
         (["--peers", "--ranks", "3"], "unrecognized arguments: --ranks 3"),

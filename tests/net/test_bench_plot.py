@@ -16,7 +16,7 @@ from bagua.net.bench.plot import PlotUnavailableError, check_plot_path, write_pl
 def make_rows(sizes: list[int]) -> list[Measurement]:
     return [
         Measurement.from_samples(
-            contender=name,
+            backend=name,
             collective="all_reduce",
             size_bytes=size,
             ranks=2,
@@ -65,7 +65,7 @@ def test_large_sizes_alone_have_one_panel(tmp_path: Path) -> None:
     assert "raw TCP limit" not in svg_texts(path)
 
 
-def test_contenders_differ_without_colour() -> None:
+def test_backends_differ_without_colour() -> None:
     styles = importlib.import_module("bagua.net.bench.plot")._STYLES
     assert len({marker for _, marker, _ in styles}) == len(styles)
     assert len({str(dash) for _, _, dash in styles}) == len(styles)

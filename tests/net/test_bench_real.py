@@ -25,12 +25,12 @@ def run_bench(*arguments: str, **environment: str) -> subprocess.CompletedProces
     )
 
 
-def test_every_contender_moves_correct_data(tmp_path: Path) -> None:
+def test_every_backend_moves_correct_data(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     # Odd sizes are summed as bytes, multiples of four as float32; 3 ranks make uneven chunks.
     sizes = ["-b", "5", "-e", "4M", "-f", "64", "--ranks", "3", "--channels", "2"]
     finished = run_bench(
-        *sizes, "-n", "3", "-w", "1", "--repeats", "2", "--contenders", "plugin,plugin-1,bare,raw", "--json", str(path)
+        *sizes, "-n", "3", "-w", "1", "--repeats", "2", "--backends", "plugin,plugin-1,bare,raw", "--json", str(path)
     )
     assert finished.returncode == 0, finished.stderr
     result = read_result(path)
@@ -47,7 +47,7 @@ def test_every_contender_moves_correct_data(tmp_path: Path) -> None:
 
 def test_gloo_moves_correct_data_whatever_the_job_asks_of_nccl() -> None:
     pytest.importorskip("torch", reason="needs torch: pip install bagua[torch]")
-    short = ["-b", "7", "-e", "1M", "-f", "1000", "-n", "2", "--repeats", "1", "--contenders", "plugin,gloo"]
+    short = ["-b", "7", "-e", "1M", "-f", "1000", "-n", "2", "--repeats", "1", "--backends", "plugin,gloo"]
     finished = run_bench(*short, BAGUA_NET_REQUIRED="1", NCCL_NET="Socket")
     assert finished.returncode == 0, finished.stderr
     assert "every byte of every size correct" in finished.stdout
@@ -70,7 +70,7 @@ def test_many_comms_move_correct_data_and_are_quiet_when_idle(tmp_path: Path) ->
 
 
 def test_a_run_on_busy_cpus() -> None:
-    sizes = ["-b", "1K", "-e", "1K", "-n", "2", "-w", "0", "--repeats", "1", "--contenders", "plugin,bare"]
+    sizes = ["-b", "1K", "-e", "1K", "-n", "2", "-w", "0", "--repeats", "1", "--backends", "plugin,bare"]
     finished = run_bench(*sizes, "--busy-per-cpu", "1")
     assert finished.returncode == 0, finished.stderr
     assert "1 busy process per CPU" in finished.stdout
@@ -93,7 +93,7 @@ def test_ipv6() -> None:
         "2",
         "--repeats",
         "1",
-        "--contenders",
+        "--backends",
         "plugin,bare,raw",
     )
     assert finished.returncode == 0, finished.stderr
@@ -101,7 +101,7 @@ def test_ipv6() -> None:
 
 
 def test_the_users_knobs_reach_the_plugin() -> None:
-    finished = run_bench("--quick", "--contenders", "plugin", BAGUA_NET_NSTREAMS="a-few")
+    finished = run_bench("--quick", "--backends", "plugin", BAGUA_NET_NSTREAMS="a-few")
     assert finished.returncode == 1
     assert "BAGUA_NET_NSTREAMS" in finished.stderr
     assert "a-few" in finished.stderr
@@ -110,7 +110,7 @@ def test_the_users_knobs_reach_the_plugin() -> None:
 def test_a_file_that_is_no_library_is_an_error_that_names_it(tmp_path: Path) -> None:
     broken = tmp_path / "libnccl-net.so"
     broken.write_bytes(b"not an ELF file")
-    finished = run_bench("--quick", "--contenders", "plugin", "--library", str(broken))
+    finished = run_bench("--quick", "--backends", "plugin", "--library", str(broken))
     assert finished.returncode == 1
     assert str(broken) in finished.stderr
 
@@ -119,5 +119,5 @@ def test_another_library_can_be_named(tmp_path: Path) -> None:
     copy = tmp_path / "libnccl-net-copy.so"
     copy.write_bytes(library_path().read_bytes())
     sizes = ["-b", "1K", "-e", "1K", "-n", "2", "--repeats", "1"]
-    finished = run_bench(*sizes, "--contenders", "plugin", "--library", str(copy))
+    finished = run_bench(*sizes, "--backends", "plugin", "--library", str(copy))
     assert finished.returncode == 0, finished.stderr

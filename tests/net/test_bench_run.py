@@ -16,7 +16,7 @@ from support.processes import living_pids, wait_until
 
 from bagua.net.bench.result_file import read_result
 
-NATIVE = ["--contenders", "plugin,plugin-1,bare,raw", "--raw-streams", "1,2"]
+NATIVE = ["--backends", "plugin,plugin-1,bare,raw", "--raw-streams", "1,2"]
 
 
 def test_a_run_prints_table_and_summary_and_exports(bench: Bench, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_misspelt_setting_is_told_with_the_right_name(bench: Bench) -> None:
 
 
 def test_more_ranks(bench: Bench) -> None:
-    finished = bench.run(*SMALL_RUN, "--contenders", "bare,raw", "--ranks", "4", "--channels", "3")
+    finished = bench.run(*SMALL_RUN, "--backends", "bare,raw", "--ranks", "4", "--channels", "3")
     assert finished.returncode == 0, finished.stderr
     assert "4 ranks x 3 channels" in finished.stdout
     assert "4 ring connections share it" in finished.stdout
@@ -109,7 +109,7 @@ def test_unverified_runs_say_so(bench: Bench) -> None:
 
 def test_the_time_budget_is_kept(bench: Bench) -> None:
     began = time.monotonic()
-    finished = bench.run("-b", "1M", "-e", "4M", "--time-budget", "2", "--contenders", "bare")
+    finished = bench.run("-b", "1M", "-e", "4M", "--time-budget", "2", "--backends", "bare")
     assert finished.returncode == 0, finished.stderr
     # The fake driver answers at once whatever it is asked for: the plan is what is tested. Starting took some of it.
     planned = re.search(r"3 sizes, 1 backends, 7 repetitions: about (\d) s", finished.stderr)
@@ -152,7 +152,7 @@ def test_a_failing_driver_ends_the_run_and_leaves_nothing(bench: Bench, fault: d
         (["--driver", "/proc/version"], 1, "may not be executed; run chmod +x"),
         (["--interface", "eth99"], 2, "--interface 'eth99' does not exist on this host; it has "),
         (["--address", "203.0.113.9"], 2, "--address '203.0.113.9' is no address of this host"),
-        (["--contenders", "nccl"], 2, "unknown backend 'nccl'"),
+        (["--backends", "nccl"], 2, "unknown backend 'nccl'"),
         (["--json", "/no/such/run.json"], 2, "'/no/such' does not exist"),
         (["-e", "1024G", "-b", "1024G"], 1, "lower -e/--maxbytes"),
     ],
@@ -179,7 +179,7 @@ def test_gloo_without_torch_is_left_out_with_a_line_or_refused(bench: Bench) -> 
     assert finished.returncode == 0, finished.stderr
     assert "left out: gloo (torch is not installed" in finished.stdout
     refused = subprocess.run(
-        [*command, "--contenders", "gloo"], env=bench.environment(), capture_output=True, text=True, timeout=60
+        [*command, "--backends", "gloo"], env=bench.environment(), capture_output=True, text=True, timeout=60
     )
     assert refused.returncode == 2
     assert "pip install bagua[torch]" in refused.stderr

@@ -89,8 +89,8 @@ def test_a_run_moves_the_memory_of_a_ring_again_and_again(session: RawSession, p
 
 
 @pytest.mark.parametrize(
-    ("contender", "role", "memory"), [(RAW, "server", 0), (RAW, "server", -1), ("bare", "ring", LARGEST)]
+    ("backend", "role", "memory"), [(RAW, "server", 0), (RAW, "server", -1), ("bare", "ring", LARGEST)]
 )
-def test_memory_is_what_raw_alone_is_started_with(contender: str, role: str, memory: int) -> None:
-    with pytest.raises(BenchError, match=f"{contender!r} cannot be started with {memory} B of memory"):
-        DriverRequest(contender, 0, 2, role, memory_bytes=memory)
+def test_memory_is_what_raw_alone_is_started_with(backend: str, role: str, memory: int) -> None:
+    with pytest.raises(BenchError, match=f"{backend!r} cannot be started with {memory} B of memory"):
+        DriverRequest(backend, 0, 2, role, memory_bytes=memory)

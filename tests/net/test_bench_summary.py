@@ -113,7 +113,7 @@ def test_rows_carry_share_verification_and_notes() -> None:
     limit = raw_limit(results, links=2)
     collectives = {"plugin": "all_reduce", "raw x1": "one_way", "raw x4": "one_way"}
     rows = measurements(results, collectives, 2, limit)
-    assert [(row.contender, row.bytes) for row in rows] == [
+    assert [(row.backend, row.bytes) for row in rows] == [
         ("plugin", 64),
         ("plugin", 4 * MIB),
         ("raw x1", 4 * MIB),
@@ -126,7 +126,7 @@ def test_rows_carry_share_verification_and_notes() -> None:
     assert (raw1.share_of_raw, raw4.share_of_raw) == pytest.approx((5 / 8, 1.0))
     assert (small.verified, large.verified, raw1.verified) == (True, False, None)
     assert large.note == "WRONG DATA"
-    assert [row.contender for row in best_raw_only(rows)] == ["plugin", "plugin", "raw x4"]
+    assert [row.backend for row in best_raw_only(rows)] == ["plugin", "plugin", "raw x4"]
     assert results.wrong() == [("plugin", 4 * MIB, "rank 1: 3 wrong")]
 
 

@@ -18,9 +18,9 @@ from bagua.net.bench.table import (
 )
 
 
-def row(contender: str, size: int, **changes: object) -> Measurement:
+def row(backend: str, size: int, **changes: object) -> Measurement:
     arguments: dict[str, object] = {
-        "contender": contender,
+        "backend": backend,
         "collective": "all_reduce",
         "size_bytes": size,
         "ranks": 2,

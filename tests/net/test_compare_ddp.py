@@ -21,20 +21,20 @@ from ddp_comparison.rounds import Rounds, run_rounds
 from ddp_comparison.step_times import StepReport, report_steps
 from ddp_comparison.training_run import RunError, Training
 
-from bagua.net.bench.nccl_ab.contender import Contender, hand_tuned, own_transport
+from bagua.net.bench.nccl_ab.backend import Backend, hand_tuned, own_transport
 
 DEFAULT, OURS = own_transport(), bagua_net_by_activation()
 TUNED = [hand_tuned("2x4"), hand_tuned("4x1")]
 
 
-def training(contender: str, losses: list[float], round_number: int = 0) -> Training:
-    return Training(contender, round_number, losses, [0.1] * len(losses), 320.0, True, 1.0)
+def training(backend: str, losses: list[float], round_number: int = 0) -> Training:
+    return Training(backend, round_number, losses, [0.1] * len(losses), 320.0, True, 1.0)
 
 
-def timed(contender: Contender, step_s: float, round_number: int = 0) -> Training:
+def timed(backend: Backend, step_s: float, round_number: int = 0) -> Training:
     # The first five steps are not looked at.
     steps = [9.0] * 5 + [step_s] * 5
-    return Training(contender.name, round_number, [2.0] * 10, steps, 32 / step_s, True, 10.0)
+    return Training(backend.name, round_number, [2.0] * 10, steps, 32 / step_s, True, 10.0)
 
 
 def test_one_different_loss_is_a_failure_that_says_by_how_much() -> None:
@@ -94,13 +94,13 @@ def two_rounds() -> StepReport:
 def test_best_tuned_is_that_of_the_least_median_and_is_paired_by_round() -> None:
     steps = two_rounds()
     assert steps.best_tuned == "NCCL t4s1"
-    assert [(speedup.baseline, speedup.contender) for speedup in steps.speedups] == [
+    assert [(speedup.baseline, speedup.backend) for speedup in steps.speedups] == [
         ("NCCL default", "NCCL default"),
         ("best tuned", "NCCL t4s1"),
     ]
     ratio = steps.speedups[1].ratio
     assert (ratio.low, ratio.high) == pytest.approx((0.1 / 0.12, 3.0))
-    (ours,) = (row for row in steps.rows if row.contender == "bagua-net")
+    (ours,) = (row for row in steps.rows if row.backend == "bagua-net")
     assert ours.speedup_over_best == pytest.approx(0.2 / 0.11)
 
 
@@ -143,17 +143,17 @@ def test_two_ranks_have_to_agree_exactly_and_more_within_rounding(tmp_path: Path
 
 def test_ours_is_switched_on_by_the_variable_alone(tmp_path: Path) -> None:
     arguments = parse_arguments(["--output-dir", str(tmp_path)])
-    assert [contender.name for contender in arguments.contenders] == ["NCCL default", "NCCL t2s2 8ch", "bagua-net"]
-    assert arguments.contenders[-1].settings == {"ENABLE_BAGUA_NET": "1"}
-    assert arguments.contenders[-1].network == "BaguaNet"
+    assert [backend.name for backend in arguments.backends] == ["NCCL default", "NCCL t2s2 8ch", "bagua-net"]
+    assert arguments.backends[-1].settings == {"ENABLE_BAGUA_NET": "1"}
+    assert arguments.backends[-1].network == "BaguaNet"
 
 
 def test_tuned_takes_several_settings_and_best(tmp_path: Path) -> None:
     words = ["--output-dir", str(tmp_path), "--tuned"]
-    assert len(parse_arguments([*words, "best"]).contenders) == 10
-    names = [contender.name for contender in parse_arguments([*words, "2x4,4x1"]).contenders]
+    assert len(parse_arguments([*words, "best"]).backends) == 10
+    names = [backend.name for backend in parse_arguments([*words, "2x4,4x1"]).backends]
     assert names == ["NCCL default", "NCCL t2s4", "NCCL t4s1", "bagua-net"]
-    assert len(parse_arguments([*words, "none"]).contenders) == 2
+    assert len(parse_arguments([*words, "none"]).backends) == 2
 
 
 class PlayedTraining:
@@ -165,18 +165,18 @@ class PlayedTraining:
 
     def __call__(
         self,
-        contender: Contender,
+        backend: Backend,
         round_number: int,
         arguments: argparse.Namespace,
         inherited: Mapping[str, str],
         *,
         timeout_s: float,
     ) -> Training:
-        if self._breaks == (contender.name, round_number):
-            raise RunError(f"{contender.name}, round {round_number}: exit code 1")
-        self.order.append((round_number, contender.name))
-        self.now += self._seconds[contender.name]
-        return timed(contender, 0.1, round_number)
+        if self._breaks == (backend.name, round_number):
+            raise RunError(f"{backend.name}, round {round_number}: exit code 1")
+        self.order.append((round_number, backend.name))
+        self.now += self._seconds[backend.name]
+        return timed(backend, 0.1, round_number)
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def play(tmp_path: Path) -> Callable[..., tuple[PlayedTraining, Rounds]]:
     return run
 
 
-def test_each_round_begins_with_another_contender(play: Callable[..., tuple[PlayedTraining, Rounds]]) -> None:
+def test_each_round_begins_with_another_backend(play: Callable[..., tuple[PlayedTraining, Rounds]]) -> None:
     played, rounds = play(1000.0)
     assert [name for _, name in played.order[::3]] == ["NCCL default", "NCCL t2s4", "bagua-net"]
     assert len(rounds.trainings) == 9
@@ -209,7 +209,7 @@ def test_a_limit_within_the_first_round_is_an_error(play: Callable[..., tuple[Pl
     assert rounds.errors == ["--time-limit 45 s: round 0 of bagua-net not run"]
 
 
-def test_a_contender_that_fails_is_left_out(play: Callable[..., tuple[PlayedTraining, Rounds]]) -> None:
+def test_a_backend_that_fails_is_left_out(play: Callable[..., tuple[PlayedTraining, Rounds]]) -> None:
     played, rounds = play(1000.0, ("NCCL t2s4", 1))
     assert rounds.errors == ["NCCL t2s4, round 1: exit code 1"]
     assert [name for _, name in played.order].count("NCCL t2s4") == 1
@@ -217,12 +217,12 @@ def test_a_contender_that_fails_is_left_out(play: Callable[..., tuple[PlayedTrai
 
 
 @pytest.mark.parametrize("settings", [["2x4"], ["2x4", "4x1", "1x2x8", "2x2x8"]])
-def test_the_figure_is_drawn_with_few_and_with_many_contenders(tmp_path: Path, settings: list[str]) -> None:
+def test_the_figure_is_drawn_with_few_and_with_many_backends(tmp_path: Path, settings: list[str]) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install bagua[plot]")
-    contenders = [DEFAULT, *map(hand_tuned, settings), OURS]
-    runs = [timed(contender, 0.1 * (place + 1)) for place, contender in enumerate(contenders)]
+    backends = [DEFAULT, *map(hand_tuned, settings), OURS]
+    runs = [timed(backend, 0.1 * (place + 1)) for place, backend in enumerate(backends)]
     path = tmp_path / "ddp.svg"
-    write_figure(path, runs, contenders, report_steps(runs, contenders).best_tuned, "a title", "a machine")
+    write_figure(path, runs, backends, report_steps(runs, backends).best_tuned, "a title", "a machine")
     text = path.read_text()
     assert ("other hand-tuned settings" in text) == (len(settings) > 1)
 

@@ -234,7 +234,7 @@ def test_what_a_peer_sends_is_made_harmless() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"contender": "plugin", "role": "ring", "memory_bytes": 0},
+        {"backend": "plugin", "role": "ring", "memory_bytes": 0},
         {"memory_bytes": 1 << 40},
         {"streams": 10_000},
         {"streams": "1"},
@@ -242,7 +242,7 @@ def test_what_a_peer_sends_is_made_harmless() -> None:
     ],
 )
 def test_the_serving_end_starts_nothing_else(change: dict[str, Any]) -> None:
-    order = {"contender": "raw", "rank": 1, "ranks": 2, "role": "server", "streams": 1, "memory_bytes": 1 << 20}
+    order = {"backend": "raw", "rank": 1, "ranks": 2, "role": "server", "streams": 1, "memory_bytes": 1 << 20}
 
     class NoPlace:
         def start(self, request: object) -> None:

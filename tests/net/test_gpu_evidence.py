@@ -89,13 +89,13 @@ def test_every_part_of_best_is_a_command_that_the_benchmark_takes(evidence: Run,
     for command in commands[:-1]:
         options = parse_options([*nccl_words(command), "--library", str(library)])
         collectives += options.collectives
-        assert len(options.contenders) == 11
+        assert len(options.backends) == 11
         assert (options.ranks, options.sizes[0], options.sizes[-1]) == (4, 8, 1 << 30)
         assert options.time_limit_s == 110
     assert collectives == ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"]
     assert commands[-1][0].endswith("tools/train/compare_ddp.py")
     arguments = parse_arguments([*commands[-1][1:], "--output-dir", str(tmp_path / "ddp")])
-    assert len(arguments.contenders) == 10
+    assert len(arguments.backends) == 10
     assert (arguments.nproc_per_node, arguments.model, arguments.dtype) == (4, "vgg16", "bf16")
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"best_all_reduce-4.json", "best_send_recv-4.png", "best_ddp-4.json"} <= written
@@ -147,7 +147,7 @@ def test_ranks_share_gpus_where_they_can(evidence: Run, tmp_path: Path) -> None:
     library = tmp_path / "libnccl-net.so"
     library.write_bytes(b"")
     asked = parse_options([*nccl_words(collectives), "--library", str(library)])
-    assert (asked.share_gpus, asked.ranks, any(one.shared_memory for one in asked.contenders)) == (True, 4, False)
+    assert (asked.share_gpus, asked.ranks, any(one.shared_memory for one in asked.backends)) == (True, 4, False)
     sharing = [core_comparison.options.parse_options(one[1:], gpus=gpus).sharing for one in (core_tcp, algorithms)]
     sharing += [sweep.options.parse_options(one[2:], gpus=gpus).comparison.sharing for one in (networks, delays)]
     sharing.append(convergence_comparison.options.parse_options(convergence[1:], gpus=gpus).sharing)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bagua.net.bench.endpoint import Event
-from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.group import Group
 from bagua.net.bench.nccl_ab.plan import Case, make_cases
 from bagua.net.bench.nccl_ab.run import ComparisonRun, RunOutcome, RunSettings
@@ -90,9 +90,9 @@ class PlayedWorker:
         self.closed = True
 
 
-DEFAULT = Contender("NCCL default", "Socket")
-TUNED = Contender("NCCL t2s2", "Socket")
-OURS = Contender("bagua-net", "BaguaNet", is_ours=True)
+DEFAULT = Backend("NCCL default", "Socket")
+TUNED = Backend("NCCL t2s2", "Socket")
+OURS = Backend("bagua-net", "BaguaNet", is_ours=True)
 THREE = ((DEFAULT, 0.004), (TUNED, 0.002), (OURS, 0.001))
 
 
@@ -101,7 +101,7 @@ class Stage:
 
     def __init__(
         self,
-        contenders: Sequence[tuple[Contender, float | Mapping[int, float]]] = THREE,
+        backends: Sequence[tuple[Backend, float | Mapping[int, float]]] = THREE,
         cases: Sequence[Case] = CASES,
     ) -> None:
         self.now = 0.0
@@ -109,15 +109,13 @@ class Stage:
         self.cases = cases
         self.messages = io.StringIO()
         self._workers: list[list[PlayedWorker]] = []
-        self.groups = [self._group(contender, seconds) for contender, seconds in contenders]
+        self.groups = [self._group(backend, seconds) for backend, seconds in backends]
 
-    def _group(self, contender: Contender, seconds: float | Mapping[int, float]) -> Group:
+    def _group(self, backend: Backend, seconds: float | Mapping[int, float]) -> Group:
         always, by_size = (seconds, {}) if isinstance(seconds, float) else (1e-3, seconds)
-        workers = [
-            PlayedWorker(f"{contender.name} {rank}", contender.network, always, by_size, self) for rank in (0, 1)
-        ]
+        workers = [PlayedWorker(f"{backend.name} {rank}", backend.network, always, by_size, self) for rank in (0, 1)]
         self._workers.append(workers)
-        return Group(contender, endpoints=workers)
+        return Group(backend, endpoints=workers)
 
     def worker(self, group: int, rank: int) -> PlayedWorker:
         return self._workers[group][rank]

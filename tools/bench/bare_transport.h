@@ -1,4 +1,4 @@
-// BareTransport: the contender that stands for NCCL's own Socket transport as it runs by default outside the big
+// BareTransport: the backend that stands for NCCL's own Socket transport as it runs by default outside the big
 // clouds: no helper threads, one non-blocking TCP socket per channel and direction with TCP_NODELAY, and all I/O inside
 // test() of the one thread that drives the ring. A message is a 4-byte size in host order and the payload; up to 128
 // bytes of payload travel in the same write as the size. There is nothing else on the wire. 32 requests per connection.

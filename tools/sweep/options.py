@@ -104,7 +104,7 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument("--batch-size", type=within(int, 1, 65536), metavar="N", help="per rank (default: the model's)")
     what.add_argument(
         "--algorithms",
-        "--contenders",  # its former name
+        "--backends",  # its former name
         type=names_of("algorithm", list(ALGORITHMS), GROUPS),
         default=GROUPS["algorithms"],
         metavar="LIST",

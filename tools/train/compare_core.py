@@ -33,7 +33,7 @@ from core_comparison.step_statistics import faults_of, rows_of
 
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.machine import describe_machine
-from bagua.net.bench.nccl_ab.contender import ignored_variables
+from bagua.net.bench.nccl_ab.backend import ignored_variables
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.table import shows_colour
 

@@ -30,13 +30,13 @@ from bagua.net.bench.machine import describe_machine
 
 def main(words: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(words)
-    baseline = arguments.contenders[0].name
+    baseline = arguments.backends[0].name
     rounds = run_rounds(arguments)
     verdict = None
-    if any(training.contender == baseline for training in rounds.trainings):
+    if any(training.backend == baseline for training in rounds.trainings):
         verdict = judge_losses(rounds.trainings, baseline, arguments.tolerance)
         rounds.errors += verdict.failures
-    steps = report_steps(rounds.trainings, arguments.contenders)
+    steps = report_steps(rounds.trainings, arguments.backends)
     print(render(steps, verdict))
     print("\n".join(closing_lines(steps, verdict, rounds)))
     machine = describe_machine()
@@ -46,7 +46,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if rounds.trainings:
         written.append(arguments.output_dir / "ddp.png")
         title = f"{arguments.model} with DDP on {arguments.nproc_per_node} ranks, {arguments.dtype}"
-        write_figure(written[-1], rounds.trainings, arguments.contenders, steps.best_tuned, title, machine.caption())
+        write_figure(written[-1], rounds.trainings, arguments.backends, steps.best_tuned, title, machine.caption())
     print("written: " + ", ".join(map(str, written)))
     return 1 if rounds.errors or not rounds.trainings else 0
 

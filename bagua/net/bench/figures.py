@@ -46,7 +46,7 @@ def speedup(case: Mapping[str, Label], backend: str, baseline: str, ratio: Paire
 
 
 def measurement_case(row: Measurement, *, ranks: int, gpus: int = 0, **more: Label) -> dict[str, Label]:
-    name, _, streams = row.contender.partition(" x")
+    name, _, streams = row.backend.partition(" x")
     labels: dict[str, Label] = {"backend": backend_label(name), "collective": row.collective, "size_bytes": row.bytes}
     return {**labels, **({"streams": int(streams)} if streams else {}), "ranks": ranks, "gpus": gpus, **more}
 

@@ -54,7 +54,7 @@ def percentile(samples: Sequence[float], percent: float) -> float:
 class Measurement:
     """What the table, the exports and the plot show of one backend at one size."""
 
-    contender: str
+    backend: str
     collective: str
     bytes: int
     iterations: int  # of one repetition
@@ -74,7 +74,7 @@ class Measurement:
     @staticmethod
     def from_samples(
         *,
-        contender: str,
+        backend: str,
         collective: str,
         size_bytes: int,
         ranks: int,
@@ -89,14 +89,14 @@ class Measurement:
         """repetition_seconds: elapsed / iterations of each repetition (the slowest rank's). iteration_seconds: the
         single iterations of all repetitions, for p50 and p99; leave it empty where they were not timed one by one."""
         if not repetition_seconds:
-            raise ValueError(f"{contender} at {size_bytes} B has no samples")
+            raise ValueError(f"{backend} at {size_bytes} B has no samples")
         if min(repetition_seconds) <= 0:
-            raise ValueError(f"{contender} at {size_bytes} B took {min(repetition_seconds)} s; a time must be positive")
+            raise ValueError(f"{backend} at {size_bytes} B took {min(repetition_seconds)} s; a time must be positive")
         seconds = statistics.median(repetition_seconds)
         algbw = size_bytes / seconds / GIGABYTE
         small = size_bytes <= LATENCY_LIMIT_BYTES and len(iteration_seconds) > 0
         return Measurement(
-            contender=contender,
+            backend=backend,
             collective=collective,
             bytes=size_bytes,
             iterations=iterations,

@@ -18,17 +18,17 @@ def available_bytes(meminfo: str) -> int | None:
     return int(match.group(1)) * 1024 if match else None
 
 
-def check_memory(largest_bytes: int, local_ranks: int, ring_contenders: int, meminfo: str | None = None) -> None:
+def check_memory(largest_bytes: int, local_ranks: int, ring_backends: int, meminfo: str | None = None) -> None:
     if meminfo is None:
         try:
             meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
         except OSError:
             return
     available = available_bytes(meminfo)
-    needed = largest_bytes * local_ranks * (ring_contenders + _BUFFERS - 1)
+    needed = largest_bytes * local_ranks * (ring_backends + _BUFFERS - 1)
     if available is not None and needed > available:
         raise BenchError(
-            f"size {format_size(largest_bytes)} with {local_ranks} ranks and {ring_contenders} backends needs"
+            f"size {format_size(largest_bytes)} with {local_ranks} ranks and {ring_backends} backends needs"
             f" {format_size(needed)} of memory, and {format_size(available)} are available; lower -e/--maxbytes,"
             " --ranks or the number of --backends"
         )

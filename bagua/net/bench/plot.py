@@ -53,8 +53,8 @@ def _pyplot() -> Any:
     return importlib.import_module("matplotlib.pyplot")
 
 
-def contenders_in_order(measurements: Sequence[Measurement]) -> list[str]:
-    return list(dict.fromkeys(measurement.contender for measurement in measurements))
+def backends_in_order(measurements: Sequence[Measurement]) -> list[str]:
+    return list(dict.fromkeys(measurement.backend for measurement in measurements))
 
 
 def write_plot(
@@ -88,19 +88,19 @@ def write_plot(
         panels = 2 if small else 1
         figure, axes = plt.subplots(1, panels, figsize=(4.6 * panels + 0.4, 4.2), squeeze=False, layout="constrained")
         bandwidth = axes[0][0]
-        for contender in faint:
+        for backend in faint:
             grey = {"color": "0.75", "linewidth": 0.7, "zorder": 1}
-            mine = [m for m in measurements if m.contender == contender]
+            mine = [m for m in measurements if m.backend == backend]
             bandwidth.plot([m.bytes for m in mine], [m.busbw_gb_s for m in mine], **grey)
             if small:
-                mine = [m for m in small if m.contender == contender]
+                mine = [m for m in small if m.backend == backend]
                 axes[0][1].plot([m.bytes for m in mine], [m.time_us for m in mine], **grey)
         if faint:
             bandwidth.plot([], [], color="0.75", linewidth=0.7, label=faint_label)
-        for index, contender in enumerate(c for c in contenders_in_order(measurements) if c not in faint):
-            _draw_bandwidth(bandwidth, [m for m in measurements if m.contender == contender], index)
+        for index, backend in enumerate(c for c in backends_in_order(measurements) if c not in faint):
+            _draw_bandwidth(bandwidth, [m for m in measurements if m.backend == backend], index)
             if small:
-                _draw_latency(axes[0][1], [m for m in small if m.contender == contender], index)
+                _draw_latency(axes[0][1], [m for m in small if m.backend == backend], index)
         if reference_gb_s is not None:
             bandwidth.axhline(reference_gb_s, color="0.35", linewidth=1, linestyle=(0, (6, 3)), label=reference_label)
         # The curves rise to the upper right, so the lower right is free.
@@ -134,7 +134,7 @@ def _draw_bandwidth(axes: Any, rows: Sequence[Measurement], index: int) -> None:
         linestyle=dash,
         linewidth=1.4,
         markersize=4,
-        label=rows[0].contender,
+        label=rows[0].backend,
     )
 
 

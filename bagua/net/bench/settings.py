@@ -12,9 +12,9 @@ from pathlib import Path
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.traffic_pattern import DEPTH, SLICE_BYTES
 
-RING_CONTENDERS = ("plugin", "plugin-1", "bare", "gloo")
+RING_BACKENDS = ("plugin", "plugin-1", "bare", "gloo")
 RAW = "raw"
-CONTENDERS = (*RING_CONTENDERS, RAW)
+BACKENDS = (*RING_BACKENDS, RAW)
 # Not one of the names that a user lists: --baseline-library adds it.
 BASELINE = "baseline"
 
@@ -25,7 +25,7 @@ _HOST_PORT = re.compile(r"\[?[0-9A-Za-z.:%_-]+\]?:\d{1,5}")
 class DriverRequest:
     """One driver to start. It also comes from rank 0 over the network, so it names things and never commands."""
 
-    contender: str
+    backend: str
     rank: int
     ranks: int
     role: str = "ring"  # or "server", "client" of a raw pair
@@ -35,21 +35,21 @@ class DriverRequest:
     write_bytes: int = 0  # of one call of an end of a raw pair; 0: the driver's default
 
     def __post_init__(self) -> None:
-        if self.contender not in (*CONTENDERS, BASELINE):
-            known = ", ".join((*CONTENDERS, BASELINE))
-            raise BenchError(f"unknown backend {self.contender!r}; known: {known}")
-        if self.role not in ("ring", "server", "client") or (self.role == "ring") != (self.contender != RAW):
-            raise BenchError(f"backend {self.contender!r} has no role {self.role!r}")
+        if self.backend not in (*BACKENDS, BASELINE):
+            known = ", ".join((*BACKENDS, BASELINE))
+            raise BenchError(f"unknown backend {self.backend!r}; known: {known}")
+        if self.role not in ("ring", "server", "client") or (self.role == "ring") != (self.backend != RAW):
+            raise BenchError(f"backend {self.backend!r} has no role {self.role!r}")
         if self.role == "client" and not _HOST_PORT.fullmatch(self.connect):
             raise BenchError(f"{self.connect!r} is no host:port to connect to")
-        if (self.memory_bytes > 0) != (self.contender == RAW):
-            raise BenchError(f"backend {self.contender!r} cannot be started with {self.memory_bytes} B of memory")
+        if (self.memory_bytes > 0) != (self.backend == RAW):
+            raise BenchError(f"backend {self.backend!r} cannot be started with {self.memory_bytes} B of memory")
 
     @property
     def title(self) -> str:
-        if self.contender == RAW:
+        if self.backend == RAW:
             return f"raw x{self.streams} {self.role} (rank {self.rank})"
-        return f"{self.contender} rank {self.rank}"
+        return f"{self.backend} rank {self.rank}"
 
 
 @dataclass(frozen=True)
@@ -69,22 +69,22 @@ class DriverSettings:
     def command(self, request: DriverRequest) -> list[str]:
         timeout_ms = str(int(self.timeout_s * 1000))
         ranks = ["--rank", str(request.rank), "--nranks", str(request.ranks)]
-        if request.contender == "gloo":
+        if request.backend == "gloo":
             worker = [sys.executable, "-m", "bagua.net.bench.gloo_worker"]
             return [*worker, *ranks, "--address", self.address, "--timeout-ms", timeout_ms]
-        if request.contender == RAW:
+        if request.backend == RAW:
             raw = [str(self.driver), "raw", "--role", request.role, "--streams", str(request.streams)]
             end = ["--address", self.address] if request.role == "server" else ["--connect", request.connect]
             blocks = ["--write-bytes", str(request.write_bytes)] if request.write_bytes else []
             return [*raw, *end, "--memory-bytes", str(request.memory_bytes), *blocks]
         ring = [str(self.driver), "ring", *ranks, "--channels", str(self.channels)]
         ring += ["--slice-bytes", str(SLICE_BYTES), "--depth", str(DEPTH), "--timeout-ms", timeout_ms]
-        if request.contender == "bare":
+        if request.backend == "bare":
             return [*ring, "--transport", "bare", "--address", self.address]
         return [*ring, "--transport", "plugin", "--library", str(self._library_of(request))]
 
     def _library_of(self, request: DriverRequest) -> Path:
-        if request.contender != BASELINE:
+        if request.backend != BASELINE:
             return self.library
         if self.baseline_library is None:
             raise BenchError(
@@ -100,12 +100,12 @@ class DriverSettings:
         if self.interface:
             environment["NCCL_SOCKET_IFNAME"] = f"={self.interface}"
             environment["GLOO_SOCKET_IFNAME"] = self.interface
-        if request.contender == "plugin-1":
+        if request.backend == "plugin-1":
             environment["BAGUA_NET_NSTREAMS"] = "1"
-        if request.contender in ("plugin", "plugin-1", BASELINE):
+        if request.backend in ("plugin", "plugin-1", BASELINE):
             # A bench of the plugin needs no activation, and must not be switched off by the job's.
             environment.pop("ENABLE_BAGUA_NET", None)
-        if request.contender == "gloo":
+        if request.backend == "gloo":
             # No NCCL there: what its `import torch` would find wrong with the job's activation does not concern it.
             environment.pop("ENABLE_BAGUA_NET", None)
             environment.pop("BAGUA_NET_REQUIRED", None)
@@ -130,9 +130,9 @@ def check_baseline_library(library: Path) -> None:
     _check_readable(library, BASELINE, "name a libnccl-net.so that is on every host with --baseline-library")
 
 
-def _check_readable(library: Path, contender: str, remedy: str) -> None:
+def _check_readable(library: Path, backend: str, remedy: str) -> None:
     if not library.is_file():
         problem = "is no file" if library.exists() else "does not exist"
-        raise BenchError(f"the {contender}'s library {str(library)!r} {problem}; {remedy}")
+        raise BenchError(f"the {backend}'s library {str(library)!r} {problem}; {remedy}")
     if not os.access(library, os.R_OK):
-        raise BenchError(f"the {contender}'s library {str(library)!r} may not be read; fix its permissions with chmod")
+        raise BenchError(f"the {backend}'s library {str(library)!r} may not be read; fix its permissions with chmod")

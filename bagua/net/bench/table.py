@@ -63,7 +63,7 @@ class Column:
 
 COLUMNS: tuple[Column, ...] = (
     Column("size", "", lambda m: format_size(m.bytes)),
-    Column("backend", "", lambda m: m.contender, left=True),
+    Column("backend", "", lambda m: m.backend, left=True),
     Column("time", "us", lambda m: format_time_us(m.time_us)),
     Column("min..max", "us", lambda m: f"{format_time_us(m.time_min_us)}..{format_time_us(m.time_max_us)}"),
     Column("algbw", "GB/s", lambda m: format_bandwidth(m.algbw_gb_s)),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from bagua.net.bench.nccl_ab.contender import PLUGIN_NETWORK
+from bagua.net.bench.nccl_ab.backend import PLUGIN_NETWORK
 from bagua.net.bench.paired_ratio import MIN_REPETITIONS, PairedRatio, paired_ratio
 from bagua.net.compare.command_run import CommandRun
 from bagua.net.compare.rounds import Rounds

@@ -120,7 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--algorithms",
-        "--contenders",  # its former name
+        "--backends",  # its former name
         type=names_of("algorithm", list(ALGORITHMS), GROUPS),
         default=DEFAULT_ALGORITHMS,
         metavar="LIST",

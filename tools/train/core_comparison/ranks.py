@@ -10,7 +10,7 @@ from rank_team.placement import HostPlacement, Placement
 from rank_team.team import RankTeam, rank_environment
 
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.nccl_ab.contender import PLUGIN_NETWORK, Contender, worker_environment
+from bagua.net.bench.nccl_ab.backend import PLUGIN_NETWORK, Backend, worker_environment
 from bagua.net.bench.nccl_ab.log import network_error, read_proof_file
 from core_comparison.options import Options
 
@@ -46,20 +46,20 @@ def start_ranks(options: Options, log_folder: Path, placement: Placement | None 
     return team
 
 
-def _network(options: Options) -> Contender:
+def _network(options: Options) -> Backend:
     """The same for all that is compared here: NCCL reads it once per process."""
     if options.network == "tcp":
         return bagua_net_by_activation()
-    return Contender("ranks", "", {"ENABLE_BAGUA_NET": "0"})
+    return Backend("ranks", "", {"ENABLE_BAGUA_NET": "0"})
 
 
-def _check_network(network: Contender, logs: list[Path]) -> None:
+def _check_network(network: Backend, logs: list[Path]) -> None:
     assert network.network == PLUGIN_NETWORK
     if error := network_error("--network tcp", network.network, [read_proof_file(log) for log in logs]):
         raise BenchError(error)
 
 
-def _environment(options: Options, network: Contender, log: Path) -> dict[str, str]:
+def _environment(options: Options, network: Backend, log: Path) -> dict[str, str]:
     inherited = worker_environment(network, os.environ, tcp_only=options.network == "tcp", debug_file=log)
     environment = rank_environment(inherited, settings=network.settings)
     if options.deterministic:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.report import hand_tuned_names, has_envelope
 from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME
 from ddp_comparison.training_run import Training
@@ -16,7 +16,7 @@ from ddp_comparison.training_run import Training
 def write_figure(
     path: Path,
     trainings: Sequence[Training],
-    contenders: Sequence[Contender],
+    backends: Sequence[Backend],
     best: str | None,
     title: str,
     caption: str,
@@ -28,8 +28,8 @@ def write_figure(
 
     # Okabe and Ito's colours; dashes tell them apart in grey.
     styles = [("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":")]
-    names = list(dict.fromkeys(training.contender for training in trainings))
-    tuned = hand_tuned_names(contenders) if has_envelope(contenders) else []
+    names = list(dict.fromkeys(training.backend for training in trainings))
+    tuned = hand_tuned_names(backends) if has_envelope(backends) else []
     faint = [name for name in names if name in tuned and name != best]
     coloured = [name for name in names if name not in faint]
     settings = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
@@ -39,7 +39,7 @@ def write_figure(
             colour, dash, width = "0.75", "-", 0.7
             if name in coloured:
                 (colour, dash), width = styles[coloured.index(name) % len(styles)], 1.3
-            for number, training in enumerate(t for t in trainings if t.contender == name):
+            for number, training in enumerate(t for t in trainings if t.backend == name):
                 label = _label(name, best, faint) if number == 0 else None
                 milliseconds = [seconds * 1e3 for seconds in training.step_seconds]
                 times.plot(range(1, len(milliseconds) + 1), milliseconds, dash, color=colour, lw=width, label=label)

@@ -42,14 +42,14 @@ class LossVerdict:
 
 
 def judge_losses(trainings: Sequence[Training], baseline: str, tolerance: float) -> LossVerdict:
-    reference = [training for training in trainings if training.contender == baseline]
+    reference = [training for training in trainings if training.backend == baseline]
     if not reference:
         raise ValueError(f"no run of {baseline} ended well, so there is nothing to compare losses with")
     own = max((relative_difference(reference[0].losses, other.losses) for other in reference[1:]), default=0.0)
     differences: dict[str, float] = {}
     for training in trainings:
-        if training.contender != baseline:
+        if training.backend != baseline:
             found = relative_difference(reference[0].losses, training.losses)
-            differences[training.contender] = max(found, differences.get(training.contender, 0.0))
+            differences[training.backend] = max(found, differences.get(training.backend, 0.0))
     # Where even the default's losses are no numbers nothing can be compared, and nothing may pass.
     return LossVerdict(own, differences, max(tolerance, own) if math.isfinite(own) else tolerance)

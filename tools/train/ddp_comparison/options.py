@@ -8,19 +8,19 @@ from pathlib import Path
 
 from bagua.net.bench.argument_types import within
 from bagua.net.bench.export import check_writable, make_folder
-from bagua.net.bench.nccl_ab.contender import (
+from bagua.net.bench.nccl_ab.backend import (
     DEFAULT_TUNED,
     PLUGIN_NETWORK,
-    Contender,
-    make_contenders,
+    Backend,
+    make_backends,
     tuned_settings,
 )
 from ddp_comparison.losses import DEFAULT_TOLERANCE, EXACT_RANKS
 
 
-def bagua_net_by_activation() -> Contender:
+def bagua_net_by_activation() -> Backend:
     """What a user does, unlike bagua-net-bench, which names the library: the package's own activation is tested."""
-    return Contender("bagua-net", PLUGIN_NETWORK, {"ENABLE_BAGUA_NET": "1"}, is_ours=True)
+    return Backend("bagua-net", PLUGIN_NETWORK, {"ENABLE_BAGUA_NET": "1"}, is_ours=True)
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -79,11 +79,11 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         arguments.tolerance = 0.0 if arguments.nproc_per_node <= EXACT_RANKS else DEFAULT_TOLERANCE
     try:
         tuned = tuned_settings([arguments.tuned])
-        arguments.contenders = make_contenders(library=None, tuned=tuned, variants=[], with_shared_memory=False)
+        arguments.backends = make_backends(library=None, tuned=tuned, variants=[], with_shared_memory=False)
         make_folder("--output-dir", arguments.output_dir)
         arguments.output_dir = arguments.output_dir.absolute()
         check_writable("--output-dir", arguments.output_dir / "ddp.json")
     except ValueError as error:
         parser.error(str(error))
-    arguments.contenders.append(bagua_net_by_activation())
+    arguments.backends.append(bagua_net_by_activation())
     return arguments

@@ -23,12 +23,12 @@ def render(steps: StepReport, verdict: LossVerdict | None) -> str:
         titles.insert(3, "over best")
     lines = [f"{'backend':<16}" + "".join(f"{title:>14}" for title in titles)]
     for row in steps.rows:
-        difference = verdict.differences.get(row.contender) if verdict else None
+        difference = verdict.differences.get(row.backend) if verdict else None
         cells = [f"{row.step_ms:.2f}", f"{row.samples_per_second:.1f}", _times(row.speedup)]
         if steps.best_tuned is not None:
             cells.append(_times(row.speedup_over_best))
         cells += [f"{row.first_loss:.6f}", f"{row.last_loss:.6f}", "-" if difference is None else f"{difference:.3g}"]
-        lines.append(f"{row.contender:<16}" + "".join(f"{cell:>14}" for cell in cells))
+        lines.append(f"{row.backend:<16}" + "".join(f"{cell:>14}" for cell in cells))
     return "\n".join(lines)
 
 
@@ -43,9 +43,9 @@ def closing_lines(steps: StepReport, verdict: LossVerdict | None, rounds: Rounds
             f"losses: allowed difference {verdict.allowed:.3g}, NCCL default's own rounds {verdict.own_spread:.3g}"
         )
     for row in steps.rows:
-        mine = [training for training in rounds.trainings if training.contender == row.contender]
+        mine = [training for training in rounds.trainings if training.backend == row.backend]
         if kinds := dict.fromkeys(proof.summary() for training in mine for proof in training.proofs):
-            lines.append(f"network of {row.contender}: " + "; ".join(kinds))
+            lines.append(f"network of {row.backend}: " + "; ".join(kinds))
     lines += [f"note: {note}" for note in rounds.notes]
     return [*lines, *(f"ERROR: {error}" for error in rounds.errors)]
 
@@ -74,23 +74,23 @@ def write_document(
 def write_result_file(
     path: Path, arguments: argparse.Namespace, steps: StepReport, rounds: Rounds, machine: MachineFacts
 ) -> None:
-    baseline = arguments.contenders[0].name
-    times = {(one.contender, one.round): one.step_ms for one in rounds.trainings}
+    baseline = arguments.backends[0].name
+    times = {(one.backend, one.round): one.step_ms for one in rounds.trainings}
     found = []
     for row in steps.rows:
-        numbers = [number for name, number in times if name == row.contender]
-        ranks, backend = arguments.nproc_per_node, figures.name_of(row.contender)
+        numbers = [number for name, number in times if name == row.backend]
+        ranks, backend = arguments.nproc_per_node, figures.name_of(row.backend)
         labels = {"model": arguments.model, "algorithm": "torch_ddp", "backend": backend, "ranks": ranks}
         found += figures.figures(
             {**labels, "gpus": 0 if arguments.backend == "gloo" else ranks, "rate_gbps": None, "delay_ms": 0.0},
             {
-                ("step_time", "ms"): [times[row.contender, number] for number in numbers],
+                ("step_time", "ms"): [times[row.backend, number] for number in numbers],
                 ("speedup", "x"): [
-                    times[baseline, number] / times[row.contender, number]
+                    times[baseline, number] / times[row.backend, number]
                     for number in numbers
-                    if row.contender != baseline and (baseline, number) in times
+                    if row.backend != baseline and (baseline, number) in times
                 ],
-                ("loss", ""): [one.losses[-1] for one in rounds.trainings if one.contender == row.contender],
+                ("loss", ""): [one.losses[-1] for one in rounds.trainings if one.backend == row.backend],
             },
         )
     names = ("model", "steps", "batch_size", "image_size", "dtype", "seed", "rounds", "tuned", "tcp_only", "backend")
@@ -119,7 +119,7 @@ def _versions() -> dict[str, object]:
 def _runs(trainings: Sequence[Training]) -> list[dict[str, object]]:
     return [
         {
-            "contender": training.contender,
+            "backend": training.backend,
             "round": training.round,
             "wall_seconds": training.wall_seconds,
             "replicas_agree": training.replicas_agree,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.log import NetworkProof, network_error
 from ddp_comparison.training_run import RunError, Training, train_once
 
@@ -17,7 +17,7 @@ from ddp_comparison.training_run import RunError, Training, train_once
 class Trainer(Protocol):
     def __call__(
         self,
-        contender: Contender,
+        backend: Backend,
         round_number: int,
         arguments: argparse.Namespace,
         inherited: Mapping[str, str],
@@ -39,7 +39,7 @@ def run_rounds(
     arguments: argparse.Namespace, train: Trainer = train_once, clock: Callable[[], float] = time.monotonic
 ) -> Rounds:
     """A backend that fails is left out from then on, and reported."""
-    contenders: list[Contender] = arguments.contenders
+    backends: list[Backend] = arguments.backends
     deadline = clock() + arguments.time_limit
     rounds = Rounds()
     failed: set[str] = set()
@@ -53,41 +53,41 @@ def run_rounds(
                 f" {arguments.time_limit:g} s {max(0.0, deadline - began):.0f} are left"
             )
             break
-        for place in range(len(contenders)):
-            contender = contenders[(place + number) % len(contenders)]
-            if contender.name in failed:
+        for place in range(len(backends)):
+            backend = backends[(place + number) % len(backends)]
+            if backend.name in failed:
                 continue
             remaining = deadline - clock()
             if remaining <= 0:
                 rounds.errors.append(
-                    f"--time-limit {arguments.time_limit:g} s: round {number} of {contender.name} not run"
+                    f"--time-limit {arguments.time_limit:g} s: round {number} of {backend.name} not run"
                 )
                 continue
             timeout_s = min(arguments.run_timeout, remaining)
             try:
-                training = train(contender, number, arguments, os.environ, timeout_s=timeout_s)
+                training = train(backend, number, arguments, os.environ, timeout_s=timeout_s)
             except RunError as error:
                 rounds.errors.append(str(error))
-                failed.add(contender.name)
+                failed.add(backend.name)
                 continue
             print(
-                f"round {number} {contender.name}: median step {training.step_ms:.2f} ms, loss"
+                f"round {number} {backend.name}: median step {training.step_ms:.2f} ms, loss"
                 f" {training.losses[0]:.6f} -> {training.losses[-1]:.6f}, {training.wall_seconds:.0f} s in all",
                 flush=True,
             )
             rounds.trainings.append(training)
-            rounds.errors += _faults(training, contender, arguments)
+            rounds.errors += _faults(training, backend, arguments)
         longest = max(longest, clock() - began)
     return rounds
 
 
-def _faults(training: Training, contender: Contender, arguments: argparse.Namespace) -> list[str]:
+def _faults(training: Training, backend: Backend, arguments: argparse.Namespace) -> list[str]:
     faults = []
     if not training.replicas_agree:
-        faults.append(f"{contender.name}, round {training.round}: the ranks ended with different parameters")
+        faults.append(f"{backend.name}, round {training.round}: the ranks ended with different parameters")
     if arguments.backend != "gloo":
         proofs: list[NetworkProof | None] = [*training.proofs]
         proofs += [None] * (arguments.nproc_per_node - len(proofs))
-        if error := network_error(contender.name, contender.network, proofs):
+        if error := network_error(backend.name, backend.network, proofs):
             faults.append(error)
     return faults

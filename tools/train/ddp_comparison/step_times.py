@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME
 from bagua.net.bench.paired_ratio import PairedRatio, paired_ratio
 from ddp_comparison.training_run import Training
@@ -17,7 +17,7 @@ from ddp_comparison.training_run import Training
 class StepTimes:
     """One backend, over all its rounds."""
 
-    contender: str
+    backend: str
     rounds: int
     step_ms: float
     step_ms_by_round: list[float]
@@ -33,11 +33,11 @@ class Speedup:
     """Our step time against a baseline's; above 1 we are faster."""
 
     baseline: str
-    contender: str  # which is that baseline
+    backend: str  # which is that baseline
     ratio: PairedRatio
 
     def __str__(self) -> str:
-        which = "" if self.contender == self.baseline else f" ({self.contender})"
+        which = "" if self.backend == self.baseline else f" ({self.backend})"
         return f"bagua-net over {self.baseline}{which}: {self.ratio}"
 
 
@@ -51,18 +51,18 @@ class StepReport:
         return {"best_tuned": self.best_tuned, "speedups": [asdict(speedup) for speedup in self.speedups]}
 
 
-def report_steps(trainings: Sequence[Training], contenders: Sequence[Contender]) -> StepReport:
+def report_steps(trainings: Sequence[Training], backends: Sequence[Backend]) -> StepReport:
     """The first backend is NCCL's default. One that failed on the way has fewer rounds and cannot be the best."""
-    runs = {one.name: [t for t in trainings if t.contender == one.name] for one in contenders}
+    runs = {one.name: [t for t in trainings if t.backend == one.name] for one in backends}
     runs = {name: found for name, found in runs.items() if found}
-    own = [one.name for one in contenders if one.is_own_tcp and one.name in runs]
+    own = [one.name for one in backends if one.is_own_tcp and one.name in runs]
     whole = [name for name in own if len(runs[name]) == max(len(runs[other]) for other in own)]
     best = min(whole, key=lambda name: _median_ms(runs[name])) if len(own) > 1 else None
-    default = contenders[0].name if contenders[0].name in runs else None
+    default = backends[0].name if backends[0].name in runs else None
     rows = [_row(name, found, runs, default, best) for name, found in runs.items()]
-    ours = next((one.name for one in contenders if one.is_ours and one.name in runs), None)
+    ours = next((one.name for one in backends if one.is_ours and one.name in runs), None)
     speedups = []
-    for baseline, name in ((contenders[0].name, default), (BEST_TUNED_NAME, best)):
+    for baseline, name in ((backends[0].name, default), (BEST_TUNED_NAME, best)):
         if name is not None and ours is not None and (ratio := _by_round(runs[name], runs[ours])) is not None:
             speedups.append(Speedup(baseline, name, ratio))
     return StepReport(rows, best, speedups)
@@ -77,7 +77,7 @@ def _row(
 ) -> StepTimes:
     step_ms = _median_ms(trainings)
     return StepTimes(
-        contender=name,
+        backend=name,
         rounds=len(trainings),
         step_ms=step_ms,
         step_ms_by_round=[training.step_ms for training in trainings],

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bagua.net.bench.nccl_ab.contender import Contender, worker_environment
+from bagua.net.bench.nccl_ab.backend import Backend, worker_environment
 from bagua.net.bench.nccl_ab.log import NetworkProof, read_proof_file
 from bagua.net.bench.process_tree import end_tree, last_words
 
@@ -32,7 +32,7 @@ class RunError(RuntimeError):
 class Training:
     """One run of the example."""
 
-    contender: str
+    backend: str
     round: int
     losses: list[float]
     step_seconds: list[float]
@@ -56,21 +56,19 @@ def free_port() -> int:
 
 
 def train_once(
-    contender: Contender,
+    backend: Backend,
     round_number: int,
     arguments: argparse.Namespace,
     inherited: Mapping[str, str],
     *,
     timeout_s: float,
 ) -> Training:
-    slug = "".join(letter if letter.isalnum() else "-" for letter in contender.name)
+    slug = "".join(letter if letter.isalnum() else "-" for letter in backend.name)
     folder: Path = arguments.output_dir / "logs" / f"{slug}.round{round_number}"
     folder.mkdir(parents=True, exist_ok=True)
     for stale in folder.glob("*"):
         stale.unlink()
-    environment = worker_environment(
-        contender, inherited, tcp_only=arguments.tcp_only, debug_file=folder / "nccl.%p.log"
-    )
+    environment = worker_environment(backend, inherited, tcp_only=arguments.tcp_only, debug_file=folder / "nccl.%p.log")
     result = folder / "training.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(arguments.nproc_per_node)]
     command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), str(EXAMPLE)]
@@ -89,7 +87,7 @@ def train_once(
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             end_tree(process)
-            raise RunError(f"{contender.name}, round {round_number}: not done after {timeout_s:.0f} s") from None
+            raise RunError(f"{backend.name}, round {round_number}: not done after {timeout_s:.0f} s") from None
         except BaseException:
             end_tree(process)
             raise
@@ -97,11 +95,11 @@ def train_once(
     if code != 0 or not result.is_file():
         lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         raise RunError(
-            f"{contender.name}, round {round_number}: exit code {code}; it ended with:\n" + "\n".join(last_words(lines))
+            f"{backend.name}, round {round_number}: exit code {code}; it ended with:\n" + "\n".join(last_words(lines))
         )
     document: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return Training(
-        contender=contender.name,
+        backend=backend.name,
         round=round_number,
         losses=document["losses"],
         step_seconds=document["step_seconds"],

@@ -20,7 +20,7 @@ from bagua.net.bench.command import EXIT_FAILED, run_in_order
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.launch_environment import LaunchEnvironment, launch_of_run
 from bagua.net.bench.machine import describe_machine
-from bagua.net.bench.nccl_ab.contender import ignored_variables
+from bagua.net.bench.nccl_ab.backend import ignored_variables
 from bagua.net.bench.nccl_ab.crew import START_S, Crew, leading_crew, local_crew, worker_settings
 from bagua.net.bench.nccl_ab.group import Group
 from bagua.net.bench.nccl_ab.memory import check_memory
@@ -104,7 +104,7 @@ def _compare(crew: Crew, options: NcclOptions, environment: Mapping[str, str]) -
         iterations=options.iterations,
         warmup=options.warmup,
     )
-    groups = [Group(contender) for contender in options.contenders]
+    groups = [Group(backend) for backend in options.backends]
     start_errors = _form(groups, crew, tcp_only, max(options.timeout_s, START_S))
     check_memory(groups, cases, options.timeout_s, crew.ranks_per_gpu)
     run = ComparisonRun(groups, cases, settings, Progress)
@@ -115,7 +115,7 @@ def _compare(crew: Crew, options: NcclOptions, environment: Mapping[str, str]) -
             try:
                 group.leave(options.timeout_s)
             except BenchError as error:
-                outcome.errors.append(f"{group.contender.name} did not end in order: {error}")
+                outcome.errors.append(f"{group.backend.name} did not end in order: {error}")
     for place in crew.remote.values():
         place.close(failed=bool(outcome.errors))
     crew.local.close(failed=bool(outcome.errors))
@@ -131,19 +131,19 @@ def _form(groups: Sequence[Group], crew: Crew, tcp_only: bool, timeout_s: float)
         for rank in range(crew.ranks):
             request = WorkerRequest(index, rank, crew.local_ranks[rank], crew.ranks, tcp_only, crew.bind)
             if rank in crew.remote:
-                endpoints.append(crew.remote[rank].start_worker(request, group.contender.name))
+                endpoints.append(crew.remote[rank].start_worker(request, group.backend.name))
             else:
                 endpoints.append(crew.local.start(request))
         group.endpoints = endpoints
     with Progress(len(groups)) as display:
         for group in groups:
-            display.advance(f"starting {group.contender.name}", 0)
+            display.advance(f"starting {group.backend.name}", 0)
             try:
                 group.form(crew.bind, timeout_s)
             except BenchError as error:
                 group.fail(error)
                 errors.append(str(error))
-            display.advance(f"starting {group.contender.name}")
+            display.advance(f"starting {group.backend.name}")
     return errors
 
 
@@ -176,8 +176,8 @@ def _deliver(
     colour = shows_colour(sys.stdout)
     print(setting)
     print(machine.caption(), end="\n\n")
-    contenders = [group.contender for group in groups]
-    print(render_tables(results, contenders, all_columns=options.all_columns, colour=colour))
+    backends = [group.backend for group in groups]
+    print(render_tables(results, backends, all_columns=options.all_columns, colour=colour))
     print(render_closing(groups, results, outcome, notes, all_columns=options.all_columns), end="", flush=True)
     parameters = {
         "ranks": crew.ranks,
@@ -186,7 +186,7 @@ def _deliver(
         "tcp_only": tcp_only,
         "datatype": options.dtype,
         "repeats": options.repeats,
-        "backends": {contender.name: contender.settings for contender in contenders},
+        "backends": {backend.name: backend.settings for backend in backends},
         **facts,
     }
     written = write_outputs(

@@ -45,7 +45,7 @@ class Crew:
 
 def worker_settings(options: NcclOptions, environment: Mapping[str, str], logs: Path) -> WorkerSettings:
     return WorkerSettings(
-        contenders=options.contenders,
+        backends=options.backends,
         backend=options.backend,
         device=options.device,
         dtype=options.dtype,
@@ -82,7 +82,7 @@ def local_crew(options: NcclOptions, environment: Mapping[str, str], logs: Path)
 
 def _check_tcp(options: NcclOptions, ranks: int, gpus: int) -> None:
     """Ranks that share a GPU are on different hosts, as NCCL sees it."""
-    without_tcp = [contender.name for contender in options.contenders if contender.shared_memory]
+    without_tcp = [backend.name for backend in options.backends if backend.shared_memory]
     if options.tcp_only is False:
         without_tcp.append("--no-tcp-only")
     if without_tcp:

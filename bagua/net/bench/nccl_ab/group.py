@@ -11,7 +11,7 @@ from typing import Any
 from bagua.net.bench.driver_process import DriverProcess
 from bagua.net.bench.endpoint import Endpoint, Event, ask, gather
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.log import NetworkProof, network_error
 from bagua.net.bench.nccl_ab.plan import Case
 
@@ -27,7 +27,7 @@ class Timing:
 
 @dataclass
 class Group:
-    contender: Contender
+    backend: Backend
     endpoints: Sequence[Endpoint] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)  # rank 0's torch, NCCL and device
     proofs: list[NetworkProof] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Group:
         for rank, event in enumerate(ask(self.endpoints, line, "verified", timeout_s)):
             if event["wrong_elements"]:
                 return (
-                    f"{self.contender.name}: {case.collective} of {case.bytes} B gave {event['wrong_elements']} wrong"
+                    f"{self.backend.name}: {case.collective} of {case.bytes} B gave {event['wrong_elements']} wrong"
                     f" elements on rank {rank}, the first at {event['first_wrong']}"
                 )
         return None
@@ -79,7 +79,7 @@ class Group:
         """Ask every rank what its NCCL log says; the error if it is not the backend's network."""
         line = json.dumps({"op": "proof"})
         self.proofs = [_proof(event) for event in ask(self.endpoints, line, "proof", timeout_s)]
-        return network_error(self.contender.name, self.contender.network, self.proofs)
+        return network_error(self.backend.name, self.backend.network, self.proofs)
 
     def leave(self, timeout_s: float) -> None:
         """Destroy the process group in order, which is when the plugin closes its connections and threads."""

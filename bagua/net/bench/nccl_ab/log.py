@@ -96,7 +96,7 @@ def read_proof_file(path: Path) -> NetworkProof:
         return NetworkProof()
 
 
-def network_error(contender: str, expected: str, proofs: Sequence[NetworkProof | None]) -> str | None:
+def network_error(backend: str, expected: str, proofs: Sequence[NetworkProof | None]) -> str | None:
     """One sentence naming the ranks that used something else; None if every rank used what it should."""
     wrong = {
         rank: (proof.network if proof else None) or "none that its log names"
@@ -107,6 +107,6 @@ def network_error(contender: str, expected: str, proofs: Sequence[NetworkProof |
         return None
     used = ", ".join(f"rank {rank} used {network}" for rank, network in wrong.items())
     return (
-        f"{contender} should have used network {expected}, but {used}; its figures are not shown under that name."
+        f"{backend} should have used network {expected}, but {used}; its figures are not shown under that name."
         " The kept NCCL logs (--output-dir) and `bagua-net doctor` say why"
     )

@@ -11,12 +11,12 @@ from bagua.net.bench.argument_types import byte_size, names_of, within
 from bagua.net.bench.command import OptionParser
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.export import check_output_files, make_folder
-from bagua.net.bench.nccl_ab.contender import (
+from bagua.net.bench.nccl_ab.backend import (
     BEST,
     BEST_TUNED,
     DEFAULT_TUNED,
-    Contender,
-    make_contenders,
+    Backend,
+    make_backends,
     tuned_settings,
 )
 from bagua.net.bench.nccl_ab.plan import ELEMENT_BYTES, GPU_COLLECTIVES
@@ -55,7 +55,7 @@ class NcclOptions:
     sizes: tuple[int, ...]
     collectives: tuple[str, ...]
     dtype: str
-    contenders: tuple[Contender, ...]
+    backends: tuple[Backend, ...]
     ranks: int | None  # None: one per GPU, or as many as the launcher started
     share_gpus: bool
     tcp_only: bool | None  # None: when all ranks are on one host
@@ -223,7 +223,7 @@ def parse_options(arguments: Sequence[str]) -> NcclOptions:
         parser.error("--backend gloo and --device cpu belong together")
     try:
         sizes = given.sizes or tuple(size_series(given.minbytes, given.maxbytes, given.stepfactor))
-        contenders = make_contenders(
+        backends = make_backends(
             library=None if given.without_plugin else _library(given.library),
             tuned=tuned_settings(given.tuned),
             variants=given.variant,
@@ -231,13 +231,13 @@ def parse_options(arguments: Sequence[str]) -> NcclOptions:
         )
     except ValueError as error:
         parser.error(str(error))
-    if len(contenders) < 2:
+    if len(backends) < 2:
         parser.error("--without-plugin with --tuned none leaves one backend; a comparison needs two")
     return NcclOptions(
         sizes=sizes,
         collectives=given.collectives,
         dtype=given.datatype,
-        contenders=tuple(contenders),
+        backends=tuple(backends),
         ranks=given.ranks,
         share_gpus=given.share_gpus,
         tcp_only=given.tcp_only,

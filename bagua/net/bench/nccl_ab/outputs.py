@@ -9,7 +9,7 @@ from pathlib import Path
 from bagua.net.bench.figures import measurement_case, measurement_figures, result_of, speedup, write_csv
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.measurement import Measurement
-from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.group import Group
 from bagua.net.bench.nccl_ab.options import NcclOptions
 from bagua.net.bench.nccl_ab.report import hand_tuned_names, has_envelope
@@ -38,7 +38,7 @@ def write_outputs(
     stopped = (
         [f"{outcome.stopped_early}; sizes and repetitions after that are missing"] if outcome.stopped_early else []
     )
-    networks = {group.contender.name: [proof.as_dict() for proof in group.proofs] for group in groups}
+    networks = {group.backend.name: [proof.as_dict() for proof in group.proofs] for group in groups}
     result = result_of(
         f"NCCL with and without the plugin: {setting}",
         _figures(results, ranks, gpus),
@@ -56,13 +56,13 @@ def write_outputs(
         written.append(options.csv_path)
     if options.plot_path is not None and results.rows:
         first = results.rows[0].collective
-        contenders = [group.contender for group in groups]
+        backends = [group.backend for group in groups]
         write_plot(
             options.plot_path,
-            plotted_rows(results, contenders, first),
+            plotted_rows(results, backends, first),
             title=f"NCCL {first}, {ranks} x {device}",
             caption=f"{setting}\n{machine.caption()}",
-            faint=hand_tuned_names(contenders) if has_envelope(contenders) else (),
+            faint=hand_tuned_names(backends) if has_envelope(backends) else (),
             faint_label="each hand-tuned setting",
         )
         written.append(options.plot_path)
@@ -86,7 +86,7 @@ def _figures(results: Results, ranks: int, gpus: int) -> list[Figure]:
     for ratio in results.ratios:
         add(ratio, ratio.baseline)
     for best in results.best:
-        row = replace(best.row, contender=BEST_TUNED_NAME)
+        row = replace(best.row, backend=BEST_TUNED_NAME)
         case = measurement_case(row, ranks=ranks, gpus=gpus, setting=best.setting)
         found += measurement_figures(row, case)
         if best.ratio is not None:
@@ -96,14 +96,14 @@ def _figures(results: Results, ranks: int, gpus: int) -> list[Figure]:
 
 def _wrong(results: Results) -> list[str]:
     rows = [row for row in results.rows if row.verified is False]
-    return [f"WRONG DATA: {row.contender}, {row.collective} at {row.bytes} B" for row in rows]
+    return [f"WRONG DATA: {row.backend}, {row.collective} at {row.bytes} B" for row in rows]
 
 
-def plotted_rows(results: Results, contenders: Sequence[Contender], collective: str) -> list[Measurement]:
+def plotted_rows(results: Results, backends: Sequence[Backend], collective: str) -> list[Measurement]:
     """With many hand-tuned settings the best of each size, as one line, after NCCL's default."""
     rows = [row for row in results.rows if row.collective == collective]
-    if not has_envelope(contenders):
+    if not has_envelope(backends):
         return rows
-    best = [replace(found.row, contender=BEST_TUNED_NAME) for found in results.best_of(collective).values()]
-    default = [row for row in rows if row.contender == contenders[0].name]
-    return [*default, *best, *(row for row in rows if row.contender != contenders[0].name)]
+    best = [replace(found.row, backend=BEST_TUNED_NAME) for found in results.best_of(collective).values()]
+    default = [row for row in rows if row.backend == backends[0].name]
+    return [*default, *best, *(row for row in rows if row.backend != backends[0].name)]

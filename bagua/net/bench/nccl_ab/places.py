@@ -18,14 +18,14 @@ from bagua.net.bench.driver_process import DriverProcess
 from bagua.net.bench.endpoint import Endpoint
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.gpu_sharing import GpuSharing
-from bagua.net.bench.nccl_ab.contender import Contender, worker_environment
+from bagua.net.bench.nccl_ab.backend import Backend, worker_environment
 from bagua.net.bench.remote_place import RemoteDriver, RemotePlace, serve
 from bagua.net.bench.rendezvous import LineConnection
 
 
 @dataclass(frozen=True)
 class WorkerRequest:
-    contender: int
+    backend: int
     rank: int
     local_rank: int
     ranks: int
@@ -37,7 +37,7 @@ class WorkerRequest:
 class WorkerSettings:
     """What each host knows from its own command line."""
 
-    contenders: Sequence[Contender]
+    backends: Sequence[Backend]
     backend: str
     device: str
     dtype: str
@@ -64,16 +64,16 @@ class WorkerSettings:
         ]
 
     def worker_environment(self, request: WorkerRequest) -> dict[str, str]:
-        contender = self.contenders[request.contender]
+        backend = self.backends[request.backend]
         environment = dict(self.environment)
         if self.interface:
             environment["NCCL_SOCKET_IFNAME"] = f"={self.interface}"
             environment["GLOO_SOCKET_IFNAME"] = self.interface
         if self.sharing is not None:
             environment.update(self.sharing.environment(request.rank))
-        slug = "".join(letter if letter.isalnum() else "-" for letter in contender.name)
+        slug = "".join(letter if letter.isalnum() else "-" for letter in backend.name)
         return worker_environment(
-            contender,
+            backend,
             environment,
             tcp_only=request.tcp_only,
             debug_file=self.log_folder / f"{slug}.rank{request.rank}.log",
@@ -90,12 +90,12 @@ class LocalWorkers:
         self._workers: list[DriverProcess] = []
 
     def start(self, request: WorkerRequest) -> DriverProcess:
-        if not 0 <= request.contender < len(self.settings.contenders):
+        if not 0 <= request.backend < len(self.settings.backends):
             raise BenchError(
-                f"backend {request.contender} was asked for, but this rank's command line makes"
-                f" {len(self.settings.contenders)}; start every rank with the same options"
+                f"backend {request.backend} was asked for, but this rank's command line makes"
+                f" {len(self.settings.backends)}; start every rank with the same options"
             )
-        name = f"{self.settings.contenders[request.contender].name}, rank {request.rank}"
+        name = f"{self.settings.backends[request.backend].name}, rank {request.rank}"
         environment = self.settings.worker_environment(request)
         worker = DriverProcess(name, self.settings.command(request), environment)
         self._workers.append(worker)
@@ -115,8 +115,8 @@ class LocalWorkers:
 class RemoteWorkers(RemotePlace):
     """Rank 0's handle of another rank's agent."""
 
-    def start_worker(self, request: WorkerRequest, contender: str) -> Endpoint:
-        worker = RemoteDriver(self, len(self._endpoints), f"{contender}, rank {request.rank} on {self.host}")
+    def start_worker(self, request: WorkerRequest, backend: str) -> Endpoint:
+        worker = RemoteDriver(self, len(self._endpoints), f"{backend}, rank {request.rank} on {self.host}")
         self._endpoints.append(worker)
         self.send({"id": worker.number, "start": asdict(request)})
         return worker

@@ -68,7 +68,7 @@ class Turn:
     """One backend measures one case once."""
 
     case: Case
-    contender: int
+    backend: int
     repetition: int
 
 
@@ -81,9 +81,9 @@ def make_cases(collectives: Sequence[str], sizes: Sequence[int], element_bytes: 
     ]
 
 
-def turns(cases: Sequence[Case], contenders: int, repetitions: int) -> Iterator[Turn]:
+def turns(cases: Sequence[Case], backends: int, repetitions: int) -> Iterator[Turn]:
     for repetition in range(repetitions):
         for index, case in enumerate(cases):
-            for place in range(contenders):
+            for place in range(backends):
                 # The shift by the case as well keeps one backend from always following the same large transfer.
-                yield Turn(case, (place + repetition + index) % contenders, repetition)
+                yield Turn(case, (place + repetition + index) % backends, repetition)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua.net.bench.measurement import Measurement
-from bagua.net.bench.nccl_ab.contender import Contender
+from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.group import Group
 from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME, NOISE, BestTuned, Ratio, Results
 from bagua.net.bench.nccl_ab.run import RunOutcome
@@ -22,14 +22,14 @@ from bagua.net.bench.table import BOLD, DIM, LOUD, MISSING, RESET, format_bandwi
 MAX_COLUMNS = 4
 
 
-def has_envelope(contenders: Sequence[Contender], *, all_columns: bool = False) -> bool:
+def has_envelope(backends: Sequence[Backend], *, all_columns: bool = False) -> bool:
     """Whether the best of the hand-tuned settings stands for all of them, in the table and in the plot."""
-    return not all_columns and len(contenders) > MAX_COLUMNS and len(hand_tuned_names(contenders)) > 1
+    return not all_columns and len(backends) > MAX_COLUMNS and len(hand_tuned_names(backends)) > 1
 
 
-def hand_tuned_names(contenders: Sequence[Contender]) -> list[str]:
+def hand_tuned_names(backends: Sequence[Backend]) -> list[str]:
     """NCCL's own settings but the first backend, which is its default."""
-    return [contender.name for contender in contenders[1:] if contender.is_own_tcp]
+    return [backend.name for backend in backends[1:] if backend.is_own_tcp]
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,17 @@ class _Column:
 
 
 def render_tables(
-    results: Results, contenders: Sequence[Contender], *, all_columns: bool = False, colour: bool = False
+    results: Results, backends: Sequence[Backend], *, all_columns: bool = False, colour: bool = False
 ) -> str:
     """Times in us, busbw in GB/s in brackets; speed-ups of our plugin are medians of the ratios within a repetition."""
     collectives = dict.fromkeys(row.collective for row in results.rows)
-    return "\n".join(_render_one(collective, results, contenders, all_columns, colour) for collective in collectives)
+    return "\n".join(_render_one(collective, results, backends, all_columns, colour) for collective in collectives)
 
 
-def _render_one(
-    collective: str, results: Results, contenders: Sequence[Contender], all_columns: bool, colour: bool
-) -> str:
-    rows = {(row.bytes, row.contender): row for row in results.rows if row.collective == collective}
+def _render_one(collective: str, results: Results, backends: Sequence[Backend], all_columns: bool, colour: bool) -> str:
+    rows = {(row.bytes, row.backend): row for row in results.rows if row.collective == collective}
     sizes = list(dict.fromkeys(size for size, _ in rows))
-    columns = _columns(collective, results, contenders, rows, all_columns)
+    columns = _columns(collective, results, backends, rows, all_columns)
     states = {size: {row.verified for (at, _), row in rows.items() if at == size} for size in sizes}
     columns.append(_Column("verified", lambda size: _verified(states[size])))
     grid = [["size", *(column.title for column in columns)]]
@@ -72,30 +70,30 @@ def _render_one(
 def _columns(
     collective: str,
     results: Results,
-    contenders: Sequence[Contender],
+    backends: Sequence[Backend],
     rows: Mapping[tuple[int, str], Measurement],
     all_columns: bool,
 ) -> list[_Column]:
     best = results.best_of(collective)
-    envelope = has_envelope(contenders, all_columns=all_columns)
-    hidden = hand_tuned_names(contenders) if envelope else []
+    envelope = has_envelope(backends, all_columns=all_columns)
+    hidden = hand_tuned_names(backends) if envelope else []
     measured = {name for _, name in rows}
     columns = [
-        _contender_column(contender.name, rows)
-        for contender in contenders
-        if contender.name in measured and contender.name not in hidden
+        _backend_column(backend.name, rows)
+        for backend in backends
+        if backend.name in measured and backend.name not in hidden
     ]
     if best and envelope:
         columns.insert(1, _Column(BEST_TUNED_NAME, lambda size: _best_figures(best.get(size))))
     elif best:
         columns.append(_Column(BEST_TUNED_NAME, lambda size: best[size].setting if size in best else MISSING))
-    for title, baseline in (("over default", contenders[0].name), ("over best", BEST_TUNED_NAME)):
+    for title, baseline in (("over default", backends[0].name), ("over best", BEST_TUNED_NAME)):
         if ratios := results.ratios_to(baseline, collective):
             columns.append(_speedup_column(title, ratios))
     return columns
 
 
-def _contender_column(name: str, rows: Mapping[tuple[int, str], Measurement]) -> _Column:
+def _backend_column(name: str, rows: Mapping[tuple[int, str], Measurement]) -> _Column:
     return _Column(name, lambda size: _figures(rows.get((size, name))))
 
 
@@ -129,20 +127,20 @@ def render_closing(
     for group in groups:
         if group.proofs:
             kinds = dict.fromkeys(proof.summary() for proof in group.proofs)
-            lines.append(f"network of {group.contender.name}: " + "; ".join(kinds))
-        if group.contender.is_ours:
+            lines.append(f"network of {group.backend.name}: " + "; ".join(kinds))
+        if group.backend.is_ours:
             lines += [f"  log: {text}" for text in (group.proofs[0].plugin_lines if group.proofs else ())[:4]]
         lines += [f"  NCCL warned: {text}" for proof in group.proofs[:1] for text in proof.warnings[:4]]
-    contenders = [group.contender for group in groups]
-    hidden = hand_tuned_names(contenders) if has_envelope(contenders, all_columns=all_columns) else []
-    baselines = [contender.name for contender in contenders if contender.name not in hidden]
+    backends = [group.backend for group in groups]
+    hidden = hand_tuned_names(backends) if has_envelope(backends, all_columns=all_columns) else []
+    baselines = [backend.name for backend in backends if backend.name not in hidden]
     if results.best:
         baselines.insert(1, BEST_TUNED_NAME)
     for collective in dict.fromkeys(ratio.case.collective for ratio in results.ratios):
         for baseline in baselines:
             if found := results.ratios_to(baseline, collective):
                 lines.append(f"{collective}, bagua-net over {baseline}: {_at_the_ends(found)}")
-        for baseline in dict.fromkeys((contenders[0].name, *(name for name in baselines if name == BEST_TUNED_NAME))):
+        for baseline in dict.fromkeys((backends[0].name, *(name for name in baselines if name == BEST_TUNED_NAME))):
             lines += _where_slower(collective, baseline, results)
     lines += [f"note: {note}" for note in (*notes, *outcome.notes)]
     if outcome.stopped_early:

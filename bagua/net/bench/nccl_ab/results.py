@@ -44,7 +44,7 @@ class BestTuned:
     @property
     def setting(self) -> str:
         """For a table that says NCCL already: "t2s2 8ch", "default"."""
-        return self.row.contender.removeprefix("NCCL ")
+        return self.row.backend.removeprefix("NCCL ")
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def results_of(cases: Sequence[Case], groups: Sequence[Group], outcome: RunOutco
     places = [(case, index) for case in cases for index in range(len(groups))]
     rows = {place: _row(place, groups, outcome, ranks) for place in places if outcome.timings.get(place)}
     ratios = {place: ratio for place in rows if (ratio := _ratio(place, groups, outcome)) is not None}
-    own = [index for index, group in enumerate(groups) if group.contender.is_own_tcp]
+    own = [index for index, group in enumerate(groups) if group.backend.is_own_tcp]
     best = []
     for case in cases if len(own) > 1 else ():
         # One that failed on the way has fewer repetitions, and nothing that ours could be paired with.
@@ -87,7 +87,7 @@ def _row(place: tuple[Case, int], groups: Sequence[Group], outcome: RunOutcome, 
     gigabytes = link_bytes(case.collective, case.bytes, ranks) * iterations / 1e9
     cpu = sorted(timing.cpu_seconds for timing in timings)[len(timings) // 2]
     return Measurement.from_samples(
-        contender=groups[index].contender.name,
+        backend=groups[index].backend.name,
         collective=case.collective,
         size_bytes=case.bytes,
         ranks=ranks,
@@ -102,9 +102,9 @@ def _row(place: tuple[Case, int], groups: Sequence[Group], outcome: RunOutcome, 
 
 def _ratio(place: tuple[Case, int], groups: Sequence[Group], outcome: RunOutcome) -> Ratio | None:
     case, index = place
-    ours = next((number for number, group in enumerate(groups) if group.contender.is_ours), index)
+    ours = next((number for number, group in enumerate(groups) if group.backend.is_ours), index)
     mine, theirs = outcome.timings.get((case, ours), []), outcome.timings[place]
     if ours == index or len(mine) != len(theirs):
         return None
     speedup = paired_ratio([timing.seconds for timing in theirs], [timing.seconds for timing in mine])
-    return Ratio(case, groups[index].contender.name, speedup)
+    return Ratio(case, groups[index].backend.name, speedup)

@@ -124,7 +124,7 @@ class ComparisonRun:
                     self._cases = self._cases[:number]
                     return
                 for index, group in self._alive():
-                    display.advance(f"verifying {case.collective} {format_size(case.bytes)}, {group.contender.name}")
+                    display.advance(f"verifying {case.collective} {format_size(case.bytes)}, {group.backend.name}")
                     try:
                         began = self._clock()
                         self._verify(case, index, group)
@@ -200,13 +200,13 @@ class ComparisonRun:
                 if turn.case is not previous and self._out_of_time(turn):
                     return
                 previous = turn.case
-                group = self._groups[turn.contender]
+                group = self._groups[turn.backend]
                 display.advance(
                     f"repetition {turn.repetition + 1}/{settings.repetitions}, {turn.case.collective}"
-                    f" {format_size(turn.case.bytes)}, {group.contender.name}"
+                    f" {format_size(turn.case.bytes)}, {group.backend.name}"
                 )
                 if group.is_alive:
-                    self._take_turn(turn.case, turn.contender, group)
+                    self._take_turn(turn.case, turn.backend, group)
 
     def _take_turn(self, case: Case, index: int, group: Group) -> None:
         plan = self._plan.turns[case]

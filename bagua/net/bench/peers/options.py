@@ -19,7 +19,7 @@ DEFAULT_COMMS = (1, 8, 64)
 MAX_COMMS = 1024
 MAX_IN_FLIGHT = 32
 MAX_MESSAGE_BYTES = 1 << 30
-PEERS_CONTENDERS = ("plugin", "bare")
+PEERS_BACKENDS = ("plugin", "bare")
 
 _EPILOG = """\
 sizes are powers of 1024 (K, M, G); GB/s are 10^9 bytes per second, each way.
@@ -43,7 +43,7 @@ class PeersOptions:
     time_budget_s: float
     silence_s: float
     idle_s: float
-    contenders: tuple[str, ...]
+    backends: tuple[str, ...]
     library: Path | None
     driver: Path | None
     address: str | None
@@ -132,18 +132,10 @@ def make_parser() -> argparse.ArgumentParser:
     what = parser.add_argument_group("what runs")
     what.add_argument(
         "--backends",
-        dest="contenders",
-        type=names_of("backend", PEERS_CONTENDERS),
-        default=PEERS_CONTENDERS,
+        type=names_of("backend", PEERS_BACKENDS),
+        default=PEERS_BACKENDS,
         metavar="LIST",
-        help=f"of {','.join(PEERS_CONTENDERS)} (default both)",
-    )
-    # The name that this option had before.
-    what.add_argument(
-        "--contenders",
-        type=names_of("backend", PEERS_CONTENDERS),
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
+        help=f"of {','.join(PEERS_BACKENDS)} (default both)",
     )
     what.add_argument("--library", type=Path, metavar="PATH", help="libnccl-net.so (default: the package's)")
     what.add_argument("--driver", type=Path, metavar="PATH", help="bagua-net-driver (default: the package's)")
@@ -174,7 +166,7 @@ def parse_peers_options(arguments: Sequence[str]) -> PeersOptions:
         time_budget_s=given.time_budget,
         silence_s=given.silence,
         idle_s=given.idle,
-        contenders=given.contenders,
+        backends=given.backends,
         library=given.library,
         driver=given.driver,
         address=given.address,

@@ -51,20 +51,20 @@ def peers_rows(
     sessions: Sequence[PeersSession], message_sizes: Sequence[int], results: PeersResults
 ) -> list[PeersMeasurement]:
     return [
-        _row(session, _fewest_comms(session.contender, sessions), size, results)
+        _row(session, _fewest_comms(session.backend, sessions), size, results)
         for size in message_sizes
         for session in sessions
     ]
 
 
-def _fewest_comms(contender: str, sessions: Sequence[PeersSession]) -> PeersSession:
-    return min((one for one in sessions if one.contender == contender), key=lambda one: one.comms)
+def _fewest_comms(backend: str, sessions: Sequence[PeersSession]) -> PeersSession:
+    return min((one for one in sessions if one.backend == backend), key=lambda one: one.comms)
 
 
 def _row(session: PeersSession, fewest: PeersSession, size: int, results: PeersResults) -> PeersMeasurement:
     samples = results.samples[session.name, size]
     base = Measurement.from_samples(
-        contender=session.contender,
+        backend=session.backend,
         collective="send_recv",
         size_bytes=size,
         ranks=RANKS,
@@ -104,14 +104,14 @@ def _row(session: PeersSession, fewest: PeersSession, size: int, results: PeersR
     )
 
 
-def describe_contenders(sessions: Sequence[PeersSession]) -> dict[str, str]:
+def describe_backends(sessions: Sequence[PeersSession]) -> dict[str, str]:
     described = {}
     for session in sessions:
         said = session.listening[0]
         devices = ", ".join(said["devices"])
-        described[session.contender] = (
+        described[session.backend] = (
             "plain sockets, one per comm, one non-blocking thread: what NCCL's own transport does by default"
-            if session.contender == "bare"
+            if session.backend == "bare"
             else f"{said['net_name']}, table {said['table']}, devices {devices or '?'}"
         )
     return described
@@ -133,12 +133,12 @@ def _slowest_to_fastest(row: PeersMeasurement) -> str:
 
 
 _COMMS = _column("comms", "each way", lambda row: str(row.comms))
-_CONTENDER = _column("backend", "", lambda row: row.contender, left=True)
+_BACKEND = _column("backend", "", lambda row: row.backend, left=True)
 
 TRAFFIC_COLUMNS = (
     _column("message", "", lambda row: format_size(row.bytes)),
     _COMMS,
-    _CONTENDER,
+    _BACKEND,
     _column("rate", "GB/s", lambda row: format_bandwidth(row.algbw_gb_s)),
     _column("min..max", "GB/s", _slowest_to_fastest),
     _column("of fewest", "x", lambda row: f"{row.rate_ratio:.2f}"),
@@ -149,7 +149,7 @@ TRAFFIC_COLUMNS = (
 
 PROCESS_COLUMNS = (
     _COMMS,
-    _CONTENDER,
+    _BACKEND,
     _column("threads", "", lambda row: str(row.threads)),
     _column("descriptors", "", lambda row: str(row.descriptors)),
     _column("TCP sockets", "", lambda row: str(row.tcp_sockets)),
@@ -174,16 +174,16 @@ class PeersReport:
 
     title: str
     machine: MachineFacts
-    contenders: Mapping[str, str]
+    backends: Mapping[str, str]
     rows: Sequence[PeersMeasurement]
     results: PeersResults
     idle_s: float
     parameters: Mapping[str, object]
 
     def head(self) -> str:
-        width = max(len(name) for name in self.contenders)
+        width = max(len(name) for name in self.backends)
         lines = [self.title, self.machine.caption()]
-        lines += [f"  {name.ljust(width)}  {text}" for name, text in self.contenders.items()]
+        lines += [f"  {name.ljust(width)}  {text}" for name, text in self.backends.items()]
         return "\n".join(lines) + "\n"
 
     def tables(self, *, colour: bool = False) -> str:
@@ -211,7 +211,7 @@ class PeersReport:
         """Rates, taken within each repetition."""
         found = []
         for row in self.rows:
-            mine = self.results.samples[f"plugin x{row.comms}", row.bytes] if row.contender == "plugin" else []
+            mine = self.results.samples[f"plugin x{row.comms}", row.bytes] if row.backend == "plugin" else []
             theirs = self.results.samples.get((f"bare x{row.comms}", row.bytes), [])
             if mine and theirs:
                 ratio = paired_ratio([one.seconds for one in theirs], [one.seconds for one in mine])
@@ -246,7 +246,7 @@ class PeersReport:
             self.title,
             found,
             machine=self.machine,
-            parameters={**self.parameters, "backends": dict(self.contenders)},
+            parameters={**self.parameters, "backends": dict(self.backends)},
             notes=self._faults(),
         )
 

@@ -13,7 +13,7 @@ from bagua.net.bench.launch_environment import LOOPBACK
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.network_path import NetworkPath, choose_path
 from bagua.net.bench.peers.options import PeersOptions
-from bagua.net.bench.peers.report import PeersReport, describe_contenders, peers_rows
+from bagua.net.bench.peers.report import PeersReport, describe_backends, peers_rows
 from bagua.net.bench.peers.results import PeersResults
 from bagua.net.bench.peers.session import RANKS, IdleCost, PeersSession
 from bagua.net.bench.progress import Progress
@@ -38,16 +38,16 @@ def start_sessions(
     settings = _settings(options, path, environment)
     sessions = []
     for comms in options.comms:
-        for contender in options.contenders:
+        for backend in options.backends:
             endpoints: list[Endpoint] = [
                 drivers.start(
-                    f"{contender} x{comms} rank {rank}",
-                    _command(contender, comms, rank, options, settings),
-                    settings.driver_environment(DriverRequest(contender, rank, RANKS)),
+                    f"{backend} x{comms} rank {rank}",
+                    _command(backend, comms, rank, options, settings),
+                    settings.driver_environment(DriverRequest(backend, rank, RANKS)),
                 )
                 for rank in range(RANKS)
             ]
-            sessions.append(PeersSession(contender, comms, endpoints))
+            sessions.append(PeersSession(backend, comms, endpoints))
     for session in sessions:
         session.connect(options.timeout_s)
     return sessions
@@ -56,11 +56,11 @@ def start_sessions(
 def _settings(options: PeersOptions, path: NetworkPath, environment: Mapping[str, str]) -> DriverSettings:
     try:
         driver = options.driver or driver_path()
-        library = options.library or (library_path() if "plugin" in options.contenders else Path())
+        library = options.library or (library_path() if "plugin" in options.backends else Path())
     except MissingFileError as error:
         raise BenchError(str(error)) from error
     check_driver(driver)
-    if "plugin" in options.contenders:
+    if "plugin" in options.backends:
         check_library(library)
     return DriverSettings(
         driver=driver.absolute(),
@@ -75,11 +75,11 @@ def _settings(options: PeersOptions, path: NetworkPath, environment: Mapping[str
     )
 
 
-def _command(contender: str, comms: int, rank: int, options: PeersOptions, settings: DriverSettings) -> list[str]:
-    command = [str(settings.driver), "peers", "--transport", contender, "--rank", str(rank), "--comms", str(comms)]
+def _command(backend: str, comms: int, rank: int, options: PeersOptions, settings: DriverSettings) -> list[str]:
+    command = [str(settings.driver), "peers", "--transport", backend, "--rank", str(rank), "--comms", str(comms)]
     command += ["--in-flight", str(options.in_flight), "--max-message-bytes", str(max(options.message_sizes))]
     command += ["--timeout-ms", str(int(options.timeout_s * 1000))]
-    if contender == "bare":
+    if backend == "bare":
         return [*command, "--address", settings.address]
     return [*command, "--library", str(settings.library)]
 
@@ -161,7 +161,7 @@ def run_peers(options: PeersOptions, environment: Mapping[str, str]) -> PeersRep
     )
     with DriverGroup() as drivers:
         with Progress(1) as display:
-            count = len(options.comms) * len(options.contenders) * RANKS
+            count = len(options.comms) * len(options.backends) * RANKS
             display.message(f"starting {count} processes with up to {max(options.comms)} comms each way")
             sessions = start_sessions(options, path, environment, drivers)
         results = measure_traffic(sessions, options)
@@ -170,7 +170,7 @@ def run_peers(options: PeersOptions, environment: Mapping[str, str]) -> PeersRep
     return PeersReport(
         title=f"many comms, 2 processes on one host over {over}, {options.in_flight} messages under way each way",
         machine=machine,
-        contenders=describe_contenders(sessions),
+        backends=describe_backends(sessions),
         rows=peers_rows(sessions, options.message_sizes, results),
         results=results,
         idle_s=options.idle_s,

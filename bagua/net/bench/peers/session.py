@@ -85,16 +85,16 @@ class TrafficSample:
 
 
 class PeersSession:
-    def __init__(self, contender: str, comms: int, endpoints: list[Endpoint]) -> None:
+    def __init__(self, backend: str, comms: int, endpoints: list[Endpoint]) -> None:
         """endpoints[rank]: started drivers in peers mode."""
-        self.contender = contender
+        self.backend = backend
         self.comms = comms
         self._endpoints = endpoints
         self.listening: list[Event] = []
 
     @property
     def name(self) -> str:
-        return f"{self.contender} x{self.comms}"
+        return f"{self.backend} x{self.comms}"
 
     def connect(self, timeout_s: float) -> None:
         self.listening = gather(self._endpoints, "listening", timeout_s, "starting")

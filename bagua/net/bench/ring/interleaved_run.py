@@ -47,7 +47,7 @@ class RunResults:
 
 @dataclass(frozen=True)
 class Visit:
-    """What runs where: `sizes[name]` are the sizes of that contender."""
+    """What runs where: `sizes[name]` are the sizes of that backend."""
 
     sessions: Sequence[Session]
     sizes: Mapping[str, Sequence[int]]

@@ -12,7 +12,7 @@ from bagua.net.bench.command import OptionParser
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.export import check_output_files
 from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
-from bagua.net.bench.settings import BASELINE, CONTENDERS, RAW
+from bagua.net.bench.settings import BACKENDS, BASELINE, RAW
 from bagua.net.bench.sizes import size_series
 from bagua.version import __version__
 
@@ -59,8 +59,8 @@ class Options:
     time_budget_s: float
     ranks: int | None  # None: 2, or as many as the launcher started
     channels: int
-    contenders: tuple[str, ...]
-    contenders_given: bool
+    backends: tuple[str, ...]
+    backends_given: bool
     raw_streams: tuple[int, ...] | None
     verify: bool
     json_path: Path | None
@@ -134,10 +134,9 @@ def make_parser() -> argparse.ArgumentParser:
     what = parser.add_argument_group("what runs")
     what.add_argument(
         "--backends",
-        dest="contenders",
-        type=names_of("backend", CONTENDERS),
+        type=names_of("backend", BACKENDS),
         metavar="LIST",
-        help=f"of {','.join(CONTENDERS)} (default all; gloo only where torch is installed)",
+        help=f"of {','.join(BACKENDS)} (default all; gloo only where torch is installed)",
     )
     what.add_argument(
         "--ranks", type=within(int, 2, MAX_RANKS), metavar="W", help="processes on this machine (default 2)"
@@ -161,13 +160,6 @@ def make_parser() -> argparse.ArgumentParser:
         default=0,
         metavar="N",
         help="busy processes in addition to the ranks, for each CPU of a host (default 0)",
-    )
-    # The name that this option had before.
-    what.add_argument(
-        "--contenders",
-        type=names_of("backend", CONTENDERS),
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
     )
     what.add_argument("--no-verify", action="store_true", help="do not check the data")
     what.add_argument("--library", type=Path, metavar="PATH", help="libnccl-net.so (default: the package's)")
@@ -216,17 +208,17 @@ def parse_options(arguments: Sequence[str]) -> Options:
         parser.error(str(error))
     repeats = QUICK_REPEATS if given.quick else DEFAULT_REPEATS
     budget = QUICK_TIME_BUDGET_S if given.quick else DEFAULT_TIME_BUDGET_S
-    contenders: tuple[str, ...] = given.contenders or CONTENDERS
-    if given.raw_streams and RAW not in contenders:
+    backends: tuple[str, ...] = given.backends or BACKENDS
+    if given.raw_streams and RAW not in backends:
         parser.error(f"--raw-streams {given.raw_streams} without the backend raw; add raw to --backends")
     if given.baseline_library is not None:
-        if "plugin" not in contenders:
+        if "plugin" not in backends:
             parser.error(
                 f"--baseline-library {given.baseline_library} without the backend plugin, which it is compared with;"
                 " add plugin to --backends"
             )
-        after = contenders.index("plugin") + 1
-        contenders = (*contenders[:after], BASELINE, *contenders[after:])
+        after = backends.index("plugin") + 1
+        backends = (*backends[:after], BASELINE, *backends[after:])
     return Options(
         sizes=tuple(sizes),
         iterations=given.iters,
@@ -236,8 +228,8 @@ def parse_options(arguments: Sequence[str]) -> Options:
         time_budget_s=given.time_budget or budget,
         ranks=given.ranks,
         channels=given.channels,
-        contenders=contenders,
-        contenders_given=given.contenders is not None,
+        backends=backends,
+        backends_given=given.backends is not None,
         raw_streams=given.raw_streams,
         verify=not given.no_verify,
         json_path=given.json,

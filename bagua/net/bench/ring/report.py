@@ -21,7 +21,7 @@ class Report:
     title: str
     ranks: int
     machine: MachineFacts
-    contenders: Mapping[str, str]  # what each one is: library, table, device
+    backends: Mapping[str, str]  # what each one is: library, table, device
     left_out: Sequence[str]  # why a backend did not run
     rows: Sequence[Measurement]
     limit: RawLimit | None
@@ -34,8 +34,8 @@ class Report:
 
     def head(self) -> str:
         lines = [self.title, self.machine.caption()]
-        width = max((len(name) for name in self.contenders), default=0)
-        lines += [f"  {name.ljust(width)}  {text}" for name, text in self.contenders.items()]
+        width = max((len(name) for name in self.backends), default=0)
+        lines += [f"  {name.ljust(width)}  {text}" for name, text in self.backends.items()]
         lines += [f"  left out: {reason}" for reason in self.left_out]
         return "\n".join(lines) + "\n"
 
@@ -70,7 +70,7 @@ class Report:
         found = [one for row in self.rows for one in measurement_figures(row, measurement_case(row, ranks=ranks))]
         for series in self.paired:
             case: dict[str, Label] = {"collective": "all_reduce", "size_bytes": series.bytes, "ranks": ranks, "gpus": 0}
-            labels = {"backend": backend_label(series.contender), "baseline": backend_label(series.baseline), **case}
+            labels = {"backend": backend_label(series.backend), "baseline": backend_label(series.baseline), **case}
             found += figures(labels, {("speedup", "x"): [1 / ratio for ratio in series.time]})
             found += figures(labels, {("cpu_ratio", "x"): series.cpu or ()})
         if self.limit is not None:
@@ -81,7 +81,7 @@ class Report:
             self.title,
             found,
             machine=self.machine,
-            parameters={**self.parameters, "backends": dict(self.contenders), "verified": self.verified},
+            parameters={**self.parameters, "backends": dict(self.backends), "verified": self.verified},
             notes=[
                 *(f"Left out: {reason}." for reason in self.left_out),
                 *(f"WRONG DATA: {name} at {format_size(size)}: {text}" for name, size, text in self.wrong),

@@ -38,16 +38,16 @@ _DESCRIPTIONS = {
 }
 
 
-def chosen_contenders(options: Options) -> tuple[list[str], list[str]]:
+def chosen_backends(options: Options) -> tuple[list[str], list[str]]:
     """The backends that run, and for each that does not a line saying why."""
-    if "gloo" not in options.contenders or has_torch():
-        return list(options.contenders), []
-    if options.contenders_given:
+    if "gloo" not in options.backends or has_torch():
+        return list(options.backends), []
+    if options.backends_given:
         raise UsageError(
             "backend 'gloo' needs torch, which is not installed; run pip install bagua[torch], or leave it out of"
             " --backends"
         )
-    return [name for name in options.contenders if name != "gloo"], ["gloo (torch is not installed: bagua[torch])"]
+    return [name for name in options.backends if name != "gloo"], ["gloo (torch is not installed: bagua[torch])"]
 
 
 def start_sessions(
@@ -92,7 +92,7 @@ def _connect_by(session: Session, timeout_s: float, options: Options) -> bool:
 
 
 def run_bench(team: Team, options: Options, environment: Mapping[str, str], stream_is_quiet: bool = False) -> Report:
-    names, left_out = chosen_contenders(options)
+    names, left_out = chosen_backends(options)
     began = time.monotonic()
     check_memory(max(options.sizes), _ranks_here(team), sum(name != RAW for name in names))
     machine = describe_machine()
@@ -130,8 +130,8 @@ def run_bench(team: Team, options: Options, environment: Mapping[str, str], stre
         title=_title(team, options),
         ranks=team.ranks,
         machine=machine,
-        contenders={
-            session.name: describe_contender(session.name, session.listening[0], options)
+        backends={
+            session.name: describe_backend(session.name, session.listening[0], options)
             for session in sessions
             if isinstance(session, RingSession)
         },
@@ -182,7 +182,7 @@ def _title(team: Team, options: Options) -> str:
     return f"ring all-reduce, {team.ranks} ranks x {options.channels} channels on {where} over {over}{busy}"
 
 
-def describe_contender(name: str, listening: Event, options: Options) -> str:
+def describe_backend(name: str, listening: Event, options: Options) -> str:
     """What really runs, as the driver found it."""
     if name in _DESCRIPTIONS:
         return _DESCRIPTIONS[name]

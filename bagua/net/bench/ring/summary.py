@@ -35,7 +35,7 @@ class RawLimit:
 class Comparison:
     """`backend` over `baseline`; a None was not measured."""
 
-    contender: str
+    backend: str
     baseline: str
     large_bytes: int
     small_bytes: int
@@ -46,7 +46,7 @@ class Comparison:
 
     def __str__(self) -> str:
         text = (
-            f"{self.contender} vs {self.baseline}: busbw at {format_size(self.large_bytes)} {self.busbw},"
+            f"{self.backend} vs {self.baseline}: busbw at {format_size(self.large_bytes)} {self.busbw},"
             f" p50 time at {format_size(self.small_bytes)} {self.time}"
         )
         return text if self.cpu is None else f"{text}, CPU s/GB {self.cpu}"
@@ -70,9 +70,9 @@ def raw_limit(results: RunResults, links: int) -> RawLimit | None:
     return best
 
 
-def compare(results: RunResults, contender: str, baseline: str) -> Comparison | None:
+def compare(results: RunResults, backend: str, baseline: str) -> Comparison | None:
     """None when the two share no size."""
-    mine, theirs = results.samples.get(contender, {}), results.samples.get(baseline, {})
+    mine, theirs = results.samples.get(backend, {}), results.samples.get(baseline, {})
     sizes = sorted(size for size in mine if mine[size] and theirs.get(size))
     if not sizes:
         return None
@@ -80,7 +80,7 @@ def compare(results: RunResults, contender: str, baseline: str) -> Comparison | 
     small = SMALL_BYTES if SMALL_BYTES in sizes else sizes[0]
     cpu_known = all(sample.cpu_seconds > 0 for sample in (*mine[large], *theirs[large]))
     return Comparison(
-        contender,
+        backend,
         baseline,
         large,
         small,
@@ -102,7 +102,7 @@ def comparisons(results: RunResults, baselines: Sequence[str]) -> list[Compariso
 class PairedSeries:
     """Every repetition's ratio of `backend` over `baseline` at one size: what a verdict over many runs is made of."""
 
-    contender: str
+    backend: str
     baseline: str
     bytes: int
     # Of p50 up to LATENCY_LIMIT_BYTES, as in Comparison; of the mean of the visit above.
@@ -160,7 +160,7 @@ def _row(
     if verification is not None and not verification.correct:
         notes.append("WRONG DATA")
     return Measurement.from_samples(
-        contender=name,
+        backend=name,
         collective=collective,
         size_bytes=size,
         ranks=ranks,

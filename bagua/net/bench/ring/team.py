@@ -142,8 +142,8 @@ def _own_place(
 
 
 def _settings(options: Options, environment: Mapping[str, str], path: NetworkPath, local_ranks: int) -> DriverSettings:
-    native = any(name != "gloo" for name in options.contenders)
-    plugin = any(name.startswith("plugin") for name in options.contenders)
+    native = any(name != "gloo" for name in options.backends)
+    plugin = any(name.startswith("plugin") for name in options.backends)
     try:
         driver = options.driver or (driver_path() if native else Path())
         library = options.library or (library_path() if plugin else Path())

@@ -137,7 +137,7 @@ def _starter(place: LocalPlace) -> Callable[[Mapping[str, Any]], DriverProcess]:
             value = order.get(name, 0)
             if not isinstance(value, int) or not 0 <= value <= limit:
                 raise BenchError(f"a driver with {name}={value!r} was asked for; the limit is {limit}")
-        if order.get("contender") != RAW or started >= _MAX_DRIVERS:
+        if order.get("backend") != RAW or started >= _MAX_DRIVERS:
             raise BenchError(f"this end starts at most {_MAX_DRIVERS} drivers of raw TCP, and nothing else")
         started += 1
         return place.start(DriverRequest(**order))

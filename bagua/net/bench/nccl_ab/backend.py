@@ -53,7 +53,7 @@ _TUNED = re.compile(r"(\d+)x(\d+)(?:x(\d+))?")
 
 
 @dataclass(frozen=True)
-class Contender:
+class Backend:
     name: str
     network: str  # as NCCL's log names it
     settings: dict[str, str] = field(default_factory=dict)
@@ -66,11 +66,11 @@ class Contender:
         return self.network == SOCKET_NETWORK and not self.shared_memory
 
 
-def own_transport() -> Contender:
-    return Contender("NCCL default", SOCKET_NETWORK, {"NCCL_NET": SOCKET_NETWORK, "ENABLE_BAGUA_NET": "0"})
+def own_transport() -> Backend:
+    return Backend("NCCL default", SOCKET_NETWORK, {"NCCL_NET": SOCKET_NETWORK, "ENABLE_BAGUA_NET": "0"})
 
 
-def hand_tuned(text: str) -> Contender:
+def hand_tuned(text: str) -> Backend:
     """THREADSxSOCKETS[xCHANNELS]: threads per connection, sockets per thread, least number of channels."""
     match = _TUNED.fullmatch(text)
     if match is None:
@@ -97,7 +97,7 @@ def hand_tuned(text: str) -> Contender:
     if channels is not None:
         settings["NCCL_MIN_NCHANNELS"] = str(channels)
         name += f" {channels}ch"
-    return Contender(name, SOCKET_NETWORK, settings)
+    return Backend(name, SOCKET_NETWORK, settings)
 
 
 def tuned_settings(words: Sequence[str] | None) -> list[str]:
@@ -113,11 +113,11 @@ def tuned_settings(words: Sequence[str] | None) -> list[str]:
     return [*BEST_TUNED, *(text for text in named if text not in (BEST, "none", *BEST_TUNED))]
 
 
-def bagua_net(library: Path) -> Contender:
-    return Contender("bagua-net", PLUGIN_NETWORK, {"NCCL_NET_PLUGIN": str(library)}, is_ours=True)
+def bagua_net(library: Path) -> Backend:
+    return Backend("bagua-net", PLUGIN_NETWORK, {"NCCL_NET_PLUGIN": str(library)}, is_ours=True)
 
 
-def bagua_net_variant(text: str, library: Path) -> Contender:
+def bagua_net_variant(text: str, library: Path) -> Backend:
     """NAME:VARIABLE=VALUE[,VARIABLE=VALUE...]: our plugin with settings on top, to try knobs beside the defaults."""
     name, colon, rest = text.partition(":")
     settings = dict(bagua_net(library).settings)
@@ -129,30 +129,30 @@ def bagua_net_variant(text: str, library: Path) -> Contender:
                 " rails4:BAGUA_NET_RAILS=4"
             )
         settings[match.group(1)] = match.group(2)
-    return Contender(name, PLUGIN_NETWORK, settings)
+    return Backend(name, PLUGIN_NETWORK, settings)
 
 
-def shared_memory() -> Contender:
-    return Contender("shared memory", SOCKET_NETWORK, dict(own_transport().settings), shared_memory=True)
+def shared_memory() -> Backend:
+    return Backend("shared memory", SOCKET_NETWORK, dict(own_transport().settings), shared_memory=True)
 
 
-def make_contenders(
+def make_backends(
     *, library: Path | None, tuned: Sequence[str], variants: Sequence[str], with_shared_memory: bool
-) -> list[Contender]:
+) -> list[Backend]:
     """NCCL's default first: the one that the others are compared with. No library: NCCL's own settings only."""
-    contenders = [own_transport(), *(hand_tuned(text) for text in tuned)]
+    backends = [own_transport(), *(hand_tuned(text) for text in tuned)]
     if library is not None:
-        contenders.append(bagua_net(library))
-        contenders += [bagua_net_variant(text, library) for text in variants]
+        backends.append(bagua_net(library))
+        backends += [bagua_net_variant(text, library) for text in variants]
     elif variants:
         raise ValueError(f"--variant {variants[0]!r} needs the plugin; leave --without-plugin out")
     if with_shared_memory:
-        contenders.append(shared_memory())
-    names = [contender.name for contender in contenders]
+        backends.append(shared_memory())
+    names = [backend.name for backend in backends]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two backends are called {name!r}; give each --tuned and --variant once")
-    return contenders
+    return backends
 
 
 def is_owned(variable: str) -> bool:
@@ -165,7 +165,7 @@ def ignored_variables(environment: Mapping[str, str]) -> list[str]:
 
 
 def worker_environment(
-    contender: Contender,
+    backend: Backend,
     inherited: Mapping[str, str],
     *,
     tcp_only: bool,
@@ -175,7 +175,7 @@ def worker_environment(
     environment = {name: value for name, value in inherited.items() if not is_owned(name) and name not in _LAUNCHER}
     if tcp_only:
         environment["NCCL_P2P_DISABLE"] = "1"
-        if not contender.shared_memory:
+        if not backend.shared_memory:
             environment["NCCL_SHM_DISABLE"] = "1"
         environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
     environment["NCCL_DEBUG"] = "INFO"
@@ -189,5 +189,5 @@ def worker_environment(
         paths.append(environment["PYTHONPATH"])
     if paths:
         environment["PYTHONPATH"] = ":".join(paths)
-    environment.update(contender.settings)
+    environment.update(backend.settings)
     return environment

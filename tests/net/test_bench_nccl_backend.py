@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from bagua.net.bench.nccl_ab.contender import (
+from bagua.net.bench.nccl_ab.backend import (
     BEST_TUNED,
     bagua_net,
     bagua_net_variant,
     hand_tuned,
     ignored_variables,
-    make_contenders,
+    make_backends,
     own_transport,
     shared_memory,
     tuned_settings,
@@ -24,10 +24,10 @@ LOG = Path("/tmp/nccl.log")
 
 
 def test_default_comparison_has_the_default_first_then_tuned_then_ours() -> None:
-    contenders = make_contenders(library=LIBRARY, tuned=["2x2x8"], variants=[], with_shared_memory=False)
-    assert [contender.name for contender in contenders] == ["NCCL default", "NCCL t2s2 8ch", "bagua-net"]
-    assert [contender.network for contender in contenders] == ["Socket", "Socket", "BaguaNet"]
-    assert [contender.is_ours for contender in contenders] == [False, False, True]
+    backends = make_backends(library=LIBRARY, tuned=["2x2x8"], variants=[], with_shared_memory=False)
+    assert [backend.name for backend in backends] == ["NCCL default", "NCCL t2s2 8ch", "bagua-net"]
+    assert [backend.network for backend in backends] == ["Socket", "Socket", "BaguaNet"]
+    assert [backend.is_ours for backend in backends] == [False, False, True]
 
 
 def test_tuned_sets_threads_sockets_and_channels_over_the_default() -> None:
@@ -62,9 +62,9 @@ def test_a_wrong_tuned_names_value_and_limit(text: str, said: str) -> None:
 
 
 def test_best_adds_eight_settings_which_with_the_default_are_the_nine_of_best_tuned() -> None:
-    contenders = make_contenders(library=LIBRARY, tuned=tuned_settings(["best"]), variants=[], with_shared_memory=True)
-    own = [contender for contender in contenders if contender.is_own_tcp]
-    assert [contender.name for contender in own] == [
+    backends = make_backends(library=LIBRARY, tuned=tuned_settings(["best"]), variants=[], with_shared_memory=True)
+    own = [backend for backend in backends if backend.is_own_tcp]
+    assert [backend.name for backend in own] == [
         "NCCL default",
         "NCCL t2s4",
         "NCCL t4s1",
@@ -75,8 +75,8 @@ def test_best_adds_eight_settings_which_with_the_default_are_the_nine_of_best_tu
         "NCCL t1s1 16ch",
         "NCCL t2s2 16ch",
     ]
-    assert [contender.name for contender in contenders[9:]] == ["bagua-net", "shared memory"]
-    assert not any(contender.is_own_tcp for contender in contenders[9:])
+    assert [backend.name for backend in backends[9:]] == ["bagua-net", "shared memory"]
+    assert not any(backend.is_own_tcp for backend in backends[9:])
 
 
 @pytest.mark.parametrize(
@@ -115,17 +115,17 @@ def test_a_wrong_variant_is_an_error_with_an_example(text: str) -> None:
     assert repr(text) in str(failure.value)
 
 
-def test_two_contenders_of_one_name_are_refused() -> None:
+def test_two_backends_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="two backends are called 'NCCL t2s2'"):
-        make_contenders(library=LIBRARY, tuned=["2x2", "2x2"], variants=[], with_shared_memory=False)
+        make_backends(library=LIBRARY, tuned=["2x2", "2x2"], variants=[], with_shared_memory=False)
 
 
 def test_a_variant_without_the_plugin_is_refused() -> None:
     with pytest.raises(ValueError, match="needs the plugin"):
-        make_contenders(library=None, tuned=[], variants=["a:B=1"], with_shared_memory=False)
+        make_backends(library=None, tuned=[], variants=["a:B=1"], with_shared_memory=False)
 
 
-def test_no_setting_of_the_caller_reaches_a_contender_that_it_would_change() -> None:
+def test_no_setting_of_the_caller_reaches_a_backend_that_it_would_change() -> None:
     inherited = {
         "PATH": "/usr/bin",
         "NCCL_NVLS_ENABLE": "0",
