@@ -89,12 +89,12 @@ build/%/build.ninja: $(VENV)/.packages
 	  cat build/$*.configure.log >&2; exit 1; }
 
 # Two thirds of the time that -O2 -g takes. What is optimized as users have it is the installed library, under tests/net.
-CMAKE_FLAGS_tests := -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1 -DNDEBUG"
+CMAKE_FLAGS_tests := -DBAGUA_PRECOMPILE_HEADERS=ON -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1 -DNDEBUG"
 # Line tables are all that stacks need, and take half as long to build as full debug information; without NDEBUG,
 # assertions are on. The optimizer takes longest over UBSan's checks: -Og builds them twice as fast as -O1.
-CMAKE_FLAGS_asan := -DBAGUA_SANITIZE=address,undefined -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-Og -g1"
+CMAKE_FLAGS_asan := -DBAGUA_PRECOMPILE_HEADERS=ON -DBAGUA_SANITIZE=address,undefined -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-Og -g1"
 # ThreadSanitizer ignores fences. Those of the statistics page are for readers in other processes.
-CMAKE_FLAGS_tsan := -DBAGUA_SANITIZE=thread -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1 -Wno-tsan"
+CMAKE_FLAGS_tsan := -DBAGUA_PRECOMPILE_HEADERS=ON -DBAGUA_SANITIZE=thread -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1 -Wno-tsan"
 # Never built: it gives clang-tidy the flags of every file, the Python extension's too.
 CMAKE_FLAGS_lint = -DBAGUA_BUILD_FUZZERS=ON -DBAGUA_BUILD_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
   -Dpybind11_DIR=$$($(BIN)/pybind11-config --cmakedir)
@@ -190,8 +190,8 @@ asan: build/asan/build.ninja
 	@BAGUA_CPP_BUILD=build/asan BAGUA_CPP_SLOWDOWN=4 $(BIN)/pytest -n $(SANITIZE_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
 tsan: build/tsan/build.ninja
 	@echo "== build and run under ThreadSanitizer"
-	@$(BIN)/ninja -C build/tsan -j $(JOBS) --quiet
-	@BAGUA_CPP_BUILD=build/tsan BAGUA_CPP_SLOWDOWN=8 $(TSAN_RUN) $(BIN)/pytest -n $(SANITIZE_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
+	@$(BIN)/ninja -C build/tsan -j $(JOBS) --quiet $$($(BIN)/python tests/support/threaded_cpp_tests.py)
+	@BAGUA_CPP_BUILD=build/tsan BAGUA_CPP_THREADED=1 BAGUA_CPP_SLOWDOWN=8 $(TSAN_RUN) $(BIN)/pytest -n $(SANITIZE_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
 
 # clang with libFuzzer (Debian: apt-get install clang libclang-rt-dev). Findings and new inputs stay in build/fuzz.
 FUZZ_SECONDS ?= 20

@@ -1,12 +1,14 @@
 """Runs the C++ tests: each case of each executable is one pytest test, in a process and with a deadline of its own.
 
 `make test` builds the executables in build/tests. BAGUA_CPP_BUILD names another build folder (`make sanitize`), and
-BAGUA_CPP_SLOWDOWN the factor by which its deadlines are longer.
+BAGUA_CPP_SLOWDOWN the factor by which its deadlines are longer. BAGUA_CPP_THREADED=1 leaves out those that start no
+threads.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.processes import is_alive, wait_until
+from support.threaded_cpp_tests import starts_threads
 
 SOURCES = Path(__file__).resolve().parent
 REPOSITORY = SOURCES.parents[1]
@@ -67,7 +70,11 @@ def list_cases(executable: Path) -> list[str]:
     return listing.output.split() if listing.return_code == 0 and not listing.timed_out else [NOT_LISTED]
 
 
-TEST_SOURCES = sorted(SOURCES.glob("*_test.cc"))
+TEST_SOURCES = [
+    source
+    for source in sorted(SOURCES.glob("*_test.cc"))
+    if os.environ.get("BAGUA_CPP_THREADED", "0") == "0" or starts_threads(source)
+]
 
 
 def all_cases() -> list[tuple[Path, str]]:
@@ -103,6 +110,13 @@ def test_case(source: Path, case: str) -> None:
 
 def test_there_are_cpp_tests() -> None:
     assert TEST_SOURCES, f"no *_test.cc in {SOURCES}"
+
+
+def test_threads_are_seen_wherever_they_are_started() -> None:
+    starting = re.compile(r"std::thread\b|pthread_create|WorkerPool|TransportContext|ConnectionService|RecoveryThread")
+    for source in SOURCES.glob("*_test.cc"):
+        assert starts_threads(source) or not starting.search(source.read_text()), source.name
+    assert not starts_threads(SOURCES / "wire_test.cc"), "or the choice chooses nothing"
 
 
 class TestRunner:

@@ -258,7 +258,7 @@ void check_failed_at_message(const Failures& failures, std::size_t number) {
 }  // namespace
 
 TEST_CASE(messages_survive_a_sender_that_overwrites_them) {
-  for (unsigned seed = 1; seed <= 40; ++seed) {
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(check::rounds(40)); ++seed) {
     std::mt19937 random(seed);
     Link::Settings settings;
     settings.seed = seed;

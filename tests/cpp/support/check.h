@@ -26,6 +26,15 @@ struct Registrar {
   Registrar(const char* name, std::function<void()> body) { cases().push_back({name, std::move(body)}); }
 };
 
+// How often something random is tried: a sanitizer looks at code, and takes ten times as long.
+constexpr int rounds(int usual) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return usual < 8 ? 1 : usual / 8;
+#else
+  return usual;
+#endif
+}
+
 [[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
   throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + what);
 }
