@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import sys
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 from bagua.cli.errors import EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
     from bagua.cli.parsers import Subcommands
     from bagua.net.exporter.collector import PushAddress
 
@@ -92,15 +95,15 @@ def _gateway() -> PushAddress | None:
         ) from error
 
 
-def _push_until_interrupted(gateway: PushAddress | None, registry: object) -> None:
+def _push_until_interrupted(gateway: PushAddress | None, registry: CollectorRegistry) -> None:
     never = threading.Event()
     said = ""
     while True:
         if gateway is not None:
             problem = ""
             try:
-                gateway.push(registry)  # type: ignore[arg-type]
-            except OSError as error:
+                gateway.push(registry)
+            except (OSError, http.client.HTTPException) as error:
                 problem = f"pushing to {gateway.url} failed: {error}"
             if problem != said:
                 print(f"bagua-net exporter: {problem or 'pushing works again'}", file=sys.stderr, flush=True)

@@ -83,7 +83,7 @@ def _show(options: argparse.Namespace, report: HostReport) -> int:
     if report.processes:
         return 0
     if not options.watch:
-        print(f"bagua-net stats: {none_found(report)}", file=sys.stderr)
+        print(f"bagua-net stats: {none_found(report, options.pid)}", file=sys.stderr)
     return EXIT_FAILURE
 
 
@@ -96,13 +96,13 @@ def _show_text(options: argparse.Namespace, report: HostReport) -> None:
     if report.processes or report.problems:
         text = rendered(report, terminal, width, streams=options.streams)
     elif options.watch:
-        text = none_found(report)
+        text = none_found(report, options.pid)
     else:
         return
     print((_CLEAR if options.watch and sys.stdout.isatty() else "") + text, flush=True)
 
 
-def none_found(report: HostReport) -> str:
+def none_found(report: HostReport, pid: int | None) -> str:
     if report.problems:
         return f"None of the processes on {report.host} that use Bagua-Net can be shown."
     looked = (
@@ -111,7 +111,5 @@ def none_found(report: HostReport) -> str:
         else "A process is found as soon as NCCL has loaded the plugin in it, unless it has BAGUA_NET_STATS=0."
     )
     remedy = "Run the command with sudo, or" if report.denied else "Start the job first;"
-    return (
-        f"No process on {report.host} uses Bagua-Net.\n{looked}\n"
-        f"{remedy} check with `bagua-net doctor` that jobs use the plugin."
-    )
+    who = f"No process on {report.host} uses" if pid is None else f"Process {pid} does not use"
+    return f"{who} Bagua-Net.\n{looked}\n{remedy} check with `bagua-net doctor` that jobs use the plugin."

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -29,7 +30,7 @@ from support.ranks import free_port
 from support.stats_page import Comm, page_bytes, page_of_this_process
 
 from bagua.net.exporter.collector import HostCollector, PushAddress, registry_of
-from bagua.net.exporter.peer_sums import MAX_PEERS, OTHER_PEERS
+from bagua.net.exporter.peer_sums import MAX_DEVICES, MAX_PEERS, OTHER
 from bagua.net.stats import HostReport, report, snapshot
 
 ALERTS = REPOSITORY / "docs" / "assets" / "observe" / "bagua-net-alerts.yml"
@@ -78,7 +79,17 @@ def test_an_all_to_all_does_not_make_a_series_of_every_peer() -> None:
     with page_of_this_process(page_bytes(comms)):
         found = samples(HostCollector(own), "bagua_net_peer_bytes_total")
     assert len(found) == MAX_PEERS + 1
-    assert sum(value for labels, value in found.items() if labels[2] == OTHER_PEERS) == 10 * 2 * MAX_PEERS
+    assert sum(value for labels, value in found.items() if labels[2] == OTHER) == 10 * 2 * MAX_PEERS
+
+
+def test_a_process_that_renames_its_devices_does_not_grow_the_exporter() -> None:
+    collector = HostCollector(own)
+    found = {}
+    for turn in range(3):
+        comms = [Comm(interface=f"eth{turn}.{number}", counters={"inline_bytes": 1}) for number in range(MAX_DEVICES)]
+        with page_of_this_process(page_bytes(comms, started_ms=1)):
+            found = samples(collector, "bagua_net_peer_bytes_total")
+    assert len(found) == MAX_DEVICES + 1
 
 
 def test_sizes_are_a_cumulative_histogram() -> None:
@@ -186,6 +197,21 @@ def test_a_gateway_that_refuses_is_told_and_not_fatal(environment: dict[str, str
             assert answer.status == 200
 
 
+def test_a_gateway_that_does_not_speak_http_is_told_and_not_fatal(environment: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        address = f"127.0.0.1:{door.getsockname()[1]}"
+        with exporter({**environment, "BAGUA_NET_PROMETHEUS_ADDRESS": address}) as (url, process):
+            door.settimeout(ANSWER_S)
+            caller, _ = door.accept()
+            with caller:
+                caller.sendall(b"220 mail.example.org ESMTP\r\n")
+                caller.shutdown(socket.SHUT_WR)
+                assert process.stderr is not None
+                assert f"pushing to http://{address} failed" in process.stderr.readline()
+            with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
+                assert answer.status == 200
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -198,7 +224,7 @@ def test_addresses_to_push_to(text: str, expected: PushAddress) -> None:
     assert PushAddress.parsed(text) == expected
 
 
-@pytest.mark.parametrize("text", ["me:secret@", "ftp://gate", "gate:port"])
+@pytest.mark.parametrize("text", ["me:secret@", "ftp://gate", "gate:port", "me:secret/9@gate"])
 def test_an_address_that_is_none_is_an_error_without_the_password(
     text: str, environment: dict[str, str], run_command: RunCommand
 ) -> None:

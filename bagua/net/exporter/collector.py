@@ -87,10 +87,13 @@ class PushAddress:
             ValueError: it names no host.
         """
         parts = urlsplit(text if "://" in text else f"http://{text}")
+        try:
+            port = "" if parts.port is None else f":{parts.port}"
+        except ValueError:  # names what it takes for the port, which may be part of a password
+            raise ValueError("its port is not a number from 0 to 65535") from None
         if not parts.hostname or parts.scheme not in ("http", "https"):
             raise ValueError("it is not user:password@host:port or an http URL")
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        port = f":{parts.port}" if parts.port is not None else ""
         password = None if parts.password is None else unquote(parts.password)
         user = None if parts.username is None else unquote(parts.username)
         return cls(f"{parts.scheme}://{host}{port}{parts.path}", user, password)
@@ -100,6 +103,7 @@ class PushAddress:
 
         Raises:
             OSError: the gateway does not answer, or refuses.
+            http.client.HTTPException: it does not speak HTTP.
         """
         from prometheus_client import push_to_gateway
         from prometheus_client.exposition import basic_auth_handler, default_handler

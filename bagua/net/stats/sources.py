@@ -10,10 +10,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from bagua.net.stats.errors import StatsError
+from bagua.net.stats.quantities import printable
 from bagua.net.stats.report_json import MAX_BYTES, report_from_json
 from bagua.net.stats.reports import HostReport, report
 from bagua.net.stats.snapshots import snapshot
@@ -91,9 +92,9 @@ class _Threaded:
             self._state = HostState(self._state.name, new, time.monotonic(), None)
 
     def _put_problem(self, problem: str) -> None:
+        shown = "\n".join(map(printable, problem.split("\n")))
         with self._lock:
-            old = self._state
-            self._state = HostState(old.name, old.report, old.received_s, problem)
+            self._state = replace(self._state, problem=shown)
 
 
 class LocalSource(_Threaded):
