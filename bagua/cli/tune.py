@@ -40,7 +40,15 @@ def execute(options: argparse.Namespace) -> int:
     from bagua.tuning import memory
     from bagua.tuning.advice import advice
 
-    found = [(path, answer) for path, answer in memory.read_all() if options.model in answer.fingerprint.model]
+    try:
+        every = memory.read_all()
+    except (OSError, RuntimeError) as error:
+        raise CommandError(
+            f"the results cannot be listed: {error}.\n"
+            "They are in $XDG_CACHE_HOME/bagua/tuning or else ~/.cache/bagua/tuning.\n"
+            "Set XDG_CACHE_HOME to an absolute path that this user may read."
+        ) from error
+    found = [(path, answer) for path, answer in every if options.model in answer.fingerprint.model]
     if not found:
         of = f" of a model with {options.model!r} in its name" if options.model else ""
         raise CommandError(

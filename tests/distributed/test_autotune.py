@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -305,9 +306,16 @@ def test_a_file_that_is_no_answer_is_a_miss(tmp_path: Path, monkeypatch: Any, ca
         good.replace('"speedup": 1.5', '"speedup": "fast"'),
         good.replace('"schema": 1', '"schema": 0'),
         good.replace("1048576", "-1"),
+        good.replace("bytegrad", "byte\\u001bgrad"),
+        good.replace('"speedup": 1.5', '"speedup": 1' + "0" * 400),
+        good.replace('"steps": 100', '"steps": 1e300'),
+        good.replace('"step_s": 0.1', '"step_s": 0'),
+        good.replace('"ratio": 1.0', '"ratio": null'),
+        re.sub(r'"found_at": [^,}\s]+', '"found_at": 1e14', good),
         "[" * 100_000,
         "\x00",
     ):
+        assert text != good
         path.write_text(text)
         caplog.clear()
         assert memory.look_up(fingerprint) is None

@@ -80,6 +80,16 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["tried"][1]["exposed_s"] is None
 
 
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert main(["tune", "report"]) == 1
+    assert "XDG_CACHE_HOME" in capsys.readouterr().err
+
+
 def test_the_plot(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     memory.store(answer_of(FAST, 0.05))
     assert main(["tune", "report", "--plot", str(folder / "tried.svg")]) == 0
