@@ -56,7 +56,7 @@ def run_command(
 ) -> CommandRun:
     """
     Args:
-        folder: empty; for the output and NCCL's logs.
+        folder: for the output and NCCL's logs.
         on_line: called for each line, and with "" about once a second.
 
     Raises:
@@ -126,7 +126,7 @@ def run_command(
         # A process without a communicator (torchrun itself) may have opened a log too.
         tuple(proof for proof in proofs if proof.network),
         any(path.stat().st_size for path in logs) or bool(printed),
-        meter.result(),
+        meter.result(began + wall_s),
     )
 
 
