@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -89,12 +88,11 @@ def _show(options: argparse.Namespace, report: HostReport) -> int:
 
 def _show_text(options: argparse.Namespace, report: HostReport) -> None:
     from bagua.cli.stats_table import rendered
-    from bagua.cli.terminal import Terminal
+    from bagua.cli.terminal import Terminal, width_of_stdout
 
     terminal = Terminal.of_stdout()
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     if report.processes or report.problems:
-        text = rendered(report, terminal, width, streams=options.streams)
+        text = rendered(report, terminal, width_of_stdout(), streams=options.streams)
     elif options.watch:
         text = none_found(report, options.pid)
     else:

@@ -26,8 +26,8 @@ class Report:
     verdict: Verdict
     machine: MachineFacts
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """The first is the head."""
+    def table(self) -> list[tuple[str, ...]]:
+        """The first row is the head."""
         of = "ms" if isinstance(self.rounds.source, TrafficTime | WallTime) else "step ms"
         rows: list[tuple[str, ...]] = [("", of, "each run", "network")]
         for setting in self.settings:

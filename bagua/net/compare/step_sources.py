@@ -106,7 +106,7 @@ class JsonLines:
             match = _JSON_KEY.fullmatch(key)
             if match and type(value) in (int, float) and 0 < value < _MAX_S:
                 unit = match["unit"] or ("ms" if key.lower().endswith("ms") else "s")
-                return value * _SECONDS[unit.lower()]
+                return float(value) * _SECONDS[unit.lower()]
         return None
 
 
