@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua.env import read_text
-from bagua.tuning.search import Outcome, Remembered, Tried
+from bagua.tuning.outcome import Outcome, Remembered, Tried
 from bagua.tuning.setting import Setting
 
 SCHEMA = 1

@@ -106,7 +106,7 @@ def test_a_command_that_does_not_end_is_ended(tmp_path: Path, capsys: pytest.Cap
     script = f"setsid sh -c 'echo $$ > {pid}; exec sleep 60' & sleep 60"
     assert compare("--time-limit", "1", "--", "sh", "-c", script) == 1
     assert "not done after 1 s" in capsys.readouterr().err
-    assert not is_alive(int(pid.read_text()))
+    wait_until(lambda: not is_alive(int(pid.read_text())), "the end of what it started", 60)
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,15 @@ from dataclasses import replace
 import pytest
 
 from bagua.net.compare.command_run import CommandRun
+from bagua.net.compare.run_figure import figure_of
 from bagua.net.compare.setting import Setting
 from bagua.net.compare.step_sources import (
     StepSource,
     WallTime,
     choose_source,
     default_sources,
-    figure_of,
     source_of_pattern,
 )
-from bagua.net.compare.traffic import Traffic
 
 SETTING = Setting("a", {})
 
@@ -93,11 +92,10 @@ def test_without_step_times_whole_runs_are_compared_with_a_warning() -> None:
 
 
 def test_without_step_times_the_traffic_tells_them() -> None:
-    traffic = Traffic("lo", 1 << 30, 0.0, None, 8.0)
-    run = CommandRun(SETTING, 0, 60.0, ["hello"], traffic=traffic)
+    run = CommandRun(SETTING, 0, 60.0, ["hello"], middle_s=8.0)
     source = choose_source(default_sources(), run)
     assert figure_of(source, run, None).seconds == 8.0
-    assert "other traffic" in source.caveat
+    assert "leave start-up out" in source.caveat
     # One printed figure says more.
     printed = replace(run, lines=["3.4 it/s"])
     assert figure_of(choose_source(default_sources(), printed), printed, None).seconds == pytest.approx(1 / 3.4)

@@ -133,7 +133,7 @@ class TestOfRealProcesses:
         verify(ranks)
         shown = stats("--pid", ranks[0].process.pid)
         assert shown.returncode == 1
-        assert "uses Bagua-Net" in shown.stderr
+        assert "shows no Bagua-Net statistics" in shown.stderr
         assert "BAGUA_NET_STATS=0" in shown.stderr
         assert shown.stdout == ""
         quit_all(ranks)
@@ -335,7 +335,7 @@ def test_numbers_of_another_host_can_be_shown(field: str, value: str) -> None:
 def test_a_process_without_the_plugin_is_named(stats: RunStats) -> None:
     done = stats("--pid", str(os.getpid()))
     assert done.returncode == 1
-    assert f"Process {os.getpid()} does not use Bagua-Net" in done.stderr
+    assert f"Process {os.getpid()} shows no Bagua-Net statistics" in done.stderr
 
 
 def test_no_process_is_an_error_with_a_remedy(stats: RunStats) -> None:

@@ -14,7 +14,7 @@ from bagua.cli.main import main
 from bagua.tuning import memory
 from bagua.tuning.advice import advice
 from bagua.tuning.memory import Answer, Fingerprint
-from bagua.tuning.search import Outcome, Tried
+from bagua.tuning.outcome import Outcome, Tried
 from bagua.tuning.setting import MIB, Setting
 
 DEFAULT = Setting("gradient_allreduce", None, MIB)

@@ -10,8 +10,9 @@ from typing import Any
 
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.compare.rounds import Rounds
+from bagua.net.compare.run_figure import RunFigure
 from bagua.net.compare.setting import Setting
-from bagua.net.compare.step_sources import RunFigure, TrafficTime, WallTime
+from bagua.net.compare.step_sources import TrafficTime, WallTime
 from bagua.net.compare.verdict import Verdict, networks_of
 from bagua.net.stats.quantities import bytes_text
 
@@ -41,11 +42,11 @@ class Report:
     def notes(self) -> list[str]:
         source = self.rounds.source
         notes = [] if source is None else [f"Times: {source.name}.", *([source.caveat] if source.caveat else [])]
-        moved = [run.traffic.nbytes for run in self.rounds.runs]
+        moved = [run.job_bytes for run in self.rounds.runs]
         if isinstance(source, TrafficTime) and max(moved) > _MAX_DIFFERENCE * min(moved):
             notes.append(
                 f"The runs moved {bytes_text(min(moved))} to {bytes_text(max(moved))}: the times are of equal work only"
-                " if the settings send other amounts for the same steps."
+                " if the same steps take more bytes with one setting than with the other."
             )
         if self.rounds.interrupted:
             notes.append("Interrupted: this is of the runs that had ended.")
@@ -76,6 +77,7 @@ class Report:
                             "wall_seconds": run.wall_s,
                             "networks": networks_of([run]),
                             "traffic": asdict(run.traffic),
+                            "job_bytes": run.job_bytes,
                         }
                         for run, figure in self.rounds.of(setting)
                     ],

@@ -10,15 +10,9 @@ from pathlib import Path
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.rotation import rotated
 from bagua.net.compare.command_run import CommandRun, RunError
+from bagua.net.compare.run_figure import RunFigure, figure_of
 from bagua.net.compare.setting import Setting
-from bagua.net.compare.step_sources import (
-    RunFigure,
-    StepSource,
-    TrafficTime,
-    WallTime,
-    choose_source,
-    figure_of,
-)
+from bagua.net.compare.step_sources import StepSource, TrafficTime, WallTime, choose_source
 
 # (setting, round, timeout_s, on_line) -> run
 Runner = Callable[[Setting, int, float, Callable[[str], None]], CommandRun]
@@ -100,8 +94,8 @@ def _run_once(
     run = runner(setting, number, max(timeout_s, 0.1), show)
     if found.source is None:
         found.source = choose_source(sources, run)
-    elif isinstance(found.source, TrafficTime) and run.traffic.middle_s is None:
-        # This setting keeps the ranks off the network, or something else used it in the runs before.
+    elif isinstance(found.source, TrafficTime) and run.middle_s is None:
+        # This setting may keep the ranks off TCP.
         found.source = WallTime()
         found.figures = [figure_of(found.source, one, warmup) for one in found.runs]
     figure = figure_of(found.source, run, warmup)

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from bagua.net.compare.command_run import CommandRun
 
-# Communicators are created and kernels chosen in these; of a short run, at most a third.
-WARMUP_STEPS = 5
 _MIN_STEPS = 3
 
 _SECONDS = {
@@ -127,17 +124,17 @@ class BaguaStatistics:
 
 @dataclass(frozen=True)
 class TrafficTime:
-    """From the counters of the network interfaces, of a command that prints nothing: steps move the same bytes each, so
-    that the time of the middle 80 % of a run's bytes is that of 80 % of its steps."""
+    """Of a command that prints nothing: steps move the same bytes each, so that the time of the middle 80 % of a run's
+    bytes is that of 80 % of its steps."""
 
-    name: str = "the time in which the busiest network interface carried the middle 80 % of a run's bytes"
+    name: str = "the time in which the command's TCP connections carried the middle 80 % of their bytes"
     caveat: str = (
-        "No step times were found in the command's output. These times leave start-up out, but count other traffic of"
-        " this host. Print the time of each step, or give --pattern."
+        "No step times were found in the command's output. These times leave start-up out, and are right if all steps"
+        " move the same number of bytes. Print the time of each step, or give --pattern."
     )
 
     def read(self, run: CommandRun) -> StepTimes:
-        return StepTimes([] if run.traffic.middle_s is None else [run.traffic.middle_s], is_summary=True)
+        return StepTimes([] if run.middle_s is None else [run.middle_s], is_summary=True)
 
 
 @dataclass(frozen=True)
@@ -260,44 +257,3 @@ def choose_source(sources: Sequence[StepSource], run: CommandRun) -> StepSource:
         + "\n".join(f"  {line}" for line in list(run.lines)[-5:])
         + "\nCorrect --pattern; without it, common forms are recognized."
     )
-
-
-@dataclass(frozen=True)
-class RunFigure:
-    """The figure of one run: the median of its steps, in seconds."""
-
-    seconds: float
-    steps: int
-    dropped: int = 0
-
-    def ms_text(self) -> str:
-        """Four digits, or all in front of the point."""
-        ms = self.seconds * 1e3
-        return f"{ms:.0f}" if ms >= 1000 else f"{ms:.4g}"
-
-
-def figure_of(source: StepSource, run: CommandRun, warmup: int | None) -> RunFigure:
-    """
-    Args:
-        warmup: steps to drop; None: WARMUP_STEPS, or a third if that is less.
-
-    Raises:
-        ValueError: there are too few.
-    """
-    times = source.read(run)
-    count = len(times.seconds)
-    where = f"{run.setting.name}, round {run.round + 1}"
-    if not count:
-        raise ValueError(
-            f"{where}: no step times in its output, where the first run had {source.name}\n"
-            "Let rank 0 print the same lines in every run."
-        )
-    if times.is_summary:
-        return RunFigure(times.seconds[-1], count)
-    dropped = min(WARMUP_STEPS, count // 3) if warmup is None else warmup
-    if dropped >= count:
-        raise ValueError(
-            f"{where}: too few steps: {count} found, and --warmup {dropped} drops them all\n"
-            "Let the command do more steps, or lower --warmup."
-        )
-    return RunFigure(statistics.median(times.seconds[dropped:]), count - dropped, dropped)

@@ -15,8 +15,9 @@ from typing import Protocol
 
 from bagua.net.stats.errors import StatsError
 from bagua.net.stats.quantities import printable
+from bagua.net.stats.rates import report
 from bagua.net.stats.report_json import MAX_BYTES, report_from_json
-from bagua.net.stats.reports import HostReport, report
+from bagua.net.stats.reports import HostReport
 from bagua.net.stats.snapshots import snapshot
 
 # A host is tried again after this time: its job may start later, or the network come back.
