@@ -109,5 +109,7 @@ def none_found(report: HostReport, pid: int | None) -> str:
         else "A process is found as soon as NCCL has loaded the plugin in it, unless it has BAGUA_NET_STATS=0."
     )
     remedy = "Run the command with sudo, or" if report.denied else "Start the job first;"
-    who = f"No process on {report.host} uses Bagua-Net" if pid is None else f"Process {pid} shows no Bagua-Net statistics"
+    who = (
+        f"No process on {report.host} uses Bagua-Net" if pid is None else f"Process {pid} shows no Bagua-Net statistics"
+    )
     return f"{who}.\n{looked}\n{remedy} check with `bagua-net doctor` that jobs use the plugin."

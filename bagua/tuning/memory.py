@@ -24,7 +24,7 @@ from bagua.tuning.setting import Setting
 
 SCHEMA = 1
 _MAX_BYTES = 1 << 20  # a file of ours has some kilobytes
-_MAX_TEXT = 500
+_MAX_TEXT = 4000
 _MAX_NUMBER = 1e10  # of seconds since 1970, that is in the year 2286
 
 _logger = logging.getLogger("bagua")
