@@ -27,8 +27,8 @@ def add_parser(subcommands: Subcommands) -> None:
         "exporter",
         help="serve the statistics of this host to Prometheus",
         description="Serves the statistics of every process on this host that uses Bagua-Net and that this user may "
-        "look at, at http://ADDRESS:PORT/metrics. If BAGUA_NET_PROMETHEUS_ADDRESS is set, it also pushes them to that "
-        "Pushgateway every 15 s.",
+        "look at, at http://ADDRESS:PORT/metrics, and to `bagua-net top --endpoints` at /report. If "
+        "BAGUA_NET_PROMETHEUS_ADDRESS is set, it also pushes them to that Pushgateway every 15 s.",
     )
     parser.add_argument(
         "--address", default="127.0.0.1", help="address to listen on (default 127.0.0.1; 0.0.0.0: every interface)"
@@ -45,7 +45,7 @@ def _port(text: str) -> int:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from bagua.net.exporter.collector import HostCollector, registry_of
+    from bagua.net.exporter.collector import HostCollector, ReportApp, registry_of
 
     collector = HostCollector()
     if options.json:
@@ -63,6 +63,7 @@ def execute(options: argparse.Namespace) -> int:
     registry = registry_of(collector)
     try:
         server, _ = start_http_server(options.port, options.address, registry)
+        server.set_app(ReportApp(server.get_app()))
     except (OSError, OverflowError) as error:
         raise CommandError(
             f"The exporter cannot listen on {options.address}, port {options.port}: {error}.\n"

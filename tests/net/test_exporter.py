@@ -32,6 +32,7 @@ from support.stats_page import Comm, page_bytes, page_of_this_process
 from bagua.net.exporter.collector import HostCollector, PushAddress, registry_of
 from bagua.net.exporter.peer_sums import MAX_DEVICES, MAX_PEERS, OTHER
 from bagua.net.stats import HostReport, report, snapshot
+from bagua.net.stats.sources import EndpointSource
 
 ALERTS = REPOSITORY / "docs" / "assets" / "observe" / "bagua-net-alerts.yml"
 DASHBOARD = REPOSITORY / "docs" / "assets" / "observe" / "bagua-net-dashboard.json"
@@ -131,6 +132,34 @@ def test_the_endpoint_serves_what_prometheus_reads(environment: dict[str, str]) 
     [sent] = [one for one in own if one.value]
     assert (sent.labels["rank"], sent.labels["path"], sent.value) == ("2", "inline", 123)
     assert families["bagua_net_processes"].samples[0].value >= 1
+
+
+def test_top_reads_the_endpoint(environment: dict[str, str], run_command: RunCommand) -> None:
+    with (
+        page_of_this_process(page_bytes([sending("10.0.0.2:1 (process 5)", 123)], rank=3)),
+        exporter(environment) as (url, _),
+    ):
+        words = [sys.executable, "-m", "bagua.cli.net", "top", "--json", "--interval", "0.1", "--endpoints"]
+        shown = run_command([*words, f"{url.removeprefix('http://').removesuffix('/metrics')}"], environment)
+        assert shown.returncode == 0, shown.stderr
+        read = json.loads(shown.stdout)
+        assert [one["rank"] for one in read["processes"] if one["pid"] == os.getpid()] == [3]
+        assert read["interval_s"] > 0
+        assert run_command([*words, f"{url}/x"], environment).returncode == 2
+
+
+@pytest.mark.parametrize("endpoint", ["", "node1:99999", "file:///etc/passwd", "http://node1/other"])
+def test_what_is_no_endpoint(endpoint: str) -> None:
+    with pytest.raises(ValueError, match=r"not HOST:PORT|Port out of range"):
+        EndpointSource(endpoint, 1.0)
+
+
+def test_an_endpoint_of_something_else_is_named(environment: dict[str, str], run_command: RunCommand) -> None:
+    with gateway(200) as (host, _):
+        words = [sys.executable, "-m", "bagua.cli.net", "top", "--json", "--endpoints", host]
+        shown = run_command(words, environment)
+    assert shown.returncode == 1
+    assert f"http://{host}/report: HTTP Error 501" in shown.stderr
 
 
 def test_a_port_in_use_is_an_error(environment: dict[str, str], run_command: RunCommand) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterable
@@ -11,9 +12,12 @@ from urllib.parse import unquote, urlsplit
 
 from bagua.net.exporter.metrics import SIZES_HELP, SIZES_NAME, families_of, size_histograms
 from bagua.net.exporter.peer_sums import PeerSums
-from bagua.net.stats import HostReport, report, snapshot
+from bagua.net.stats import HostReport, Snapshot, report, snapshot
+from bagua.net.stats.sources import REPORT_PATH
 
 if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
     from prometheus_client import CollectorRegistry, Metric
 
 # Of the old push: a Pushgateway, which Prometheus scrapes.
@@ -63,6 +67,26 @@ class HostCollector:
         for one in size_histograms(read):
             sizes.add_metric(one.labels, one.buckets, one.sum)
         yield sizes
+
+
+class ReportApp:
+    """The WSGI application of the exporter: `/report` is what `bagua-net stats --json` prints, with rates since it was
+    asked for last; everything else is the metrics."""
+
+    def __init__(self, metrics: WSGIApplication | None) -> None:
+        assert metrics is not None  # the application of the server that has been started
+        self._metrics = metrics
+        self._lock = threading.Lock()  # guards _earlier
+        self._earlier: Snapshot | None = None
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != REPORT_PATH:
+            return self._metrics(environ, start_response)
+        later = snapshot()
+        with self._lock:
+            earlier, self._earlier = self._earlier, later
+        start_response("200 OK", [("Content-Type", "application/json")])
+        return [json.dumps(report(earlier, later).as_json()).encode()]
 
 
 def registry_of(collector: HostCollector) -> CollectorRegistry:
