@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import sys
@@ -64,7 +63,7 @@ def execute(options: argparse.Namespace) -> int:
     try:
         server, _ = start_http_server(options.port, options.address, registry)
         server.set_app(ReportApp(server.get_app()))
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise CommandError(
             f"The exporter cannot listen on {options.address}, port {options.port}: {error}.\n"
             "Another exporter may run on this host, or the address is not one of this host's.\n"
@@ -104,7 +103,7 @@ def _push_until_interrupted(gateway: PushAddress | None, registry: CollectorRegi
             problem = ""
             try:
                 gateway.push(registry)
-            except (OSError, http.client.HTTPException) as error:
+            except OSError as error:
                 problem = f"pushing to {gateway.url} failed: {error}"
             if problem != said:
                 print(f"bagua-net exporter: {problem or 'pushing works again'}", file=sys.stderr, flush=True)

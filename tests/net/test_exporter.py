@@ -226,6 +226,16 @@ def test_a_gateway_that_refuses_is_told_and_not_fatal(environment: dict[str, str
             assert answer.status == 200
 
 
+def test_names_that_no_host_can_have(environment: dict[str, str], run_command: RunCommand) -> None:
+    name = 70 * "a"  # a label has at most 63
+    with pytest.raises(OSError, match="label"):
+        PushAddress.parsed(name).push(registry_of(HostCollector(own)))
+    done = run_command([sys.executable, "-m", "bagua.cli.net", "exporter", "--address", name], environment)
+    assert done.returncode == 1
+    assert "cannot listen on aaaa" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_gateway_that_does_not_speak_http_is_told_and_not_fatal(environment: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         address = f"127.0.0.1:{door.getsockname()[1]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import threading
@@ -126,8 +127,7 @@ class PushAddress:
         """Replaces what this host pushed before.
 
         Raises:
-            OSError: the gateway does not answer, or refuses.
-            http.client.HTTPException: it does not speak HTTP.
+            OSError: the gateway does not answer, refuses, does not speak HTTP, or cannot exist.
         """
         from prometheus_client import push_to_gateway
         from prometheus_client.exposition import basic_auth_handler, default_handler
@@ -135,11 +135,14 @@ class PushAddress:
         def authorized(url: str, method: str, timeout: float | None, headers: Any, data: bytes) -> Any:
             return basic_auth_handler(url, method, timeout, headers, data, self.user, self.password)
 
-        push_to_gateway(
-            self.url,
-            job=PUSH_JOB,
-            registry=registry,
-            grouping_key={"instance": socket.gethostname()},
-            timeout=_PUSH_TIMEOUT_S,
-            handler=default_handler if self.user is None else authorized,
-        )
+        try:
+            push_to_gateway(
+                self.url,
+                job=PUSH_JOB,
+                registry=registry,
+                grouping_key={"instance": socket.gethostname()},
+                timeout=_PUSH_TIMEOUT_S,
+                handler=default_handler if self.user is None else authorized,
+            )
+        except (http.client.HTTPException, UnicodeError) as error:
+            raise OSError(str(error)) from error
