@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from bagua.cli.errors import EXIT_FAILURE
 from bagua.cli.net_top import add_host_options, sources_of
-from bagua.cli.terminal import Terminal
+from bagua.cli.terminal import Terminal, width_of_stdout
+from bagua.cli.text_table import Column, table
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands
@@ -91,12 +92,12 @@ def _rendered(found: Verdict, processes: int, after_s: float, terminal: Terminal
             "All that wait for each other run and wait in a circle.\n"
             "Compare the order of their collectives: TORCH_NCCL_TRACE_BUFFER_SIZE=2000 records it."
         )
-    rows = [("who waits", "for", "to", "since", "requests")]
-    rows += [(str(w.waiter), str(w.target), w.direction, f"{w.seconds:.0f} s", str(w.requests)) for w in found.waits]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + f"  {row[3]:>7}  {row[4]:>8}"
-        for row in rows
+    columns = [
+        Column("who waits", [str(one.waiter) for one in found.waits], left=True),
+        Column("for", [str(one.target) for one in found.waits], left=True),
+        Column("to", [one.direction for one in found.waits], 1, left=True),
+        Column("since", [f"{one.seconds:.0f} s" for one in found.waits]),
+        Column("requests", [str(one.requests) for one in found.waits], 2),
     ]
-    blocks.append("\n".join([terminal.dim(lines[0]), *lines[1:]]))
+    blocks.append(table(columns, terminal, width_of_stdout())[0])
     return "\n\n".join(blocks)

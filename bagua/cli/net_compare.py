@@ -191,15 +191,16 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 
 def _rendered(report: Report, terminal: Terminal) -> str:
+    from bagua.cli.terminal import width_of_stdout
+    from bagua.cli.text_table import Column, table
+
     verdict = report.verdict
-    blocks = [_table(report.rows(), terminal)]
+    # What each run took can be left out of a narrow terminal; the others cannot.
+    columns = zip(*report.table(), strict=True)
+    ranks = (0, 0, 1, 0)
+    shown = [Column(title, cells, rank, left=True) for (title, *cells), rank in zip(columns, ranks, strict=True)]
+    blocks = [table(shown, terminal, width_of_stdout())[0] + "\n"]
     blocks += [terminal.wrapped(note, "") for note in report.notes()]
     closing = [terminal.bold(verdict.headline), *verdict.reasons]
     blocks.append("\n".join(terminal.wrapped(text, "") if index else text for index, text in enumerate(closing)))
     return "\n".join(blocks)
-
-
-def _table(rows: list[tuple[str, ...]], terminal: Terminal) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([terminal.dim(lines[0]), *lines[1:]]) + "\n"

@@ -233,8 +233,10 @@ def _started_over_ssh(destination: str, port: int, token: str, wait_s: float) ->
 def _check_ssh(process: subprocess.Popen[bytes], destination: str, said: IO[bytes]) -> None:
     if process.poll() is None:
         return
+    from bagua.net.stats.quantities import printable
+
     said.seek(0)
-    words = said.read().decode(errors="replace").strip().splitlines()[-_LAST_WORDS:]
+    words = [printable(line) for line in said.read().decode(errors="replace").strip().splitlines()[-_LAST_WORDS:]]
     raise CommandError(
         f"`bagua-net doctor --serve` on {destination} ended with exit code {process.returncode}"
         + "".join(f"\n  {line}" for line in words)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from bagua.cli.errors import EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
     from bagua.cli.parsers import Subcommands
     from bagua.net.exporter.collector import PushAddress
 
@@ -24,8 +26,8 @@ def add_parser(subcommands: Subcommands) -> None:
         "exporter",
         help="serve the statistics of this host to Prometheus",
         description="Serves the statistics of every process on this host that uses Bagua-Net and that this user may "
-        "look at, at http://ADDRESS:PORT/metrics. If BAGUA_NET_PROMETHEUS_ADDRESS is set, it also pushes them to that "
-        "Pushgateway every 15 s.",
+        "look at, at http://ADDRESS:PORT/metrics, and to `bagua-net top --endpoints` at /report. If "
+        "BAGUA_NET_PROMETHEUS_ADDRESS is set, it also pushes them to that Pushgateway every 15 s.",
     )
     parser.add_argument(
         "--address", default="127.0.0.1", help="address to listen on (default 127.0.0.1; 0.0.0.0: every interface)"
@@ -42,7 +44,7 @@ def _port(text: str) -> int:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from bagua.net.exporter.collector import HostCollector, registry_of
+    from bagua.net.exporter.collector import HostCollector, ReportApp, registry_of
 
     collector = HostCollector()
     if options.json:
@@ -60,7 +62,8 @@ def execute(options: argparse.Namespace) -> int:
     registry = registry_of(collector)
     try:
         server, _ = start_http_server(options.port, options.address, registry)
-    except (OSError, OverflowError) as error:
+        server.set_app(ReportApp(server.get_app()))
+    except (OSError, OverflowError, UnicodeError) as error:
         raise CommandError(
             f"The exporter cannot listen on {options.address}, port {options.port}: {error}.\n"
             "Another exporter may run on this host, or the address is not one of this host's.\n"
@@ -92,14 +95,14 @@ def _gateway() -> PushAddress | None:
         ) from error
 
 
-def _push_until_interrupted(gateway: PushAddress | None, registry: object) -> None:
+def _push_until_interrupted(gateway: PushAddress | None, registry: CollectorRegistry) -> None:
     never = threading.Event()
     said = ""
     while True:
         if gateway is not None:
             problem = ""
             try:
-                gateway.push(registry)  # type: ignore[arg-type]
+                gateway.push(registry)
             except OSError as error:
                 problem = f"pushing to {gateway.url} failed: {error}"
             if problem != said:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -83,26 +82,25 @@ def _show(options: argparse.Namespace, report: HostReport) -> int:
     if report.processes:
         return 0
     if not options.watch:
-        print(f"bagua-net stats: {none_found(report)}", file=sys.stderr)
+        print(f"bagua-net stats: {none_found(report, options.pid)}", file=sys.stderr)
     return EXIT_FAILURE
 
 
 def _show_text(options: argparse.Namespace, report: HostReport) -> None:
     from bagua.cli.stats_table import rendered
-    from bagua.cli.terminal import Terminal
+    from bagua.cli.terminal import Terminal, width_of_stdout
 
     terminal = Terminal.of_stdout()
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     if report.processes or report.problems:
-        text = rendered(report, terminal, width, streams=options.streams)
+        text = rendered(report, terminal, width_of_stdout(), streams=options.streams)
     elif options.watch:
-        text = none_found(report)
+        text = none_found(report, options.pid)
     else:
         return
     print((_CLEAR if options.watch and sys.stdout.isatty() else "") + text, flush=True)
 
 
-def none_found(report: HostReport) -> str:
+def none_found(report: HostReport, pid: int | None) -> str:
     if report.problems:
         return f"None of the processes on {report.host} that use Bagua-Net can be shown."
     looked = (
@@ -111,7 +109,7 @@ def none_found(report: HostReport) -> str:
         else "A process is found as soon as NCCL has loaded the plugin in it, unless it has BAGUA_NET_STATS=0."
     )
     remedy = "Run the command with sudo, or" if report.denied else "Start the job first;"
-    return (
-        f"No process on {report.host} uses Bagua-Net.\n{looked}\n"
-        f"{remedy} check with `bagua-net doctor` that jobs use the plugin."
+    who = (
+        f"No process on {report.host} uses Bagua-Net" if pid is None else f"Process {pid} shows no Bagua-Net statistics"
     )
+    return f"{who}.\n{looked}\n{remedy} check with `bagua-net doctor` that jobs use the plugin."

@@ -32,10 +32,16 @@ def add_parser(subcommands: Subcommands) -> None:
 
 def add_host_options(parser: argparse.ArgumentParser) -> None:
     """For `sources_of`."""
-    parser.add_argument(
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
         "--hosts",
         metavar="LIST",
         help="hosts separated by commas, on which `bagua-net stats` is run over ssh (default: this host)",
+    )
+    group.add_argument(
+        "--endpoints",
+        metavar="LIST",
+        help="`bagua-net exporter`s of the hosts, as HOST:PORT separated by commas, instead of ssh",
     )
     parser.add_argument(
         "--remote-command",
@@ -70,10 +76,15 @@ def execute(options: argparse.Namespace) -> int:
 def sources_of(options: argparse.Namespace) -> list[Source]:
     """
     Raises:
-        CommandError: `--hosts` names none.
+        CommandError: `--hosts` or `--endpoints` names none.
     """
-    from bagua.net.stats.sources import LocalSource, SshSource, checked_hosts
+    from bagua.net.stats.sources import EndpointSource, LocalSource, SshSource, checked_hosts
 
+    if options.endpoints is not None:
+        try:
+            return [EndpointSource(one.strip(), options.interval) for one in options.endpoints.split(",")]
+        except ValueError as error:
+            raise CommandError(f"--endpoints {options.endpoints}: {error}", EXIT_USAGE) from error
     if options.hosts is None:
         return [LocalSource(options.interval)]
     try:

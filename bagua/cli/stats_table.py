@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from bagua.cli.terminal import Terminal
+from bagua.cli.text_table import Column, table
 from bagua.net.stats.peers import PeerTraffic, peer_names, traffic_by_peer
 from bagua.net.stats.quantities import bytes_text, rate_text, seconds_text
 from bagua.net.stats.reports import CommReport, HostReport, ProcessReport
 
 _INDENT = "  "
-_GAP = "  "
-
-
-@dataclass(frozen=True)
-class _Column:
-    title: str
-    cells: list[str]
-    rank: int  # the columns of the highest rank go first where a terminal is narrow
-    left: bool = False
 
 
 def rendered(report: HostReport, terminal: Terminal, width: int | None, *, streams: bool) -> str:
@@ -62,10 +53,10 @@ def _process(process: ProcessReport, terminal: Terminal, width: int | None, stre
     rows = traffic_by_peer(process)
     if not rows:
         return "\n".join([*lines, f"{_INDENT}no connection is open"]), 0
-    text, hidden = _table(_peer_columns(rows), width, terminal)
+    text, hidden = table(_peer_columns(rows), terminal, width, _INDENT)
     lines.append(text)
     if streams:
-        stream_text, more = _table(_stream_columns(process.comms), width, terminal)
+        stream_text, more = table(_stream_columns(process.comms), terminal, width, _INDENT)
         lines += ["", stream_text]
         hidden = max(hidden, more)
     return "\n".join(lines), hidden
@@ -85,64 +76,37 @@ def _troubles(process: ProcessReport) -> list[str]:
     return found
 
 
-def _peer_columns(rows: Sequence[PeerTraffic]) -> list[_Column]:
+def _peer_columns(rows: Sequence[PeerTraffic]) -> list[Column]:
     return [
-        _Column("peer", [row.peer for row in rows], 0, left=True),
-        _Column("device", [row.interface for row in rows], 4, left=True),
-        _Column("dir", [{"receive": "recv"}.get(row.direction, row.direction) for row in rows], 0, left=True),
-        _Column("now", [rate_text(row.bytes_per_s) for row in rows], 0),
-        _Column("average", [rate_text(row.average_bytes_per_s) for row in rows], 5),
-        _Column("message", [bytes_text(row.mean_message_bytes) for row in rows], 6),
-        _Column("streams", [row.streams_text() for row in rows], 2),
-        _Column("retransmits", [str(row.retransmits) if row.direction == "send" else "-" for row in rows], 3),
-        _Column("round trip", [seconds_text(row.round_trip_s) for row in rows], 7),
-        _Column("outstanding", [str(row.outstanding) for row in rows], 8),
-        _Column("stalled", [row.stall_text() or "-" for row in rows], 1, left=True),
+        Column("peer", [row.peer for row in rows], 0, left=True),
+        Column("device", [row.interface for row in rows], 4, left=True),
+        Column("dir", [{"receive": "recv"}.get(row.direction, row.direction) for row in rows], 0, left=True),
+        Column("now", [rate_text(row.bytes_per_s) for row in rows], 0),
+        Column("average", [rate_text(row.average_bytes_per_s) for row in rows], 5),
+        Column("message", [bytes_text(row.mean_message_bytes) for row in rows], 6),
+        Column("streams", [row.streams_text() for row in rows], 2),
+        Column("retransmits", [str(row.retransmits) if row.direction == "send" else "-" for row in rows], 3),
+        Column("round trip", [seconds_text(row.round_trip_s) for row in rows], 7),
+        Column("outstanding", [str(row.outstanding) for row in rows], 8),
+        Column("stalled", [row.stall_text() or "-" for row in rows], 1, left=True),
     ]
 
 
-def _stream_columns(comms: Sequence[CommReport]) -> list[_Column]:
+def _stream_columns(comms: Sequence[CommReport]) -> list[Column]:
     pairs = [(comm, stream) for comm in comms for stream in comm.streams]
     return [
-        _Column("comm", [comm.id.partition(".")[0] for comm, _ in pairs], 0),
-        _Column("peer", [peer_names(comm.peer)[0] for comm, _ in pairs], 5, left=True),
-        _Column("dir", [{"receive": "recv"}.get(comm.direction, comm.direction) for comm, _ in pairs], 1, left=True),
-        _Column("stream", [str(stream.index) for _, stream in pairs], 0),
-        _Column("state", [stream.state for _, stream in pairs], 1, left=True),
-        _Column("now", [rate_text(stream.bytes_per_s) for _, stream in pairs], 0),
-        _Column("bytes", [bytes_text(stream.bytes) for _, stream in pairs], 4),
-        _Column("estimate", [rate_text(stream.estimated_bytes_per_s) for _, stream in pairs], 6),
-        _Column("deferred", [str(stream.deferred_chunks) for _, stream in pairs], 7),
-        _Column("retransmits", [str(stream.retransmits) for _, stream in pairs], 3),
-        _Column("round trip", [seconds_text(stream.round_trip_s) for _, stream in pairs], 5),
+        Column("comm", [comm.id.partition(".")[0] for comm, _ in pairs], 0),
+        Column("peer", [peer_names(comm.peer)[0] for comm, _ in pairs], 5, left=True),
+        Column("dir", [{"receive": "recv"}.get(comm.direction, comm.direction) for comm, _ in pairs], 1, left=True),
+        Column("stream", [str(stream.index) for _, stream in pairs], 0),
+        Column("state", [stream.state for _, stream in pairs], 1, left=True),
+        Column("now", [rate_text(stream.bytes_per_s) for _, stream in pairs], 0),
+        Column("bytes", [bytes_text(stream.bytes) for _, stream in pairs], 4),
+        Column("estimate", [rate_text(stream.estimated_bytes_per_s) for _, stream in pairs], 6),
+        Column("deferred", [str(stream.deferred_chunks) for _, stream in pairs], 7),
+        Column("retransmits", [str(stream.retransmits) for _, stream in pairs], 3),
+        Column("round trip", [seconds_text(stream.round_trip_s) for _, stream in pairs], 5),
     ]
-
-
-def _table(columns: list[_Column], width: int | None, terminal: Terminal) -> tuple[str, int]:
-    """The text, and how many columns were left out of it."""
-
-    def width_of(column: _Column) -> int:
-        return max(len(column.title), *(len(cell) for cell in column.cells)) if column.cells else len(column.title)
-
-    shown = list(columns)
-    while width is not None and len(shown) > 1:
-        needed = len(_INDENT) + sum(width_of(column) for column in shown) + len(_GAP) * (len(shown) - 1)
-        last = max(shown, key=lambda column: column.rank)
-        if needed <= width or last.rank == 0:
-            break
-        shown.remove(last)
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (
-            cell.ljust(width_of(column)) if column.left else cell.rjust(width_of(column))
-            for column, cell in zip(shown, cells, strict=True)
-        )
-        text = (_INDENT + _GAP.join(padded)).rstrip()
-        return text if width is None else text[:width]
-
-    lines = [terminal.dim(line([column.title for column in shown]))]
-    lines += [line([column.cells[row] for column in shown]) for row in range(len(columns[0].cells))]
-    return "\n".join(lines), len(columns) - len(shown)
 
 
 def _fold(text: str, width: int | None, indent: str = "") -> str:

@@ -13,6 +13,11 @@ _WIDTH_ELSEWHERE = 80
 _MAX_WIDTH = 100
 
 
+def width_of_stdout() -> int | None:
+    """In columns; None: it is not a terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 @dataclass(frozen=True)
 class Terminal:
     width: int

@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from bagua.cli.errors import CommandError
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands
+    from bagua.cli.terminal import Terminal
     from bagua.tuning.memory import Answer
 
 
@@ -40,7 +40,15 @@ def execute(options: argparse.Namespace) -> int:
     from bagua.tuning import memory
     from bagua.tuning.advice import advice
 
-    found = [(path, answer) for path, answer in memory.read_all() if options.model in answer.fingerprint.model]
+    try:
+        every = memory.read_all()
+    except (OSError, RuntimeError) as error:
+        raise CommandError(
+            f"the results cannot be listed: {error}.\n"
+            "They are in $XDG_CACHE_HOME/bagua/tuning or else ~/.cache/bagua/tuning.\n"
+            "Set XDG_CACHE_HOME to an absolute path that this user may read."
+        ) from error
+    found = [(path, answer) for path, answer in every if options.model in answer.fingerprint.model]
     if not found:
         of = f" of a model with {options.model!r} in its name" if options.model else ""
         raise CommandError(
@@ -58,7 +66,7 @@ def execute(options: argparse.Namespace) -> int:
     for number, (path, answer) in enumerate(shown):
         head = "\n".join(terminal.wrapped(line, "  ", "") for line in _head(path, answer))
         lines = "\n".join(terminal.wrapped(f"Advice: {line}", "  ", "") for line in advice(answer))
-        print("\n" * (number > 0) + f"{head}\n\n{_table(answer)}\n\n{lines}")
+        print("\n" * (number > 0) + f"{head}\n\n{_table(answer, terminal)}\n\n{lines}")
     return 0
 
 
@@ -73,27 +81,21 @@ def _head(path: Path, answer: Answer) -> list[str]:
     ]
 
 
-def _table(answer: Answer) -> str:
-    rows = [("setting", "step ms", "exposed ms", "communication ms", "speed", "turns")]
-    for one in sorted(answer.tried, key=lambda one: one.ratio):
-        chosen = "* " if one.setting == answer.setting else "  "
-        rows.append(
-            (
-                f"{chosen}{one.setting}",
-                _ms(one.step_s),
-                _ms(one.exposed_s),
-                _ms(one.communication_s),
-                f"{1 / one.ratio:.2f}x",
-                str(one.turns),
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(_aligned(row, widths) for row in rows)
+def _table(answer: Answer, terminal: Terminal) -> str:
+    from bagua.cli.terminal import width_of_stdout
+    from bagua.cli.text_table import Column, table
 
-
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-    return "  ".join(cells).rstrip()
+    tried = sorted(answer.tried, key=lambda one: one.ratio)
+    marks = ["* " if one.setting == answer.setting else "  " for one in tried]
+    columns = [
+        Column("setting", [f"{mark}{one.setting}" for mark, one in zip(marks, tried, strict=True)], left=True),
+        Column("step ms", [_ms(one.step_s) for one in tried], 1),
+        Column("exposed ms", [_ms(one.exposed_s) for one in tried], 2),
+        Column("communication ms", [_ms(one.communication_s) for one in tried], 3),
+        Column("speed", [f"{1 / one.ratio:.2f}x" for one in tried]),
+        Column("turns", [str(one.turns) for one in tried], 4),
+    ]
+    return table(columns, terminal, width_of_stdout())[0]
 
 
 def _ms(seconds: float) -> str:

@@ -23,7 +23,8 @@ from bagua.engine.compression_cost import compression_s_per_byte
 from bagua.engine.tuning_fingerprint import fingerprint_of
 from bagua.tuning import memory
 from bagua.tuning.advice import advice
-from bagua.tuning.search import ModelLayout, Outcome, Search
+from bagua.tuning.outcome import Outcome
+from bagua.tuning.search import ModelLayout, Search
 from bagua.tuning.setting import Bucket, Setting, Turn, settings_for
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +17,7 @@ _MAX_REQUEST_BYTES = 64 << 20
 _MAX_TENSORS = 1_000_000
 _MAX_ELEMENTS = 1 << 50
 _NO_BUCKETS = 1 << 62
+_MAX_SPEED = 1e30
 
 
 class _BadRequestError(ValueError):
@@ -110,8 +110,13 @@ class AutotuneService:
             return _unknown(message)
         self._rank(message)
         speed, hyperparameters = message.get("speed"), message.get("hyperparameters")
-        if not isinstance(speed, int | float) or isinstance(speed, bool) or not math.isfinite(speed) or speed < 0:
-            raise _BadRequestError(f"speed is {speed!r}; it must be a number, 0 or more")
+        # 0: not known.
+        if (
+            not isinstance(speed, int | float)
+            or isinstance(speed, bool)
+            or not (speed == 0 or 1 / _MAX_SPEED <= speed <= _MAX_SPEED)
+        ):
+            raise _BadRequestError(f"speed is {speed!r:.40}; it must be 0 or from {1 / _MAX_SPEED:g} to {_MAX_SPEED:g}")
         if not isinstance(hyperparameters, dict):
             raise _BadRequestError("hyperparameters is not an object")
         manager.report_metrics(_integer(message, "train_iter"), float(speed), hyperparameters)

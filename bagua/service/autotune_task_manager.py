@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +72,7 @@ class AutotuneTaskManager:
 
     def report_metrics(self, train_iter: int, speed: float, hyperparameters: Mapping[str, object]) -> None:
         """The first of an iteration counts, and none of another bucket size than the present one."""
-        if hyperparameters.get("bucket_size") == self._setting.bucket_bytes and speed > 0 and math.isfinite(speed):
+        if hyperparameters.get("bucket_size") == self._setting.bucket_bytes and speed > 0:
             self._speeds.setdefault(train_iter, speed)
 
     def ask_hyperparameters(self, rank: int, train_iter: int) -> BaguaHyperparameter:

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from bagua.env import read_text
-from bagua.tuning.search import Outcome, Remembered, Tried
+from bagua.tuning.outcome import Outcome, Remembered, Tried
 from bagua.tuning.setting import Setting
 
 SCHEMA = 1
 _MAX_BYTES = 1 << 20  # a file of ours has some kilobytes
-_MAX_TEXT = 500
+_MAX_TEXT = 4000
+_MAX_NUMBER = 1e10  # of seconds since 1970, that is in the year 2286
 
 _logger = logging.getLogger("bagua")
 
@@ -127,7 +128,10 @@ class Answer:
             tried = tuple(
                 Tried(
                     Setting.from_json(one["setting"]),
-                    **{name: _number_or_nan(one[name]) for name in _FIGURES},
+                    step_s=_positive(one["step_s"]),
+                    exposed_s=_number_or_nan(one["exposed_s"]),
+                    communication_s=_number_or_nan(one["communication_s"]),
+                    ratio=_positive(one["ratio"]),
                     turns=int(_number(one["turns"])),
                 )
                 for one in document["tried"]
@@ -135,7 +139,7 @@ class Answer:
             return cls(
                 fingerprint,
                 Setting.from_json(document["setting"]),
-                _number(document["speedup"]),
+                _positive(document["speedup"]),
                 _text(document["reason"]),
                 tried,
                 int(_number(document["steps"])),
@@ -218,8 +222,14 @@ def _or_none(value: float) -> float | None:
 
 
 def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a number")
+    if type(value) not in (int, float) or not abs(value) <= _MAX_NUMBER:  # nor NaN
+        raise ValueError(f"{value!r:.40} is not a number up to {_MAX_NUMBER:g}")
+    return float(value)
+
+
+def _positive(value: Any) -> float:
+    if _number(value) <= 0:
+        raise ValueError(f"{value!r:.40} is not above 0")
     return float(value)
 
 

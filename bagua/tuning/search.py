@@ -24,6 +24,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bagua.tuning.cost_model import CostModel, Link
+from bagua.tuning.outcome import Outcome, Remembered, Tried
 from bagua.tuning.setting import MIB, Setting, Turn
 
 MIN_GAIN = 0.02
@@ -54,51 +55,6 @@ class ModelLayout:
     tensor_bytes: Sequence[int]
     default_bytes: int
     starts_small: bool
-
-
-@dataclass(frozen=True)
-class Tried:
-    """Of one setting.
-
-    Attributes:
-        step_s, exposed_s, communication_s: medians over its turns; NaN: not known.
-        ratio: of its steps to the default's in the same repetitions, median.
-        turns: how many it had.
-    """
-
-    setting: Setting
-    step_s: float
-    exposed_s: float
-    communication_s: float
-    ratio: float
-    turns: int
-
-
-@dataclass(frozen=True)
-class Remembered:
-    """What an earlier run has chosen, and what the default's steps were then, in s."""
-
-    setting: Setting
-    default_step_s: float
-    default_exposed_s: float
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """
-    Attributes:
-        setting: that was chosen.
-        speedup: of its steps, compared with the default's; 1 for the default.
-        reason: why, in one line.
-        tried: all settings that had turns, the default first.
-        is_check: an earlier run's answer was confirmed, without a search.
-    """
-
-    setting: Setting
-    speedup: float
-    reason: str
-    tried: tuple[Tried, ...] = ()
-    is_check: bool = False
 
 
 class Search:

@@ -42,10 +42,12 @@ class Setting:
             ValueError: it is something else.
         """
         if not isinstance(value, list | tuple) or len(value) != 3 or not isinstance(value[0], str):
-            raise ValueError(f"{value!r} is not a setting")
+            raise ValueError(f"{value!r:.200} is not a setting")
+        if not value[0].isprintable():
+            raise ValueError(f"{value[0]!r:.200} is not the name of an algorithm")
         for size in value[1:]:
-            if size is not None and (type(size) is not int or size < 1):
-                raise ValueError(f"{value!r} is not a setting: {size!r} is not a size in bytes")
+            if size is not None and (type(size) is not int or not 1 <= size < 1 << 63):
+                raise ValueError(f"{size!r:.40} is not a size in bytes")
         return cls(value[0], value[1], value[2])
 
 

@@ -139,7 +139,8 @@ def test_what_is_not_understood_is_refused(serve: Any) -> None:
     assert client.report_metrics("nobody", 0, 0, BaguaHyperparameter(), 1.0).status_code == 405
     assert client.register_tensors("net", TENSORS).ok
     assert client.ask_hyperparameters("net", 1, 0).status_code == 400
-    assert client.report_metrics("net", 0, 0, BaguaHyperparameter(), float("nan")).status_code == 400
+    for speed in (float("nan"), -1.0, 10**400, 5e-324):
+        assert client.report_metrics("net", 0, 0, BaguaHyperparameter(), speed).status_code == 400, speed
     bad_tensor = {"name": "A", "num_elements": -1, "dtype": "f32"}
     for path, message in {
         "register_tensors": {"model_name": "net", "tensor_list": [bad_tensor]},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -161,10 +162,10 @@ def test_a_terminal_shows_verdict_remedy_and_table(run_command: RunCommand, envi
     assert shown.returncode == 1
     lines = shown.stdout.splitlines()
     assert lines[0] == "process 4242 (host nowhere) is on a host that was not looked at."
-    assert lines[1].startswith("Others wait for it since 3000 s. Add it: --hosts node1,nowhere")
+    assert re.match(r"Others wait for it since 30\d\d s\. Add it: --hosts node1,nowhere", lines[1])
     assert lines[3].split() == ["who", "waits", "for", "to", "since", "requests"]
     assert lines[4].startswith("rank 5 (host node1, pid ")
-    assert lines[4].endswith("receive   3000 s         1")
+    assert re.search(r"receive  30\d\d s         1$", lines[4])
 
 
 @pytest.mark.parametrize("words", [["--after", "0"], ["--after", "x"], ["--hosts", "a,b c"]])

@@ -62,6 +62,10 @@ def test_the_report_as_json_and_the_kept_logs(
     training: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "kept"
+    of_the_user = kept / "round1-a" / "notes" / "readme.txt"
+    of_the_user.parent.mkdir(parents=True)
+    of_the_user.write_text("keep me")
+    (kept / "round1-a" / "nccl.host.1.log").write_text("of an earlier run")
     settings = ["--with", "plugin X=1", "--with", "no-plugin X=2"]
     assert compare("--json", "--rounds", "1", *settings, "--output-dir", str(kept), *training) == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -72,6 +76,8 @@ def test_the_report_as_json_and_the_kept_logs(
     assert (run["step_seconds"], run["steps"], run["networks"]) == (0.02, 8, ["Socket"])
     assert "step_time 900 ms" in (kept / "round1-a" / "output.txt").read_text()
     assert len(list((kept / "round1-b").glob("nccl.*.log"))) == 1
+    assert not (kept / "round1-a" / "nccl.host.1.log").exists()
+    assert of_the_user.read_text() == "keep me"
 
 
 def test_logs_of_other_hosts_are_read_from_the_output(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +106,7 @@ def test_a_command_that_does_not_end_is_ended(tmp_path: Path, capsys: pytest.Cap
     script = f"setsid sh -c 'echo $$ > {pid}; exec sleep 60' & sleep 60"
     assert compare("--time-limit", "1", "--", "sh", "-c", script) == 1
     assert "not done after 1 s" in capsys.readouterr().err
-    assert not is_alive(int(pid.read_text()))
+    wait_until(lambda: not is_alive(int(pid.read_text())), "the end of what it started", 60)
 
 
 @pytest.mark.parametrize(

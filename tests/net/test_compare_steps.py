@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from bagua.net.compare.command_run import CommandRun
+from bagua.net.compare.run_figure import figure_of
 from bagua.net.compare.setting import Setting
 from bagua.net.compare.step_sources import (
     StepSource,
     WallTime,
     choose_source,
     default_sources,
-    figure_of,
     source_of_pattern,
 )
 
@@ -61,6 +62,11 @@ def test_common_forms(line: str, seconds: float) -> None:
         "loaded 4 shards in 12.5 s",
         "step 7 loss 0.5",
         '{"step_time": "fast"}',
+        '{"step_time": NaN}',
+        '{"step_time": -0.5}',
+        '{"step_time": 1e999}',
+        '{"step_time": 1' + "0" * 400 + "}",
+        "step 0 ms; communication 0 ms, of which exposed 0 ms",
         '{"step": 12}',
         "{" * 5000 + "}",
         '{"a":' * 5000 + "1" + "}" * 5000,
@@ -83,6 +89,16 @@ def test_without_step_times_whole_runs_are_compared_with_a_warning() -> None:
     source = chosen(run.lines)
     assert figure_of(source, run, None).seconds == 12.0
     assert "start-up" in source.caveat
+
+
+def test_without_step_times_the_traffic_tells_them() -> None:
+    run = CommandRun(SETTING, 0, 60.0, ["hello"], middle_s=8.0)
+    source = choose_source(default_sources(), run)
+    assert figure_of(source, run, None).seconds == 8.0
+    assert "leave start-up out" in source.caveat
+    # One printed figure says more.
+    printed = replace(run, lines=["3.4 it/s"])
+    assert figure_of(choose_source(default_sources(), printed), printed, None).seconds == pytest.approx(1 / 3.4)
 
 
 def test_warm_up_steps_do_not_count() -> None:

@@ -12,8 +12,9 @@ from bagua.net.bench.nccl_ab.log import NetworkProof
 from bagua.net.bench.progress import Progress
 from bagua.net.compare.command_run import CommandRun, RunError
 from bagua.net.compare.rounds import Rounds, run_rounds
+from bagua.net.compare.run_figure import RunFigure
 from bagua.net.compare.setting import Setting, parse_setting
-from bagua.net.compare.step_sources import RunFigure, WallTime
+from bagua.net.compare.step_sources import WallTime, default_sources
 from bagua.net.compare.traffic import Traffic, TrafficMeter
 from bagua.net.compare.verdict import Outcome, judge
 
@@ -121,6 +122,27 @@ def test_the_meter_finds_the_busiest_interface_and_its_busiest_second() -> None:
     meter.sample(1.0)
     meter.sample(3.0)
     assert meter.result(lambda _: None) == Traffic("eth0", 800, 300.0, None)
+
+
+def test_a_run_without_traffic_makes_whole_runs_count() -> None:
+    """One setting may keep ranks of one host off the network."""
+
+    def runner(setting: Setting, number: int, _timeout_s: float, _on_line: object) -> CommandRun:
+        return CommandRun(setting, number, 20.0, [], middle_s=8.0 if setting is WITHOUT else None)
+
+    with Progress(1, quiet=True) as quiet:
+        found = run_rounds([WITHOUT, WITH], 3, 1000.0, default_sources(), None, runner, quiet, lambda: 0.0)
+    assert isinstance(found.source, WallTime)
+    assert [figure.seconds for _, figure in found.of(WITHOUT)] == [20.0] * 3
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_and_no_fault() -> None:
+    def runner(*_: object) -> CommandRun:
+        raise OSError(28, "No space left on device")
+
+    with Progress(1, quiet=True) as quiet:
+        found = run_rounds([WITHOUT, WITH], 3, 1000.0, [WallTime()], None, runner, quiet, lambda: 0.0)
+    assert "No space left on device" in found.error
 
 
 def played(times: dict[str, list[float]], order: list[str], clock: list[float]) -> Rounds:

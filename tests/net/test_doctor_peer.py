@@ -3,11 +3,13 @@ between two hosts are in test_doctor_peer_hosts.py."""
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -419,6 +421,18 @@ def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
         port = server.getsockname()[1]
         assert main(["doctor", "--serve", str(port), "--token", "x"]) == 1
     assert f"port {port} cannot be listened on (Address already in use" in capsys.readouterr().err
+
+
+def test_ssh_that_fails_is_told_without_what_a_terminal_obeys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nprintf '\\033]0;x\\007denied\\n' >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert main(["doctor", "--peer", "127.0.0.1:1", "--ssh", "--wait", "60"]) == 1
+    error = capsys.readouterr().err
+    assert "on 127.0.0.1 ended with exit code 255\n  ?]0;x?denied\nCheck that `ssh` logs in" in error
 
 
 def test_nobody_comes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -29,8 +30,9 @@ from support.ranks import free_port
 from support.stats_page import Comm, page_bytes, page_of_this_process
 
 from bagua.net.exporter.collector import HostCollector, PushAddress, registry_of
-from bagua.net.exporter.peer_sums import MAX_PEERS, OTHER_PEERS
+from bagua.net.exporter.peer_sums import MAX_DEVICES, MAX_PEERS, OTHER
 from bagua.net.stats import HostReport, report, snapshot
+from bagua.net.stats.sources import EndpointSource
 
 ALERTS = REPOSITORY / "docs" / "assets" / "observe" / "bagua-net-alerts.yml"
 DASHBOARD = REPOSITORY / "docs" / "assets" / "observe" / "bagua-net-dashboard.json"
@@ -78,7 +80,17 @@ def test_an_all_to_all_does_not_make_a_series_of_every_peer() -> None:
     with page_of_this_process(page_bytes(comms)):
         found = samples(HostCollector(own), "bagua_net_peer_bytes_total")
     assert len(found) == MAX_PEERS + 1
-    assert sum(value for labels, value in found.items() if labels[2] == OTHER_PEERS) == 10 * 2 * MAX_PEERS
+    assert sum(value for labels, value in found.items() if labels[2] == OTHER) == 10 * 2 * MAX_PEERS
+
+
+def test_a_process_that_renames_its_devices_does_not_grow_the_exporter() -> None:
+    collector = HostCollector(own)
+    found = {}
+    for turn in range(3):
+        comms = [Comm(interface=f"eth{turn}.{number}", counters={"inline_bytes": 1}) for number in range(MAX_DEVICES)]
+        with page_of_this_process(page_bytes(comms, started_ms=1)):
+            found = samples(collector, "bagua_net_peer_bytes_total")
+    assert len(found) == MAX_DEVICES + 1
 
 
 def test_sizes_are_a_cumulative_histogram() -> None:
@@ -120,6 +132,34 @@ def test_the_endpoint_serves_what_prometheus_reads(environment: dict[str, str]) 
     [sent] = [one for one in own if one.value]
     assert (sent.labels["rank"], sent.labels["path"], sent.value) == ("2", "inline", 123)
     assert families["bagua_net_processes"].samples[0].value >= 1
+
+
+def test_top_reads_the_endpoint(environment: dict[str, str], run_command: RunCommand) -> None:
+    with (
+        page_of_this_process(page_bytes([sending("10.0.0.2:1 (process 5)", 123)], rank=3)),
+        exporter(environment) as (url, _),
+    ):
+        words = [sys.executable, "-m", "bagua.cli.net", "top", "--json", "--interval", "0.1", "--endpoints"]
+        shown = run_command([*words, f"{url.removeprefix('http://').removesuffix('/metrics')}"], environment)
+        assert shown.returncode == 0, shown.stderr
+        read = json.loads(shown.stdout)
+        assert [one["rank"] for one in read["processes"] if one["pid"] == os.getpid()] == [3]
+        assert read["interval_s"] > 0
+        assert run_command([*words, f"{url}/x"], environment).returncode == 2
+
+
+@pytest.mark.parametrize("endpoint", ["", "node1:99999", "file:///etc/passwd", "http://node1/other"])
+def test_what_is_no_endpoint(endpoint: str) -> None:
+    with pytest.raises(ValueError, match=r"not HOST:PORT|Port out of range"):
+        EndpointSource(endpoint, 1.0)
+
+
+def test_an_endpoint_of_something_else_is_named(environment: dict[str, str], run_command: RunCommand) -> None:
+    with gateway(200) as (host, _):
+        words = [sys.executable, "-m", "bagua.cli.net", "top", "--json", "--endpoints", host]
+        shown = run_command(words, environment)
+    assert shown.returncode == 1
+    assert f"http://{host}/report: HTTP Error 501" in shown.stderr
 
 
 def test_a_port_in_use_is_an_error(environment: dict[str, str], run_command: RunCommand) -> None:
@@ -186,6 +226,31 @@ def test_a_gateway_that_refuses_is_told_and_not_fatal(environment: dict[str, str
             assert answer.status == 200
 
 
+def test_names_that_no_host_can_have(environment: dict[str, str], run_command: RunCommand) -> None:
+    name = 70 * "a"  # a label has at most 63
+    with pytest.raises(OSError, match="label"):
+        PushAddress.parsed(name).push(registry_of(HostCollector(own)))
+    done = run_command([sys.executable, "-m", "bagua.cli.net", "exporter", "--address", name], environment)
+    assert done.returncode == 1
+    assert "cannot listen on aaaa" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_gateway_that_does_not_speak_http_is_told_and_not_fatal(environment: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        address = f"127.0.0.1:{door.getsockname()[1]}"
+        with exporter({**environment, "BAGUA_NET_PROMETHEUS_ADDRESS": address}) as (url, process):
+            door.settimeout(ANSWER_S)
+            caller, _ = door.accept()
+            with caller:
+                caller.sendall(b"220 mail.example.org ESMTP\r\n")
+                caller.shutdown(socket.SHUT_WR)
+                assert process.stderr is not None
+                assert f"pushing to http://{address} failed" in process.stderr.readline()
+            with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
+                assert answer.status == 200
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -198,7 +263,7 @@ def test_addresses_to_push_to(text: str, expected: PushAddress) -> None:
     assert PushAddress.parsed(text) == expected
 
 
-@pytest.mark.parametrize("text", ["me:secret@", "ftp://gate", "gate:port"])
+@pytest.mark.parametrize("text", ["me:secret@", "ftp://gate", "gate:port", "me:secret/9@gate"])
 def test_an_address_that_is_none_is_an_error_without_the_password(
     text: str, environment: dict[str, str], run_command: RunCommand
 ) -> None:

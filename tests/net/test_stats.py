@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -132,7 +133,7 @@ class TestOfRealProcesses:
         verify(ranks)
         shown = stats("--pid", ranks[0].process.pid)
         assert shown.returncode == 1
-        assert "uses Bagua-Net" in shown.stderr
+        assert "shows no Bagua-Net statistics" in shown.stderr
         assert "BAGUA_NET_STATS=0" in shown.stderr
         assert shown.stdout == ""
         quit_all(ranks)
@@ -310,6 +311,31 @@ def test_what_another_host_sends_is_checked(sent: str, complaint: str) -> None:
         report_from_json(sent, "node2")
     assert complaint in str(error.value)
     assert "node2" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("oldest_request_s", "1e999"),
+        ("age_s", "NaN"),
+        ("age_s", "1" + "0" * 400),
+        ("sent_bytes", "1" + "0" * 400),
+        ("message_sizes", "[1, 2]"),
+    ],
+)
+def test_numbers_of_another_host_can_be_shown(field: str, value: str) -> None:
+    with page_of_this_process(page_bytes([])):
+        good = json.dumps(report(None, snapshot(os.getpid())).as_json())
+    sent = re.sub(rf'"{field}": (\[[^]]*\]|[^,]+)', f'"{field}": {value}', good, count=1)
+    assert sent != good
+    with pytest.raises(StatsError, match=field):
+        report_from_json(sent, "node2")
+
+
+def test_a_process_without_the_plugin_is_named(stats: RunStats) -> None:
+    done = stats("--pid", str(os.getpid()))
+    assert done.returncode == 1
+    assert f"Process {os.getpid()} shows no Bagua-Net statistics" in done.stderr
 
 
 def test_no_process_is_an_error_with_a_remedy(stats: RunStats) -> None:

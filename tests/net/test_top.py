@@ -65,6 +65,11 @@ class TestRows:
         [row] = rows_of([state_of(reported(QUIET))])
         assert "message sizes: to 256 B 100 %" in details(row)
 
+    def test_details_are_of_the_peer_alone(self) -> None:
+        other = Comm("10.0.0.9:1 (process 9)", counters={"handed_to_awake": 7})
+        row = next(one for one in rows_of([state_of(reported(QUIET, other))]) if one.traffic.peer == "10.0.0.1 (1)")
+        assert "handed to I/O threads: 0 awake, 0 asleep; sent inline meanwhile 0; woken ahead 0" in details(row)
+
     def test_a_silent_host_is_named(self) -> None:
         lines = host_lines(
             [state_of(None, "ssh: no route\nmore"), state_of(reported(QUIET)), state_of(reported(QUIET), "it ended")],
@@ -113,6 +118,14 @@ class TestSsh:
         finally:
             source.close()
 
+    def test_its_words_cannot_command_the_terminal(self, tmp_path: Path) -> None:
+        source = self.source(tmp_path, r"print('\x1b]0;x\x07denied', file=sys.stderr); sys.exit(255)")
+        try:
+            wait_until(lambda: source.state().problem is not None, "a problem", ANSWER_S)
+            assert source.state().problem == "?]0;x?denied (exit code 255)"
+        finally:
+            source.close()
+
     def test_what_is_no_report_is_named(self, tmp_path: Path) -> None:
         source = self.source(tmp_path, "print('Welcome!', flush=True); time.sleep(600)")
         try:
@@ -123,13 +136,30 @@ class TestSsh:
 
 
 class FixedSource:
-    def __init__(self, found: HostReport) -> None:
+    def __init__(self, found: HostReport, name: str = "node1") -> None:
         self.found = found
+        self.name = name
 
     def state(self) -> HostState:
-        return state_of(self.found)
+        return HostState(self.name, self.found, 100.0, None)
 
     def close(self) -> None: ...
+
+
+def test_one_host_under_two_names_is_shown_twice() -> None:
+    """Its rows have the same host and process."""
+    from textual.widgets import DataTable
+
+    from bagua.net.top.app import TopApp
+
+    found = reported(QUIET, BUSY)
+
+    async def shown() -> int:
+        app = TopApp([FixedSource(found), FixedSource(found, "node1.local")], 1.0)
+        async with app.run_test(size=(120, 20)):
+            return app.query_one("#table", DataTable).row_count
+
+    assert asyncio.run(shown()) == 4
 
 
 def test_the_screen_sorts_pauses_and_keeps_its_row() -> None:

@@ -14,7 +14,7 @@ from bagua.cli.main import main
 from bagua.tuning import memory
 from bagua.tuning.advice import advice
 from bagua.tuning.memory import Answer, Fingerprint
-from bagua.tuning.search import Outcome, Tried
+from bagua.tuning.outcome import Outcome, Tried
 from bagua.tuning.setting import MIB, Setting
 
 DEFAULT = Setting("gradient_allreduce", None, MIB)
@@ -78,6 +78,16 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     (document,) = json.loads(capsys.readouterr().out)
     assert document["advice"] == ["communication is hidden: nothing to gain"]
     assert document["tried"][1]["exposed_s"] is None
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert main(["tune", "report"]) == 1
+    assert "XDG_CACHE_HOME" in capsys.readouterr().err
 
 
 def test_the_plot(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

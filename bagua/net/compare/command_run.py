@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bagua.net.bench.nccl_ab.log import NetworkProof, read_proof, read_proof_file
 from bagua.net.bench.process_tree import end_tree, last_words
+from bagua.net.compare.job_traffic import JobTraffic
 from bagua.net.compare.setting import Setting
 from bagua.net.compare.traffic import NO_TRAFFIC, Traffic, TrafficMeter
 
@@ -35,6 +36,7 @@ class CommandRun:
         lines: of its standard output and error; a carriage return ends a line, too.
         proofs: one per process that has an NCCL log which names a network.
         wrote_nccl_log: whether NCCL wrote anything at all.
+        job_bytes, middle_s: of the command's own TCP connections on this host, see JobTraffic.
     """
 
     setting: Setting
@@ -44,6 +46,8 @@ class CommandRun:
     proofs: tuple[NetworkProof, ...] = ()
     wrote_nccl_log: bool = False
     traffic: Traffic = NO_TRAFFIC
+    job_bytes: int = 0
+    middle_s: float | None = None
 
 
 def run_command(
@@ -56,7 +60,7 @@ def run_command(
 ) -> CommandRun:
     """
     Args:
-        folder: empty; for the output and NCCL's logs.
+        folder: for the output and NCCL's logs.
         on_line: called for each line, and with "" about once a second.
 
     Raises:
@@ -89,10 +93,12 @@ def run_command(
         ) from error
     lines: deque[str] = deque(maxlen=_MAX_LINES)
     meter = TrafficMeter(began)
+    job = JobTraffic(process.pid, began)
     try:
         with (folder / "output.txt").open("w", encoding="utf-8") as log:
             for line in _lines(process, began + timeout_s):
                 meter.sample(time.monotonic())
+                job.sample(time.monotonic())
                 on_line(line or "")
                 if line is not None:
                     lines.append(line)
@@ -127,6 +133,8 @@ def run_command(
         tuple(proof for proof in proofs if proof.network),
         any(path.stat().st_size for path in logs) or bool(printed),
         meter.result(),
+        job.nbytes,
+        job.middle_s(),
     )
 
 

@@ -10,8 +10,13 @@ from typing import Any
 
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.compare.rounds import Rounds
+from bagua.net.compare.run_figure import RunFigure
 from bagua.net.compare.setting import Setting
+from bagua.net.compare.step_sources import TrafficTime, WallTime
 from bagua.net.compare.verdict import Verdict, networks_of
+from bagua.net.stats.quantities import bytes_text
+
+_MAX_DIFFERENCE = 1.1
 
 
 @dataclass(frozen=True)
@@ -22,13 +27,14 @@ class Report:
     verdict: Verdict
     machine: MachineFacts
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """The first is the head."""
-        rows: list[tuple[str, ...]] = [("", "step ms", "each run", "network")]
+    def table(self) -> list[tuple[str, ...]]:
+        """The first row is the head."""
+        of = "ms" if isinstance(self.rounds.source, TrafficTime | WallTime) else "step ms"
+        rows: list[tuple[str, ...]] = [("", of, "each run", "network")]
         for setting in self.settings:
             pairs = self.rounds.of(setting)
-            each = [f"{figure.seconds * 1e3:.4g}" for _, figure in pairs]
-            median = f"{statistics.median(f.seconds for _, f in pairs) * 1e3:.4g}" if pairs else "-"
+            each = [figure.ms_text() for _, figure in pairs]
+            median = RunFigure(statistics.median(f.seconds for _, f in pairs), 1).ms_text() if pairs else "-"
             network = ", ".join(networks_of([run for run, _ in pairs])) or "-"
             rows.append((setting.name, median, " ".join(each) or "-", network))
         return rows
@@ -36,6 +42,12 @@ class Report:
     def notes(self) -> list[str]:
         source = self.rounds.source
         notes = [] if source is None else [f"Times: {source.name}.", *([source.caveat] if source.caveat else [])]
+        moved = [run.job_bytes for run in self.rounds.runs]
+        if isinstance(source, TrafficTime) and max(moved) > _MAX_DIFFERENCE * min(moved):
+            notes.append(
+                f"The runs moved {bytes_text(min(moved))} to {bytes_text(max(moved))}: the times are of equal work only"
+                " if the same steps take more bytes with one setting than with the other."
+            )
         if self.rounds.interrupted:
             notes.append("Interrupted: this is of the runs that had ended.")
         return notes + self.rounds.notes
@@ -65,6 +77,7 @@ class Report:
                             "wall_seconds": run.wall_s,
                             "networks": networks_of([run]),
                             "traffic": asdict(run.traffic),
+                            "job_bytes": run.job_bytes,
                         }
                         for run, figure in self.rounds.of(setting)
                     ],

@@ -10,8 +10,9 @@ from pathlib import Path
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.rotation import rotated
 from bagua.net.compare.command_run import CommandRun, RunError
+from bagua.net.compare.run_figure import RunFigure, figure_of
 from bagua.net.compare.setting import Setting
-from bagua.net.compare.step_sources import RunFigure, StepSource, choose_source, figure_of
+from bagua.net.compare.step_sources import StepSource, TrafficTime, WallTime, choose_source
 
 # (setting, round, timeout_s, on_line) -> run
 Runner = Callable[[Setting, int, float, Callable[[str], None]], CommandRun]
@@ -64,7 +65,7 @@ def run_rounds(
             for setting in rotated(settings, number):
                 _run_once(found, setting, number, deadline - clock(), sources, warmup, runner, progress)
             longest = max(longest, clock() - round_began)
-    except (RunError, ValueError) as error:
+    except (RunError, ValueError, OSError) as error:
         found.error = str(error)
     except KeyboardInterrupt:
         found.interrupted = True
@@ -93,17 +94,22 @@ def _run_once(
     run = runner(setting, number, max(timeout_s, 0.1), show)
     if found.source is None:
         found.source = choose_source(sources, run)
+    elif isinstance(found.source, TrafficTime) and run.middle_s is None:
+        # This setting may keep the ranks off TCP.
+        found.source = WallTime()
+        found.figures = [figure_of(found.source, one, warmup) for one in found.runs]
     figure = figure_of(found.source, run, warmup)
     found.runs.append(run)
     found.figures.append(figure)
     progress.advance(what)
-    progress.message(f"{what}: {figure.seconds * 1e3:.4g} ms ({figure.steps} steps, {run.wall_s:.0f} s in all)")
+    steps = f"{figure.steps} steps, " if figure.steps > 1 else ""
+    progress.message(f"{what}: {figure.ms_text()} ms ({steps}{run.wall_s:.0f} s in all)")
 
 
 def folder_of(root: Path, setting_index: int, round_number: int) -> Path:
-    """Of one run; empty."""
+    """Of one run; without the logs of an earlier one."""
     folder = root / f"round{round_number + 1}-{'ab'[setting_index]}"
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob("*"):
+    for stale in folder.glob("nccl.*.log"):
         stale.unlink()
     return folder

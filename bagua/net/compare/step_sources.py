@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from bagua.net.compare.command_run import CommandRun
 
-# Communicators are created and kernels chosen in these; of a short run, at most a third.
-WARMUP_STEPS = 5
 _MIN_STEPS = 3
 
 _SECONDS = {
@@ -28,8 +25,8 @@ _SECONDS = {
     "milliseconds": 1e-3,
     "us": 1e-6,
 }
-UNITS = ("s", "ms", "us", "it/s")
 
+_MAX_S = 1e6
 _NUMBER = r"(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)"
 _TIME_UNIT = rf"({'|'.join(sorted(_SECONDS, key=len, reverse=True))})\b"
 _STEP = r"(?:step|iter(?:ation)?|it|batch)"
@@ -81,7 +78,7 @@ class PrintedTimes:
 
     def read(self, run: CommandRun) -> StepTimes:
         found = [self.seconds(match) for line in run.lines if (match := self.pattern.search(line))]
-        return StepTimes([value for value in found if 0 < value < float("inf")])
+        return StepTimes([value for value in found if 0 < value < _MAX_S])
 
 
 @dataclass(frozen=True)
@@ -104,9 +101,9 @@ class JsonLines:
             return None
         for key, value in document.items() if isinstance(document, dict) else ():
             match = _JSON_KEY.fullmatch(key)
-            if match and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            if match and type(value) in (int, float) and 0 < value < _MAX_S:
                 unit = match["unit"] or ("ms" if key.lower().endswith("ms") else "s")
-                return value * _SECONDS[unit.lower()]
+                return float(value) * _SECONDS[unit.lower()]
         return None
 
 
@@ -121,8 +118,23 @@ class BaguaStatistics:
     caveat: str = ""
 
     def read(self, run: CommandRun) -> StepTimes:
-        found = [match for line in run.lines if (match := _STATS.search(line))]
-        return StepTimes([float(found[-1][1]) / 1e3] if found else [], is_summary=True)
+        found = _statistics(run)
+        return StepTimes([found[0]] if found else [], is_summary=True)
+
+
+@dataclass(frozen=True)
+class TrafficTime:
+    """Of a command that prints nothing: steps move the same bytes each, so that the time of the middle 80 % of a run's
+    bytes is that of 80 % of its steps."""
+
+    name: str = "the time in which the command's TCP connections carried the middle 80 % of their bytes"
+    caveat: str = (
+        "No step times were found in the command's output. These times leave start-up out, and are right if all steps"
+        " move the same number of bytes. Print the time of each step, or give --pattern."
+    )
+
+    def read(self, run: CommandRun) -> StepTimes:
+        return StepTimes([] if run.middle_s is None else [run.middle_s], is_summary=True)
 
 
 @dataclass(frozen=True)
@@ -131,8 +143,9 @@ class WallTime:
 
     name: str = "the wall time of the whole command"
     caveat: str = (
-        "No step times were found in the command's output, so whole runs are compared: start-up, compilation and"
-        " loading of data included, which hide a difference. Print the time of each step, or give --pattern."
+        "No step times were found in the command's output, and too little traffic to tell them, so whole runs are"
+        " compared: start-up, compilation and loading of data included, which hide a difference. Print the time of each"
+        " step, or give --pattern."
     )
 
     def read(self, run: CommandRun) -> StepTimes:
@@ -141,8 +154,14 @@ class WallTime:
 
 def exposed_share(run: CommandRun) -> float | None:
     """The part of a step that waits for communication, where the command printed `bagua_ddp.stats()`."""
-    found = [match for line in run.lines if (match := _STATS.search(line))]
-    return float(found[-1][3]) / float(found[-1][1]) if found and float(found[-1][1]) > 0 else None
+    found = _statistics(run)
+    return found[1] / found[0] if found else None
+
+
+def _statistics(run: CommandRun) -> tuple[float, float] | None:
+    """Step time and exposed time in seconds, as they were printed last."""
+    found = [(float(match[1]) / 1e3, float(match[3]) / 1e3) for line in run.lines if (match := _STATS.search(line))]
+    return found[-1] if found and 0 < found[-1][0] < _MAX_S else None
 
 
 def _with_unit(match: re.Match[str]) -> float:
@@ -186,6 +205,7 @@ def default_sources() -> list[StepSource]:
             _per_second,
             "Rates of samples were compared: both settings must use the same batch size.",
         ),
+        TrafficTime(),
         WallTime(),
     ]
 
@@ -217,6 +237,9 @@ def source_of_pattern(pattern: str, unit: str) -> PrintedTimes:
     return PrintedTimes(f"lines that match --pattern, in {unit}", compiled, seconds)
 
 
+_NOT_PRINTED = (TrafficTime, WallTime)
+
+
 def choose_source(sources: Sequence[StepSource], run: CommandRun) -> StepSource:
     """
     Raises:
@@ -224,7 +247,7 @@ def choose_source(sources: Sequence[StepSource], run: CommandRun) -> StepSource:
     """
     found = [(source, len(source.read(run).seconds)) for source in sources]
     for source, count in found:
-        if count >= _MIN_STEPS or (count and source.read(run).is_summary and not isinstance(source, WallTime)):
+        if count >= _MIN_STEPS or (count and source.read(run).is_summary and not isinstance(source, _NOT_PRINTED)):
             return source
     for source, count in found:
         if count:
@@ -234,39 +257,3 @@ def choose_source(sources: Sequence[StepSource], run: CommandRun) -> StepSource:
         + "\n".join(f"  {line}" for line in list(run.lines)[-5:])
         + "\nCorrect --pattern; without it, common forms are recognized."
     )
-
-
-@dataclass(frozen=True)
-class RunFigure:
-    """The figure of one run: the median of its steps, in seconds."""
-
-    seconds: float
-    steps: int
-    dropped: int = 0
-
-
-def figure_of(source: StepSource, run: CommandRun, warmup: int | None) -> RunFigure:
-    """
-    Args:
-        warmup: steps to drop; None: WARMUP_STEPS, or a third if that is less.
-
-    Raises:
-        ValueError: there are too few.
-    """
-    times = source.read(run)
-    count = len(times.seconds)
-    where = f"{run.setting.name}, round {run.round + 1}"
-    if not count:
-        raise ValueError(
-            f"{where}: no step times in its output, where the first run had {source.name}\n"
-            "Let rank 0 print the same lines in every run."
-        )
-    if times.is_summary:
-        return RunFigure(times.seconds[-1], count)
-    dropped = min(WARMUP_STEPS, count // 3) if warmup is None else warmup
-    if dropped >= count:
-        raise ValueError(
-            f"{where}: too few steps: {count} found, and --warmup {dropped} drops them all\n"
-            "Let the command do more steps, or lower --warmup."
-        )
-    return RunFigure(statistics.median(times.seconds[dropped:]), count - dropped, dropped)

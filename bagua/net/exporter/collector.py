@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterable
@@ -11,9 +13,12 @@ from urllib.parse import unquote, urlsplit
 
 from bagua.net.exporter.metrics import SIZES_HELP, SIZES_NAME, families_of, size_histograms
 from bagua.net.exporter.peer_sums import PeerSums
-from bagua.net.stats import HostReport, report, snapshot
+from bagua.net.stats import HostReport, Snapshot, report, snapshot
+from bagua.net.stats.sources import REPORT_PATH
 
 if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
     from prometheus_client import CollectorRegistry, Metric
 
 # Of the old push: a Pushgateway, which Prometheus scrapes.
@@ -65,6 +70,26 @@ class HostCollector:
         yield sizes
 
 
+class ReportApp:
+    """The WSGI application of the exporter: `/report` is what `bagua-net stats --json` prints, with rates since it was
+    asked for last; everything else is the metrics."""
+
+    def __init__(self, metrics: WSGIApplication | None) -> None:
+        assert metrics is not None  # the application of the server that has been started
+        self._metrics = metrics
+        self._lock = threading.Lock()  # guards _earlier
+        self._earlier: Snapshot | None = None
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != REPORT_PATH:
+            return self._metrics(environ, start_response)
+        later = snapshot()
+        with self._lock:
+            earlier, self._earlier = self._earlier, later
+        start_response("200 OK", [("Content-Type", "application/json")])
+        return [json.dumps(report(earlier, later).as_json()).encode()]
+
+
 def registry_of(collector: HostCollector) -> CollectorRegistry:
     from prometheus_client import CollectorRegistry
 
@@ -87,10 +112,13 @@ class PushAddress:
             ValueError: it names no host.
         """
         parts = urlsplit(text if "://" in text else f"http://{text}")
+        try:
+            port = "" if parts.port is None else f":{parts.port}"
+        except ValueError:  # names what it takes for the port, which may be part of a password
+            raise ValueError("its port is not a number from 0 to 65535") from None
         if not parts.hostname or parts.scheme not in ("http", "https"):
             raise ValueError("it is not user:password@host:port or an http URL")
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        port = f":{parts.port}" if parts.port is not None else ""
         password = None if parts.password is None else unquote(parts.password)
         user = None if parts.username is None else unquote(parts.username)
         return cls(f"{parts.scheme}://{host}{port}{parts.path}", user, password)
@@ -99,7 +127,7 @@ class PushAddress:
         """Replaces what this host pushed before.
 
         Raises:
-            OSError: the gateway does not answer, or refuses.
+            OSError: the gateway does not answer, refuses, does not speak HTTP, or cannot exist.
         """
         from prometheus_client import push_to_gateway
         from prometheus_client.exposition import basic_auth_handler, default_handler
@@ -107,11 +135,14 @@ class PushAddress:
         def authorized(url: str, method: str, timeout: float | None, headers: Any, data: bytes) -> Any:
             return basic_auth_handler(url, method, timeout, headers, data, self.user, self.password)
 
-        push_to_gateway(
-            self.url,
-            job=PUSH_JOB,
-            registry=registry,
-            grouping_key={"instance": socket.gethostname()},
-            timeout=_PUSH_TIMEOUT_S,
-            handler=default_handler if self.user is None else authorized,
-        )
+        try:
+            push_to_gateway(
+                self.url,
+                job=PUSH_JOB,
+                registry=registry,
+                grouping_key={"instance": socket.gethostname()},
+                timeout=_PUSH_TIMEOUT_S,
+                handler=default_handler if self.user is None else authorized,
+            )
+        except (http.client.HTTPException, UnicodeError) as error:
+            raise OSError(str(error)) from error

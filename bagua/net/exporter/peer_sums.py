@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from bagua.net.stats.peers import peer_names
 from bagua.net.stats.reports import CommReport, HostReport, ProcessReport
 
-# Peers of one process that get a name; further ones are one. An all-to-all over a thousand hosts would otherwise be
-# some ten thousand series for every host.
+# Peers and devices of one process that get a name; further ones are one. An all-to-all over a thousand hosts would
+# otherwise be some ten thousand series for every host.
 MAX_PEERS = 64
-OTHER_PEERS = "other"
+MAX_DEVICES = 16
+OTHER = "other"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class PeerCounts:
 
 @dataclass
 class _Process:
-    names: set[str] = field(default_factory=set)
+    peers: set[str] = field(default_factory=set)  # that have a name
+    devices: set[str] = field(default_factory=set)
     sums: dict[PeerKey, PeerCounts] = field(default_factory=dict)
     comms: dict[str, PeerCounts] = field(default_factory=dict)  # when they were seen last
 
@@ -66,15 +68,17 @@ class PeerSums:
 
     def key_of(self, process: ProcessReport, comm: CommReport) -> PeerKey:
         """After `update` with the report that the two are of."""
-        return _key(self._processes[process.pid, process.started_id].names, process, comm)
+        return _key(self._processes[process.pid, process.started_id], process, comm)
 
     def _add(self, known: _Process, process: ProcessReport) -> None:
         seen = {}
         for comm in process.comms:
-            if len(known.names) < MAX_PEERS:
-                known.names.add(peer_names(comm.peer)[1])
+            if len(known.peers) < MAX_PEERS:
+                known.peers.add(peer_names(comm.peer)[1])
+            if len(known.devices) < MAX_DEVICES:
+                known.devices.add(comm.interface)
             counts = seen[comm.id] = _counts(comm)
-            key = _key(known.names, process, comm)
+            key = _key(known, process, comm)
             known.sums.setdefault(key, PeerCounts()).add_growth(known.comms.get(comm.id, PeerCounts()), counts)
         known.comms = seen
 
@@ -83,10 +87,11 @@ def rank_label(process: ProcessReport) -> str:
     return "" if process.rank is None else str(process.rank)
 
 
-def _key(names: set[str], process: ProcessReport, comm: CommReport) -> PeerKey:
+def _key(known: _Process, process: ProcessReport, comm: CommReport) -> PeerKey:
     address = peer_names(comm.peer)[1]
-    peer = address if address in names else OTHER_PEERS
-    return PeerKey(rank_label(process), str(process.pid), peer, comm.interface, comm.direction)
+    peer = address if address in known.peers else OTHER
+    device = comm.interface if comm.interface in known.devices else OTHER
+    return PeerKey(rank_label(process), str(process.pid), peer, device, comm.direction)
 
 
 def _counts(comm: CommReport) -> PeerCounts:

@@ -7,7 +7,8 @@ of them. Nothing in the observed processes runs or waits for that. `bagua-net st
 from __future__ import annotations
 
 from bagua.net.stats.errors import StatsError
-from bagua.net.stats.reports import CommReport, HostReport, ProcessReport, StreamReport, report
+from bagua.net.stats.rates import report
+from bagua.net.stats.reports import CommReport, HostReport, ProcessReport, StreamReport
 from bagua.net.stats.snapshots import Snapshot, snapshot
 
 __all__ = ["CommReport", "HostReport", "ProcessReport", "Snapshot", "StatsError", "StreamReport", "report", "snapshot"]

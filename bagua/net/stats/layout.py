@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, Self
 
 from bagua.net.stats.errors import StatsError
+from bagua.net.stats.quantities import printable
 
 MAGIC = b"BAGUANET"
 VERSION = 1
@@ -256,6 +257,4 @@ def _stream(data: bytes, slot: int) -> StreamSlot | None:
 
 
 def _text(field: bytes) -> str:
-    """Without what a terminal would obey."""
-    text = field.split(b"\0", 1)[0].decode(errors="replace")
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return printable(field.split(b"\0", 1)[0].decode(errors="replace"))

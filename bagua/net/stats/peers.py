@@ -75,11 +75,20 @@ def peer_process(peer: str) -> tuple[str, str | None, int]:
     return (peer, None, -1) if found is None else (found["address"], found["host"], int(found["process"]))
 
 
+def comms_of(traffic: PeerTraffic, process: ProcessReport) -> list[CommReport]:
+    """The comms that `traffic` sums up, of the report that it was made from."""
+    return [comm for comm in process.comms if _key(comm) == (traffic.peer, traffic.interface, traffic.direction)]
+
+
+def _key(comm: CommReport) -> tuple[str, str, str]:
+    return peer_names(comm.peer)[0], comm.interface, comm.direction
+
+
 def traffic_by_peer(process: ProcessReport) -> list[PeerTraffic]:
     """In the order in which the comms were opened."""
     groups: dict[tuple[str, str, str], list[CommReport]] = {}
     for comm in process.comms:
-        groups.setdefault((peer_names(comm.peer)[0], comm.interface, comm.direction), []).append(comm)
+        groups.setdefault(_key(comm), []).append(comm)
     return [_traffic(process, *key, comms) for key, comms in groups.items()]
 
 

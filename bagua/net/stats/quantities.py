@@ -1,10 +1,16 @@
-"""Amounts as people read them: three digits and a unit. Bytes are decimal (GB = 10^9), as rates of networks are."""
+"""Text and amounts as people read them: three digits and a unit. Bytes are decimal (GB = 10^9), as rates of networks
+are."""
 
 from __future__ import annotations
 
 UNKNOWN = "-"
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+
+
+def printable(text: str) -> str:
+    """Without what a terminal would obey: nobody vouches for what other processes and hosts write."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def bytes_text(amount: float | None) -> str:

@@ -10,12 +10,17 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bagua.net.stats.errors import StatsError
+from bagua.net.stats.layout import SIZE_CLASSES
+from bagua.net.stats.quantities import printable
 from bagua.net.stats.reports import SCHEMA, HostReport
 
 _Report = TypeVar("_Report")
 
 # Far above a host of eight busy ranks; a line without an end is not read into memory.
 MAX_BYTES = 1 << 26
+# A sum over all streams of a page.
+_MAX_NUMBER = 1 << 80
+_SIZES = len(SIZE_CLASSES) + 1
 
 
 def report_from_json(text: str | bytes, where: str) -> HostReport:
@@ -66,12 +71,14 @@ def _value_of(kind: Any, value: Any, name: str) -> Any:
         if value is None:
             return None
         kind = next(one for one in get_args(kind) if one is not type(None))
-    if get_origin(kind) is list and isinstance(value, list):
+    if get_origin(kind) is list and isinstance(value, list) and (name != "message_sizes" or len(value) == _SIZES):
         return [_value_of(get_args(kind)[0], one, name) for one in value]
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+    if kind is float and type(value) in (int, float) and abs(value) <= _MAX_NUMBER:  # and not NaN
         return float(value)
     if kind is str and isinstance(value, str):
-        return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in value)
-    if kind in (int, bool) and type(value) is kind:
+        return "\n".join(map(printable, value.split("\n")))
+    if kind is bool and type(value) is bool:
+        return value
+    if kind is int and type(value) is int and abs(value) <= _MAX_NUMBER:
         return value
     raise TypeError(f"{name} is {value!r:.60}")

@@ -1,25 +1,32 @@
-"""Where the reports of a host come from: its own statistics pages, or `bagua-net stats` over ssh. A thread each, so
-that a host that does not answer never holds up the screen."""
+"""Where the reports of a host come from: its own statistics pages, `bagua-net stats` over ssh, or its exporter. A
+thread each, so that a host that does not answer never holds up the screen."""
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import signal
 import subprocess
 import threading
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from bagua.net.stats.errors import StatsError
+from bagua.net.stats.quantities import printable
+from bagua.net.stats.rates import report
 from bagua.net.stats.report_json import MAX_BYTES, report_from_json
-from bagua.net.stats.reports import HostReport, report
+from bagua.net.stats.reports import HostReport
 from bagua.net.stats.snapshots import snapshot
 
 # A host is tried again after this time: its job may start later, or the network come back.
 RETRY_S = 5.0
+REPORT_PATH = "/report"  # of `bagua-net exporter`
+_ANSWER_S = 10.0
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@:%-]*")
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-T")
@@ -91,9 +98,9 @@ class _Threaded:
             self._state = HostState(self._state.name, new, time.monotonic(), None)
 
     def _put_problem(self, problem: str) -> None:
+        shown = "\n".join(map(printable, problem.split("\n")))
         with self._lock:
-            old = self._state
-            self._state = HostState(old.name, old.report, old.received_s, problem)
+            self._state = replace(self._state, problem=shown)
 
 
 class LocalSource(_Threaded):
@@ -110,6 +117,36 @@ class LocalSource(_Threaded):
             earlier = later
             if self._closing.wait(self._interval_s):
                 return
+
+
+class EndpointSource(_Threaded):
+    """
+    Args:
+        endpoint: HOST:PORT of a `bagua-net exporter`, or its URL.
+        interval_s: between two reports.
+
+    Raises:
+        ValueError: it is neither.
+    """
+
+    def __init__(self, endpoint: str, interval_s: float) -> None:
+        super().__init__(endpoint)
+        parts = urllib.parse.urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
+        is_known = parts.scheme in ("http", "https") and parts.path in ("", "/", "/metrics") and parts.port != 0
+        if not is_known or not parts.hostname:
+            raise ValueError(f"{endpoint!r} is not HOST:PORT or http://HOST:PORT")
+        self._url = f"{parts.scheme}://{parts.netloc}{REPORT_PATH}"
+        self._interval_s = interval_s
+        self.start()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                with urllib.request.urlopen(self._url, timeout=_ANSWER_S) as answer:
+                    self._put(report_from_json(answer.read(MAX_BYTES), self._url))
+            except (OSError, ValueError, http.client.HTTPException, StatsError) as error:
+                self._put_problem(f"{self._url}: {error}")
+            self._closing.wait(self._interval_s)
 
 
 class SshSource(_Threaded):

@@ -101,8 +101,8 @@ class TopApp(App[None]):
         for column in self._columns:
             mark = (" ^" if self._reverse else " v") if column is self._sorted_by else ""
             table.add_column(Text(column.title + mark, justify="left" if column.left else "right"))
-        for row in rows:
-            table.add_row(*(self._cell(row, number) for number in range(len(self._columns))), key=row.key)
+        for key, row in self._rows.items():
+            table.add_row(*(self._cell(row, number) for number in range(len(self._columns))), key=key)
         if current in self._rows:
             table.move_cursor(row=table.get_row_index(current))
         self._show_details()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from bagua.net.stats.peers import PeerTraffic, traffic_by_peer
+from bagua.net.stats.peers import PeerTraffic, comms_of, traffic_by_peer
 from bagua.net.stats.quantities import bytes_text, rate_text, seconds_text
 from bagua.net.stats.reports import ProcessReport
 from bagua.net.stats.sources import HostState
@@ -13,6 +13,7 @@ from bagua.net.stats.sources import HostState
 
 @dataclass(frozen=True)
 class Row:
+    source: str  # as the user named the host: two may say that they are called the same
     host: str
     process: ProcessReport
     traffic: PeerTraffic
@@ -20,7 +21,7 @@ class Row:
     @property
     def key(self) -> str:
         traffic = self.traffic
-        return "|".join((self.host, str(traffic.pid), traffic.peer, traffic.interface, traffic.direction))
+        return "|".join((self.source, self.host, str(traffic.pid), traffic.peer, traffic.interface, traffic.direction))
 
     @property
     def stalled(self) -> float:
@@ -111,7 +112,7 @@ COLUMNS = (
 
 def rows_of(states: Iterable[HostState]) -> list[Row]:
     return [
-        Row(state.report.host, process, traffic)
+        Row(state.name, state.report.host, process, traffic)
         for state in states
         if state.report is not None
         for process in state.report.processes
@@ -159,7 +160,7 @@ def details(row: Row) -> list[str]:
         for name, count in zip(names, row.traffic.message_sizes, strict=True)
         if count
     )
-    comms = [one for one in row.process.comms if one.direction == row.traffic.direction]
+    comms = comms_of(row.traffic, row.process)
     lines = [f"rank {_RANK.text(row)}, pid {row.process.pid}, {row.traffic.direction} {row.traffic.peer}"]
     lines.append(f"message sizes: {sizes or 'none yet'}")
     if row.traffic.direction == "send":
