@@ -25,8 +25,8 @@ constexpr int kForgetLivenessMs = 5000;
 // One may be lost, and the answer to the next be on its way.
 constexpr int kUnansweredTransmissions = 3;
 // With recovery: a stream that does not answer, while another one of the comm does, is given up after this time. If no
-// other says anything, after this part of the time after which the host counts as gone: the rest is for a new
-// connection.
+// other says anything, or that is sooner, after this part of the time after which the host counts as gone: the rest is
+// for a new connection.
 constexpr int kSilentStreamMs = 3000;
 constexpr int kRecentAnswerMs = 1000;
 constexpr int kSilentShare = 3;
@@ -258,9 +258,8 @@ void SendComm::check_liveness() {
       silent_ms[index] = std::min(liveness[index].ms, now_ms - answered_ms_[index]);
     }
   }
-  const std::int64_t stream_ms = last_answer_ms <= kRecentAnswerMs
-                                     ? std::min<std::int64_t>(kSilentStreamMs, max_silence_ms)
-                                     : max_silence_ms / kSilentShare;
+  std::int64_t stream_ms = max_silence_ms / kSilentShare;
+  if (last_answer_ms <= kRecentAnswerMs) stream_ms = std::min<std::int64_t>(kSilentStreamMs, stream_ms);
   for (std::size_t index = 0; index < stream_count_; ++index) {
     if (silent_ms[index] == 0) continue;
     const std::int64_t since_ms = silent_since_ms_ != 0 ? silent_since_ms_ : now_ms - silent_ms[index];
