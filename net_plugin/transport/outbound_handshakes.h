@@ -72,9 +72,7 @@ class OutboundHandshakes {
     int last_error = 0;
     bool was_closed = false;  // by the listener, before it replied
   };
-  static bool has_due(const Stream& stream) {
-    return stream.due_ms != 0 && stream.state != StreamState::kJoined;
-  }
+  static bool has_due(const Stream& stream) { return stream.due_ms != 0 && stream.state != StreamState::kJoined; }
   struct Attempt {
     SocketAddress address;
     Hello hello;

@@ -293,7 +293,8 @@ void SendComm::check_liveness() {
 }
 
 void SendComm::tick() {
-  for (DataStream* stream : own_streams_) static_cast<SendStream*>(stream)->listen();
+  // The recovery thread is told of an end once.
+  for (DataStream* stream : own_streams_) static_cast<SendStream*>(stream)->listen(true);
   check_liveness();
 }
 
@@ -394,6 +395,9 @@ void SendComm::linger() {
     adopt_changes();
     if (has_failed()) return;
     drive_own_streams();
+    for (SendStream* stream : send_streams_) {
+      if (stream != nullptr) stream->ask_for_acknowledgement();
+    }
     bool delivered = !own_replay_.any() && !striped_replay_.any();
     for (SendStream* stream : send_streams_) {
       if (stream != nullptr && !stream->is_delivered()) delivered = false;
