@@ -143,6 +143,11 @@ Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host) 
   return Status::ok();
 }
 
+Status limit_unanswered_writes(int socket, const TcpOptions& options) {
+  if (options.keepalive_s == 0) return Status::ok();
+  return set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, options.keepalive_s * 1000, "TCP_USER_TIMEOUT");
+}
+
 SocketAddress local_address(int socket) {
   sockaddr_storage storage{};
   socklen_t length = sizeof storage;

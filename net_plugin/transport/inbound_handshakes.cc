@@ -379,7 +379,8 @@ HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admiss
 }
 
 void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admission) {
-  const Status options = apply_tcp_options(peer.socket.get(), settings_.tcp, peer.is_of_this_host());
+  Status options = apply_tcp_options(peer.socket.get(), settings_.tcp, peer.is_of_this_host());
+  if (options.is_ok()) options = limit_unanswered_writes(peer.socket.get(), settings_.tcp);
   constexpr char kKind[] = "options";
   if (!options.is_ok() && log_->is_due(LogLevel::kWarn, kKind, monotonic_ms())) {
     log_->add(LogLevel::kWarn, kKind, "Bagua-Net: " + options.message());

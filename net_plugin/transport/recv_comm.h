@@ -16,7 +16,6 @@ struct RecvPolicy {
   bool recovers = false;
   bool checksums = false;  // both ends use them
   FaultInjector* faults = nullptr;
-  int max_silence_s = 0;  // after which a host whose connections timed out is gone; 0: a minute
 };
 
 class RecvComm final : public Comm {
@@ -64,7 +63,6 @@ class RecvComm final : public Comm {
   std::size_t damages_in_a_row_ = 0;  // with no chunk in between that arrived intact
   std::uint64_t intact_chunks_ = 0;   // when the last of them was seen
   std::string last_loss_;
-  bool last_loss_was_silent_ = false;  // no answer, rather than a word of the peer's host or the network
   std::int64_t none_left_ms_ = 0;      // since when no stream is left; 0: there are some
   std::int64_t next_log_ms_ = 0;
 };
