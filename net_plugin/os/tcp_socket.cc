@@ -143,9 +143,8 @@ Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host) 
   return Status::ok();
 }
 
-Status limit_unanswered_writes(int socket, const TcpOptions& options) {
-  if (options.keepalive_s == 0) return Status::ok();
-  return set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, options.keepalive_s * 1000, "TCP_USER_TIMEOUT");
+Status limit_unanswered_writes(int socket, int limit_ms) {
+  return set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, limit_ms, "TCP_USER_TIMEOUT");
 }
 
 SocketAddress local_address(int socket) {

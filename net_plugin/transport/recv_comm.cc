@@ -1,5 +1,6 @@
 #include "transport/recv_comm.h"
 
+#include <cerrno>
 
 #include "base/monotonic_clock.h"
 #include "transport/recv_stream.h"
@@ -13,9 +14,11 @@ constexpr std::size_t kLargeBytes = 65536;
 constexpr std::size_t kMediumBytes = 16384;
 
 // A sender that lives asks for another connection as soon as it has lost one. A SYN that is lost comes again after a
-// second. NCCL's users want to know of a process that was killed within two. A connection that timed out was silent for
-// BAGUA_NET_KEEPALIVE_S before, which is the time that a host that cannot be reached has.
+// second. NCCL's users want to know of a process that was killed within two.
 constexpr int kReplacedWithinMs = 1500;
+// A connection that timed out was silent for two thirds of BAGUA_NET_KEEPALIVE_S (InboundHandshakes::take_in). Its
+// sender may have sent only now, and has to notice: after the last third at the latest (send_comm.cc).
+constexpr int kSilentShare = 3;
 constexpr int kLogMs = 10000;
 // A comm on which nothing else arrives has failed: a chunk of 1 MiB gets through, with this many attempts, where one
 // byte in a million is damaged.
@@ -72,6 +75,8 @@ Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* regist
 
 void RecvComm::on_lost(DataStream& stream) {
   ++losses_;
+  const int error_number = stream.loss().error_number();
+  last_loss_was_silent_ = error_number == ETIMEDOUT || error_number == EHOSTUNREACH || error_number == ENETUNREACH;
   last_loss_ = "data stream " + std::to_string(stream.index()) + ": " + stream.loss().message();
   if (stream.loss().code() == StatusCode::kDamagedData) count_damage(stream.loss());
   const std::int64_t now_ms = monotonic_ms();
@@ -140,7 +145,8 @@ Status RecvComm::check_progress_possible() {
   if (!recovers_ || has_ended) return fail_waiting("the peer closed the connection");
   const std::int64_t now_ms = monotonic_ms();
   if (none_left_ms_ == 0) none_left_ms_ = now_ms;
-  if (now_ms - none_left_ms_ < kReplacedWithinMs) return Status::ok();
+  const int notices_ms = last_loss_was_silent_ ? policy_.max_silence_s * 1000 / kSilentShare : 0;
+  if (now_ms - none_left_ms_ < notices_ms + kReplacedWithinMs) return Status::ok();
   return fail_waiting("the peer has opened no connection for " + std::to_string(now_ms - none_left_ms_) +
                       " ms since the last one was lost (" + last_loss_ + ")");
 }

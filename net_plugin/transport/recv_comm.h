@@ -15,6 +15,7 @@ struct RecvPolicy {
   Path path = Path::kWithinHost;
   bool recovers = false;
   bool checksums = false;  // both ends use them
+  int max_silence_s = 0;   // after which a host that does not answer is gone; 0: never
   FaultInjector* faults = nullptr;
 };
 
@@ -62,6 +63,7 @@ class RecvComm final : public Comm {
   std::size_t damages_ = 0;           // of them, for damaged data
   std::size_t damages_in_a_row_ = 0;  // with no chunk in between that arrived intact
   std::uint64_t intact_chunks_ = 0;   // when the last of them was seen
+  bool last_loss_was_silent_ = false;  // no answer, rather than a word of the peer's host or the network
   std::string last_loss_;
   std::int64_t none_left_ms_ = 0;      // since when no stream is left; 0: there are some
   std::int64_t next_log_ms_ = 0;

@@ -190,6 +190,7 @@ Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
   connection.peer += " over " + interface;
   CommStats stats = comm_stats(CommDirection::kReceive, listen_comm->device, connection);
   RecvPolicy policy;
+  policy.max_silence_s = config_.keepalive_s;
   policy.faults = faults_.get();
   BAGUA_NET_RETURN_IF_ERROR(RecvComm::create(std::move(connection), policy, &pool_, &created, std::move(stats)));
   *comm = created.get();

@@ -222,7 +222,8 @@ bool register_all() {
     const Environment flips = with({{"BAGUA_NET_CHECKSUM", "1"}, {"BAGUA_NET_FAULT", "flip=1e-6,seed=" + seed}});
     register_case("survives_flips" + suffix, [=] { in_own_process(flips, [=] { survives_flips(version); }, kLimitS); });
     if (version != kNewestVersion && std::getenv("BAGUA_TEST_FAULTS") == nullptr) continue;
-    const Environment silence = with({{"BAGUA_NET_KEEPALIVE_S", "3"}});
+    const Environment silence =
+        with({{"BAGUA_NET_KEEPALIVE_S", std::getenv("BAGUA_TEST_FAULTS") != nullptr ? "10" : "3"}});
     register_case("survives_silence" + suffix,
                   [=] { in_own_process(silence, [=] { survives_silence(version); }, kLimitS); });
   }

@@ -283,8 +283,7 @@ TEST_CASE(a_join_that_is_not_answered_begins_anew) {
         return false;
       },
       "another attempt");
-  const int none = 0;
-  CHECK_EQ(::setsockopt(listening[0], SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none), 0);
+  hear_again(listening[0]);
   check_paired(take(*processes.connected_arrivals, 1), take(*processes.accepted.arrivals, 1));
 }
 

@@ -66,6 +66,11 @@ inline void silence(int fd) {
   [[maybe_unused]] const int ignored = ::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter);
 }
 
+inline void hear_again(int fd) {
+  const int none = 0;
+  [[maybe_unused]] const int ignored = ::setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none);
+}
+
 // Cuts up to `most` random ends; how many.
 inline int cut_some(std::mt19937& random, std::size_t most) {
   const std::vector<int> open = open_connections();
