@@ -9,6 +9,7 @@ all-reduce. Long form, each outage of each length and with the plugin's threads 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -127,8 +128,19 @@ def test_lost_packets(workers: str) -> None:
         ring.quit()
 
 
-def test_a_link_that_stays_down_is_an_error() -> None:
-    environment = {"BAGUA_NET_KEEPALIVE_S": "3"}
+# --- peers ---
+
+
+def _expect_error_of(ring: Ring, lab: Lab, rank: int) -> None:
+    """Of the rank, about the other one, by its address."""
+    driver = ring.drivers[rank]
+    message = driver.expect("error", _ANSWER_S)["message"]
+    assert lab.hosts[1 - rank].address() in message + driver.log(), message
+
+
+@pytest.mark.parametrize("recovery", ["0", "1"])
+def test_a_link_that_stays_down_is_an_error(recovery: str) -> None:
+    environment = {"BAGUA_NET_KEEPALIVE_S": "30" if _IS_LONG else "3", "BAGUA_NET_RECOVERY": recovery}
     with (
         Lab(rate_mbit=_RATE_MBIT, ip_versions=(4,)) as lab,
         Ring(lab, env=environment, timeout_ms=120_000) as ring,
@@ -136,6 +148,44 @@ def test_a_link_that_stays_down_is_an_error() -> None:
         ring.connect()
         _start_verify(lab, ring, _BYTES)
         _take_link_down(lab)
-        for rank, driver in enumerate(ring.drivers):
-            message = driver.expect("error", _ANSWER_S)["message"]
-            assert lab.hosts[1 - rank].address() in message + driver.log(), message
+        began = time.monotonic()
+        for rank in range(2):
+            _expect_error_of(ring, lab, rank)
+            print(f"rank {rank} noticed after {time.monotonic() - began:.1f} s")
+
+
+@pytest.mark.parametrize("workers", _WORKERS)
+@pytest.mark.parametrize("recovery", ["0", "1"])
+def test_a_killed_process_is_an_error_of_its_peer(recovery: str, workers: str) -> None:
+    environment = {"BAGUA_NET_NWORKERS": workers, "BAGUA_NET_RECOVERY": recovery}
+    with Lab(rate_mbit=_RATE_MBIT, ip_versions=(4,)) as lab, Ring(lab, env=environment) as ring:
+        ring.connect()
+        _start_verify(lab, ring, _BYTES)
+        ring.drivers[1].process.kill()
+        began = time.monotonic()
+        _expect_error_of(ring, lab, 0)
+        print(f"noticed after {time.monotonic() - began:.2f} s")
+
+
+@pytest.mark.parametrize("workers", _WORKERS)
+@pytest.mark.parametrize("recovery", ["0", "1"])
+def test_a_stopped_process_is_waited_for(recovery: str, workers: str) -> None:
+    """For longer than a host may be silent: this one's kernel answers."""
+    keepalive_s, stopped_s = (10, 20) if _IS_LONG else (1, 2.5)
+    environment = {
+        "BAGUA_NET_NWORKERS": workers,
+        "BAGUA_NET_RECOVERY": recovery,
+        "BAGUA_NET_KEEPALIVE_S": str(keepalive_s),
+    }
+    with (
+        Lab(rate_mbit=_RATE_MBIT, ip_versions=(4,)) as lab,
+        Ring(lab, env=environment, timeout_ms=120_000) as ring,
+    ):
+        ring.connect()
+        _start_verify(lab, ring, _BYTES)
+        ring.drivers[1].process.send_signal(signal.SIGSTOP)
+        time.sleep(stopped_s)  # that it is stopped
+        assert not ring.drivers[0].has_event()
+        ring.drivers[1].process.send_signal(signal.SIGCONT)
+        ring.finish_verify(_BYTES, _ANSWER_S)
+        ring.quit()
