@@ -143,6 +143,10 @@ Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host) 
   return Status::ok();
 }
 
+Status limit_unanswered_writes(int socket, int limit_ms) {
+  return set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, limit_ms, "TCP_USER_TIMEOUT");
+}
+
 SocketAddress local_address(int socket) {
   sockaddr_storage storage{};
   socklen_t length = sizeof storage;

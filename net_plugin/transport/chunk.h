@@ -29,6 +29,7 @@ struct Chunk {
   std::size_t message_bytes = 0;
   std::uint16_t attempt = 0;  // how often it was sent before
   bool by_reference = false;  // the kernel may have no copy of it
+  bool asks_only = false;     // sent again for its acknowledgement: nothing is missing without it
   Block copy;                 // header and payload; empty: none was made
 };
 

@@ -379,7 +379,12 @@ HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admiss
 }
 
 void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admission) {
-  const Status options = apply_tcp_options(peer.socket.get(), settings_.tcp, peer.is_of_this_host());
+  Status options = apply_tcp_options(peer.socket.get(), settings_.tcp, peer.is_of_this_host());
+  if (options.is_ok() && settings_.tcp.keepalive_s > 0) {
+    // With recovery, a third of the time is left for another connection (RecvComm).
+    const bool recovers = (admission.reply.features & kFeatureRecovery) != 0;
+    options = limit_unanswered_writes(peer.socket.get(), settings_.tcp.keepalive_s * (recovers ? 1000 * 2 / 3 : 1000));
+  }
   constexpr char kKind[] = "options";
   if (!options.is_ok() && log_->is_due(LogLevel::kWarn, kKind, monotonic_ms())) {
     log_->add(LogLevel::kWarn, kKind, "Bagua-Net: " + options.message());

@@ -143,6 +143,7 @@ void OutboundHandshakes::start(Attempt& attempt, std::uint64_t number, std::size
   }
   stream.state = StreamState::kConnecting;
   stream.received = 0;
+  stream.due_ms = attempt.is_join ? monotonic_ms() + kJoinAnswerMs : 0;
   stream.id = (*next_id_)++;
   const Status added = poller_->add(stream.socket.get(), stream.id, EPOLLOUT);
   if (!added.is_ok()) {

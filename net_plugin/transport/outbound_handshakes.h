@@ -5,6 +5,7 @@
 // Each stream:  kConnecting --writable--> kGreeting (hello sent) --challenge--> kProving (proof sent)
 //               kProving --the reply accepts, with the listener's proof--> kJoined
 //               kConnecting --refused, unreachable--> kBackingOff --100 ms--> kConnecting
+//               kConnecting, of a join --no answer within 0.9 s--> kBackingOff
 //               kGreeting, kProving --closed, or no answer within the handshake's deadline--> kBackingOff
 //               refused after the listener closed the stream, or answered stream 0: it is gone, the attempt has failed
 //               anything else, or the attempt's deadline: the whole attempt has failed
@@ -54,6 +55,9 @@ class OutboundHandshakes {
 
  private:
   static constexpr std::int64_t kRetryMs = 100;
+  // The kernel asks again after longer and longer times. A connection that replaces a lost one has to be there soon
+  // after the network is back: the receiver does not wait long once it has learned of the loss.
+  static constexpr std::int64_t kJoinAnswerMs = 900;
 
   enum class StreamState { kConnecting, kGreeting, kProving, kJoined, kBackingOff };
   struct Stream {
@@ -64,13 +68,11 @@ class OutboundHandshakes {
     std::array<std::uint8_t, kChallengeBytes> challenge;
     std::array<std::uint8_t, kReplyBytes + kProofBytes> answer;  // a challenge, then a reply with its proof
     std::size_t received = 0;
-    std::int64_t due_ms = 0;  // kGreeting, kProving: the deadline; kBackingOff: the next attempt
+    std::int64_t due_ms = 0;  // kBackingOff: the next attempt; otherwise the deadline, or 0: none
     int last_error = 0;
     bool was_closed = false;  // by the listener, before it replied
   };
-  static bool has_due(const Stream& stream) {
-    return stream.state != StreamState::kConnecting && stream.state != StreamState::kJoined;
-  }
+  static bool has_due(const Stream& stream) { return stream.due_ms != 0 && stream.state != StreamState::kJoined; }
   struct Attempt {
     SocketAddress address;
     Hello hello;

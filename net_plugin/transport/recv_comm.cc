@@ -16,7 +16,9 @@ constexpr std::size_t kMediumBytes = 16384;
 // A sender that lives asks for another connection as soon as it has lost one. A SYN that is lost comes again after a
 // second. NCCL's users want to know of a process that was killed within two.
 constexpr int kReplacedWithinMs = 1500;
-constexpr int kReturnsWithinMs = 60000;
+// A connection that timed out was silent for two thirds of BAGUA_NET_KEEPALIVE_S (InboundHandshakes::take_in). Its
+// sender may have sent only now, and has to notice: after the last third at the latest (send_comm.cc).
+constexpr int kSilentShare = 3;
 constexpr int kLogMs = 10000;
 // A comm on which nothing else arrives has failed: a chunk of 1 MiB gets through, with this many attempts, where one
 // byte in a million is damaged.
@@ -168,9 +170,8 @@ Status RecvComm::check_progress_possible() {
   if (!recovers_ || has_ended) return fail_waiting("the peer closed the connection");
   const std::int64_t now_ms = monotonic_ms();
   if (none_left_ms_ == 0) none_left_ms_ = now_ms;
-  const int returns_ms = policy_.max_silence_s > 0 ? policy_.max_silence_s * 1000 : kReturnsWithinMs;
-  const int patience_ms = last_loss_was_silent_ ? returns_ms : kReplacedWithinMs;
-  if (now_ms - none_left_ms_ < patience_ms) return Status::ok();
+  const int notices_ms = last_loss_was_silent_ ? policy_.max_silence_s * 1000 / kSilentShare : 0;
+  if (now_ms - none_left_ms_ < notices_ms + kReplacedWithinMs) return Status::ok();
   return fail_waiting("the peer has opened no connection for " + std::to_string(now_ms - none_left_ms_) +
                       " ms since the last one was lost (" + last_loss_ + ")");
 }

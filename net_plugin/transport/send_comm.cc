@@ -29,8 +29,8 @@ constexpr int kForgetLivenessMs = 5000;
 // One may be lost, and the answer to the next be on its way.
 constexpr int kUnansweredTransmissions = 3;
 // With recovery: a stream that does not answer, while another one of the comm does, is given up after this time. If no
-// other says anything, after this part of the time after which the host counts as gone: the rest is for a new
-// connection.
+// other says anything, or that is sooner, after this part of the time after which the host counts as gone: the rest is
+// for a new connection.
 constexpr int kSilentStreamMs = 3000;
 constexpr int kRecentAnswerMs = 1000;
 constexpr int kSilentShare = 3;
@@ -305,9 +305,8 @@ void SendComm::check_liveness() {
       silent_ms[index] = std::min(liveness[index].ms, now_ms - answered_ms_[index]);
     }
   }
-  const std::int64_t stream_ms = last_answer_ms <= kRecentAnswerMs
-                                     ? std::min<std::int64_t>(kSilentStreamMs, max_silence_ms)
-                                     : max_silence_ms / kSilentShare;
+  std::int64_t stream_ms = max_silence_ms / kSilentShare;
+  if (last_answer_ms <= kRecentAnswerMs) stream_ms = std::min<std::int64_t>(kSilentStreamMs, stream_ms);
   for (std::size_t index = 0; index < stream_count_; ++index) {
     if (silent_ms[index] == 0) continue;
     const std::int64_t since_ms = silent_since_ms_ != 0 ? silent_since_ms_ : now_ms - silent_ms[index];
@@ -341,7 +340,8 @@ void SendComm::check_liveness() {
 }
 
 void SendComm::tick() {
-  for (DataStream* stream : own_streams_) static_cast<SendStream*>(stream)->listen();
+  // The recovery thread is told of an end once.
+  for (DataStream* stream : own_streams_) static_cast<SendStream*>(stream)->listen(true);
   check_liveness();
 }
 
@@ -442,6 +442,9 @@ void SendComm::linger() {
     adopt_changes();
     if (has_failed()) return;
     drive_own_streams();
+    for (SendStream* stream : send_streams_) {
+      if (stream != nullptr) stream->ask_for_acknowledgement();
+    }
     bool delivered = !own_replay_.any() && !striped_replay_.any();
     for (SendStream* stream : send_streams_) {
       if (stream != nullptr && !stream->is_delivered()) delivered = false;

@@ -84,6 +84,11 @@ bool SendStream::pull_chunk() {
 bool SendStream::take_chunk() {
   if (recovers() && unacknowledged_.is_full()) return false;
   if (!pull_chunk()) return false;
+  begin_chunk();
+  return true;
+}
+
+void SendStream::begin_chunk() {
   backlog_.under_way += chunk_.bytes;
   backlog_.unsent += chunk_.bytes;
   last_number_ = chunk_.message_number;
@@ -120,7 +125,6 @@ bool SendStream::take_chunk() {
   encode_frame_header(header, encoded);
   // Of the bytes as they are now, also where the kernel is to read them later: memory that changes under way is damage.
   if (checksums_) append_frame_checksums(crc32c(0, chunk_.data, chunk_.bytes), encoded);
-  return true;
 }
 
 bool SendStream::should_copy() const {
@@ -260,6 +264,8 @@ void SendStream::lose(Status why) {
 std::vector<Chunk> SendStream::take_unfinished() {
   std::vector<Chunk> chunks = unacknowledged_.take_all();
   if (std::exchange(has_chunk_, false)) chunks.push_back(std::move(chunk_));
+  chunks.erase(std::remove_if(chunks.begin(), chunks.end(), [](const Chunk& chunk) { return chunk.asks_only; }),
+               chunks.end());
   for (Chunk& chunk : chunks) {
     ++chunk.attempt;
     chunk.by_reference = false;
@@ -288,7 +294,26 @@ bool SendStream::is_delivered() {
   if (state() == StreamState::kEnded) return true;
   if (has_chunk_) return false;
   // With nothing lost, what the peer's kernel has is delivered.
-  return unacknowledged_.is_empty() || (!is_over() && undelivered_bytes() == 0);
+  return unacknowledged_.is_empty() || (!checksums_ && !is_over() && undelivered_bytes() == 0);
+}
+
+void SendStream::ask_for_acknowledgement() {
+  if (!checksums_ || is_over() || has_chunk_ || unasked_chunks_ == 0) return;
+  if (unacknowledged_.is_empty() || unacknowledged_.is_full()) return;
+  const Chunk& last = unacknowledged_.last();  // a copy, since others ask
+  chunk_ = Chunk{};
+  chunk_.asks_only = true;
+  chunk_.message_number = last.message_number;
+  chunk_.message_bytes = last.message_bytes;
+  chunk_.offset = last.offset;
+  chunk_.bytes = last.bytes;
+  chunk_.attempt = last.attempt + 1;
+  chunk_.copy = blocks_.take(header_bytes_ + last.bytes);
+  std::uint8_t* const payload = chunk_.copy.bytes.get() + header_bytes_;
+  if (last.bytes > 0) std::memcpy(payload, last.data, last.bytes);
+  chunk_.data = payload;
+  has_chunk_ = true;
+  begin_chunk();
 }
 
 ssize_t SendStream::write_chunk() {
@@ -323,7 +348,7 @@ void SendStream::end_chunk() {
   }
 }
 
-void SendStream::listen() {
+void SendStream::listen(bool to_the_end) {
   std::array<std::uint8_t, 16 * kAcknowledgementBytes> bytes;
   while (!is_over()) {
     iovec piece{bytes.data(), bytes.size()};
@@ -350,7 +375,7 @@ void SendStream::listen() {
       peer_is_gone(0);
       return;
     }
-    if (static_cast<std::size_t>(received) < bytes.size() && !has_peer_ended()) break;
+    if (static_cast<std::size_t>(received) < bytes.size() && !has_peer_ended() && !to_the_end) break;
   }
   listen_at_ = unacknowledged_.size() + kAskAfterChunks;
 }

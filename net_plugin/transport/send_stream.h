@@ -49,14 +49,18 @@ class SendStream final : public DataStream {
   // Asks the kernel how the connection is, for the statistics. Any thread.
   void sample_delivery() const;
 
-  // Reads what the peer says; the stream may be over then. By the driver.
-  void listen();
+  // Reads what the peer says; the stream may be over then. to_the_end: an end behind an acknowledgement, too; otherwise
+  // the next call finds that. By the driver.
+  void listen(bool to_the_end = false);
   // The peer's host does not answer on this stream. By the driver, or once no driver will come again.
   void give_up(Status why) { lose(std::move(why)); }
   // What was not acknowledged, once the stream is lost and no driver will come again.
   std::vector<Chunk> take_unfinished();
-  // Nothing of what the peer has not acknowledged depends on this process any more. Once no driver will come again.
+  // Nothing of what the peer has not acknowledged depends on this process any more. By the driver.
   bool is_delivered();
+  // With checksums, what the peer's kernel has is not delivered: it may be damaged. Sends the last chunk again, unless
+  // the peer acknowledges it without that. By the driver, once nothing else is to be sent.
+  void ask_for_acknowledgement();
   // The peer has acknowledged something since this was asked last. Any thread.
   bool was_acknowledged() { return was_acknowledged_.exchange(false, std::memory_order_relaxed); }
 
@@ -76,7 +80,7 @@ class SendStream final : public DataStream {
   // False: nothing to write now.
   bool take_chunk();
   bool pull_chunk();
-  void prepare_header();
+  void begin_chunk();
   // A copy is to be kept of the chunk: its request does not wait for the acknowledgement then.
   bool should_copy() const;
   bool should_listen() const;

@@ -30,6 +30,8 @@ class UnacknowledgedChunks {
   std::size_t copied_bytes() const { return copied_bytes_; }
   // The first message that a request waits for, or the first at all.
   std::uint64_t first_message() const;
+  // The last that was written; not if it is empty.
+  const Chunk& last() const { return entry(end_ - 1).chunk; }
   // The peer has closed its comm, and acknowledges nothing more.
   bool peer_has_closed() const { return peer_has_closed_; }
 

@@ -9,6 +9,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/log_sink.h"
@@ -188,6 +189,35 @@ TEST_CASE(damage_while_connections_are_cut) {
     return flips(pair.sending) >= faults && flips(pair.receiving) >= faults &&
            pair.sending->faults()->counts().cuts >= 2 * faults;
   });
+}
+
+// The send is done as soon as it is written.
+TEST_CASE(damage_before_the_sender_closes_is_sent_again) {
+  for (const int workers : {0, 2}) {
+    std::uint64_t damaged = 0;
+    for (std::uint64_t seed = 0; seed < fault_count(6); ++seed) {
+      // Every second message of this size, on average.
+      ContextPair pair(config_with("flip=5e-4,seed=" + std::to_string(seed), workers, true),
+                       config_with("", workers, true));
+      const std::vector<std::uint8_t> message = make_message(seed, 1300);
+      std::vector<std::uint8_t> rooms[3] = {message, message, message};
+      for (std::vector<std::uint8_t>& room : rooms) room.assign(room.size(), 0);
+      Request* receives[3];
+      for (int i = 0; i < 3; ++i) receives[i] = pair.receive(rooms[i]);
+      for (int i = 0; i < 3; ++i) CHECK_OK(outcome(pair.send(message), nullptr));
+      damaged += flips(pair.sending);
+      std::thread closing([&] { pair.close_sender(); });
+      Status status;
+      for (Request* receive : receives) {
+        if (status.is_ok()) status = outcome(nullptr, receive);
+      }
+      closing.join();
+      CHECK_OK(status);
+      for (const std::vector<std::uint8_t>& room : rooms) CHECK(room == message);
+      pair.close_receiver();
+    }
+    CHECK(damaged > fault_count(6));
+  }
 }
 
 TEST_CASE(damage_is_reported) {

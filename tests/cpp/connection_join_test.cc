@@ -14,6 +14,7 @@
 #include "base/log_sink.h"
 #include "support/check.h"
 #include "support/comm_parts.h"
+#include "support/cut_connections.h"
 #include "support/raw_handshake.h"
 #include "support/service_parts.h"
 #include "support/tcp_pair.h"
@@ -260,6 +261,30 @@ TEST_CASE(a_join_whose_listener_is_gone_is_given_up_with_the_comm) {
   processes.join(processes.ticket(), 1);
   check_paired(take(*processes.connected_arrivals, 1), take(*processes.accepted.arrivals, 1));
   CHECK(processes.connecting.is_idle());
+}
+
+// As during an outage, whose end must not have to wait for the kernel's next attempt: that can be a minute away.
+TEST_CASE(a_join_that_is_not_answered_begins_anew) {
+  Processes processes;
+  const JoinTicket ticket = processes.ticket();
+  const std::vector<int> listening = sockets_in_state(TcpState::kListen);
+  CHECK_EQ(listening.size(), std::size_t{1});
+  silence(listening[0]);
+  processes.join(ticket, 1);
+  std::uint16_t first_port = 0;
+  wait_until(
+      [&] {
+        ::usleep(20000);
+        for (const int fd : sockets_in_state(TcpState::kSynSent)) {
+          const std::uint16_t port = local_address(fd).port();
+          if (first_port == 0) first_port = port;
+          if (port != 0 && port != first_port) return true;
+        }
+        return false;
+      },
+      "another attempt");
+  hear_again(listening[0]);
+  check_paired(take(*processes.connected_arrivals, 1), take(*processes.accepted.arrivals, 1));
 }
 
 // A sender that is done closes its comm while a stream is about to join: the reply meets a closed socket, and the

@@ -1,17 +1,24 @@
-// A connection is set up although a system call fails once, for want of descriptors, memory or an interface, or because
-// a signal came. The calls below stand before those of the C library.
+// A connection is set up, and carries messages, although a system call fails once, for want of descriptors, memory or
+// an interface, or because a signal came. The calls below stand before those of the C library.
 #include <dlfcn.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "support/check.h"
+#include "support/context_pair.h"
+#include "support/cut_connections.h"
 #include "support/service_parts.h"
 #include "transport/connection_service.h"
 
@@ -104,6 +111,40 @@ void connect_while_a_call_fails(Call call, int error_number) {
   CHECK_EQ(accepted.sockets.size(), 2u);
 }
 
+PluginConfig config_with(Recovery recovery) {
+  PluginConfig config;
+  config.workers = 0;
+  config.streams = 3;
+  config.recovery = recovery;
+  return config;
+}
+
+// The first error of either request, or ok when both are done.
+Status transfer(ContextPair& pair, const std::vector<std::uint8_t>& message) {
+  std::vector<std::uint8_t> room(message.size());
+  Request* const receive = pair.receive(room);
+  Request* requests[] = {pair.send(message), receive};
+  const Deadline deadline;
+  while (requests[0] != nullptr || requests[1] != nullptr) {
+    deadline.check("a message");
+    for (Request*& request : requests) {
+      bool done = false;
+      std::size_t bytes = 0;
+      if (request == nullptr) continue;
+      const Status status = request->test(&done, &bytes);
+      if (!status.is_ok()) {
+        // Before the memory goes.
+        pair.close_sender();
+        pair.close_receiver();
+        return status;
+      }
+      if (done) request = nullptr;
+    }
+  }
+  CHECK(room == message);
+  return Status::ok();
+}
+
 }  // namespace
 
 TEST_CASE(a_call_that_fails_once_does_not_fail_the_connection) {
@@ -137,6 +178,77 @@ TEST_CASE(what_no_retry_mends_is_an_error_that_says_so) {
   CHECK_OK(connecting.connect(loopback(), bytes.data(), &ready, &connection));
   const Status status = connecting.connect(loopback(), bytes.data(), &ready, &connection);
   CHECK_EQ(status.error_number(), EAFNOSUPPORT);
+}
+
+TEST_CASE(a_message_for_which_the_kernel_has_no_memory_comes_over_another_connection) {
+  for (const int error_number : {ENOBUFS, ENOMEM}) {
+    ContextPair pair(config_with(Recovery::kOn), config_with(Recovery::kOn));
+    fail_once(Call::kSend, error_number);
+    CHECK_OK(transfer(pair, make_message(0, 1000)));
+    CHECK(failing_call == Call::kNone);
+  }
+}
+
+TEST_CASE(without_recovery_it_is_an_error_that_says_so) {
+  ContextPair pair(config_with(Recovery::kOff), config_with(Recovery::kOff));
+  fail_once(Call::kSend, ENOBUFS);
+  const Status status = transfer(pair, make_message(0, 1000));
+  CHECK(status.message().find("connection to 127.0.0.1") != std::string::npos);
+  CHECK(status.message().find("send: No buffer space available") != std::string::npos);
+}
+
+TEST_CASE(lost_connections_are_replaced_once_there_are_descriptors) {
+  ContextPair pair(config_with(Recovery::kOn), config_with(Recovery::kOn));
+  const std::vector<std::uint8_t> message = make_message(0, 300000);
+  std::vector<std::uint8_t> room(message.size());
+  rlimit before{};
+  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 3;
+  const std::vector<int> connections = open_connections();
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  for (const int fd : connections) cut(fd, Cut::kReset);
+  Request* const receive = pair.receive(room);
+  Request* const send = pair.send(message);
+  // Some attempts to connect.
+  for (int looks = 0; looks < 300; ++looks) {
+    CHECK(!is_request_done(receive));
+    ::usleep(1000);
+  }
+  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  bool sent = false;
+  bool received = false;
+  wait_until(
+      [&] {
+        if (!sent) sent = is_request_done(send);
+        if (!received) received = is_request_done(receive);
+        return sent && received;
+      },
+      "the message");
+  CHECK(room == message);
+}
+
+// Of an application that has timers, and handlers without SA_RESTART.
+TEST_CASE(signals_disturb_no_message) {
+  struct sigaction action{};
+  static std::atomic<int> signals{0};
+  action.sa_handler = [](int) { ++signals; };
+  CHECK_EQ(::sigaction(SIGALRM, &action, nullptr), 0);
+  const itimerval often{{0, 100}, {0, 100}};
+  const itimerval never{};
+  for (const int workers : {0, 2}) {
+    PluginConfig config = config_with(Recovery::kOff);
+    config.workers = workers;
+    CHECK_EQ(::setitimer(ITIMER_REAL, &often, nullptr), 0);
+    signals = 0;
+    {
+      ContextPair pair(config, config);
+      for (std::size_t number = 0; number < 10 || signals < 100; ++number) {
+        CHECK_OK(transfer(pair, make_message(number, number % 3 == 0 ? 2u << 20 : 5000)));
+      }
+    }
+    CHECK_EQ(::setitimer(ITIMER_REAL, &never, nullptr), 0);
+  }
 }
 
 }  // namespace bagua_net

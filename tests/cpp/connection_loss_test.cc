@@ -163,13 +163,13 @@ void cut_all(Cut how) {
 // The first error of the request, or ok when it is done.
 Status outcome(Request* request) {
   const Deadline deadline;
-  for (;;) {
+  for (int looks = 0;; ++looks) {
     deadline.check("a request");
     bool done = false;
     std::size_t bytes = 0;
     const Status status = request->test(&done, &bytes);
     if (done || !status.is_ok()) return status;
-    sched_yield();
+    looks < 1000 ? sched_yield() : ::usleep(1000);
   }
 }
 
@@ -429,6 +429,47 @@ TEST_CASE(a_sender_that_was_killed_is_an_error) {
     check_names(status, "over lo");
     check_names(status, "data stream");
     check_names(status, "waits for message 0");
+    context->close(comm);
+  }
+}
+
+// The kernel probes nothing while something is unacknowledged, and repeats that for a quarter of an hour.
+TEST_CASE(a_sender_whose_host_vanished_before_an_acknowledgement_is_an_error) {
+  for (const int workers : {0, 2}) {
+    PluginConfig config = config_with(workers);
+    config.keepalive_s = 2;
+    constexpr std::size_t kMessages = 64;  // the last of so many asks for an acknowledgement
+    KilledPeer peer([&](int pipe) {
+      std::unique_ptr<TransportContext> context;
+      CHECK_OK(TransportContext::create(config, {loopback_device()}, &context));
+      Handle handle = read_handle(pipe);
+      SendComm* comm = connect_to(*context, handle);
+      for (const int fd : open_connections()) silence(fd);
+      const std::vector<std::uint8_t> message = make_message(0, 100);
+      for (std::size_t i = 0; i < kMessages; ++i) {
+        Request* send = nullptr;
+        CHECK_OK(TransportContext::isend(comm, message.data(), message.size(), nullptr, &send));
+        CHECK_OK(outcome(send));
+      }
+      ::raise(SIGSTOP);
+    });
+    std::unique_ptr<TransportContext> context;
+    CHECK_OK(TransportContext::create(config, {loopback_device()}, &context));
+    Handle handle{};
+    ListenComm* listener = nullptr;
+    CHECK_OK(context->listen(0, handle.data(), &listener));
+    write_handle(peer.pipe(), handle);
+    RecvComm* comm = accept_from(*context, listener);
+    std::vector<std::uint8_t> room(100);
+    for (std::size_t i = 0; i < kMessages; ++i) {
+      Request* receive = nullptr;
+      CHECK_OK(TransportContext::irecv(comm, room.data(), room.size(), nullptr, &receive));
+      CHECK_OK(outcome(receive));
+      CHECK(room == make_message(0, 100));
+    }
+    Request* receive = nullptr;
+    CHECK_OK(TransportContext::irecv(comm, room.data(), room.size(), nullptr, &receive));
+    check_names(outcome(receive), "waits for message 64");
     context->close(comm);
   }
 }

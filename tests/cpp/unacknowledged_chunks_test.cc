@@ -14,6 +14,7 @@
 
 #include "support/check.h"
 #include "support/comm_parts.h"
+#include "support/driven_streams.h"
 #include "support/two_way_pipe.h"
 #include "transport/send_comm.h"
 
@@ -241,6 +242,27 @@ TEST_CASE(slots_are_used_again) {
         if (acknowledged < messages.count()) CHECK(!messages.is_done(acknowledged));
       }
     }
+  }
+}
+
+// The recovery thread is told once that a peer has closed a connection. A replacement came only after a second where an
+// acknowledgement stood before the end.
+TEST_CASE(an_end_behind_an_acknowledgement_is_found) {
+  for (const bool to_the_end : {true, false}) {
+    auto [near, far] = TwoWayEnd::make({}, {}, 1);
+    Failures failures;
+    ChunkScheduler chunks({1, 65536, 524288});
+    ReplayQueue replay;
+    SendStream stream(std::move(near), &failures, 0, &chunks, false, nullptr, &replay);
+    std::vector<std::uint8_t> said = acknowledgements({0});
+    const iovec piece{said.data(), said.size()};
+    CHECK_EQ(far->write(&piece, 1), static_cast<ssize_t>(said.size()));
+    far->shutdown();
+    stream.listen(to_the_end);
+    CHECK(stream.state() == (to_the_end ? StreamState::kLost : StreamState::kLive));
+    stream.listen();
+    CHECK(stream.state() == StreamState::kLost);
+    CHECK(failures.all.empty());
   }
 }
 

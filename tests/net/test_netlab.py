@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -227,6 +228,28 @@ def test_without_offload_no_packet_is_larger_than_the_mtu(hosts: int) -> None:
 
 
 @needs_namespaces
+@pytest.mark.netns
+@needs_namespaces
+@pytest.mark.parametrize("rate_mbit", [None, 1000])
+def test_a_share_of_the_packets_is_lost(rate_mbit: float | None) -> None:
+    count = 4000
+    with Lab(loss=0.1, rate_mbit=rate_mbit, ip_versions=(4,)) as lab, ExitStack() as sockets:
+        with lab.inside(1):
+            receiver = sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+        receiver.bind((lab.hosts[1].address(), 0))
+        with lab.inside(0):
+            sender = sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        received = 0
+        for sent in range(count):
+            sender.sendto(b"x", receiver.getsockname())
+            # So that the buffer always has room: until nothing comes any more.
+            while sent % 100 == 99 and select.select([receiver], [], [], 0.01 if sent + 1 < count else 0.5)[0]:
+                received += len(receiver.recv(1))
+    # Of 400, the standard deviation is 19.
+    assert 0.875 * count < received < 0.925 * count
+
+
 @pytest.mark.netns
 def test_congestion_control_is_chosen_for_the_lab_only() -> None:
     setting = Path("/proc/sys/net/ipv4/tcp_congestion_control")
@@ -588,6 +611,8 @@ def test_cli_terminated_leaves_nothing() -> None:
             "--mtu 65535: with --delay it must be at most 65521",
         ),
         (["run", "--tcp-buffer", "1024", "--", "true"], "--tcp-buffer: 1024 is outside 1..1023"),
+        (["run", "--loss", "1", "--", "true"], "loss '1' is not a percentage: write 1% or 0.1%"),
+        (["run", "--loss", "60%", "--", "true"], "loss is 0.6; it must be 0 to 0.5"),
         (["run", "--slow-flows", "1/4", "--", "true"], "write 1/4=40M for one flow in four"),
         (
             ["run", "--per-flow", "40M", "--slow-flows", "1/4=80M", "--", "true"],

@@ -6,25 +6,19 @@ packet leaves the namespaces.
 
 from __future__ import annotations
 
-import json
 import os
-import selectors
 import socket
 import struct
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
 
 import pytest
-
-from bagua.net.library import driver_path, library_path
+from support.lab_ring import Driver, Ring
 
 _ROOT = Path(__file__).resolve().parents[2]
 if str(_ROOT / "tools") not in sys.path:
@@ -40,119 +34,6 @@ pytestmark = [pytest.mark.netns, pytest.mark.skipif(_LACKING is not None, reason
 _SIZES = (8, 1 << 10, (64 << 10) + 4, (1 << 20) - 1, 8 << 20)
 _HELLO_BYTES = 128
 _HELLO_MAGIC = b"BNHELLO1"
-
-
-class Driver:
-    """One bagua-net-driver on one host. Owned by Ring."""
-
-    def __init__(self, lab: Lab, host: int, arguments: Sequence[str], env: Mapping[str, str]) -> None:
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close())
-        self.process: subprocess.Popen[bytes] = lab.start(
-            host,
-            [str(driver_path()), "ring", "--transport", "plugin", "--library", str(library_path()), *arguments],
-            {"BAGUA_DRIVER_LOG": "info", **env},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-        )
-        self._received = b""
-
-    def post(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line.encode() + b"\n")
-        self.process.stdin.flush()
-
-    def next_event(self, seconds: float = 30.0) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
-        assert self.process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._received:
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    raise AssertionError(f"no answer from the driver within {seconds} s; its log:\n{self.log()}")
-                read = os.read(self.process.stdout.fileno(), 65536)
-                if not read:
-                    raise AssertionError(f"the driver ended; its log:\n{self.log()}")
-                self._received += read
-        line, _, self._received = self._received.partition(b"\n")
-        event = json.loads(line)
-        assert isinstance(event, dict)
-        return event
-
-    def expect(self, name: str, seconds: float = 30.0) -> dict[str, Any]:
-        event = self.next_event(seconds)
-        assert event["event"] == name, f"{event}; the driver's log:\n{self.log()}"
-        return event
-
-    def log(self) -> str:
-        self._stderr.seek(0)
-        return self._stderr.read().decode(errors="replace")
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(10)
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            try:
-                pipe.close()
-            except BrokenPipeError:
-                pass  # a last line was still in the buffer
-        self._stderr.close()
-
-
-class Ring:
-    """A driver on every host, listening; `connect` joins them."""
-
-    def __init__(self, lab: Lab, *, channels: int = 2, device: str = "0", env: Mapping[str, str] | None = None) -> None:
-        self._drivers: list[Driver] = []
-        count = len(lab.hosts)
-        try:
-            for host in range(count):
-                arguments = ["--rank", host, "--nranks", count, "--channels", channels, "--device", device]
-                environment = {**lab.rank_environment(host), **(env or {})}
-                self._drivers.append(Driver(lab, host, [*map(str, arguments), "--timeout-ms", "30000"], environment))
-            self.listening = [driver.expect("listening") for driver in self._drivers]
-        except BaseException:
-            self._close()
-            raise
-
-    def __enter__(self) -> Ring:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        for driver in self._drivers:
-            driver.close()
-
-    def connect(self, seconds: float = 30.0) -> None:
-        for rank, driver in enumerate(self._drivers):
-            following = self.listening[(rank + 1) % len(self._drivers)]
-            driver.post("connect " + " ".join(following["handles"]))
-        for driver in self._drivers:
-            driver.expect("connected", seconds)
-
-    def verify(self, size: int) -> None:
-        for driver in self._drivers:
-            driver.post(f"verify {size}")
-        for driver in self._drivers:
-            event = driver.expect("verified", 60)
-            assert (event["bytes"], event["wrong_elements"], event["first_wrong"]) == (size, 0, None)
-
-    def quit(self) -> None:
-        for driver in self._drivers:
-            driver.post("quit")
-        for driver in self._drivers:
-            driver.expect("bye")
-            assert driver.process.wait(10) == 0
-
-    def pid(self, host: int) -> int:
-        return self._drivers[host].process.pid
 
 
 def _transmitted_bytes(lab: Lab, host: int, interface: str) -> int:

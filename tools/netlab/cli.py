@@ -10,7 +10,7 @@ from .delayed_wires import describe_delays, parse_delay_ms
 from .errors import NetlabError
 from .flow_usage import describe_flows
 from .lab import MAX_DELAYED_MTU, MAX_HOSTS, MAX_NICS, TCP_BUFFER_BYTES, Lab
-from .link_plan import MAX_MTU, MIN_MTU, SlowFlows, parse_rate_mbit, parse_slow_flows
+from .link_plan import MAX_MTU, MIN_MTU, SlowFlows, parse_loss, parse_rate_mbit, parse_slow_flows
 from .namespace import sweep
 from .rank_runner import RankRunner
 from .requirements import missing_requirement
@@ -54,6 +54,13 @@ def _slow_flows(text: str) -> SlowFlows:
 def _delay_ms(text: str) -> float:
     try:
         return parse_delay_ms(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _loss(text: str) -> float:
+    try:
+        return parse_loss(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -146,6 +153,13 @@ def _parser() -> argparse.ArgumentParser:
         help="of every packet, one way, as 5ms or 250us, in both directions: a round trip takes twice that (default 0)",
     )
     run.add_argument(
+        "--loss",
+        type=_loss,
+        default=0.0,
+        metavar="PERCENT",
+        help="of the packets, at random, as 1%% or 0.1%%; --no-offload makes them as small as on a wire (default 0)",
+    )
+    run.add_argument(
         "--tcp-buffer",
         type=_within(1, TCP_BUFFER_BYTES[-1] >> 20),
         metavar="MIB",
@@ -214,6 +228,7 @@ def _run(arguments: argparse.Namespace) -> int:
         segmentation_offload=not arguments.no_offload,
         congestion_control=arguments.congestion,
         delay_ms=arguments.delay,
+        loss=arguments.loss,
         tcp_buffer_bytes=None if arguments.tcp_buffer is None else arguments.tcp_buffer << 20,
     ) as lab:
         runner = RankRunner(

@@ -1,4 +1,4 @@
-"""A classic BPF program that gives each TCP flow one of N traffic classes, and its packing for the kernel.
+"""Classic BPF programs that give each TCP flow one of N traffic classes, or random packets a class of their own.
 
 The kernels at hand have no cls_flow, and a u32 hash sees one port only and no IPv4 options. cls_bpf with a classic
 program is in every distribution's kernel, needs no compiler, and takes the class from the program's return value.
@@ -22,12 +22,13 @@ _PROTOCOL_TCP = 6
 _ETHERNET = 14  # the program sees the packet from its Ethernet header on
 
 # Opcodes of classic BPF (linux/bpf_common.h, linux/filter.h).
-_LD_HALF, _LD_BYTE, _LD_HALF_AT_X = 0x28, 0x30, 0x48
+_LD_WORD, _LD_HALF, _LD_BYTE, _LD_HALF_AT_X = 0x20, 0x28, 0x30, 0x48
 _LDX_IPV4_HEADER_LENGTH, _LDX_VALUE, _LDX_MEMORY = 0xB1, 0x01, 0x61
 _STORE = 0x02
 _ADD_VALUE, _ADD_X, _MULTIPLY, _MODULO = 0x04, 0x0C, 0x24, 0x94
-_JUMP, _JUMP_IF_EQUAL, _JUMP_IF_BITS = 0x05, 0x15, 0x45
+_JUMP, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _JUMP_IF_BITS = 0x05, 0x15, 0x35, 0x45
 _RETURN_VALUE, _RETURN_A = 0x06, 0x16
+_RANDOM_WORD = 0xFFFFF000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM: a load from there gives a random number
 
 
 @dataclass(frozen=True)
@@ -95,4 +96,15 @@ def _pack(steps: Sequence[_Step]) -> bytes:
 def flow_filter(major: int, first_minor: int, other_minor: int, classes: int = FLOW_CLASSES) -> tuple[int, bytes]:
     """Number of instructions and packed `struct sock_filter`s; the class ids returned have the given major number."""
     steps = _program(major << 16 | first_minor, classes, major << 16 | other_minor)
+    return len(steps), _pack(steps)
+
+
+def loss_filter(major: int, kept_minor: int, lost_minor: int, share: float) -> tuple[int, bytes]:
+    """As `flow_filter`: gives this share of all packets, from 0 to 1, the class `lost_minor`."""
+    steps = [
+        _Step(_LD_WORD, _RANDOM_WORD),
+        _Step(_JUMP_IF_AT_LEAST, min(round(share * 2**32), 2**32 - 1), on_true="kept"),
+        _Step(_RETURN_VALUE, major << 16 | lost_minor),
+        _Step(_RETURN_VALUE, major << 16 | kept_minor, label="kept"),
+    ]
     return len(steps), _pack(steps)

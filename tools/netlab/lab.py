@@ -1,8 +1,8 @@
 """A lab: hosts (network namespaces) with NICs, joined by limited links, as a context manager.
 
-Two hosts with equal NICs are joined wire to wire. More hosts, or NICs of different rates, meet at a switch (a bridge
-in a namespace of its own, one for each NIC number), whose ports are limited as the NIC at their other end is. A wire is
-a veth pair, or with a delay a pair of TAP devices and a program between them.
+Two hosts with equal NICs are joined wire to wire. More hosts, NICs of different rates, or those that lose packets meet
+at a switch (a bridge in a namespace of its own, one for each NIC number), whose ports are limited as the NIC at their
+other end is. A wire is a veth pair, or with a delay a pair of TAP devices and a program between them.
 NIC n of host h is `eth<n>` with the addresses 10.77.<n>.<h+1>/24 and fd77:0:0:<n>::<h+1>/64.
 """
 
@@ -80,6 +80,8 @@ class Lab:
     segmentation_offload: False lets the MTU cost what it costs without a NIC's help
     congestion_control:   of every host's TCP; None: the machine's default
     delay_ms:             of every packet from one host to another, in each direction: a round trip takes twice as long
+    loss:                 share of the packets that the switch loses in each direction, at random; without
+                          segmentation_offload=False, a packet has up to 64 KiB, and all of it is lost
     tcp_buffer_bytes:     the most that TCP keeps for one connection and direction, on every host, unless the program
                           says otherwise; a connection moves at most this much in a round trip. None: the machine's
                           default
@@ -99,6 +101,7 @@ class Lab:
         segmentation_offload: bool = True,
         congestion_control: str | None = None,
         delay_ms: float = 0.0,
+        loss: float = 0.0,
         tcp_buffer_bytes: int | None = None,
     ) -> None:
         if not 2 <= hosts <= MAX_HOSTS:
@@ -119,7 +122,7 @@ class Lab:
                 f" {TCP_BUFFER_BYTES.stop - 1}, or None"
             )
         self._plans: dict[tuple[int, int], LinkPlan] = {
-            (host, nic): LinkPlan(rates[nic], per_flow_mbit, mtus[nic], slow_flows)
+            (host, nic): LinkPlan(rates[nic], per_flow_mbit, mtus[nic], slow_flows, loss)
             for host in range(hosts)
             for nic in range(nics)
         }
@@ -127,7 +130,7 @@ class Lab:
             if key not in self._plans:
                 raise ValueError(f"uneven_mbit names host {key[0]} NIC {key[1]}; there are {hosts} hosts, {nics} NICs")
             check_rate("uneven_mbit", rate)
-            self._plans[key] = LinkPlan(rate, per_flow_mbit, mtus[key[1]], slow_flows)
+            self._plans[key] = LinkPlan(rate, per_flow_mbit, mtus[key[1]], slow_flows, loss)
         self._host_count, self._nic_count = hosts, nics
         self._ip_versions = tuple(sorted(set(ip_versions)))
         self._segmentation_offload = segmentation_offload
@@ -286,7 +289,8 @@ class Lab:
         return namespace
 
     def _needs_switch(self, nic: int) -> bool:
-        return self._host_count > 2 or self._plans[0, nic] != self._plans[1, nic]
+        first, second = self._plans[0, nic], self._plans[1, nic]
+        return self._host_count > 2 or first != second or first.loss > 0
 
     def _join_by_wire(self, nic: int) -> None:
         first, second = self.hosts

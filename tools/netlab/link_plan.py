@@ -10,6 +10,7 @@ MIN_MTU = 1280
 MAX_MTU = 65535
 MIN_RATE_MBIT = 1.0
 MAX_RATE_MBIT = 400_000.0
+MAX_LOSS = 0.5
 
 _RATE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[KMGkmg])(bit)?(/s)?")
 _UNIT_MBIT = {"k": 1e-3, "m": 1.0, "g": 1e3}
@@ -55,6 +56,21 @@ def parse_slow_flows(text: str) -> SlowFlows:
     return SlowFlows(int(match["every"]), parse_rate_mbit(match["rate"]))
 
 
+def parse_loss(text: str) -> float:
+    """`1%` or `0.1%` as a share; `0` is none."""
+    match = re.fullmatch(r"0|(?P<percent>\d+(\.\d+)?)%", text.strip())
+    if match is None:
+        raise ValueError(f"loss {text!r} is not a percentage: write 1% or 0.1%")
+    loss = float(match["percent"] or 0) / 100
+    check_loss(loss)
+    return loss
+
+
+def check_loss(loss: float) -> None:
+    if not 0 <= loss <= MAX_LOSS:
+        raise ValueError(f"loss is {loss:g}; it must be 0 to {MAX_LOSS:g} of the packets")
+
+
 @dataclass(frozen=True)
 class LinkPlan:
     """Limits of one NIC, the same in both directions. None is "no limit"."""
@@ -63,6 +79,7 @@ class LinkPlan:
     per_flow_mbit: float | None = None
     mtu: int = 1500
     slow_flows: SlowFlows | None = None
+    loss: float = 0.0  # share of the packets that the switch loses
 
     def __post_init__(self) -> None:
         if self.rate_mbit is not None:
@@ -71,5 +88,6 @@ class LinkPlan:
             check_rate("per_flow_mbit", self.per_flow_mbit)
         if self.slow_flows is not None and self.per_flow_mbit is None:
             raise ValueError("slow_flows without per_flow_mbit; give the cap of the other flows as well")
+        check_loss(self.loss)
         if not MIN_MTU <= self.mtu <= MAX_MTU:
             raise ValueError(f"mtu is {self.mtu}; it must be {MIN_MTU} to {MAX_MTU} bytes (1500 and 9000 are usual)")

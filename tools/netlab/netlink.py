@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from .errors import NetlabError, translated
-from .flow_filter import FLOW_CLASSES, flow_filter, neighbour_rank
+from .flow_filter import FLOW_CLASSES, flow_filter, loss_filter, neighbour_rank
 from .flow_usage import FlowUsage
 from .link_plan import MAX_RATE_MBIT, LinkPlan
 from .tc_request import attribute, send_tc_request
@@ -28,6 +28,7 @@ _MAJOR = 1
 _ROOT_QDISC = _MAJOR << 16
 _LINK_MINOR = 1
 _OTHER_MINOR = 2
+_LOST_MINOR = 3
 _FIRST_FLOW_MINOR = 16
 
 # A segmentation-offload packet has up to 64 KiB; a smaller bucket would let one go only after waiting for tokens.
@@ -143,7 +144,7 @@ class Netlink:
             cap = _flow_cap_mbit(plan.per_flow_mbit, plan, number)
             share = min(cap, link_mbit / (FLOW_CLASSES + 1))
             self._add_class(index, _FIRST_FLOW_MINOR + number, share, cap)
-        self._add_flow_filter(index)
+        self._add_filter(index, flow_filter(_MAJOR, _FIRST_FLOW_MINOR, _OTHER_MINOR))
 
     def flow_usage(self, name: str, plan: LinkPlan) -> list[FlowUsage]:
         """What each class of flows has sent; empty where flows are not capped."""
@@ -161,19 +162,28 @@ class Netlink:
     def limit_port_side(self, name: str, plan: LinkPlan) -> None:
         """Limits what a switch port sends to its host: when several hosts send to one, it is here that they queue,
         and that what exceeds the buffer is dropped."""
-        if plan.rate_mbit is None:
+        if plan.rate_mbit is None and not plan.loss:
             return
         index = self.interface_index(name)
-        self._add_htb(index, plan.rate_mbit)
-        buffer = max(_LEAST_PORT_BUFFER_BYTES, int(_bytes_per_second(plan.rate_mbit) * _PORT_BUFFER_SECONDS))
-        with translated(f"giving {name} a buffer of {buffer} bytes", "CONFIG_NET_SCH_FIFO"):
+        self._add_htb(index, plan.rate_mbit if plan.rate_mbit is not None else MAX_RATE_MBIT)
+        if plan.rate_mbit is not None:
+            buffer = int(_bytes_per_second(plan.rate_mbit) * _PORT_BUFFER_SECONDS)
+            self._add_buffer(index, _OTHER_MINOR, max(_LEAST_PORT_BUFFER_BYTES, buffer))
+        if plan.loss:
+            # At a switch: a packet that its own host drops counts for TCP as not sent yet, not as lost.
+            self._add_class(index, _LOST_MINOR, 1, 1)
+            self._add_buffer(index, _LOST_MINOR, 1)
+            self._add_filter(index, loss_filter(_MAJOR, _OTHER_MINOR, _LOST_MINOR, plan.loss))
+
+    def _add_buffer(self, index: int, minor: int, size: int) -> None:
+        with translated(f"giving a switch port a buffer of {size} bytes", "CONFIG_NET_SCH_FIFO"):
             send_tc_request(
                 _RTM_NEWQDISC,
                 index=index,
-                handle=0x20000,
-                parent=_ROOT_QDISC | _OTHER_MINOR,
+                handle=minor << 16,
+                parent=_ROOT_QDISC | minor,
                 kind="bfifo",
-                options=struct.pack("=I", buffer),
+                options=struct.pack("=I", size),
             )
 
     def _add_htb(self, index: int, link_mbit: float) -> None:
@@ -202,10 +212,10 @@ class Netlink:
                 quantum=_QUANTUM_BYTES,
             )
 
-    def _add_flow_filter(self, index: int) -> None:
-        count, instructions = flow_filter(_MAJOR, _FIRST_FLOW_MINOR, _OTHER_MINOR)
+    def _add_filter(self, index: int, program: tuple[int, bytes]) -> None:
+        count, instructions = program
         options = attribute(_TCA_BPF_OPS_LEN, struct.pack("=H", count)) + attribute(_TCA_BPF_OPS, instructions)
-        with translated("sorting flows into classes", "CONFIG_NET_CLS_BPF"):
+        with translated("sorting packets into classes", "CONFIG_NET_CLS_BPF"):
             send_tc_request(
                 _RTM_NEWTFILTER,
                 index=index,

@@ -3,11 +3,13 @@
 
 #include <dirent.h>
 #include <linux/filter.h>
-#include <netinet/tcp.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <random>
 #include <vector>
@@ -16,8 +18,11 @@
 
 namespace bagua_net {
 
-// The ends of connections that are open now, both ends of each.
-inline std::vector<int> open_connections() {
+// As the kernel numbers them.
+enum class TcpState : std::uint8_t { kEstablished = 1, kSynSent = 2, kListen = 10 };
+
+// TCP sockets of this process that are in this state now.
+inline std::vector<int> sockets_in_state(TcpState state) {
   std::vector<int> open;
   DIR* const directory = ::opendir("/proc/self/fd");
   CHECK(directory != nullptr);
@@ -26,11 +31,14 @@ inline std::vector<int> open_connections() {
     tcp_info info{};
     socklen_t length = sizeof info;
     if (fd <= 2 || ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
-    if (info.tcpi_state == TCP_ESTABLISHED) open.push_back(fd);
+    if (info.tcpi_state == static_cast<std::uint8_t>(state)) open.push_back(fd);
   }
   ::closedir(directory);
   return open;
 }
+
+// The ends of connections that are open now, both ends of each.
+inline std::vector<int> open_connections() { return sockets_in_state(TcpState::kEstablished); }
 
 enum class Cut {
   kReset,  // both ends learn of it, and what is under way is lost
@@ -56,6 +64,11 @@ inline void silence(int fd) {
   sock_filter program[] = {{BPF_RET | BPF_K, 0, 0, 0}};
   const sock_fprog filter{1, program};
   [[maybe_unused]] const int ignored = ::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter);
+}
+
+inline void hear_again(int fd) {
+  const int none = 0;
+  [[maybe_unused]] const int ignored = ::setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none);
 }
 
 // Cuts up to `most` random ends; how many.

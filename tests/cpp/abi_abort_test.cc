@@ -1,0 +1,204 @@
+// A process that aborts communicators again and again and goes on with new ones, as fault-tolerant trainers do: in each
+// state that a connection can be in. Nothing stays behind, and no abort waits for the peer.
+// Long run, the number of aborts: BAGUA_TEST_ROUNDS=240 abi_abort_test
+#include <array>
+#include <fstream>
+
+#include "abi_support_transfer.h"
+#include "support/cut_connections.h"
+
+namespace abi_test {
+namespace {
+
+constexpr std::size_t kMiB = 1024 * 1024;
+
+// Longer than any abort, shorter than what they would wait for.
+constexpr std::chrono::milliseconds kLimit{3000 * kSlowdown};
+
+int round_count() {
+  const char* const asked = std::getenv("BAGUA_TEST_ROUNDS");
+  return asked != nullptr ? std::atoi(asked) : 24;
+}
+
+long resident_kib() {
+  std::string word;
+  long pages = 0;
+  std::ifstream statm("/proc/self/statm");
+  statm >> word >> pages;
+  return pages * (::sysconf(_SC_PAGESIZE) / 1024);
+}
+
+// The time of the longest abort.
+class Aborts {
+ public:
+  template <typename Call>
+  void time(Call call) {
+    const auto begin = std::chrono::steady_clock::now();
+    call();
+    const auto spent = std::chrono::steady_clock::now() - begin;
+    CHECK(spent < kLimit);
+    longest_ = std::max(longest_, std::chrono::duration_cast<std::chrono::milliseconds>(spent));
+  }
+  int longest_ms() const { return static_cast<int>(longest_.count()); }
+
+ private:
+  std::chrono::milliseconds longest_{0};
+};
+
+// One round: a communicator that ends in some state, without a word to its other end.
+struct Round {
+  const Net& net;
+  void* ctx;
+  Aborts& aborts;
+  std::array<Buffer, 4>& from;
+  std::array<Buffer, 4>& to;
+  std::vector<void*> requests;
+
+  void send(const Connection& connection) {
+    Sender sender(net, connection.send);
+    for (Buffer& buffer : from) requests.push_back(sender.try_isend(buffer.data(), buffer.bytes(), nullptr));
+  }
+  void receive(const Connection& connection) {
+    Receiver receiver(net, connection.recv);
+    for (Buffer& buffer : to) requests.push_back(receiver.try_irecv(buffer.data(), buffer.bytes(), nullptr));
+  }
+  // Some of it moves.
+  void look() {
+    for (int turn = 0; turn < 3; ++turn) {
+      int done = 0;
+      for (void*& request : requests) {
+        if (request == nullptr) continue;
+        // Whatever it is: an error is one of the states.
+        if (net.test(request, &done, nullptr) != Result::kSuccess || done != 0) request = nullptr;
+      }
+    }
+  }
+  void abort(const Connection& connection, bool sender_first) {
+    const auto send_side = [&] { aborts.time([&] { CHECK_SUCCESS(net.close_send(connection.send)); }); };
+    const auto recv_side = [&] { aborts.time([&] { CHECK_SUCCESS(net.close_recv(connection.recv)); }); };
+    if (sender_first) send_side();
+    recv_side();
+    if (!sender_first) send_side();
+  }
+};
+
+void cut_all() {
+  for (const int fd : bagua_net::open_connections()) bagua_net::cut(fd, bagua_net::Cut::kReset);
+}
+// The process has one that its communicators share.
+std::vector<int> listeners() { return bagua_net::sockets_in_state(bagua_net::TcpState::kListen); }
+void silence_listeners() {
+  for (const int fd : listeners()) bagua_net::silence(fd);
+}
+
+enum class State {
+  kConnecting,          // nobody accepts
+  kConnectingToNobody,  // and nobody answers
+  kIdle,
+  kSending,  // streams are parked: no receive is posted
+  kReceiving,
+  kTransferring,
+  kRecovering,            // all connections were lost just now
+  kRecoveringFromNobody,  // and there is nobody to connect to
+  kCount,
+};
+
+void run(Round& round, State state, bool sender_first) {
+  const Net& net = round.net;
+  if (state == State::kConnecting || state == State::kConnectingToNobody) {
+    Handle handle{};
+    void* listen = nullptr;
+    void* send = nullptr;
+    CHECK_SUCCESS(net.listen(round.ctx, 0, handle.data(), &listen));
+    if (state == State::kConnectingToNobody) silence_listeners();
+    CHECK_SUCCESS(net.connect(round.ctx, 0, handle.data(), &send));
+    round.aborts.time([&] {
+      if (send != nullptr) CHECK_SUCCESS(net.close_send(send));
+      CHECK_SUCCESS(net.close_listen(listen));
+    });
+    return;
+  }
+  const Connection connection = connect_both_ends(net, round.ctx);
+  exchange(net, connection, 1000, 1000, 0, 0, 1);
+  if (state == State::kReceiving || state == State::kTransferring) round.receive(connection);
+  if (state != State::kIdle && state != State::kReceiving) round.send(connection);
+  round.look();
+  if (state == State::kRecoveringFromNobody) silence_listeners();
+  if (state == State::kRecovering || state == State::kRecoveringFromNobody) cut_all();
+  if (sender_first) round.look();
+  round.abort(connection, sender_first);
+}
+
+void aborts_leave_nothing(int version) {
+  const PluginLibrary library;
+  const std::unique_ptr<Net> net = library.net(version, &CapturedLog::log);
+  std::array<Buffer, 4> from{Buffer(3 * kMiB), Buffer(100), Buffer(70000), Buffer(3 * kMiB)};
+  std::array<Buffer, 4> to{Buffer(3 * kMiB), Buffer(100), Buffer(70000), Buffer(3 * kMiB)};
+  Aborts aborts;
+  struct Left {
+    int fds = 0;
+    int threads = 0;
+    int shared_files = 0;
+    long resident_kib = 0;
+  };
+  Left after_warm_up;
+  constexpr int kStates = static_cast<int>(State::kCount);
+  const int rounds = round_count();
+  const int warm_up = std::max(rounds / 3, kStates);
+  for (int number = 0; number < rounds; ++number) {
+    void* ctx = nullptr;
+    CHECK_SUCCESS(net->init(&ctx));
+    Round round{*net, ctx, aborts, from, to, {}};
+    run(round, static_cast<State>(number % kStates), number / kStates % 2 == 0);
+    for (const int fd : listeners()) bagua_net::hear_again(fd);
+    // A communicator of the same process that goes on, and the next one.
+    Connection next = connect_both_ends(*net, ctx);
+    exchange(*net, next, 300000, 300000, 0, 0, static_cast<std::uint64_t>(number));
+    close_both_ends(*net, &next);
+    aborts.time([&] { CHECK_SUCCESS(net->finalize(ctx)); });
+    if (number + 1 != warm_up && number + 1 != rounds) continue;
+    if (!net->has_finalize()) {
+      // Connects that nobody fetches are forgotten a while after their deadline, and their threads go with them.
+      wait_until("the end of what was given up", [&] { return threads() <= 1; });
+    }
+    wait_for_threads(1);
+    const Left left{open_fds(), threads(), count_entries("/dev/shm"), resident_kib()};
+    if (number + 1 == warm_up) {
+      after_warm_up = left;
+      continue;
+    }
+    std::printf("        %d aborts, the longest call %d ms; descriptors %d, then %d; resident KiB %ld, then %ld\n",
+                rounds, aborts.longest_ms(), after_warm_up.fds, left.fds, after_warm_up.resident_kib,
+                left.resident_kib);
+    CHECK_EQ(left.fds, after_warm_up.fds);
+    CHECK_EQ(left.threads, after_warm_up.threads);
+    CHECK_EQ(left.shared_files, after_warm_up.shared_files);
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+    CHECK(left.resident_kib - after_warm_up.resident_kib < 8 * 1024);
+#endif
+  }
+}
+
+bool register_all() {
+  for (const int version : {kOldestVersion, kNewestVersion}) {
+    for (const char* workers : {"0", "2"}) {
+      for (const char* recovery : {"0", "1"}) {
+        const Environment environment = {{"BAGUA_NET_NWORKERS", workers},
+                                         {"BAGUA_NET_NSTREAMS", "4"},
+                                         {"BAGUA_NET_RECOVERY", recovery},
+                                         {"BAGUA_NET_CONNECT_TIMEOUT_MS", "300"}};
+        const std::string name =
+            "aborts_leave_nothing_v" + std::to_string(version) + "_workers" + workers + "_recovery" + recovery;
+        register_case(name, [=] { in_own_process(environment, [=] { aborts_leave_nothing(version); }, 600); });
+      }
+    }
+  }
+  return true;
+}
+
+const bool registered = register_all();
+
+}  // namespace
+}  // namespace abi_test
+
+CHECK_MAIN

@@ -1,0 +1,191 @@
+"""Networks that fail under the plugin: connections that are reset, links that go down, addresses that go, lost packets.
+
+Recovery is on, as always between hosts. Load drivers on two hosts of a netlab network check every byte of each
+all-reduce. Long form, each outage of each length and with the plugin's threads as well:
+
+    BAGUA_TEST_OUTAGES=1,5,20 BAGUA_TEST_ROUNDS=200 python -m pytest tests/net/test_plugin_faults.py
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.lab_ring import Ring
+
+_ROOT = Path(__file__).resolve().parents[2]
+if str(_ROOT / "tools") not in sys.path:
+    sys.path.append(str(_ROOT / "tools"))  # behind everything else: `tools` holds programs, not an installed package
+
+from netlab import Lab, missing_privilege  # noqa: E402
+
+_LACKING = missing_privilege()
+
+pytestmark = [pytest.mark.netns, pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))]
+
+_OUTAGES_S = [float(text) for text in os.environ.get("BAGUA_TEST_OUTAGES", "0.3").split(",")]
+_ROUNDS = int(os.environ.get("BAGUA_TEST_ROUNDS", "3"))
+_IS_LONG = "BAGUA_TEST_OUTAGES" in os.environ
+_WORKERS = ["0", "2"] if _IS_LONG else ["0"]
+# Of a link with 200 Mb/s, about a second.
+_RATE_MBIT = 200
+_BYTES = 16 << 20
+_ANSWER_S = 90.0
+
+
+def _ip(lab: Lab, host: int, *words: str) -> None:
+    lab.run(host, ["ip", *words], check=True)
+
+
+def _reset_connections(lab: Lab, host: int) -> int:
+    """Resets those of the host that transfer data, as `ss -K` does: how many there were."""
+    listed = lab.run(host, ["ss", "-K", "-H", "-t", "-n", "state", "established"], check=True).stdout
+    return len(listed.splitlines())
+
+
+def _sent_bytes(lab: Lab, host: int) -> int:
+    return int(lab.run(host, ["cat", "/sys/class/net/eth0/statistics/tx_bytes"], check=True).stdout)
+
+
+def _start_verify(lab: Lab, ring: Ring, size: int) -> None:
+    """Until an eighth of it is under way."""
+    begin = _sent_bytes(lab, 0)
+    ring.start_verify(size)
+    deadline = time.monotonic() + 30
+    while _sent_bytes(lab, 0) - begin < size // 8:
+        assert time.monotonic() < deadline, "no traffic"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("workers", _WORKERS)
+def test_connections_that_are_reset(workers: str) -> None:
+    environment = {"BAGUA_NET_NWORKERS": workers, "BAGUA_NET_NSTREAMS": "4"}
+    resets = 0
+    with Lab(rate_mbit=_RATE_MBIT, ip_versions=(4,)) as lab, Ring(lab, env=environment) as ring:
+        ring.connect()
+        for number in range(_ROUNDS):
+            _start_verify(lab, ring, _BYTES // 8)
+            resets += _reset_connections(lab, number % 2)
+            ring.finish_verify(_BYTES // 8, _ANSWER_S)
+        assert resets >= _ROUNDS
+        assert any("was lost" in driver.log() for driver in ring.drivers)
+        ring.quit()
+    print(f"{resets} connections were reset")
+
+
+def _take_link_down(lab: Lab) -> Callable[[], None]:
+    _ip(lab, 0, "link", "set", "eth0", "down")
+    return lambda: _ip(lab, 0, "link", "set", "eth0", "up")
+
+
+def _take_address_away(lab: Lab) -> Callable[[], None]:
+    address = f"{lab.hosts[0].address()}/24"
+    _ip(lab, 0, "addr", "del", address, "dev", "eth0")
+    return lambda: _ip(lab, 0, "addr", "add", address, "dev", "eth0")
+
+
+@pytest.mark.parametrize("workers", _WORKERS)
+@pytest.mark.parametrize("outage_s", _OUTAGES_S)
+@pytest.mark.parametrize("begin", [_take_link_down, _take_address_away])
+def test_an_outage(begin: Callable[[Lab], Callable[[], None]], outage_s: float, workers: str) -> None:
+    environment = {"BAGUA_NET_NWORKERS": workers}
+    with (
+        Lab(rate_mbit=_RATE_MBIT, ip_versions=(4,)) as lab,
+        Ring(lab, env=environment, timeout_ms=120_000) as ring,
+    ):
+        ring.connect()
+        _start_verify(lab, ring, _BYTES)
+        end = begin(lab)
+        time.sleep(outage_s)  # the outage itself
+        assert not any(driver.has_event() for driver in ring.drivers)
+        end()
+        began = time.monotonic()
+        ring.finish_verify(_BYTES, _ANSWER_S)
+        print(f"done {time.monotonic() - began:.1f} s after an outage of {outage_s:g} s")
+        # Whatever was lost has been replaced.
+        ring.verify(_BYTES // 8)
+        ring.quit()
+        if _IS_LONG:
+            print("\n".join(line for driver in ring.drivers for line in driver.log().splitlines() if "lost" in line))
+
+
+@pytest.mark.parametrize("workers", _WORKERS)
+def test_lost_packets(workers: str) -> None:
+    environment = {"BAGUA_NET_NWORKERS": workers}
+    with (
+        Lab(rate_mbit=1000, loss=0.01, segmentation_offload=False, ip_versions=(4,)) as lab,
+        Ring(lab, env=environment) as ring,
+    ):
+        ring.connect()
+        for _ in range(_ROUNDS):
+            for size in (8, 1 << 10, (64 << 10) + 4, (1 << 20) - 1, 8 << 20):
+                ring.verify(size)
+        ring.quit()
+
+
+# --- peers ---
+
+
+def _expect_error_of(ring: Ring, lab: Lab, rank: int) -> None:
+    """Of the rank, about the other one, by its address."""
+    driver = ring.drivers[rank]
+    message = driver.expect("error", _ANSWER_S)["message"]
+    assert lab.hosts[1 - rank].address() in message + driver.log(), message
+
+
+@pytest.mark.parametrize("recovery", ["0", "1"])
+def test_a_link_that_stays_down_is_an_error(recovery: str) -> None:
+    environment = {"BAGUA_NET_KEEPALIVE_S": "30" if _IS_LONG else "3", "BAGUA_NET_RECOVERY": recovery}
+    with (
+        Lab(rate_mbit=_RATE_MBIT, ip_versions=(4,)) as lab,
+        Ring(lab, env=environment, timeout_ms=120_000) as ring,
+    ):
+        ring.connect()
+        _start_verify(lab, ring, _BYTES)
+        _take_link_down(lab)
+        began = time.monotonic()
+        for rank in range(2):
+            _expect_error_of(ring, lab, rank)
+            print(f"rank {rank} noticed after {time.monotonic() - began:.1f} s")
+
+
+@pytest.mark.parametrize("workers", _WORKERS)
+@pytest.mark.parametrize("recovery", ["0", "1"])
+def test_a_killed_process_is_an_error_of_its_peer(recovery: str, workers: str) -> None:
+    environment = {"BAGUA_NET_NWORKERS": workers, "BAGUA_NET_RECOVERY": recovery}
+    with Lab(rate_mbit=_RATE_MBIT, ip_versions=(4,)) as lab, Ring(lab, env=environment) as ring:
+        ring.connect()
+        _start_verify(lab, ring, _BYTES)
+        ring.drivers[1].process.kill()
+        began = time.monotonic()
+        _expect_error_of(ring, lab, 0)
+        print(f"noticed after {time.monotonic() - began:.2f} s")
+
+
+@pytest.mark.parametrize("workers", _WORKERS)
+@pytest.mark.parametrize("recovery", ["0", "1"])
+def test_a_stopped_process_is_waited_for(recovery: str, workers: str) -> None:
+    """For longer than a host may be silent: this one's kernel answers."""
+    keepalive_s, stopped_s = (10, 20) if _IS_LONG else (1, 2.5)
+    environment = {
+        "BAGUA_NET_NWORKERS": workers,
+        "BAGUA_NET_RECOVERY": recovery,
+        "BAGUA_NET_KEEPALIVE_S": str(keepalive_s),
+    }
+    with (
+        Lab(rate_mbit=_RATE_MBIT, ip_versions=(4,)) as lab,
+        Ring(lab, env=environment, timeout_ms=120_000) as ring,
+    ):
+        ring.connect()
+        _start_verify(lab, ring, _BYTES)
+        ring.drivers[1].process.send_signal(signal.SIGSTOP)
+        time.sleep(stopped_s)  # that it is stopped
+        assert not ring.drivers[0].has_event()
+        ring.drivers[1].process.send_signal(signal.SIGCONT)
+        ring.finish_verify(_BYTES, _ANSWER_S)
+        ring.quit()
