@@ -6,6 +6,8 @@
 namespace bagua_net {
 namespace {
 
+static_assert(CommTrace::kMaxMessages >= kMaxRequestsPerComm);
+
 // What the calling thread moves on one stream before it returns to NCCL, whose progress thread serves every other
 // connection too.
 constexpr std::size_t kCallerTurnBytes = 1u << 20;
@@ -330,7 +332,7 @@ Status Comm::test(Request* request, bool* done, std::size_t* bytes) {
   *done = true;
   *bytes = message_bytes(*request);
   on_finished(*request);
-  stats_.finished(request->number_);
+  stats_.finished(request->number_, *bytes);
   request->in_use_ = false;
   return Status::ok();
 }

@@ -84,6 +84,7 @@ bool SendStream::pull_chunk() {
 bool SendStream::take_chunk() {
   if (recovers() && unacknowledged_.is_full()) return false;
   if (!pull_chunk()) return false;
+  stats_.begin_chunk();
   backlog_.under_way += chunk_.bytes;
   backlog_.unsent += chunk_.bytes;
   last_number_ = chunk_.message_number;
@@ -307,7 +308,7 @@ ssize_t SendStream::write_chunk() {
 }
 
 void SendStream::end_chunk() {
-  stats_->chunks.add(1);
+  stats_.end_chunk({chunk_.message_number, chunk_.offset, chunk_.bytes, chunk_.attempt});
   if (writes_by_reference_) stats_->zero_copy_bytes.add(chunk_.bytes);
   has_chunk_ = false;
   Chunk chunk = std::move(chunk_);
