@@ -56,6 +56,7 @@ class StreamStats {
 
   // A chunk begins to be moved; all of it has been.
   void begin_chunk() {
+    resume();
     if (trace_ != nullptr) trace_->begin_chunk();
   }
   void end_chunk(const TracedChunk& chunk) {

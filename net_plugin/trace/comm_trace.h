@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -57,7 +58,7 @@ class StreamTrace {
   std::int64_t began_ns_ = 0;
 };
 
-class CommTrace {
+class CommTrace : public Watched {
  public:
   enum class Path { kNotKnown, kInline, kStriped };
   static constexpr std::size_t kMaxMessages = 64;  // under way at a time
@@ -65,7 +66,9 @@ class CommTrace {
 
   // is_send: it sends, and otherwise it receives.
   CommTrace(std::shared_ptr<Trace> trace, bool is_send, const std::string& interface, const std::string& peer);
-  ~CommTrace();  // records what was not finished
+  ~CommTrace() override;  // records what was not finished
+  CommTrace(const CommTrace&) = delete;
+  CommTrace& operator=(const CommTrace&) = delete;
 
   // Of the message with this number. By the thread that calls the comm.
   void posted(std::uint64_t number, Path path);
@@ -74,18 +77,25 @@ class CommTrace {
   void set_streams_target(int target, std::uint32_t trials, std::uint32_t gains);
 
   std::unique_ptr<StreamTrace> open_stream(int index);
+  void tell_of_waiting(std::int64_t now_ns) override;
   void failed(const std::string& why) { trace_->note(messages_, "failed", why); }
 
  private:
   struct Message {
-    std::uint64_t number = 0;
-    std::int64_t posted_ns = 0;  // 0: none
-    int lane = -1;
+    // The first three are written by the calling thread, and read by the one that looks for messages that wait.
+    // Relaxed: that one may see parts of two messages only where one of them was just finished.
+    std::atomic<std::uint64_t> number{0};
+    std::atomic<std::int64_t> posted_ns{0};  // 0: none
+    std::atomic<int> lane{-1};
+    std::int64_t tell_after_ns = 0;  // by the thread that looks: how long it is under way when that is told
+    std::int64_t told_of_ns = 0;     // posted_ns of the message that this is about
     Path path = Path::kNotKnown;
     MessageOrigin origin;
   };
 
   Message& message(std::uint64_t number) { return under_way_[number % kMaxMessages]; }
+  static bool is_under_way(const Message& message, std::uint64_t number);
+  TraceEvent event_of(const Message& message, const char* name, std::int64_t begin_ns) const;
   void record(Message* message, std::uint64_t bytes, bool is_finished);
 
   const std::shared_ptr<Trace> trace_;

@@ -26,6 +26,8 @@ constexpr std::uint32_t kProcessTrack = 9'999'999;
 // floating-point numbers of the viewers, and files of several processes go together.
 constexpr std::int64_t kBaseNs = std::int64_t{90} * 24 * 3600 * 1'000'000'000;
 
+constexpr std::int64_t kTellOfWaitingNs = 1'000'000'000;
+
 // What is written at once.
 constexpr std::size_t kBatchBytes = 1u << 20;
 
@@ -115,7 +117,30 @@ Status Trace::start() {
 
 void Trace::run() {
   pollfd wake{wake_.get(), POLLIN, 0};
-  while (::poll(&wake, 1, limits_.period_ms) <= 0) flush();
+  std::int64_t told_ns = monotonic_ns();
+  while (::poll(&wake, 1, limits_.period_ms) <= 0) {
+    const std::int64_t now_ns = monotonic_ns();
+    if (now_ns - told_ns >= kTellOfWaitingNs) {
+      told_ns = now_ns;
+      tell_of_waiting(now_ns);
+    }
+    flush();
+  }
+}
+
+void Trace::watch(Watched* watched) {
+  const std::lock_guard<std::mutex> lock(watched_mutex_);
+  watched_.push_back(watched);
+}
+
+void Trace::unwatch(Watched* watched) {
+  const std::lock_guard<std::mutex> lock(watched_mutex_);
+  watched_.erase(std::find(watched_.begin(), watched_.end(), watched));
+}
+
+void Trace::tell_of_waiting(std::int64_t now_ns) {
+  const std::lock_guard<std::mutex> lock(watched_mutex_);
+  for (Watched* watched : watched_) watched->tell_of_waiting(now_ns);
 }
 
 std::uint32_t Trace::add_tracks(TrackKind kind, const std::string& name, int count) {

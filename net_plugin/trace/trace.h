@@ -32,6 +32,14 @@ struct TraceLimits {
   int period_ms = 100;
 };
 
+// What may take so long that the process is killed before it is over, and recorded.
+class Watched {
+ public:
+  virtual ~Watched() = default;
+  // Records what has been under way for 1, 2, 4, 8... seconds. By one thread at a time, and until it is removed.
+  virtual void tell_of_waiting(std::int64_t now_ns) = 0;
+};
+
 class Trace {
  public:
   // pattern: see trace_path().
@@ -50,6 +58,11 @@ class Trace {
   void count_dropped() { dropped_.fetch_add(1, std::memory_order_relaxed); }
   // An instant with a text of any length, now. Takes a mutex.
   void note(std::uint32_t track, const std::string& name, const std::string& detail);
+
+  void watch(Watched* watched);
+  void unwatch(Watched* watched);
+  // By its own thread, once a second.
+  void tell_of_waiting(std::int64_t now_ns);
 
   // Writes what was recorded before.
   void flush();
@@ -91,6 +104,9 @@ class Trace {
   std::thread thread_;
 
   const EventJson json_;
+
+  std::mutex watched_mutex_;  // guards watched_; never together with another
+  std::vector<Watched*> watched_;
 
   std::mutex mutex_;               // guards the two below
   std::vector<Tracks> tracks_[2];  // by kind, with rising ids

@@ -237,4 +237,28 @@ TEST_CASE(messages_that_overlap_are_on_tracks_of_their_own) {
   CHECK_EQ(trace_file::number(written.only("isend, unfinished"), "message"), 2);
 }
 
+// What a job that hangs leaves when it is killed.
+TEST_CASE(a_message_that_waits_is_told_of_ever_more_rarely) {
+  const TemporaryTree folder;
+  auto trace = open_trace(folder.root(), limits());
+  constexpr std::int64_t kSecondNs = 1'000'000'000;
+  const std::int64_t begin_ns = bagua_net::monotonic_ns();
+  {
+    CommTrace comm(trace, false, "eth0", "peer");
+    comm.posted(0, CommTrace::Path::kNotKnown);
+    comm.posted(1, CommTrace::Path::kNotKnown);
+    comm.finished(0, 10);
+    // The first look is within the first second.
+    for (int half = 1; half <= 20; ++half) trace->tell_of_waiting(begin_ns + half * kSecondNs / 2);
+    comm.finished(1, 10);
+    trace->tell_of_waiting(begin_ns + 100 * kSecondNs);
+  }
+  trace->tell_of_waiting(begin_ns + 200 * kSecondNs);
+  trace->close();
+  const auto told = trace_file::Trace(folder.root()).named("irecv waits");
+  CHECK_EQ(told.size(), std::size_t{4});
+  for (const std::string& event : told) CHECK_EQ(trace_file::number(event, "message"), 1);
+  CHECK_EQ(trace_file::number(told[3], "posted_ms_ago") / 1000, 8);
+}
+
 CHECK_MAIN
