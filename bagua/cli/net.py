@@ -18,6 +18,7 @@ from bagua.cli import (
     net_run,
     net_stats,
     net_top,
+    net_trace,
 )
 from bagua.cli.errors import EXIT_INTERRUPTED, CommandError
 from bagua.version import __version__
@@ -64,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     for module in (
         *(net_run, net_env, net_enable, net_disable, net_doctor, net_compare),
-        *(net_stats, net_top, net_blame, net_exporter, net_knobs),
+        *(net_stats, net_top, net_blame, net_exporter, net_trace, net_knobs),
     ):
         module.add_parser(subcommands)
     return parser

@@ -6,7 +6,7 @@ from typing import Literal, TypedDict, type_check_only
 @type_check_only
 class _Knob(TypedDict):
     name: str  # "BAGUA_NET_NSTREAMS"
-    type: Literal["boolean", "integer", "size", "choice", "fault plan"]
+    type: Literal["boolean", "integer", "size", "choice", "path", "fault plan"]
     default_value: str  # as one would set it: "auto", "64K"; "not set" where absence means something that no value does
     range: str  # "1 to 64, or auto"
     unit: str  # "connections"; "" for booleans and choices

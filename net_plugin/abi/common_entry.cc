@@ -6,6 +6,7 @@
 
 #include "abi/nccl_log.h"
 #include "abi/process_instance.h"
+#include "abi/profiler_entry.h"
 #include "abi/status_to_nccl.h"
 #include "base/log_sink.h"
 #include "transport/recv_comm.h"
@@ -93,6 +94,12 @@ Status memory_of(void* comm, Comm** memory) {
   return Status::ok();
 }
 
+void trace_origin(Comm* comm, const Request& request, void* phandle) {
+  MessageOrigin origin;
+  nccl::ProfilerCallback* const callback = ProcessInstance::get().profiler_callback.load(std::memory_order_acquire);
+  if (profiler::origin_of_message(callback, phandle, &origin)) comm->trace_origin(request, origin);
+}
+
 nccl::Result decline() {
   BAGUA_NET_INFO("ENABLE_BAGUA_NET=0: Bagua-Net declines, NCCL uses its own transport");
   return nccl::Result::kInvalidUsage;
@@ -100,19 +107,22 @@ nccl::Result decline() {
 
 }  // namespace
 
-nccl::Result init(int table_version, nccl::Logger* logger) {
+nccl::Result init(int table_version, nccl::Logger* logger, nccl::ProfilerCallback* profiler) {
   bool declined = false;
   const nccl::Result result = guarded("init", [&] {
     install_nccl_logger(logger);
+    ProcessInstance::get().profiler_callback.store(profiler, std::memory_order_release);
     return ProcessInstance::get().init(table_version, 0, nullptr, &declined);
   });
   return declined ? decline() : result;
 }
 
-nccl::Result init_communicator(int table_version, nccl::Logger* logger, std::uint64_t communicator_id, void** ctx) {
+nccl::Result init_communicator(int table_version, nccl::Logger* logger, std::uint64_t communicator_id, void** ctx,
+                               nccl::ProfilerCallback* profiler) {
   bool declined = false;
   const nccl::Result result = guarded("init", [&] {
     install_nccl_logger(logger);
+    ProcessInstance::get().profiler_callback.store(profiler, std::memory_order_release);
     if (ctx == nullptr) return missing("ctx");
     *ctx = nullptr;
     Communicator* communicator = nullptr;
@@ -246,7 +256,7 @@ nccl::Result deregister_memory(void* comm, void* mhandle) {
   });
 }
 
-nccl::Result isend(void* send_comm, void* data, std::int64_t bytes, void* mhandle, void** request) {
+nccl::Result isend(void* send_comm, void* data, std::int64_t bytes, void* mhandle, void* phandle, void** request) {
   return guarded("isend", [&] {
     if (request == nullptr) return missing("request");
     *request = nullptr;
@@ -259,11 +269,13 @@ nccl::Result isend(void* send_comm, void* data, std::int64_t bytes, void* mhandl
     BAGUA_NET_RETURN_IF_ERROR(TransportContext::isend(comm, data, static_cast<std::size_t>(bytes),
                                                       static_cast<MemoryRegistration*>(mhandle), &posted));
     *request = posted;
+    if (posted != nullptr && comm->is_traced()) trace_origin(comm, *posted, phandle);
     return Status::ok();
   });
 }
 
-nccl::Result irecv(void* recv_comm, int n, void** data, std::int64_t bytes, void** mhandles, void** request) {
+nccl::Result irecv(void* recv_comm, int n, void** data, std::int64_t bytes, void** mhandles, void** phandles,
+                   void** request) {
   return guarded("irecv", [&] {
     if (request == nullptr) return missing("request");
     // The hint 0x1 ("completion is optional") may be in there. It is not taken up: the request completes with the data,
@@ -284,6 +296,7 @@ nccl::Result irecv(void* recv_comm, int n, void** data, std::int64_t bytes, void
     BAGUA_NET_RETURN_IF_ERROR(
         TransportContext::irecv(comm, buffer, static_cast<std::size_t>(bytes), registration, &posted));
     *request = posted;
+    if (posted != nullptr && comm->is_traced() && phandles != nullptr) trace_origin(comm, *posted, phandles[0]);
     return Status::ok();
   });
 }

@@ -16,9 +16,10 @@
 namespace bagua_net::abi {
 
 // Before v11: any number of times, never finalized.
-nccl::Result init(int table_version, nccl::Logger* logger);
+nccl::Result init(int table_version, nccl::Logger* logger, nccl::ProfilerCallback* profiler = nullptr);
 // v11+: once per communicator; *ctx is NULL after a failure.
-nccl::Result init_communicator(int table_version, nccl::Logger* logger, std::uint64_t communicator_id, void** ctx);
+nccl::Result init_communicator(int table_version, nccl::Logger* logger, std::uint64_t communicator_id, void** ctx,
+                               nccl::ProfilerCallback* profiler);
 nccl::Result finalize(void* ctx);
 
 nccl::Result devices(int* ndev);
@@ -43,9 +44,11 @@ nccl::Result close(void* comm);  // any of the three kinds
 nccl::Result register_memory(void* comm, void* data, std::int64_t bytes, int type, void** mhandle);
 nccl::Result deregister_memory(void* comm, void* mhandle);
 
-nccl::Result isend(void* send_comm, void* data, std::int64_t bytes, void* mhandle, void** request);
+// phandle: NCCL's event that the message is part of (v10+), or NULL.
+nccl::Result isend(void* send_comm, void* data, std::int64_t bytes, void* mhandle, void* phandle, void** request);
 // `bytes` is the first of the n sizes.
-nccl::Result irecv(void* recv_comm, int n, void** data, std::int64_t bytes, void** mhandles, void** request);
+nccl::Result irecv(void* recv_comm, int n, void** data, std::int64_t bytes, void** mhandles, void** phandles,
+                   void** request);
 nccl::Result iflush(void** request);
 nccl::Result test(void* request, int* done, int* sizes);
 

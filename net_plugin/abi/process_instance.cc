@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <cstdlib>
 #include <utility>
 
 #include "abi/plugin_name.h"
@@ -42,6 +43,16 @@ void log_active(int table_version, const std::string& summary) {
   if (!rdma.empty()) BAGUA_NET_WARN(rdma);
 }
 
+void log_trace(const Trace& trace) {
+  const std::string what = "trace " + trace.path() + ": " + std::to_string(trace.written_events()) + " events";
+  if (trace.dropped_events() == 0) {
+    BAGUA_NET_INFO(what);
+  } else {
+    BAGUA_NET_WARN(what + ", and " + std::to_string(trace.dropped_events()) +
+                   " were dropped: the disk is slower than the events come. Write to a faster one");
+  }
+}
+
 // What a plugin that refuses to work shows, so that NCCL takes it (see [Note: BAGUA_NET_REQUIRED]).
 Device placeholder_device() {
   Device device;
@@ -67,7 +78,8 @@ Status ProcessInstance::init(int table_version, std::uint64_t communicator_id, C
   if (communicator != nullptr) *communicator = nullptr;
   const std::lock_guard<std::mutex> lock(mutex_);
   if (transport_ == nullptr && refusal_.is_ok()) {
-    Startup startup = start_transport(process_environment());
+    open_trace();
+    Startup startup = start_transport(process_environment(), trace_);
     switch (startup.outcome) {
       case Startup::Outcome::kStarted:
         transport_ = std::move(startup.transport);
@@ -117,6 +129,31 @@ void ProcessInstance::finalize(Communicator* communicator) {
   current_epoch.store(0, std::memory_order_release);
   transport_.reset();
   refusal_ = Status::ok();
+  if (trace_ != nullptr) {
+    trace_->flush();
+    log_trace(*trace_);
+  }
+}
+
+Profiler* ProcessInstance::start_profiler() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  open_trace();
+  if (trace_ != nullptr && owned_profiler_ == nullptr) {
+    owned_profiler_ = std::make_unique<Profiler>(trace_);
+    profiler_.store(owned_profiler_.get(), std::memory_order_release);
+  }
+  return owned_profiler_.get();
+}
+
+void ProcessInstance::open_trace() {
+  if (std::exchange(asked_for_trace_, true)) return;
+  trace_ = start_trace(process_environment());
+  if (trace_ == nullptr) return;
+  // Whoever still records then finds it closed: NCCL's threads may run on.
+  std::atexit([] {
+    ProcessInstance* const present = instance.load(std::memory_order_acquire);
+    if (present != nullptr && present->trace_ != nullptr) present->trace_->close();
+  });
 }
 
 Status ProcessInstance::startup_failure() const {

@@ -20,6 +20,7 @@
 #include <variant>
 #include <vector>
 
+#include "abi/profiler.h"
 #include "base/status.h"
 #include "transport/transport_context.h"
 
@@ -56,6 +57,12 @@ class ProcessInstance {
   // The devices shown to NCCL: the transport's, or the placeholder of a plugin that refuses to work.
   Status devices(const std::vector<Device>** devices);
 
+  // What records NCCL's own events in the trace of BAGUA_NET_TRACE; nullptr: there is none. Started by NCCL's profiler.
+  Profiler* start_profiler();
+  Profiler* profiler() const { return profiler_.load(std::memory_order_acquire); }
+  // How NCCL is asked what a message belongs to.
+  std::atomic<nccl::ProfilerCallback*> profiler_callback{nullptr};
+
   OpenComm* add_comm(TransportContext* transport, AnyComm comm, const Communicator* owner);
   // For calls off the hot path: an error for a pointer that was closed or belongs to the parent process.
   Status find_comm(void* comm, OpenComm** open);
@@ -67,6 +74,7 @@ class ProcessInstance {
 
  private:
   ProcessInstance() = default;
+  void open_trace();               // once; the caller holds mutex_
   Status startup_failure() const;  // the caller holds mutex_
   static void close_in_transport(const OpenComm& open);
 
@@ -76,6 +84,10 @@ class ProcessInstance {
   bool has_user_without_finalize_ = false;
   bool announced_ = false;
   std::unique_ptr<TransportContext> transport_;
+  bool asked_for_trace_ = false;
+  std::shared_ptr<Trace> trace_;  // nullptr: none
+  std::unique_ptr<Profiler> owned_profiler_;
+  std::atomic<Profiler*> profiler_{nullptr};  // the same, for all threads
   Status refusal_;                            // not ok: connections fail with it, see [Note: BAGUA_NET_REQUIRED]
   std::vector<Device> placeholder_devices_;   // one while refusal_ is set
   std::unordered_set<std::string> interned_;  // node based: text stays where it is

@@ -29,16 +29,15 @@ template <int kVersion>
 Result init_v5(Logger* logger) {
   return init(kVersion, logger);
 }
-// The profiler's events describe network operations of NCCL's own plugins; we define none.
 template <int kVersion>
-Result init_v10(Logger* logger, ProfilerCallback* /*profiler*/) {
-  return init(kVersion, logger);
+Result init_v10(Logger* logger, ProfilerCallback* profiler) {
+  return init(kVersion, logger, profiler);
 }
 // The configuration holds a traffic class for RDMA networks; TCP has no use for it.
 template <int kVersion>
 Result init_v11(void** ctx, std::uint64_t comm_id, NetCommConfig* /*config*/, Logger* logger,
-                ProfilerCallback* /*profiler*/) {
-  return init_communicator(kVersion, logger, comm_id, ctx);
+                ProfilerCallback* profiler) {
+  return init_communicator(kVersion, logger, comm_id, ctx, profiler);
 }
 
 template <typename Properties, void (*kFill)(const DeviceFacts&, Properties*)>
@@ -82,27 +81,27 @@ inline Result reg_mr_v8(void* comm, void* data, std::size_t size, int type, void
 
 // Tags choose among the buffers of a grouped receive, of which there is one.
 inline Result isend_v5(void* send_comm, void* data, int size, int /*tag*/, void* mhandle, void** request) {
-  return isend(send_comm, data, size, mhandle, request);
+  return isend(send_comm, data, size, mhandle, nullptr, request);
 }
 inline Result isend_v9(void* send_comm, void* data, std::size_t size, int /*tag*/, void* mhandle, void** request) {
-  return isend(send_comm, data, static_cast<std::int64_t>(size), mhandle, request);
+  return isend(send_comm, data, static_cast<std::int64_t>(size), mhandle, nullptr, request);
 }
-inline Result isend_v10(void* send_comm, void* data, std::size_t size, int /*tag*/, void* mhandle, void* /*phandle*/,
+inline Result isend_v10(void* send_comm, void* data, std::size_t size, int /*tag*/, void* mhandle, void* phandle,
                         void** request) {
-  return isend(send_comm, data, static_cast<std::int64_t>(size), mhandle, request);
+  return isend(send_comm, data, static_cast<std::int64_t>(size), mhandle, phandle, request);
 }
 
 inline Result irecv_v5(void* recv_comm, int n, void** data, int* sizes, int* /*tags*/, void** mhandles,
                        void** request) {
-  return irecv(recv_comm, n, data, first_size(n, sizes), mhandles, request);
+  return irecv(recv_comm, n, data, first_size(n, sizes), mhandles, nullptr, request);
 }
 inline Result irecv_v9(void* recv_comm, int n, void** data, std::size_t* sizes, int* /*tags*/, void** mhandles,
                        void** request) {
-  return irecv(recv_comm, n, data, first_size(n, sizes), mhandles, request);
+  return irecv(recv_comm, n, data, first_size(n, sizes), mhandles, nullptr, request);
 }
 inline Result irecv_v10(void* recv_comm, int n, void** data, std::size_t* sizes, int* /*tags*/, void** mhandles,
-                        void** /*phandles*/, void** request) {
-  return irecv(recv_comm, n, data, first_size(n, sizes), mhandles, request);
+                        void** phandles, void** request) {
+  return irecv(recv_comm, n, data, first_size(n, sizes), mhandles, phandles, request);
 }
 
 inline Result iflush_v5(void* /*recv_comm*/, int /*n*/, void** /*data*/, int* /*sizes*/, void** /*mhandles*/,

@@ -1,13 +1,16 @@
 #include "abi/startup.h"
 
 #include <strings.h>
+#include <unistd.h>
 
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "abi/plugin_name.h"
+#include "base/log_sink.h"
 #include "os/network_interface.h"
+#include "stats/stats_page.h"
 #include "transport/device.h"
 
 namespace bagua_net::abi {
@@ -34,7 +37,7 @@ std::string speed_text(int mbps) {
   return std::to_string(mbps) + " Mb/s";
 }
 
-Status start(const EnvironmentReader& environment, Startup* startup) {
+Status start(const EnvironmentReader& environment, const std::shared_ptr<Trace>& trace, Startup* startup) {
   PluginConfig config;
   BAGUA_NET_RETURN_IF_ERROR(parse_plugin_config(environment, &config));
   std::vector<InterfaceChoice> choices;
@@ -51,7 +54,7 @@ Status start(const EnvironmentReader& environment, Startup* startup) {
   std::vector<Device> devices = make_devices(interfaces, config.rails);
   if (devices.empty()) return Status::internal_error("no network device was made of the interfaces " + names);
   const std::size_t device_count = devices.size();
-  BAGUA_NET_RETURN_IF_ERROR(TransportContext::create(config, std::move(devices), &startup->transport));
+  BAGUA_NET_RETURN_IF_ERROR(TransportContext::create(config, std::move(devices), &startup->transport, trace));
   startup->summary = "interfaces " + names + ", streams " +
                      (config.streams ? std::to_string(*config.streams) : "auto") + ", workers " +
                      std::to_string(startup->transport->worker_count()) + ", devices " + std::to_string(device_count);
@@ -60,7 +63,26 @@ Status start(const EnvironmentReader& environment, Startup* startup) {
 
 }  // namespace
 
-Startup start_transport(const EnvironmentReader& environment) {
+std::shared_ptr<Trace> start_trace(const EnvironmentReader& environment) {
+  PluginConfig config;
+  // Whether the settings are right is for start_transport() to say.
+  if (!parse_plugin_config(environment, &config).is_ok() || !config.enabled || config.trace.empty()) return nullptr;
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  std::unique_ptr<Trace> trace;
+  const Status status = Trace::open(config.trace, {job_position(environment).rank, host, ::getpid()}, {}, &trace);
+  if (status.is_ok()) {
+    BAGUA_NET_INFO("Bagua-Net writes a trace to " + trace->path());
+    return trace;
+  }
+  BAGUA_NET_WARN(
+      "BAGUA_NET_TRACE=" + config.trace + ": " + status.message() +
+      "\nThis process runs without a trace.\nName a file in a folder that exists and can be written to, such as "
+      "/tmp/trace.json.");
+  return nullptr;
+}
+
+Startup start_transport(const EnvironmentReader& environment, const std::shared_ptr<Trace>& trace) {
   Startup startup;
   if (!read_switch(environment, "ENABLE_BAGUA_NET", &PluginConfig::enabled, true)) {
     startup.outcome = Startup::Outcome::kDeclined;
@@ -68,7 +90,7 @@ Startup start_transport(const EnvironmentReader& environment) {
   }
   // An unreadable value counts as true: the user then gets the error instead of a silent fallback.
   const bool required = read_switch(environment, "BAGUA_NET_REQUIRED", &PluginConfig::required, true);
-  startup.failure = start(environment, &startup);
+  startup.failure = start(environment, trace, &startup);
   if (startup.failure.is_ok()) {
     startup.outcome = Startup::Outcome::kStarted;
   } else if (required && !nccl_accepts_only_us(environment)) {

@@ -36,6 +36,11 @@ struct Startup {
 //   application. So init succeeds, one placeholder device is shown, and every listen and connect fails with the reason:
 //   ncclCommInit fails, or with lazy connections (2.22+) the first collective. Communicators that need no network work.
 // The case that the library is not found at all cannot be seen from inside it: NCCL_NET=BaguaNet covers that one.
-Startup start_transport(const EnvironmentReader& environment);
+//
+// trace: where the transport records what it does; nullptr: nowhere.
+Startup start_transport(const EnvironmentReader& environment, const std::shared_ptr<Trace>& trace = nullptr);
+
+// What BAGUA_NET_TRACE asks for; nullptr: nothing, or it cannot be had, which one warning says.
+std::shared_ptr<Trace> start_trace(const EnvironmentReader& environment);
 
 }  // namespace bagua_net::abi

@@ -166,6 +166,14 @@ Knob choice_knob(std::string name, Recovery PluginConfig::* member,
   return any_choice_knob(std::move(name), member, std::move(choices), std::move(meaning));
 }
 
+Knob path_knob(std::string name, std::string PluginConfig::* member, std::string meaning) {
+  auto parse = [member](const std::string& text, PluginConfig* config) -> std::string {
+    config->*member = text;
+    return "";
+  };
+  return {{std::move(name), "path", kNotSet, "a file name", "", std::move(meaning)}, std::move(parse)};
+}
+
 Knob fault_plan_knob(std::string name, FaultPlan PluginConfig::* member, std::string meaning) {
   auto parse = [member](const std::string& text, PluginConfig* config) -> std::string {
     return parse_fault_plan(lowered(text), &(config->*member));

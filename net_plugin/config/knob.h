@@ -40,6 +40,8 @@ Knob choice_knob(std::string name, CongestionControl PluginConfig::* member,
                  std::vector<std::pair<std::string, CongestionControl>> choices, std::string meaning);
 Knob choice_knob(std::string name, Recovery PluginConfig::* member,
                  std::vector<std::pair<std::string, Recovery>> choices, std::string meaning);
+// A file. Absence means none, which no value does.
+Knob path_knob(std::string name, std::string PluginConfig::* member, std::string meaning);
 Knob fault_plan_knob(std::string name, FaultPlan PluginConfig::* member, std::string meaning);
 
 // The row of a variable whose absence means something that no value does: "not set" is described as its default.

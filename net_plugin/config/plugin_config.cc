@@ -84,6 +84,11 @@ const std::vector<Knob>& knob_table() {
       boolean_knob("BAGUA_NET_STATS", &Config::stats,
                    "Other processes of the same user, and root, can read the statistics of this process: `bagua-net "
                    "stats`, `top` and `exporter`. 0: they cannot."),
+      path_knob("BAGUA_NET_TRACE", &Config::trace,
+                "Each process writes a trace of its messages, connections and collectives, for Perfetto, "
+                "chrome://tracing and `bagua-net trace merge`. Its file has this name, with rank, host and process id "
+                "before the extension, or where it contains %r, %h and %p. Files grow by some 200 bytes per message "
+                "and chunk, up to 1 GiB."),
       // With smaller buffers TCP slows down to kilobytes per second.
       size_or_zero_knob("BAGUA_NET_SOCKET_BUFFER", &Config::socket_buffer_bytes, 64 * kKibibyte, kGibibyte,
                         "Size of the send and receive buffers of each connection. 0: the kernel's autotuning, which is "
@@ -176,7 +181,7 @@ const std::vector<RetiredKnob>& retired_knobs() {
   static const std::vector<RetiredKnob> retired = {
       {"BAGUA_NET_IMPLEMENT", "there is only one engine"},
       {"BAGUA_NET_TOKIO_WORKER_THREADS", "set BAGUA_NET_NWORKERS instead"},
-      {"BAGUA_NET_JAEGER_ADDRESS", "tracing is not supported; use the log of NCCL_DEBUG=INFO"},
+      {"BAGUA_NET_JAEGER_ADDRESS", "set BAGUA_NET_TRACE, which writes files for Perfetto"},
       {"BAGUA_NET_PROMETHEUS_ADDRESS",
        "ranks do not push metrics themselves; run `bagua-net exporter` on each host, which pushes to this address"},
   };

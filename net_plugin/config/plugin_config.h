@@ -35,6 +35,7 @@ struct PluginConfig {
   bool checksum = false;                  // BAGUA_NET_CHECKSUM: damaged data is noticed and sent again
   bool zero_copy = true;                  // BAGUA_NET_ZERO_COPY: workers send large messages without copying them
   bool stats = true;                      // BAGUA_NET_STATS: `bagua-net stats` can look at this process
+  std::string trace;                      // BAGUA_NET_TRACE: the file for the trace; "" = none
   std::int64_t socket_buffer_bytes = 0;   // BAGUA_NET_SOCKET_BUFFER: 0 = the kernel's autotuning
   CongestionControl congestion_control = CongestionControl::kAuto;  // BAGUA_NET_CONGESTION_CONTROL
   FaultPlan faults;  // BAGUA_NET_FAULT: what this process does to its own connections, for tests
@@ -46,7 +47,7 @@ constexpr char kNotSet[] = "not set";
 // One row of the knob table, as text, for the documentation and the doctor.
 struct KnobDescription {
   std::string name;           // "BAGUA_NET_NSTREAMS"
-  std::string type;           // "integer", "size", "boolean", "choice", "fault plan"
+  std::string type;           // "integer", "size", "boolean", "choice", "path", "fault plan"
   std::string default_value;  // "auto"; kNotSet
   std::string range;          // "1 to 64, or auto"
   std::string unit;           // "connections", "bytes", ""

@@ -33,7 +33,8 @@ int tcp_connect_result(int socket);  // 0 or errno
 Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host);
 
 // For the end that receives and writes only acknowledgements: the connection is over if they, or probes, are unanswered
-// for so long. With acknowledgements under way the kernel does not probe, and would repeat them for a quarter of an hour.
+// for so long. With acknowledgements under way the kernel does not probe, and would repeat them for a quarter of an
+// hour.
 Status limit_unanswered_writes(int socket, int limit_ms);
 
 SocketAddress local_address(int socket);

@@ -5,8 +5,12 @@
 
 namespace bagua_net {
 
-CommStats::CommStats(std::shared_ptr<StatsPage> page, const StatsPage::CommNames& names)
+CommStats::CommStats(std::shared_ptr<StatsPage> page, const StatsPage::CommNames& names,
+                     const std::shared_ptr<Trace>& trace)
     : page_(std::move(page)), slot_(page_ == nullptr ? nullptr : page_->open_comm(names)) {
+  if (trace != nullptr) {
+    trace_ = std::make_unique<CommTrace>(trace, names.direction == CommDirection::kSend, names.interface, names.peer);
+  }
   if (slot_ != nullptr) return;
   own_ = std::make_unique<CommSlot>();
   slot_ = own_.get();
@@ -21,15 +25,16 @@ CommStats::~CommStats() {
 
 StreamStats CommStats::open_stream(int index) {
   if (page_ == nullptr) return {};
+  std::unique_ptr<StreamTrace> trace = trace_ == nullptr ? nullptr : trace_->open_stream(index);
   const auto place = static_cast<std::size_t>(index);
-  if (place < streams_.size()) return StreamStats(streams_[place]);
+  if (place < streams_.size()) return {streams_[place], std::move(trace)};
   StreamSlot* slot = own_ == nullptr ? page_->open_stream(slot_, index) : nullptr;
   if (slot == nullptr) {
     own_streams_.push_back(std::make_unique<StreamSlot>());
     slot = own_streams_.back().get();
   }
   streams_.push_back(slot);
-  return StreamStats(slot);
+  return {slot, std::move(trace)};
 }
 
 std::int64_t CommStats::oldest_request_ms() const {
@@ -44,6 +49,7 @@ std::int64_t CommStats::oldest_request_ms() const {
 
 void CommStats::fail(const std::string& why) {
   if (page_ != nullptr) page_->fail(slot_, why);
+  if (trace_ != nullptr) trace_->failed(why);
 }
 
 }  // namespace bagua_net

@@ -1,6 +1,7 @@
 // CommStats and StreamStats: where a comm and a data stream count what they do. Owned by what they count for. A count
 // is one addition to memory that nobody else writes. Without a page, or without a free slot in it, they count in memory
-// of their own; that of a comm is added to the page's totals when it is closed.
+// of their own; that of a comm is added to the page's totals when it is closed. What they are told goes into the trace,
+// too, where there is one.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +13,7 @@
 #include "base/monotonic_clock.h"
 #include "stats/page_layout.h"
 #include "stats/stats_page.h"
+#include "trace/comm_trace.h"
 
 namespace bagua_net {
 
@@ -45,15 +47,33 @@ class StreamStats {
   }
   void resume() {
     if (parked_ns_ == 0) return;
-    slot_->counters.parked_ns.add(static_cast<std::uint64_t>(monotonic_ns() - parked_ns_));
+    const std::int64_t now_ns = monotonic_ns();
+    slot_->counters.parked_ns.add(static_cast<std::uint64_t>(now_ns - parked_ns_));
+    if (trace_ != nullptr) trace_->parked(parked_ns_, now_ns);
     parked_ns_ = 0;
     set_state(SlotState::kLive);
   }
 
+  // A chunk begins to be moved; all of it has been.
+  void begin_chunk() {
+    resume();
+    if (trace_ != nullptr) trace_->begin_chunk();
+  }
+  void end_chunk(const TracedChunk& chunk) {
+    slot_->counters.chunks.add(1);
+    if (trace_ != nullptr) trace_->end_chunk(chunk);
+  }
+  // It is over. why: empty where nothing is missing.
+  void end(SlotState state, const std::string& why) {
+    set_state(state);
+    if (trace_ != nullptr) trace_->note(state == SlotState::kLost ? "lost" : "ended", why);
+  }
+
  private:
   friend class CommStats;
-  explicit StreamStats(StreamSlot* slot)
+  StreamStats(StreamSlot* slot, std::unique_ptr<StreamTrace> trace)
       : slot_(slot),
+        trace_(std::move(trace)),
         before_{slot->counters.retransmits.get(), slot->counters.busy_us.get(), slot->counters.peer_window_us.get(),
                 slot->counters.socket_buffer_us.get()} {
     set_state(SlotState::kLive);
@@ -61,6 +81,7 @@ class StreamStats {
 
   std::unique_ptr<StreamSlot> own_;
   StreamSlot* slot_;
+  std::unique_ptr<StreamTrace> trace_;  // nullptr: none
   Kernel before_;
   std::int64_t parked_ns_ = 0;  // 0: it is not
 };
@@ -68,7 +89,9 @@ class StreamStats {
 class CommStats {
  public:
   CommStats() : own_(std::make_unique<CommSlot>()), slot_(own_.get()) {}
-  CommStats(std::shared_ptr<StatsPage> page, const StatsPage::CommNames& names);
+  // trace: nullptr: none.
+  CommStats(std::shared_ptr<StatsPage> page, const StatsPage::CommNames& names,
+            const std::shared_ptr<Trace>& trace = nullptr);
   CommStats(CommStats&&) = default;
   CommStats& operator=(CommStats&&) = delete;
   ~CommStats();  // no driver of a stream of it may count any more
@@ -88,17 +111,23 @@ class CommStats {
     slot_->counters.sizes[size_class(bytes)].add(1);
   }
   // Of the request with this number, in the ring of kRequestSlots.
-  void posted(std::uint64_t number) {
+  void posted(std::uint64_t number, CommTrace::Path path) {
+    if (trace_ != nullptr) trace_->posted(number, path);
     const auto now_ms = static_cast<std::uint32_t>(coarse_monotonic_ms());
     slot_->posted_ms[number % kRequestSlots].store(now_ms == 0 ? 1 : now_ms, std::memory_order_relaxed);
   }
-  void finished(std::uint64_t number) { slot_->posted_ms[number % kRequestSlots].store(0, std::memory_order_relaxed); }
+  void finished(std::uint64_t number, std::size_t bytes) {
+    if (trace_ != nullptr) trace_->finished(number, bytes);
+    slot_->posted_ms[number % kRequestSlots].store(0, std::memory_order_relaxed);
+  }
+  CommTrace* trace() const { return trace_.get(); }
   // How long the oldest request is outstanding, in milliseconds; 0: none is.
   std::int64_t oldest_request_ms() const;
   void set_growth(int target, std::uint32_t trials, std::uint32_t gains) {
     slot_->streams_target.store(static_cast<std::uint32_t>(target), std::memory_order_relaxed);
     slot_->growth_trials.store(trials, std::memory_order_relaxed);
     slot_->growth_gains.store(gains, std::memory_order_relaxed);
+    if (trace_ != nullptr) trace_->set_streams_target(target, trials, gains);
   }
 
   // Off the hot path. By any thread but for open_stream(), which is the comm's. A stream that replaces another goes on
@@ -114,7 +143,8 @@ class CommStats {
     return found < kSizeClasses ? found : kSizeClasses - 1;
   }
 
-  std::shared_ptr<StatsPage> page_;  // nullptr: none
+  std::shared_ptr<StatsPage> page_;   // nullptr: none
+  std::unique_ptr<CommTrace> trace_;  // nullptr: none
   std::unique_ptr<CommSlot> own_;
   CommSlot* slot_;
   std::vector<StreamSlot*> streams_;                      // by index, as far as there are any

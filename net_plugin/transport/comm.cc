@@ -9,6 +9,8 @@
 namespace bagua_net {
 namespace {
 
+static_assert(CommTrace::kMaxMessages >= kMaxRequestsPerComm);
+
 // What the calling thread moves on one stream before it returns to NCCL, whose progress thread serves every other
 // connection too.
 constexpr std::size_t kCallerTurnBytes = 1u << 20;
@@ -359,7 +361,7 @@ Status Comm::test_locked(Request* request, bool* done, std::size_t* bytes, std::
   *done = true;
   *bytes = message_bytes(*request);
   on_finished(*request);
-  stats_.finished(request->number_);
+  stats_.finished(request->number_, *bytes);
   if (is_stalled_ && stats_.oldest_request_ms() < stalls_->after_ms()) {
     is_stalled_ = false;
     *line = stalls_->goes_on(this);

@@ -48,6 +48,12 @@ class Comm : public FailureSink, public Recoverable {
   // its requests fail, the peer sees a closed connection. Never waits for the peer.
   Status deregister_memory(MemoryRegistration* registration);
 
+  // For the trace. By the thread that posted the request.
+  bool is_traced() const { return stats_.trace() != nullptr; }
+  void trace_origin(const Request& request, const MessageOrigin& origin) {
+    stats_.trace()->set_origin(request.number_, origin);
+  }
+
   const std::string& peer() const { return peer_; }  // "10.0.0.2:4711 (host node2, process 4242) over eth0"
 
   // Any thread. The first failure sticks, and every stream is shut down so that the peer learns of it.

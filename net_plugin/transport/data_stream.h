@@ -93,7 +93,7 @@ class DataStream {
   StreamProgress finish(StreamState state, Status loss = Status::ok()) {
     loss_ = std::move(loss);
     set_blocked(false);  // no event will come
-    stats_.set_state(state == StreamState::kLost ? SlotState::kLost : SlotState::kEnded);
+    stats_.end(state == StreamState::kLost ? SlotState::kLost : SlotState::kEnded, loss_.message());
     state_.store(state, std::memory_order_release);
     failures_->on_stream_over(index_, state);
     return StreamProgress::kEnded;

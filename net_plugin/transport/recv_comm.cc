@@ -67,7 +67,7 @@ Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* regist
   for (int index = 0; parked != 0; ++index, parked >>= 1) {
     if ((parked & 1) != 0) kick(index);
   }
-  stats_.posted(posted->number_);
+  stats_.posted(posted->number_, CommTrace::Path::kNotKnown);
   // The calling thread's own streams are looked at by the next test: posting stays cheap.
   *request = posted;
   return Status::ok();

@@ -25,6 +25,7 @@ Status RecvStream::open_chunk(Arrival* arrival) {
   BAGUA_NET_RETURN_IF_ERROR(table_->find(header_, index(), &request, arrival));
   if (*arrival == Arrival::kNotPosted || *arrival == Arrival::kBusy) return Status::ok();
   if (header_.attempt == 0 && !has_new_chunks()) has_new_chunks_.store(true, std::memory_order_release);
+  stats_.begin_chunk();
   staging_begin_ += header_bytes_;
   remaining_ = header_.payload_bytes;
   part_ = *arrival == Arrival::kWanted ? Part::kPayload : Part::kReplayed;
@@ -58,7 +59,7 @@ bool RecvStream::finish_chunk() {
                                    std::to_string(header_.message_number) + " arrived damaged"));
     return false;
   }
-  stats_->chunks.add(1);
+  stats_.end_chunk({header_.message_number, header_.offset, header_.payload_bytes, header_.attempt});
   ++received_chunks_;
   if (header_.acknowledge) asked_chunks_ = received_chunks_;
   // Before the request is done: then this process may end, and the sender still waits for it. With recovery, the comm

@@ -137,7 +137,7 @@ Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* 
   posted->start(this, next_number_++, const_cast<void*>(data), bytes, registration);
   posted->striped_ = should_stripe(bytes);
   stats_.add_sent(bytes, posted->striped_);
-  stats_.posted(posted->number_);
+  stats_.posted(posted->number_, posted->striped_ ? CommTrace::Path::kStriped : CommTrace::Path::kInline);
   posted->handed_over_ns_ = 0;
   if (!posted->striped_) {
     own_chunks_.push(posted);

@@ -89,6 +89,7 @@ bool SendStream::take_chunk() {
 }
 
 void SendStream::begin_chunk() {
+  stats_.begin_chunk();
   backlog_.under_way += chunk_.bytes;
   backlog_.unsent += chunk_.bytes;
   last_number_ = chunk_.message_number;
@@ -332,7 +333,7 @@ ssize_t SendStream::write_chunk() {
 }
 
 void SendStream::end_chunk() {
-  stats_->chunks.add(1);
+  stats_.end_chunk({chunk_.message_number, chunk_.offset, chunk_.bytes, chunk_.attempt});
   if (writes_by_reference_) stats_->zero_copy_bytes.add(chunk_.bytes);
   has_chunk_ = false;
   Chunk chunk = std::move(chunk_);

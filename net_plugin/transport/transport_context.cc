@@ -59,25 +59,26 @@ Status check_size(std::size_t bytes) {
 }  // namespace
 
 Status TransportContext::create(const PluginConfig& config, std::vector<Device> devices,
-                                std::unique_ptr<TransportContext>* context) {
+                                std::unique_ptr<TransportContext>* context, std::shared_ptr<Trace> trace) {
   if (devices.empty()) return Status::invalid_argument("no network device to use");
   raise_open_file_limit();
   const CpuBudget budget = measure_cpu_budget(process_environment());
   const int workers = config.workers.value_or(default_worker_count(budget));
-  context->reset(new TransportContext(config, std::move(devices), workers, budget.cpus));
+  context->reset(new TransportContext(config, std::move(devices), workers, budget.cpus, std::move(trace)));
   return Status::ok();
 }
 
 TransportContext::TransportContext(const PluginConfig& config, std::vector<Device> devices, int workers,
-                                   const cpu_set_t& affinity)
+                                   const cpu_set_t& affinity, std::shared_ptr<Trace> trace)
     : config_(config),
       devices_(std::move(devices)),
       settings_(handshake_settings(config, workers)),
       faults_(FaultInjector::create(config.faults)),
       stalls_(config.stall_s * 1000),
       pool_(workers, config.spin_us, affinity, workers_between_hosts(config, devices_, workers)),
-      stats_(std::make_shared<StatsPage>(config.stats, job_position(process_environment()), settings_.host_name,
-                                         workers)) {
+      stats_(
+          std::make_shared<StatsPage>(config.stats, job_position(process_environment()), settings_.host_name, workers)),
+      trace_(std::move(trace)) {
   if (!stats_->failure().empty()) {
     BAGUA_NET_INFO("`bagua-net stats` cannot show this process: " + stats_->failure());
   }
@@ -109,7 +110,8 @@ Status TransportContext::check_device(int device) const {
 CommStats TransportContext::comm_stats(CommDirection direction, int device,
                                        const EstablishedConnection& connection) const {
   return CommStats(stats_,
-                   {direction, connection.same_host, devices_[static_cast<std::size_t>(device)].name, connection.peer});
+                   {direction, connection.same_host, devices_[static_cast<std::size_t>(device)].name, connection.peer},
+                   trace_);
 }
 
 Status TransportContext::listen(int device, std::uint8_t* handle, ListenComm** listen_comm) {

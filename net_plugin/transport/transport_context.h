@@ -20,6 +20,7 @@
 #include "base/status.h"
 #include "config/plugin_config.h"
 #include "stats/stats_page.h"
+#include "trace/trace.h"
 #include "transport/comm.h"
 #include "transport/connection_service.h"
 #include "transport/device.h"
@@ -38,8 +39,9 @@ constexpr std::size_t kMaxMessageBytes = 1u << 30;         // what every NCCL ve
 
 class TransportContext {
  public:
+  // trace: where it records what it does; nullptr: nowhere.
   static Status create(const PluginConfig& config, std::vector<Device> devices,
-                       std::unique_ptr<TransportContext>* context);
+                       std::unique_ptr<TransportContext>* context, std::shared_ptr<Trace> trace = nullptr);
   ~TransportContext();  // closes what was never closed, reaps half-open connects, joins all threads
 
   const std::vector<Device>& devices() const { return devices_; }
@@ -64,7 +66,8 @@ class TransportContext {
   void close(RecvComm* comm);
 
  private:
-  TransportContext(const PluginConfig& config, std::vector<Device> devices, int workers, const cpu_set_t& affinity);
+  TransportContext(const PluginConfig& config, std::vector<Device> devices, int workers, const cpu_set_t& affinity,
+                   std::shared_ptr<Trace> trace);
 
   // The running connection service, started if need be. With mutex_ held.
   Status service(ConnectionService** service);
@@ -83,6 +86,7 @@ class TransportContext {
   StallReport stalls_;                           // outlives the comms
   WorkerPool pool_;
   const std::shared_ptr<StatsPage> stats_;
+  const std::shared_ptr<Trace> trace_;
   std::mutex mutex_;  // guards everything below
   std::unique_ptr<ConnectionService> service_;
   std::map<std::string, StreamGrowth> growth_;  // by interface name; outlives the comms

@@ -261,10 +261,11 @@ CPP_ALLOWED: dict[str, set[str]] = {
     "config": {"base"},
     "wire": {"base"},
     "os": {"base"},
-    "stats": {"base"},
-    "transport": {"base", "config", "wire", "os", "stats"},
-    "abi": {"base", "config", "wire", "os", "stats", "transport"},
-    "python": {"base", "config", "wire", "os", "stats", "transport"},
+    "trace": {"base"},
+    "stats": {"base", "trace"},
+    "transport": {"base", "config", "wire", "os", "trace", "stats"},
+    "abi": {"base", "config", "wire", "os", "trace", "stats", "transport"},
+    "python": {"base", "config", "wire", "os", "trace", "stats", "transport"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 # Of the plugin's code the load driver shares the definitions of the table, plain values and socket options: nothing

@@ -78,6 +78,7 @@ TEST_CASE(every_knob_reaches_its_own_member) {
                                       {"BAGUA_NET_CHECKSUM", "1"},
                                       {"BAGUA_NET_ZERO_COPY", "0"},
                                       {"BAGUA_NET_STATS", "0"},
+                                      {"BAGUA_NET_TRACE", "/tmp/Trace.json"},
                                       {"BAGUA_NET_SOCKET_BUFFER", "71234"},
                                       {"BAGUA_NET_CONGESTION_CONTROL", "bbr"},
                                       {"BAGUA_NET_FAULT", "cut=15/s"}});
@@ -98,6 +99,7 @@ TEST_CASE(every_knob_reaches_its_own_member) {
   CHECK(config.checksum);
   CHECK(!config.zero_copy);
   CHECK(!config.stats);
+  CHECK_EQ(config.trace, "/tmp/Trace.json");
   CHECK_EQ(config.socket_buffer_bytes, 71234);
   CHECK(config.congestion_control == CongestionControl::kBbr);
   CHECK_EQ(config.faults.cuts_per_s, 15.0);
@@ -130,6 +132,7 @@ TEST_CASE(described_defaults_are_the_defaults) {
   CHECK_EQ(config.checksum, defaults.checksum);
   CHECK_EQ(config.zero_copy, defaults.zero_copy);
   CHECK_EQ(config.stats, defaults.stats);
+  CHECK_EQ(config.trace, defaults.trace);
   CHECK_EQ(config.socket_buffer_bytes, defaults.socket_buffer_bytes);
   CHECK(config.congestion_control == defaults.congestion_control);
 }
@@ -140,7 +143,8 @@ TEST_CASE(descriptions_are_complete_and_unique) {
     CHECK(names.insert(knob.name).second);
     CHECK(knob.name == "ENABLE_BAGUA_NET" || knob.name.rfind("BAGUA_NET_", 0) == 0);
     const bool is_number = knob.type == "integer" || knob.type == "size";
-    CHECK(is_number || knob.type == "boolean" || knob.type == "choice" || knob.type == "fault plan");
+    CHECK(is_number || knob.type == "boolean" || knob.type == "choice" || knob.type == "path" ||
+          knob.type == "fault plan");
     CHECK(!knob.default_value.empty() && !knob.range.empty() && !knob.meaning.empty());
     CHECK_EQ(knob.meaning.back(), '.');
     CHECK_EQ(knob.unit.empty(), !is_number);

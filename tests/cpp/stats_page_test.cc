@@ -74,7 +74,7 @@ TEST_CASE(another_process_reads_what_was_counted) {
   StreamStats stream = comm.open_stream(5);
   comm.add_sent(100, false);
   comm.add_sent(5000, true);
-  comm.posted(2);
+  comm.posted(2, bagua_net::CommTrace::Path::kInline);
   stream->bytes.add(5116);
   const Reader reader;
   const auto header = reader.header();
@@ -92,7 +92,7 @@ TEST_CASE(another_process_reads_what_was_counted) {
   CHECK_EQ(seen->counters.sizes[0].get(), std::uint64_t{1});
   CHECK_EQ(seen->counters.sizes[3].get(), std::uint64_t{1});
   CHECK(seen->posted_ms[2].load() != 0);
-  comm.finished(2);
+  comm.finished(2, 1);
   CHECK_EQ(reader.comm(0)->posted_ms[2].load(), 0u);
   const auto seen_stream = reader.stream(0);
   CHECK_EQ(seen_stream->index.load(), 5u);

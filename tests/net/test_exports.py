@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 NETWORKS = {f"ncclNetPlugin_v{version}" for version in range(5, 13)}
+PROFILERS = {f"ncclProfiler_v{version}" for version in range(4, 7)}
 TUNERS = {f"ncclTunerPlugin_v{version}" for version in range(2, 7)}
 # glibc in its parts; libpthread and libdl are separate files before glibc 2.34.
 LIBC_FAMILY = ("libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "ld-linux-x86-64.so.2")
@@ -80,7 +81,7 @@ def library() -> SharedObject:
 
 def test_exports_the_tables_and_nothing_else(library: SharedObject) -> None:
     exported = [symbol for symbol in library.symbols() if symbol.defined]
-    assert {symbol.name for symbol in exported} == NETWORKS | TUNERS
+    assert {symbol.name for symbol in exported} == NETWORKS | TUNERS | PROFILERS
     assert all(symbol.kind == STT_OBJECT for symbol in exported), "NCCL looks up data, not functions"
 
 

@@ -1,0 +1,6 @@
+"""Traces in the Chrome format: those of Bagua-Net (``BAGUA_NET_TRACE``) and of torch.profiler, in one picture."""
+
+from bagua.net.trace.merge import Merged, merge
+from bagua.net.trace.trace_file import TraceError, TraceFile
+
+__all__ = ["Merged", "TraceError", "TraceFile", "merge"]

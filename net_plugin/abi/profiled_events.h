@@ -1,0 +1,83 @@
+// ProfiledEvents: the events of NCCL's profiler that have begun and not ended. A fixed number of them: the place of the
+// oldest is taken when there is none left, since NCCL refers to a collective as a parent long after it has stopped it,
+// and never says when that is over. A handle is a place and a generation, so that one that is too old finds nothing.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "trace/comm_trace.h"
+#include "trace/trace_event.h"
+
+namespace bagua_net::abi {
+
+struct ProfiledCommunicator;
+
+// What a message waits for, in the order of kWaitNames.
+enum class Wait : std::uint8_t { kGpu, kPeer, kNetwork };
+constexpr std::size_t kWaits = 3;
+
+struct ProfiledEvent {
+  std::uint64_t type = 0;  // 0: none
+  ProfiledCommunicator* communicator = nullptr;
+  void* parent = nullptr;  // a handle: of a proxy operation its collective, of a step its operation
+  TraceEvent event;
+  MessageOrigin origin;
+  int lane = -1;
+
+  // Of a collective: its operations that run.
+  int running = 0;
+  std::int64_t first_ns = 0;
+
+  // Of a proxy operation: what all its steps waited for. Of a step: what it has waited for.
+  std::array<std::int64_t, kWaits> waited_ns{};
+  std::uint64_t bytes = 0;
+  Wait wait = Wait::kGpu;
+  std::int64_t wait_since_ns = 0;
+};
+
+class ProfiledEvents {
+ public:
+  explicit ProfiledEvents(std::size_t count) : mask_(count - 1), places_(new Place[count]) {}  // a power of two
+
+  // A place, locked: to be filled in. What it held before and has not ended is given to `evict`.
+  template <typename Fill, typename Evict>
+  void* begin(Fill fill, Evict evict) {
+    const std::uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
+    Place& place = places_[number & mask_];
+    const std::lock_guard<std::mutex> lock(place.mutex);
+    if (place.event.type != 0) evict(&place.event);
+    place.number = number;
+    place.event = {};
+    fill(&place.event);
+    return reinterpret_cast<void*>(number + 1);
+  }
+
+  // Calls `use` with the event, locked; false: it is not there any more. `use` must not ask for another event.
+  template <typename Use>
+  bool with(void* handle, Use use) {
+    if (handle == nullptr) return false;
+    const std::uint64_t number = reinterpret_cast<std::uintptr_t>(handle) - 1;
+    Place& place = places_[number & mask_];
+    const std::lock_guard<std::mutex> lock(place.mutex);
+    if (place.number != number || place.event.type == 0) return false;
+    use(&place.event);
+    return true;
+  }
+
+ private:
+  struct Place {
+    std::mutex mutex;  // uncontended, but for a collective's operations that start and end at the same time
+    std::uint64_t number = ~std::uint64_t{0};
+    ProfiledEvent event;
+  };
+
+  const std::uint64_t mask_;
+  const std::unique_ptr<Place[]> places_;
+  std::atomic<std::uint64_t> next_{0};
+};
+
+}  // namespace bagua_net::abi

@@ -1,0 +1,272 @@
+#include "abi/profiler.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "base/monotonic_clock.h"
+
+namespace bagua_net::abi {
+namespace {
+
+constexpr const char* kWaitNames[kWaits] = {"gpu_wait_us", "peer_wait_us", "network_wait_us"};
+
+constexpr std::uint64_t kCalls = nccl::kProfileGroupApi | nccl::kProfileCollApi | nccl::kProfileP2pApi |
+                                 nccl::kProfileKernelLaunch | nccl::kProfileGroup | nccl::kProfileCeColl;
+constexpr std::uint64_t kCollectives = nccl::kProfileColl | nccl::kProfileP2p;
+
+void* as_handle(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
+std::uintptr_t as_number(void* handle) { return reinterpret_cast<std::uintptr_t>(handle); }
+
+void set_operation(MessageOrigin* origin, const char* function, std::uint64_t sequence_number) {
+  if (function != nullptr) std::snprintf(origin->operation, sizeof origin->operation, "%s", function);
+  origin->sequence_number = sequence_number;
+}
+
+void end_wait(ProfiledEvent* step, std::int64_t now_ns) {
+  if (step->wait_since_ns != 0) step->waited_ns[static_cast<std::size_t>(step->wait)] += now_ns - step->wait_since_ns;
+  step->wait_since_ns = now_ns;
+}
+
+const char* name_of(std::uint64_t type) {
+  switch (type) {
+    case nccl::kProfileGroupApi: return "group call";
+    case nccl::kProfileKernelLaunch: return "kernel launch";
+    case nccl::kProfileGroup: return "group";
+    default: return "call";
+  }
+}
+
+std::uint32_t track_of(const ProfiledCommunicator& communicator, std::uint64_t type) {
+  switch (type) {
+    case nccl::kProfileGroupApi: return communicator.group_calls;
+    case nccl::kProfileKernelLaunch: return communicator.launches;
+    case nccl::kProfileGroup: return communicator.groups;
+    default: return communicator.calls;
+  }
+}
+
+}  // namespace
+
+int Profiler::activation_mask() {
+  return static_cast<int>(kCalls | kCollectives | nccl::kProfileProxyOp | nccl::kProfileProxyStep |
+                          nccl::kProfileNetPlugin);
+}
+
+ProfiledCommunicator* Profiler::add_communicator(const std::string& name, std::uint64_t id, int rank, int ranks) {
+  char number[32];
+  std::snprintf(number, sizeof number, "%llx", static_cast<unsigned long long>(id));
+  const std::string what = "NCCL " + (name.empty() ? std::string(number) : name + " " + number) + ", rank " +
+                           std::to_string(rank) + " of " + std::to_string(ranks) + ": ";
+  const auto tracks = [&](const char* of, int count) {
+    return trace_->add_tracks(Trace::TrackKind::kNccl, what + of, count);
+  };
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ProfiledCommunicator& added = communicators_.emplace_back();
+  added.calls = tracks("calls", 1);
+  added.group_calls = tracks("group calls", 1);
+  added.launches = tracks("kernel launches", 1);
+  added.groups = tracks("groups", 1);
+  added.collectives = tracks("collectives on the network", Lanes::kMax);
+  added.operations = tracks("network operations", Lanes::kMax);
+  return &added;
+}
+
+template <typename Use>
+bool Profiler::with(void* handle, Use use) {
+  if (handle == nullptr) return false;
+  return (is_of_proxy(handle) ? proxy_events_ : tasks_).with(as_handle(as_number(handle) >> 1), use);
+}
+
+template <typename Fill>
+void* Profiler::begin(bool of_proxy, Fill fill) {
+  const auto evict = [this](ProfiledEvent* old) {
+    // A collective that has been enqueued is expected to be here still.
+    if ((old->type & kCollectives) == 0) trace_->count_dropped();
+    if (old->lane < 0) return;
+    Lanes& lanes =
+        (old->type & kCollectives) != 0 ? old->communicator->collective_lanes : old->communicator->operation_lanes;
+    lanes.give_back(old->lane);
+  };
+  void* const place = (of_proxy ? proxy_events_ : tasks_).begin(fill, evict);
+  return as_handle(as_number(place) << 1 | (of_proxy ? 1 : 0));
+}
+
+void* Profiler::start_call(ProfiledCommunicator* communicator, std::uint64_t type, const char* function,
+                           std::uint64_t count, const char* datatype) {
+  return begin(false, [&](ProfiledEvent* call) {
+    call->type = type;
+    call->communicator = communicator;
+    call->event = TraceEvent(track_of(*communicator, type), "nccl call", function != nullptr ? "nccl" : name_of(type),
+                             monotonic_ns());
+    if (function == nullptr) return;
+    call->event.append_to_name(function);
+    call->event.add("count", count);
+    call->event.add("datatype", datatype);
+  });
+}
+
+void* Profiler::start_collective(ProfiledCommunicator* communicator, const nccl::ProfiledColl& collective) {
+  return begin(false, [&](ProfiledEvent* started) {
+    started->type = nccl::kProfileColl;
+    started->communicator = communicator;
+    set_operation(&started->origin, collective.func, collective.seqNumber);
+    started->event = TraceEvent(communicator->calls, "nccl", started->origin.operation, monotonic_ns());
+    started->event.add("seq", collective.seqNumber);
+    started->event.add("count", collective.count);
+    started->event.add("datatype", collective.datatype);
+    started->event.add("root", static_cast<std::uint64_t>(collective.root));
+    started->event.add("algorithm", collective.algo);
+    started->event.add("protocol", collective.proto);
+    started->event.add("channels", collective.nChannels);
+    started->event.add("warps", collective.nWarps);
+  });
+}
+
+void* Profiler::start_p2p(ProfiledCommunicator* communicator, const nccl::ProfiledP2p& p2p) {
+  return begin(false, [&](ProfiledEvent* started) {
+    started->type = nccl::kProfileP2p;
+    started->communicator = communicator;
+    set_operation(&started->origin, p2p.func, 0);
+    started->event = TraceEvent(communicator->calls, "nccl", started->origin.operation, monotonic_ns());
+    started->event.add("count", p2p.count);
+    started->event.add("datatype", p2p.datatype);
+    started->event.add("peer", static_cast<std::uint64_t>(p2p.peer));
+    started->event.add("channels", p2p.nChannels);
+  });
+}
+
+void Profiler::begin_transfer(ProfiledEvent* collective, std::int64_t now_ns) {
+  if (collective->running++ > 0) return;
+  collective->first_ns = now_ns;
+  collective->lane = collective->communicator->collective_lanes.take();
+}
+
+void Profiler::end_transfer(ProfiledEvent* collective, std::int64_t now_ns) {
+  if (collective->running == 0 || --collective->running > 0) return;
+  if (collective->lane < 0) {
+    trace_->count_dropped();
+    return;
+  }
+  const std::uint32_t track = collective->communicator->collectives + static_cast<std::uint32_t>(collective->lane);
+  TraceEvent event = collective->event.moved_to(track, collective->first_ns);
+  event.set_end(now_ns);
+  trace_->record(event);
+  collective->communicator->collective_lanes.give_back(std::exchange(collective->lane, -1));
+}
+
+void* Profiler::start_operation(ProfiledCommunicator* communicator, void* parent,
+                                const nccl::ProfiledProxyOp& operation) {
+  const std::int64_t now_ns = monotonic_ns();
+  MessageOrigin origin;
+  // With PXN, the collective may be another process's.
+  if (operation.pid != ::getpid() || is_of_proxy(parent) || !with(parent, [&](ProfiledEvent* collective) {
+        if ((collective->type & kCollectives) == 0) return;
+        begin_transfer(collective, now_ns);
+        origin = collective->origin;
+      })) {
+    parent = nullptr;
+  }
+  origin.channel = operation.channelId;
+  return begin(true, [&](ProfiledEvent* started) {
+    started->type = nccl::kProfileProxyOp;
+    started->communicator = communicator;
+    started->parent = parent;
+    started->origin = origin;
+    started->lane = communicator->operation_lanes.take();
+    const auto lane = static_cast<std::uint32_t>(started->lane < 0 ? 0 : started->lane);
+    started->event = TraceEvent(communicator->operations + lane, "nccl network", origin.operation, now_ns);
+    started->event.append_to_name(operation.isSend != 0 ? " send" : " receive");
+    if (parent != nullptr) started->event.add("seq", origin.sequence_number);
+    started->event.add("channel", operation.channelId);
+    started->event.add("peer", static_cast<std::uint64_t>(operation.peer));
+    started->event.add("steps", static_cast<std::uint64_t>(operation.nSteps));
+    started->event.add("chunk_bytes", static_cast<std::uint64_t>(operation.chunkSize));
+  });
+}
+
+void* Profiler::start_step(ProfiledCommunicator* communicator, void* parent) {
+  MessageOrigin origin;
+  if (!is_of_proxy(parent) || !with(parent, [&](ProfiledEvent* operation) { origin = operation->origin; })) {
+    return nullptr;
+  }
+  return begin(true, [&](ProfiledEvent* started) {
+    started->type = nccl::kProfileProxyStep;
+    started->communicator = communicator;
+    started->parent = parent;
+    started->origin = origin;
+  });
+}
+
+void Profiler::record_state(void* handle, nccl::ProfilerState state, const nccl::ProfilerStateArgs* arguments) {
+  Wait wait = Wait::kNetwork;
+  switch (state) {
+    case nccl::ProfilerState::kSendGpuWait:
+    case nccl::ProfilerState::kRecvFlushWait:
+    case nccl::ProfilerState::kRecvGpuWait: wait = Wait::kGpu; break;
+    case nccl::ProfilerState::kSendPeerWait: wait = Wait::kPeer; break;
+    case nccl::ProfilerState::kSendWait:
+    case nccl::ProfilerState::kRecvWait: break;
+    default: return;
+  }
+  const std::int64_t now_ns = monotonic_ns();
+  with(handle, [&](ProfiledEvent* step) {
+    if (step->type != nccl::kProfileProxyStep) return;
+    end_wait(step, now_ns);
+    step->wait = wait;
+    if (arguments != nullptr) step->bytes = arguments->proxyStep.transSize;
+  });
+}
+
+void Profiler::stop_operation(ProfiledEvent* operation, std::int64_t now_ns) {
+  if (operation->lane < 0) {
+    trace_->count_dropped();
+    return;
+  }
+  operation->event.add("bytes", operation->bytes);
+  for (std::size_t i = 0; i < kWaits; ++i) {
+    operation->event.add(kWaitNames[i], static_cast<std::uint64_t>(operation->waited_ns[i] / 1000));
+  }
+  operation->event.set_end(now_ns);
+  trace_->record(operation->event);
+  operation->communicator->operation_lanes.give_back(std::exchange(operation->lane, -1));
+}
+
+void Profiler::stop(void* handle) {
+  const std::int64_t now_ns = monotonic_ns();
+  void* parent = nullptr;
+  ProfiledEvent step;
+  with(handle, [&](ProfiledEvent* stopped) {
+    switch (stopped->type) {
+      case nccl::kProfileColl:
+      case nccl::kProfileP2p: trace_->record(stopped->event); return;  // its operations may come now
+      case nccl::kProfileProxyOp:
+        stop_operation(stopped, now_ns);
+        parent = stopped->parent;
+        break;
+      case nccl::kProfileProxyStep:
+        end_wait(stopped, now_ns);
+        step.waited_ns = stopped->waited_ns;
+        step.bytes = stopped->bytes;
+        parent = stopped->parent;
+        break;
+      default: stopped->event.set_end(now_ns); trace_->record(stopped->event);
+    }
+    stopped->type = 0;
+  });
+  with(parent, [&](ProfiledEvent* above) {
+    if (above->type != nccl::kProfileProxyOp) {
+      end_transfer(above, now_ns);
+      return;
+    }
+    for (std::size_t i = 0; i < kWaits; ++i) above->waited_ns[i] += step.waited_ns[i];
+    above->bytes += step.bytes;
+  });
+}
+
+bool Profiler::origin_of(void* step, MessageOrigin* origin) {
+  return is_of_proxy(step) && with(step, [&](ProfiledEvent* found) { *origin = found->origin; });
+}
+
+}  // namespace bagua_net::abi

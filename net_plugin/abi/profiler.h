@@ -1,0 +1,80 @@
+// Profiler: records what NCCL's profiler interface tells into the trace of this process: calls, launches, collectives
+// while their data moves, and the operations of its proxy threads, with what those waited for. It also says which
+// collective a message belongs to.
+//
+// NCCL stops a collective when it is enqueued, and not when its data has moved. So a collective is recorded twice: as
+// an instant, with its arguments, and, where it uses the network, from the first of its operations to the last.
+//
+// Owned by the process instance. Any thread; only init allocates.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "abi/profiled_events.h"
+#include "abi/profiler_types.h"
+#include "trace/trace.h"
+
+namespace bagua_net::abi {
+
+// The tracks of one communicator.
+struct ProfiledCommunicator {
+  std::uint32_t calls;
+  std::uint32_t group_calls;
+  std::uint32_t launches;
+  std::uint32_t groups;
+  std::uint32_t collectives;  // the first of Lanes::kMax
+  std::uint32_t operations;   // the same
+  Lanes collective_lanes;
+  Lanes operation_lanes;
+};
+
+class Profiler {
+ public:
+  explicit Profiler(std::shared_ptr<Trace> trace) : trace_(std::move(trace)) {}
+
+  // What is wanted of NCCL.
+  static int activation_mask();
+  // Lives as long as the profiler: proxy threads may outlive the communicator.
+  ProfiledCommunicator* add_communicator(const std::string& name, std::uint64_t id, int rank, int ranks);
+
+  // Each returns a handle; nullptr: it is not wanted.
+  void* start_call(ProfiledCommunicator* communicator, std::uint64_t type, const char* function, std::uint64_t count,
+                   const char* datatype);
+  void* start_collective(ProfiledCommunicator* communicator, const nccl::ProfiledColl& collective);
+  void* start_p2p(ProfiledCommunicator* communicator, const nccl::ProfiledP2p& p2p);
+  void* start_operation(ProfiledCommunicator* communicator, void* parent, const nccl::ProfiledProxyOp& operation);
+  void* start_step(ProfiledCommunicator* communicator, void* parent);
+
+  // A handle of another process or one that is too old is ignored.
+  void record_state(void* handle, nccl::ProfilerState state, const nccl::ProfilerStateArgs* arguments);
+  void stop(void* handle);
+
+  // What the step belongs to.
+  bool origin_of(void* step, MessageOrigin* origin);
+
+ private:
+  // Handles of proxy operations and steps are odd, so that their many cannot take the places of collectives.
+  static bool is_of_proxy(void* handle) { return (reinterpret_cast<std::uintptr_t>(handle) & 1) != 0; }
+  template <typename Use>
+  bool with(void* handle, Use use);
+  template <typename Fill>
+  void* begin(bool of_proxy, Fill fill);
+  void begin_transfer(ProfiledEvent* collective, std::int64_t now_ns);
+  void end_transfer(ProfiledEvent* collective, std::int64_t now_ns);
+  void stop_operation(ProfiledEvent* operation, std::int64_t now_ns);
+
+  static constexpr std::size_t kTasks = 4096;
+  static constexpr std::size_t kProxyEvents = 4096;
+
+  const std::shared_ptr<Trace> trace_;
+  ProfiledEvents tasks_{kTasks};
+  ProfiledEvents proxy_events_{kProxyEvents};
+  std::mutex mutex_;  // guards communicators_
+  std::deque<ProfiledCommunicator> communicators_;
+};
+
+}  // namespace bagua_net::abi

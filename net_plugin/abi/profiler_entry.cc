@@ -1,0 +1,124 @@
+#include "abi/profiler_entry.h"
+
+#include "abi/nccl_log.h"
+#include "abi/process_instance.h"
+#include "abi/profiler.h"
+
+namespace bagua_net::abi::profiler {
+namespace {
+
+// Network plugins name their events by type (the upper 16 bits; NCCL's own are 1 and 2) and version.
+constexpr std::int64_t kOurEvents = (std::int64_t{0xBA9A} << 16) | 1;
+constexpr int kStart = 0;
+
+void start_net_event(Profiler* profiler, void* parent, const nccl::ProfiledNetEvent& event) {
+  // Other plugins' are theirs.
+  if (event.id != kOurEvents || event.data == nullptr) return;
+  profiler->origin_of(parent, static_cast<MessageOrigin*>(event.data));
+}
+
+// The kinds of events that all versions have.
+template <typename Event>
+void* start(Profiler* profiler, ProfiledCommunicator* communicator, const Event& event,
+            const nccl::ProfiledColl& collective, const nccl::ProfiledP2p& p2p) {
+  switch (event.type) {
+    case nccl::kProfileGroup: return profiler->start_call(communicator, event.type, nullptr, 0, nullptr);
+    case nccl::kProfileColl: return profiler->start_collective(communicator, collective);
+    case nccl::kProfileP2p: return profiler->start_p2p(communicator, p2p);
+    case nccl::kProfileProxyOp: return profiler->start_operation(communicator, event.parentObj, event.proxyOp);
+    case nccl::kProfileProxyStep: return profiler->start_step(communicator, event.parentObj);
+    case nccl::kProfileNetPlugin: start_net_event(profiler, event.parentObj, event.netPlugin); return nullptr;
+    default: return nullptr;
+  }
+}
+
+template <typename Event>
+void* start_api(Profiler* profiler, ProfiledCommunicator* communicator, const Event& event) {
+  switch (event.type) {
+    case nccl::kProfileCollApi:
+      return profiler->start_call(communicator, event.type, event.collApi.func, event.collApi.count,
+                                  event.collApi.datatype);
+    case nccl::kProfileP2pApi:
+      return profiler->start_call(communicator, event.type, event.p2pApi.func, event.p2pApi.count,
+                                  event.p2pApi.datatype);
+    case nccl::kProfileGroupApi:
+    case nccl::kProfileKernelLaunch: return profiler->start_call(communicator, event.type, nullptr, 0, nullptr);
+    default: return start(profiler, communicator, event, event.coll.coll, event.p2p.p2p);
+  }
+}
+
+template <typename Event, typename Start>
+nccl::Result start_event(void* context, void** handle, const Event* event, Start start_one) {
+  if (handle == nullptr) return nccl::Result::kSuccess;
+  *handle = nullptr;
+  Profiler* const profiler = ProcessInstance::get().profiler();
+  if (profiler == nullptr || context == nullptr || event == nullptr) return nccl::Result::kSuccess;
+  *handle = start_one(profiler, static_cast<ProfiledCommunicator*>(context));
+  return nccl::Result::kSuccess;
+}
+
+}  // namespace
+
+nccl::Result init(void** context, int* mask, const char* name, std::uint64_t id, int ranks, int rank,
+                  nccl::Logger* logger) noexcept {
+  if (context == nullptr || mask == nullptr) return nccl::Result::kInvalidArgument;
+  *context = nullptr;
+  *mask = 0;
+  // Where there is nothing to do, success: after an error, NCCL 2.27 and 2.28 go on with the table all the same.
+  try {
+    install_nccl_logger(logger);
+    Profiler* const profiler = ProcessInstance::get().start_profiler();
+    if (profiler == nullptr) return nccl::Result::kSuccess;
+    *context = profiler->add_communicator(name == nullptr ? "" : name, id, rank, ranks);
+    *mask = Profiler::activation_mask();
+    return nccl::Result::kSuccess;
+  } catch (...) {
+    return nccl::Result::kSystemError;
+  }
+}
+
+nccl::Result start_event_v4(void* context, void** handle, nccl::ProfilerEventV4* event) {
+  return start_event(context, handle, event, [event](Profiler* profiler, ProfiledCommunicator* communicator) {
+    return start(profiler, communicator, *event, event->coll, event->p2p);
+  });
+}
+
+nccl::Result start_event_v5(void* context, void** handle, nccl::ProfilerEventV5* event) {
+  return start_event(context, handle, event, [event](Profiler* profiler, ProfiledCommunicator* communicator) {
+    return start_api(profiler, communicator, *event);
+  });
+}
+
+nccl::Result start_event_v6(void* context, void** handle, nccl::ProfilerEventV6* event) {
+  return start_event(context, handle, event, [event](Profiler* profiler, ProfiledCommunicator* communicator) {
+    if (event->type == nccl::kProfileCeColl) {
+      return profiler->start_call(communicator, event->type, event->ceColl.func, event->ceColl.count,
+                                  event->ceColl.datatype);
+    }
+    return start_api(profiler, communicator, *event);
+  });
+}
+
+nccl::Result stop_event(void* handle) {
+  Profiler* const profiler = ProcessInstance::get().profiler();
+  if (profiler != nullptr) profiler->stop(handle);
+  return nccl::Result::kSuccess;
+}
+
+nccl::Result record_event_state(void* handle, nccl::ProfilerState state, nccl::ProfilerStateArgs* arguments) {
+  Profiler* const profiler = ProcessInstance::get().profiler();
+  if (profiler != nullptr) profiler->record_state(handle, state, arguments);
+  return nccl::Result::kSuccess;
+}
+
+nccl::Result finalize(void* /*context*/) { return nccl::Result::kSuccess; }
+
+bool origin_of_message(nccl::ProfilerCallback* callback, void* phandle, MessageOrigin* origin) {
+  // Without our table, NCCL would ask somebody else's.
+  if (callback == nullptr || phandle == nullptr || ProcessInstance::get().profiler() == nullptr) return false;
+  void* handle = nullptr;
+  callback(&handle, kStart, phandle, kOurEvents, origin);
+  return origin->operation[0] != '\0';
+}
+
+}  // namespace bagua_net::abi::profiler

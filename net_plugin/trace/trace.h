@@ -1,0 +1,122 @@
+// Trace: what this process writes into its trace file, and the thread that writes it. Owned by the process instance; a
+// transport, its comms and NCCL's profiler record into it. A forked child never touches its parent's.
+//
+// Recording is a copy into a ring (event_ring.h), by any thread. What finds no room there, because the disk is slower
+// than the job, or once the file has its full size, is dropped and counted. Tracks and notes take a mutex, which
+// nobody holds while writing to the file: they come where connections open and close.
+//
+// The file is written every tenth of a second, so that a process that is killed leaves all but that. If it cannot be
+// written any more, one warning says so, the file ends where it was whole, and the job goes on.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/owned_fd.h"
+#include "base/status.h"
+#include "trace/event_json.h"
+#include "trace/event_ring.h"
+#include "trace/trace_path.h"
+
+namespace bagua_net {
+
+struct TraceLimits {
+  std::size_t events = 32768;                         // that wait to be written; a power of two: 14 MiB
+  std::uint64_t file_bytes = std::uint64_t{1} << 30;  // more than that, no viewer opens
+  int period_ms = 100;
+};
+
+// What may take so long that the process is killed before it is over, and recorded.
+class Watched {
+ public:
+  virtual ~Watched() = default;
+  // Records what has been under way for 1, 2, 4, 8... seconds. By one thread at a time, and until it is removed.
+  virtual void tell_of_waiting(std::int64_t now_ns) = 0;
+};
+
+class Trace {
+ public:
+  // pattern: see trace_path().
+  static Status open(const std::string& pattern, const TraceIdentity& identity, const TraceLimits& limits,
+                     std::unique_ptr<Trace>* trace);
+  ~Trace();  // as close()
+
+  // A group of tracks with one name, for things that may overlap; the id of the first. Shown once something is on them.
+  enum class TrackKind { kNccl, kNetwork };
+  std::uint32_t add_tracks(TrackKind kind, const std::string& name, int count = 1);
+
+  void record(const TraceEvent& event) {
+    if (!records_.load(std::memory_order_relaxed)) return;
+    if (!ring_.add(event)) dropped_.fetch_add(1, std::memory_order_relaxed);
+  }
+  void count_dropped() { dropped_.fetch_add(1, std::memory_order_relaxed); }
+  // An instant with a text of any length, now. Takes a mutex.
+  void note(std::uint32_t track, const std::string& name, const std::string& detail);
+
+  void watch(Watched* watched);
+  void unwatch(Watched* watched);
+  // By its own thread, once a second.
+  void tell_of_waiting(std::int64_t now_ns);
+
+  // Writes what was recorded before.
+  void flush();
+  // Writes the end; nothing is recorded after that.
+  void close();
+
+  const std::string& path() const { return path_; }
+  std::uint64_t written_events() const { return written_events_.load(std::memory_order_relaxed); }
+  std::uint64_t dropped_events() const { return dropped_.load(std::memory_order_relaxed); }
+  bool is_recording() const { return records_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Tracks {
+    std::uint32_t first;
+    std::uint32_t count;
+    std::string name;
+    std::uint64_t named;  // a bit for each that the file knows
+  };
+
+  Trace(std::string path, OwnedFd file, const TraceIdentity& identity, const TraceLimits& limits);
+  Status start();
+  void run();
+  // With mutex_ held: a name for the track, where the file has none yet.
+  void name_track(std::uint32_t id, std::string* lines);
+  // All below: with file_mutex_ held.
+  void write_events();
+  void tell_of_drops();
+  bool write_lines();
+  void stop_recording(const std::string& why);
+  void append_header(const TraceIdentity& identity);
+
+  const std::string path_;
+  const TraceLimits limits_;
+  EventRing ring_;
+  std::atomic<bool> records_{true};
+  std::atomic<std::uint64_t> dropped_{0};
+  std::atomic<std::uint64_t> written_events_{0};
+  OwnedFd wake_;  // tells the thread to end
+  std::thread thread_;
+
+  const EventJson json_;
+
+  std::mutex watched_mutex_;  // guards watched_; never together with another
+  std::vector<Watched*> watched_;
+
+  std::mutex mutex_;               // guards the two below
+  std::vector<Tracks> tracks_[2];  // by kind, with rising ids
+  std::string notes_;              // to be written
+
+  std::mutex file_mutex_;  // guards all below, and taking events out of the ring; before mutex_
+  OwnedFd file_;
+  std::string lines_;  // to be written
+  std::uint64_t file_bytes_ = 0;
+  std::uint64_t told_dropped_ = 0;
+};
+
+}  // namespace bagua_net
