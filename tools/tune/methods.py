@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +30,12 @@ class Found:
 class _PairsAlone(Search):
     """Only the paired test of Bagua's search, for the setting that another method has found."""
 
-    candidate: Setting
+    def __init__(self, settings: Sequence[Setting], candidate: Setting, seed: int) -> None:
+        self._candidate = candidate
+        super().__init__(settings, seed=seed)
 
     def _search(self) -> Any:
-        outcome = yield from self._pairs(self.candidate)
+        outcome = yield from self._pairs(self._candidate)
         return outcome
 
 
@@ -66,8 +68,7 @@ def optuna(case: RecordedCase, draw: Draw, seed: int) -> Found:
     candidate = Setting.from_json(study.best_trial.user_attrs["setting"])
     if candidate == case.settings[0]:
         return Found(candidate, WARMUP_STEPS + turns * (1 + STEPS_PER_TURN))
-    search = type("_", (_PairsAlone,), {"candidate": candidate})(case.settings, None, seed=seed)
-    found = _drive(search, draw)
+    found = _drive(_PairsAlone(case.settings, candidate, seed), draw)
     return Found(found.setting, found.steps + turns * (1 + STEPS_PER_TURN))
 
 
