@@ -22,6 +22,8 @@ _LEAST_S = 5.0
 
 
 def add_parser(subcommands: Subcommands) -> None:
+    from bagua.net.bench.argument_types import within
+
     parser = subcommands.add_parser(
         "blame",
         help="name the process that holds a job up",
@@ -32,23 +34,13 @@ def add_parser(subcommands: Subcommands) -> None:
     add_host_options(parser)
     parser.add_argument(
         "--after",
-        type=_seconds,
+        type=within(float, 0.1, 86400.0),
         default=_LEAST_S,
         metavar="S",
         help=f"shorter waits are normal (default {_LEAST_S:g} seconds)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(execute=execute, interval=0.2)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0.1 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 86400")
-    return seconds
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -22,6 +22,8 @@ PUSH_INTERVAL_S = 15.0
 
 
 def add_parser(subcommands: Subcommands) -> None:
+    from bagua.net.bench.argument_types import within
+
     parser = subcommands.add_parser(
         "exporter",
         help="serve the statistics of this host to Prometheus",
@@ -32,15 +34,11 @@ def add_parser(subcommands: Subcommands) -> None:
     parser.add_argument(
         "--address", default="127.0.0.1", help="address to listen on (default 127.0.0.1; 0.0.0.0: every interface)"
     )
-    parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help=f"TCP port (default {DEFAULT_PORT}; 0: any)")
+    parser.add_argument(
+        "--port", type=within(int, 0, 65535), default=DEFAULT_PORT, help=f"TCP port (default {DEFAULT_PORT}; 0: any)"
+    )
     parser.add_argument("--json", action="store_true", help="print the metrics as JSON, and end")
     parser.set_defaults(execute=execute)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
-    return int(text)
 
 
 def execute(options: argparse.Namespace) -> int:

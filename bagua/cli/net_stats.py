@@ -19,6 +19,8 @@ _CLEAR = "\x1b[H\x1b[J"
 
 
 def add_parser(subcommands: Subcommands) -> None:
+    from bagua.net.bench.argument_types import within
+
     parser = subcommands.add_parser(
         "stats",
         help="show what the processes of this host do",
@@ -29,7 +31,7 @@ def add_parser(subcommands: Subcommands) -> None:
     parser.add_argument("--watch", action="store_true", help="repeat until interrupted")
     parser.add_argument(
         "--interval",
-        type=interval,
+        type=within(float, 0.1, 3600.0),
         default=_DEFAULT_INTERVAL_S,
         metavar="S",
         help=f"seconds that rates are measured over (default {_DEFAULT_INTERVAL_S:g})",
@@ -37,16 +39,6 @@ def add_parser(subcommands: Subcommands) -> None:
     parser.add_argument("--pid", type=int, help="only this process")
     parser.add_argument("--streams", action="store_true", help="show each data stream")
     parser.set_defaults(execute=execute)
-
-
-def interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0.1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
-    return seconds
 
 
 def execute(options: argparse.Namespace) -> int:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bagua.cli.errors import EXIT_FAILURE, EXIT_USAGE, CommandError
-from bagua.cli.net_stats import interval
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 
 
 def add_parser(subcommands: Subcommands) -> None:
+    from bagua.net.bench.argument_types import within
+
     parser = subcommands.add_parser(
         "top",
         help="watch one or several hosts in the terminal",
@@ -25,7 +26,9 @@ def add_parser(subcommands: Subcommands) -> None:
         "l lost streams, u round trip, c CPU, o oldest request), v reverses.",
     )
     add_host_options(parser)
-    parser.add_argument("--interval", type=interval, default=1.0, metavar="S", help="seconds between updates")
+    parser.add_argument(
+        "--interval", type=within(float, 0.1, 3600.0), default=1.0, metavar="S", help="seconds between updates"
+    )
     parser.add_argument("--json", action="store_true", help="print one report per host as JSON, and end")
     parser.set_defaults(execute=execute)
 
