@@ -154,6 +154,24 @@ TEST_CASE(a_peer_that_does_not_read_is_named_and_so_is_the_end) {
   CHECK(has(logged().back(), "goes on, after"));
 }
 
+TEST_CASE(a_comm_that_has_failed_waits_no_more) {
+  Connection connection;
+  Request* const received = connection.receive();
+  Connection::test_until({received}, 1);
+  connection.sender.reset();
+  const Deadline deadline;
+  bool done = false;
+  std::size_t bytes = 0;
+  while (received->test(&done, &bytes).is_ok()) deadline.check("the failure");
+  const int other = 0;
+  std::string line;
+  for (const std::int64_t now_ms : {std::int64_t{1} << 40, (std::int64_t{1} << 40) + 2000}) {
+    line += connection.stalls.waits(&other, wait("a", true, kAfterMs), now_ms);
+  }
+  CHECK(has(line, "reason of a"));
+  CHECK(!has(line, "the sender"));
+}
+
 TEST_CASE(a_peer_that_does_not_send_is_named) {
   Connection connection;
   Request* const received = connection.receive();
