@@ -49,13 +49,16 @@ def execute(options: argparse.Namespace) -> int:
 
     sources = sources_of(options)
     reports: list[HostReport] = []
+    silent: list[str] = []
     failed = False
     try:
         for state in second_reports(sources):
             if state.problem is not None or state.report is None:
                 print(f"bagua-net blame: {state.name}: {state.problem or 'no report within 30 s'}", file=sys.stderr)
                 failed = True
-            if state.report is not None:
+            if state.report is None:
+                silent.append(state.name)
+            else:
                 reports.append(state.report)
     finally:
         for source in sources:
@@ -63,7 +66,7 @@ def execute(options: argparse.Namespace) -> int:
     for report in reports:
         for problem in report.problems:
             print(f"bagua-net blame: {report.host}: {problem}", file=sys.stderr)
-    found = verdict(reports, options.after)
+    found = verdict(reports, options.after, silent)
     count = sum(len(report.processes) for report in reports)
     if options.json:
         print(json.dumps({"schema": 1, "processes": count, **asdict(found)}, indent=2))

@@ -260,6 +260,8 @@ void Comm::fail(Status status) {
   }
   if (arrivals_ != nullptr) arrivals_->close();
   failed_.store(true);
+  if (stalls_ != nullptr) [[maybe_unused]]
+    const std::string ignored = stalls_->goes_on(this);
   const std::lock_guard<std::mutex> lock(failure_mutex_);
   for (const Place& place : places_) {
     if (place.stream != nullptr) place.stream->shutdown();

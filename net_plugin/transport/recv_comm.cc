@@ -1,5 +1,6 @@
 #include "transport/recv_comm.h"
 
+#include <algorithm>
 #include <cerrno>
 
 #include "base/monotonic_clock.h"
@@ -20,6 +21,8 @@ constexpr int kReplacedWithinMs = 1500;
 // sender may have sent only now, and has to notice: after the last third at the latest (send_comm.cc).
 constexpr int kSilentShare = 3;
 constexpr int kLogMs = 10000;
+// One may be lost; the kernel gives a connection up after the third.
+constexpr int kUnansweredProbes = 2;
 // A comm on which nothing else arrives has failed: a chunk of 1 MiB gets through, with this many attempts, where one
 // byte in a million is damaged.
 constexpr std::size_t kMaxDamagesInARow = 32;
@@ -137,15 +140,21 @@ std::string RecvComm::stall_reason() {
   text += arrived == 0 ? "nothing has arrived" : std::to_string(arrived) + " bytes have arrived";
   std::size_t live = 0;
   std::int64_t quiet_ms = -1;
+  int probes = 0;
   for (std::size_t index = 0; index < stream_count_; ++index) {
     const DataStream* stream = places_[index].stream.get();
     if (stream == nullptr || stream->is_over()) continue;
     ++live;
     PeerLiveness liveness;
-    if (stream->peer_liveness(&liveness) && (quiet_ms < 0 || liveness.data_ms < quiet_ms)) quiet_ms = liveness.data_ms;
+    if (!stream->peer_liveness(&liveness)) continue;
+    if (quiet_ms < 0 || liveness.data_ms < quiet_ms) quiet_ms = liveness.data_ms;
+    probes = std::max(probes, liveness.transmissions);
   }
   if (live == 0) return text + "; all connections are lost, and the peer has opened no other yet";
   if (quiet_ms >= 0) text += "; the last data came " + std::to_string(quiet_ms / 1000) + " s ago";
+  if (probes >= kUnansweredProbes) {
+    text += ", and its host has not answered " + std::to_string(probes) + " probes: the host or the network is down";
+  }
   return text;
 }
 

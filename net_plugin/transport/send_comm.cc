@@ -258,7 +258,7 @@ std::string SendComm::stall_reason() {
   }
   if (undelivered > 0) {
     return text + ", of which " + std::to_string(undelivered) +
-           " have not left this host: the other host answers, but its process does not read";
+           " are unacknowledged: the other host answers, but its process does not read";
   }
   return text + ": the other host has the data, but its process has not read it";
 }

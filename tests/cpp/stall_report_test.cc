@@ -2,8 +2,15 @@
 // does not read, and of one that does not send.
 #include "transport/stall_report.h"
 
+#include <linux/filter.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -154,6 +161,24 @@ TEST_CASE(a_peer_that_does_not_read_is_named_and_so_is_the_end) {
   CHECK(has(logged().back(), "goes on, after"));
 }
 
+TEST_CASE(a_comm_that_has_failed_waits_no_more) {
+  Connection connection;
+  Request* const received = connection.receive();
+  Connection::test_until({received}, 1);
+  connection.sender.reset();
+  const Deadline deadline;
+  bool done = false;
+  std::size_t bytes = 0;
+  while (received->test(&done, &bytes).is_ok()) deadline.check("the failure");
+  const int other = 0;
+  std::string line;
+  for (const std::int64_t now_ms : {std::int64_t{1} << 40, (std::int64_t{1} << 40) + 2000}) {
+    line += connection.stalls.waits(&other, wait("a", true, kAfterMs), now_ms);
+  }
+  CHECK(has(line, "reason of a"));
+  CHECK(!has(line, "the sender"));
+}
+
 TEST_CASE(a_peer_that_does_not_send_is_named) {
   Connection connection;
   Request* const received = connection.receive();
@@ -161,6 +186,43 @@ TEST_CASE(a_peer_that_does_not_send_is_named) {
   CHECK(has(logged()[0], "to receive from the sender: 1 receive that is unfinished, for which nothing has arrived"));
   CHECK(has(logged()[0], "the last data came 0 s ago"));
   Connection::test_until({received, connection.send()}, ~std::size_t{0});
+}
+
+TEST_CASE(a_host_that_does_not_answer_is_named_by_who_receives) {
+  logged().clear();
+  set_log_function(&keep_line);
+  StallReport stalls(1);
+  WorkerPool no_workers(0, 0, any_cpu());
+  auto [near, far] = tcp_pair();
+  const std::pair<int, int> options[] = {{TCP_KEEPIDLE, 1}, {TCP_KEEPINTVL, 1}, {TCP_KEEPCNT, 60}};
+  const int on = 1;
+  CHECK_EQ(::setsockopt(near.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on), 0);
+  for (const auto& [option, value] : options) {
+    CHECK_EQ(::setsockopt(near.get(), IPPROTO_TCP, option, &value, sizeof value), 0);
+  }
+  sock_filter drop_all[] = {{BPF_RET | BPF_K, 0, 0, 0}};
+  const sock_fprog filter{1, drop_all};
+  CHECK_EQ(::setsockopt(far.get(), SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter), 0);
+
+  std::vector<std::unique_ptr<ByteStream>> streams;
+  streams.push_back(make_tcp_byte_stream(std::move(near)));
+  std::unique_ptr<RecvComm> receiver;
+  RecvPolicy policy;
+  policy.stalls = &stalls;
+  CHECK_OK(RecvComm::create(std::move(streams), "the sender", nullptr, &no_workers, &receiver, policy));
+  std::vector<std::uint8_t> room(8);
+  Request* request = nullptr;
+  CHECK_OK(receiver->irecv(room.data(), room.size(), nullptr, &request));
+  const Deadline deadline;
+  while (logged().empty() || !has(logged().back(), "probes: the host or the network is down")) {
+    deadline.check("the line");
+    bool done = false;
+    std::size_t bytes = 0;
+    CHECK_OK(request->test(&done, &bytes));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  CHECK(!has(logged().front(), "probes"));
+  set_log_function(nullptr);
 }
 
 }  // namespace bagua_net

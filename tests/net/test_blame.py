@@ -23,7 +23,15 @@ SEND, RECEIVE = 0, 1
 BYTES = 1 << 20
 
 
-def host(name: str, pid: int, rank: int, *waits: tuple[int, str, int], state: str = "S", age_s: int = 30) -> HostReport:
+def host(
+    name: str,
+    pid: int,
+    rank: int,
+    *waits: tuple[int, str, int],
+    state: str = "S",
+    age_s: int = 30,
+    failed_s: float | None = None,
+) -> HostReport:
     """A host with one process, which waits in these directions for processes on these hosts."""
     posted = [int(time.monotonic() * 1000) - 1000 * age_s]
     comms = [
@@ -33,7 +41,16 @@ def host(name: str, pid: int, rank: int, *waits: tuple[int, str, int], state: st
     with page_of_this_process(page_bytes(comms, rank=rank, host=name)):
         found = report(None, snapshot(os.getpid()))
     [process] = found.processes
-    return replace(found, host=name, processes=[replace(process, pid=1000 + pid, own_pid=pid, state=state)])
+    process = replace(process, pid=1000 + pid, own_pid=pid, state=state)
+    process = replace(process, last_failure_age_s=failed_s, last_failure="the last failure")
+    return replace(found, host=name, processes=[process])
+
+
+def with_comm(report: HostReport, **changes: object) -> HostReport:
+    """The only comm of its only process is different."""
+    [process] = report.processes
+    [comm] = process.comms
+    return replace(report, processes=[replace(process, comms=[replace(comm, **changes)])])  # type: ignore[arg-type]
 
 
 def kinds(found: Verdict) -> list[tuple[int | None, str]]:
@@ -75,6 +92,60 @@ class TestVerdict:
         reports = [host("a", 1, 0, (RECEIVE, "b", 2)), replace(host("b", 7, 3), denied=4)]
         assert "or is one of 4 processes of other users" in verdict(reports, 5).culprits[0].problem
 
+    def test_a_process_whose_page_cannot_be_read_may_not_have_ended(self) -> None:
+        reports = [host("a", 1, 0, (RECEIVE, "b", 2)), replace(host("b", 7, 3), problems=["Process 2: ..."])]
+        assert "or is one of 1 whose statistics cannot be read" in verdict(reports, 5).culprits[0].problem
+
+    def test_a_connection_that_failed_is_followed_to_the_process_that_ended(self) -> None:
+        reports = [
+            host("a", 1, 0, (RECEIVE, "b", 2)),
+            with_comm(host("b", 2, 1, (RECEIVE, "c", 3), failed_s=40), state="failed"),
+            host("c", 9, 4),
+        ]
+        found = verdict(reports, 5)
+        assert [(one.kind, str(one.party)) for one in found.culprits] == [("ended", "process 3 (host c)")]
+        assert found.culprits[0].seconds == pytest.approx(40, abs=5)
+
+    def test_a_connection_that_failed_between_processes_that_run(self) -> None:
+        ring = [
+            host("a", 1, 0, (RECEIVE, "c", 3)),
+            host("b", 2, 1, (RECEIVE, "a", 1)),
+            with_comm(host("c", 3, 2, (RECEIVE, "b", 2), failed_s=40), state="failed"),
+        ]
+        found = verdict(ring, 5)
+        assert kinds(found) == [(1, "failed")]
+        assert "connection of rank 2 (host c, pid 3) with rank 1" in found.culprits[0].problem
+        assert "the last failure" in found.culprits[0].remedy
+
+    def test_a_process_that_waits_for_a_stopped_one_within_its_host(self) -> None:
+        """Over shared memory or NVLink, which Bagua-Net does not see."""
+        idle, stopped = host("b", 2, 1), host("b", 3, 2, state="T")
+        both = replace(idle, processes=[*idle.processes, *stopped.processes])
+        found = verdict([host("a", 1, 0, (RECEIVE, "b", 2)), both], 5)
+        assert kinds(found) == [(2, "stopped")]
+        both = replace(idle, processes=[*idle.processes, *host("b", 3, 2).processes])
+        found = verdict([host("a", 1, 0, (RECEIVE, "b", 2)), both], 5)
+        assert kinds(found) == [(1, "idle")]
+        assert "another rank of its host" in found.culprits[0].remedy
+
+    def test_who_follows_waits_a_little_shorter(self) -> None:
+        reports = [host("a", 1, 0, (RECEIVE, "b", 2), age_s=6), host("b", 2, 1, (RECEIVE, "c", 3), age_s=4)]
+        assert kinds(verdict([*reports, host("c", 3, 2)], 5)) == [(2, "idle")]
+
+    def test_jobs_on_the_same_hosts_are_judged_apart(self) -> None:
+        reports = [
+            *(host("a", 1, 0, (RECEIVE, "b", 2)), host("b", 2, 1)),
+            *(host("a", 11, 0, (SEND, "b", 12)), host("b", 12, 1, (RECEIVE, "a", 11))),
+            host("a", 21, 0, (RECEIVE, "b", 22), age_s=3),
+        ]
+        assert sorted(kinds(verdict(reports, 5))) == [(1, "idle"), (1, "network")]
+
+    def test_a_host_that_gave_no_report_is_named(self) -> None:
+        found = verdict([host("a", 1, 0, (RECEIVE, "b", 2))], 5, ["node-b"])
+        assert kinds(found) == [(None, "unknown")]
+        assert found.culprits[0].problem == "process 2 (host b) is on a host that gave no report."
+        assert "node-b" in found.culprits[0].remedy
+
     def test_a_host_that_was_not_looked_at_is_named(self) -> None:
         found = verdict([host("a", 1, 0, (RECEIVE, "b", 2))], 5)
         assert kinds(found) == [(None, "unknown")]
@@ -87,6 +158,24 @@ class TestVerdict:
         assert "The data of rank 0 (host a, pid 1) does not reach rank 1 (host b, pid 2) over eth0" in (
             found.culprits[0].problem
         )
+
+    def test_data_that_the_kernel_has_and_that_does_not_arrive(self) -> None:
+        """A small message is no request any more once it is in the buffer of the socket."""
+        circle = [
+            host("a", 1, 0, (RECEIVE, "b", 2), (SEND, "b", 2)),
+            host("b", 2, 1, (RECEIVE, "a", 1), (SEND, "a", 1)),
+        ]
+        for one in circle:
+            [process] = one.processes
+            process.comms[1] = replace(process.comms[1], outstanding=0, oldest_request_s=None, messages=7)
+            process.comms[0] = replace(process.comms[0], messages=7)
+        assert kinds(verdict(circle, 5)) == []
+        comms = circle[1].processes[0].comms
+        comms[0] = replace(comms[0], messages=6)
+        assert kinds(verdict(circle, 5)) == [(1, "network")]
+        # The rest waits for a receive that is not posted.
+        comms[0] = replace(comms[0], streams=[replace(comms[0].streams[0], state="parked")])
+        assert kinds(verdict(circle, 5)) == []
 
     def test_a_circle_blames_nobody(self) -> None:
         circle = [host("a", 1, 0, (RECEIVE, "b", 2)), host("b", 2, 1, (RECEIVE, "a", 1))]
@@ -107,6 +196,16 @@ class TestVerdict:
         ]
         found = verdict(reports, 5)
         assert {(wait.waiter.rank, wait.target.host) for wait in found.waits} == {(1, "a"), (2, "a")}
+
+    def test_who_connects_finds_the_receiver_that_names_it(self) -> None:
+        sender = with_comm(host("a", 1, 0, (SEND, "b", 2)), peer="10.0.0.77:7 (process 2)")
+        receiver = host("b", 2, 1, (RECEIVE, "a", 1), age_s=0)
+        assert kinds(verdict([sender, receiver], 5)) == [(1, "idle")]
+
+    def test_a_peer_whose_process_is_unknown_has_not_ended(self) -> None:
+        nameless = with_comm(host("a", 1, 0, (RECEIVE, "b", 2)), peer="10.0.0.9:1 over eth0", same_host=True)
+        found = verdict([nameless, host("b", 2, 1)], 5)
+        assert [one.kind for one in found.culprits] == ["unknown"]
 
     def test_names_from_a_page_that_mean_nothing(self) -> None:
         found = verdict([host("a", 1, 0, (RECEIVE, "\x1b[2J, process", 2))], 5)

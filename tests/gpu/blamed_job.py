@@ -1,0 +1,82 @@
+"""A job of two ranks, started by torchrun, that never imports bagua. Rank 1 is late for a collective, and then is
+stopped; rank 0 asks `bagua-net blame` about it until both were seen, lets it continue, and prints one JSON line."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+ELEMENTS = 1 << 18
+PATIENCE_S = 40
+SEEN = Path("seen-idle")  # by rank 0; a new folder is the working directory of both
+
+
+def blamed(pid: int, kind: str) -> bool:
+    """Whether the process was blamed for this within PATIENCE_S."""
+    words = [sys.executable, "-m", "bagua.cli.net", "blame", "--after", "1", "--json"]
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        shown = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
+        if shown.returncode not in (0, 1):
+            raise SystemExit(shown.stderr)
+        if any((one["party"]["pid"], one["kind"]) == (pid, kind) for one in json.loads(shown.stdout)["culprits"]):
+            return True
+    return False
+
+
+def watch(pid: int) -> list[str]:
+    """What rank 1 was blamed for. It continues however this ends."""
+    try:
+        kinds = ["idle"] * blamed(pid, "idle")
+        SEEN.touch()
+        return kinds + ["stopped"] * blamed(pid, "stopped")
+    finally:
+        SEEN.touch()
+        os.kill(pid, signal.SIGCONT)
+
+
+def dawdle() -> None:
+    deadline = time.monotonic() + 2 * PATIENCE_S
+    while not SEEN.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def main() -> None:
+    signal.alarm(140)  # the test's last resort: torchrun puts its workers out of reach of whoever kills it
+    rank = int(os.environ["RANK"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=120), device_id=device)
+    pids = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2)]
+    dist.all_gather(pids, torch.tensor([os.getpid()], device=device))
+    other = int(pids[1].item())
+    values = torch.full((ELEMENTS,), float(rank + 1), device=device)
+    dist.all_reduce(values)  # opens all connections
+    torch.cuda.synchronize()
+    kinds: list[str] = []
+    if rank == 1:
+        dawdle()
+        dist.all_reduce(values)
+    else:
+        dist.all_reduce(values)  # in the background
+        kinds = watch(other)
+    torch.cuda.synchronize()
+    right = bool((values == 6.0).all().item())
+    if rank == 0:
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+        print(json.dumps({"right": right, "nccl": nccl, "kinds": kinds, "pid": other}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""`bagua-net blame` and the lines of stalls in a real NCCL job of which one rank is late, and then stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.gpu_job import RunJob
+
+pytestmark = pytest.mark.gpu
+
+SCRIPT = Path(__file__).with_name("blamed_job.py")
+
+
+def test_a_rank_that_is_late_and_one_that_is_stopped(run_job: RunJob) -> None:
+    job = run_job(script=SCRIPT, ENABLE_BAGUA_NET="1", BAGUA_NET_STALL_S="1")
+    assert (job.code, job.networks, job.right) == (0, {"BaguaNet"}, True), job.output + job.logs
+    result = next(json.loads(line) for line in job.output.splitlines() if line.startswith('{"'))
+    assert result["kinds"] == ["idle", "stopped"], job.output + job.logs
+    # Rank 0 says for whom it waits, ever more rarely, and that it goes on.
+    lines = [line for line in job.logs.splitlines() if "waiting for" in line and f"process {result['pid']})" in line]
+    assert 1 <= len(lines) <= 8, job.logs
+    assert "to receive from" in lines[0]
+    assert "goes on, after at least" in job.logs
