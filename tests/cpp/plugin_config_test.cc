@@ -103,7 +103,7 @@ TEST_CASE(every_knob_reaches_its_own_member) {
   CHECK_EQ(config.socket_buffer_bytes, 71234);
   CHECK(config.congestion_control == CongestionControl::kBbr);
   CHECK_EQ(config.faults.cuts_per_s, 15.0);
-  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{20});
+  CHECK_EQ(bagua_net::knob_descriptions().size(), std::size_t{21});
 }
 
 // What a row says is the default is read back as the default, and setting it changes nothing.
