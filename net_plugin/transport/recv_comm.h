@@ -60,12 +60,12 @@ class RecvComm final : public Comm {
 
   // All below: with mutex_ held.
   std::size_t losses_ = 0;
-  std::size_t damages_ = 0;           // of them, for damaged data
-  std::size_t damages_in_a_row_ = 0;  // with no chunk in between that arrived intact
-  std::uint64_t intact_chunks_ = 0;   // when the last of them was seen
+  std::size_t damages_ = 0;            // of them, for damaged data
+  std::size_t damages_in_a_row_ = 0;   // with no chunk in between that arrived intact
+  std::uint64_t intact_chunks_ = 0;    // when the last of them was seen
   bool last_loss_was_silent_ = false;  // no answer, rather than a word of the peer's host or the network
   std::string last_loss_;
-  std::int64_t none_left_ms_ = 0;      // since when no stream is left; 0: there are some
+  std::int64_t none_left_ms_ = 0;  // since when no stream is left; 0: there are some
   std::int64_t next_log_ms_ = 0;
 };
 
