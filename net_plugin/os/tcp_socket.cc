@@ -10,7 +10,7 @@ namespace bagua_net {
 namespace {
 
 constexpr int kListenBacklog = 4096;  // the kernel cuts it to net.core.somaxconn
-constexpr int kKeepaliveProbes = 3;
+constexpr int kMinKeepaliveProbes = 3;
 
 // What a connection between hosts may hold unsent before it takes no more bytes. The kernel's own limit is megabytes: a
 // slow connection would swallow whole messages and keep them, while its faster siblings have nothing to do. What is on
@@ -112,13 +112,15 @@ int tcp_connect_result(int socket) {
 Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host) {
   BAGUA_NET_RETURN_IF_ERROR(set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY"));
   if (options.keepalive_s > 0) {
-    // A dead host is noticed after `keepalive_s`: half of it idle, then probes over the other half.
-    const int idle_s = std::max(1, options.keepalive_s / 2);
-    const int interval_s = std::max(1, (options.keepalive_s - idle_s) / kKeepaliveProbes);
+    // A dead host is noticed after `keepalive_s`. With recovery, a sender that waits for an acknowledgement and has
+    // nothing else under way learns from the first probes that a connection is silent, within a third of that time.
+    const int idle_s = std::max(1, options.keepalive_s / 6);
+    const int interval_s = std::max(1, options.keepalive_s / 18);
+    const int probes = std::max(kMinKeepaliveProbes, (options.keepalive_s - idle_s) / interval_s);
     BAGUA_NET_RETURN_IF_ERROR(set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE"));
     BAGUA_NET_RETURN_IF_ERROR(set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, idle_s, "TCP_KEEPIDLE"));
     BAGUA_NET_RETURN_IF_ERROR(set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, interval_s, "TCP_KEEPINTVL"));
-    BAGUA_NET_RETURN_IF_ERROR(set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, kKeepaliveProbes, "TCP_KEEPCNT"));
+    BAGUA_NET_RETURN_IF_ERROR(set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, probes, "TCP_KEEPCNT"));
   }
   set_if_known(socket, TCP_NOTSENT_LOWAT, same_host ? kUnsentBytesOfTheKernel : kUnsentBytes);
   if (!same_host) {  // and left so where a connection turns out to stay on the host: nothing is lost there

@@ -44,6 +44,9 @@ constexpr int kReplaceAgainMs = 10000;
 constexpr int kLogMs = 10000;
 // What closing a comm may take: NCCL aborts within a second.
 constexpr int kLingerMs = 700;
+// Of that, for a peer to say whether what its kernel has is damaged. It may not call its comm any more, and there are
+// as many comms to close as channels and peers.
+constexpr int kDamageMs = 300;
 
 ChunkPolicy chunk_policy(const SendPolicy& policy) {
   ChunkPolicy chunks{1, std::min(policy.min_chunk_bytes, policy.max_chunk_bytes), policy.max_chunk_bytes};
@@ -438,18 +441,24 @@ void SendComm::linger() {
   if (!recovers_ || has_failed() || has_unfinished_requests()) return;
   drive_alone();
   const std::int64_t end_ms = monotonic_ms() + kLingerMs;
+  std::int64_t delivered_ms = 0;
   for (;;) {
     adopt_changes();
     if (has_failed()) return;
     drive_own_streams();
+    bool is_delivered = !own_replay_.any() && !striped_replay_.any();
+    bool is_acknowledged = is_delivered;
     for (SendStream* stream : send_streams_) {
-      if (stream != nullptr) stream->ask_for_acknowledgement();
+      if (stream == nullptr) continue;
+      stream->ask_for_acknowledgement();
+      is_delivered &= stream->is_delivered();
+      is_acknowledged &= stream->is_acknowledged();
     }
-    bool delivered = !own_replay_.any() && !striped_replay_.any();
-    for (SendStream* stream : send_streams_) {
-      if (stream != nullptr && !stream->is_delivered()) delivered = false;
-    }
-    if (delivered || monotonic_ms() >= end_ms) return;
+    const std::int64_t now_ms = monotonic_ms();
+    if (is_acknowledged || (is_delivered && !policy_.checksums) || now_ms >= end_ms) return;
+    if (!is_delivered) delivered_ms = 0;
+    if (is_delivered && delivered_ms == 0) delivered_ms = now_ms;
+    if (is_delivered && now_ms - delivered_ms >= kDamageMs) return;
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
 }

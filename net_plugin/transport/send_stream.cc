@@ -295,7 +295,7 @@ bool SendStream::is_delivered() {
   if (state() == StreamState::kEnded) return true;
   if (has_chunk_) return false;
   // With nothing lost, what the peer's kernel has is delivered.
-  return unacknowledged_.is_empty() || (!checksums_ && !is_over() && undelivered_bytes() == 0);
+  return unacknowledged_.is_empty() || (!is_over() && undelivered_bytes() == 0);
 }
 
 void SendStream::ask_for_acknowledgement() {

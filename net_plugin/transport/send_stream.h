@@ -56,10 +56,12 @@ class SendStream final : public DataStream {
   void give_up(Status why) { lose(std::move(why)); }
   // What was not acknowledged, once the stream is lost and no driver will come again.
   std::vector<Chunk> take_unfinished();
-  // Nothing of what the peer has not acknowledged depends on this process any more. By the driver.
+  // The peer has it, or its kernel. By the driver.
   bool is_delivered();
-  // With checksums, what the peer's kernel has is not delivered: it may be damaged. Sends the last chunk again, unless
-  // the peer acknowledges it without that. By the driver, once nothing else is to be sent.
+  // The peer has it. Once that was called.
+  bool is_acknowledged() const { return state() == StreamState::kEnded || (!has_chunk_ && unacknowledged_.is_empty()); }
+  // What the peer's kernel has may be damaged. Sends the last chunk again, unless the peer acknowledges it without
+  // that. With checksums only; by the driver, once nothing else is to be sent.
   void ask_for_acknowledgement();
   // The peer has acknowledged something since this was asked last. Any thread.
   bool was_acknowledged() { return was_acknowledged_.exchange(false, std::memory_order_relaxed); }

@@ -234,7 +234,7 @@ TEST_CASE(signals_disturb_no_message) {
   static std::atomic<int> signals{0};
   action.sa_handler = [](int) { ++signals; };
   CHECK_EQ(::sigaction(SIGALRM, &action, nullptr), 0);
-  const itimerval often{{0, 100}, {0, 100}};
+  const itimerval often{{0, 500}, {0, 500}};
   const itimerval never{};
   for (const int workers : {0, 2}) {
     PluginConfig config = config_with(Recovery::kOff);

@@ -138,8 +138,8 @@ def _expect_error_of(ring: Ring, lab: Lab, rank: int) -> None:
     assert lab.hosts[1 - rank].address() in message + driver.log(), message
 
 
-@pytest.mark.parametrize("recovery", ["0", "1"])
-def test_a_link_that_stays_down_is_an_error(recovery: str) -> None:
+@pytest.mark.parametrize(("recovery", "words"), [("0", "set eth0 down"), ("1", "set eth0 down"), ("1", "delete eth0")])
+def test_an_interface_that_goes_is_an_error(recovery: str, words: str) -> None:
     environment = {"BAGUA_NET_KEEPALIVE_S": "30" if _IS_LONG else "3", "BAGUA_NET_RECOVERY": recovery}
     with (
         Lab(rate_mbit=_RATE_MBIT, ip_versions=(4,)) as lab,
@@ -147,7 +147,7 @@ def test_a_link_that_stays_down_is_an_error(recovery: str) -> None:
     ):
         ring.connect()
         _start_verify(lab, ring, _BYTES)
-        _take_link_down(lab)
+        _ip(lab, 0, "link", *words.split())
         began = time.monotonic()
         for rank in range(2):
             _expect_error_of(ring, lab, rank)
