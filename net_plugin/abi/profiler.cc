@@ -82,8 +82,8 @@ bool Profiler::with(void* handle, Use use) {
 template <typename Fill>
 void* Profiler::begin(bool of_proxy, Fill fill) {
   const auto evict = [this](ProfiledEvent* old) {
-    // A collective that has been enqueued is expected to be here still.
-    if ((old->type & kCollectives) == 0) trace_->count_dropped();
+    // A collective that has been enqueued is expected to be here still, and a step that NCCL began again.
+    if ((old->type & (kCollectives | nccl::kProfileProxyStep)) == 0) trace_->count_dropped();
     if (old->lane < 0) return;
     Lanes& lanes =
         (old->type & kCollectives) != 0 ? old->communicator->collective_lanes : old->communicator->operation_lanes;
@@ -215,7 +215,9 @@ void Profiler::record_state(void* handle, nccl::ProfilerState state, const nccl:
     if (step->type != nccl::kProfileProxyStep) return;
     end_wait(step, now_ns);
     step->wait = wait;
-    if (arguments != nullptr) step->bytes = arguments->proxyStep.transSize;
+    // At other times it may be that of another step.
+    const bool has_size = state == nccl::ProfilerState::kSendWait || state == nccl::ProfilerState::kRecvFlushWait;
+    if (has_size && arguments != nullptr) step->bytes = arguments->proxyStep.transSize;
   });
 }
 

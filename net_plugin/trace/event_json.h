@@ -27,7 +27,6 @@ class EventJson {
 
  private:
   void begin(char phase, std::uint32_t track, std::string* lines) const;
-  void append_time(const char* key, std::int64_t ns, std::string* lines) const;
 
   const int process_id_;
   const std::int64_t base_ns_;

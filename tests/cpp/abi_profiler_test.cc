@@ -69,7 +69,8 @@ void reduce_once(const ProfilerTable& table, void* context) {
   for (void* request : {sending, receiving}) {
     wait_until("the message", [&] { return is_done(*over_table, request, nullptr); });
   }
-  CHECK_SUCCESS(table.state(receive_step.step, ProfilerState::kRecvGpuWait, from.size()));
+  CHECK_SUCCESS(table.state(receive_step.step, ProfilerState::kRecvFlushWait, from.size()));
+  CHECK_SUCCESS(table.state(receive_step.step, ProfilerState::kRecvGpuWait, 12345));  // that of a later step
   for (void* handle : {send_step.step, receive_step.step, send, receive}) CHECK_SUCCESS(table.stop(handle));
   close_both_ends(*over_table, &connection);
   CHECK_SUCCESS(net->finalize(ctx));
