@@ -20,9 +20,9 @@ PATIENCE_S = 40
 SEEN = Path("seen-idle")  # by rank 0; a new folder is the working directory of both
 
 
-def blamed(pid: int, kind: str) -> bool:
-    """Whether the process was blamed for this within PATIENCE_S."""
-    words = [sys.executable, "-m", "bagua.cli.net", "blame", "--after", "1", "--json"]
+def blamed(pid: int, kind: str, after_s: int = 1) -> bool:
+    """Whether the process was blamed for this within PATIENCE_S, by one that waited for so long."""
+    words = [sys.executable, "-m", "bagua.cli.net", "blame", "--after", str(after_s), "--json"]
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         shown = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
@@ -38,7 +38,8 @@ def watch(pid: int) -> list[str]:
     try:
         kinds = ["idle"] * blamed(pid, "idle")
         SEEN.touch()
-        return kinds + ["stopped"] * blamed(pid, "stopped")
+        # Long enough for the line in the log, which comes within three seconds.
+        return kinds + ["stopped"] * blamed(pid, "stopped", after_s=4)
     finally:
         SEEN.touch()
         os.kill(pid, signal.SIGCONT)
