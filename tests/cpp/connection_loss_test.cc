@@ -1,5 +1,6 @@
 // Connections are cut while messages are under way, again and again: every message arrives whole, once, in its receive.
 // Long run: BAGUA_TEST_FAULTS=<number of cuts> connection_loss_test random_cuts_0_0 (and the others of that name).
+#include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -435,43 +436,48 @@ TEST_CASE(a_sender_that_was_killed_is_an_error) {
 
 // The kernel probes nothing while something is unacknowledged, and repeats that for a quarter of an hour.
 TEST_CASE(a_sender_whose_host_vanished_before_an_acknowledgement_is_an_error) {
-  for (const int workers : {0, 2}) {
-    PluginConfig config = config_with(workers);
-    config.keepalive_s = 2;
-    constexpr std::size_t kMessages = 64;  // the last of so many asks for an acknowledgement
-    KilledPeer peer([&](int pipe) {
-      std::unique_ptr<TransportContext> context;
-      CHECK_OK(TransportContext::create(config, {loopback_device()}, &context));
-      Handle handle = read_handle(pipe);
-      SendComm* comm = connect_to(*context, handle);
-      for (const int fd : open_connections()) silence(fd);
-      const std::vector<std::uint8_t> message = make_message(0, 100);
-      for (std::size_t i = 0; i < kMessages; ++i) {
-        Request* send = nullptr;
-        CHECK_OK(TransportContext::isend(comm, message.data(), message.size(), nullptr, &send));
-        CHECK_OK(outcome(send));
-      }
-      ::raise(SIGSTOP);
-    });
+  PluginConfig config = config_with(0, 1);
+  config.keepalive_s = 2;
+  // Until the receiver's window has room for the last one, which asks for an acknowledgement.
+  constexpr std::size_t kSizes[] = {4u << 20, 4u << 20, 4u << 20, 4u << 20, 100000};
+  KilledPeer peer([&](int pipe) {
     std::unique_ptr<TransportContext> context;
     CHECK_OK(TransportContext::create(config, {loopback_device()}, &context));
-    Handle handle{};
-    ListenComm* listener = nullptr;
-    CHECK_OK(context->listen(0, handle.data(), &listener));
-    write_handle(peer.pipe(), handle);
-    RecvComm* comm = accept_from(*context, listener);
-    std::vector<std::uint8_t> room(100);
-    for (std::size_t i = 0; i < kMessages; ++i) {
-      Request* receive = nullptr;
-      CHECK_OK(TransportContext::irecv(comm, room.data(), room.size(), nullptr, &receive));
-      CHECK_OK(outcome(receive));
-      CHECK(room == make_message(0, 100));
+    Handle handle = read_handle(pipe);
+    SendComm* comm = connect_to(*context, handle);
+    for (const std::size_t bytes : kSizes) {
+      const bool is_last = bytes == kSizes[4];
+      if (is_last) {
+        for (const int fd : open_connections()) silence(fd);
+      }
+      const std::vector<std::uint8_t> message = make_message(bytes, bytes);
+      Request* send = nullptr;
+      CHECK_OK(TransportContext::isend(comm, message.data(), message.size(), nullptr, &send));
+      pollfd received{pipe, POLLIN, 0};
+      while (!is_request_done(send) && ::poll(&received, 1, 1) == 0) {
+      }
+      if (is_last) ::raise(SIGSTOP);
     }
-    Request* receive = nullptr;
+  });
+  std::unique_ptr<TransportContext> context;
+  CHECK_OK(TransportContext::create(config, {loopback_device()}, &context));
+  Handle handle{};
+  ListenComm* listener = nullptr;
+  CHECK_OK(context->listen(0, handle.data(), &listener));
+  write_handle(peer.pipe(), handle);
+  RecvComm* comm = accept_from(*context, listener);
+  Request* receive = nullptr;
+  for (const std::size_t bytes : kSizes) {
+    std::vector<std::uint8_t> room(bytes);
     CHECK_OK(TransportContext::irecv(comm, room.data(), room.size(), nullptr, &receive));
-    check_names(outcome(receive), "waits for message 64");
-    context->close(comm);
+    CHECK_OK(outcome(receive));
+    CHECK(room == make_message(bytes, bytes));
   }
+  write_handle(peer.pipe(), handle);
+  std::vector<std::uint8_t> room(100);
+  CHECK_OK(TransportContext::irecv(comm, room.data(), room.size(), nullptr, &receive));
+  check_names(outcome(receive), "waits for message 5");
+  context->close(comm);
 }
 
 // In every state of recovery: nothing can be opened again, because the receiving process does not answer.
