@@ -17,7 +17,7 @@ constexpr std::chrono::milliseconds kLimit{3000 * kSlowdown};
 
 int round_count() {
   const char* const asked = std::getenv("BAGUA_TEST_ROUNDS");
-  return asked != nullptr ? std::atoi(asked) : 24;
+  return asked != nullptr ? static_cast<int>(std::strtol(asked, nullptr, 10)) : 24;
 }
 
 long resident_kib() {
