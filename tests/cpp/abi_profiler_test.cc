@@ -103,7 +103,7 @@ void check_trace_of_reduction(const trace_file::Trace& trace, int version) {
     CHECK_EQ(number(operation, "seq"), 41);
     CHECK_EQ(number(operation, "channel"), 3);
     CHECK_EQ(number(operation, "bytes"), 300);
-    CHECK(std::atof(value(operation, "ts").c_str()) >= std::atof(value(reductions[1], "ts").c_str()));
+    CHECK(number(operation, "ts") >= number(reductions[1], "ts"));
     CHECK(number(operation, "network_wait_us") <= number(operation, "dur"));
     CHECK(!value(operation, "gpu_wait_us").empty() && !value(operation, "peer_wait_us").empty());
   }
