@@ -94,9 +94,9 @@ Status memory_of(void* comm, Comm** memory) {
   return Status::ok();
 }
 
-void trace_origin(Comm* comm, const Request& request, void* phandle) {
+void trace_origin(Comm* comm, const Communicator* owner, const Request& request, void* phandle) {
   MessageOrigin origin;
-  nccl::ProfilerCallback* const callback = ProcessInstance::get().profiler_callback.load(std::memory_order_acquire);
+  nccl::ProfilerCallback* const callback = ProcessInstance::get().profiler_callback(owner);
   if (profiler::origin_of_message(callback, phandle, &origin)) comm->trace_origin(request, origin);
 }
 
@@ -111,8 +111,7 @@ nccl::Result init(int table_version, nccl::Logger* logger, nccl::ProfilerCallbac
   bool declined = false;
   const nccl::Result result = guarded("init", [&] {
     install_nccl_logger(logger);
-    ProcessInstance::get().profiler_callback.store(profiler, std::memory_order_release);
-    return ProcessInstance::get().init(table_version, 0, nullptr, &declined);
+    return ProcessInstance::get().init(table_version, 0, profiler, nullptr, &declined);
   });
   return declined ? decline() : result;
 }
@@ -122,11 +121,11 @@ nccl::Result init_communicator(int table_version, nccl::Logger* logger, std::uin
   bool declined = false;
   const nccl::Result result = guarded("init", [&] {
     install_nccl_logger(logger);
-    ProcessInstance::get().profiler_callback.store(profiler, std::memory_order_release);
     if (ctx == nullptr) return missing("ctx");
     *ctx = nullptr;
     Communicator* communicator = nullptr;
-    BAGUA_NET_RETURN_IF_ERROR(ProcessInstance::get().init(table_version, communicator_id, &communicator, &declined));
+    BAGUA_NET_RETURN_IF_ERROR(
+        ProcessInstance::get().init(table_version, communicator_id, profiler, &communicator, &declined));
     *ctx = communicator;
     return Status::ok();
   });
@@ -269,7 +268,7 @@ nccl::Result isend(void* send_comm, void* data, std::int64_t bytes, void* mhandl
     BAGUA_NET_RETURN_IF_ERROR(TransportContext::isend(comm, data, static_cast<std::size_t>(bytes),
                                                       static_cast<MemoryRegistration*>(mhandle), &posted));
     *request = posted;
-    if (posted != nullptr && comm->is_traced()) trace_origin(comm, *posted, phandle);
+    if (posted != nullptr && comm->is_traced()) trace_origin(comm, open->owner, *posted, phandle);
     return Status::ok();
   });
 }
@@ -296,7 +295,8 @@ nccl::Result irecv(void* recv_comm, int n, void** data, std::int64_t bytes, void
     BAGUA_NET_RETURN_IF_ERROR(
         TransportContext::irecv(comm, buffer, static_cast<std::size_t>(bytes), registration, &posted));
     *request = posted;
-    if (posted != nullptr && comm->is_traced() && phandles != nullptr) trace_origin(comm, *posted, phandles[0]);
+    if (posted != nullptr && comm->is_traced() && phandles != nullptr)
+      trace_origin(comm, open->owner, *posted, phandles[0]);
     return Status::ok();
   });
 }

@@ -72,8 +72,8 @@ ProcessInstance& ProcessInstance::get() {
   return *created.release();
 }
 
-Status ProcessInstance::init(int table_version, std::uint64_t communicator_id, Communicator** communicator,
-                             bool* declined) {
+Status ProcessInstance::init(int table_version, std::uint64_t communicator_id, nccl::ProfilerCallback* callback,
+                             Communicator** communicator, bool* declined) {
   *declined = false;
   if (communicator != nullptr) *communicator = nullptr;
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -96,10 +96,11 @@ Status ProcessInstance::init(int table_version, std::uint64_t communicator_id, C
     }
   }
   if (communicator == nullptr) {
+    profiler_callback_.store(callback, std::memory_order_release);
     has_user_without_finalize_ = true;
     return Status::ok();
   }
-  auto created = std::make_unique<Communicator>(Communicator{communicator_id});
+  auto created = std::make_unique<Communicator>(Communicator{communicator_id, callback});
   communicators_.insert(created.get());
   *communicator = created.release();
   return Status::ok();

@@ -29,6 +29,7 @@ namespace bagua_net::abi {
 // One communicator of NCCL's (v11+): what init hands out and finalize takes back.
 struct Communicator {
   std::uint64_t id;  // NCCL's commId
+  nccl::ProfilerCallback* profiler_callback;
 };
 
 using AnyComm = std::variant<ListenComm*, SendComm*, RecvComm*>;
@@ -47,7 +48,9 @@ class ProcessInstance {
 
   // Idempotent. `communicator` is nullptr for tables without finalize (before v11): then the transport stays up for
   // good, because nothing says when its last user is gone.
-  Status init(int table_version, std::uint64_t communicator_id, Communicator** communicator, bool* declined);
+  // callback: asks this NCCL what a message belongs to; nullptr before v10.
+  Status init(int table_version, std::uint64_t communicator_id, nccl::ProfilerCallback* callback,
+              Communicator** communicator, bool* declined);
   // Closes whatever the communicator left open and, after the last one, the transport. Harmless for nullptr, for a
   // communicator whose init failed, and for one that was finalized before or by a parent process.
   void finalize(Communicator* communicator);
@@ -60,8 +63,10 @@ class ProcessInstance {
   // What records NCCL's own events in the trace of BAGUA_NET_TRACE; nullptr: there is none. Started by NCCL's profiler.
   Profiler* start_profiler();
   Profiler* profiler() const { return profiler_.load(std::memory_order_acquire); }
-  // How NCCL is asked what a message belongs to.
-  std::atomic<nccl::ProfilerCallback*> profiler_callback{nullptr};
+  // How NCCL is asked what a message belongs to, of a comm of that owner.
+  nccl::ProfilerCallback* profiler_callback(const Communicator* owner) const {
+    return owner != nullptr ? owner->profiler_callback : profiler_callback_.load(std::memory_order_acquire);
+  }
 
   OpenComm* add_comm(TransportContext* transport, AnyComm comm, const Communicator* owner);
   // For calls off the hot path: an error for a pointer that was closed or belongs to the parent process.
@@ -87,7 +92,8 @@ class ProcessInstance {
   bool asked_for_trace_ = false;
   std::shared_ptr<Trace> trace_;  // nullptr: none
   std::unique_ptr<Profiler> owned_profiler_;
-  std::atomic<Profiler*> profiler_{nullptr};  // the same, for all threads
+  std::atomic<nccl::ProfilerCallback*> profiler_callback_{nullptr};  // of tables without owners
+  std::atomic<Profiler*> profiler_{nullptr};                         // the same, for all threads
   Status refusal_;                            // not ok: connections fail with it, see [Note: BAGUA_NET_REQUIRED]
   std::vector<Device> placeholder_devices_;   // one while refusal_ is set
   std::unordered_set<std::string> interned_;  // node based: text stays where it is

@@ -16,6 +16,9 @@ namespace bagua_net::abi {
 
 struct ProfiledCommunicator;
 
+// What NCCL holds of an event; 0: nothing.
+using EventHandle = std::uint64_t;
+
 // What a message waits for, in the order of kWaitNames.
 enum class Wait : std::uint8_t { kGpu, kPeer, kNetwork };
 constexpr std::size_t kWaits = 3;
@@ -23,7 +26,7 @@ constexpr std::size_t kWaits = 3;
 struct ProfiledEvent {
   std::uint64_t type = 0;  // 0: none
   ProfiledCommunicator* communicator = nullptr;
-  void* parent = nullptr;  // a handle: of a proxy operation its collective, of a step its operation
+  EventHandle parent = 0;  // of a proxy operation its collective, of a step its operation
   TraceEvent event;
   MessageOrigin origin;
   int lane = -1;
@@ -45,7 +48,7 @@ class ProfiledEvents {
 
   // A place, locked: to be filled in. What it held before and has not ended is given to `evict`.
   template <typename Fill, typename Evict>
-  void* begin(Fill fill, Evict evict) {
+  EventHandle begin(Fill fill, Evict evict) {
     const std::uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
     Place& place = places_[number & mask_];
     const std::lock_guard<std::mutex> lock(place.mutex);
@@ -53,14 +56,14 @@ class ProfiledEvents {
     place.number = number;
     place.event = {};
     fill(&place.event);
-    return reinterpret_cast<void*>(number + 1);
+    return number + 1;
   }
 
   // Calls `use` with the event, locked; false: it is not there any more. `use` must not ask for another event.
   template <typename Use>
-  bool with(void* handle, Use use) {
-    if (handle == nullptr) return false;
-    const std::uint64_t number = reinterpret_cast<std::uintptr_t>(handle) - 1;
+  bool with(EventHandle handle, Use use) {
+    if (handle == 0) return false;
+    const std::uint64_t number = handle - 1;
     Place& place = places_[number & mask_];
     const std::lock_guard<std::mutex> lock(place.mutex);
     if (place.number != number || place.event.type == 0) return false;

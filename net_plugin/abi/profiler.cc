@@ -16,9 +16,6 @@ constexpr std::uint64_t kCalls = nccl::kProfileGroupApi | nccl::kProfileCollApi 
                                  nccl::kProfileKernelLaunch | nccl::kProfileGroup | nccl::kProfileCeColl;
 constexpr std::uint64_t kCollectives = nccl::kProfileColl | nccl::kProfileP2p;
 
-void* as_handle(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
-std::uintptr_t as_number(void* handle) { return reinterpret_cast<std::uintptr_t>(handle); }
-
 void set_operation(MessageOrigin* origin, const char* function, std::uint64_t sequence_number) {
   if (function != nullptr) std::snprintf(origin->operation, sizeof origin->operation, "%s", function);
   origin->sequence_number = sequence_number;
@@ -74,13 +71,13 @@ ProfiledCommunicator* Profiler::add_communicator(const std::string& name, std::u
 }
 
 template <typename Use>
-bool Profiler::with(void* handle, Use use) {
-  if (handle == nullptr) return false;
-  return (is_of_proxy(handle) ? proxy_events_ : tasks_).with(as_handle(as_number(handle) >> 1), use);
+bool Profiler::with(EventHandle handle, Use use) {
+  if (handle == 0) return false;
+  return (is_of_proxy(handle) ? proxy_events_ : tasks_).with(handle >> 1, use);
 }
 
 template <typename Fill>
-void* Profiler::begin(bool of_proxy, Fill fill) {
+EventHandle Profiler::begin(bool of_proxy, Fill fill) {
   const auto evict = [this](ProfiledEvent* old) {
     // A collective that has been enqueued is expected to be here still, and a step that NCCL began again.
     if ((old->type & (kCollectives | nccl::kProfileProxyStep)) == 0) trace_->count_dropped();
@@ -89,12 +86,12 @@ void* Profiler::begin(bool of_proxy, Fill fill) {
         (old->type & kCollectives) != 0 ? old->communicator->collective_lanes : old->communicator->operation_lanes;
     lanes.give_back(old->lane);
   };
-  void* const place = (of_proxy ? proxy_events_ : tasks_).begin(fill, evict);
-  return as_handle(as_number(place) << 1 | (of_proxy ? 1 : 0));
+  const EventHandle place = (of_proxy ? proxy_events_ : tasks_).begin(fill, evict);
+  return place << 1 | (of_proxy ? 1 : 0);
 }
 
-void* Profiler::start_call(ProfiledCommunicator* communicator, std::uint64_t type, const char* function,
-                           std::uint64_t count, const char* datatype) {
+EventHandle Profiler::start_call(ProfiledCommunicator* communicator, std::uint64_t type, const char* function,
+                                 std::uint64_t count, const char* datatype) {
   return begin(false, [&](ProfiledEvent* call) {
     call->type = type;
     call->communicator = communicator;
@@ -107,7 +104,7 @@ void* Profiler::start_call(ProfiledCommunicator* communicator, std::uint64_t typ
   });
 }
 
-void* Profiler::start_collective(ProfiledCommunicator* communicator, const nccl::ProfiledColl& collective) {
+EventHandle Profiler::start_collective(ProfiledCommunicator* communicator, const nccl::ProfiledColl& collective) {
   return begin(false, [&](ProfiledEvent* started) {
     started->type = nccl::kProfileColl;
     started->communicator = communicator;
@@ -124,7 +121,7 @@ void* Profiler::start_collective(ProfiledCommunicator* communicator, const nccl:
   });
 }
 
-void* Profiler::start_p2p(ProfiledCommunicator* communicator, const nccl::ProfiledP2p& p2p) {
+EventHandle Profiler::start_p2p(ProfiledCommunicator* communicator, const nccl::ProfiledP2p& p2p) {
   return begin(false, [&](ProfiledEvent* started) {
     started->type = nccl::kProfileP2p;
     started->communicator = communicator;
@@ -144,7 +141,9 @@ void Profiler::begin_transfer(ProfiledEvent* collective, std::int64_t now_ns) {
 }
 
 void Profiler::end_transfer(ProfiledEvent* collective, std::int64_t now_ns) {
-  if (collective->running == 0 || --collective->running > 0) return;
+  if (collective->running == 0) return;
+  --collective->running;
+  if (collective->running > 0) return;
   if (collective->lane < 0) {
     trace_->count_dropped();
     return;
@@ -156,8 +155,8 @@ void Profiler::end_transfer(ProfiledEvent* collective, std::int64_t now_ns) {
   collective->communicator->collective_lanes.give_back(std::exchange(collective->lane, -1));
 }
 
-void* Profiler::start_operation(ProfiledCommunicator* communicator, void* parent,
-                                const nccl::ProfiledProxyOp& operation) {
+EventHandle Profiler::start_operation(ProfiledCommunicator* communicator, EventHandle parent,
+                                      const nccl::ProfiledProxyOp& operation) {
   const std::int64_t now_ns = monotonic_ns();
   MessageOrigin origin;
   // With PXN, the collective may be another process's.
@@ -166,7 +165,7 @@ void* Profiler::start_operation(ProfiledCommunicator* communicator, void* parent
         begin_transfer(collective, now_ns);
         origin = collective->origin;
       })) {
-    parent = nullptr;
+    parent = 0;
   }
   origin.channel = operation.channelId;
   return begin(true, [&](ProfiledEvent* started) {
@@ -178,7 +177,7 @@ void* Profiler::start_operation(ProfiledCommunicator* communicator, void* parent
     const auto lane = static_cast<std::uint32_t>(started->lane < 0 ? 0 : started->lane);
     started->event = TraceEvent(communicator->operations + lane, "nccl network", origin.operation, now_ns);
     started->event.append_to_name(operation.isSend != 0 ? " send" : " receive");
-    if (parent != nullptr) started->event.add("seq", origin.sequence_number);
+    if (parent != 0) started->event.add("seq", origin.sequence_number);
     started->event.add("channel", operation.channelId);
     started->event.add("peer", static_cast<std::uint64_t>(operation.peer));
     started->event.add("steps", static_cast<std::uint64_t>(operation.nSteps));
@@ -186,10 +185,10 @@ void* Profiler::start_operation(ProfiledCommunicator* communicator, void* parent
   });
 }
 
-void* Profiler::start_step(ProfiledCommunicator* communicator, void* parent) {
+EventHandle Profiler::start_step(ProfiledCommunicator* communicator, EventHandle parent) {
   MessageOrigin origin;
   if (!is_of_proxy(parent) || !with(parent, [&](ProfiledEvent* operation) { origin = operation->origin; })) {
-    return nullptr;
+    return 0;
   }
   return begin(true, [&](ProfiledEvent* started) {
     started->type = nccl::kProfileProxyStep;
@@ -199,7 +198,7 @@ void* Profiler::start_step(ProfiledCommunicator* communicator, void* parent) {
   });
 }
 
-void Profiler::record_state(void* handle, nccl::ProfilerState state, const nccl::ProfilerStateArgs* arguments) {
+void Profiler::record_state(EventHandle handle, nccl::ProfilerState state, const nccl::ProfilerStateArgs* arguments) {
   Wait wait = Wait::kNetwork;
   switch (state) {
     case nccl::ProfilerState::kSendGpuWait:
@@ -235,9 +234,9 @@ void Profiler::stop_operation(ProfiledEvent* operation, std::int64_t now_ns) {
   operation->communicator->operation_lanes.give_back(std::exchange(operation->lane, -1));
 }
 
-void Profiler::stop(void* handle) {
+void Profiler::stop(EventHandle handle) {
   const std::int64_t now_ns = monotonic_ns();
-  void* parent = nullptr;
+  EventHandle parent = 0;
   ProfiledEvent step;
   with(handle, [&](ProfiledEvent* stopped) {
     switch (stopped->type) {
@@ -267,7 +266,7 @@ void Profiler::stop(void* handle) {
   });
 }
 
-bool Profiler::origin_of(void* step, MessageOrigin* origin) {
+bool Profiler::origin_of(EventHandle step, MessageOrigin* origin) {
   return is_of_proxy(step) && with(step, [&](ProfiledEvent* found) { *origin = found->origin; });
 }
 

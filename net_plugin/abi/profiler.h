@@ -41,28 +41,28 @@ class Profiler {
   // Lives as long as the profiler: proxy threads may outlive the communicator.
   ProfiledCommunicator* add_communicator(const std::string& name, std::uint64_t id, int rank, int ranks);
 
-  // Each returns a handle; nullptr: it is not wanted.
-  void* start_call(ProfiledCommunicator* communicator, std::uint64_t type, const char* function, std::uint64_t count,
-                   const char* datatype);
-  void* start_collective(ProfiledCommunicator* communicator, const nccl::ProfiledColl& collective);
-  void* start_p2p(ProfiledCommunicator* communicator, const nccl::ProfiledP2p& p2p);
-  void* start_operation(ProfiledCommunicator* communicator, void* parent, const nccl::ProfiledProxyOp& operation);
-  void* start_step(ProfiledCommunicator* communicator, void* parent);
+  EventHandle start_call(ProfiledCommunicator* communicator, std::uint64_t type, const char* function,
+                         std::uint64_t count, const char* datatype);
+  EventHandle start_collective(ProfiledCommunicator* communicator, const nccl::ProfiledColl& collective);
+  EventHandle start_p2p(ProfiledCommunicator* communicator, const nccl::ProfiledP2p& p2p);
+  EventHandle start_operation(ProfiledCommunicator* communicator, EventHandle parent,
+                              const nccl::ProfiledProxyOp& operation);
+  EventHandle start_step(ProfiledCommunicator* communicator, EventHandle parent);
 
   // A handle of another process or one that is too old is ignored.
-  void record_state(void* handle, nccl::ProfilerState state, const nccl::ProfilerStateArgs* arguments);
-  void stop(void* handle);
+  void record_state(EventHandle handle, nccl::ProfilerState state, const nccl::ProfilerStateArgs* arguments);
+  void stop(EventHandle handle);
 
   // What the step belongs to.
-  bool origin_of(void* step, MessageOrigin* origin);
+  bool origin_of(EventHandle step, MessageOrigin* origin);
 
  private:
   // Handles of proxy operations and steps are odd, so that their many cannot take the places of collectives.
-  static bool is_of_proxy(void* handle) { return (reinterpret_cast<std::uintptr_t>(handle) & 1) != 0; }
+  static bool is_of_proxy(EventHandle handle) { return (handle & 1) != 0; }
   template <typename Use>
-  bool with(void* handle, Use use);
+  bool with(EventHandle handle, Use use);
   template <typename Fill>
-  void* begin(bool of_proxy, Fill fill);
+  EventHandle begin(bool of_proxy, Fill fill);
   void begin_transfer(ProfiledEvent* collective, std::int64_t now_ns);
   void end_transfer(ProfiledEvent* collective, std::int64_t now_ns);
   void stop_operation(ProfiledEvent* operation, std::int64_t now_ns);

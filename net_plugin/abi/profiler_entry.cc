@@ -11,7 +11,12 @@ namespace {
 constexpr std::int64_t kOurEvents = (std::int64_t{0xBA9A} << 16) | 1;
 constexpr int kStart = 0;
 
-void start_net_event(Profiler* profiler, void* parent, const nccl::ProfiledNetEvent& event) {
+EventHandle event_of(void* handle) { return reinterpret_cast<std::uintptr_t>(handle); }
+void* handle_of(EventHandle event) {
+  return reinterpret_cast<void*>(event);  // NOLINT(performance-no-int-to-ptr): NCCL gives it back, and no more
+}
+
+void start_net_event(Profiler* profiler, EventHandle parent, const nccl::ProfiledNetEvent& event) {
   // Other plugins' are theirs.
   if (event.id != kOurEvents || event.data == nullptr) return;
   profiler->origin_of(parent, static_cast<MessageOrigin*>(event.data));
@@ -19,21 +24,22 @@ void start_net_event(Profiler* profiler, void* parent, const nccl::ProfiledNetEv
 
 // The kinds of events that all versions have.
 template <typename Event>
-void* start(Profiler* profiler, ProfiledCommunicator* communicator, const Event& event,
-            const nccl::ProfiledColl& collective, const nccl::ProfiledP2p& p2p) {
+EventHandle start(Profiler* profiler, ProfiledCommunicator* communicator, const Event& event,
+                  const nccl::ProfiledColl& collective, const nccl::ProfiledP2p& p2p) {
   switch (event.type) {
     case nccl::kProfileGroup: return profiler->start_call(communicator, event.type, nullptr, 0, nullptr);
     case nccl::kProfileColl: return profiler->start_collective(communicator, collective);
     case nccl::kProfileP2p: return profiler->start_p2p(communicator, p2p);
-    case nccl::kProfileProxyOp: return profiler->start_operation(communicator, event.parentObj, event.proxyOp);
-    case nccl::kProfileProxyStep: return profiler->start_step(communicator, event.parentObj);
-    case nccl::kProfileNetPlugin: start_net_event(profiler, event.parentObj, event.netPlugin); return nullptr;
-    default: return nullptr;
+    case nccl::kProfileProxyOp:
+      return profiler->start_operation(communicator, event_of(event.parentObj), event.proxyOp);
+    case nccl::kProfileProxyStep: return profiler->start_step(communicator, event_of(event.parentObj));
+    case nccl::kProfileNetPlugin: start_net_event(profiler, event_of(event.parentObj), event.netPlugin); return 0;
+    default: return 0;
   }
 }
 
 template <typename Event>
-void* start_api(Profiler* profiler, ProfiledCommunicator* communicator, const Event& event) {
+EventHandle start_api(Profiler* profiler, ProfiledCommunicator* communicator, const Event& event) {
   switch (event.type) {
     case nccl::kProfileCollApi:
       return profiler->start_call(communicator, event.type, event.collApi.func, event.collApi.count,
@@ -53,7 +59,7 @@ nccl::Result start_event(void* context, void** handle, const Event* event, Start
   *handle = nullptr;
   Profiler* const profiler = ProcessInstance::get().profiler();
   if (profiler == nullptr || context == nullptr || event == nullptr) return nccl::Result::kSuccess;
-  *handle = start_one(profiler, static_cast<ProfiledCommunicator*>(context));
+  *handle = handle_of(start_one(profiler, static_cast<ProfiledCommunicator*>(context)));
   return nccl::Result::kSuccess;
 }
 
@@ -101,13 +107,13 @@ nccl::Result start_event_v6(void* context, void** handle, nccl::ProfilerEventV6*
 
 nccl::Result stop_event(void* handle) {
   Profiler* const profiler = ProcessInstance::get().profiler();
-  if (profiler != nullptr) profiler->stop(handle);
+  if (profiler != nullptr) profiler->stop(event_of(handle));
   return nccl::Result::kSuccess;
 }
 
 nccl::Result record_event_state(void* handle, nccl::ProfilerState state, nccl::ProfilerStateArgs* arguments) {
   Profiler* const profiler = ProcessInstance::get().profiler();
-  if (profiler != nullptr) profiler->record_state(handle, state, arguments);
+  if (profiler != nullptr) profiler->record_state(event_of(handle), state, arguments);
   return nccl::Result::kSuccess;
 }
 

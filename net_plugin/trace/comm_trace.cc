@@ -110,9 +110,11 @@ void CommTrace::set_streams_target(int target, std::uint32_t trials, std::uint32
 }
 
 std::unique_ptr<StreamTrace> CommTrace::open_stream(int index) {
-  const std::uint32_t track =
-      trace_->add_tracks(Trace::TrackKind::kNetwork, name_ + ", data stream " + std::to_string(index));
-  auto stream = std::make_unique<StreamTrace>(trace_, track);
+  for (std::size_t next = stream_tracks_.size(); next <= static_cast<std::size_t>(index); ++next) {
+    stream_tracks_.push_back(
+        trace_->add_tracks(Trace::TrackKind::kNetwork, name_ + ", data stream " + std::to_string(next)));
+  }
+  auto stream = std::make_unique<StreamTrace>(trace_, stream_tracks_[static_cast<std::size_t>(index)]);
   stream->note("connected", "data stream " + std::to_string(index));
   return stream;
 }

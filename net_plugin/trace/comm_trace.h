@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/monotonic_clock.h"
 #include "trace/lanes.h"
@@ -104,6 +106,7 @@ class CommTrace : public Watched {
   const std::uint32_t messages_;  // the first of their tracks
   Lanes lanes_;
   std::array<Message, kMaxMessages> under_way_;
+  std::vector<std::uint32_t> stream_tracks_;  // by index; a stream that replaces another is on its track
   int streams_target_ = 0;
 };
 

@@ -83,8 +83,8 @@ Trace::Trace(std::string path, OwnedFd file, const TraceIdentity& identity, cons
       limits_(limits),
       ring_(limits.events),
       json_(identity.process_id, monotonic_base_ns()),
-      file_(std::move(file)) {
-  lines_ = "[\n";
+      file_(std::move(file)),
+      lines_("[\n") {
   append_header(identity);
 }
 

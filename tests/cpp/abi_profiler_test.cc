@@ -103,7 +103,7 @@ void check_trace_of_reduction(const trace_file::Trace& trace, int version) {
     CHECK_EQ(number(operation, "seq"), 41);
     CHECK_EQ(number(operation, "channel"), 3);
     CHECK_EQ(number(operation, "bytes"), 300);
-    CHECK(std::atof(value(operation, "ts").c_str()) >= std::atof(value(reductions[1], "ts").c_str()));
+    CHECK(number(operation, "ts") >= number(reductions[1], "ts"));
     CHECK(number(operation, "network_wait_us") <= number(operation, "dur"));
     CHECK(!value(operation, "gpu_wait_us").empty() && !value(operation, "peer_wait_us").empty());
   }
@@ -216,6 +216,9 @@ TEST_CASE(a_trace_that_cannot_be_written_is_one_warning) {
   CHECK(trace_file::Trace(folder.root()).paths().empty());
 }
 
+// ThreadSanitizer cannot follow a child that starts threads after its parent had some, and to LeakSanitizer what the
+// parent's threads have is lost in the child.
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 TEST_CASE(a_forked_child_writes_a_file_of_its_own) {
   const TemporaryTree folder;
   in_own_process(traced(folder), [&] {
@@ -240,6 +243,7 @@ TEST_CASE(a_forked_child_writes_a_file_of_its_own) {
     CHECK_EQ(text.substr(text.size() - 3), "\n]\n");
   }
 }
+#endif
 
 }  // namespace abi_test
 

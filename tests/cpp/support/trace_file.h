@@ -26,7 +26,7 @@ inline std::string value(const std::string& event, const std::string& key) {
 inline long long number(const std::string& event, const std::string& key) {
   const std::string text = value(event, key);
   if (text.empty()) throw std::runtime_error("no " + key + " in " + event);
-  return std::atoll(text.c_str());
+  return std::strtoll(text.c_str(), nullptr, 10);
 }
 
 inline std::string content(const std::string& path) {
