@@ -87,7 +87,7 @@ class NoDescriptors {
 }  // namespace
 
 TEST_CASE(messages_survive_a_sender_that_overwrites_them) {
-  for (unsigned seed = 1; seed <= 6; ++seed) {
+  for (unsigned seed = 1; seed <= static_cast<unsigned>(check::rounds(6)); ++seed) {
     std::mt19937 random(seed);
     Connection::Settings settings;
     settings.worker_streams = 1 + seed % 3;

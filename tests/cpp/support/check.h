@@ -29,7 +29,7 @@ struct Registrar {
 // How often something random is tried: a sanitizer looks at code, and takes ten times as long.
 constexpr int rounds(int usual) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  return usual < 8 ? 1 : usual / 8;
+  return usual < 24 ? (usual < 3 ? usual : 3) : usual / 8;
 #else
   return usual;
 #endif
