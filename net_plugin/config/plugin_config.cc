@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "config/knob.h"
 
@@ -220,7 +221,7 @@ std::vector<InvalidSetting> read_plugin_config(const EnvironmentReader& environm
                            shown(kMaxChunkName, parsed.max_chunk_bytes),
                        std::string("Lower ") + kMinChunkName + " or raise " + kMaxChunkName + "."});
   }
-  if (invalid.empty()) *config = parsed;
+  if (invalid.empty()) *config = std::move(parsed);
   return invalid;
 }
 

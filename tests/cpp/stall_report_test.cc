@@ -37,7 +37,7 @@ std::vector<std::string>& logged() {
   return lines;
 }
 
-void keep_line(LogLevel, const char*, int, const char* message) { logged().push_back(message); }
+void keep_line(LogLevel, const char*, int, const char* message) { logged().emplace_back(message); }
 
 // Two ends on one thread, over TCP.
 struct Connection {
