@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import multiprocessing
 import os
 import shutil
 import sys
@@ -84,6 +85,7 @@ def cached(images: Images, backend: str, workers: int) -> Iterator[list[tuple[st
 def litdata(images: Images, workers: int) -> Iterator[list[tuple[str, Epoch]]]:
     from litdata import StreamingDataLoader, StreamingDataset, optimize
 
+    start_method = multiprocessing.get_start_method(allow_none=True)
     with tempfile.TemporaryDirectory(prefix="bagua-litdata-") as folder:
 
         def prepare() -> None:
@@ -95,7 +97,11 @@ def litdata(images: Images, workers: int) -> Iterator[list[tuple[str, Epoch]]]:
             data = StreamingDataset(folder, shuffle=True)
             return drain(StreamingDataLoader(data, batch_size=32, num_workers=workers))
 
-        yield [("cold", prepare), ("warm", stream)]
+        try:
+            yield [("cold", prepare), ("warm", stream)]
+        finally:
+            # LitData changes it for the whole process: workers of the others would take seconds to start, too.
+            multiprocessing.set_start_method(start_method, force=True)
 
 
 def main(words: Sequence[str] | None = None) -> int:
