@@ -335,7 +335,6 @@ bool register_all() {
       {"close_null", &close_null},
       {"close_listening", &close_listening},
       {"listen_and_never_connect", &listen_and_never_connect},
-      {"connect_to_closed_listener", &connect_to_closed_listener},
       {"abandon_while_connecting", &abandon_while_connecting},
       {"close_connected_idle", &close_connected_idle},
       {"deregister_and_close_mid_transfer", &deregister_and_close_mid_transfer},
@@ -355,6 +354,20 @@ bool register_all() {
           });
         });
       }
+    }
+  }
+  // A connect is tried again until its deadline: a short one, or the case would do nothing for seconds.
+  const auto connect_to_closed = [](int version, Environment environment) {
+    environment.emplace_back("BAGUA_NET_CONNECT_TIMEOUT_MS", "300");
+    in_own_process(environment, [=] { connect_to_closed_listener(Session(version)); });
+  };
+  for (int version = kOldestVersion; version <= kNewestVersion; ++version) {
+    register_case("connect_to_closed_listener_v" + std::to_string(version), [=] { connect_to_closed(version, {}); });
+    if (version != kOldestVersion && version != kNewestVersion) continue;
+    for (const char* workers : {"0", "2"}) {
+      register_case("connect_to_closed_listener_v" + std::to_string(version) + "_workers" + workers, [=] {
+        connect_to_closed(version, {{"BAGUA_NET_NWORKERS", workers}, {"BAGUA_NET_NSTREAMS", "4"}});
+      });
     }
   }
   for (const int version : {kOldestVersion, 10}) {

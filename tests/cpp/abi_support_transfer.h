@@ -1,6 +1,7 @@
 // Connections over a table, and messages on them whose every byte is verified.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -9,6 +10,7 @@
 
 #include "abi_support_net.h"
 #include "abi_support_process.h"
+#include "support/byte_patterns.h"
 #include "support/check.h"
 
 namespace abi_test {
@@ -24,25 +26,34 @@ namespace abi_test {
 #define CHECK_RESULT(call, expected) CHECK_EQ(static_cast<int>(call), static_cast<int>(expected))
 
 // The byte at `position` of message `seed`: depends on both, so that a chunk in the wrong place or of another message
-// shows. Eight bytes at a time, for the large ones.
-inline std::uint64_t pattern_word(std::uint64_t seed, std::uint64_t word) {
+// shows. In blocks, for the large ones.
+UNINSTRUMENTED inline std::uint64_t pattern_word(std::uint64_t seed, std::uint64_t word) {
   std::uint64_t x = seed * 0x9E3779B97F4A7C15u + word * 0xD1B54A32D192ED03u;
   x ^= x >> 29;
   x *= 0xBF58476D1CE4E5B9u;
   return x ^ (x >> 32);
 }
+constexpr std::size_t kPatternBlockBytes = 8192;
+UNINSTRUMENTED inline void make_pattern(std::uint64_t* words, std::size_t bytes, std::uint64_t seed,
+                                        std::uint64_t first_word) {
+  for (std::size_t index = 0; 8 * index < bytes; ++index) words[index] = pattern_word(seed, first_word + index);
+}
 inline void fill_pattern(std::uint8_t* data, std::size_t bytes, std::uint64_t seed) {
-  for (std::size_t at = 0; at < bytes; at += 8) {
-    const std::uint64_t word = pattern_word(seed, at / 8);
-    std::memcpy(data + at, &word, std::min<std::size_t>(8, bytes - at));
+  std::uint64_t block[kPatternBlockBytes / 8];
+  for (std::size_t at = 0; at < bytes; at += kPatternBlockBytes) {
+    const std::size_t here = std::min(kPatternBlockBytes, bytes - at);
+    make_pattern(block, here, seed, at / 8);
+    std::memcpy(data + at, block, here);
   }
 }
 inline void check_pattern(const std::uint8_t* data, std::size_t bytes, std::uint64_t seed) {
-  for (std::size_t at = 0; at < bytes; at += 8) {
-    const std::uint64_t word = pattern_word(seed, at / 8);
-    if (std::memcmp(data + at, &word, std::min<std::size_t>(8, bytes - at)) == 0) continue;
+  std::uint64_t block[kPatternBlockBytes / 8];
+  for (std::size_t at = 0; at < bytes; at += kPatternBlockBytes) {
+    const std::size_t here = std::min(kPatternBlockBytes, bytes - at);
+    make_pattern(block, here, seed, at / 8);
+    if (std::memcmp(data + at, block, here) == 0) continue;
     throw std::runtime_error("message " + std::to_string(seed) + " of " + std::to_string(bytes) +
-                             " bytes is wrong at or after byte " + std::to_string(at));
+                             " bytes is wrong in the block at byte " + std::to_string(at));
   }
 }
 
@@ -59,9 +70,8 @@ class Buffer {
   // `bytes` of message `seed`, and nothing written before or behind them.
   void check(std::size_t bytes, std::uint64_t seed) {
     check_pattern(data(), bytes, seed);
-    for (const std::uint8_t* at = memory_.get(); at < data(); ++at) CHECK_EQ(int{*at}, int{kGuardByte});
-    for (const std::uint8_t* at = data() + bytes; at < data() + bytes_ + kGuard; ++at)
-      CHECK_EQ(int{*at}, int{kGuardByte});
+    CHECK(byte_patterns::all_bytes_are(memory_.get(), kGuard + offset_, kGuardByte));
+    CHECK(byte_patterns::all_bytes_are(data() + bytes, bytes_ - bytes + kGuard, kGuardByte));
   }
 
  private:

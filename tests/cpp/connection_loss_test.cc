@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/byte_patterns.h"
 #include "support/context_pair.h"
 #include "support/cut_connections.h"
 
@@ -99,8 +100,9 @@ class Traffic {
       }
       while (sends_done_ < posted_ && !slots_[sends_done_ % kWindow].is_sending) ++sends_done_;
       while (receives_done_ < receives_posted_ && !slots_[receives_done_ % kWindow].is_receiving) {
-        for (const std::uint8_t byte : slots_[receives_done_ % kWindow].received) {
-          if (byte != 0xa5) check::fail(__FILE__, __LINE__, "memory was written after its receive was done");
+        const std::vector<std::uint8_t>& done = slots_[receives_done_ % kWindow].received;
+        if (!byte_patterns::all_bytes_are(done.data(), done.size(), 0xa5)) {
+          check::fail(__FILE__, __LINE__, "memory was written after its receive was done");
         }
         ++receives_done_;
       }

@@ -136,12 +136,18 @@ def wait_for_ever(folder: str) -> None:
 
 
 def test_time_is_up(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="not done within 1 s") as caught:
-        run_ranks(2, wait_for_ever, str(tmp_path), timeout=1)
-    story = str(caught.value)
+    # On a busy machine ranks may not have begun after a second.
+    for seconds in (1, 5, 25):
+        folder = tmp_path / str(seconds)
+        folder.mkdir()
+        with pytest.raises(AssertionError, match=f"not done within {seconds} s") as caught:
+            run_ranks(2, wait_for_ever, str(folder), timeout=seconds)
+        story = str(caught.value)
+        if story.count("in wait_for_ever") == 2:
+            break
     assert story.count("in wait_for_ever") == 2
     assert story.count(" in _bootstrap\n") == 2, "the stacks of all threads are there"
-    assert living_pids(tmp_path) == []
+    assert living_pids(folder) == []
 
 
 def return_what_cannot_be_pickled() -> object:

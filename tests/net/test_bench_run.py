@@ -108,14 +108,12 @@ def test_unverified_runs_say_so(bench: Bench) -> None:
 
 
 def test_the_time_budget_is_kept(bench: Bench) -> None:
-    began = time.monotonic()
     finished = bench.run("-b", "1M", "-e", "4M", "--time-budget", "2", "--backends", "bare")
     assert finished.returncode == 0, finished.stderr
     # The fake driver answers at once whatever it is asked for: the plan is what is tested. Starting took some of it.
     planned = re.search(r"3 sizes, 1 backends, 7 repetitions: about (\d) s", finished.stderr)
     assert planned is not None, finished.stderr
     assert 1 <= int(planned.group(1)) <= 2
-    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(

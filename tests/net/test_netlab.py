@@ -321,11 +321,8 @@ def test_environment_input_output_and_exit_codes() -> None:
 @needs_namespaces
 @pytest.mark.netns
 def test_a_command_that_takes_too_long_is_killed() -> None:
-    with Lab() as lab:
-        begin = time.monotonic()
-        with pytest.raises(subprocess.TimeoutExpired):
-            lab.run(0, ["sleep", "60"], timeout=0.3)
-        assert time.monotonic() - begin < 10
+    with Lab() as lab, pytest.raises(subprocess.TimeoutExpired):
+        lab.run(0, ["sleep", "3600"], timeout=0.3)
 
 
 @needs_namespaces

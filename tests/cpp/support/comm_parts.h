@@ -9,11 +9,17 @@
 #include <vector>
 
 #include "base/monotonic_clock.h"
+#include "support/byte_patterns.h"
 #include "support/check.h"
 
 namespace bagua_net {
 
+// Only decides when a hang is called one.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::int64_t kDeadlineMs = 120000;
+#else
 constexpr std::int64_t kDeadlineMs = 30000;
+#endif
 
 inline cpu_set_t any_cpu() {
   cpu_set_t set;
@@ -21,9 +27,12 @@ inline cpu_set_t any_cpu() {
   return set;
 }
 
+UNINSTRUMENTED inline void write_message(std::uint8_t* message, std::size_t number, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; ++i) message[i] = static_cast<std::uint8_t>(number * 131 + i * 7 + i / 251);
+}
 inline std::vector<std::uint8_t> make_message(std::size_t number, std::size_t bytes) {
   std::vector<std::uint8_t> message(bytes);
-  for (std::size_t i = 0; i < bytes; ++i) message[i] = static_cast<std::uint8_t>(number * 131 + i * 7 + i / 251);
+  write_message(message.data(), number, bytes);
   return message;
 }
 
