@@ -15,7 +15,7 @@ from support.gpu_job import RANKS, Job, RunJob
 
 from bagua.net.bench.nccl_ab.log import read_proof_file
 
-DEADLINE_S = 150
+DEADLINE_S = 280
 _OWN = ("NCCL_", "BAGUA_NET_", "_BAGUA_NET_", "ENABLE_BAGUA_NET", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
 
 # NCCL refuses a GPU to two ranks of one host.

@@ -1,4 +1,5 @@
-"""DDP while its connections are cut: the same losses, bit for bit."""
+"""DDP while its connections are cut: the same losses, bit for bit. Communicators aborted again and again: nothing
+grows."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.gpu_job import RunJob
+from support.gpu_job import RANKS, RunJob
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -31,3 +32,17 @@ def test_losses_are_the_same_while_connections_are_cut(run_job: RunJob, tmp_path
     assert cuts[0] == 0
     assert cuts[1] > 5
     assert disturbed == undisturbed
+
+
+def test_nothing_grows_over_a_hundred_aborts(run_job: RunJob) -> None:
+    job = run_job("100", script=Path(__file__).with_name("aborting_job.py"), ENABLE_BAGUA_NET="1")
+    assert (job.code, job.networks) == (0, {"BaguaNet"}), job.output + job.logs
+    reports = [json.loads(line) for line in job.output.splitlines() if line.startswith('{"rank"')]
+    assert len(reports) == RANKS
+    for report in reports:
+        assert report["right"]
+        assert report["longest_s"] < 10
+        early, end = report["early"], report["end"]
+        assert end["threads"] <= early["threads"] + 2
+        assert end["descriptors"] <= early["descriptors"] + 8
+        assert end["resident_kib"] <= early["resident_kib"] + 32 * 1024
