@@ -13,6 +13,8 @@ constexpr double kSlowShare = 0.5;
 constexpr std::size_t kMinSlowBytes = 16384;
 // Paces are estimates, and chunks do not come out even: what is late by no more than this is not late.
 constexpr double kSlackNs = 2e6;
+// Where each flow is limited: less than the chunk itself takes, so that a stream which has one already is late.
+constexpr double kLimitedSlack = 0.5;
 
 std::size_t aligned_up(std::size_t bytes) { return (bytes + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment; }
 
@@ -38,9 +40,10 @@ void ChunkScheduler::set_streams(int first, int end, std::uint64_t lost) {
   find_fastest();
 }
 
-void ChunkScheduler::set_min_bytes(std::size_t bytes) {
+void ChunkScheduler::limit_flows(std::size_t min_bytes, bool limited) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  policy_.min_bytes = bytes;
+  policy_.min_bytes = min_bytes;
+  flows_are_limited_ = limited;
 }
 
 std::size_t ChunkScheduler::push(Request* request) {
@@ -98,7 +101,8 @@ double ChunkScheduler::delivery_ns(const Puller& puller, std::size_t bytes) cons
 bool ChunkScheduler::would_be_late(const Puller& puller, std::size_t bytes, int* better) const {
   if (puller.pace.bytes_per_ns == 0 || puller.pace.is_old) return false;
   // Whoever would be done with it first; somebody has to take it.
-  double first_ns = delivery_ns(puller, bytes) - kSlackNs;
+  const double slack_ns = flows_are_limited_ ? std::min(kSlackNs, kLimitedSlack * static_cast<double>(bytes) / fastest_) : kSlackNs;
+  double first_ns = delivery_ns(puller, bytes) - slack_ns;
   int first = -1;
   for (const int other : streams_) {
     const double its_ns = delivery_ns(pullers_[static_cast<std::size_t>(other)], bytes);
@@ -115,6 +119,15 @@ void ChunkScheduler::set_pace(int stream, const Pace& pace) {
   const std::lock_guard<std::mutex> lock(mutex_);
   puller(stream).pace = pace;
   find_fastest();
+}
+
+bool ChunkScheduler::outlasts_a_round_trip(std::size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (fastest_ == 0) return false;
+  return std::all_of(streams_.begin(), streams_.end(), [&](int stream) {
+    const Pace& pace = puller(stream).pace;
+    return pace.bytes_per_ns < fastest_ || static_cast<double>(bytes) / fastest_ > pace.round_trip_ns;
+  });
 }
 
 void ChunkScheduler::find_fastest() {

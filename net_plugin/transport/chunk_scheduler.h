@@ -56,7 +56,9 @@ class ChunkScheduler {
 
   // The streams from `first` to before `end` pull from now on, without those in the bit mask `lost`.
   void set_streams(int first, int end, std::uint64_t lost = 0);
-  void set_min_bytes(std::size_t bytes);
+  // The least of a chunk, and whether the network limits each stream: then none takes a second one before the others
+  // have had theirs.
+  void limit_flows(std::size_t min_bytes, bool limited);
   // The request's data_, capacity_ and number_ must not change until it is done. At most kMaxRequestsPerComm wait.
   // Returns the bytes that now wait to be taken.
   std::size_t push(Request* request);
@@ -64,6 +66,8 @@ class ChunkScheduler {
   Pull pull(int stream, const Backlog& backlog, Chunk* chunk, int* better);
   // Streams whose pace is unknown count as being as fast as the fastest.
   void set_pace(int stream, const Pace& pace);
+  // The fastest stream alone needs more than a round trip to move so many bytes. False if no pace is known.
+  bool outlasts_a_round_trip(std::size_t bytes);
 
  private:
   struct Puller {
@@ -82,6 +86,7 @@ class ChunkScheduler {
 
   std::mutex mutex_;  // guards everything below
   ChunkPolicy policy_;
+  bool flows_are_limited_ = false;
   std::vector<int> streams_{0};  // that pull; never empty
   std::array<Request*, kMaxRequestsPerComm> queue_{};
   std::uint64_t head_ = 0;  // the message being cut

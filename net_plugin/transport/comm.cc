@@ -16,7 +16,8 @@ static_assert(CommTrace::kMaxMessages >= kMaxRequestsPerComm);
 constexpr std::size_t kCallerTurnBytes = 1u << 20;
 
 // Several streams of one thread move a chunk (or what one read gives) each in turn. With longer turns the first would
-// take a whole message before the others are asked, which helps nothing where the network limits each connection.
+// take a whole message before the others are asked, which helps nothing where the network limits each connection. Nor
+// would it that the first always begins: small messages, one after the other, would all be its.
 constexpr std::size_t kOneMove = 1;
 constexpr int kCallerRounds = 8;
 
@@ -294,10 +295,17 @@ void Comm::drive_own_streams() {
     if (!own_streams_.empty()) own_streams_[0]->progress(kCallerTurnBytes);
     return;
   }
+  const std::size_t count = own_streams_.size();
+  const std::size_t first = lane_.path == Path::kBetweenHosts ? next_own_ % count : 0;
   bool more = true;
   for (int round = 0; more && round < kCallerRounds; ++round) {
     more = false;
-    for (DataStream* stream : own_streams_) more |= stream->progress(kOneMove) == StreamProgress::kMore;
+    for (std::size_t step = 0; step < count; ++step) {
+      const std::size_t index = (first + step) % count;
+      if (own_streams_[index]->progress(kOneMove) != StreamProgress::kMore) continue;
+      more = true;
+      next_own_ = index + 1;
+    }
   }
 }
 

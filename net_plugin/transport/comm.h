@@ -184,6 +184,7 @@ class Comm : public FailureSink, public Recoverable {
   bool is_stalled_ = false;         // it was reported
   bool stopped_ = false;            // guarded by mutex_: no stream is driven any more
   bool alone_ = false;              // drive_alone()
+  std::size_t next_own_ = 0;        // of own_streams_, who begins
   std::uint64_t replacements_ = 0;  // streams that a worker drives until the calling thread takes them over
   std::vector<std::string> log_;
   std::vector<std::unique_ptr<MemoryRegistration>> registrations_;

@@ -12,6 +12,11 @@ namespace {
 // that time would keep a core from the job (measured: docs/design/performance.md).
 constexpr int kNetworkSpinUs = 20;
 
+// What a stream moves before the others of its worker do. Within a host, as much as keeps the loop's own cost small.
+// Between hosts a chunk: otherwise one connection, which the network may limit, takes all that is to be sent.
+constexpr std::size_t kTurnBytes = 1u << 20;
+constexpr std::size_t kNetworkTurnBytes = 1;
+
 }  // namespace
 
 EventLoopWorker::~EventLoopWorker() {
@@ -115,7 +120,8 @@ bool EventLoopWorker::run_streams() {
   for (const std::uint64_t id : runnable_) {
     const auto found = streams_.find(id);
     if (found == streams_.end()) continue;
-    if (found->second.stream->progress(kTurnBytes) == StreamProgress::kMore) {
+    const std::size_t turn = found->second.path == Path::kWithinHost ? kTurnBytes : kNetworkTurnBytes;
+    if (found->second.stream->progress(turn) == StreamProgress::kMore) {
       next_runnable_.push_back(id);
     } else {
       found->second.runnable = false;

@@ -56,9 +56,6 @@ class EventLoopWorker {
   void forget(std::uint64_t stream_id);  // with streams_mutex_ held
   int spin_us_now() const;               // with streams_mutex_ held
 
-  // What one stream moves before the next has its turn.
-  static constexpr std::size_t kTurnBytes = 1u << 20;
-
   const int spin_us_;
   const cpu_set_t affinity_;
   EpollPoller poller_;

@@ -20,10 +20,6 @@ constexpr std::int64_t kAskAgainNs = 10'000'000'000;
 constexpr std::size_t kAsleepMultiple = 4;
 constexpr std::size_t kAwakeShare = 4;
 
-// Where more connections were found to be faster, each of them is slow: so small a part of the usual chunk is worth a
-// stream of its own.
-constexpr std::size_t kLimitedFlowShare = 4;
-
 constexpr int kLivenessCheckMs = 1000;
 constexpr int kForgetLivenessMs = 5000;
 // One may be lost, and the answer to the next be on its way.
@@ -135,7 +131,7 @@ Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* 
     adopt_changes();
     if (has_failed()) return give_up();
   }
-  if (policy_.growth != nullptr && is_large(bytes)) watch_growth();
+  if (policy_.growth != nullptr && is_large(bytes)) watch_growth(bytes);
   // The schedulers only read through this pointer.
   posted->start(this, next_number_++, const_cast<void*>(data), bytes, registration);
   posted->striped_ = should_stripe(bytes);
@@ -174,20 +170,26 @@ std::size_t SendComm::chunks_in(std::size_t bytes) const {
 
 void SendComm::kick_streams(std::size_t waiting_bytes) {
   // No more streams than can get a chunk; blocked ones come back by themselves. The first ones first: few workers that
-  // stay awake serve medium messages better than many that fall asleep in between.
+  // stay awake serve medium messages better than many that fall asleep in between. Where each flow is limited, all of
+  // them in turn: one after the other, medium messages would have the rate of the first ones only.
   std::size_t wanted = chunks_in(waiting_bytes);
-  for (std::size_t index = 1; index < in_use_ && wanted > 0; ++index) {
+  const std::size_t wide = in_use_ - 1;
+  const std::size_t first = flows_are_limited() ? next_kicked_ : 0;
+  for (std::size_t step = 0; step < wide && wanted > 0; ++step) {
+    const std::size_t index = 1 + (first + step) % wide;
     if (send_streams_[index] == nullptr || send_streams_[index]->is_blocked()) continue;
     kick(static_cast<int>(index));
+    next_kicked_ = first + step + 1;
     --wanted;
   }
 }
 
-void SendComm::watch_growth() {
+void SendComm::watch_growth(std::size_t bytes) {
   const std::int64_t now_ns = monotonic_ns();
-  // Another still waits for its turn, or the kernel has no room. Workers pull a chunk when the kernel takes it, so that
-  // their connections hardly ever look full, however long messages wait.
-  const bool waits = large_under_way_ > 0 || all_streams_are_full();
+  // Another still waits for its turn, or the kernel has no room, or will be busy with this one. Workers pull a chunk
+  // when the kernel takes it, so that their connections hardly ever look full, however long messages wait.
+  ChunkScheduler& chunks = should_stripe(bytes) ? striped_chunks_ : own_chunks_;
+  const bool waits = large_under_way_ > 0 || all_streams_are_full() || chunks.outlasts_a_round_trip(bytes);
   if (large_under_way_++ == 0) policy_.growth->begin_busy(now_ns);
   policy_.growth->add_posted(waits);
   stats_.set_growth(policy_.growth->target(), policy_.growth->trials(), policy_.growth->gains());
@@ -224,9 +226,8 @@ void SendComm::use_streams(std::size_t in_use) {
   known_streams_ = stream_count_;
   const auto first = static_cast<int>(first_wide_stream());
   const int end = std::max(static_cast<int>(in_use), first + 1);
-  ChunkScheduler& scheduler = workers_own_stripes_ ? striped_chunks_ : own_chunks_;
-  scheduler.set_streams(first, end, missing_streams_);
-  scheduler.set_min_bytes(std::min(min_chunk_bytes(), policy_.max_chunk_bytes));
+  wide_chunks().set_streams(first, end, missing_streams_);
+  wide_chunks().limit_flows(std::min(min_chunk_bytes(), policy_.max_chunk_bytes), flows_are_limited());
   if (!fewer && missing_streams_ == 0) return;
   // Those that are out of use now may have been the only ones that were told of a message.
   for (int index = first; index < end; ++index) kick(index);

@@ -39,6 +39,10 @@ struct SendPolicy {
   StallReport* stalls = nullptr;    // outlives the comm; nullptr: nothing is reported
 };
 
+// Where more connections were found to be faster, each of them is slow: so small a part of the usual chunk is worth a
+// stream of its own.
+constexpr std::size_t kLimitedFlowShare = 4;
+
 class SendComm final : public Comm {
  public:
   static Status create(EstablishedConnection connection, SendPolicy policy, WorkerPool* pool,
@@ -80,9 +84,11 @@ class SendComm final : public Comm {
 
   // The streams that large messages may take: all, or from 1 on where workers drive those.
   std::size_t first_wide_stream() const { return workers_own_stripes_ ? 1 : 0; }
-  bool is_large(std::size_t bytes) const { return bytes >= policy_.min_chunk_bytes; }
+  ChunkScheduler& wide_chunks() { return workers_own_stripes_ ? striped_chunks_ : own_chunks_; }
+  // Large enough for more than one chunk where each flow is limited.
+  bool is_large(std::size_t bytes) const { return bytes > policy_.min_chunk_bytes / kLimitedFlowShare; }
   // Growth: tells of a large message, and brings the streams in use to the number that StreamGrowth names.
-  void watch_growth();
+  void watch_growth(std::size_t bytes);
   bool all_streams_are_full() const;
   void follow_target(std::size_t target, std::int64_t now_ns);
   // Which streams take new chunks, after the number in use or the streams themselves have changed.
@@ -110,6 +116,7 @@ class SendComm final : public Comm {
   std::array<SendStream*, kMaxStreams> send_streams_{};  // what stands in places_, as what they are
   std::size_t in_use_ = 0;                               // of them, from the first on
   std::size_t known_streams_ = 0;                        // when in_use_ was set
+  std::size_t next_kicked_ = 0;                          // of the wide streams, where each flow is limited
   std::size_t large_under_way_ = 0;
   std::size_t striped_under_way_ = 0;
   std::size_t asked_for_ = 0;      // streams in all, those that are here included

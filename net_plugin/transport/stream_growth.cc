@@ -12,6 +12,9 @@ namespace {
 constexpr std::int64_t kWindowNs = 100'000'000;
 constexpr std::int64_t kSettlingNs = 200'000'000;
 constexpr int kWindowMessages = 10;
+// A pause between two messages that is shorter than this counts as time in use. Small ones are sent once the kernel has
+// them: where each waits for the peer's answer, what the network needs for them would look like a pause.
+constexpr std::int64_t kShortPauseNs = 3'000'000;
 
 // Most messages had to wait for connections: more of them may help.
 constexpr double kWaitingShare = 0.5;
@@ -31,12 +34,15 @@ constexpr std::int64_t kLongestPauseNs = 300'000'000'000;
 
 void StreamGrowth::begin_busy(std::int64_t now_ns) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (busy_comms_++ == 0) busy_since_ns_ = now_ns;
+  if (busy_comms_++ > 0) return;
+  busy_since_ns_ = now_ns - idle_since_ns_ < kShortPauseNs ? idle_since_ns_ : now_ns;
 }
 
 void StreamGrowth::end_busy(std::int64_t now_ns) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (--busy_comms_ == 0) window_.busy_ns += std::max<std::int64_t>(now_ns - busy_since_ns_, 0);
+  if (--busy_comms_ > 0) return;
+  window_.busy_ns += std::max<std::int64_t>(now_ns - busy_since_ns_, 0);
+  idle_since_ns_ = now_ns;
 }
 
 void StreamGrowth::add_posted(bool waits) {

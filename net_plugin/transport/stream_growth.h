@@ -37,7 +37,7 @@ class StreamGrowth {
   // A comm begins to have large messages under way, or has none any more.
   void begin_busy(std::int64_t now_ns);
   void end_busy(std::int64_t now_ns);
-  // A large message was posted. `waits`: others still waited for the connections in use, or all of those were full.
+  // A large message was posted. `waits`: more connections might move it sooner.
   void add_posted(bool waits);
   // One was sent.
   void add_sent(std::size_t bytes, std::int64_t now_ns);
@@ -46,7 +46,7 @@ class StreamGrowth {
   enum class Phase { kWatching, kSettling, kJudging, kSettlingBack, kConfirming };
 
   struct Window {
-    std::int64_t busy_ns = 0;  // while at least one comm was busy
+    std::int64_t busy_ns = 0;  // while at least one comm was busy, and short pauses
     std::size_t bytes = 0;
     int sent_messages = 0;
     int posted_messages = 0;
@@ -68,6 +68,7 @@ class StreamGrowth {
   Phase phase_ = Phase::kWatching;
   int busy_comms_ = 0;
   std::int64_t busy_since_ns_ = 0;
+  std::int64_t idle_since_ns_ = 0;
   Window window_;
   double former_rate_ = 0;  // before the trial
   double trial_rate_ = 0;

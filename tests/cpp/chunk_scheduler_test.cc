@@ -125,6 +125,27 @@ TEST_CASE(a_stream_with_more_under_way_leaves_the_chunk_to_one_with_less) {
   CHECK_EQ(sending.chunk.bytes, std::size_t{65536});
 }
 
+TEST_CASE(limited_streams_take_a_chunk_each_before_any_takes_a_second) {
+  // 16 KiB take 0.33 ms.
+  Sending sending(131072, {50, 50, 50});
+  sending.scheduler.limit_flows(16384, false);
+  CHECK(sending.pull(0, 32768) == Pull::kChunk);
+  sending.scheduler.limit_flows(16384, true);
+  CHECK(sending.pull(0, 32768) == Pull::kPassedOver);
+  CHECK(sending.better != 0);
+  CHECK(sending.pull(sending.better, 0) == Pull::kChunk);
+}
+
+TEST_CASE(a_message_outlasts_a_round_trip_where_the_fastest_stream_needs_longer) {
+  const double round_trip_ms = 0.5;
+  // 25 KB in a round trip.
+  Sending sending(65536, {50, 10}, round_trip_ms);
+  CHECK(sending.scheduler.outlasts_a_round_trip(32768));
+  CHECK(!sending.scheduler.outlasts_a_round_trip(16384));
+  Sending unknown(65536, {0, 0}, round_trip_ms);
+  CHECK(!unknown.scheduler.outlasts_a_round_trip(1u << 30));
+}
+
 TEST_CASE(what_is_delivered_at_once_is_never_late) {
   // 512 KiB under way at 10 GB/s: 50 us.
   Sending sending(65536, {10000, 10000});

@@ -272,6 +272,25 @@ TEST_CASE(idle_time_between_bursts_does_not_count) {
   check_targets(sender, {4, 16, 4, 16});
 }
 
+TEST_CASE(messages_that_are_sent_at_once_count_with_the_time_to_the_next) {
+  // Each waits for the peer's answer to the one before, and the kernel takes it at once.
+  const auto target_after_two_seconds = [](std::int64_t with_one_ns) {
+    StreamGrowth growth(1, 64);
+    std::int64_t now_ns = 1000 * kSecond;
+    for (const std::int64_t end_ns = now_ns + 2 * kSecond; now_ns < end_ns;) {
+      growth.begin_busy(now_ns);
+      growth.add_posted(true);
+      growth.add_sent(65536, now_ns);
+      growth.end_busy(now_ns);
+      now_ns += with_one_ns / std::min(growth.target(), 8);
+    }
+    return growth.target();
+  };
+  CHECK_EQ(target_after_two_seconds(1300000), 16);
+  // Pauses, in which the job does something else.
+  CHECK_EQ(target_after_two_seconds(100 * kMillisecond), 1);
+}
+
 TEST_CASE(a_long_pause_within_a_trial_does_not_decide_it) {
   StreamGrowth growth(1, 64);
   Sender sender(&growth);

@@ -421,7 +421,7 @@ TEST_CASE(more_streams_than_fit_are_closed) {
 TEST_CASE(streams_are_asked_for_once_and_as_many_as_are_missing) {
   for (const int workers : {0, 2}) {
     Connection connection(workers, 2, 8, 8);
-    connection.exchange({100, kLarge - 1, 0});
+    connection.exchange({100, kLarge / kLimitedFlowShare, 0});
     CHECK(connection.asked.empty());  // small messages ask for nothing
     connection.exchange({kLarge, kLarge, 4u << 20});
     CHECK_EQ(connection.asked.size(), 1u);

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.lab_ring import Ring
 from support.load_driver import ANSWER_S, LoadDriver, StartDriver, plugin_library
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +66,11 @@ def _data_connections(pair: Pair) -> int:
     return sum(local.endswith(f":{port}") and state == _ESTABLISHED and inode in inodes for local, state, inode in rows)
 
 
+def _established(lab: Lab) -> int:
+    listed = lab.run(0, ["ss", "-H", "-t", "-n", "state", "established"], check=True).stdout
+    return len(listed.splitlines())
+
+
 def _socket_inodes(pid: int) -> set[str]:
     inodes = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
@@ -114,6 +120,25 @@ def test_a_comm_opens_more_connections_where_each_is_limited(
         _verify(pair, 8)
         assert _data_connections(pair) >= wanted
         _quit(pair)
+
+
+@needs_namespaces
+@pytest.mark.netns
+@pytest.mark.parametrize("workers", [0, 2])
+def test_medium_messages_that_wait_for_each_other_use_more_connections(workers: int) -> None:
+    """Of 64 KiB, as NCCL sends them in an all-reduce of 256 KiB over two channels."""
+    with (
+        Lab(rate_mbit=3200, per_flow_mbit=400, ip_versions=(4,)) as lab,
+        Ring(lab, env={"BAGUA_NET_NWORKERS": str(workers)}) as ring,
+    ):
+        ring.connect()
+        at_first = _established(lab)
+        deadline = time.monotonic() + ANSWER_S
+        while (connections := _established(lab)) < 2 * at_first:
+            assert time.monotonic() < deadline, f"{connections} connections, {at_first} at first, after {ANSWER_S} s"
+            ring.run(256 << 10, 200)
+        ring.verify(256 << 10)
+        ring.quit()
 
 
 @needs_namespaces

@@ -133,6 +133,13 @@ class Ring:
         for driver in self.drivers:
             driver.expect("connected", seconds)
 
+    def run(self, size: int, iterations: int) -> None:
+        """So many all-reduces, one after the other."""
+        for driver in self.drivers:
+            driver.post(f"run {size} {iterations} 0")
+        for driver in self.drivers:
+            driver.expect("result")
+
     def verify(self, size: int) -> None:
         self.start_verify(size)
         self.finish_verify(size)
