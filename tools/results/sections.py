@@ -51,6 +51,10 @@ def current(results: Results) -> str:
         ("algorithms-4ranks-1gpu", "four ranks on one H200"),
     ):
         rows.append([_link(results[name], f"VGG16 step with ByteGrad, 10 Gb/s, {title}"), _bytegrad(results[name]), ""])
+    limited = results["flow-limits-2h100"]
+    for size_bytes in (1 << 18, 1 << 25):
+        what = _link(limited, f"3.2 Gb/s, 400 Mb/s a flow, {size(size_bytes)}, two H100s")
+        rows.append([what, *_all_reduce(limited, size_bytes, "16 sockets of two threads")])
     capped = results["flow-limits"]
     best = figure(capped.find("speedup", size_bytes=1 << 26))
     rows.append([_link(capped, "3.2 Gb/s, 400 Mb/s a flow, 64 MiB, two cores"), f"{best} plain sockets", ""])
@@ -104,10 +108,12 @@ def other_losses(results: Results) -> str:
     return table(["", "Bagua", "compared with"], rows)
 
 
-def _all_reduce(result: ResultFile) -> tuple[str, str]:
-    default = result.find("speedup", baseline="nccl", size_bytes=_LARGEST)
-    best = result.find("speedup", baseline="nccl_tuned_best", size_bytes=_LARGEST)
-    return f"{figure(default)} NCCL's default", f"{figure(best)}, the best of nine settings"
+def _all_reduce(
+    result: ResultFile, size_bytes: int = _LARGEST, settings: str = "the best of nine settings"
+) -> tuple[str, str]:
+    default = result.find("speedup", baseline="nccl", size_bytes=size_bytes)
+    best = result.find("speedup", baseline="nccl_tuned_best", size_bytes=size_bytes)
+    return f"{figure(default)} NCCL's default", f"{figure(best)}, {settings}"
 
 
 def _vgg16(result: ResultFile, settings: str) -> tuple[str, str]:
