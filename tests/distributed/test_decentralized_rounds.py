@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -26,7 +27,9 @@ from support.training import (
 )
 from torch import Tensor, nn
 
+from bagua.comm_ops.decentralized import PeerWeightAverage
 from bagua.comm_ops.weight_exchange import MeanOfAll, MeanOfPairs
+from bagua.engine.bucket import Bucket
 from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
@@ -153,14 +156,28 @@ def _loaded_after_a_trial(job: Job) -> None:
 
 
 def _changed_and_restored_on_one_rank(job: Job) -> None:
-    """What swapping in averaged weights does: this rank goes without the mean, and nobody waits."""
-    job.loss(job.data())
-    if job.rank == 0:
-        state = {name: value.clone() for name, value in job.net.state_dict().items()}
-        with torch.no_grad():
-            for parameter in job.net.parameters():
-                parameter.zero_()
-        job.net.load_state_dict(state)
+    """What swapping in averaged weights does: this rank goes without the mean, and nobody waits. Its peers get the mean
+    of the weights of the forward pass, however late the exchange begins."""
+    changed, exchanged = threading.Event(), threading.Event()
+    run = PeerWeightAverage.run
+
+    def run_late(operation: PeerWeightAverage, bucket: Bucket) -> None:
+        changed.wait()
+        run(operation, bucket)
+        exchanged.set()
+
+    with mock.patch.object(PeerWeightAverage, "run", run_late):
+        if job.rank != 0 or job.device.type == "cuda":  # there it is queued by this thread, at once
+            changed.set()
+        job.loss(job.data())
+        if job.rank == 0:
+            state = {name: value.clone() for name, value in job.net.state_dict().items()}
+            with torch.no_grad():
+                for parameter in job.net.parameters():
+                    parameter.zero_()
+            changed.set()
+            exchanged.wait()
+            job.net.load_state_dict(state)
     own = job.reference.weights()[0]
     means = job.reference.exchange()
     data = job.data()

@@ -211,6 +211,9 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
 
     def _launch(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
         self._is_pending, self._scheduler = True, bagua_ddp.scheduler
+        # Now: a program that swaps weights for a moment must not change what peers get.
+        for bucket in self._buckets:
+            bucket.operation.take_weights(bucket.backend_bucket)
         bagua_ddp.scheduler.set_all_ready()
         self._versions = self._current_versions()
 
