@@ -67,16 +67,33 @@ $(VENV)/.python:
 	@"$(PYTHON)" -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.packages: constraints.txt $(VENV)/.python
+# What builds comes first, so that the package is built while pip unpacks torch.
+$(VENV)/.build-tools: constraints.txt $(VENV)/.python
+	@sed -n '/^# build/,/^$$/p' constraints.txt | $(BIN)/python -m pip install -qq --no-compile --requirement /dev/stdin
+	@touch $@
+
+$(VENV)/.packages: constraints.txt $(VENV)/.build-tools
 	@echo "== packages of constraints.txt (minutes when first loaded)"
 	@$(BIN)/python -m pip install -qq --no-compile --requirement constraints.txt # what is imported compiles itself
 	@touch $@
 
 # A regular install, not an editable one: the tests and the benchmark see what a user's `pip install` gives. The object
-# files stay in build/, so that a changed line costs seconds.
-$(VENV)/.bagua: CMakeLists.txt pyproject.toml README.md LICENSE $(PACKAGE_SOURCES) $(VENV)/.packages
-	@echo "== build and install bagua into $(VENV)"
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --force-reinstall .
+# files stay in build/native, where the C++ tests link them: a changed line costs seconds. Line tables are enough for
+# stacks; to see variables: make clean, then NATIVE_FLAGS='-O0 -g'.
+NATIVE_FLAGS ?= -O2 -g1 -DNDEBUG
+NATIVE_SETTINGS := --config-settings=build-dir=build/native --config-settings=cmake.define.BAGUA_BUILD_TESTS=ON \
+  --config-settings=cmake.define.BAGUA_PRECOMPILE_HEADERS=ON --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON \
+  --config-settings=cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO="$(NATIVE_FLAGS)"
+WHEEL_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE $(PACKAGE_SOURCES)
+build/native/.wheel: $(WHEEL_SOURCES) $(VENV)/.build-tools
+	@echo "== build bagua"
+	@rm -rf build/wheel
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel $(NATIVE_SETTINGS) .
+	@touch $@
+
+$(VENV)/.bagua: $(WHEEL_SOURCES) constraints.txt $(VENV)/.build-tools
+	@$(MAKE) --no-print-directory -j 2 $(VENV)/.packages build/native/.wheel
+	@$(BIN)/python -m pip install --quiet --no-deps --force-reinstall build/wheel/*.whl
 	@touch $@
 
 .PHONY: install
@@ -88,8 +105,6 @@ build/%/build.ninja: $(VENV)/.packages
 	@$(CMAKE_CONFIGURE) -B build/$* $(CMAKE_CPP_TESTS) $(CMAKE_FLAGS_$*) >build/$*.configure.log 2>&1 || { \
 	  cat build/$*.configure.log >&2; exit 1; }
 
-# Two thirds of the time that -O2 -g takes. What is optimized as users have it is the installed library, under tests/net.
-CMAKE_FLAGS_tests := -DBAGUA_PRECOMPILE_HEADERS=ON -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1 -DNDEBUG"
 # Line tables are all that stacks need, and take half as long to build as full debug information; without NDEBUG,
 # assertions are on. The optimizer takes longest over UBSan's checks: -Og builds them twice as fast as -O1.
 CMAKE_FLAGS_asan := -DBAGUA_PRECOMPILE_HEADERS=ON -DBAGUA_SANITIZE=address,undefined -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-Og -g1"
@@ -100,9 +115,14 @@ CMAKE_FLAGS_lint = -DBAGUA_BUILD_FUZZERS=ON -DBAGUA_BUILD_PYTHON=ON -DPython_EXE
   -Dpybind11_DIR=$$($(BIN)/pybind11-config --cmakedir)
 
 .PHONY: cpp-tests
-cpp-tests: build/tests/build.ninja
+cpp-tests: $(VENV)/.bagua
 	@echo "== build the C++ tests (warnings are errors)"
-	@$(BIN)/ninja -C build/tests -j $(JOBS) --quiet
+	@$(BIN)/ninja -C build/native -j $(JOBS) --quiet tests/cpp/all tools/netlab/forwarder/all
+
+# Otherwise each of the test workers would compile it, all at the same time.
+$(VENV)/.byte-code: $(VENV)/.packages
+	@$(BIN)/pytest --installed --collect-only -qq >/dev/null
+	@touch $@
 
 # --- the two commands ------------------------------------------------------------------------------------------------
 
@@ -134,14 +154,16 @@ convergence: $(VENV)/.bagua ## Does every algorithm train as well as gradient al
 	  --json build/convergence/results.json --plot build/convergence/curves.png $(CONVERGENCE_ARGS)
 
 .PHONY: test
-test: $(VENV)/.bagua cpp-tests ## Run every test, C++ and Python
+test: $(VENV)/.bagua ## Run every test, C++ and Python
+	@$(MAKE) --no-print-directory -j 2 cpp-tests $(VENV)/.byte-code
 	@echo "== pytest"
 	@$(BIN)/pytest --installed -n $(TEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # --- quality ---------------------------------------------------------------------------------------------------------
 
 .PHONY: lint lint-python lint-format lint-tidy
-lint: lint-python lint-format lint-tidy ## ruff, mypy, clang-format, clang-tidy: every finding is an error
+lint: $(VENV)/.packages ## ruff, mypy, clang-format, clang-tidy: every finding is an error
+	@$(MAKE) --no-print-directory --keep-going -j 2 -O lint-python lint-format lint-tidy # mypy takes one core
 lint-python: $(VENV)/.packages
 	@echo "== ruff"
 	@$(BIN)/ruff check --quiet $(wildcard $(PYTHON_SOURCES))
@@ -194,7 +216,7 @@ tsan: build/tsan/build.ninja
 	@BAGUA_CPP_BUILD=build/tsan BAGUA_CPP_THREADED=1 BAGUA_CPP_SLOWDOWN=8 $(TSAN_RUN) $(BIN)/pytest -n $(SANITIZE_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
 
 # clang with libFuzzer (Debian: apt-get install clang libclang-rt-dev). Findings and new inputs stay in build/fuzz.
-FUZZ_SECONDS ?= 20
+FUZZ_SECONDS ?= 10
 FUZZ_CXX ?= $(shell command -v clang++ $(addprefix clang++-,21 20 19 18 17 16 15 14) 2>/dev/null | head -n 1)
 FUZZ_TARGETS := handshake frames
 .PHONY: can-fuzz fuzz
@@ -202,22 +224,21 @@ can-fuzz:
 	@[ -n "$(FUZZ_CXX)" ] && echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' | \
 	  "$(FUZZ_CXX)" -fsanitize=fuzzer,address,undefined -x c++ - -o /dev/null 2>/dev/null || { \
 	  echo "make: no clang with libFuzzer; install it (Debian: apt-get install clang libclang-rt-dev) or set FUZZ_CXX" >&2; exit 1; }
-fuzz: can-fuzz $(VENV)/.packages ## Fuzz handshake and frames (needs clang): make fuzz FUZZ_SECONDS=300, shared by the targets
+fuzz: can-fuzz $(VENV)/.packages ## Fuzz handshake and frames (needs clang): make fuzz FUZZ_SECONDS=300, each
 	@mkdir -p build/fuzz
 	@$(CMAKE_CONFIGURE) -B build/fuzz -DBAGUA_BUILD_FUZZERS=ON -DBAGUA_BUILD_PYTHON=OFF \
 	  -DBAGUA_SANITIZE=fuzzer-no-link,address,undefined -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
 	  -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_C_COMPILER=$(subst clang++,clang,$(FUZZ_CXX)) >build/fuzz.configure.log 2>&1 || { \
 	  cat build/fuzz.configure.log >&2; exit 1; }
 	@$(BIN)/ninja -C build/fuzz -j $(JOBS) --quiet $(FUZZ_TARGETS:%=%_fuzz)
-	@for target in $(FUZZ_TARGETS); do \
-	  echo "== fuzz $$target"; \
-	  mkdir -p build/fuzz/corpus/$$target; \
-	  build/fuzz/tests/cpp/fuzz/$${target}_fuzz -max_total_time=$$(( $(FUZZ_SECONDS) / $(words $(FUZZ_TARGETS)) )) -max_len=2048 \
-	    -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 -artifact_prefix=build/fuzz/$$target- \
-	    build/fuzz/corpus/$$target tests/cpp/fuzz/corpus/$$target 2>build/fuzz/$$target.log || { \
-	    tail -n 60 build/fuzz/$$target.log >&2; exit 1; }; \
-	  grep -E 'DONE|stat::(number_of_executed|peak_rss)' build/fuzz/$$target.log; \
-	done
+	@$(MAKE) --no-print-directory --keep-going -j $(words $(FUZZ_TARGETS)) -O $(FUZZ_TARGETS:%=fuzz-%)
+fuzz-%:
+	@echo "== fuzz $*"
+	@mkdir -p build/fuzz/corpus/$*
+	@build/fuzz/tests/cpp/fuzz/$*_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=2048 -timeout=10 -rss_limit_mb=1024 \
+	  -print_final_stats=1 -artifact_prefix=build/fuzz/$*- build/fuzz/corpus/$* tests/cpp/fuzz/corpus/$* 2>build/fuzz/$*.log || { \
+	  tail -n 60 build/fuzz/$*.log >&2; exit 1; }
+	@grep -E 'DONE|stat::(number_of_executed|peak_rss)' build/fuzz/$*.log
 
 .PHONY: docs
 docs: $(VENV)/.bagua ## Generate the reference pages and build the site in build/site; broken links are errors

@@ -1,6 +1,6 @@
 """Runs the C++ tests: each case of each executable is one pytest test, in a process and with a deadline of its own.
 
-`make test` builds the executables in build/tests. BAGUA_CPP_BUILD names another build folder (`make sanitize`), and
+`make test` builds the executables in build/native. BAGUA_CPP_BUILD names another build folder (`make sanitize`), and
 BAGUA_CPP_SLOWDOWN the factor by which its deadlines are longer. BAGUA_CPP_THREADED=1 leaves out those that start no
 threads.
 """
@@ -20,7 +20,7 @@ from support.threaded_cpp_tests import starts_threads
 
 SOURCES = Path(__file__).resolve().parent
 REPOSITORY = SOURCES.parents[1]
-BUILD = REPOSITORY / os.environ.get("BAGUA_CPP_BUILD", "build/tests")
+BUILD = REPOSITORY / os.environ.get("BAGUA_CPP_BUILD", "build/native")
 SLOWDOWN = float(os.environ.get("BAGUA_CPP_SLOWDOWN", "1"))
 CASE_DEADLINE_S = 120.0 * SLOWDOWN
 NOT_LISTED = "cases_not_listed"
