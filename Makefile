@@ -8,8 +8,8 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-# Workers of pytest. The tests start processes and threads of their own: more workers than this only make them wait.
-TEST_WORKERS ?= 4
+# Workers of pytest. A part of the tests waits for peers and deadlines; more workers than this only make them wait.
+TEST_WORKERS ?= 6
 # The C++ cases under sanitizers wait for time-outs and peers for a third of their time.
 SANITIZE_WORKERS ?= 4
 # Passed on, e.g.: make test PYTEST_ARGS="-k doctor -x"   make bench BENCH_ARGS="-b 1M -e 64M"
@@ -121,7 +121,7 @@ cpp-tests: $(VENV)/.bagua
 
 # Otherwise each of the test workers would compile it, all at the same time.
 $(VENV)/.byte-code: $(VENV)/.packages
-	@$(BIN)/pytest --installed --collect-only -qq >/dev/null
+	@$(BIN)/pytest --installed --collect-only -qq --ignore tests/cpp >/dev/null
 	@touch $@
 
 # --- the two commands ------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ test: $(VENV)/.bagua ## Run every test, C++ and Python
 
 .PHONY: lint lint-python lint-format lint-tidy
 lint: $(VENV)/.packages ## ruff, mypy, clang-format, clang-tidy: every finding is an error
-	@$(MAKE) --no-print-directory --keep-going -j 2 -O lint-python lint-format lint-tidy # mypy takes one core
+	@$(MAKE) --no-print-directory --keep-going -j $(JOBS) -O lint-python lint-format lint-tidy
 lint-python: $(VENV)/.packages
 	@echo "== ruff"
 	@$(BIN)/ruff check --quiet $(wildcard $(PYTHON_SOURCES))
@@ -173,14 +173,9 @@ lint-python: $(VENV)/.packages
 lint-format: $(VENV)/.packages
 	@echo "== clang-format"
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES) $(CPP_HEADERS) $(C_SOURCES)
-lint-tidy: build/lint/build.ninja
-	@echo "== clang-tidy (files that changed since their last clean run)"
-	@$(MAKE) --no-print-directory --keep-going -j $(JOBS) -O tidy
-
-# One stamp per file, so that a second run only looks at what changed.
-TIDY_STAMPS := $(CPP_SOURCES:%.cc=build/lint/tidy/%.ok)
-.PHONY: tidy
-tidy: $(TIDY_STAMPS)
+# One stamp per file, so that a second run only looks at what changed. Not the C++ tests, which would take as long as all
+# else: they are compiled with all warnings and run under the sanitizers.
+lint-tidy: $(patsubst %.cc,build/lint/tidy/%.ok,$(filter-out tests/%,$(CPP_SOURCES)))
 build/lint/tidy/%.ok: %.cc $(CPP_HEADERS) .clang-tidy build/lint/build.ninja
 	@$(BIN)/clang-tidy --quiet -p build/lint $< 2>build/lint/$(subst /,_,$*).err || { \
 	  cat build/lint/$(subst /,_,$*).err >&2; exit 1; }

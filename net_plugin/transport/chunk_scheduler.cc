@@ -101,7 +101,8 @@ double ChunkScheduler::delivery_ns(const Puller& puller, std::size_t bytes) cons
 bool ChunkScheduler::would_be_late(const Puller& puller, std::size_t bytes, int* better) const {
   if (puller.pace.bytes_per_ns == 0 || puller.pace.is_old) return false;
   // Whoever would be done with it first; somebody has to take it.
-  const double slack_ns = flows_are_limited_ ? std::min(kSlackNs, kLimitedSlack * static_cast<double>(bytes) / fastest_) : kSlackNs;
+  const double slack_ns =
+      flows_are_limited_ ? std::min(kSlackNs, kLimitedSlack * static_cast<double>(bytes) / fastest_) : kSlackNs;
   double first_ns = delivery_ns(puller, bytes) - slack_ns;
   int first = -1;
   for (const int other : streams_) {
