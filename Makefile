@@ -81,14 +81,14 @@ $(VENV)/.packages: constraints.txt $(VENV)/.build-tools
 # files stay in build/native, where the C++ tests link them: a changed line costs seconds. Line tables are enough for
 # stacks; to see variables: make clean, then NATIVE_FLAGS='-O0 -g'.
 NATIVE_FLAGS ?= -O2 -g1 -DNDEBUG
-NATIVE_SETTINGS := --config-settings=build-dir=build/native --config-settings=cmake.define.BAGUA_BUILD_TESTS=ON \
-  --config-settings=cmake.define.BAGUA_PRECOMPILE_HEADERS=ON --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON \
-  --config-settings=cmake.define.CMAKE_CXX_FLAGS_RELWITHDEBINFO="$(NATIVE_FLAGS)"
+NATIVE_SETTINGS := SKBUILD_BUILD_DIR=build/native SKBUILD_CMAKE_DEFINE="BAGUA_BUILD_TESTS=ON;BAGUA_PRECOMPILE_HEADERS=ON;$\
+  CMAKE_COMPILE_WARNING_AS_ERROR=ON;CMAKE_CXX_FLAGS_RELWITHDEBINFO=$(NATIVE_FLAGS)"
 WHEEL_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE $(PACKAGE_SOURCES)
 build/native/.wheel: $(WHEEL_SOURCES) $(VENV)/.build-tools
 	@echo "== build bagua"
 	@rm -rf build/wheel
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel $(NATIVE_SETTINGS) .
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(NATIVE_SETTINGS) \
+	  $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 	@touch $@
 
 $(VENV)/.bagua: $(WHEEL_SOURCES) constraints.txt $(VENV)/.build-tools
@@ -157,7 +157,7 @@ convergence: $(VENV)/.bagua ## Does every algorithm train as well as gradient al
 test: $(VENV)/.bagua ## Run every test, C++ and Python
 	@$(MAKE) --no-print-directory -j 2 cpp-tests $(VENV)/.byte-code
 	@echo "== pytest"
-	@$(BIN)/pytest --installed -n $(TEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+	@$(NATIVE_SETTINGS) $(BIN)/pytest --installed -n $(TEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # --- quality ---------------------------------------------------------------------------------------------------------
 
