@@ -79,9 +79,10 @@ $(VENV)/.packages: constraints.txt $(VENV)/.build-tools
 
 # A regular install, not an editable one: the tests and the benchmark see what a user's `pip install` gives. The object
 # files stay in build/native, where the C++ tests link them: a changed line costs seconds. Line tables are enough for
-# stacks; to see variables: make clean, then NATIVE_FLAGS='-O0 -g'.
+# stacks; to see variables: make clean, then NATIVE_FLAGS='-O0 -g'. The tests build wheels there, too, one of them with the
+# interpreter of another environment, which is gone afterwards: hence Python_EXECUTABLE.
 NATIVE_FLAGS ?= -O2 -g1 -DNDEBUG
-NATIVE_SETTINGS := SKBUILD_BUILD_DIR=build/native SKBUILD_CMAKE_DEFINE="BAGUA_BUILD_TESTS=ON;BAGUA_PRECOMPILE_HEADERS=ON;$\
+NATIVE_SETTINGS := SKBUILD_BUILD_DIR=build/native SKBUILD_CMAKE_DEFINE="Python_EXECUTABLE=$(CURDIR)/$(BIN)/python;BAGUA_BUILD_TESTS=ON;BAGUA_PRECOMPILE_HEADERS=ON;$\
   CMAKE_COMPILE_WARNING_AS_ERROR=ON;CMAKE_CXX_FLAGS_RELWITHDEBINFO=$(NATIVE_FLAGS)"
 WHEEL_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE $(PACKAGE_SOURCES)
 build/native/.wheel: $(WHEEL_SOURCES) $(VENV)/.build-tools
