@@ -78,10 +78,7 @@ def execute(options: argparse.Namespace) -> int:
 def _rendered(found: Verdict, processes: int, after_s: float, terminal: Terminal) -> str:
     if not found.waits:
         return f"None of {processes} processes has waited for a peer for {after_s:g} s."
-    blocks = [
-        terminal.bold(one.problem) + f"\nOthers wait for it since {one.seconds:.0f} s. {one.remedy}"
-        for one in found.culprits
-    ]
+    blocks = [terminal.bold(one.problem) + f"\n{one.advice}" for one in found.culprits]
     if not blocks:
         blocks.append(
             "All that wait for each other run and wait in a circle.\n"

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from bagua.env import read_switch
 from bagua.net import nccl_config_file, notice, rdma
+from bagua.net.blame import start_in_job
 from bagua.net.library import initial_environment, library_path, loader_search_path
 from bagua.net.nccl_config_file import ConfigSetting
 from bagua.net.nccl_release import NcclRelease
@@ -89,7 +90,8 @@ class Surroundings:
 
 def activate(environment: MutableMapping[str, str] | None = None) -> ActivationResult:
     """Sets NCCL's variables in os.environ if ENABLE_BAGUA_NET asks for it; must run before the process's first NCCL
-    communicator. Calling it again changes nothing. Warnings go to the logger `bagua.net`, once.
+    communicator. Ranks of a job then also look for what holds them up (bagua.net.blame). Calling it again changes
+    nothing. Warnings go to the logger `bagua.net`, once.
 
     Raises EnvironmentValueError for a bad value, and MissingFileError, PluginPathError or ActivationError when the
     plugin was asked for and cannot be had.
@@ -100,6 +102,8 @@ def activate(environment: MutableMapping[str, str] | None = None) -> ActivationR
         _replaced.setdefault(name, target.get(name))
         target[name] = value
     notice.report(result.warnings, target)
+    if environment is None and result.state is ActivationState.ACTIVE:
+        start_in_job(os.environ)
     return result
 
 

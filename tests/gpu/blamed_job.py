@@ -1,10 +1,12 @@
 """A job of two ranks, started by torchrun, that never imports bagua. Rank 1 is late for a collective, and then is
-stopped; rank 0 asks `bagua-net blame` about it until both were seen, lets it continue, and prints one JSON line."""
+stopped; rank 0 asks `bagua-net blame` about it until both were seen, also in its own log, lets it continue, and prints
+one JSON line."""
 
 from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -20,6 +22,25 @@ PATIENCE_S = 40
 SEEN = Path("seen-idle")  # by rank 0; a new folder is the working directory of both
 
 
+class Logged(logging.Handler):
+    """What Bagua-Net logs in this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def has(self, part: str) -> bool:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            if any(part in line for line in self.lines):
+                return True
+            time.sleep(0.05)
+        return False
+
+
 def blamed(pid: int, kind: str, after_s: int = 1) -> bool:
     """Whether the process was blamed for this within PATIENCE_S, by one that waited for so long."""
     words = [sys.executable, "-m", "bagua.cli.net", "blame", "--after", str(after_s), "--json"]
@@ -33,13 +54,14 @@ def blamed(pid: int, kind: str, after_s: int = 1) -> bool:
     return False
 
 
-def watch(pid: int) -> list[str]:
-    """What rank 1 was blamed for. It continues however this ends."""
+def watch(pid: int, logged: Logged) -> list[str]:
+    """What rank 1 was blamed for, by the command and in this rank's log. It continues however this ends."""
     try:
-        kinds = ["idle"] * blamed(pid, "idle")
+        kinds = ["idle"] * blamed(pid, "idle") + ["logged idle"] * logged.has("It runs, and waits for no other process")
         SEEN.touch()
         # Long enough for the line in the log, which comes within three seconds.
-        return kinds + ["stopped"] * blamed(pid, "stopped", after_s=4)
+        kinds += ["stopped"] * blamed(pid, "stopped", after_s=4)
+        return kinds + ["logged stopped"] * logged.has("is stopped, by SIGSTOP")
     finally:
         SEEN.touch()
         os.kill(pid, signal.SIGCONT)
@@ -65,17 +87,20 @@ def main() -> None:
     dist.all_reduce(values)  # opens all connections
     torch.cuda.synchronize()
     kinds: list[str] = []
+    logged = Logged()
+    logging.getLogger("bagua.net").addHandler(logged)
     if rank == 1:
         dawdle()
         dist.all_reduce(values)
     else:
         dist.all_reduce(values)  # in the background
-        kinds = watch(other)
+        kinds = watch(other, logged)
     torch.cuda.synchronize()
     right = bool((values == 6.0).all().item())
     if rank == 0:
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
-        print(json.dumps({"right": right, "nccl": nccl, "kinds": kinds, "pid": other}), flush=True)
+        result = {"right": right, "nccl": nccl, "kinds": kinds, "pid": other, "logged": logged.lines}
+        print(json.dumps(result), flush=True)
     dist.destroy_process_group()
 
 

@@ -39,6 +39,14 @@ def test_enabled(script: str, run_python: RunPython, environment: dict[str, str]
     assert result.stderr == ""
 
 
+def test_ranks_of_a_job_look_for_what_holds_them_up(run_python: RunPython, environment: dict[str, str]) -> None:
+    script = "import bagua, threading\nprint([one.name for one in threading.enumerate()][1:])"
+    variables = {**environment, "ENABLE_BAGUA_NET": "1"}
+    assert run_python(script, variables).stdout == "[]\n"
+    result = run_python(script, {**variables, "WORLD_SIZE": "2"})
+    assert (result.returncode, result.stdout, result.stderr) == (0, "['bagua-net-blame']\n", "")
+
+
 def test_switched_off(run_python: RunPython, environment: dict[str, str]) -> None:
     variables = {"ENABLE_BAGUA_NET": "0", "BAGUA_NET_REQUIRED": "1"}
     result = run_python(_IMPORT_BAGUA, environment | variables)

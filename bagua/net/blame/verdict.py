@@ -79,6 +79,10 @@ class Culprit:
     problem: str
     remedy: str
 
+    @property
+    def advice(self) -> str:
+        return f"Others wait for it since {self.seconds:.0f} s. {self.remedy}"
+
 
 @dataclass(frozen=True)
 class Verdict:

@@ -91,6 +91,21 @@ def snapshot(pid: int | None = None, proc: Path = PROC) -> Snapshot:
     return Snapshot(socket.gethostname(), time.time(), processes, problems, denied)
 
 
+def own_page() -> Page | None:
+    """The page of this process, without its streams. None: it has none.
+
+    Raises:
+        StatsError: it cannot be read.
+    """
+    pid = os.getpid()
+    for path in find_pages(pid=pid).pages.get(pid, ()):
+        with _opened(path) as descriptor:
+            page = _consistent_page(descriptor, "This process", with_streams=False)
+        if page.pid == pid:  # else it is the parent's
+            return page
+    return None
+
+
 def _read_process(path: str, pid: int, proc: Path) -> ProcessSnapshot | None:
     with _opened(path) as descriptor:
         page = _consistent_page(descriptor, f"Process {pid}")
@@ -110,7 +125,7 @@ def _opened(path: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _consistent_page(descriptor: int, where: str) -> Page:
+def _consistent_page(descriptor: int, where: str, with_streams: bool = True) -> Page:
     for attempt in range(_TRIES):
         if attempt > 0:
             time.sleep(_PAUSE_S)
@@ -118,7 +133,7 @@ def _consistent_page(descriptor: int, where: str) -> Page:
         header = os.pread(descriptor, HEADER_BYTES, 0)
         comms, streams = slots_in_use(header, where)
         comm_data = os.pread(descriptor, comms * COMM_BYTES, COMMS_OFFSET)
-        stream_data = os.pread(descriptor, streams * STREAM_BYTES, STREAMS_OFFSET)
+        stream_data = os.pread(descriptor, streams * STREAM_BYTES, STREAMS_OFFSET) if with_streams else b""
         after = generation_of(os.pread(descriptor, HEADER_BYTES, 0))
         if after == generation_of(header) and after % 2 == 0:
             return read_page(header, comm_data, stream_data)
