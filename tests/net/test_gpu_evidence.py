@@ -6,11 +6,11 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.processes import is_alive, wait_until
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
@@ -173,18 +173,10 @@ def test_the_part_that_runs_ends_with_the_script(evidence: Run, repository: Path
     script = repository / "tools" / "train" / "gpu_evidence.sh"
     running = tmp_path / "notes.running"
     with subprocess.Popen(["bash", str(script), str(tmp_path / "out"), "4", "memory"], env=environment) as started:
-        wait_for(lambda: running.exists() and running.read_text().endswith("\n"))
+        wait_until(lambda: running.exists() and running.read_text().endswith("\n"), "the part", 30)
         started.terminate()
         assert started.wait(30) == 143
-    part = Path("/proc", running.read_text().strip())
-    wait_for(lambda: not part.exists())
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not is_alive(int(running.read_text())), "the part ends", 30)
 
 
 def test_without_parts_the_usual_ones_run(evidence: Run) -> None:

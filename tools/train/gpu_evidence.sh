@@ -63,9 +63,9 @@ done
 repository=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# Whoever ends this script ends the part that runs, which would spoil the figures of what comes next.
-running=
-trap '[ -z "$running" ] || kill "$running"; exit 143' TERM INT HUP
+# Whoever ends this script ends the part that runs, which would spoil the figures of what comes next: all of the group
+# that timeout makes, since timeout itself forgets its child if it is ended while it starts it.
+trap 'running=$(jobs -p); [ -z "$running" ] || kill -- "-$running" 2>/dev/null || kill "$running"; exit 143' TERM INT HUP
 # From a folder without the package's source, so that the installed package is measured.
 cd "$work" || exit 2
 # A program that uses NVLink multicast can harm other users of a host's GPUs.
@@ -80,10 +80,8 @@ part() {
   shift 2
   echo "== $name"
   timeout -k 10 "$seconds" "$@" >"$work/$name.stdout" 2>"$work/$name.stderr" &
-  running=$!
-  wait "$running"
+  wait $!
   code=$?
-  running=
   tail -c 8000 "$work/$name.stdout"
   if [ "$code" -ne 0 ]; then
     status=1
