@@ -68,9 +68,11 @@ const std::vector<Knob>& knob_table() {
                    "closed, and a listener to answer before its connection is opened again."),
       integer_knob("BAGUA_NET_KEEPALIVE_S", &Config::keepalive_s, 0, 3600, "seconds",
                    "Time without a response from a peer's host after which the comm fails. 0: never."),
-      integer_knob("BAGUA_NET_STALL_S", &Config::stall_s, 0, 3600, "seconds",
-                   "If an operation waits for a peer this long, one line of NCCL's log (NCCL_DEBUG=WARN) says for "
-                   "whom and what the kernel says of the connection; another says when it goes on. 0: never."),
+      integer_knob(
+          "BAGUA_NET_STALL_S", &Config::stall_s, 0, 3600, "seconds",
+          "If an operation waits for a peer this long, one line of NCCL's log (NCCL_DEBUG=WARN) says for "
+          "whom and what the kernel says of the connection; another says when it goes on. Ranks of a torch job "
+          "also report to rank 0, which logs who holds the job up. 0: never."),
       choice_knob("BAGUA_NET_RECOVERY", &Config::recovery,
                   {{"auto", Recovery::kAuto}, {"1", Recovery::kOn}, {"0", Recovery::kOff}},
                   "Replace lost connections and send again what they did not deliver. auto: between hosts. 0: the "

@@ -18,7 +18,7 @@ def test_a_rank_that_is_late_and_one_that_is_stopped(run_job: RunJob) -> None:
     assert (job.code, job.networks, job.right) == (0, {"BaguaNet"}, True), job.output + job.logs
     result = next(json.loads(line) for line in job.output.splitlines() if line.startswith('{"'))
     assert result["kinds"] == ["idle", "logged idle", "stopped", "logged stopped"], job.output + job.logs
-    # Rank 1 has finished the all-gather of pids or the first all-reduce, and rank 0 is in the second.
+    # Rank 1 has finished the first all-reduce, and rank 0 is in the second.
     assert "\nrank 0 is in all_reduce, number " in result["logged"][0], result["logged"]
     assert "\nrank 1 has finished all_reduce, number " in result["logged"][0], result["logged"]
     # Rank 0 says for whom it waits, ever more rarely, and that it goes on.

@@ -139,6 +139,8 @@ class TestVerdict:
             host("a", 21, 0, (RECEIVE, "b", 22), age_s=3),
         ]
         assert sorted(kinds(verdict(reports, 5))) == [(1, "idle"), (1, "network")]
+        assert kinds(verdict(reports, 5, members={("a", 11)})) == [(1, "network")]
+        assert kinds(verdict(reports, 5, members={("a", 1), ("a", 21)})) == [(1, "idle")]
 
     def test_a_host_that_gave_no_report_is_named(self) -> None:
         found = verdict([host("a", 1, 0, (RECEIVE, "b", 2))], 5, ["node-b"])

@@ -11,7 +11,7 @@ import pytest
 from support.ranks import free_port
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "bench" / "measure_duplex_tcp.py"
-SHORT = ("--streams", "1,2", "--seconds", "0.2", "--memory", "1M")
+SHORT = ("--streams", "1,2", "--seconds", "0.5", "--memory", "1M")
 
 
 def _environment(**variables: str) -> dict[str, str]:

@@ -78,9 +78,8 @@ def page_bytes(
             comm.interface.encode(), comm.peer.encode(),
         )  # fmt: skip
         comm_slots[begin + 184 : begin + 352] = counters_of(layout.CommCounters, comm.counters)
-        struct.pack_into(
-            f"={len(comm.posted_ms)}I", comm_slots, begin + 352, *(one % (1 << 32) or 1 for one in comm.posted_ms)
-        )
+        posted_ms = [one % (1 << 32) or 1 for one in comm.posted_ms]  # negative: before the machine was started
+        struct.pack_into(f"={len(posted_ms)}I", comm_slots, begin + 352, *posted_ms)
     stream_slots = bytearray(max(1, len(streams)) * layout.STREAM_BYTES)
     for number, (comm_number, stream) in enumerate(streams):
         begin = number * layout.STREAM_BYTES

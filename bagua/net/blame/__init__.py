@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from bagua.env import read_text
 
 _DEFAULT_STALL_S = 30  # of BAGUA_NET_STALL_S
-# Of torchrun, Slurm, Open MPI, MPICH and Intel MPI.
+# Where the plugin looks, too (net_plugin/stats/stats_page.cc).
 _WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 

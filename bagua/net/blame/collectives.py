@@ -12,7 +12,7 @@ def last_collective() -> dict[str, Any] | None:
     """The collective that this process has not finished, the first of several, or else the last one.
 
     Returns:
-        name, number in its group, group, and whether it is finished; None: the flight recorder knows of none.
+        name, number in its group, group and whether it is finished; None: the flight recorder knows of none.
     """
     c10d = sys.modules.get("torch._C._distributed_c10d")
     # The second is that of gloo, in torch without NCCL.
@@ -24,7 +24,7 @@ def last_collective() -> dict[str, Any] | None:
         found = next((one for one in entries if not _is_finished(one)), entries[-1] if entries else None)
         return found and {
             "name": str(found["profiling_name"]).rpartition(":")[2],
-            "number": int(found["collective_seq_id"]),
+            "number": int(found["p2p_seq_id" if found["is_p2p"] else "collective_seq_id"]),
             "group": str(found["process_group"][1] or found["process_group"][0]),
             "finished": _is_finished(found),
         }

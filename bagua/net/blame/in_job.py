@@ -7,7 +7,8 @@ message moves. Of what it leaves in the store:
     asked            how many verdicts were asked for; the keys below begin with its number
     N/host/HOST      counts the ranks of a host: the first one leaves the report of all its processes
     N/report/I       these reports
-    N/rank/RANK      the collective that the rank runs or ran last, as torch's flight recorder has it
+    N/rank/RANK      host and pid of the rank, and the collective that it runs or ran last, as torch's flight recorder
+                     has it
     N/answered       counts the ranks
     N/written        counts those that would write the verdict: the first one does
 """
@@ -28,15 +29,15 @@ from typing import Any
 from bagua.net.blame.collectives import described, last_collective
 from bagua.net.blame.verdict import verdict
 from bagua.net.stats.errors import StatsError
-from bagua.net.stats.rates import report
+from bagua.net.stats.layout import Page
+from bagua.net.stats.rates import oldest_request_s, report
 from bagua.net.stats.report_json import report_from_json
 from bagua.net.stats.reports import HostReport
 from bagua.net.stats.snapshots import own_page, snapshot
 
-_LOOKS = 6  # in that time
-_LONGEST_LOOK_S = 5.0
-# Ranks look every `_LOOKS`th of the time: after two all that can have answered. Rank 0 writes first, and if it cannot,
-# a rank that waits does.
+_LOOKS = 6  # in the time that is reported
+_LONGEST_LOOK_S = 5.0  # between two of them
+# After two looks, all that can have answered. Rank 0 writes first, and if it cannot, a rank that waits does.
 _PATIENCE_LOOKS = 3
 _PATIENCE_FOR_RANK_0_LOOKS = 6
 
@@ -48,11 +49,11 @@ def start(stall_s: float) -> None:
     global _started
     if _started is None:
         _started = InJobBlame(stall_s)
-        threading.Thread(target=_started.run, name="bagua-net-blame", daemon=True).start()
+        _started.start()
 
 
 class InJobBlame:
-    """What one rank does. One thread calls `run`, any `close`.
+    """What one rank does, in a thread of its own after `start`.
 
     Args:
         stall_s: shorter waits are normal, in seconds.
@@ -63,15 +64,22 @@ class InJobBlame:
         self._stall_s = stall_s
         self._write = write or _log
         self._closing = threading.Event()
-        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bagua-net-blame", daemon=True)
         self._messages = 0
         self._due_s = stall_s  # how long this rank waits before it asks
         self._answered = 0  # the last number
         self._looks_left: int | None = None  # until this rank writes the verdict
 
-    def run(self) -> None:
+    def start(self) -> None:
+        self._thread.start()
         # Else the interpreter could end under a call of the store.
         atexit.register(self.close)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
         try:
             while not self._closing.wait(min(self._stall_s / _LOOKS, _LONGEST_LOOK_S)):
                 self.look()
@@ -79,19 +87,14 @@ class InJobBlame:
             # Of the store, whose server may have ended, and whose types of errors torch does not promise; or a report
             # of another version.
             logging.getLogger("bagua.net").debug("no more verdicts: %s", error)
-        finally:
-            self._closed.set()
-
-    def close(self) -> None:
-        self._closing.set()
-        self._closed.wait(timeout=5)
 
     def look(self) -> None:
         """
         Raises:
             Exception: of the store.
         """
-        messages, waited_s = _own_traffic()
+        page = _own_page()
+        messages, waited_s = (0, 0.0) if page is None else _traffic_of(page)
         is_quiet = messages == self._messages or waited_s >= self._stall_s
         self._messages = messages
         if waited_s < self._stall_s:
@@ -100,15 +103,16 @@ class InJobBlame:
         if store is None or not (is_quiet or self._looks_left):
             return
         asked = int(store.get("asked")) if store.check(["asked"]) else 0
-        self._answered = min(self._answered, asked)  # of an earlier process group, with a store of its own
+        if asked < self._answered:  # in an earlier process group, with a store of its own
+            self._answered, self._looks_left = asked, None
         if waited_s >= self._due_s and asked == self._answered:
             asked = int(store.compare_set("asked", str(asked) if asked else "", str(asked + 1)))
         if asked > self._answered:
-            self._answer(store, asked, waited_s)
+            self._answer(store, asked, waited_s, page)
         elif self._looks_left:
             self._gather(store)
 
-    def _answer(self, store: Any, number: int, waited_s: float) -> None:
+    def _answer(self, store: Any, number: int, waited_s: float, page: Page | None) -> None:
         import torch.distributed as dist
 
         self._answered = number
@@ -117,7 +121,8 @@ class InJobBlame:
         if store.add(f"{number}/host/{here}", 1) == 1:
             index = store.add(f"{number}/reports", 1)
             store.set(f"{number}/report/{index}", json.dumps(report(None, snapshot()).as_json()))
-        store.set(f"{number}/rank/{dist.get_rank()}", json.dumps(last_collective()))
+        process = None if page is None else (page.host, page.pid)
+        store.set(f"{number}/rank/{dist.get_rank()}", json.dumps([process, last_collective()]))
         store.add(f"{number}/answered", 1)
         is_first = dist.get_rank() == 0
         if is_first or waited_s >= self._stall_s:
@@ -137,35 +142,36 @@ class InJobBlame:
             return
         keys = [f"{number}/report/{index}" for index in range(1, store.add(f"{number}/reports", 0) + 1)]
         reports = [report_from_json(store.get(key), "a rank") for key in keys if store.check([key])]
-        collectives = {
+        answers = {
             rank: json.loads(store.get(key)) for rank in range(ranks) if store.check([key := f"{number}/rank/{rank}"])
         }
-        self._write(_text(reports, collectives, ranks, self._stall_s))
+        self._write(_text(reports, answers, ranks, self._stall_s))
 
 
-def _text(reports: list[HostReport], collectives: dict[int, Any], ranks: int, stall_s: float) -> str:
-    seen = {one.rank for found in reports for one in found.processes}
-    silent = [f"rank {rank}" for rank in range(ranks) if rank not in collectives and rank not in seen]
-    found = verdict(reports, stall_s, silent)
+def _text(reports: list[HostReport], answers: dict[int, Any], ranks: int, stall_s: float) -> str:
+    seen = {one.rank for found in reports for one in found.processes if one.world_size in (ranks, None)}
+    silent = [f"rank {rank}" for rank in range(ranks) if rank not in answers and rank not in seen]
+    # Reports have the processes of other jobs, too.
+    members = {(process[0], process[1]) for process, _ in answers.values() if process is not None}
+    found = verdict(reports, stall_s, silent, members)
     lines = [f"{one.problem}\n{one.advice}" for one in found.culprits]
     if not lines:
         lines = [f"ranks have waited for {stall_s:g} s, for each other or for what Bagua-Net does not see"]
-    return "\n".join(lines + described(collectives))
+    return "\n".join(lines + described({rank: collective for rank, (_, collective) in answers.items()}))
 
 
-def _own_traffic() -> tuple[int, float]:
-    """Messages that this process has sent and received, and for how long its oldest request waits, in seconds."""
+def _own_page() -> Page | None:
     try:
-        page = own_page()
+        return own_page()
     except StatsError:
-        page = None
-    if page is None:
-        return 0, 0.0
-    counters = [page.closed_comms, *(comm.counters for comm in page.comms)]
-    messages = sum(one.inline_messages + one.striped_messages + one.received_messages for one in counters)
+        return None
+
+
+def _traffic_of(page: Page) -> tuple[int, float]:
+    """Messages sent and received, and for how long the oldest request waits, in seconds."""
+    messages = page.closed_comms.messages + sum(comm.counters.messages for comm in page.comms)
     now_ms = int(time.monotonic() * 1000)
-    ages_ms = [(now_ms - posted) % (1 << 32) for comm in page.comms for posted in comm.posted_ms]
-    return messages, max(ages_ms, default=0) / 1000
+    return messages, max((oldest_request_s(comm, now_ms) or 0.0 for comm in page.comms), default=0.0)
 
 
 def _store() -> Any | None:

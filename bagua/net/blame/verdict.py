@@ -7,7 +7,7 @@ part. If there is none, data that was sent and has not arrived was held up by th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua.net.stats.peers import peer_process
@@ -96,12 +96,19 @@ class Verdict:
     waits: tuple[Wait, ...]
 
 
-def verdict(reports: Sequence[HostReport], least_s: float, silent: Sequence[str] = ()) -> Verdict:
+def verdict(
+    reports: Sequence[HostReport],
+    least_s: float,
+    silent: Sequence[str] = (),
+    members: Collection[tuple[str, int]] | None = None,
+) -> Verdict:
     """
     Args:
         reports: of all hosts that were looked at.
         least_s: shorter waits are normal.
         silent: hosts that were asked for a report and gave none.
+        members: hosts and pids, as the processes name them, of which one must wait: only jobs that have one are
+            judged. None: all.
     """
     known = {(one.host, one.own_pid): one for report in reports for one in report.processes}
     waits = sorted(_waits(known, _FOLLOWS * least_s), key=lambda wait: -wait.seconds)
@@ -110,6 +117,8 @@ def verdict(reports: Sequence[HostReport], least_s: float, silent: Sequence[str]
     shown: list[Wait] = []
     for group in _connected(waits):
         if group[0].seconds < least_s:
+            continue
+        if members is not None and not any((one.waiter.host, one.waiter.pid) in members for one in group):
             continue
         shown += group
         found: dict[Party, Culprit] = {}

@@ -105,6 +105,10 @@ class CommCounters(_Counters):
     streams_lost: int
 
     @property
+    def messages(self) -> int:
+        return self.inline_messages + self.striped_messages + self.received_messages
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(getattr(self, f"size_{number}") for number in range(len(SIZE_CLASSES) + 1))
 

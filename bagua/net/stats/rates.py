@@ -25,6 +25,16 @@ def report(earlier: Snapshot | None, later: Snapshot) -> HostReport:
     )
 
 
+def oldest_request_s(comm: CommSlot, now_ms: int) -> float | None:
+    """
+    Args:
+        now_ms: of the monotonic clock.
+    """
+    ages_ms = [(now_ms - posted) % _UINT32 for posted in comm.posted_ms]
+    # The clock that stamps requests is coarse: one posted just now may seem to come from the future.
+    return _largest(age / 1000 if age < _UINT32 // 2 else 0.0 for age in ages_ms)
+
+
 def _process(earlier: ProcessSnapshot | None, later: ProcessSnapshot) -> ProcessReport:
     page = later.page
     elapsed_s = None if earlier is None else later.taken_s - earlier.taken_s
@@ -105,13 +115,12 @@ def _comm(
     counters = later.counters
     age_s = max(0.001, now_ms / 1000 - later.opened_ms / 1000)
     moved = _bytes(counters)
-    messages = counters.inline_messages + counters.striped_messages + counters.received_messages
+    messages = counters.messages
     known_s = elapsed_s if earlier is not None else None
     rate = None if earlier is None else _rate(moved - _bytes(earlier.counters), known_s)
     before = None if earlier is None else earlier.counters
-    past_messages = 0 if before is None else before.inline_messages + before.striped_messages + before.received_messages
+    past_messages = 0 if before is None else before.messages
     by_index = {one.index: one for one in streams_before}
-    ages_ms = [(now_ms - posted) % _UINT32 for posted in later.posted_ms]
     return CommReport(
         id=f"{later.slot}.{later.opened_ms}",
         state=later.state,
@@ -130,9 +139,8 @@ def _comm(
         average_bytes_per_s=moved / age_s,
         messages_per_s=_rate(messages - past_messages, known_s),
         message_sizes=list(counters.sizes),
-        outstanding=len(ages_ms),
-        # The clock that stamps requests is coarse: one posted just now may seem to come from the future.
-        oldest_request_s=_largest(age / 1000 if age < _UINT32 // 2 else 0.0 for age in ages_ms),
+        outstanding=len(later.posted_ms),
+        oldest_request_s=oldest_request_s(later, now_ms),
         streams_live=sum(one.state in ("live", "parked") for one in streams),
         streams_joined=counters.streams_joined,
         streams_lost=counters.streams_lost,
