@@ -128,6 +128,14 @@ class TestVerdict:
         assert kinds(found) == [(1, "idle")]
         assert "another rank of its host" in found.culprits[0].remedy
 
+    def test_a_stopped_process_of_another_job_on_the_same_host(self) -> None:
+        here = [host("a", 1, 0, (RECEIVE, "b", 2)), host("b", 2, 1)]
+        assert kinds(verdict([*here, host("b", 12, 1, state="T")], 5)) == [(1, "idle")]
+        reports = [*here, host("b", 10, 0, state="T")]
+        assert kinds(verdict(reports, 5, members={("a", 1), ("b", 2)})) == [(1, "idle")]
+        reports = [*here, host("b", 3, 2, state="T")]
+        assert kinds(verdict(reports, 5, members={("a", 1), ("b", 2)})) == [(2, "stopped")]
+
     def test_who_follows_waits_a_little_shorter(self) -> None:
         reports = [host("a", 1, 0, (RECEIVE, "b", 2), age_s=6), host("b", 2, 1, (RECEIVE, "c", 3), age_s=4)]
         assert kinds(verdict([*reports, host("c", 3, 2)], 5)) == [(2, "idle")]

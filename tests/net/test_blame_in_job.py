@@ -120,6 +120,7 @@ def one_is_stopped() -> list[str]:
     with ExitStack() as stack:
         rank = Rank(stack)
         rank.waits({0: 1, 1: 2, 2: None}[rank.number])
+        dist.barrier()  # the first that looks reports the pages of all
         store = dist.distributed_c10d._get_default_store()
         if rank.number == 2:
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -147,13 +148,14 @@ def test_a_rank_that_is_stopped_reports_nothing_and_is_seen_by_others_of_its_hos
 
 
 def rank_0_is_busy() -> list[str]:
+    import torch.distributed as dist
+
     with ExitStack() as stack:
         rank = Rank(stack)
         rank.waits({0: None, 1: 2, 2: 1}[rank.number])
+        dist.barrier()  # the first that looks reports the pages of all
         for _ in range(10 * (rank.number > 0)):
             rank.blame.look()
-        import torch.distributed as dist
-
         dist.barrier()
         return rank.said
 

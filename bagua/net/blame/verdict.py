@@ -100,7 +100,7 @@ def verdict(
     reports: Sequence[HostReport],
     least_s: float,
     silent: Sequence[str] = (),
-    members: Collection[tuple[str, int]] | None = None,
+    members: Collection[_Key] | None = None,
 ) -> Verdict:
     """
     Args:
@@ -112,7 +112,7 @@ def verdict(
     """
     known = {(one.host, one.own_pid): one for report in reports for one in report.processes}
     waits = sorted(_waits(known, _FOLLOWS * least_s), key=lambda wait: -wait.seconds)
-    view = _View(known, reports, silent, {wait.waiter for wait in waits})
+    view = _View(known, reports, silent, {wait.waiter for wait in waits}, members or ())
     culprits: list[Culprit] = []
     shown: list[Wait] = []
     for group in _connected(waits):
@@ -203,8 +203,10 @@ class _View:
         reports: Sequence[HostReport],
         silent: Sequence[str],
         waiting: set[Party],
+        members: Collection[_Key],
     ) -> None:
         self._known = known
+        self._members = members
         self._hosts = {host for host, _ in known} | {report.host for report in reports}
         self._denied = sum(report.denied for report in reports)
         self._unread = sum(len(report.problems) for report in reports)
@@ -234,7 +236,7 @@ class _View:
     def _idle(self, wait: Wait, process: ProcessReport) -> Culprit:
         # NCCL uses shared memory and NVLink within a host, so that a rank may wait for another one there unseen.
         others = [one for (host, _), one in self._known.items() if host == process.host and one is not process]
-        others = [one for one in others if one.world_size == process.world_size]
+        others = [one for one in others if self._may_be_of_one_job(one, process)]
         for one in others:
             if one.state in _STOPPED:
                 return _stopped(Party(one.host, one.own_pid, one.rank), one, wait.seconds)
@@ -250,6 +252,12 @@ class _View:
             "Bagua-Net.",
             remedy,
         )
+
+    def _may_be_of_one_job(self, one: ProcessReport, process: ProcessReport) -> bool:
+        if (one.host, one.own_pid) in self._members:
+            return True
+        ranks = {process.rank, *(self._known[key].rank for key in self._members if key in self._known)}
+        return one.world_size == process.world_size and (one.rank is None or one.rank not in ranks)
 
     def _unseen(self, wait: Wait) -> Culprit:
         party = wait.target
