@@ -118,9 +118,9 @@ def _run(rank: int, address: tuple[str, int], given: argparse.Namespace, listene
     if rank == 0:
         columns = [
             Column[Row]("streams", "each way", lambda row: str(row.streams)),
-            Column[Row]("one way", "GB/s", lambda row: f"{row.one_way:.2f}"),
-            Column[Row]("both: out", "GB/s", lambda row: f"{row.out:.2f}"),
-            Column[Row]("back", "GB/s", lambda row: f"{row.back:.2f}"),
+            Column[Row]("one way", "GB/s", lambda row: f"{row.one_way:.3f}"),
+            Column[Row]("both: out", "GB/s", lambda row: f"{row.out:.3f}"),
+            Column[Row]("back", "GB/s", lambda row: f"{row.back:.3f}"),
             Column[Row]("CPU", "s/GB", lambda row: f"{row.cpu:.2f}"),
         ]
         print(f"TCP between two ranks, {format_size(given.memory)} for each process; {describe_machine().caption()}")
