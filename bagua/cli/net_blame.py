@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -39,11 +40,17 @@ def add_parser(subcommands: Subcommands) -> None:
         metavar="S",
         help=f"shorter waits are normal (default {_LEAST_S:g} seconds)",
     )
+    parser.add_argument(
+        "--ras",
+        metavar="HOST:PORT",
+        help="NCCL's RAS service, which is asked as well if ranks wait (default: NCCL_RAS_ADDR, or localhost:28028)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(execute=execute, interval=0.2)
 
 
 def execute(options: argparse.Namespace) -> int:
+    from bagua.net.blame import ras
     from bagua.net.blame.verdict import verdict
     from bagua.net.stats.sources import second_reports
 
@@ -68,14 +75,23 @@ def execute(options: argparse.Namespace) -> int:
             print(f"bagua-net blame: {report.host}: {problem}", file=sys.stderr)
     found = verdict(reports, options.after, silent)
     count = sum(len(report.processes) for report in reports)
+    parties = {party for wait in found.waits for party in (wait.waiter, wait.target)}
+    nccl: list[str] = []
+    try:
+        if parties or options.ras:
+            nccl = ras.findings({party.pid for party in parties}, options.ras)
+    except (OSError, ValueError) as error:
+        if options.ras:
+            print(f"bagua-net blame: NCCL's RAS service: {options.ras}: {error}", file=sys.stderr)
+            failed = True
     if options.json:
-        print(json.dumps({"schema": 1, "processes": count, **asdict(found)}, indent=2))
+        print(json.dumps({"schema": 1, "processes": count, **asdict(found), "nccl": nccl}, indent=2))
     else:
-        print(_rendered(found, count, options.after, Terminal.of_stdout()))
+        print(_rendered(found, nccl, count, options.after, Terminal.of_stdout()))
     return EXIT_FAILURE if failed or found.waits else 0
 
 
-def _rendered(found: Verdict, processes: int, after_s: float, terminal: Terminal) -> str:
+def _rendered(found: Verdict, nccl: Sequence[str], processes: int, after_s: float, terminal: Terminal) -> str:
     if not found.waits:
         return f"None of {processes} processes has waited for a peer for {after_s:g} s."
     blocks = [terminal.bold(one.problem) + f"\n{one.advice}" for one in found.culprits]
@@ -84,6 +100,8 @@ def _rendered(found: Verdict, processes: int, after_s: float, terminal: Terminal
             "All that wait for each other run and wait in a circle.\n"
             "Compare the order of their collectives: TORCH_NCCL_TRACE_BUFFER_SIZE=2000 records it."
         )
+    if nccl:
+        blocks.append("NCCL's RAS service:\n" + "\n".join(nccl))
     columns = [
         Column("who waits", [str(one.waiter) for one in found.waits], left=True),
         Column("for", [str(one.target) for one in found.waits], left=True),

@@ -41,26 +41,31 @@ class Logged(logging.Handler):
         return False
 
 
-def blamed(pid: int, kind: str, after_s: int = 1) -> bool:
-    """Whether the process was blamed for this within PATIENCE_S, by one that waited for so long."""
+def blamed(pid: int, kind: str, nccl: list[str], after_s: int = 1) -> bool:
+    """Whether the process was blamed for this within PATIENCE_S, by one that waited for so long. `nccl` gets what
+    NCCL says then."""
     words = [sys.executable, "-m", "bagua.cli.net", "blame", "--after", str(after_s), "--json"]
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         shown = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
         if shown.returncode not in (0, 1):
             raise SystemExit(shown.stderr)
-        if any((one["party"]["pid"], one["kind"]) == (pid, kind) for one in json.loads(shown.stdout)["culprits"]):
+        found = json.loads(shown.stdout)
+        if any((one["party"]["pid"], one["kind"]) == (pid, kind) for one in found["culprits"]):
+            nccl.extend(found["nccl"])
             return True
     return False
 
 
-def watch(pid: int, logged: Logged) -> list[str]:
+def watch(pid: int, logged: Logged, nccl: list[str]) -> list[str]:
     """What rank 1 was blamed for, by the command and in this rank's log. It continues however this ends."""
     try:
-        kinds = ["idle"] * blamed(pid, "idle") + ["logged idle"] * logged.has("It runs, and waits for no other process")
+        kinds = ["idle"] * blamed(pid, "idle", nccl) + ["logged idle"] * logged.has(
+            "It runs, and waits for no other process"
+        )
         SEEN.touch()
         # Long enough for the line in the log, which comes within three seconds.
-        kinds += ["stopped"] * blamed(pid, "stopped", after_s=4)
+        kinds += ["stopped"] * blamed(pid, "stopped", nccl, after_s=4)
         return kinds + ["logged stopped"] * logged.has("is stopped, by SIGSTOP")
     finally:
         SEEN.touch()
@@ -87,6 +92,7 @@ def main() -> None:
     dist.all_reduce(values)  # opens all connections
     torch.cuda.synchronize()
     kinds: list[str] = []
+    said: list[str] = []  # by NCCL
     logged = Logged()
     logging.getLogger("bagua.net").addHandler(logged)
     if rank == 1:
@@ -94,12 +100,12 @@ def main() -> None:
         dist.all_reduce(values)
     else:
         dist.all_reduce(values)  # in the background
-        kinds = watch(other, logged)
+        kinds = watch(other, logged, said)
     torch.cuda.synchronize()
     right = bool((values == 6.0).all().item())
     if rank == 0:
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
-        result = {"right": right, "nccl": nccl, "kinds": kinds, "pid": other, "logged": logged.lines}
+        result = {"right": right, "nccl": nccl, "kinds": kinds, "pid": other, "logged": logged.lines, "said": said}
         print(json.dumps(result), flush=True)
     dist.destroy_process_group()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ def test_a_rank_that_is_late_and_one_that_is_stopped(run_job: RunJob) -> None:
     # Rank 1 has finished the first all-reduce, and rank 0 is in the second.
     assert "\nrank 0 is in all_reduce, number " in result["logged"][0], result["logged"]
     assert "\nrank 1 has finished all_reduce, number " in result["logged"][0], result["logged"]
+    if tuple(map(int, result["nccl"].split("."))) >= (2, 28, 7):
+        late, stopped = result["said"]
+        assert re.match(rf"rank 1 \(\S+, pid {result['pid']}\) has launched \d+ AllReduce, others up to ", late), late
+        assert re.match(rf"rank 1 \(\S+, pid {result['pid']}\) does not answer NCCL", stopped), stopped
     # Rank 0 says for whom it waits, ever more rarely, and that it goes on.
     lines = [line for line in job.logs.splitlines() if "waiting for" in line and f"process {result['pid']})" in line]
     assert 1 <= len(lines) <= 8, job.logs

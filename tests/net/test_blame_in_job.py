@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.processes import wait_until
 from support.ranks import run_ranks
+from support.ras_service import ras_service, report
 from support.stats_page import Comm, page_bytes, page_of_this_process
 
 from bagua.net.blame import start_in_job
@@ -154,8 +155,10 @@ def rank_0_is_busy() -> list[str]:
         rank = Rank(stack)
         rank.waits({0: None, 1: 2, 2: 1}[rank.number])
         dist.barrier()  # the first that looks reports the pages of all
-        for _ in range(10 * (rank.number > 0)):
-            rank.blame.look()
+        launched = dict.fromkeys(rank.pids[1:], 4)
+        with ras_service(report(launched, {rank.pids[0]: 0})) as os.environ["NCCL_RAS_ADDR"]:
+            for _ in range(10 * (rank.number > 0)):
+                rank.blame.look()
         dist.barrier()
         return rank.said
 
@@ -166,6 +169,7 @@ def test_if_rank_0_does_not_answer_a_rank_that_waits_writes() -> None:
     assert sorted(map(len, others)) == [0, 1]
     [said] = [one for said in others for one in said]
     assert said.startswith("ranks have waited for 5 s, for each other or for what Bagua-Net does not see")
+    assert "\nrank 0 (10.0.0.2, pid " in said
 
 
 def collectives() -> list[str]:

@@ -43,10 +43,10 @@ def described(collectives: Mapping[int, Any]) -> list[str]:
         if one is not None:
             state = "has finished" if one["finished"] else "is in"
             together.setdefault(f"{state} {one['name']}, number {one['number']} of {one['group']}", []).append(rank)
-    return [f"{_ranks(ranks)} {what}" for what, ranks in sorted(together.items(), key=lambda one: one[1])]
+    return [f"{rank_list(ranks)} {what}" for what, ranks in sorted(together.items(), key=lambda one: one[1])]
 
 
-def _ranks(ranks: list[int]) -> str:
+def rank_list(ranks: list[int]) -> str:
     """ "rank 3", or "each of ranks 0 to 2 and 5"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"

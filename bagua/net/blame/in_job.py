@@ -23,9 +23,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from bagua.net.blame import ras
 from bagua.net.blame.collectives import described, last_collective
 from bagua.net.blame.verdict import verdict
 from bagua.net.stats.errors import StatsError
@@ -157,6 +159,9 @@ def _text(reports: list[HostReport], answers: dict[int, Any], ranks: int, stall_
     lines = [f"{one.problem}\n{one.advice}" for one in found.culprits]
     if not lines:
         lines = [f"ranks have waited for {stall_s:g} s, for each other or for what Bagua-Net does not see"]
+    if len(answers) < ranks:  # else torch's flight recorder says it of all
+        with suppress(OSError, ValueError):  # there is no such service, or an older one
+            lines += ras.findings({pid for _, pid in members})
     return "\n".join(lines + described({rank: collective for rank, (_, collective) in answers.items()}))
 
 
