@@ -69,6 +69,7 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optim
 def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: str) -> int:
     """Wraps the model, and loads the last checkpoint if there is one. Returns the number of steps made."""
     rank, ranks = bagua.get_rank(), bagua.get_world_size()
+    device = next(model.parameters()).device
     latest = None
     if rank == 0 and (folder / "latest.json").exists():
         latest = json.loads((folder / "latest.json").read_text())
@@ -79,14 +80,14 @@ def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, alg
     parts = [folder / f"step-{latest['step']}-rank-{one}-of-{latest['ranks']}.pt" for one in range(latest["ranks"])]
     if latest["ranks"] == ranks:
         # Each rank has its own state again. After wrapping, which broadcasts rank 0's.
-        state = torch.load(parts[rank], weights_only=True)
+        state = torch.load(parts[rank], device, weights_only=True)
         wrap(model, optimizer, algorithm)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         model.bagua_ddp.load_state_dict(state["bagua"])
     else:
         # Other ranks than before start from the mean.
-        states = [torch.load(part, weights_only=True) for part in parts]
+        states = [torch.load(part, device, weights_only=True) for part in parts]
         models = [state["model"] for state in states]
         model.load_state_dict({name: sum(one[name] for one in models) / len(models) for name in models[0]})
         optimizer.load_state_dict(states[0]["optimizer"])
@@ -100,6 +101,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train on nodes that leave and join.")
     parser.add_argument("folder", type=Path, help="of the checkpoints; all nodes must share it")
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="gradient_allreduce", help="(default: %(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
     parser.add_argument("--steps", type=int, default=2000, help="(default: %(default)s)")
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of weights and batches (default: %(default)s)")
@@ -109,10 +111,14 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    device = torch.device(arguments.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", bagua.get_local_rank())
+        torch.cuda.set_device(device)
     bagua.init_process_group(timeout=60)
     rank, ranks = bagua.get_rank(), bagua.get_world_size()
     torch.manual_seed(arguments.seed)
-    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))
+    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
     if arguments.algorithm == "qadam":
         optimizer: torch.optim.Optimizer = QAdamOptimizer(model.parameters(), lr=0.002, warmup_steps=100)
     else:
@@ -121,11 +127,11 @@ def main() -> None:
     if rank == 0:
         print(f"step {begin}: {ranks} ranks", flush=True)
 
-    inputs, targets = samples()
+    inputs, targets = (part.to(device) for part in samples())
     for step in range(begin + 1, arguments.steps + 1):
         # The batch depends on the step alone: no rank trains on samples twice, or leaves some out, after a restart.
         generator = torch.Generator().manual_seed(1_000_000 * arguments.seed + step)
-        batch = torch.randint(len(inputs), (BATCH,), generator=generator)[rank::ranks]
+        batch = torch.randint(len(inputs), (BATCH,), generator=generator)[rank::ranks].to(device)
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs[batch]), targets[batch]).backward()
         optimizer.step()

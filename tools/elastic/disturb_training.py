@@ -4,6 +4,8 @@ moments, and compares the final losses with those of undisturbed runs:
 
     PYTHONSAFEPATH=1 .venv/bin/python tools/elastic/disturb_training.py --runs 50
 
+With --device cuda, both nodes share the first GPU, and their NCCL talks through Bagua-Net over loopback.
+
 The exit status is 1 if a run did not end, or if its loss is outside of the range of the undisturbed ones, widened by
 its own size.
 """
@@ -27,8 +29,9 @@ ALGORITHMS = ("gradient_allreduce", "bytegrad", "qadam", "decentralized", "low_p
 
 def one_run(options: argparse.Namespace, algorithm: str, training_seed: int, seed: int, disturbances: int) -> Outcome:
     arguments = [f"--algorithm={algorithm}", f"--steps={options.steps}", f"--seed={training_seed}"]
+    arguments.append(f"--device={options.device}")
     with tempfile.TemporaryDirectory() as folder:
-        return DisturbedJob(Path(folder), seed, arguments, disturbances, options.timeout).run()
+        return DisturbedJob(Path(folder), seed, arguments, disturbances, options.timeout, options.device).run()
 
 
 def compare(options: argparse.Namespace, workers: ThreadPoolExecutor) -> bool:
@@ -80,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=50, help="(default: %(default)s)")
     parser.add_argument("--disturbances", type=int, default=3, help="per run (default: %(default)s)")
     parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="by turns (default: %(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
     parser.add_argument("--training-seeds", type=int, default=3, help="of weights and batches (default: %(default)s)")
     parser.add_argument("--first", type=int, default=1, help="seed of the first run (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1000, help="(default: %(default)s)")

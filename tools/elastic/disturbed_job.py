@@ -40,16 +40,19 @@ class Outcome:
 
 
 class _Node:
-    def __init__(self, folder: Path, number: int, port: int, arguments: list[str]) -> None:
+    def __init__(self, folder: Path, number: int, port: int, arguments: list[str], device: str) -> None:
         self.log = folder / f"node-{number}.log"
         self.is_expected_to_run = True
         command = [sys.executable, "-m", "bagua.distributed.run", "--nnodes=1:2", "--nproc-per-node=1"]
         command += ["--max-restarts=100", "--rdzv-backend=c10d", "--rdzv-id=job", f"--rdzv-conf={_RENDEZVOUS}"]
         command += [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1", str(SCRIPT), *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if device == "cuda":
+            # NCCL lets ranks share a GPU if it takes them for processes of different hosts.
+            environment |= {"NCCL_HOSTID": f"node-{number}", "CUDA_VISIBLE_DEVICES": "0"}
+            environment |= {"NCCL_SOCKET_IFNAME": "lo", "ENABLE_BAGUA_NET": "1"}
         with self.log.open("wb") as log:
-            self.agent = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}
-            )
+            self.agent = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
 
     def workers(self) -> list[int]:
         try:
@@ -86,6 +89,7 @@ class DisturbedJob:
         arguments: of the script.
         disturbances: how many; those that come after the last step do not count.
         timeout_s: of the whole job.
+        device: "cpu" or "cuda"; the nodes share the first GPU.
     """
 
     folder: Path
@@ -93,6 +97,7 @@ class DisturbedJob:
     arguments: list[str]
     disturbances: int
     timeout_s: float = 240.0
+    device: str = "cpu"
     _nodes: list[_Node] = field(default_factory=list)
     _started: int = 0
     _events: list[str] = field(default_factory=list)
@@ -124,7 +129,8 @@ class DisturbedJob:
 
     def _start(self) -> _Node:
         self._started += 1
-        return _Node(self.folder, self._started, self._port, [str(self.folder / "checkpoints"), *self.arguments])
+        arguments = [str(self.folder / "checkpoints"), *self.arguments]
+        return _Node(self.folder, self._started, self._port, arguments, self.device)
 
     def _disturb(self, draw: random.Random) -> None:
         position = draw.randrange(2)
