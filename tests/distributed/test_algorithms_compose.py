@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.algorithm_cases import CASES, NAMES, Case, check_together, pulling, quiet, spread, step, train_with
-from support.ranks import free_port, run_ranks
+from support.ports import free_port
+from support.ranks import run_ranks
 from support.training import NODES_OF_TWO_AND_ONE, TWO_NODES_OF_TWO, Branches, NormNet, begin, loss_of, message_of, mlp
 from torch import nn
 

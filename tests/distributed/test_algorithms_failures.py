@@ -12,7 +12,8 @@ import pytest
 import torch
 from support.algorithm_cases import CASES, WARMUP_STEPS, Case, pulling, step
 from support.dying_rank import VICTIM, begin_to_lose_one, die
-from support.ranks import free_port, run_ranks
+from support.ports import free_port
+from support.ranks import run_ranks
 from support.training import TWO_NODES_OF_TWO, loss_of, mlp
 
 from bagua.collectives.failure_report import CollectiveError

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.ports import free_port
 from support.processes import living_pids, wait_until
-from support.ranks import free_port
 
 TIMEOUT_S = 240
 BAGUARUN = [sys.executable, "-m", "bagua.script.baguarun"]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from support.ranks import free_port
+from support.ports import free_port
 
 PROGRAM = """
 import sys, threading, time, weakref

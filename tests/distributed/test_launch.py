@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from support.algorithm_cases import NAMES
+from support.ports import free_port
 from support.processes import living_pids
-from support.ranks import free_port
 from torch.distributed import TCPStore
 
 from bagua.distributed import run

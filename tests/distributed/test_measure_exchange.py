@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.ranks import free_port
+from support.ports import free_port
 from support.tool_module import load_script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "bench" / "measure_exchange.py"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.gpu_job import RANKS, Job, RunJob
+from support.ports import free_port
 
 from bagua.net.bench.nccl_ab.log import read_proof_file
 
@@ -40,8 +40,7 @@ def run_job(tmp_path: Path) -> RunJob:
         environment.update(tcp_environment(logs))
         environment.update(variables)
         # The job's own store after it started over takes the port above this one.
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+        port = free_port(2)
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
         command += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
         if script is None:

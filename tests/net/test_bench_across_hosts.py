@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_driver import install_fake_driver
+from support.ports import free_port
 from support.processes import living_pids, wait_until
 
 from bagua.net.bench.network_path import NetworkPath
@@ -21,19 +22,6 @@ from bagua.net.bench.ring.team import Team
 from bagua.net.library import driver_path, library_path
 
 SMALL_RUN = ["-b", "1K", "-e", "1M", "-f", "32", "-n", "3", "--repeats", "2", "--timeout", "20"]
-
-
-def free_port() -> int:
-    """The bench's port is this one + 1, as under torchrun."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("", port + 1))
-            except OSError:
-                continue
-            return port
 
 
 def clean_environment() -> dict[str, str]:
@@ -122,7 +110,7 @@ def test_only_rank_zero_reports(launcher: object, fake: list[str], tmp_path: Pat
     arguments = [*fake, *SMALL_RUN, "--backends", "plugin,bare,raw", "--raw-streams", "1,2"]
     environments = [
         environment | {"FAKE_DRIVER_PIDS": str(tmp_path / "pids")}
-        for environment in launcher(3, free_port())  # type: ignore[operator]
+        for environment in launcher(3, free_port(2))  # type: ignore[operator]
     ]
     # Only rank 0 gets a path that exists.
     outputs = [str(path), "/no/such/1.json", "/no/such/2.json"]
@@ -142,7 +130,7 @@ def test_only_rank_zero_reports(launcher: object, fake: list[str], tmp_path: Pat
 def test_a_driver_that_dies_elsewhere_ends_all_ranks(fake: list[str], tmp_path: Path) -> None:
     fault = json.dumps({"at": "run", "do": "kill", "rank": 1, "transport": "bare"})
     pids = {"FAKE_DRIVER_PIDS": str(tmp_path / "pids"), "FAKE_DRIVER_FAULT": fault}
-    environments = [environment | pids for environment in torchrun(2, free_port())]
+    environments = [environment | pids for environment in torchrun(2, free_port(2))]
     arguments = [*fake, *SMALL_RUN, "--backends", "plugin,bare"]
     results = finish(start(environments, [arguments, arguments]))
     assert [code for code, _, _ in results] == [1, 1]
@@ -155,7 +143,7 @@ def test_a_driver_that_dies_elsewhere_ends_all_ranks(fake: list[str], tmp_path: 
 def test_a_rank_without_the_library_is_named_by_rank_zero(fake: list[str]) -> None:
     own = [*fake, *SMALL_RUN, "--backends", "plugin"]
     without = [*own, "--library", "/no/libnccl-net.so"]
-    results = finish(start(torchrun(2, free_port()), [own, without]))
+    results = finish(start(torchrun(2, free_port(2)), [own, without]))
     assert [code for code, _, _ in results] == [1, 1]
     assert "rank 1 on " in results[0][2]
     assert "'/no/libnccl-net.so' does not exist" in results[0][2]
@@ -165,10 +153,10 @@ def test_a_rank_without_the_baseline_is_named_by_rank_zero(fake: list[str], tmp_
     (tmp_path / "libold.so").touch()
     words = [*fake, *SMALL_RUN, "--backends", "plugin", "--baseline-library"]
     there, elsewhere = [*words, str(tmp_path / "libold.so")], [*words, "/no/libold.so"]
-    results = finish(start(torchrun(2, free_port()), [there, there]))
+    results = finish(start(torchrun(2, free_port(2)), [there, there]))
     assert [code for code, _, _ in results] == [0, 0], results
     assert "plugin vs baseline: " in results[0][1]
-    results = finish(start(torchrun(2, free_port()), [there, elsewhere]))
+    results = finish(start(torchrun(2, free_port(2)), [there, elsewhere]))
     assert [code for code, _, _ in results] == [1, 1]
     assert "rank 1 on " in results[0][2]
     assert "the baseline's library '/no/libold.so' does not exist" in results[0][2]
@@ -178,7 +166,7 @@ def test_a_killed_rank_ends_the_others(fake: list[str], tmp_path: Path) -> None:
     fault = json.dumps({"at": "run", "do": "hang", "transport": "bare"})
     pids = {"FAKE_DRIVER_PIDS": str(tmp_path / "pids"), "FAKE_DRIVER_FAULT": fault}
     arguments = [*fake, *SMALL_RUN, "--backends", "bare"]
-    processes = start([environment | pids for environment in torchrun(2, free_port())], [arguments, arguments])
+    processes = start([environment | pids for environment in torchrun(2, free_port(2))], [arguments, arguments])
     wait_until(lambda: len(living_pids(tmp_path / "pids")) == 2, "the start of two drivers", 20)
     time.sleep(0.5)
     processes[1].kill()
@@ -191,7 +179,7 @@ def test_a_killed_rank_ends_the_others(fake: list[str], tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_named_within_seconds(fake: list[str]) -> None:
-    port = free_port()
+    port = free_port(2)
     with socket.create_server(("127.0.0.1", port + 1)):
         results = finish(start(torchrun(2, port)[:1], [fake]))
     assert results[0][0] == 1
@@ -200,7 +188,7 @@ def test_a_port_in_use_is_named_within_seconds(fake: list[str]) -> None:
 
 
 def test_a_rank_that_is_never_started_is_named_in_time(fake: list[str]) -> None:
-    results = finish(start(torchrun(2, free_port())[:1], [[*fake, "--timeout", "1.5"]]))
+    results = finish(start(torchrun(2, free_port(2))[:1], [[*fake, "--timeout", "1.5"]]))
     assert results[0][0] == 1
     assert "waiting on port" in results[0][2]
     assert "1 of 2 ranks (rank 1) did not reach port" in results[0][2]
@@ -208,14 +196,14 @@ def test_a_rank_that_is_never_started_is_named_in_time(fake: list[str]) -> None:
 
 
 def test_options_that_contradict_the_launcher(fake: list[str]) -> None:
-    results = finish(start(torchrun(2, free_port())[:1], [[*fake, "--ranks", "4"]]))
+    results = finish(start(torchrun(2, free_port(2))[:1], [[*fake, "--ranks", "4"]]))
     assert results[0][0] == 2
     assert "--ranks 4, but torchrun started 2 ranks" in results[0][2]
 
 
 def test_one_launched_process_or_local_is_a_local_run(fake: list[str]) -> None:
     arguments = [*fake, *SMALL_RUN, "--backends", "bare"]
-    environments = [torchrun(1, free_port())[0], torchrun(2, free_port())[1]]
+    environments = [torchrun(1, free_port(2))[0], torchrun(2, free_port(2))[1]]
     results = finish(start(environments, [arguments, [*arguments, "--local"]]))
     assert [code for code, _, _ in results] == [0, 0], results
     assert all("2 ranks x 2 channels on one host" in output for _, output, _ in results)
@@ -229,7 +217,7 @@ def test_the_real_drivers_under_torchrun_variables(backends: str, tmp_path: Path
     assert library_path().is_file()
     path = tmp_path / "run.json"
     arguments = [*SMALL_RUN, "--backends", backends, "--timeout", "60"]
-    results = finish(start(torchrun(2, free_port()), [[*arguments, "--json", str(path)], arguments]))
+    results = finish(start(torchrun(2, free_port(2)), [[*arguments, "--json", str(path)], arguments]))
     assert [code for code, _, _ in results] == [0, 0], results
     result = read_result(path)
     assert (result.parameters["verified"], result.notes) == (True, ())

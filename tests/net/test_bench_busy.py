@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 from support.bench_command import Bench
+from support.ports import free_port
 from support.processes import living_pids, wait_until
 
 CPUS = len(os.sched_getaffinity(0))
@@ -78,10 +78,8 @@ def test_a_launcher_must_say_who_is_first_on_a_host(bench: Bench) -> None:
 
 
 def test_of_launched_ranks_the_first_of_a_host_keeps_it_busy(bench: Bench) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     launched = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "busy"}
-    command = bench.command(*RUN, "--busy-per-cpu", "1", "--port", str(port))
+    command = bench.command(*RUN, "--busy-per-cpu", "1", "--port", str(free_port()))
     ranks = [
         subprocess.Popen(
             command,

@@ -6,13 +6,13 @@ from __future__ import annotations
 import csv
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from support.ports import free_port
 from support.processes import is_alive, wait_until
 
 from bagua.cli.net_bench import main
@@ -126,13 +126,11 @@ def test_all_collectives_and_settings_run_and_are_verified_and_exported(tmp_path
 
 @pytest.mark.timeout(300)
 def test_under_torchrun_every_process_is_one_rank(tmp_path: Path, library: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as another:
-        port, meeting = server.getsockname()[1], another.getsockname()[1]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    launcher += ["--master-addr", "127.0.0.1", "--master-port", str(port), "-m", "bagua.cli.net_bench", "--nccl"]
+    launcher += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "-m", "bagua.cli.net_bench", "--nccl"]
     result = tmp_path / "run.json"
     words = [*STAND_IN, "--library", str(library), *QUICK, "-b", "8", "-e", "8", "--json", str(result)]
-    done = run([*launcher, *words, "--port", str(meeting)])
+    done = run([*launcher, *words, "--port", str(free_port())])
     assert done.returncode == 0, done.stderr + done.stdout
     assert [one.case["ranks"] for one in read_result(result).select("time")] == [2, 2]
     assert done.stdout.count("all_reduce: time in us") == 1, "rank 0 alone reports"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ports import free_port
 
 from bagua.cli import net_doctor_peer
 from bagua.cli.net import main
@@ -164,8 +165,7 @@ def test_another_program_on_the_port() -> None:
 
 
 def test_nothing_listens_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = int(server.getsockname()[1])
+    port = free_port()
     with pytest.raises(BenchError, match=rf"port {port}: Connection refused\nStart `bagua-net doctor --serve {port}`"):
         examine(port)
 
@@ -436,8 +436,7 @@ def test_ssh_that_fails_is_told_without_what_a_terminal_obeys(
 
 
 def test_nobody_comes(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     assert main(["doctor", "--serve", str(port), "--wait", "0"]) == 1
     errors = capsys.readouterr().err
     assert f"\n  bagua-net doctor --peer {socket.gethostname()}:{port} --token " in errors

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.load_driver import ANSWER_S, Event, LoadDriver, StartDriver, loopback_bytes, quit_all
+from support.ports import free_port
 from support.processes import wait_until
 
 MIB = 1 << 20
@@ -139,8 +140,7 @@ def test_a_raw_server_without_a_client_fails_at_the_deadline(start_driver: Start
 
 
 def test_a_raw_client_without_a_server_is_an_error(start_driver: StartDriver) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
+    port = free_port()
     message = start_driver("raw", "--role", "client", "--streams", 1, "--connect", f"127.0.0.1:{port}").expect_failure()
     assert f"127.0.0.1:{port}" in message
     assert "does the server run" in message

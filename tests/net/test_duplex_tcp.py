@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.ranks import free_port
+from support.ports import free_port
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "bench" / "measure_duplex_tcp.py"
 SHORT = ("--streams", "1,2", "--seconds", "0.5", "--memory", "1M")

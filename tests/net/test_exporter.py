@@ -25,8 +25,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.fresh_process import RunCommand
 from support.import_arrows import REPOSITORY
+from support.ports import free_port
 from support.processes import wait_until
-from support.ranks import free_port
 from support.stats_page import Comm, page_bytes, page_of_this_process
 
 from bagua.net.exporter.collector import HostCollector, PushAddress, registry_of

@@ -15,7 +15,6 @@ import atexit
 import functools
 import os
 import pickle
-import random
 import select
 import selectors
 import signal
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ports import free_port
 from support.processes import wait_until
 from support.rank_server import LENGTH, SERVER_VARIABLE, SOCKETS, RankServerProcess, receive_message, send_message
 
@@ -152,18 +152,6 @@ def visible_gpus() -> list[str]:
     if chosen is not None:
         return [name for name in chosen.split(",") if name]
     return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
-
-
-def free_port() -> int:
-    """Below the range from which the kernel takes ports for connections: gloo's own would collide with it sometimes."""
-    while True:
-        port = random.SystemRandom().randrange(12_000, 30_000)
-        with socket.socket() as trial:
-            try:
-                trial.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 @dataclass
