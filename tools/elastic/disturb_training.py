@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -52,10 +52,11 @@ def compare(options: argparse.Namespace, workers: ThreadPoolExecutor) -> bool:
     cases = [
         (algorithms[run % len(algorithms)], seeds[run % len(seeds)], run + options.first) for run in range(options.runs)
     ]
-    futures = [workers.submit(one_run, options, *case, options.disturbances) for case in cases]
+    futures = {workers.submit(one_run, options, *case, options.disturbances): case for case in cases}
     wrong = 0
     changes = []
-    for (algorithm, training_seed, seed), future in zip(cases, futures, strict=True):
+    for future in as_completed(futures):
+        algorithm, training_seed, seed = futures[future]
         try:
             outcome = future.result()
         except TimeoutError as error:
