@@ -16,6 +16,24 @@ namespace bagua_net::abi {
 
 struct ProfiledCommunicator;
 
+// A track of things that follow each other. NCCL begins them together, long before it is their turn: they are shown
+// from the end of the one before.
+class SequentialTrack {
+ public:
+  explicit SequentialTrack(std::uint32_t id = 0) : id_(id) {}
+
+  TraceEvent event(const TraceEvent& what, std::int64_t begin_ns, std::int64_t end_ns) {
+    const std::int64_t last_ns = ended_ns_.exchange(end_ns, std::memory_order_relaxed);
+    TraceEvent event = what.moved_to(id_, begin_ns < last_ns ? last_ns : begin_ns);
+    event.set_end(end_ns);
+    return event;
+  }
+
+ private:
+  const std::uint32_t id_;
+  std::atomic<std::int64_t> ended_ns_{0};
+};
+
 // What NCCL holds of an event; 0: nothing.
 using EventHandle = std::uint64_t;
 
@@ -29,11 +47,13 @@ struct ProfiledEvent {
   EventHandle parent = 0;  // of a proxy operation its collective, of a step its operation
   TraceEvent event;
   MessageOrigin origin;
-  int lane = -1;
 
-  // Of a collective: its operations that run.
+  // Of a collective: its operations that run. Of a send or receive: the lane that it has meanwhile.
   int running = 0;
   std::int64_t first_ns = 0;
+  int lane = -1;
+
+  SequentialTrack* channel = nullptr;  // of a proxy operation
 
   // Of a proxy operation: what all its steps waited for. Of a step: what it has waited for.
   std::array<std::int64_t, kWaits> waited_ns{};

@@ -51,23 +51,36 @@ int Profiler::activation_mask() {
                           nccl::kProfileNetPlugin);
 }
 
+// Names begin with what differs: viewers cut them.
+ProfiledCommunicator::ProfiledCommunicator(AddTracks add)
+    : calls(add("calls", 1)),
+      group_calls(add("group calls", 1)),
+      launches(add("launches", 1)),
+      groups(add("groups", 1)),
+      collectives(add("collectives", 1)),
+      p2p(add("sends, receives", Lanes::kMax)),
+      add_(std::move(add)) {}
+
+SequentialTrack* ProfiledCommunicator::channel(const nccl::ProfiledProxyOp& operation) {
+  const bool is_send = operation.isSend != 0;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto key = std::make_tuple(static_cast<int>(operation.channelId), static_cast<int>(operation.peer), is_send);
+  const auto found = channels_.find(key);
+  if (found != channels_.end()) return &found->second;
+  const std::string name =
+      "channel " + std::to_string(operation.channelId) + (is_send ? " to " : " from ") + std::to_string(operation.peer);
+  return &channels_.try_emplace(key, add_(name, 1)).first->second;
+}
+
 ProfiledCommunicator* Profiler::add_communicator(const std::string& name, std::uint64_t id, int rank, int ranks) {
   char number[32];
   std::snprintf(number, sizeof number, "%llx", static_cast<unsigned long long>(id));
-  const std::string what = "NCCL " + (name.empty() ? std::string(number) : name + " " + number) + ", rank " +
-                           std::to_string(rank) + " of " + std::to_string(ranks) + ": ";
-  const auto tracks = [&](const char* of, int count) {
-    return trace_->add_tracks(Trace::TrackKind::kNccl, what + of, count);
-  };
+  const std::string whose = ", NCCL " + (name.empty() ? std::string(number) : name + " " + number) + ", rank " +
+                            std::to_string(rank) + " of " + std::to_string(ranks);
   const std::lock_guard<std::mutex> lock(mutex_);
-  ProfiledCommunicator& added = communicators_.emplace_back();
-  added.calls = tracks("calls", 1);
-  added.group_calls = tracks("group calls", 1);
-  added.launches = tracks("kernel launches", 1);
-  added.groups = tracks("groups", 1);
-  added.collectives = tracks("collectives on the network", Lanes::kMax);
-  added.operations = tracks("network operations", Lanes::kMax);
-  return &added;
+  return &communicators_.emplace_back([trace = trace_, whose](const std::string& of, int count) {
+    return trace->add_tracks(Trace::TrackKind::kNccl, of + whose, count);
+  });
 }
 
 template <typename Use>
@@ -81,10 +94,7 @@ EventHandle Profiler::begin(bool of_proxy, Fill fill) {
   const auto evict = [this](ProfiledEvent* old) {
     // A collective that has been enqueued is expected to be here still, and a step that NCCL began again.
     if ((old->type & (kCollectives | nccl::kProfileProxyStep)) == 0) trace_->count_dropped();
-    if (old->lane < 0) return;
-    Lanes& lanes =
-        (old->type & kCollectives) != 0 ? old->communicator->collective_lanes : old->communicator->operation_lanes;
-    lanes.give_back(old->lane);
+    if (old->lane >= 0) old->communicator->p2p_lanes.give_back(old->lane);
   };
   const EventHandle place = (of_proxy ? proxy_events_ : tasks_).begin(fill, evict);
   return place << 1 | (of_proxy ? 1 : 0);
@@ -137,22 +147,27 @@ EventHandle Profiler::start_p2p(ProfiledCommunicator* communicator, const nccl::
 void Profiler::begin_transfer(ProfiledEvent* collective, std::int64_t now_ns) {
   if (collective->running++ > 0) return;
   collective->first_ns = now_ns;
-  collective->lane = collective->communicator->collective_lanes.take();
+  if (collective->type == nccl::kProfileP2p) collective->lane = collective->communicator->p2p_lanes.take();
 }
 
 void Profiler::end_transfer(ProfiledEvent* collective, std::int64_t now_ns) {
   if (collective->running == 0) return;
   --collective->running;
   if (collective->running > 0) return;
+  ProfiledCommunicator& communicator = *collective->communicator;
+  if (collective->type == nccl::kProfileColl) {
+    trace_->record(communicator.collectives.event(collective->event, collective->first_ns, now_ns));
+    return;
+  }
   if (collective->lane < 0) {
     trace_->count_dropped();
     return;
   }
-  const std::uint32_t track = collective->communicator->collectives + static_cast<std::uint32_t>(collective->lane);
+  const std::uint32_t track = communicator.p2p + static_cast<std::uint32_t>(collective->lane);
   TraceEvent event = collective->event.moved_to(track, collective->first_ns);
   event.set_end(now_ns);
   trace_->record(event);
-  collective->communicator->collective_lanes.give_back(std::exchange(collective->lane, -1));
+  communicator.p2p_lanes.give_back(std::exchange(collective->lane, -1));
 }
 
 EventHandle Profiler::start_operation(ProfiledCommunicator* communicator, EventHandle parent,
@@ -168,14 +183,14 @@ EventHandle Profiler::start_operation(ProfiledCommunicator* communicator, EventH
     parent = 0;
   }
   origin.channel = operation.channelId;
+  SequentialTrack* const channel = communicator->channel(operation);
   return begin(true, [&](ProfiledEvent* started) {
     started->type = nccl::kProfileProxyOp;
     started->communicator = communicator;
     started->parent = parent;
     started->origin = origin;
-    started->lane = communicator->operation_lanes.take();
-    const auto lane = static_cast<std::uint32_t>(started->lane < 0 ? 0 : started->lane);
-    started->event = TraceEvent(communicator->operations + lane, "nccl network", origin.operation, now_ns);
+    started->channel = channel;
+    started->event = TraceEvent(0, "nccl network", origin.operation, now_ns);
     started->event.append_to_name(operation.isSend != 0 ? " send" : " receive");
     if (parent != 0) started->event.add("seq", origin.sequence_number);
     started->event.add("channel", operation.channelId);
@@ -221,17 +236,11 @@ void Profiler::record_state(EventHandle handle, nccl::ProfilerState state, const
 }
 
 void Profiler::stop_operation(ProfiledEvent* operation, std::int64_t now_ns) {
-  if (operation->lane < 0) {
-    trace_->count_dropped();
-    return;
-  }
   operation->event.add("bytes", operation->bytes);
   for (std::size_t i = 0; i < kWaits; ++i) {
     operation->event.add(kWaitNames[i], static_cast<std::uint64_t>(operation->waited_ns[i] / 1000));
   }
-  operation->event.set_end(now_ns);
-  trace_->record(operation->event);
-  operation->communicator->operation_lanes.give_back(std::exchange(operation->lane, -1));
+  trace_->record(operation->channel->event(operation->event, operation->event.begin_ns(), now_ns));
 }
 
 void Profiler::stop(EventHandle handle) {

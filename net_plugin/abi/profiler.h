@@ -5,14 +5,17 @@
 // NCCL stops a collective when it is enqueued, and not when its data has moved. So a collective is recorded twice: as
 // an instant, with its arguments, and, where it uses the network, from the first of its operations to the last.
 //
-// Owned by the process instance. Any thread; only init allocates.
+// Owned by the process instance. Any thread; init allocates, and the first operation of a channel with a peer.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 
 #include "abi/profiled_events.h"
 #include "abi/profiler_types.h"
@@ -22,14 +25,22 @@ namespace bagua_net::abi {
 
 // The tracks of one communicator.
 struct ProfiledCommunicator {
-  std::uint32_t calls;
-  std::uint32_t group_calls;
-  std::uint32_t launches;
-  std::uint32_t groups;
-  std::uint32_t collectives;  // the first of Lanes::kMax
-  std::uint32_t operations;   // the same
-  Lanes collective_lanes;
-  Lanes operation_lanes;
+  using AddTracks = std::function<std::uint32_t(const std::string& of, int count)>;
+  explicit ProfiledCommunicator(AddTracks add);
+  SequentialTrack* channel(const nccl::ProfiledProxyOp& operation);
+
+  const std::uint32_t calls;
+  const std::uint32_t group_calls;
+  const std::uint32_t launches;
+  const std::uint32_t groups;
+  SequentialTrack collectives;
+  const std::uint32_t p2p;  // sends and receives, which may overlap: the first of Lanes::kMax
+  Lanes p2p_lanes;
+
+ private:
+  const AddTracks add_;
+  std::mutex mutex_;  // guards channels_
+  std::map<std::tuple<int, int, bool>, SequentialTrack> channels_;
 };
 
 class Profiler {

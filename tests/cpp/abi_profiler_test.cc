@@ -83,11 +83,11 @@ void check_trace_of_reduction(const trace_file::Trace& trace, int version) {
   // Enqueued, and then on the network for as long as its operations were.
   const auto reductions = trace.named("AllReduce");
   CHECK_EQ(reductions.size(), std::size_t{2});
-  const std::string prefix = "NCCL default_pg abc, rank 1 of 2: ";
+  const std::string whose = ", NCCL default_pg abc, rank 1 of 2";
   CHECK_EQ(value(reductions[0], "ph"), "i");
-  CHECK_EQ(trace.track_of(reductions[0]), prefix + "calls");
+  CHECK_EQ(trace.track_of(reductions[0]), "calls" + whose);
   CHECK_EQ(value(reductions[1], "ph"), "X");
-  CHECK_EQ(trace.track_of(reductions[1]), prefix + "collectives on the network");
+  CHECK_EQ(trace.track_of(reductions[1]), "collectives" + whose);
   for (const std::string& reduction : reductions) {
     CHECK_EQ(number(reduction, "seq"), 41);
     CHECK_EQ(number(reduction, "count"), 1000);
@@ -197,6 +197,38 @@ TEST_CASE(handles_that_are_too_old_are_ignored) {
   CHECK_EQ(trace_file::number(trace.only("AllReduce send"), "channel"), 1);
   CHECK_EQ(trace_file::number(trace.only(" receive"), "channel"), 2);
   CHECK_EQ(trace_file::number(trace.only(" send"), "channel"), 3);
+}
+
+TEST_CASE(what_is_begun_together_is_shown_one_after_the_other) {
+  const TemporaryTree folder;
+  in_own_process(traced(folder), [&] {
+    const auto table = profiler_table(kNewestProfiler);
+    void* context = nullptr;
+    int mask = 0;
+    CHECK_SUCCESS(table->init(&context, &mask));
+    std::array<void*, 2> sends{};
+    for (void*& send : sends) {
+      void* const collective = table->start_collective(context, nullptr, "AllReduce", 0);
+      send = table->start_operation(context, collective, true, 1, getpid());
+      CHECK_SUCCESS(table->stop(collective));
+    }
+    for (void* send : sends) CHECK_SUCCESS(table->stop(send));
+  });
+  const trace_file::Trace trace(folder.root());
+  const std::string whose = ", NCCL default_pg abc, rank 1 of 2";
+  for (const char* name : {"AllReduce", "AllReduce send"}) {
+    std::vector<std::string> shown;
+    for (const std::string& event : trace.named(name)) {
+      if (trace_file::value(event, "ph") == "X") shown.push_back(event);
+    }
+    CHECK_EQ(shown.size(), std::size_t{2});
+    for (const std::string& event : shown) {
+      const bool is_send = trace_file::value(event, "name") != "AllReduce";
+      CHECK_EQ(trace.track_of(event), (is_send ? "channel 1 to 0" : "collectives") + whose);
+    }
+    CHECK(trace_file::number(shown[1], "ts") >=
+          trace_file::number(shown[0], "ts") + trace_file::number(shown[0], "dur"));
+  }
 }
 
 TEST_CASE(a_trace_that_cannot_be_written_is_one_warning) {

@@ -162,8 +162,9 @@ BASE_S = 1_788_480_000
 def ours(rank: int, host: str, pid: int, *times_us: float, base_s: int = BASE_S) -> list[Event]:
     facts = {"baseTimeNanoseconds": base_s * 10**9, "host": host, "rank": rank, "version": "1.0.0"}
     begin = {"ph": "M", "pid": pid, "tid": 9, "ts": 0, "name": "bagua_net_trace", "args": facts}
+    name = {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"rank {rank} on {host}, process {pid}"}}
     slices = [{"ph": "X", "pid": pid, "tid": 1, "ts": ts, "dur": 1, "name": "isend", "args": {}} for ts in times_us]
-    return [begin, *slices]
+    return [begin, name, *slices]
 
 
 def torchs(rank: int, host: str, pid: int, *times_us: float, base_s: int = BASE_S) -> dict[str, Any]:
@@ -171,12 +172,13 @@ def torchs(rank: int, host: str, pid: int, *times_us: float, base_s: int = BASE_
     slices = [{"ph": "X", "pid": pid, "tid": pid, "ts": ts, "dur": 1, "name": "aten::add"} for ts in times_us]
     gpu = {"ph": "X", "pid": 0, "tid": 7, "ts": times_us[0], "dur": 1, "name": "ncclDevKernel_AllReduce"}
     flow = {"ph": "s", "id": 5, "pid": pid, "tid": pid, "ts": times_us[0], "cat": "ac2g", "name": "ac2g"}
+    name = {"ph": "M", "pid": pid, "tid": 0, "ts": 0, "name": "process_name", "args": {"name": "python3"}}
     return {
         "schemaVersion": 1,
         "host_name": host,
         "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2},
         "baseTimeNanoseconds": base_s * 10**9,
-        "traceEvents": [*slices, gpu, flow],
+        "traceEvents": [name, *slices, gpu, flow],
     }
 
 
@@ -213,7 +215,16 @@ def test_processes_of_different_ranks_stay_apart(tmp_path: Path) -> None:
         by_name[event["name"]].add(event["pid"])
     assert len(by_name["isend"]) == len(by_name["ncclDevKernel_AllReduce"]) == 2
     assert by_name["isend"] == by_name["aten::add"], "torch's tracks of a rank are beside ours"
-    assert len({event["id"] for event in events if event["ph"] == "s"}) == 2, "arrows within a file"
+    arrows = {event["id"] for event in events if event["ph"] == "s"}
+    assert len(arrows) == 2, "arrows within a file"
+    assert all(isinstance(one, int) for one in arrows), "Perfetto takes no other ids"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_process_has_the_name_that_says_its_rank(tmp_path: Path, order: int) -> None:
+    events = merged(tmp_path, *(ours(1, "a", 42, 1.0), torchs(1, "a", 42, 2.0))[::order])
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert names == ["rank 1 on a, process 42"], "Perfetto shows the first of several"
 
 
 def test_files_of_different_times_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +238,7 @@ def test_compressed_files_are_read_and_written(tmp_path: Path) -> None:
     source, out = tmp_path / "in.json.gz", tmp_path / "out.json.gz"
     source.write_bytes(gzip.compress(json.dumps(torchs(0, "a", 42, 1.0)).encode()))
     assert main(["trace", "merge", str(source), "-o", str(out)]) == 0
-    assert len(json.loads(gzip.decompress(out.read_bytes()))["traceEvents"]) == 3
+    assert len(json.loads(gzip.decompress(out.read_bytes()))["traceEvents"]) == 4
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ def merge(files: Sequence[TraceFile]) -> Merged:
 
     Files of the same host and rank are of the same processes, as those of Bagua-Net and torch.profiler of one rank.
     Process ids that different ranks share become different ones: the same number on two hosts, or the numbers of GPUs
-    in torch's files. Where a file does not name its host or rank, it is taken for that of the others.
+    in torch's files. Where a file does not name its host or rank, it is taken for that of the others. A process that
+    several files name keeps Bagua-Net's name, which has its rank.
 
     Args:
         files: one or more.
@@ -58,6 +59,9 @@ def merge(files: Sequence[TraceFile]) -> Merged:
     owners: dict[object, TraceFile] = {}
     renamed: dict[tuple[int, object], object] = {}
     free = _FIRST_FREE
+    flows: dict[tuple[int, str], int] = {}
+    named: set[object] = set()  # processes, by Bagua-Net
+    other_names: list[Event] = []
     events: list[Event] = []
     for number, file in enumerate(files):
         shift_us = (file.base_ns - base_ns) / 1000
@@ -72,12 +76,17 @@ def merge(files: Sequence[TraceFile]) -> Merged:
                         free += 1
                     process = renamed[group, process]
                 moved["pid"] = process
+                if event.get("name") == "process_name":
+                    named.add(process) if file.is_ours else other_names.append(moved)
             if isinstance(event.get("ts"), int | float) and event.get("ph") != "M":
                 moved["ts"] = round(event["ts"] + shift_us, 3)
             if event.get("ph") in _FLOW_PHASES and "id" in event:
-                moved["id"] = f"{number}.{event['id']}"  # arrows do not lead from one file into another
+                # Arrows do not lead from one file into another. Perfetto takes numbers only.
+                moved["id"] = flows.setdefault((number, str(event["id"])), len(flows) + 1)
             events.append(moved)
-    return Merged(events, base_ns, _apart(files))
+    # Perfetto shows the first name.
+    dropped = {id(one) for one in other_names if one["pid"] in named}
+    return Merged([event for event in events if id(event) not in dropped], base_ns, _apart(files))
 
 
 def _are_of_one_rank(left: TraceFile, right: TraceFile) -> bool:
