@@ -28,6 +28,10 @@ from bagua.engine.tensor import (
 # what only optimizers read (1.45 times in one multi-tensor kernel), gaps are not worth the other layout.
 ALIGNED_BYTES = {"cuda": 16}
 
+# On CPUs, gradients of so many elements are copied into the bucket when they are made. Copying one takes a call of some
+# microseconds, while one call can copy many: smaller ones wait for that.
+_LARGE_GRADIENT = 16384
+
 
 class Bucket:
     """Named tensors of one dtype, device and module, and the operations that communicate them.
@@ -159,11 +163,11 @@ class Bucket:
 
     # --- before and after communication ------------------------------------------------------------------------------
 
-    @property
-    def gathers_one_by_one(self) -> bool:
-        """Whether `copy_in_one` is worth while: on CPUs, where a gradient that was just made is in the caches, and its
-        memory is used again for the next one. On a GPU, a kernel for each gradient costs more."""
-        return self.holds_gradients and self.flatten and self.device.type == "cpu"
+    def gathers_alone(self, index: int) -> bool:
+        """Whether `copy_in_one` is worth while for a gradient: on CPUs, where one that was just made is in the caches,
+        and its memory is used again for the next one. On a GPU, a kernel for each gradient costs more."""
+        is_large = self.views[index].numel() >= _LARGE_GRADIENT
+        return is_large and self.holds_gradients and self.flatten and self.device.type == "cpu"
 
     def copy_in_one(self, index: int) -> None:
         """As `copy_in`, of the gradient of one tensor, which is complete. Runs between kernels of the backward pass,
@@ -244,15 +248,12 @@ class Bucket:
         gradients: list[Tensor] = []
         absent: list[Tensor] = []
         dtype, strided, flatten = self._flat.dtype, torch.strided, self.flatten
-        at_once = self.is_on_gpu  # there, a kernel for each gradient takes longer than another pass over all of them
         for index, (tensor, view, address) in enumerate(zip(self.tensors, self.views, self._addresses, strict=True)):
             # `p.grad.data = ...`, or a conversion of the module: the view, which the gradient is, has other memory.
             gradient = tensor.grad
             if view.data_ptr() != address:
                 view = self._view_again(index, gradient)
             if gradient is view:
-                if scale is not None and not at_once and not self.is_scaled[index]:
-                    view.mul_(scale)
                 continue
             if gradient is None:
                 absent.append(view)
@@ -263,17 +264,19 @@ class Bucket:
                 gradients.append(gradient)
             if flatten:
                 tensor.grad = view
-        if scale is not None and not at_once:
-            for view, gradient in zip(views, gradients, strict=True):
-                torch.mul(gradient, scale, out=view)
-        elif views:
+        if views:
             torch._foreach_copy_(views, gradients)
         if absent:
             torch._foreach_zero_(absent)
-        if scale is not None and at_once:
-            self._flat.mul_(scale)
-        elif scale is not None:
+        if scale is None:
+            return
+        if any(self.is_scaled):
+            unscaled = [view for view, is_scaled in zip(self.views, self.is_scaled, strict=True) if not is_scaled]
+            if unscaled:
+                torch._foreach_mul_(unscaled, scale)
             self.forget_scaled()
+        else:
+            self._flat.mul_(scale)
 
     def _check(self, gradient: Tensor, index: int) -> None:
         name = self._records[index].name

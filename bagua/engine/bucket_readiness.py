@@ -108,7 +108,7 @@ def flag_setter(state: BucketReadiness, index: int, launch: Callable[[], None]) 
     if state.current_stream is not None:
         return _flag_setter_on_gpu(state, index, launch, state.current_stream)
     bucket = state.bucket
-    one_by_one = bucket.gathers_one_by_one
+    is_copied_now = bucket.gathers_alone(index)
     launched, held = BucketState.LAUNCHED, BucketState.HELD
 
     def set_flag(_: object = None) -> None:
@@ -116,7 +116,7 @@ def flag_setter(state: BucketReadiness, index: int, launch: Callable[[], None]) 
             raise _made_twice(bucket, index)
         if not state.ready[index]:
             state.ready[index] = 1
-            if one_by_one and state.state is not held:
+            if is_copied_now and state.state is not held:
                 bucket.copy_in_one(index)
             state.missing -= 1
             if not state.missing:

@@ -154,7 +154,9 @@ def _gradients(*values: float, scale: float) -> Bucket:
     return bucket
 
 
-def test_gradients_of_two_passes_are_added_before_they_are_scaled() -> None:
+@pytest.mark.parametrize("large", [1, 1000])
+def test_gradients_of_two_passes_are_added_before_they_are_scaled(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bagua.engine.bucket._LARGE_GRADIENT", large)
     bucket = _gradients(4.0, 12.0, scale=0.25)
     scheduler = CommScheduler([bucket], _alone())
     first, second = bucket.tensors
@@ -169,7 +171,8 @@ def test_gradients_of_two_passes_are_added_before_they_are_scaled() -> None:
     scheduler.close()
 
 
-def test_a_gradient_that_is_added_to_after_it_was_scaled_is_an_error() -> None:
+def test_a_gradient_that_is_added_to_after_it_was_scaled_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bagua.engine.bucket._LARGE_GRADIENT", 1)
     bucket = _gradients(4.0, 12.0, scale=0.25)
     scheduler = CommScheduler([bucket], _alone())
     first = bucket.tensors[0]
