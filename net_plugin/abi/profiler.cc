@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <new>
 
 #include "base/monotonic_clock.h"
 
@@ -67,9 +68,13 @@ SequentialTrack* ProfiledCommunicator::channel(const nccl::ProfiledProxyOp& oper
   const auto key = std::make_tuple(static_cast<int>(operation.channelId), static_cast<int>(operation.peer), is_send);
   const auto found = channels_.find(key);
   if (found != channels_.end()) return &found->second;
-  const std::string name =
-      "channel " + std::to_string(operation.channelId) + (is_send ? " to " : " from ") + std::to_string(operation.peer);
-  return &channels_.try_emplace(key, add_(name, 1)).first->second;
+  try {
+    const std::string name = "channel " + std::to_string(operation.channelId) + (is_send ? " to " : " from ") +
+                             std::to_string(operation.peer);
+    return &channels_.try_emplace(key, add_(name, 1)).first->second;
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
 }
 
 ProfiledCommunicator* Profiler::add_communicator(const std::string& name, std::uint64_t id, int rank, int ranks) {
@@ -236,6 +241,10 @@ void Profiler::record_state(EventHandle handle, nccl::ProfilerState state, const
 }
 
 void Profiler::stop_operation(ProfiledEvent* operation, std::int64_t now_ns) {
+  if (operation->channel == nullptr) {
+    trace_->count_dropped();
+    return;
+  }
   operation->event.add("bytes", operation->bytes);
   for (std::size_t i = 0; i < kWaits; ++i) {
     operation->event.add(kWaitNames[i], static_cast<std::uint64_t>(operation->waited_ns[i] / 1000));

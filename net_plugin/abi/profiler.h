@@ -27,7 +27,7 @@ namespace bagua_net::abi {
 struct ProfiledCommunicator {
   using AddTracks = std::function<std::uint32_t(const std::string& of, int count)>;
   explicit ProfiledCommunicator(AddTracks add);
-  SequentialTrack* channel(const nccl::ProfiledProxyOp& operation);
+  SequentialTrack* channel(const nccl::ProfiledProxyOp& operation);  // nullptr: there is no memory for it
 
   const std::uint32_t calls;
   const std::uint32_t group_calls;

@@ -28,6 +28,8 @@ def test_ranks_that_have_launched_less_than_others() -> None:
         ]
     with ras_service(report({7: 42, 8: 42})) as address:
         assert findings({7}, address) == []
+    with ras_service(report({7: 42, -1: 41})) as address:  # a process that NCCL does not know, nor do we
+        assert findings({-1}, address) == []
 
 
 @pytest.mark.parametrize("dead", [False, True])

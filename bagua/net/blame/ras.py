@@ -80,7 +80,7 @@ def findings(pids: Collection[int], address: str | None = None) -> list[str]:
         ValueError: the address is none, or the answer is no report, as that of NCCL before 2.28.7.
     """
     communicators = _ask(address or os.environ.get("NCCL_RAS_ADDR") or _DEFAULT_ADDRESS)
-    own = [one for one in communicators if any(rank.pid in pids for rank in one.ranks)]
+    own = [one for one in communicators if any(rank.pid > 0 and rank.pid in pids for rank in one.ranks)]
     return [line for one in own for line in one.findings()]
 
 
