@@ -51,6 +51,7 @@ class CommScheduler:
         set_ready: by slot, what sets the tensor's ready flag; an argument is ignored, so that it can be a hook.
         slots: by id of the tensor.
         sent: the buckets of the pass that was waited for last.
+        before_launch: called once, before the next bucket is launched.
 
     Raises:
         ValueError: a tensor, or its name, is in two buckets.
@@ -66,6 +67,7 @@ class CommScheduler:
         self._queue = deque(self._states)
         self._started: list[_Started] = []
         self.sent: list[Bucket] = []
+        self.before_launch: Callable[[], None] | None = None
         # Guards all below, and the states of the buckets but for their ready flags.
         self.lock = threading.RLock()
         self._thread: CommThread | None = None
@@ -105,6 +107,9 @@ class CommScheduler:
         """The last ready flag of a bucket was set: launch it and those behind it, as far as they are complete."""
         with self.lock:
             while self._queue and self._queue[0].may_launch(pass_is_over):
+                if self.before_launch is not None:
+                    before, self.before_launch = self.before_launch, None
+                    before()
                 self._launch(self._queue[0])
 
     def _launch(self, state: BucketReadiness) -> None:

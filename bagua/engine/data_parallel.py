@@ -414,7 +414,16 @@ class BaguaDistributedDataParallel:
     def finish_replan(self) -> None:
         """See `start_replan`."""
         if self._plans.is_unconfirmed:
-            self._or_fail(self._plans.confirm)
+            self._or_fail(self._confirm)
+
+    def _confirm(self) -> None:
+        try:
+            self._plans.confirm()
+        except BaseException:
+            # A pass may have begun. Only gradients are communicated by such plans, and none was yet.
+            if self._plan is not None:
+                self._plan.scheduler.reset()
+            raise
 
     def _or_fail(self, change: Callable[[], None]) -> None:
         try:

@@ -209,7 +209,11 @@ class TrainingSteps:
         Raises:
             RuntimeError: the pass before ended with an exception, when a part of its gradients was communicated.
         """
-        self.engine.finish_replan()
+        if self._sends_in_pass and not self.engine.find_unused_parameters:
+            # Not before it is needed: the ranks compare the plan meanwhile.
+            self._scheduler.before_launch = self.engine.finish_replan
+        else:
+            self.engine.finish_replan()
         if self.passes.state is PassState.INTERRUPTED:
             self._refuse_incomplete("at the beginning of a backward pass")
         self.passes.on(PassEvent.BEGINS)
@@ -223,6 +227,7 @@ class TrainingSteps:
         Raises:
             RuntimeError: the module has got parameters that are not synchronized.
         """
+        self.engine.finish_replan()
         # Asked first, for what follows sets flags as well.
         nothing_came = not self._used and not (self._sends_in_pass and self._scheduler.has_begun)
         self._post_backward()

@@ -90,8 +90,9 @@ class Wire {
   explicit Wire(std::int64_t delay_ns, std::size_t ring_bytes = 4 << 20) : stop_(eventfd(0, EFD_CLOEXEC)) {
     for (auto& pair : pairs_) {
       CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair.data()), 0);
-      CHECK_EQ(fcntl(pair[1], F_SETFL, O_NONBLOCK), 0);
     }
+    // Not the target: it would refuse packets where the receiver is late.
+    CHECK_EQ(fcntl(pairs_[0][1], F_SETFL, O_NONBLOCK), 0);
     line_ = std::make_unique<DelayLine>(pairs_[0][1], pairs_[1][1], stop_, delay_ns, ring_bytes);
     thread_ = std::thread([this] { line_->run(); });
   }
