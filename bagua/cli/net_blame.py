@@ -78,7 +78,7 @@ def execute(options: argparse.Namespace) -> int:
     parties = {party for wait in found.waits for party in (wait.waiter, wait.target)}
     nccl: list[str] = []
     try:
-        if parties or options.ras:
+        if parties:
             nccl = ras.findings({party.pid for party in parties}, options.ras)
     except (OSError, ValueError) as error:
         if options.ras:

@@ -262,6 +262,7 @@ class Bucket:
                     self._check(gradient, index)
                 views.append(view)
                 gradients.append(gradient)
+                self.is_scaled[index] = False  # not what was multiplied
             if flatten:
                 tensor.grad = view
         if views:

@@ -9,6 +9,20 @@ namespace {
 
 Environment traced(const TemporaryTree& folder) { return {{"BAGUA_NET_TRACE", folder.root() + "/trace.json"}}; }
 
+// Of the communicator that NCCL makes here; tracks of its events end with it.
+const std::string kWhose = ", NCCL default_pg abc, rank 1 of 2";
+
+template <typename Use>
+void in_traced_process(const TemporaryTree& folder, Use use) {
+  in_own_process(traced(folder), [&] {
+    const auto table = profiler_table(kNewestProfiler);
+    void* context = nullptr;
+    int mask = 0;
+    CHECK_SUCCESS(table->init(&context, &mask));
+    use(table.get(), context);
+  });
+}
+
 // What NCCL hands to isend and irecv, and its callback that the network plugin calls with that.
 struct StepOfNccl {
   const ProfilerTable* table;
@@ -83,11 +97,10 @@ void check_trace_of_reduction(const trace_file::Trace& trace, int version) {
   // Enqueued, and then on the network for as long as its operations were.
   const auto reductions = trace.named("AllReduce");
   CHECK_EQ(reductions.size(), std::size_t{2});
-  const std::string whose = ", NCCL default_pg abc, rank 1 of 2";
   CHECK_EQ(value(reductions[0], "ph"), "i");
-  CHECK_EQ(trace.track_of(reductions[0]), "calls" + whose);
+  CHECK_EQ(trace.track_of(reductions[0]), "calls" + kWhose);
   CHECK_EQ(value(reductions[1], "ph"), "X");
-  CHECK_EQ(trace.track_of(reductions[1]), "collectives" + whose);
+  CHECK_EQ(trace.track_of(reductions[1]), "collectives" + kWhose);
   for (const std::string& reduction : reductions) {
     CHECK_EQ(number(reduction, "seq"), 41);
     CHECK_EQ(number(reduction, "count"), 1000);
@@ -169,11 +182,7 @@ const bool registered = [] {
 
 TEST_CASE(handles_that_are_too_old_are_ignored) {
   const TemporaryTree folder;
-  in_own_process(traced(folder), [&] {
-    const auto table = profiler_table(kNewestProfiler);
-    void* context = nullptr;
-    int mask = 0;
-    CHECK_SUCCESS(table->init(&context, &mask));
+  in_traced_process(folder, [](const ProfilerTable* table, void* context) {
     void* const old = table->start_collective(context, nullptr, "AllReduce", 0);
     void* const running = table->start_operation(context, old, true, 1, getpid());
     // More than there is room for: the place of the first is another's.
@@ -201,11 +210,7 @@ TEST_CASE(handles_that_are_too_old_are_ignored) {
 
 TEST_CASE(what_is_begun_together_is_shown_one_after_the_other) {
   const TemporaryTree folder;
-  in_own_process(traced(folder), [&] {
-    const auto table = profiler_table(kNewestProfiler);
-    void* context = nullptr;
-    int mask = 0;
-    CHECK_SUCCESS(table->init(&context, &mask));
+  in_traced_process(folder, [](const ProfilerTable* table, void* context) {
     std::array<void*, 2> sends{};
     for (void*& send : sends) {
       void* const collective = table->start_collective(context, nullptr, "AllReduce", 0);
@@ -215,7 +220,6 @@ TEST_CASE(what_is_begun_together_is_shown_one_after_the_other) {
     for (void* send : sends) CHECK_SUCCESS(table->stop(send));
   });
   const trace_file::Trace trace(folder.root());
-  const std::string whose = ", NCCL default_pg abc, rank 1 of 2";
   for (const char* name : {"AllReduce", "AllReduce send"}) {
     std::vector<std::string> shown;
     for (const std::string& event : trace.named(name)) {
@@ -224,7 +228,7 @@ TEST_CASE(what_is_begun_together_is_shown_one_after_the_other) {
     CHECK_EQ(shown.size(), std::size_t{2});
     for (const std::string& event : shown) {
       const bool is_send = trace_file::value(event, "name") != "AllReduce";
-      CHECK_EQ(trace.track_of(event), (is_send ? "channel 1 to 0" : "collectives") + whose);
+      CHECK_EQ(trace.track_of(event), (is_send ? "channel 1 to 0" : "collectives") + kWhose);
     }
     CHECK(trace_file::number(shown[1], "ts") >=
           trace_file::number(shown[0], "ts") + trace_file::number(shown[0], "dur"));

@@ -229,6 +229,31 @@ def test_what_was_gathered_one_by_one_can_be_added_to_when_it_is_unscaled() -> N
     bucket.release()
 
 
+@pytest.mark.parametrize("given", ["another tensor", "other memory"])
+def test_a_gradient_that_is_replaced_after_it_was_scaled_is_scaled(given: str) -> None:
+    replaced, other = _parameters((3,), (2,))
+    bucket = Bucket([replaced, other], "b")
+    bucket.append_python_op(lambda _: None)
+    bucket.ops[0].prescale = 0.25  # type: ignore[attr-defined]
+    replaced.grad, other.grad = torch.full((3,), 4.0), torch.full((2,), 8.0)
+    for index in (0, 1):
+        bucket.copy_in_one(index)
+    if given == "another tensor":
+        replaced.grad = torch.full((3,), 12.0)
+    else:
+        replaced.grad.data = torch.full((3,), 12.0)
+    bucket.copy_in()
+    assert bucket.flattened_tensor().tolist() == [3.0] * 3 + [2.0] * 2
+    bucket.release()
+
+
+def test_large_gradients_are_gathered_alone_and_small_ones_together() -> None:
+    large, small = _parameters((128, 128), (128,))
+    bucket = Bucket([large, small], "b")
+    assert [bucket.gathers_alone(index) for index in (0, 1)] == [True, False]
+    assert not Bucket(_parameters((128, 128)), "copies", flatten=False).gathers_alone(0)
+
+
 @pytest.mark.parametrize("odd", ["sparse", "other dtype", "has a graph", "other memory"])
 def test_a_gradient_that_is_not_as_usual_waits_until_all_are_gathered(odd: str) -> None:
     (parameter,) = _parameters((2, 3))

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Draws what `bagua-net top` shows of the jobs that run now, as docs/images/top.svg:
 
-PYTHONPATH=tools .venv/bin/python -m netlab run --rate 10G -- .venv/bin/bagua-net-bench --backends plugin &
-.venv/bin/python tools/docs/picture_of_top.py docs/images/top.svg
+    PYTHONPATH=tools .venv/bin/python -m netlab run --rate 10G -- .venv/bin/bagua-net-bench --backends plugin &
+    .venv/bin/python tools/docs/picture_of_top.py docs/images/top.svg
+
+The second command waits for nothing: give the first one the time to begin.
 """
 
 from __future__ import annotations

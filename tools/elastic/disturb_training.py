@@ -29,7 +29,6 @@ ALGORITHMS = ("gradient_allreduce", "bytegrad", "qadam", "decentralized", "low_p
 
 def one_run(options: argparse.Namespace, algorithm: str, training_seed: int, seed: int, disturbances: int) -> Outcome:
     arguments = [f"--algorithm={algorithm}", f"--steps={options.steps}", f"--seed={training_seed}"]
-    arguments.append(f"--device={options.device}")
     with tempfile.TemporaryDirectory() as folder:
         return DisturbedJob(Path(folder), seed, arguments, disturbances, options.timeout, options.device).run()
 

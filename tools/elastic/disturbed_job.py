@@ -129,7 +129,7 @@ class DisturbedJob:
 
     def _start(self) -> _Node:
         self._started += 1
-        arguments = [str(self.folder / "checkpoints"), *self.arguments]
+        arguments = [str(self.folder / "checkpoints"), f"--device={self.device}", *self.arguments]
         return _Node(self.folder, self._started, self._port, arguments, self.device)
 
     def _disturb(self, draw: random.Random) -> None:

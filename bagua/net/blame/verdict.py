@@ -207,6 +207,7 @@ class _View:
     ) -> None:
         self._known = known
         self._members = members
+        self._taken = {known[key].rank for key in members if key in known}  # ranks
         self._hosts = {host for host, _ in known} | {report.host for report in reports}
         self._denied = sum(report.denied for report in reports)
         self._unread = sum(len(report.problems) for report in reports)
@@ -256,8 +257,9 @@ class _View:
     def _may_be_of_one_job(self, one: ProcessReport, process: ProcessReport) -> bool:
         if (one.host, one.own_pid) in self._members:
             return True
-        ranks = {process.rank, *(self._known[key].rank for key in self._members if key in self._known)}
-        return one.world_size == process.world_size and (one.rank is None or one.rank not in ranks)
+        if one.world_size != process.world_size:
+            return False
+        return one.rank is None or (one.rank != process.rank and one.rank not in self._taken)
 
     def _unseen(self, wait: Wait) -> Culprit:
         party = wait.target

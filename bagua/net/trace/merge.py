@@ -77,7 +77,10 @@ def merge(files: Sequence[TraceFile]) -> Merged:
                     process = renamed[group, process]
                 moved["pid"] = process
                 if event.get("name") == "process_name":
-                    named.add(process) if file.is_ours else other_names.append(moved)
+                    if file.is_ours:
+                        named.add(process)
+                    else:
+                        other_names.append(moved)
             if isinstance(event.get("ts"), int | float) and event.get("ph") != "M":
                 moved["ts"] = round(event["ts"] + shift_us, 3)
             if event.get("ph") in _FLOW_PHASES and "id" in event:
