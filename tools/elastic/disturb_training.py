@@ -48,9 +48,8 @@ def compare(options: argparse.Namespace, workers: ThreadPoolExecutor) -> bool:
         ranges[algorithm] = min(losses), max(losses)
         print(f"undisturbed {algorithm}: loss {min(losses):.6f} to {max(losses):.6f}", flush=True)
 
-    cases = [
-        (algorithms[run % len(algorithms)], seeds[run % len(seeds)], run + options.first) for run in range(options.runs)
-    ]
+    runs = range(options.first, options.first + options.runs)
+    cases = [(algorithms[(run - 1) % len(algorithms)], seeds[(run - 1) % len(seeds)], run) for run in runs]
     futures = {workers.submit(one_run, options, *case, options.disturbances): case for case in cases}
     wrong = 0
     changes = []

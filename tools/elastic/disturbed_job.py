@@ -46,7 +46,7 @@ class _Node:
         command = [sys.executable, "-m", "bagua.distributed.run", "--nnodes=1:2", "--nproc-per-node=1"]
         command += ["--max-restarts=100", "--rdzv-backend=c10d", "--rdzv-id=job", f"--rdzv-conf={_RENDEZVOUS}"]
         command += [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1", str(SCRIPT), *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
         if device == "cuda":
             # NCCL lets ranks share a GPU if it takes them for processes of different hosts.
             environment |= {"NCCL_HOSTID": f"node-{number}", "CUDA_VISIBLE_DEVICES": "0"}
@@ -77,7 +77,12 @@ class _Node:
 
     def leave(self) -> None:
         self.agent.terminate()
-        self.agent.wait(60)
+        try:
+            self.agent.wait(60)
+        except subprocess.TimeoutExpired:
+            self.agent.send_signal(signal.SIGABRT)  # the log gets the stacks of its threads
+            self.agent.wait(60)
+            raise
 
 
 @dataclass
@@ -123,6 +128,8 @@ class DisturbedJob:
             if not self._wait(lambda: False, self.timeout_s):
                 raise TimeoutError(f"not finished within {self.timeout_s:g} s, after {self._events}\n{self._tails()}")
             return Outcome(float(self._lines(r"step \d+: loss (\S+)")[0]), self._sizes(), self._events)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"{error}, after {self._events}\n{self._tails()}") from error
         finally:
             for node in self._nodes:
                 node.kill()
@@ -174,7 +181,7 @@ class DisturbedJob:
 
     def _tails(self) -> str:
         return "\n".join(
-            f"{path.name}:\n{path.read_text(errors='replace')[-1500:]}" for path in self.folder.glob("*.log")
+            f"{path.name}:\n{path.read_text(errors='replace')[-4000:]}" for path in self.folder.glob("*.log")
         )
 
 
