@@ -151,3 +151,18 @@ def test_ctrl_c_ends_the_command_and_reports_what_is_there(tmp_path: Path, bagua
     assert not is_alive(int((tmp_path / "pid").read_text()))
     assert "Interrupted: this is of the runs that had ended." in output
     assert "NCCL was not used: no plugin can change this job." in output
+
+
+def test_ctrl_c_while_the_command_is_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self.pid)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("bagua.net.compare.command_run.subprocess.Popen", Interrupted)
+    assert compare("--", "sleep", "60") == 130
+    [pid] = started
+    assert not is_alive(pid)

@@ -6,13 +6,28 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 # torchrun gives its workers 30 s to end after SIGTERM.
 TERMINATION_S = 40.0
 LAST_LINES = 15
 _TORCHRUN_LOG = re.compile(r"[WE]\d{4} .*torch/distributed/elastic/multiprocessing/")
+
+
+@contextmanager
+def interrupt_held_back() -> Iterator[None]:
+    """Ctrl-C is a KeyboardInterrupt at the end of the block. Start a process in it: otherwise one that comes while
+    Popen is at work leaves a process that nobody knows. For the main thread."""
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupts:
+        raise KeyboardInterrupt
 
 
 def descendants(pid: int) -> list[int]:

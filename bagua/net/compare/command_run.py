@@ -7,12 +7,12 @@ import selectors
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.net.bench.nccl_ab.log import NetworkProof, read_proof, read_proof_file
-from bagua.net.bench.process_tree import end_tree, last_words
+from bagua.net.bench.process_tree import end_tree, interrupt_held_back, last_words
 from bagua.net.compare.job_traffic import JobTraffic
 from bagua.net.compare.setting import Setting
 from bagua.net.compare.traffic import NO_TRAFFIC, Traffic, TrafficMeter
@@ -77,24 +77,13 @@ def run_command(
         "PYTHONUNBUFFERED": "1",
     }
     began = time.monotonic()
-    try:
-        process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            # Ctrl-C reaches this process alone, which then ends the command in order.
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise RunError(
-            f"{command[0]!r} cannot be started: {error.strerror or error}\nCheck its name and PATH."
-        ) from error
     lines: deque[str] = deque(maxlen=_MAX_LINES)
-    meter = TrafficMeter(began)
-    job = JobTraffic(process.pid, began)
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with interrupt_held_back():
+            process = _start(command, environment)
+        meter = TrafficMeter(began)
+        job = JobTraffic(process.pid, began)
         with (folder / "output.txt").open("w", encoding="utf-8") as log:
             for line in _lines(process, began + timeout_s):
                 meter.sample(time.monotonic())
@@ -104,15 +93,17 @@ def run_command(
                     lines.append(line)
                     log.write(line + "\n")
     except TimeoutError:
+        assert process is not None
         end_tree(process)
         raise RunError(
             f"{where}: not done after {timeout_s:.0f} s\n{_tail(lines)}\nRaise --time-limit, or let it do fewer steps."
         ) from None
     except BaseException:
-        end_tree(process)
+        if process is not None:
+            end_tree(process)
         raise
     finally:
-        if process.stdout is not None:
+        if process is not None and process.stdout is not None:
             process.stdout.close()
     wall_s = time.monotonic() - began
     if process.returncode != 0:
@@ -136,6 +127,23 @@ def run_command(
         job.nbytes,
         job.middle_s(),
     )
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            # Ctrl-C reaches this process alone, which then ends the command in order.
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise RunError(
+            f"{command[0]!r} cannot be started: {error.strerror or error}\nCheck its name and PATH."
+        ) from error
 
 
 def _tail(lines: Sequence[str]) -> str:
