@@ -82,6 +82,9 @@ def dawdle() -> None:
 def main() -> None:
     signal.alarm(140)  # the test's last resort: torchrun puts its workers out of reach of whoever kills it
     rank = int(os.environ["RANK"])
+    # Of the processes on a host, the first has the port of the RAS service: the one that is stopped must not be it.
+    host, port = os.environ["NCCL_RAS_ADDR"].split(":")
+    os.environ["NCCL_RAS_ADDR"] = f"{host}:{int(port) + rank}"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=120), device_id=device)

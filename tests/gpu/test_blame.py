@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.gpu_job import RunJob
+from support.ports import free_port
 
 pytestmark = pytest.mark.gpu
 
@@ -15,7 +16,8 @@ SCRIPT = Path(__file__).with_name("blamed_job.py")
 
 
 def test_a_rank_that_is_late_and_one_that_is_stopped(run_job: RunJob) -> None:
-    job = run_job(script=SCRIPT, ENABLE_BAGUA_NET="1", BAGUA_NET_STALL_S="1")
+    ras = f"localhost:{free_port(2)}"  # the first job on a host has NCCL's usual port
+    job = run_job(script=SCRIPT, ENABLE_BAGUA_NET="1", BAGUA_NET_STALL_S="1", NCCL_RAS_ADDR=ras)
     assert (job.code, job.networks, job.right) == (0, {"BaguaNet"}, True), job.output + job.logs
     result = next(json.loads(line) for line in job.output.splitlines() if line.startswith('{"'))
     assert result["kinds"] == ["idle", "logged idle", "stopped", "logged stopped"], job.output + job.logs
