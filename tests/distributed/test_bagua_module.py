@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from support.ports import free_port
 from support.ranks import run_ranks
 from support.training import (
     batches,
@@ -192,11 +193,13 @@ def _another_job() -> None:
     optimizer = _sgd(net)
     with_algorithm(net, optimizer)
     train(net, optimizer, batches(rank, 2, device))
+    ports = [free_port()]
+    dist.broadcast_object_list(ports, 0)
     dist.barrier()
     dist.destroy_process_group()
     message = message_of(RuntimeError, lambda: train(net, optimizer, batches(rank, 1, device)))
     assert "has been destroyed" in message
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    os.environ["MASTER_PORT"] = str(ports[0])
     bagua.init_process_group()
     with_algorithm(net, optimizer)
     train(net, optimizer, batches(rank, 2, device))

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from support.ports import free_port
 from support.processes import wait_until
 from support.ranks import run_ranks
 from support.ras_service import ras_service, report
@@ -100,9 +101,12 @@ def another_group() -> list[str]:
         rank = Rank(stack)
         rank.waits({0: 2, 1: 0, 2: None}[rank.number])
         rank.look_in_turn(1)  # asked for and answered, not written
+        ports = [0] * WORLD
+        dist.all_gather_object(ports, free_port())
         dist.destroy_process_group()
         rank.waits(None)
-        dist.init_process_group("gloo")  # of torchrun's store, or of rank 0's new one
+        os.environ["MASTER_PORT"] = str(ports[0])  # at the former one, some could still find the former store
+        dist.init_process_group("gloo")
         seen = [rank.look_in_turn(8)]
         rank.waits({0: 2, 1: 0, 2: None}[rank.number])
         return [*seen, rank.look_in_turn(4)]
