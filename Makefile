@@ -85,14 +85,21 @@ NATIVE_FLAGS ?= -O2 -g1 -DNDEBUG
 NATIVE_SETTINGS := SKBUILD_BUILD_DIR=build/native SKBUILD_CMAKE_DEFINE="Python_EXECUTABLE=$(CURDIR)/$(BIN)/python;BAGUA_BUILD_TESTS=ON;BAGUA_PRECOMPILE_HEADERS=ON;$\
   CMAKE_COMPILE_WARNING_AS_ERROR=ON;CMAKE_CXX_FLAGS_RELWITHDEBINFO=$(NATIVE_FLAGS)"
 WHEEL_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE $(PACKAGE_SOURCES)
-build/native/.wheel: $(WHEEL_SOURCES) $(VENV)/.build-tools
+# A file that changes with the version, which names the commit. The tests build wheels, too: if these had another version,
+# they would link the plugin again while other tests load it.
+.PHONY: version-now
+build/version: version-now
+	@mkdir -p build
+	@"$(PYTHON)" tools/release/git_version.py >$@.now
+	@cmp -s $@.now $@ || cp $@.now $@
+build/native/.wheel: $(WHEEL_SOURCES) build/version $(VENV)/.build-tools
 	@echo "== build bagua"
 	@rm -rf build/wheel
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(NATIVE_SETTINGS) \
 	  $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 	@touch $@
 
-$(VENV)/.bagua: $(WHEEL_SOURCES) constraints.txt $(VENV)/.build-tools
+$(VENV)/.bagua: $(WHEEL_SOURCES) build/version constraints.txt $(VENV)/.build-tools
 	@$(MAKE) --no-print-directory -j 2 $(VENV)/.packages build/native/.wheel
 	@$(BIN)/python -m pip install --quiet --no-deps --force-reinstall build/wheel/*.whl
 	@touch $@

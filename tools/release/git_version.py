@@ -72,3 +72,7 @@ def _git(root: Path, *arguments: str) -> str | None:
     except OSError:  # no git on this machine
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+if __name__ == "__main__":
+    print(version_of(ROOT, first=""))
