@@ -88,9 +88,9 @@ WHEEL_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE $(PACKAGE_SOURC
 # A file that changes with the version, which names the commit. The tests build wheels, too: if these had another version,
 # they would link the plugin again while other tests load it.
 .PHONY: version-now
-build/version: version-now
+build/version: version-now | $(VENV)/.python
 	@mkdir -p build
-	@"$(PYTHON)" tools/release/git_version.py >$@.now
+	@$(BIN)/python tools/release/git_version.py >$@.now
 	@cmp -s $@.now $@ || cp $@.now $@
 build/native/.wheel: $(WHEEL_SOURCES) build/version $(VENV)/.build-tools
 	@echo "== build bagua"
