@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from support.algorithm_cases import CASES, NAMES, Case, check_together, pulling, quiet, spread, step, train_with
-from support.ports import free_port
+from support.ports import take_another_port
 from support.ranks import run_ranks
 from support.training import NODES_OF_TWO_AND_ONE, TWO_NODES_OF_TWO, Branches, NormNet, begin, loss_of, message_of, mlp
 from torch import nn
@@ -337,11 +336,9 @@ def _another_job() -> None:
         case.stop(model)
         loss_of(model, last).backward()
         trained.append((case, net, optimizer))
-    ports = [free_port()]
-    dist.broadcast_object_list(ports, 0)
+    take_another_port()
     dist.barrier()
     dist.destroy_process_group()
-    os.environ["MASTER_PORT"] = str(ports[0])
     bagua.init_process_group()
     for case, net, optimizer in trained:
         model = case.wrap(net, optimizer)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import os
 import weakref
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from support.ports import free_port
+from support.ports import take_another_port
 from support.ranks import run_ranks
 from support.training import (
     batches,
@@ -193,13 +192,11 @@ def _another_job() -> None:
     optimizer = _sgd(net)
     with_algorithm(net, optimizer)
     train(net, optimizer, batches(rank, 2, device))
-    ports = [free_port()]
-    dist.broadcast_object_list(ports, 0)
+    take_another_port()
     dist.barrier()
     dist.destroy_process_group()
     message = message_of(RuntimeError, lambda: train(net, optimizer, batches(rank, 1, device)))
     assert "has been destroyed" in message
-    os.environ["MASTER_PORT"] = str(ports[0])
     bagua.init_process_group()
     with_algorithm(net, optimizer)
     train(net, optimizer, batches(rank, 2, device))

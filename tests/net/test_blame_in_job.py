@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.ports import free_port
+from support.ports import take_another_port
 from support.processes import wait_until
 from support.ranks import run_ranks
 from support.ras_service import ras_service, report
@@ -101,11 +101,9 @@ def another_group() -> list[str]:
         rank = Rank(stack)
         rank.waits({0: 2, 1: 0, 2: None}[rank.number])
         rank.look_in_turn(1)  # asked for and answered, not written
-        ports = [0] * WORLD
-        dist.all_gather_object(ports, free_port())
+        take_another_port()
         dist.destroy_process_group()
         rank.waits(None)
-        os.environ["MASTER_PORT"] = str(ports[0])  # at the former one, some could still find the former store
         dist.init_process_group("gloo")
         seen = [rank.look_in_turn(8)]
         rank.waits({0: 2, 1: 0, 2: None}[rank.number])
@@ -221,7 +219,7 @@ def by_itself() -> list[str]:
         import torch.distributed as dist
 
         rank = Rank(stack)
-        rank.waits({0: 2, 1: 2, 2: None}[rank.number])
+        rank.waits({0: 2, 1: None, 2: None}[rank.number])
         if rank.number == 0:
             wait_until(lambda: bool(said), "the verdict", 60)
         dist.barrier()
@@ -229,8 +227,8 @@ def by_itself() -> list[str]:
 
 
 def test_a_job_that_does_nothing_for_it() -> None:
-    first, *others = run_ranks(WORLD, by_itself, env={"BAGUA_NET_STALL_S": "1"})
-    assert first[0].startswith("Bagua-Net: rank 2 (host a, pid ")
+    [said], *others = run_ranks(WORLD, by_itself, env={"BAGUA_NET_STALL_S": "1"})
+    assert said.startswith("Bagua-Net: rank 2 (host a, pid ")
     assert others == [[], []]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from contextlib import ExitStack
@@ -19,3 +20,13 @@ def free_port(count: int = 1) -> int:
             except OSError:
                 continue
             return port
+
+
+def take_another_port() -> None:
+    """In all ranks of a job, before they end its process group to make another one: MASTER_PORT becomes a port of which
+    rank 0 says that it is free. At the former one, some could still find the former store."""
+    import torch.distributed as dist
+
+    ports = [free_port()]
+    dist.broadcast_object_list(ports, 0)
+    os.environ["MASTER_PORT"] = str(ports[0])

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,9 +17,26 @@ _TORCHRUN_LOG = re.compile(r"[WE]\d{4} .*torch/distributed/elastic/multiprocessi
 
 
 @contextmanager
-def interrupt_held_back() -> Iterator[None]:
-    """Ctrl-C is a KeyboardInterrupt at the end of the block. Start a process in it: otherwise one that comes while
-    Popen is at work leaves a process that nobody knows. For the main thread."""
+def running(start: Callable[[], subprocess.Popen[bytes]]) -> Iterator[subprocess.Popen[bytes]]:
+    """The process that `start` returns, which must lead its group (`start_new_session=True`). An exception in the block
+    ends it (`end_tree`), and so does Ctrl-C while it is being started. For the main thread."""
+    process = None
+    try:
+        with _interrupt_held_back():
+            process = start()
+        yield process
+    except BaseException:
+        if process is not None:
+            end_tree(process)
+        raise
+    finally:
+        if process is not None and process.stdout is not None:
+            process.stdout.close()
+
+
+@contextmanager
+def _interrupt_held_back() -> Iterator[None]:
+    """Ctrl-C is a KeyboardInterrupt at the end of the block: one within Popen would leave a process nobody knows."""
     interrupts: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _frame: interrupts.append(number))
     try:

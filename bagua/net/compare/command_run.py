@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.net.bench.nccl_ab.log import NetworkProof, read_proof, read_proof_file
-from bagua.net.bench.process_tree import end_tree, interrupt_held_back, last_words
+from bagua.net.bench.process_tree import last_words, running
 from bagua.net.compare.job_traffic import JobTraffic
 from bagua.net.compare.setting import Setting
 from bagua.net.compare.traffic import NO_TRAFFIC, Traffic, TrafficMeter
@@ -78,13 +78,13 @@ def run_command(
     }
     began = time.monotonic()
     lines: deque[str] = deque(maxlen=_MAX_LINES)
-    process: subprocess.Popen[bytes] | None = None
+    meter = TrafficMeter(began)
     try:
-        with interrupt_held_back():
-            process = _start(command, environment)
-        meter = TrafficMeter(began)
-        job = JobTraffic(process.pid, began)
-        with (folder / "output.txt").open("w", encoding="utf-8") as log:
+        with (
+            running(lambda: _start(command, environment)) as process,
+            (folder / "output.txt").open("w", encoding="utf-8") as log,
+        ):
+            job = JobTraffic(process.pid, began)
             for line in _lines(process, began + timeout_s):
                 meter.sample(time.monotonic())
                 job.sample(time.monotonic())
@@ -93,18 +93,9 @@ def run_command(
                     lines.append(line)
                     log.write(line + "\n")
     except TimeoutError:
-        assert process is not None
-        end_tree(process)
         raise RunError(
             f"{where}: not done after {timeout_s:.0f} s\n{_tail(lines)}\nRaise --time-limit, or let it do fewer steps."
         ) from None
-    except BaseException:
-        if process is not None:
-            end_tree(process)
-        raise
-    finally:
-        if process is not None and process.stdout is not None:
-            process.stdout.close()
     wall_s = time.monotonic() - began
     if process.returncode != 0:
         code = process.returncode

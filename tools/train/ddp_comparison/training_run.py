@@ -16,7 +16,7 @@ from typing import Any
 
 from bagua.net.bench.nccl_ab.backend import Backend, worker_environment
 from bagua.net.bench.nccl_ab.log import NetworkProof, read_proof_file
-from bagua.net.bench.process_tree import end_tree, last_words
+from bagua.net.bench.process_tree import last_words, running
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "ddp_train.py"
 
@@ -80,17 +80,17 @@ def train_once(
     output = folder / "output.txt"
     began = time.monotonic()
     with output.open("wb") as file:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
-        )
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
+            )
+
         try:
-            code = process.wait(timeout_s)
+            with running(start) as process:
+                code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            end_tree(process)
             raise RunError(f"{backend.name}, round {round_number}: not done after {timeout_s:.0f} s") from None
-        except BaseException:
-            end_tree(process)
-            raise
     wall_seconds = time.monotonic() - began
     if code != 0 or not result.is_file():
         lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
