@@ -12,8 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,24 +52,29 @@ def _sent_bytes(lab: Lab, host: int) -> int:
     return int(lab.run(host, ["cat", "/sys/class/net/eth0/statistics/tx_bytes"], check=True).stdout)
 
 
-def _start_verify(lab: Lab, ring: Ring, size: int) -> None:
-    """Until an eighth of it is under way."""
-    begin = _sent_bytes(lab, 0)
-    ring.start_verify(size)
-    deadline = time.monotonic() + 30
-    while _sent_bytes(lab, 0) - begin < size // 8:
-        assert time.monotonic() < deadline, "no traffic"
-        time.sleep(0.01)
+def _stop_within_verify(lab: Lab, ring: Ring, size: int) -> None:
+    """Stops both drivers where neither can end an all-reduce without the other, however busy the machine is.
+
+    So it is while each has sent less than half of its bytes: it still lacks some of the other's for its sums. A driver
+    that was not stopped in time ends its all-reduce and begins another.
+    """
+    deadline = time.monotonic() + 60
+    while True:
+        begins = [_sent_bytes(lab, host) for host in range(2)]
+        ring.start_verify(size)
+        while _sent_bytes(lab, 0) - begins[0] < size // 8:
+            assert time.monotonic() < deadline, "no traffic, or never stopped within an all-reduce"
+            time.sleep(0.01)
+        _signal(ring, signal.SIGSTOP, 0, 1)
+        if all(_sent_bytes(lab, host) - begin < size // 2 for host, begin in enumerate(begins)):
+            return
+        _signal(ring, signal.SIGCONT, 0, 1)
+        ring.finish_verify(size, _ANSWER_S)
 
 
-@contextmanager
-def _stopped(ring: Ring) -> Iterator[None]:
-    """Nothing comes to its end meanwhile, however long it takes to damage the network on a busy machine."""
-    for driver in ring.drivers:
-        driver.process.send_signal(signal.SIGSTOP)
-    yield
-    for driver in ring.drivers:
-        driver.process.send_signal(signal.SIGCONT)
+def _signal(ring: Ring, number: signal.Signals, *ranks: int) -> None:
+    for rank in ranks:
+        ring.drivers[rank].process.send_signal(number)
 
 
 @pytest.mark.parametrize("workers", _WORKERS)
@@ -80,10 +84,10 @@ def test_connections_that_are_reset(workers: str) -> None:
     with Lab(rate_mbit=_RATE_MBIT, ip_versions=(4,)) as lab, Ring(lab, env=environment) as ring:
         ring.connect()
         for number in range(_ROUNDS):
-            _start_verify(lab, ring, _BYTES // 8)
-            with _stopped(ring):
-                resets += _reset_connections(lab, number % 2)
-            ring.finish_verify(_BYTES // 8, _ANSWER_S)
+            _stop_within_verify(lab, ring, _BYTES // 2)
+            resets += _reset_connections(lab, number % 2)
+            _signal(ring, signal.SIGCONT, 0, 1)
+            ring.finish_verify(_BYTES // 2, _ANSWER_S)
         assert resets >= _ROUNDS
         assert any("was lost" in driver.log() for driver in ring.drivers)
         ring.quit()
@@ -111,9 +115,9 @@ def test_an_outage(begin: Callable[[Lab], Callable[[], None]], outage_s: float, 
         Ring(lab, env=environment, timeout_ms=120_000) as ring,
     ):
         ring.connect()
-        _start_verify(lab, ring, _BYTES)
-        with _stopped(ring):
-            end = begin(lab)
+        _stop_within_verify(lab, ring, _BYTES)
+        end = begin(lab)
+        _signal(ring, signal.SIGCONT, 0, 1)
         time.sleep(outage_s)  # the outage itself
         assert not any(driver.has_event() for driver in ring.drivers)
         end()
@@ -159,9 +163,9 @@ def test_an_interface_that_goes_is_an_error(recovery: str, words: str) -> None:
         Ring(lab, env=environment, timeout_ms=120_000) as ring,
     ):
         ring.connect()
-        _start_verify(lab, ring, _BYTES)
-        with _stopped(ring):
-            _ip(lab, 0, "link", *words.split())
+        _stop_within_verify(lab, ring, _BYTES)
+        _ip(lab, 0, "link", *words.split())
+        _signal(ring, signal.SIGCONT, 0, 1)
         began = time.monotonic()
         for rank in range(2):
             _expect_error_of(ring, lab, rank)
@@ -174,8 +178,9 @@ def test_a_killed_process_is_an_error_of_its_peer(recovery: str, workers: str) -
     environment = {"BAGUA_NET_NWORKERS": workers, "BAGUA_NET_RECOVERY": recovery}
     with Lab(rate_mbit=_RATE_MBIT, ip_versions=(4,)) as lab, Ring(lab, env=environment) as ring:
         ring.connect()
-        _start_verify(lab, ring, _BYTES)
+        _stop_within_verify(lab, ring, _BYTES)
         ring.drivers[1].process.kill()
+        _signal(ring, signal.SIGCONT, 0)
         began = time.monotonic()
         _expect_error_of(ring, lab, 0)
         print(f"noticed after {time.monotonic() - began:.2f} s")
@@ -196,10 +201,10 @@ def test_a_stopped_process_is_waited_for(recovery: str, workers: str) -> None:
         Ring(lab, env=environment, timeout_ms=120_000) as ring,
     ):
         ring.connect()
-        _start_verify(lab, ring, _BYTES)
-        ring.drivers[1].process.send_signal(signal.SIGSTOP)
+        _stop_within_verify(lab, ring, _BYTES)
+        _signal(ring, signal.SIGCONT, 0)
         time.sleep(stopped_s)  # that it is stopped
         assert not ring.drivers[0].has_event()
-        ring.drivers[1].process.send_signal(signal.SIGCONT)
+        _signal(ring, signal.SIGCONT, 1)
         ring.finish_verify(_BYTES, _ANSWER_S)
         ring.quit()
