@@ -10,8 +10,6 @@ PYTHON ?= python3
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # Workers of pytest. A part of the tests waits for peers and deadlines; more workers than this only make them wait.
 TEST_WORKERS ?= 6
-# The C++ cases under sanitizers wait for time-outs and peers for a third of their time.
-SANITIZE_WORKERS ?= 4
 # Passed on, e.g.: make test PYTEST_ARGS="-k doctor -x"   make bench BENCH_ARGS="-b 1M -e 64M"
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -212,11 +210,11 @@ sanitize: $(VENV)/.packages ## Run the C++ tests under ASan + UBSan and under TS
 asan: build/asan/build.ninja
 	@echo "== build and run under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@$(BIN)/ninja -C build/asan -j $(JOBS) --quiet
-	@BAGUA_CPP_BUILD=build/asan BAGUA_CPP_SLOWDOWN=4 $(BIN)/pytest -n $(SANITIZE_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
+	@BAGUA_CPP_BUILD=build/asan BAGUA_CPP_SLOWDOWN=4 $(BIN)/pytest -n $(TEST_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
 tsan: build/tsan/build.ninja
 	@echo "== build and run under ThreadSanitizer"
 	@$(BIN)/ninja -C build/tsan -j $(JOBS) --quiet $$($(BIN)/python tests/support/threaded_cpp_tests.py)
-	@BAGUA_CPP_BUILD=build/tsan BAGUA_CPP_THREADED=1 BAGUA_CPP_SLOWDOWN=8 $(TSAN_RUN) $(BIN)/pytest -n $(SANITIZE_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
+	@BAGUA_CPP_BUILD=build/tsan BAGUA_CPP_THREADED=1 BAGUA_CPP_SLOWDOWN=8 $(TSAN_RUN) $(BIN)/pytest -n $(TEST_WORKERS) $(SANITIZE_CASES) tests/cpp $(PYTEST_ARGS)
 
 # clang with libFuzzer (Debian: apt-get install clang libclang-rt-dev). Findings and new inputs stay in build/fuzz.
 FUZZ_SECONDS ?= 10
