@@ -8,12 +8,17 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from support.rank_server import SERVER_VARIABLE, RankServerProcess
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Interpreters that tests start must not find the source tree, which has no compiled library, before the package.
 os.environ["PYTHONSAFEPATH"] = "1"
+
+# An example is not wrong because the machine is busy.
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 # Started in the background or by nohup, we ignore these, and so would the programs whose answer to them is tested. A
 # handler, unlike SIG_IGN, does not outlive exec: they begin with the default.

@@ -31,8 +31,12 @@ def test_training_goes_on_with_the_nodes_that_are_left(tmp_path: Path) -> None:
     (printed,) = run_ranks(1, _alone, str(tmp_path), timeout=120)
     undisturbed = re.search(r"^step 1000: loss (\S+)$", printed, re.MULTILINE)
     assert undisturbed is not None, printed
-    folder = tmp_path / "disturbed"
-    folder.mkdir()
-    outcome = load_script("tools/elastic/disturbed_job.py").DisturbedJob(folder, 5, ARGUMENTS, disturbances=1).run()
+    job = load_script("tools/elastic/disturbed_job.py").DisturbedJob
+    for attempt in range(5):
+        folder = tmp_path / f"disturbed-{attempt}"
+        folder.mkdir()
+        outcome = job(folder, 5, ARGUMENTS, disturbances=1).run()
+        if outcome.events:
+            break  # otherwise one node had trained to the end before the other was there
     assert outcome.events, "nothing was disturbed"
     assert outcome.loss == pytest.approx(float(undisturbed[1]), rel=0.02), outcome
