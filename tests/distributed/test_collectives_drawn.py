@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.drawn_calls import Drawing, Elements, Given, Shape, call, call_each
 from support.rank_pool import RankPool
 
-examples = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+examples = settings(max_examples=50)
 
 
 class Moves:

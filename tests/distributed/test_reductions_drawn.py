@@ -6,7 +6,7 @@ import math
 import random
 
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.collective_model import (
     COMPLEX,
@@ -23,7 +23,7 @@ from support.rank_pool import RankPool
 import bagua.torch_api as bagua
 from bagua.collectives.reduce_op import is_meaningful
 
-examples = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+examples = settings(max_examples=30)
 
 
 class Sums:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.algorithm_cases import Case
 from support.branching import HEADS, PARTS, PLACES
@@ -18,8 +18,6 @@ EXAMPLES = int(os.environ.get("BAGUA_TEST_EXAMPLES", DEFAULT_EXAMPLES))
 examples = settings(
     max_examples=EXAMPLES,
     derandomize=EXAMPLES == DEFAULT_EXAMPLES,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
     database=None,
 )
 SIZES = (None, 4, 80, 200)  # bytes of a bucket: one for all, one for each parameter, and some between

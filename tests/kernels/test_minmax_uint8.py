@@ -56,7 +56,7 @@ dtypes = st.sampled_from(DTYPES)
 blocks = st.sampled_from([None, 1, 2, 31, 32, 100, 512, 1024, 4096, 20000])
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     kind=st.sampled_from(KINDS),
     elements=st.integers(0, 3000),
@@ -74,7 +74,7 @@ def test_error_bound(kind: str, elements: int, chunks: int, block: int | None, d
     assert_close(source, result, chunks, block)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(values=st.lists(st.floats(width=32), max_size=40), block=st.sampled_from([None, 1, 3, 7, 1024]))
 @example(values=[3.4028234663852886e38, -3.4028234663852886e38, 0.0], block=None)
 @example(values=[3.4028234663852886e38, 0.0], block=None)
@@ -87,7 +87,7 @@ def test_error_bound_of_any_floats(values: list[float], block: int | None) -> No
     assert_close(source, round_trip(source, 1, block), 1, block)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(values=st.lists(st.floats(width=16, allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
 @example(values=[65504.0, 0.0])
 @example(values=[65504.0, -65504.0, 1.0])
@@ -157,7 +157,7 @@ def test_accumulate_adds_in_fp32(dtype: torch.dtype) -> None:
     assert torch.equal(target, (before.float() + decoded).to(dtype))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.sampled_from([1e-3, 1.0, 1e3]), chunks=st.integers(1, 3))
 def test_whole_chunks_are_as_the_original_formula(seed: int, scale: float, chunks: int) -> None:
     """On ordinary data: within one level, where that adds 1e-7 to the range and rounds before it takes the offset.

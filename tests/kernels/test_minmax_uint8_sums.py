@@ -27,7 +27,7 @@ def levels_of(compressed: Tensor, elements: int, block: int) -> tuple[Tensor, Te
     return (compressed[:, header:].view(-1, ranges, block).double() - zero) * step, step
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     kind=st.sampled_from(["normal", "far from zero", "positive", "apart"]),
     versions=st.integers(1, 20),

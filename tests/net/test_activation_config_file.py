@@ -57,7 +57,7 @@ def test_an_unreadable_file_is_passed_over(tmp_path: Path) -> None:
     assert read_settings([tmp_path]) == []
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=_CONTENT)
 def test_enable_and_disable_leave_every_byte(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "nccl.conf"

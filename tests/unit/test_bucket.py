@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -31,7 +31,6 @@ def _parameters(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) ->
     return parameters
 
 
-@settings(deadline=None)
 @given(shapes=SHAPES, alignment=st.integers(1, 9), flatten=st.booleans())
 def test_memory_holds_the_tensors_in_order_and_zeros_behind(
     shapes: list[tuple[int, ...]], alignment: int, flatten: bool

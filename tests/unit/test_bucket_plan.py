@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bagua.engine.bucket_plan import plan_buckets
@@ -31,7 +31,6 @@ def groups_of(tensors: list[torch.Tensor], plan: list[list[int]]) -> list[Group]
     return [Group([tensors[index] for index in indices]) for indices in plan]
 
 
-@settings(deadline=None)
 @given(TENSORS, LIMITS, st.none() | LIMITS)
 def test_every_tensor_is_in_one_bucket_of_its_dtype(tensors: list[torch.Tensor], limit: int, first: int | None) -> None:
     plan = plan_buckets(tensors, limit, first)
@@ -41,7 +40,6 @@ def test_every_tensor_is_in_one_bucket_of_its_dtype(tensors: list[torch.Tensor],
         assert len({tensor.dtype for tensor in group.tensors}) == 1
 
 
-@settings(deadline=None)
 @given(TENSORS, LIMITS)
 def test_a_bucket_ends_with_the_tensor_that_reaches_the_limit(tensors: list[torch.Tensor], limit: int) -> None:
     plan = plan_buckets(tensors, limit)
@@ -54,14 +52,12 @@ def test_a_bucket_ends_with_the_tensor_that_reaches_the_limit(tensors: list[torc
         assert all(group.bytes >= limit for group in of_dtype[:-1])
 
 
-@settings(deadline=None)
 @given(TENSORS, LIMITS)
 def test_buckets_come_in_the_order_in_which_they_are_complete(tensors: list[torch.Tensor], limit: int) -> None:
     ends = [group[-1] for group in plan_buckets(tensors, limit)]
     assert ends == sorted(ends)
 
 
-@settings(deadline=None)
 @given(TENSORS, LIMITS, LIMITS)
 def test_the_first_bucket_has_its_own_limit(tensors: list[torch.Tensor], limit: int, first: int) -> None:
     plan = plan_buckets(tensors, limit, first)
@@ -71,7 +67,6 @@ def test_the_first_bucket_has_its_own_limit(tensors: list[torch.Tensor], limit: 
         assert min(Group(group.tensors[:-1]).bytes for group in whole) < first
 
 
-@settings(deadline=None)
 @given(TENSORS, LIMITS, st.none() | LIMITS)
 def test_the_plan_depends_on_sizes_and_dtypes_alone(tensors: list[torch.Tensor], limit: int, first: int | None) -> None:
     others = [torch.empty_like(tensor) for tensor in tensors]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -57,7 +57,6 @@ def _call_all(functions: Sequence[Callable[[], None]]) -> None:
         function()
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(1, 4), st.booleans(), st.randoms())
 def test_the_order_is_that_of_the_buckets(sizes: list[int], passes: int, inline: bool, draw: random.Random) -> None:
     buckets, launched = _recording(sizes, inline)
@@ -73,7 +72,6 @@ def test_the_order_is_that_of_the_buckets(sizes: list[int], passes: int, inline:
     scheduler.close()
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=5), st.randoms())
 def test_a_bucket_is_launched_as_soon_as_it_and_all_before_it_are_ready(sizes: list[int], draw: random.Random) -> None:
     buckets, launched = _recording(sizes)

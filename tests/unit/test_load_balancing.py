@@ -47,7 +47,6 @@ def test_the_order_is_that_of_one_generator(epoch: int, level: float) -> None:
         assert list(sampler) == [chunk[rank] for chunk in expected]
 
 
-@settings(deadline=None)
 @given(COSTS, RANKS, st.booleans(), st.booleans(), st.sampled_from([0, 0.3, 1]), st.integers(0, 3))
 def test_every_sample_comes_once_but_for_the_documented_padding(
     costs: list[float], ranks: int, shuffle: bool, drop_last: bool, level: float, epoch: int
@@ -112,7 +111,6 @@ def _by_budget(costs: list[float], budget: float) -> Any:
     return cut
 
 
-@settings(deadline=None)
 @given(COSTS, RANKS, st.booleans(), st.integers(0, 2))
 def test_all_ranks_have_equally_many_batches(costs: list[float], ranks: int, drop_last: bool, epoch: int) -> None:
     cut = _by_budget(costs, 20)
@@ -152,7 +150,7 @@ def test_the_epoch_of_the_sampler_is_that_of_the_batches() -> None:
 # --- resumption ------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(COSTS, RANKS, st.data())
 def test_a_state_continues_the_epoch_and_then_goes_on(costs: list[float], ranks: int, data: st.DataObject) -> None:
     for make in (lambda one: one, lambda one: BatchSampler(one, lambda indices: [[index] for index in indices])):

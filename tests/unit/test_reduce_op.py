@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.collective_model import REDUCTIONS, assert_reduced, contributions
 
@@ -81,7 +81,6 @@ def test_every_reducible_dtype_has_a_plan_on_every_backend() -> None:
                     plan_reduction(dtype, op, backend)
 
 
-@settings(deadline=None)  # the first call of a kernel is slow
 @given(st.sampled_from(REDUCTIONS), st.integers(1, 5), st.integers(0, 30), st.integers(0, 2**32))
 def test_fold(reduction: tuple[torch.dtype, ReduceOp], ranks: int, size: int, seed: int) -> None:
     """As the plan for a backend that can do nothing would use it."""
