@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from collections import Counter
 from typing import Any
 
@@ -239,3 +241,43 @@ def test_a_rank_that_has_nothing_to_repeat_is_named() -> None:
     with pytest.raises(ValueError, match="batch_fn gave no batches for rank 0, and 4 for rank 1"):
         len(BatchSampler(sampler, odd))
     assert list(BatchSampler(sampler, odd, drop_last=True)) == []
+
+
+# As those of Accelerate: each gives the batches of one process out of those that the sampler gives.
+SPLITTERS = """
+class BatchSamplerShard:
+    def __init__(self, batches): self.batches = batches
+    def __len__(self): return len(self.batches) // 2
+    def __iter__(self): yield from list(self.batches)[::2]
+
+class DataLoaderDispatcher(BatchSamplerShard):
+    def __iter__(self): return self._fetch_batches()
+    def _fetch_batches(self): yield from list(self.batches)[::2]
+
+class DataLoaderShard:
+    def __init__(self, batches): self.batches = batches
+    def __iter__(self): yield from self.batches
+"""
+
+
+def test_accelerate_does_not_split_the_share_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("accelerate.data_loader")
+    exec(SPLITTERS, module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    sampler, whole = (IndexSampler([1, 2, 3, 4], float, ranks, 0) for ranks in (2, 1))
+    batches = BatchSampler(sampler, lambda own: [own])
+    for share in (torch.utils.data.BatchSampler(sampler, 1, False), batches):
+        for splitter in (module.BatchSamplerShard, module.DataLoaderDispatcher):
+            with pytest.raises(RuntimeError, match=r"rank 0 once more(.|\n)*prepare_data_loader\(loader"):
+                list(splitter(share))
+        assert list(module.DataLoaderShard(share)) == list(share)
+    # Who gives all samples leaves the splitting to Accelerate.
+    assert len(list(module.BatchSamplerShard(torch.utils.data.BatchSampler(whole, 1, False)))) == 2
+
+
+def test_what_the_first_sampler_showed() -> None:
+    dataset = [3, 1, 2]
+    sampler = IndexSampler(dataset, float, 2, 1, drop_last=True)
+    assert sampler.dataset is dataset
+    assert (sampler.num_samples, sampler.total_size, sampler.epoch, sampler.rank) == (1, 2, 0, 1)
+    assert isinstance(sampler, torch.utils.data.DistributedSampler)

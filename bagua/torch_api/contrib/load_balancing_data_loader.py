@@ -15,13 +15,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import DistributedSampler
 
 from bagua.torch_api.contrib.resumable_sampler import ResumableSampler
+from bagua.torch_api.contrib.second_split import refuse_second_split
 
 
-class LoadBalancingDistributedSampler(ResumableSampler[int]):
+class LoadBalancingDistributedSampler(ResumableSampler[int], DistributedSampler[int]):
     """
     Indices of samples for this rank, such that all ranks have samples of similar cost at the same time.
+
+    It is one of torch's DistributedSamplers, so that Lightning does not split its indices again.
 
     Costs are evaluated once, for all samples on each rank. A rank gets ceil(len(dataset) / num_replicas) indices:
     to fill the last chunk, samples are repeated, beginning with the cheapest.
@@ -57,8 +61,7 @@ class LoadBalancingDistributedSampler(ResumableSampler[int]):
         drop_last: bool = False,
         random_level: float = 0,
     ) -> None:
-        super().__init__()
-        self._epoch = 0
+        ResumableSampler.__init__(self)
         if (num_replicas is None or rank is None) and not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(
                 "num_replicas and rank are not both given, and torch.distributed is not initialized.\n"
@@ -74,22 +77,13 @@ class LoadBalancingDistributedSampler(ResumableSampler[int]):
             )
         if not 0 <= random_level <= 1:
             raise ValueError(f"random_level is {random_level}, must be between 0 and 1")
-        self.num_replicas, self.rank = num_replicas, rank
-        self.shuffle, self.seed, self.drop_last, self.random_level = shuffle, seed, drop_last, random_level
+        DistributedSampler.__init__(self, dataset, num_replicas, rank, shuffle, seed, drop_last)
+        self.random_level = random_level
         self._costs = [_cost(complexity_fn, dataset, index) for index in range(len(dataset))]
-        if drop_last:
-            self.num_samples = len(self._costs) // num_replicas
-        else:
-            self.num_samples = math.ceil(len(self._costs) / num_replicas)
-
-    @property
-    def epoch(self) -> int:
-        """What `set_epoch` said last; 0 at first."""
-        return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
         """The order of iterators that begin from now on. The same on all ranks."""
-        self._epoch = epoch
+        self.epoch = epoch
 
     def chunks(self) -> list[list[int]]:
         """
@@ -115,6 +109,7 @@ class LoadBalancingDistributedSampler(ResumableSampler[int]):
         return [list(chunk) for chunk in zip(*[filled] * self.num_replicas, strict=True)]
 
     def _epoch_items(self) -> Sequence[int]:
+        refuse_second_split(self.rank, self.num_replicas)
         return [chunk[self.rank] for chunk in self.chunks()]
 
     def _settings(self) -> dict[str, Any]:
@@ -160,7 +155,7 @@ class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
         self._batches: tuple[int, Sequence[list[int]]] | None = None  # of an epoch
 
     @property
-    def epoch(self) -> int:
+    def epoch(self) -> int:  # type: ignore[override]
         """That of the sampler."""
         return self.sampler.epoch
 
@@ -169,6 +164,7 @@ class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
         self.sampler.set_epoch(epoch)
 
     def _epoch_items(self) -> Sequence[list[int]]:
+        refuse_second_split(self.sampler.rank, self.sampler.num_replicas)
         if self._batches is None or self._batches[0] != self.epoch:
             self._batches = self.epoch, self._make_batches()
         return self._batches[1]

@@ -14,16 +14,17 @@ T = TypeVar("T")
 
 
 class ResumableSampler(Sampler[T]):
-    """What gives the items of one rank, epoch by epoch."""
+    """What gives the items of one rank, epoch by epoch.
+
+    Attributes:
+        epoch: what `set_epoch` said last; 0 at first.
+    """
+
+    epoch: int
 
     def __init__(self) -> None:
         self._place = (0, 0)  # an epoch, and how many of its items the last iterator has given
         self._is_resuming = False  # the next iterator begins there
-
-    @property
-    @abstractmethod
-    def epoch(self) -> int:
-        """What `set_epoch` said last."""
 
     @abstractmethod
     def set_epoch(self, epoch: int) -> None:
