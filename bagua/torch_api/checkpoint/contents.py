@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from bagua.engine.data_parallel import BaguaDistributedDataParallel
+from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.engine.data_parallel import BaguaDistributedDataParallel, engines_by_name
+from bagua.engine.tensor import record_of
 from bagua.torch_api.checkpoint import expert_states, layout
+from bagua.torch_api.checkpoint.plain_names import plain_parameters, plain_state, unwrapped
 from bagua.torch_api.data_parallel.distributed import DistributedDataParallel
 
 # Under this key a file says what it is. Files of Bagua 0.9 have none.
@@ -22,34 +26,54 @@ class Subject:
     What is saved or loaded.
 
     Attributes:
-        module: itself, without wrapper: names of parameters have no prefix.
-        engine: None where it is not wrapped.
+        module: itself, without wrapper.
+        engines: of all that train a part of it, or a module that it is a part of. Usually one; none where nothing is
+            wrapped.
     """
 
     module: nn.Module
-    engine: BaguaDistributedDataParallel | None
+    engines: tuple[BaguaDistributedDataParallel, ...]
+
+    @property
+    def inner_engines(self) -> list[BaguaDistributedDataParallel]:
+        """Whose modules are in it, so that their states are, too."""
+        modules = set(self.module.modules())
+        return [engine for engine in self.engines if unwrapped(engine.module) in modules]
 
     @property
     def algorithm(self) -> str | None:
-        """Of the engine."""
-        return None if self.engine is None else type(self.engine.bagua_algorithm).__name__
+        """Of the engines."""
+        return ", ".join(type(engine.bagua_algorithm).__name__ for engine in self.engines) or None
 
     @property
     def keeps_replicas_equal(self) -> bool:
         """Whether one rank's state is that of all."""
-        return self.engine is None or self.engine.bagua_algorithm.keeps_replicas_equal
+        return all(engine.bagua_algorithm.keeps_replicas_equal for engine in self.engines)
+
+    @property
+    def process_group(self) -> BaguaProcessGroup | None:
+        """Of the engines."""
+        return self.engines[0].process_group if self.engines else None
 
 
 def subject_of(model: nn.Module) -> Subject:
     """
     Args:
-        model: a module, wrapped by with_bagua or not, or a DistributedDataParallel, Bagua's or torch's.
+        model: a module, wrapped by with_bagua or not, or a DistributedDataParallel, Bagua's or torch's, each compiled
+            or not; what contains such modules, or is a part of one.
     """
-    if isinstance(model, DistributedDataParallel):
-        return Subject(model.module, model.inner)
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return Subject(model.module, None)
-    return Subject(model, model.__dict__.get("bagua_ddp"))
+    known: dict[str, BaguaDistributedDataParallel] = {}
+    for one in model.modules():
+        engine = one.inner if isinstance(one, DistributedDataParallel) else one.__dict__.get("bagua_ddp")
+        if engine is not None:
+            known.setdefault(engine.bagua_module_name, engine)
+    # Parameters know who trains them, whatever their module is in.
+    records = filter(None, map(record_of, model.parameters()))
+    names = dict.fromkeys(record.module_name for record in records if record.module_name is not None)
+    training = [known.get(name) or engines_by_name.get(name) for name in names]
+    engines = tuple(engine for engine in training if engine is not None)
+    # Otherwise the outermost of those that trained it, now detached.
+    return Subject(unwrapped(model), engines or tuple(known.values())[:1])
 
 
 def complete_exchange(subject: Subject) -> None:
@@ -58,8 +82,8 @@ def complete_exchange(subject: Subject) -> None:
     Raises:
         CollectiveError: a rank is gone; names it.
     """
-    if subject.engine is not None:
-        subject.engine.bagua_algorithm.complete_exchange(subject.engine)
+    for engine in subject.engines:
+        engine.bagua_algorithm.complete_exchange(engine)
 
 
 def contents_of(
@@ -72,14 +96,14 @@ def contents_of(
         Exception: what the states of model, optimizer and scheduler raise.
     """
     # First: it may complete an exchange, which changes weights.
-    engine_state = None if subject.engine is None else subject.engine.state_dict()
-    model_state = subject.module.state_dict()
+    engine_states = [engine.state_dict() for engine in subject.inner_engines]
+    model_state = plain_state(subject.module)
     counts = {} if per_rank else expert_states.local_counts(model_state)
     about = {
         "world_size": world_size,
         "per_rank": per_rank,
         "algorithm": subject.algorithm,
-        "engine": engine_state,
+        "engine": engine_states if len(engine_states) > 1 else next(iter(engine_states), None),
         "experts": {layer: count * world_size for layer, count in counts.items()},
     }
     main: dict[str, Any] = {"iteration": iteration, "model": model_state, ABOUT: about}
@@ -107,7 +131,13 @@ def parameter_names(
     module: nn.Module, optimizer: torch.optim.Optimizer, rank: int, counts: dict[str, int]
 ) -> list[str | None]:
     """Of the parameters of an optimizer, in its order, as files have them. None: not a parameter of the module."""
-    names = {
-        id(parameter): expert_states.global_name(name, rank, counts) for name, parameter in module.named_parameters()
-    }
+    names = {key: expert_states.global_name(name, rank, counts) for key, name in plain_parameters(module).items()}
     return [names.get(id(parameter)) for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def engine_states_of(about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Those of the engines, from what a file says of itself."""
+    states = about.get("engine")
+    if states is None:
+        return []
+    return states if isinstance(states, list) else [states]

@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from bagua.torch_api.checkpoint.contents import ABOUT
-
-_WRAPPER = "module."
+from bagua.torch_api.checkpoint.contents import ABOUT, engine_states_of
+from bagua.torch_api.checkpoint.plain_names import rename_for
 
 
 def adapt(state: dict[str, Any], module: nn.Module) -> None:
@@ -21,19 +20,11 @@ def adapt(state: dict[str, Any], module: nn.Module) -> None:
         state: what a rank is about to load.
         module: into which.
     """
-    _without_wrapper(state["model"], module)
+    rename_for(module, state["model"])
     _with_numbers(state.get("optimizer"))
     # The conversion leaves empty containers out.
-    engine = (state.get(ABOUT) or {}).get("engine")
-    if engine is not None:
+    for engine in engine_states_of(state.get(ABOUT) or {}):
         engine.setdefault("algorithm", {})
-
-
-def _without_wrapper(model_state: dict[str, Any], module: nn.Module) -> None:
-    """Bagua 0.9 wrote the names of its DistributedDataParallel."""
-    is_wrapped = all(name.startswith(_WRAPPER) for name in model_state)
-    if is_wrapped and not any(name.startswith(_WRAPPER) for name in module.state_dict()):
-        nn.modules.utils.consume_prefix_in_state_dict_if_present(model_state, _WRAPPER)
 
 
 def _with_numbers(optimizer_state: dict[str, Any] | None) -> None:

@@ -15,8 +15,16 @@ from torch import nn
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.torch_api.checkpoint import expert_states, foreign_forms, layout
 from bagua.torch_api.checkpoint.agreement import ranks_of
-from bagua.torch_api.checkpoint.contents import ABOUT, Subject, complete_exchange, parameter_names, subject_of
+from bagua.torch_api.checkpoint.contents import (
+    ABOUT,
+    Subject,
+    complete_exchange,
+    engine_states_of,
+    parameter_names,
+    subject_of,
+)
 from bagua.torch_api.checkpoint.pending import finish_last
+from bagua.torch_api.checkpoint.plain_names import plain_state, without_compiler
 from bagua.torch_api.checkpoint.replica_mean import mean_of_replicas
 
 _UNCHANGED = "Nothing was loaded from {root}, on any rank.\nCorrect the cause on that rank, and load again."
@@ -70,7 +78,7 @@ def load_checkpoint(
     subject = subject_of(model)
     complete_exchange(subject)
     error = finish_last()
-    ranks = ranks_of(process_group, None if subject.engine is None else subject.engine.process_group)
+    ranks = ranks_of(process_group, subject.process_group)
     unchanged = _UNCHANGED.format(root=root)
     ranks.agree("finish the save in the background", error, unchanged)
     found = ranks.by_first("find the checkpoint", lambda: _find(root, iteration, weights_only), unchanged)
@@ -145,7 +153,7 @@ class _Reader:
             own: dict[str, Any] = self.read(layout.replica_file(self._rank))
             return own
         state: dict[str, Any] = self.read(layout.MODEL_FILE)
-        names = list(module.state_dict())
+        names = list(plain_state(module))
         counts = {} if self._about["per_rank"] else expert_states.local_counts(names)
         totals: dict[str, int] = self._about["experts"]
         if not counts and not totals:
@@ -171,7 +179,8 @@ class _Reader:
             if expert is None:
                 continue
             if expert not in files:
-                files[expert] = self.read(layout.expert_file(expert))
+                file: dict[str, Any] = self.read(layout.expert_file(expert))
+                files[expert] = {without_compiler(name): value for name, value in file.items()}
             written = expert_states.global_name(name, self._rank, counts)
             if written in files[expert]:
                 model_state[name] = files[expert][written]
@@ -191,7 +200,8 @@ class _Reader:
         if 0 not in files:
             files[0] = self.read(layout.expert_optimizer_file(0))
         positions = {
-            owner: {one: at for at, one in enumerate(file["parameter_names"])} for owner, file in files.items()
+            owner: {one and without_compiler(one): at for at, one in enumerate(file["parameter_names"])}
+            for owner, file in files.items()
         }
         state = {}
         for position, name in enumerate(names):
@@ -253,16 +263,18 @@ def _check_parts(state: Mapping[str, Any], optimizer: Any, lr_scheduler: Any, st
 
 
 def _apply(state: dict[str, Any], subject: Subject, optimizer: Any, lr_scheduler: Any, strict: bool) -> None:
-    if subject.engine is not None:
-        subject.engine.wait_pending_comm_ops()
+    for engine in subject.engines:
+        engine.wait_pending_comm_ops()
     subject.module.load_state_dict(state["model"], strict=strict)
     if optimizer is not None and state.get("optimizer") is not None:
         optimizer.load_state_dict(state["optimizer"])
     if lr_scheduler is not None and state.get("lr_scheduler") is not None:
         lr_scheduler.load_state_dict(state["lr_scheduler"])
     about = state.get(ABOUT) or {}
-    if subject.engine is not None and about.get("engine") is not None and about["algorithm"] == subject.algorithm:
-        subject.engine.load_state_dict(about["engine"])  # last: it depends on the others
+    states = engine_states_of(about)
+    if states and about["algorithm"] == subject.algorithm:
+        for engine, one in zip(subject.inner_engines, states, strict=True):
+            engine.load_state_dict(one)  # last: it depends on the others
 
 
 def _nothing() -> None:

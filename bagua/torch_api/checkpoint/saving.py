@@ -112,7 +112,7 @@ def _prepared(
     subject = subject_of(model)
     complete_exchange(subject)
     error = finish_last()
-    ranks = ranks_of(process_group, None if subject.engine is None else subject.engine.process_group)
+    ranks = ranks_of(process_group, subject.process_group)
     each_writes = not subject.keeps_replicas_equal if per_rank is None else per_rank
     contents: dict[str, Any] = {}
     wait: Callable[[], None] = _nothing

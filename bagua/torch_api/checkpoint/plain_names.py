@@ -1,0 +1,108 @@
+"""Names of states without those of wrappers: torch.compile's `_orig_mod.`, and the `module.` of data-parallel modules.
+
+Files have plain names, so that a checkpoint does not depend on what a model was wrapped in. Functions of modules and
+states.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from bagua.torch_api.data_parallel.distributed import DistributedDataParallel
+
+_COMPILED = "_orig_mod"
+_PARALLEL = "module"
+_PARALLEL_KINDS = (DistributedDataParallel, nn.parallel.DistributedDataParallel, nn.DataParallel)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's module inside of all wrappers; a module without wrapper itself."""
+    while (name := _inside(model)) is not None:
+        model = model._modules[name]  # type: ignore[assignment]
+    return model
+
+
+def plain_state(module: nn.Module) -> dict[str, Any]:
+    """Its state_dict, under plain names."""
+    state = module.state_dict()
+    plain = _Plain(module)
+    if not plain.prefixes:
+        return state
+    renamed = type(state)((plain.of(name), value) for name, value in state.items())
+    if hasattr(state, "_metadata"):  # by the names of modules
+        renamed._metadata = {  # type: ignore[attr-defined]
+            plain.of(f"{name}.").removesuffix("."): value for name, value in state._metadata.items()
+        }
+    return renamed
+
+
+def plain_parameters(module: nn.Module) -> dict[int, str]:
+    """The plain names of its parameters, by id."""
+    plain = _Plain(module)
+    return {id(parameter): plain.of(name) for name, parameter in module.named_parameters()}
+
+
+def without_compiler(name: str) -> str:
+    """A name from a file that may have those of compiled modules."""
+    return ".".join(part for part in name.split(".") if part != _COMPILED)
+
+
+def rename_for(module: nn.Module, state: dict[str, Any]) -> None:
+    """In place: the names of a file become those of a module. What is unknown keeps its name, or its plain one."""
+    own = module.state_dict()
+    if all(name in own for name in state):
+        return
+    plain = _Plain(module)
+    actual = {plain.of(name): name for name in own}
+    # Bagua 0.9 wrote the names of its DistributedDataParallel.
+    is_parallel = all(map(_is_parallel, map(without_compiler, state))) and not any(map(_is_parallel, actual))
+    prefix = f"{_PARALLEL}." if is_parallel else ""
+
+    def renamed(written: str) -> str:
+        name = without_compiler(written).removeprefix(prefix)
+        return written if written in own else actual.get(name, name)
+
+    items = [(renamed(name), value) for name, value in state.items()]
+    state.clear()
+    state.update(items)
+    if hasattr(state, "_metadata"):  # by the names of modules
+        actual = {plain.of(f"{name}."): name for name, _ in module.named_modules()}
+        state._metadata = {
+            actual.get(f"{without_compiler(name)}.".removeprefix(prefix), name): value
+            for name, value in state._metadata.items()
+        }
+
+
+def _is_parallel(name: str) -> bool:
+    return name.startswith(f"{_PARALLEL}.")
+
+
+def _inside(module: nn.Module) -> str | None:
+    """The name under which a wrapper has its module; None: it is not a wrapper."""
+    if isinstance(module, _PARALLEL_KINDS):
+        return _PARALLEL
+    return _COMPILED if _COMPILED in module._modules else None
+
+
+class _Plain:
+    """Plain names in a module.
+
+    Attributes:
+        prefixes: of what is in wrappers, and the plain one of each, the longest first.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        found = {
+            f"{path}.{inside}.".removeprefix("."): f"{path}.".removeprefix(".")
+            for path, one in module.named_modules(remove_duplicate=False)
+            if (inside := _inside(one)) is not None
+        }
+        self.prefixes = sorted(found.items(), key=lambda pair: len(pair[0]), reverse=True)
+
+    def of(self, name: str) -> str:
+        for prefix, plain in self.prefixes:
+            if name.startswith(prefix):
+                name = plain + name.removeprefix(prefix)
+        return name
