@@ -11,26 +11,26 @@ import contextlib
 import datetime
 import functools
 import importlib
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from bagua.collectives.object_collectives import all_gather_object
 from bagua.collectives.process_group import is_initialized
 from bagua.engine.data_parallel import BaguaDistributedDataParallel
 from bagua.lightning.packages import ForPackage, subclass_for
+from bagua.lightning.rank_files import STATE, load_own, rank_file
 from bagua.torch_api import init_process_group
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithmImpl
 from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
+from bagua.torch_api.checkpoint.agreement import ranks_of
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
 NAME = "bagua"
-_STATE = "bagua"  # of the engine, in a checkpoint
 _MEANS = ("mean", "avg")
 
 
@@ -74,6 +74,7 @@ class BaguaParallel(ForPackage):
         MisconfigurationException: an unknown algorithm or option, or an optimizer that the algorithm cannot use.
     """
 
+    strategy_name = NAME
     misconfiguration: type[Exception]
     # Of Lightning's class.
     model: Any
@@ -116,13 +117,17 @@ class BaguaParallel(ForPackage):
         self._find_unused_parameters = find_unused_parameters
         self._bucket_cap_mb = bucket_cap_mb
         self._forward_redirection = self._redirect
+        # Of the last training, also after it.
+        self._trained: BaguaDistributedDataParallel | None = None
         self._engine_state: dict[str, Any] | None = None
+        # In it: by the algorithm, or in experts and excluded parameters.
+        self._ranks_differ = False
+        # Of a training and the saves in it, the same on all ranks: together they name one save.
+        self._run, self._saves = "", 0
+        self._ranks_with_files = 0
+        self._is_own = False  # the checkpoint that was loaded
         self._has_failed = False
         self._check_options()
-
-    @property
-    def strategy_name(self) -> str:
-        return NAME
 
     def _check_options(self) -> None:
         """Before ranks are started; QAdam's optimizer exists only later."""
@@ -175,7 +180,15 @@ class BaguaParallel(ForPackage):
             optimizers=self.optimizers,
             algorithm=self._algorithm_for(self.optimizers),
         )
-        self.model.inner.replans_before_backward = not module.automatic_optimization
+        engine = self._trained = self.model.inner
+        engine.replans_before_backward = not module.automatic_optimization
+        synchronized = {id(parameter) for _, parameter in engine.synchronized_parameters}
+        self._ranks_differ = not engine.bagua_algorithm.keeps_replicas_equal or any(
+            parameter.requires_grad and id(parameter) not in synchronized for parameter in module.parameters()
+        )
+        if self._ranks_differ:
+            self._run = self.broadcast(uuid.uuid4().hex)  # type: ignore[attr-defined]
+            self._ranks_with_files = max(self._ranks_with_files, self.world_size)
 
     def _algorithm_for(self, optimizers: list[torch.optim.Optimizer]) -> Algorithm:
         is_qadam = self._algorithm == "qadam" or isinstance(self._algorithm, QAdamAlgorithm)
@@ -275,79 +288,73 @@ class BaguaParallel(ForPackage):
         return self.model.inner if isinstance(self.model, DistributedDataParallel) else None
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        engine = self._engine
-        if engine is not None:
-            # First: an algorithm may owe its peers an exchange, which changes weights.
-            self._engine_state = engine.state_dict()
+        # First: an algorithm may owe its peers an exchange, which changes weights.
+        engine = self._trained_engine()
+        self._engine_state = None if engine is None else engine.state_dict()
         state: dict[str, Any] = super().lightning_module_state_dict()  # type: ignore[misc]
         return state
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """One file, by rank 0. Where replicas differ, each other rank writes its own in the same folder."""
-        engine = self._engine
+        """One file, by rank 0. Where ranks differ, each other rank writes its own in the same folder."""
+        engine, self._saves = self._trained_engine(), self._saves + 1
         if engine is not None:
-            checkpoint[_STATE] = {
-                "engine": self._engine_state,
+            checkpoint[STATE] = {
+                "engine": self._engine_state if "optimizer_states" in checkpoint else None,
                 "algorithm": type(engine.bagua_algorithm).__name__,
                 "world_size": self.world_size,
             }
-            if self.global_rank > 0 and not engine.bagua_algorithm.keeps_replicas_equal:
-                own = rank_file(filepath, self.global_rank)
-                self.checkpoint_io.save_checkpoint(checkpoint, own, storage_options=storage_options)
+            if self._ranks_differ:
+                checkpoint[STATE] |= {"save": f"{self._run} {self._saves}", "file": Path(filepath).name}
+                if self.global_rank > 0:
+                    own = rank_file(filepath, self.global_rank)
+                    self.checkpoint_io.save_checkpoint(checkpoint, own, storage_options=storage_options)
         super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
 
     def load_checkpoint(self, checkpoint_path: Any, **keywords: Any) -> dict[str, Any]:
-        """This rank's own file, if training goes on where replicas differ, with the algorithm and ranks that saved it.
+        """This rank's own file, if training goes on where ranks differ, with the algorithm and ranks that saved it.
 
         Raises:
-            RuntimeError: the files of the ranks are of different steps; on all of them.
+            RuntimeError: a rank cannot read a file, or the files of the ranks are of different saves; on all of them.
         """
-        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, **keywords)  # type: ignore[misc]
+
+        def read(path: Any) -> dict[str, Any]:
+            read_one: dict[str, Any] = super(BaguaParallel, self).load_checkpoint(path, **keywords)  # type: ignore[misc]
+            return read_one
+
         engine = self._engine
-        if engine is None or engine.bagua_algorithm.keeps_replicas_equal or not self._is_of_this_job(checkpoint):
-            return checkpoint
-        own = rank_file(checkpoint_path, self.global_rank)
-        if self.global_rank > 0 and Path(own).exists():
-            checkpoint = super().load_checkpoint(own, **keywords)  # type: ignore[misc]
-        steps = all_gather_object(checkpoint["global_step"], engine.communicator)
-        if len(set(steps)) > 1:
-            raise RuntimeError(
-                f"The files of {checkpoint_path} are of different steps: {steps}, by rank.\n"
-                f"Rank 0 loads this file, the others {rank_file(checkpoint_path, 1)} and so on.\n"
-                "Load a checkpoint that all ranks have written, or delete the files of the other ranks."
-            )
+        if engine is None or not self._ranks_differ:
+            checkpoint = read(checkpoint_path)
+        else:
+            ranks, algorithm = ranks_of(None, engine.process_group), type(engine.bagua_algorithm).__name__
+            checkpoint, self._is_own = load_own(checkpoint_path, ranks, algorithm, read)
+        if "save" in (state := checkpoint.get(STATE) or {}):
+            self._ranks_with_files = max(self._ranks_with_files, state["world_size"])
         return checkpoint
 
-    def _is_of_this_job(self, checkpoint: Mapping[str, Any]) -> bool:
-        """Whether as many ranks saved it, with the same algorithm."""
-        engine, state = self._engine, checkpoint.get(_STATE)
-        assert engine is not None
-        return (
-            state is not None
-            and state["algorithm"] == type(engine.bagua_algorithm).__name__
-            and state["world_size"] == self.world_size
-        )
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], *arguments: Any, **keywords: Any) -> None:
+        if self._engine is None:
+            self._trained = None  # what is loaded, to be tested, replaces what was trained
+        super().load_model_state_dict(checkpoint, *arguments, **keywords)  # type: ignore[misc]
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         super().load_optimizer_state_dict(checkpoint)  # type: ignore[misc]
-        engine, state = self._engine, checkpoint.get(_STATE)
-        if engine is None or state is None:  # a checkpoint of another strategy
+        engine, state = self._engine, checkpoint.get(STATE) or {}
+        if engine is None:
             return
-        if self._is_of_this_job(checkpoint):
+        if self._ranks_differ and not self._is_own:
+            # All have the file of rank 0. What an algorithm knows of its peers is made of that, too.
+            engine.initialize_again()
+        elif state.get("algorithm") == type(engine.bagua_algorithm).__name__:
             engine.load_state_dict(state["engine"])
-        elif not engine.bagua_algorithm.keeps_replicas_equal:
-            rank_zero_warn(
-                f"The checkpoint is of {state['algorithm']} on {state['world_size']} ranks; training goes on with"
-                f" {type(engine.bagua_algorithm).__name__} on {self.world_size}, all from the weights of rank 0."
-            )
 
     def remove_checkpoint(self, filepath: Any) -> None:
-        own = rank_file(filepath, self.global_rank)
-        if self.global_rank > 0 and Path(own).exists():
-            self.checkpoint_io.remove_checkpoint(own)
+        """With the files of all ranks, also if there were more ranks than now."""
+        first = self.global_rank or self.world_size
+        for rank in range(first, self._ranks_with_files, self.world_size):
+            with contextlib.suppress(FileNotFoundError):
+                self.checkpoint_io.remove_checkpoint(rank_file(filepath, rank))
         super().remove_checkpoint(filepath)  # type: ignore[misc]
 
-
-def rank_file(filepath: Any, rank: int) -> str:
-    """The checkpoint of a rank other than 0."""
-    return f"{filepath}.rank{rank}"
+    def _trained_engine(self) -> BaguaDistributedDataParallel | None:
+        """That of the module, during training and after it."""
+        return self._trained if self._trained is not None and self._trained.module is self.lightning_module else None

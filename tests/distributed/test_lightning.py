@@ -3,88 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
-import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.ranks import DEVICE_VARIABLE, run_ranks
+from support.lightning_runs import INPUTS, environment, lightning_of, loader, module_class, trainer_of
+from support.ranks import run_ranks
 from torch import Tensor, nn
 
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
 if importlib.util.find_spec("lightning") is None:  # not imported, which takes seconds in every worker of pytest
     pytest.skip("needs lightning: pip install 'bagua[lightning]'", allow_module_level=True)
-
-DATA = torch.Generator().manual_seed(5)
-INPUTS, TARGETS = torch.randn(32, 8, generator=DATA), torch.randn(32, 4, generator=DATA)
-
-
-def lightning_of(package: str = "lightning.pytorch") -> Any:
-    warnings.filterwarnings("ignore")  # Lightning's own, and torch's about what Lightning does
-    warnings.filterwarnings("error", module="bagua")
-    return importlib.import_module(package)
-
-
-def module_class(pl: Any) -> Any:
-    class Net(pl.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self, optimizer: str = "adam") -> None:
-            super().__init__()
-            self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
-            self.optimizer = optimizer
-            self.losses: list[Tensor] = []
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            return self.layers(inputs)
-
-        def training_step(self, batch: Any, _: int) -> Tensor:
-            loss = nn.functional.mse_loss(self(batch[0]), batch[1])
-            self.log("loss", loss, sync_dist=True)
-            self.losses.append(loss.detach())
-            return loss
-
-        def validation_step(self, batch: Any, _: int) -> None:
-            self.log("val", nn.functional.mse_loss(self(batch[0]), batch[1]), sync_dist=True)
-
-        def configure_optimizers(self) -> Any:
-            if self.optimizer == "qadam":
-                from bagua.torch_api.algorithms.q_adam import QAdamOptimizer
-
-                return QAdamOptimizer(self.parameters(), lr=0.01, warmup_steps=3)
-            return torch.optim.Adam(self.parameters(), lr=0.01)
-
-    return Net
-
-
-def loader() -> Any:
-    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(INPUTS, TARGETS), batch_size=4)
-
-
-@functools.cache
-def environment() -> dict[str, str]:
-    """Of which Lightning takes a part away when a run ends."""
-    return dict(os.environ)
-
-
-def trainer_of(pl: Any, strategy: Any, folder: str, **options: Any) -> Any:
-    os.environ.update(environment())
-    is_cuda = os.environ.get(DEVICE_VARIABLE) == "cuda"
-    defaults = {
-        "accelerator": "gpu" if is_cuda else "cpu",
-        "devices": int(os.environ["WORLD_SIZE"]),
-        "max_epochs": 2,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "default_root_dir": folder,
-    }
-    return pl.Trainer(strategy=strategy, **{**defaults, **options})
 
 
 def _trained(package: str, folder: str, strategies: list[Callable[[Any], Any]], **options: Any) -> list[Any]:
@@ -330,3 +263,45 @@ def _reduced(folder: str) -> list[Any]:
 
 def test_reduce(tmp_path: Path) -> None:
     assert run_ranks(2, _reduced, str(tmp_path), lightning=True) == 2 * [[1.5, 1.5, 3.0, 2.0, "text"]]
+
+
+# --- samplers --------------------------------------------------------------------------------------------------------
+
+
+def _samples(folder: str) -> dict[str, list[int]]:
+    from bagua.lightning import BaguaStrategy
+    from bagua.torch_api.contrib import LoadBalancingDistributedBatchSampler, LoadBalancingDistributedSampler
+
+    pl = lightning_of()
+    numbers = torch.utils.data.TensorDataset(torch.arange(15.0), INPUTS[:15])
+    seen: dict[str, list[int]] = {}
+
+    class Noting(module_class(pl)):  # type: ignore[misc]
+        def __init__(self, in_batches: bool) -> None:
+            super().__init__()
+            self.in_batches = in_batches
+
+        def train_dataloader(self) -> Any:
+            sampler = LoadBalancingDistributedSampler(range(15), complexity_fn=float)
+            if not self.in_batches:
+                return torch.utils.data.DataLoader(numbers, batch_size=2, sampler=sampler)
+            batches = LoadBalancingDistributedBatchSampler(sampler, lambda own: [own[:5], own[5:]])
+            return torch.utils.data.DataLoader(numbers, batch_sampler=batches)
+
+        def training_step(self, batch: Any, _: int) -> Tensor:
+            seen.setdefault(f"{self.in_batches} {self.current_epoch}", []).extend(map(int, batch[0]))
+            return self(batch[1]).square().mean()
+
+    for in_batches in (False, True):
+        options = {"use_distributed_sampler": False} if in_batches else {}
+        trainer_of(pl, BaguaStrategy(), folder, **options).fit(Noting(in_batches))
+    assert BaguaStrategy.strategy_name == "bagua"
+    return seen
+
+
+def test_balanced_samplers_are_not_split_again(tmp_path: Path) -> None:
+    first, second = run_ranks(2, _samples, str(tmp_path), lightning=True)
+    for epoch in ("False 0", "False 1", "True 0", "True 1"):
+        assert sorted(first[epoch] + second[epoch]) == sorted([*range(15), 0]), "all, and the cheapest as padding"
+    assert first["False 0"] != first["False 1"]
+    assert first["True 0"] != first["True 1"]
