@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bagua.engine.bucket_op import BucketOp, FunctionOp
 from bagua.engine.flat_views import flat_views, offsets_of
+from bagua.engine.gradient_graph import without_graph
 from bagua.engine.tensor import (
     TensorRecord,
     effective_tensor,
@@ -89,10 +90,10 @@ class Bucket:
         for tensor, record in zip(self.tensors, self._records, strict=True):
             restore_record(tensor, record)
         if self.flatten:
-            for tensor, view, record in zip(self.tensors, self.views, self._records, strict=True):
-                record.view = view
+            for index, (tensor, view) in enumerate(zip(self.tensors, self.views, strict=True)):
+                self._records[index].view = view
                 if not self.holds_gradients or tensor.grad is not None:
-                    self._take_over(tensor, view)
+                    self._take_over(index, view)
 
     @property
     def records(self) -> list[TensorRecord]:
@@ -227,18 +228,18 @@ class Bucket:
         if self.holds_gradients:
             self._copy_in_gradients(scale)
             return
-        outside = []
+        outside: list[tuple[int, Tensor, Tensor]] = []
         for index, (tensor, address) in enumerate(zip(self.tensors, self._addresses, strict=True)):
             effective, view = effective_tensor(tensor), self.views[index]
             if view.data_ptr() != address:
                 view = self._view_again(index, effective)
             if effective.data_ptr() != address:
-                outside.append((tensor, effective, view))
+                outside.append((index, effective, view))
         if outside:
             torch._foreach_copy_([view for _, _, view in outside], [effective for _, effective, _ in outside])
             if self.flatten:
-                for tensor, _, view in outside:
-                    replace_effective(tensor, view)
+                for index, effective, view in outside:
+                    self._replace(index, effective, view)
         if scale is not None:
             self._flat.mul_(scale)
 
@@ -264,7 +265,10 @@ class Bucket:
                 gradients.append(gradient)
                 self.is_scaled[index] = False  # not what was multiplied
             if flatten:
-                tensor.grad = view
+                if gradient is None or not gradient.requires_grad:
+                    tensor.grad = view
+                else:
+                    tensor.grad = self._without_graph(index, gradient, view)
         if views:
             torch._foreach_copy_(views, gradients)
         if absent:
@@ -317,7 +321,11 @@ class Bucket:
         if self.flatten:
             return
         with torch.no_grad():
-            torch._foreach_copy_([effective_tensor(tensor) for tensor in self.tensors], self.views)
+            targets = [effective_tensor(tensor) for tensor in self.tensors]
+            torch._foreach_copy_(targets, self.views)
+            for index, target in enumerate(targets):
+                if target.grad_fn is not None:
+                    self._replace(index, target, target)
 
     def keep_for(self, stream: torch.cuda.Stream) -> None:
         """`stream` uses the bucket's memory: when it is freed, that must have ended."""
@@ -329,10 +337,20 @@ class Bucket:
             if tensor.grad is not None:
                 tensor.grad.record_stream(stream)
 
-    def _take_over(self, tensor: Tensor, view: Tensor) -> None:
+    def _take_over(self, index: int, view: Tensor) -> None:
         with torch.no_grad():
-            view.copy_(effective_tensor(tensor))
-            replace_effective(tensor, view)
+            effective = effective_tensor(self.tensors[index])
+            view.copy_(effective)
+            self._replace(index, effective, view)
+
+    def _replace(self, index: int, effective: Tensor, new: Tensor) -> None:
+        """Make `new` the effective tensor, instead of one that a graph may have made."""
+        if effective.grad_fn is not None:
+            new = self._without_graph(index, effective, new)
+        replace_effective(self.tensors[index], new)
+
+    def _without_graph(self, index: int, gradient: Tensor, result: Tensor) -> Tensor:
+        return without_graph(gradient, result, self._records[index].name)
 
     def release(self) -> None:
         """Give the tensors memory of their own again, where they are views of this bucket's: undoes `attach`."""
@@ -345,7 +363,8 @@ class Bucket:
                 if gradient is None or gradient.layout is not torch.strided:
                     continue
                 if gradient.data_ptr() == view.data_ptr():
-                    tensor.grad = gradient.clone()
+                    with torch.enable_grad():  # one that must not be differentiated stays so
+                        tensor.grad = gradient.clone()
             else:
                 effective = effective_tensor(tensor)
                 if effective.data_ptr() == view.data_ptr():
