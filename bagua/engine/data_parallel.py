@@ -83,7 +83,7 @@ class BaguaDistributedDataParallel:
         if not process_group.is_member:
             raise ValueError(
                 f"This rank is not a member of the process group (ranks {process_group.ranks}).\n"
-                "Call with_bagua() on the members only."
+                "Wrap the module on the members only."
             )
         _check_interchangeable(algorithm, allow)
         kind = type(module).__name__
@@ -273,16 +273,51 @@ class BaguaDistributedDataParallel:
             raise ValueError(f"every_n_steps={every_n_steps}: must be at least 1, or None to stop")
         self._log_every = every_n_steps or 0
 
-    def begin_step(self) -> bool:
-        """In front of each forward pass in training: whether another plan was chosen, so that a replan is due. Passes
-        that accumulate belong to the step whose last pass communicates."""
+    def begin_step(self, may_communicate: bool) -> bool:
+        """In front of each forward pass in training.
+
+        Args:
+            may_communicate: the backward pass.
+
+        Returns:
+            whether a replan is due: another plan was chosen, or the algorithm has come to another phase.
+        """
         steps = self.bagua_train_step_counter - 1
         if self._log_every and steps and steps % self._log_every == 0 and self.communicator.rank() == 0:
             _logger.info(f"{self.bagua_module_name}: step {steps}: {self.stats()}")
-        if self._tuner is None or self.pauses_tuning or not self.require_backward_grad_sync:
+        if not may_communicate:
             return False
-        is_changed = self._tuner.before_step()
-        if self._tuner.is_done:
+        is_changed = self._is_tuning and not self._tunes_after_pass and self._tune()
+        return is_changed or (self.needs_replan and not self.replans_before_backward)
+
+    def end_counted_pass(self) -> bool:
+        """At the end of each backward pass that communicates: all ranks make it. Forward passes one may make alone.
+
+        Returns:
+            whether another plan was chosen, so that a replan is due.
+        """
+        if not self._is_tuning:
+            return False
+        assert self._tuner is not None
+        self._tuner.count_pass()
+        return self._tunes_after_pass and self._tune()
+
+    @property
+    def _is_tuning(self) -> bool:
+        return self._tuner is not None and not self.pauses_tuning
+
+    @property
+    def _tunes_after_pass(self) -> bool:
+        """Gradients survive a replan. Of what else is in buckets, the optimizer has to have the result first."""
+        return self._plan is not None and self._plan.holds_gradients
+
+    def _tune(self) -> bool:
+        tuner = self._tuner
+        assert tuner is not None
+        if not tuner.is_due:
+            return False
+        is_changed = tuner.next_turn()
+        if tuner.is_done:
             self._tuner = None
             self._plans.forget_kept()  # what was tried gives its memory back
         return is_changed

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.optim import Optimizer
 
+from bagua.collectives.torch_internals import hide_from_compiler
 from bagua.engine.step_state import PassState
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def gradient_hook(steps: TrainingSteps, position: int) -> Callable[[Tensor], Non
                 steps.open_pass()
             on_gradient(parameter)
 
+    # Compiled code may run backward passes, in which hooks are called by Python as any other function.
+    hide_from_compiler(hook)
     return hook
 
 
@@ -55,15 +58,20 @@ def foreign_step_hook(steps: TrainingSteps) -> Callable[[Optimizer], None]:
 class EndOfPass:
     """Autograd's callback at the end of a backward pass. If that ends with an exception, autograd drops it uncalled."""
 
+    _steps: TrainingSteps | None = None  # of one that torch.compile makes, without arguments, to look at it
+
     def __init__(self, steps: TrainingSteps, number: int) -> None:
-        self._steps: TrainingSteps | None = steps
+        self._steps = steps
         self._number = number
 
     def __call__(self) -> None:
         steps, self._steps = self._steps, None
         if steps is not None:
-            steps.end_pass()
+            steps.end_pass(self._number)
 
     def __del__(self) -> None:
         if self._steps is not None:
             self._steps.note_interruption(self._number)
+
+
+hide_from_compiler(EndOfPass.__call__)

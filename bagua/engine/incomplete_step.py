@@ -76,6 +76,16 @@ def unsynchronized_gradient(name: str, module: str) -> str:
     )
 
 
+def compiled_autograd(module: str) -> str:
+    """Of a backward pass whose end nobody tells."""
+    return (
+        "Compiled autograd is not supported: it does not tell when a backward pass ends.\n"
+        f"Found in the backward pass of {module}.\n"
+        "Set torch._dynamo.config.compiled_autograd = False. torch.compile of the module, or of a step that calls"
+        " backward(), works without it."
+    )
+
+
 def failed_reinitialization(module: str, error: BaseException) -> str:
     """Of a module that could not be initialized again."""
     return (

@@ -1,5 +1,5 @@
 """Changes how a module communicates while it is trained, until the fastest setting is found. Owned by its engine; runs
-on the training thread, in front of forward passes.
+at the end of backward passes or, where a replan has to wait for the optimizer, in front of forward passes.
 
 Rank 0 searches, from its own times, and tells the others after each repetition what has turns next. All ranks change at
 the same pass, each time by a replan that they agree on.
@@ -100,12 +100,8 @@ class PlanTuner:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def before_step(self) -> bool:
-        """To be called in front of each forward pass in training, on all ranks.
-
-        Returns:
-            whether the engine has another setting now, and has to replan.
-        """
+    def count_pass(self) -> None:
+        """To be called at the end of each backward pass that communicates: all ranks make as many of them."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         now = time.perf_counter()
@@ -114,9 +110,17 @@ class PlanTuner:
         self._last = now
         self._steps += 1
         self._steps_left -= 1
-        return self._steps_left <= 0 and self._next_turn()
 
-    def _next_turn(self) -> bool:
+    @property
+    def is_due(self) -> bool:
+        """`next_turn` is to be called, on all ranks."""
+        return self._steps_left <= 0
+
+    def next_turn(self) -> bool:
+        """
+        Returns:
+            whether the engine has another setting now, and has to replan.
+        """
         if self._current is not None:
             self._shown[self._current] = self._turn()
         choice = None

@@ -12,6 +12,7 @@ optimizer.step      refused while a gradient is missing; around it the algorithm
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,15 +20,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.autograd.graph import Node
 
 from bagua.collectives.failure_report import failures_named
+from bagua.collectives.torch_internals import hide_from_compiler, is_autograd_compiled
 from bagua.engine.gradient_hooks import EndOfPass, foreign_step_hook, gradient_hook
-from bagua.engine.incomplete_step import incomplete_step, unregistered_parameters, unsynchronized_gradient
+from bagua.engine.incomplete_step import (
+    compiled_autograd,
+    incomplete_step,
+    unregistered_parameters,
+    unsynchronized_gradient,
+)
 from bagua.engine.module_hooks import ModuleHooks, is_in_backward
 from bagua.engine.parameters import TrainableWatch
 from bagua.engine.step_state import PASS_TRANSITIONS, PassEvent, PassState, StateMachine
 from bagua.engine.tensor import record_of
-from bagua.engine.unused_parameters import Presence, agree_on_presence, will_reach_any
+from bagua.engine.unused_parameters import Presence, accumulates_everywhere, agree_on_presence
 
 if TYPE_CHECKING:
     from bagua.collectives.communicator import BaguaCommunicator
@@ -59,7 +67,8 @@ class StepEngine(Protocol):
     @property
     def needs_replan(self) -> bool: ...
     def mark_ready(self, name: str, parameter: Tensor) -> None: ...
-    def begin_step(self) -> bool: ...
+    def begin_step(self, may_communicate: bool) -> bool: ...
+    def end_counted_pass(self) -> bool: ...
     def initialize_again(self) -> None: ...
     def start_replan(self) -> None: ...
     def finish_replan(self) -> None: ...
@@ -94,6 +103,14 @@ class TrainingSteps:
         # Parameters whose algorithm's hook ran in the last backward pass.
         self._used: set[int] = set()
         self._passes = 0
+        # Guards the beginning of a pass: autograd has a thread for each device.
+        self._opening = threading.Lock()
+        # Autograd will call at the end of the running backward pass, be it one that counts or not. Such calls are
+        # numbered.
+        self._is_end_queued = False
+        self._last_queued = 0
+        # Of that pass, while unused parameters are looked for.
+        self._first_node: Node | None = None
         # The algorithm communicates what the backward pass makes, as it makes it.
         self._sends_in_pass = False
 
@@ -163,10 +180,12 @@ class TrainingSteps:
         if needs_reset or self._reset_is_due:
             self._reset_is_due = False
             self.engine.initialize_again()
-        elif self.engine.begin_step() or (
-            (is_changed or self.engine.needs_replan) and not self.engine.replans_before_backward
-        ):
-            self.engine.start_replan()
+        else:
+            # Only then do all ranks make this pass.
+            may_communicate = torch.is_grad_enabled() and self.engine.require_backward_grad_sync
+            is_due = self.engine.begin_step(may_communicate)
+            if is_due or (is_changed and not self.engine.replans_before_backward):
+                self.engine.start_replan()
         self._hooks.before_forward(arguments)
 
     def _after_forward(self, outputs: list[Tensor]) -> None:
@@ -193,51 +212,80 @@ class TrainingSteps:
 
     def _on_backward_start(self, _: Tensor) -> None:
         """The outputs come first. The callback belongs to the backward pass that queues it: without this, one that
-        checkpointing starts within another would end it too early."""
-        if self.engine.require_backward_grad_sync and self.passes.state is not PassState.OPEN:
-            self.open_pass()
+        checkpointing starts within another would end it too early. Whether this is a pass that counts shows when a
+        gradient is accumulated: torch.autograd.grad accumulates none."""
+        if self.engine.require_backward_grad_sync and not self._is_end_queued:
+            self._queue_end()
+            if self.engine.find_unused_parameters:
+                self._first_node = torch._C._current_autograd_node()
 
-    def _on_backward_start_of_eval(self, gradient: Tensor) -> None:
+    def _on_backward_start_of_eval(self, _: Tensor) -> None:
         """One that reaches no parameter may be this rank's own business: the gradients of inputs, for instance. In
         training it counts, for where unused parameters are looked for, the others wait for what this rank says."""
-        if not self.engine.find_unused_parameters or will_reach_any(parameter for _, parameter in self._parameters):
-            self._on_backward_start(gradient)
+        if self.engine.require_backward_grad_sync and not self._is_end_queued:
+            self._queue_end()
 
     def open_pass(self) -> None:
-        """A backward pass has begun; called on autograd's thread.
+        """A backward pass has begun that counts; called on autograd's threads.
 
         Raises:
-            RuntimeError: the pass before ended with an exception, when a part of its gradients was communicated.
+            RuntimeError: the pass before ended with an exception, when a part of its gradients was communicated; or it
+                is none of autograd's own.
         """
-        if self._sends_in_pass and not self.engine.find_unused_parameters:
-            # Not before it is needed: the ranks compare the plan meanwhile.
-            self._scheduler.before_launch = self.engine.finish_replan
-        else:
-            self.engine.finish_replan()
-        if self.passes.state is PassState.INTERRUPTED:
-            self._refuse_incomplete("at the beginning of a backward pass")
-        self.passes.on(PassEvent.BEGINS)
-        self._used.clear()
-        self._passes += 1
-        Variable._execution_engine.queue_callback(EndOfPass(self, self._passes))
+        with self._opening:
+            if self.passes.state is PassState.OPEN:
+                return  # the thread of another device was first
+            if self._sends_in_pass and not self.engine.find_unused_parameters:
+                # Not before it is needed: the ranks compare the plan meanwhile.
+                self._scheduler.before_launch = self.engine.finish_replan
+            else:
+                self.engine.finish_replan()
+            if self.passes.state is PassState.INTERRUPTED:
+                self._refuse_incomplete("at the beginning of a backward pass")
+            if not self._is_end_queued:
+                self._queue_end()
+            self._used.clear()
+            self._passes += 1
+            self.passes.on(PassEvent.BEGINS)
 
-    def end_pass(self) -> None:
-        """The backward pass is over; called by autograd.
+    def _queue_end(self) -> None:
+        if is_autograd_compiled():
+            raise RuntimeError(compiled_autograd(self.engine.bagua_module_name))
+        self._last_queued += 1
+        self._is_end_queued = True
+        Variable._execution_engine.queue_callback(EndOfPass(self, self._last_queued))
+
+    def end_pass(self, number: int) -> None:
+        """The backward pass is over for which this call was queued; called by autograd.
 
         Raises:
             RuntimeError: the module has got parameters that are not synchronized.
         """
+        if number != self._last_queued:
+            return
+        node, self._first_node = self._first_node, None
+        if self.passes.state is not PassState.OPEN:
+            if node is None or not accumulates_everywhere(node):
+                self._is_end_queued = False
+                self._refuse_unregistered()  # whose gradients nobody sees
+                return
+            self.open_pass()
+        self._is_end_queued = False
         self.engine.finish_replan()
         # Asked first, for what follows sets flags as well.
         nothing_came = not self._used and not (self._sends_in_pass and self._scheduler.has_begun)
         self._post_backward()
         if nothing_came or self._passes % _PASSES_BETWEEN_LOOKS == 1:
             self._refuse_unregistered()
+        if self.engine.end_counted_pass():
+            self.engine.start_replan()
 
     def note_interruption(self, number: int) -> None:
         """The backward pass of this number has ended with an exception."""
-        if self.passes.state is PassState.OPEN and number == self._passes:
-            self.passes.on(PassEvent.RAISES)
+        if number == self._last_queued:
+            self._is_end_queued, self._first_node = False, None
+            if self.passes.state is PassState.OPEN:
+                self.passes.on(PassEvent.RAISES)
 
     def abandon_interrupted(self) -> None:
         """Before anything else waits for what a pass has launched that ended with an exception: its results are of no
@@ -329,6 +377,7 @@ class TrainingSteps:
     def _refuse_incomplete(self, when: str) -> None:
         interrupted = self.passes.state in (PassState.OPEN, PassState.INTERRUPTED)
         self.passes.on(PassEvent.TOLD)
+        self._is_end_queued, self._first_node = False, None
         # Even if all was sent: nobody has waited for it, and the end of the pass is missing.
         is_unfinished = interrupted and self._sends_in_pass and self._scheduler.has_begun
         if interrupted:
@@ -352,3 +401,7 @@ class TrainingSteps:
         names = self._trainable.unregistered()
         if names:
             raise RuntimeError(unregistered_parameters(names))
+
+
+hide_from_compiler(TrainingSteps._on_backward_start)
+hide_from_compiler(TrainingSteps._on_backward_start_of_eval)

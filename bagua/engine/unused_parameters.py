@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.autograd.graph import Node
 
 from bagua.engine.comm_thread import in_order
@@ -25,24 +24,22 @@ class Presence(enum.IntEnum):
     USED = 2  # this pass reached the parameter
 
 
-def will_reach_any(parameters: Iterable[Tensor]) -> bool:
-    """Within a backward pass: whether it will accumulate the gradient of any of these parameters, which require one.
-    `torch.autograd.grad` does not."""
-    try:
-        return any(torch._C._will_engine_execute_node(_accumulator(parameter)) for parameter in parameters)
-    except RuntimeError:  # torch does not answer where it is asked for the gradients of leaves
-        return False
-
-
-@torch.enable_grad()
-def _accumulator(parameter: Tensor) -> Node:
-    """The node at which the parameter's gradient is accumulated: as long as a graph has one, always the same. It must
-    not be kept: it holds the parameter where Python's collector does not look."""
-    node = parameter.view_as(parameter).grad_fn
-    assert node is not None
-    accumulator = node.next_functions[0][0]
-    assert accumulator is not None
-    return accumulator
+def accumulates_everywhere(root: Node) -> bool:
+    """Of the running backward pass, which may be at its end: whether it accumulates gradients in all leaves that `root`
+    leads to. So does `backward` unless it is given `inputs`, and torch.autograd.grad does not."""
+    seen, waiting = {root}, [root]
+    while waiting:
+        node = waiting.pop()
+        try:
+            if not torch._C._will_engine_execute_node(node):
+                return False
+        except RuntimeError:  # a leaf of which torch.autograd.grad gives the gradient
+            return False
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return True
 
 
 def agree_on_presence(

@@ -11,10 +11,12 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.ranks import run_ranks
 from support.training import TWO_NODES_OF_TWO, batches, begin, check_ranks_equal, loss_of, message_of, mlp, momentum
 
@@ -22,6 +24,7 @@ from bagua.collectives.failure_report import CollectiveError
 from bagua.engine import plan_tuner
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
+from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
 from bagua.torch_api.data_parallel import DistributedDataParallel
 from bagua.tuning import memory, outcome, search, setting
 
@@ -211,6 +214,46 @@ def test_one_rank_alone_may_not_tune() -> None:
         assert "rank 0 has autotune=False; rank 1 has autotune=True" in message
     for message in run_ranks(2, _differently, [True, True], [[], ["bytegrad"]], reuse=True):
         assert "rank 1 has autotune may choose gradient_allreduce, bytegrad" in message
+
+
+# --- what one rank does alone -----------------------------------------------------------------------------------------
+
+
+def _alone(name: str, folder: str) -> tuple[str, int | None, int]:
+    """Rank 0 looks at its model, for instance to log something, while the other waits."""
+    rank, device = begin()
+    net: Any = mlp(rank, device)
+    is_qadam = name == "qadam"
+    optimizer = QAdamOptimizer(net.parameters(), lr=0.01, warmup_steps=9) if is_qadam else momentum(net)
+    algorithm = QAdamAlgorithm(optimizer) if isinstance(optimizer, QAdamOptimizer) else Algorithm.init(name)
+    with played(SimpleNamespace(algorithm=algorithm, bucket_bytes=0), folder, ("none", None), rank):
+        net.with_bagua([optimizer], algorithm, autotune=True, allow=[] if is_qadam else ["bytegrad"])
+        engine = net.bagua_ddp
+        for step, batch in enumerate(batches(rank, 60, device)):
+            if rank == 0:
+                x = batch[0]
+                with torch.no_grad():
+                    net(x)
+                if step % 3 == 0:
+                    net.eval()
+                    torch.autograd.grad(net(x).sum(), net[0].weight)
+                    net.train()
+                if step % 3 == 1 and not is_qadam:
+                    torch.autograd.grad(net(x).sum(), net[0].weight)
+                    net(x)
+                with engine.no_sync():
+                    (0 * net(x).sum()).backward()
+            dist.barrier()
+            optimizer.zero_grad()
+            loss_of(net, batch).backward()
+            optimizer.step()
+    check_ranks_equal(net)
+    return engine.algorithm.label, engine.bucket_bytes, 0 if engine._tuner is None else engine._tuner._steps
+
+
+@pytest.mark.parametrize("name", ["gradient_allreduce", "qadam"])
+def test_a_rank_may_make_passes_of_its_own(name: str, tmp_path: Path) -> None:
+    assert len(set(run_ranks(2, _alone, name, str(tmp_path), timeout=40, reuse=True))) == 1
 
 
 # --- ranks that die, pause or leave ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -276,10 +277,52 @@ def _compiled_everywhere() -> None:
             raise
     torch._dynamo.reset()
     _compiled_find_unused()
+    _compiled_steps()
 
 
 def test_compiled() -> None:
     run_ranks(2, _compiled_everywhere, timeout=150)
+
+
+def _compiled_steps() -> None:
+    """A step that calls backward: hooks are not compiled, one by one. Compiled autograd is refused in words."""
+    from torch._dynamo.utils import counters
+
+    rank, device = begin()
+    warnings.simplefilter("ignore")
+    ignored: list[str] = []
+    sys.unraisablehook = lambda one: ignored.append(str(one.exc_value))
+    both = pair("with_bagua", rank, device)
+    engine = both[0][0].bagua_ddp
+    data = batches(rank, 4, device)
+    frames = []
+    for model, optimizer in both:
+        torch._dynamo.reset()
+        counters.clear()
+
+        def step(batch: Any, model: Any = model) -> None:
+            loss_of(model, batch).backward()
+
+        compiled = torch.compile(step, backend="aot_eager")
+        for batch in data:
+            optimizer.zero_grad()
+            compiled(batch)
+            optimizer.step()
+        frames.append(counters["frames"]["total"])
+    check_close(both[0][0], both[1][0])
+    assert frames[0] <= frames[1] + 1, "no more than with torch's DDP, but for the hook of the forward pass"
+    torch._dynamo.reset()
+    model, optimizer = both[0]
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        compiled = torch.compile(lambda batch: loss_of(model, batch).backward(), backend="aot_eager")
+        message = message_of(RuntimeError, lambda: compiled(data[0]))
+    assert "Compiled autograd is not supported" in message
+    assert engine.bagua_module_name in message
+    torch._dynamo.reset()
+    train(model, optimizer, data)  # as the message says
+    check_ranks_equal(model)
+    assert not ignored
+    sys.unraisablehook = sys.__unraisablehook__
 
 
 def _not_ours() -> None:

@@ -48,8 +48,9 @@ class AlgorithmImpl:
 
     @property
     def phase(self) -> Hashable:
-        """Of the algorithm: what it communicates and how. Asked before every forward pass; when it has changed, in
-        training, the methods below are called anew, and nothing is broadcast. It must change on all ranks at once."""
+        """Of the algorithm: what it communicates and how. Asked before every forward pass in training whose backward
+        pass may communicate; when it has changed, the methods below are called anew, and nothing is broadcast. It must
+        change on all ranks at once."""
         return None
 
     def need_reset(self) -> bool:
@@ -89,7 +90,8 @@ class AlgorithmImpl:
         return bagua_ddp.mark_ready
 
     def init_post_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[], None]:
-        """A function called at the end of each backward pass. By default it waits for what has been launched."""
+        """A function called at the end of each backward pass that accumulates gradients of parameters. By default it
+        waits for what has been launched."""
         return bagua_ddp.scheduler.wait_pending_comm_ops
 
     def init_pre_optimizer_step_hook(
