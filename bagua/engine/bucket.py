@@ -59,6 +59,11 @@ class Bucket:
         self._records = [require_record(tensor) for tensor in self.tensors]
         # A gradient that does not exist yet is laid out like its parameter, without being made for that.
         self.holds_gradients = all(record.getter is gradient_of for record in self._records)
+        if self.holds_gradients:
+            for tensor, record in zip(self.tensors, self._records, strict=True):
+                wanted = _gradient_dtype(tensor)
+                if wanted is not None and wanted != tensor.dtype:
+                    raise _other_dtype(tensor, wanted, record.name)
         layouts = self.tensors if self.holds_gradients else [effective_tensor(tensor) for tensor in self.tensors]
         for what, found in (
             ("dtypes", {layout.dtype for layout in layouts}),
@@ -290,7 +295,9 @@ class Bucket:
                 f"The gradient of {name!r} is sparse ({gradient.layout}). Bagua communicates only dense ones.\n"
                 "Use sparse=False, or put the name into the module's _bagua_params_and_buffers_to_ignore."
             )
-        shape = self._layouts[index][0]
+        tensor, shape = self.tensors[index], self._layouts[index][0]
+        if self.holds_gradients and gradient.dtype != self.dtype and _gradient_dtype(tensor) != tensor.dtype:
+            raise _other_dtype(tensor, gradient.dtype, name)
         if gradient.dtype != self.dtype or gradient.device != self.device or gradient.shape != shape:
             what = "the gradient of" if self.holds_gradients else "what is communicated for"
             raise RuntimeError(
@@ -369,6 +376,21 @@ class Bucket:
                 effective = effective_tensor(tensor)
                 if effective.data_ptr() == view.data_ptr():
                     replace_effective(tensor, effective.detach().clone())
+
+
+def _gradient_dtype(parameter: Tensor) -> torch.dtype | None:
+    """That autograd gives its gradient; None: any."""
+    dtype: torch.dtype | None = getattr(parameter, "grad_dtype", parameter.dtype)  # torch 2.9 and later
+    return dtype
+
+
+def _other_dtype(parameter: Tensor, dtype: torch.dtype, name: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"The gradient of {name!r} is {dtype}, and the parameter {parameter.dtype}. Bagua communicates gradients in the"
+        " dtype of their parameter.\n"
+        "Set its grad_dtype to that dtype before the backward pass, or put the name into the module's"
+        " _bagua_params_and_buffers_to_ignore."
+    )
 
 
 def _kind(tensor: Tensor, shape: torch.Size) -> str:

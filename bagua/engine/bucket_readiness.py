@@ -149,7 +149,8 @@ def _flag_setter_on_gpu(
 
 def _made_twice(bucket: Bucket, index: int) -> RuntimeError:
     return RuntimeError(
-        f"{bucket.records[index].name!r} became ready again after it was taken for communication: one backward pass"
-        " made its gradient twice. Reentrant activation checkpointing of a module that is used more than once does"
-        " that; use checkpoint(..., use_reentrant=False)"
+        f"{bucket.records[index].name!r} became ready again after it was taken for communication. Either one backward"
+        " pass made its gradient twice, as reentrant activation checkpointing of a module that is used more than once"
+        " does: use checkpoint(..., use_reentrant=False). Or two threads ran backward passes of the module at the same"
+        " time: run one after the other."
     )

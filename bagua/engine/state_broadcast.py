@@ -104,7 +104,7 @@ def refuse_lbfgs(optimizer: torch.optim.Optimizer) -> None:
             f"{type(optimizer).__name__} cannot be synchronized: Bagua does not support L-BFGS.\n"
             "One step evaluates its closure as often as the local loss requires, so that ranks would communicate"
             " unequally often.\n"
-            "Use another optimizer, or do not pass it to Bagua and average loss and gradients inside the closure."
+            "Use another optimizer, or train without Bagua and average loss and gradients inside the closure."
         )
 
 

@@ -305,6 +305,24 @@ def test_a_gradient_whose_new_memory_does_not_fit_is_refused_by_name(data: Tenso
         bucket.copy_in()
 
 
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no grad_dtype")
+@pytest.mark.parametrize("wanted", [torch.float32, None])
+def test_a_gradient_of_another_dtype_than_its_parameter_is_refused_in_true_words(wanted: torch.dtype | None) -> None:
+    (parameter,) = _parameters((2,), dtype=torch.bfloat16)
+    bucket = Bucket([parameter], "b")
+    parameter.grad_dtype = wanted  # type: ignore[assignment]
+    parameter.grad = torch.ones(2)
+    refused = pytest.raises(NotImplementedError, match=r"(?s)'p0' is torch.float32, and .* torch.bfloat16.*grad_dtype")
+    with refused:
+        bucket.copy_in()
+    parameter.grad = None
+    if wanted is not None:
+        with refused:
+            Bucket([parameter], "b")
+    else:
+        Bucket([parameter], "b").copy_in()  # nothing is known of it yet
+
+
 def test_what_does_not_belong_together_is_refused() -> None:
     with pytest.raises(ValueError, match="no tensors"):
         Bucket([], "b")

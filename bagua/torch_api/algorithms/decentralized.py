@@ -244,10 +244,10 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             self._is_pending = False
             self._round.on(RoundEvent.EXCHANGED)
             raise RuntimeError(
-                "Parameters were changed between the backward pass and the step of the optimizers that"
-                " with_bagua() was given.\n"
-                "If another optimizer changed them, pass with_bagua() exactly the optimizers that you step. If they"
-                " were loaded, load them after step(), or right after with_bagua()."
+                "Parameters were changed between the backward pass and the step of the optimizers that the module was"
+                " wrapped with.\n"
+                "If another optimizer changed them, wrap the module with exactly the optimizers that you step. If they"
+                " were loaded, load them after step(), or right after wrapping."
             )
 
     # --- state -------------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
             raise RuntimeError(
                 f"{len(missing)} of {len(named)} parameters are in no optimizer that was given:"
                 f" {', '.join(missing[:_MOST_NAMES])}{more}.\n"
-                "This algorithm exchanges weights after the steps of the optimizers that with_bagua() was given.\n"
+                "This algorithm exchanges weights after the steps of the optimizers that the module was wrapped with.\n"
                 "Pass the optimizers that step these parameters, freeze them (requires_grad_(False)), or put their"
                 " names into the module's _bagua_params_and_buffers_to_ignore."
             )
