@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import itertools
 import numbers
 import os
 from typing import Any
@@ -149,20 +150,31 @@ def _init_torch(store: torch_internals.Store | None, timeout: datetime.timedelta
                     "MASTER_ADDR and MASTER_PORT to where rank 0 is to listen"
                 )
             store = torch_internals.HashStore()
-        elif (attempt := launch_environment.torchrun_attempt()) is not None:
-            # One store may serve all attempts, and gloo would find the addresses of processes that have died.
-            agent = torch_internals.TCPStore(
-                launch_environment.master_address(),
-                master_port,
-                world_size,
-                is_master=False,
-                timeout=timeout,
-            )
-            store = torch_internals.PrefixStore(f"bagua/attempt_{attempt}", agent)
+        else:
+            os.environ.setdefault("MASTER_ADDR", launch_environment.master_address())
+            store = _started_store(master_port, rank, world_size, timeout)
     if backend is None:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    if store is not None:
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-        return
-    os.environ.setdefault("MASTER_ADDR", launch_environment.master_address())
-    dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+# How often this process has started, and through what. They are kept: whoever starts over faster than rank 0 would find
+# the old server, and lose it.
+_stores: dict[tuple[str, int, int, int], tuple[torch_internals.Store, itertools.count[int]]] = {}
+
+
+def _started_store(port: int, rank: int, world_size: int, timeout: datetime.timedelta) -> torch_internals.Store:
+    """Of this start alone: one server may serve all attempts of torchrun and all starts of a process, and gloo would
+    find the addresses of former ones."""
+    attempt = launch_environment.torchrun_attempt()
+    key = launch_environment.master_address(), port, rank, world_size
+    if key not in _stores:
+        address, *_ = key
+        is_master = attempt is None and rank == 0
+        _stores[key] = (
+            torch_internals.TCPStore(address, port, world_size, is_master, timeout=timeout, multi_tenant=True),
+            itertools.count(),
+        )
+    server, starts = _stores[key]
+    server.set_timeout(timeout)
+    return torch_internals.PrefixStore(f"bagua/attempt_{attempt or 0}/start_{next(starts)}", server)

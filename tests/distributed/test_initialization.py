@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,27 @@ def again(path: str) -> None:
 
 def test_after_torch_was_shut_down(tmp_path: Path) -> None:
     run_ranks(2, again, str(tmp_path / "store"))
+
+
+def again_on_the_same_port() -> None:
+    """Also while the old groups live, as some imports of torch keep them, and if ranks are not equally fast."""
+    kept: list[Any] = []
+    for attempt in range(4):
+        device = device_for(bagua.get_rank())
+        bagua.init_process_group()
+        tensor = torch.tensor([bagua.get_rank() + attempt], device=device)
+        bagua.allreduce_inplace(tensor)
+        assert tensor.item() == 3 + 3 * attempt
+        bagua.barrier(communication._get_default_group().get_intra_node_communicator())
+        kept.append((dist.group.WORLD, communication._get_default_group()) if attempt % 2 else None)
+        dist.destroy_process_group()
+        gc.collect()
+        if bagua.get_rank() == attempt % 3:
+            time.sleep(0.2)
+
+
+def test_starting_over_on_the_same_port() -> None:
+    run_ranks(3, again_on_the_same_port)
 
 
 def by_torch_alone(path: str) -> None:
