@@ -42,8 +42,9 @@ def create_member_group(
     )
     me = dist.get_rank()
     store.set(str(me), str(max(torch_internals.registered_groups(), _used_numbers)))
-    store.wait([str(rank) for rank in members], timeout)
-    number = max(int(store.get(str(rank))) for rank in members)
+    keys = [str(rank) for rank in members]
+    store.wait(keys, timeout)
+    number = max(map(int, store.multi_get(keys)))
 
     with torch_internals.no_bound_device(), torch_internals.registered_groups_raised_to(number):
         group = dist.new_group(list(members), timeout=timeout, backend=backend, use_local_synchronization=True)
