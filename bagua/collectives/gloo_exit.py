@@ -13,6 +13,7 @@ for PAUSE_S: thousands of times what they need on an idle machine, and some turn
 from __future__ import annotations
 
 import atexit
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -34,6 +35,11 @@ def before_pause(end: Callable[[], None]) -> Callable[[], None]:
     Not atexit.register: its order is that of imports, which the program chooses."""
     _enders.append(end)
     return end
+
+
+def is_failing() -> bool:
+    """Whether this process ends with an exception that nobody has caught: others shall notice soon that it is gone."""
+    return getattr(sys, "last_value", None) is not None
 
 
 @atexit.register

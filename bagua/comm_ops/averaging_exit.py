@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import time
 import weakref
 from typing import Protocol
@@ -34,9 +33,7 @@ running: weakref.WeakSet[Loop] = weakref.WeakSet()
 @gloo_exit.before_pause
 def end_with_the_process() -> None:
     """A thread that is in gloo while the interpreter is taken down can end the process with a signal."""
-    # After an exception the others shall notice that this rank is gone, the sooner the better.
-    is_failing = getattr(sys, "last_value", None) is not None
-    deadline = time.monotonic() + (0.0 if is_failing else EXIT_S)
+    deadline = time.monotonic() + (0.0 if gloo_exit.is_failing() else EXIT_S)
     loops = list(running)
     for loop in loops:
         loop.leave()

@@ -10,15 +10,15 @@ it, by torch.distributed, does not: Bagua's own operations therefore have groups
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from bagua.collectives import gloo_exit
+from bagua.collectives import gloo_exit, torch_internals
 from bagua.collectives.failure_report import CollectiveError, is_communication_error, is_named_around, set_named_around
 from bagua.engine.scratch_memory import keep_scratch
 
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
 _Job = tuple[Callable[[], Any], Future[Any], bool]  # whether the submitter names what fails, and collectives need not
 
-# How long the last user waits for the thread's end. As a rule the queue is empty, or has an exchange of weights, which
-# takes less than a step. A job that hangs because a peer is gone must not keep the process from its end: the thread is
-# a daemon.
+# How long the last user waits for the thread's end, and a process that ends, without a word. As a rule the queue is
+# empty, or has an exchange of weights, which takes less than a step.
 _JOIN_SECONDS = 5.0
+
+_logger = logging.getLogger("bagua")
 
 # Guards the table and the users of its threads. Reentrant: garbage collection may call `leave` anywhere.
 _lock = threading.RLock()
@@ -76,15 +77,19 @@ class CommThread:
 
 @gloo_exit.before_pause
 def _end_threads() -> None:
-    """At the end of the process, after what was submitted: users that are left call `leave` later, or never."""
+    """At the end of the process, after what was submitted: users that are left call `leave` later, or never. On a slow
+    network the others may still need it; it fails if they are gone, or have not come within the group's timeout."""
     with _lock:
-        threads = list(_threads.values())
+        threads = list(_threads.items())
         _threads.clear()
-    for thread in threads:
+    for _, thread in threads:
         thread._jobs.put(None)
-    deadline = time.monotonic() + _JOIN_SECONDS
-    for thread in threads:
-        thread._thread.join(max(0.0, deadline - time.monotonic()))
+    for group, thread in threads:
+        thread._thread.join(_JOIN_SECONDS)
+        if thread._thread.is_alive() and not gloo_exit.is_failing():
+            _logger.warning("this process has reached its end, and waits for its last communication with other ranks")
+            timeout = torch_internals.backend_timeout(group)
+            thread._thread.join(None if timeout is None else timeout.total_seconds())
 
 
 def in_order(group: dist.ProcessGroup, device: torch.device, job: Callable[[], Any]) -> Any:

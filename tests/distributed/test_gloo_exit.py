@@ -22,7 +22,10 @@ import torch.distributed as dist
 from bagua.collectives import gloo_exit
 from bagua.collectives.process_group import from_torch_group
 from bagua.collectives.roll_call import current_roll_call
+from bagua.engine import comm_thread
 from bagua.engine.comm_thread import join_thread
+
+comm_thread._JOIN_SECONDS = float(sys.argv[2])
 
 def sleep(_):
     names = [thread.name for thread in threading.enumerate() if thread.name.startswith("bagua-")]
@@ -45,13 +48,17 @@ timer.start()
 
 
 @pytest.mark.parametrize(
-    "first",
-    ["bagua.collectives.roll_call", "bagua.comm_ops.averaging_exit bagua.engine.comm_thread", "bagua"],
+    ("first", "quiet_s"),
+    [
+        ("bagua.collectives.roll_call", "5"),
+        ("bagua.comm_ops.averaging_exit bagua.engine.comm_thread", "5"),
+        ("bagua", "0"),  # what is under way takes longer, as on a slow network
+    ],
 )
-def test_threads_end_before_the_pause(first: str) -> None:
+def test_threads_end_before_the_pause(first: str, quiet_s: str) -> None:
     environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, first],
+        [sys.executable, "-c", PROGRAM, first, quiet_s],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -59,4 +66,5 @@ def test_threads_end_before_the_pause(first: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert ("waits for its last communication" in done.stderr) == (quiet_s == "0")
     assert "pause with [], job True" in done.stdout.splitlines(), done.stdout + done.stderr
