@@ -34,6 +34,7 @@ seconds to find the others exiting as well, and is cut off after that (bagua.com
 from __future__ import annotations
 
 import enum
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -48,7 +49,10 @@ from bagua.comm_ops.averaging_memory import AveragingMemory, Part, Scratch
 # For a copy. Longer than most steps, or ranks that train would contribute old copies; and no longer, because all others
 # wait as long once when a rank begins to evaluate or saves a checkpoint. After that its turns do not wait.
 PATIENCE_S = 1.0
+NAMED_S = 10.0  # of waiting for the end, before a log line
 QUIET_PAUSE_S = 0.05  # at least, after a turn in which no rank had a new copy
+
+_logger = logging.getLogger("bagua")
 
 
 class Ranks(Protocol):
@@ -213,7 +217,10 @@ class AveragingLoop:
                 self._condition.notify_all()
 
     def _join(self, timeout_s: float) -> None:
-        self.wait(timeout_s)
+        self.wait(min(timeout_s, NAMED_S))
+        if self.is_alive and timeout_s > NAMED_S:
+            _logger.warning(f"waiting for the other ranks to stop averaging, for at most {timeout_s:g} s")
+            self.wait(timeout_s - NAMED_S)
         if self.failure is not None:
             raise self.failure
         if self._thread.is_alive():

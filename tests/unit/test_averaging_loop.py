@@ -306,6 +306,16 @@ def test_an_end_that_the_others_do_not_share_is_an_error_that_stays() -> None:
     ranks[0].ranks.abort()
 
 
+def test_an_end_that_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rank has batches left."""
+    told: list[str] = []
+    ranks = _start(2, [(0.0,), (8.0,)])
+    monkeypatch.setattr(averaging_loop, "NAMED_S", 0.01)
+    monkeypatch.setattr(averaging_loop._logger, "warning", lambda text: (told.append(text), ranks[1].loop.leave()))
+    ranks[0].loop.end(ranks[0].parameters, ranks[0].steps, DEADLINE_S)
+    assert told == [f"waiting for the other ranks to stop averaging, for at most {DEADLINE_S:g} s"]
+
+
 def test_an_end_waits_for_an_exchange_no_longer_than_it_may() -> None:
     ranks = _start(2, [(0.0,), (8.0,)])
     goes_on = threading.Event()
