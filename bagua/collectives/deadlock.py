@@ -1,99 +1,102 @@
-"""Detects that the ranks of a group wait for different operations: a deadlock, which no patience ends.
+"""Proves that ranks of a group wait for different operations: a deadlock, which no patience ends. Pure functions, and
+what they read.
 
-The roll call's thread owns one `DeadlockDetector` and shows it what this process waits for. A rank that has waited for
-POST_S says so in the job's store. A rank in an exchange of a few bytes, which only the other ranks can delay, compares:
-if all of them wait, not all of them for the same, and nobody gets any further, it gives up. Its connections close, the
-collectives of the other ranks fail, and the roll call says what each rank was doing. Example: one rank alone freezes a
-layer and wants to compare its plan with the others, which sum gradients.
-
-[Note: keys] "bagua/waits/<group>/<rank>": JSON of a `_Post`. It is posted again and again, which tells a rank that
-waits from one whose threads stand still, and which may have left its wait long ago.
+Each rank counts the operations that it begins in a group, in order, which is the same on all ranks of a healthy job. A
+rank that waits says which operation it waits for, and what it began before (`Post`). Two ranks are deadlocked if they
+began the same operations up to some point and different ones from there on, of which none has ended, and wait for two
+of those: neither comes to what the other waits for. Example: one rank alone freezes a layer and wants to compare its
+plan with the others, which sum gradients. Time says nothing: a rank that is behind, or in no operation, or in a message
+between two ranks, is in no such pair, however long it takes.
 """
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Iterable
+import zlib
+from collections import deque
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from bagua.collectives.torch_internals import Store
-from bagua.collectives.waiting import Waiting
-
-# Collectives of a step take less, so that a job that is well posts nothing.
-POST_S = 5.0
-REPEAT_S = 1.0  # between two posts, and between two comparisons
-STUCK_S = 4.0  # nobody gets any further for so long: a deadlock
-
-_PREFIX = "bagua/waits"
+LOG_LENGTH = 16  # operations; ranks are at most a few apart
 
 
-class _Post(NamedTuple):
+class Post(NamedTuple):
+    """
+    Attributes:
+        since: when the wait began, which tells waits of a rank apart.
+        what: is waited for.
+        can_give_up: only other ranks can delay it, and it ends if it is deadlocked.
+        position: of the operation that is waited for, counted from 1.
+        done: the position of the last one that has ended.
+        begun: how many operations, this one among them.
+        digests: of all operations up to `begun`, and up to those before it; the last is of all.
+    """
+
+    since: float
     what: str
-    since: float  # tells waits of a rank apart
-    number: int  # grows from post to post
+    can_give_up: bool
+    position: int
+    done: int
+    begun: int
+    digests: tuple[int, ...]
+
+    @property
+    def first(self) -> int:
+        """The position that the first digest is of."""
+        return self.begun - len(self.digests) + 1
 
 
-_Posts = tuple[_Post, ...]
+class OperationOrder:
+    """Of a group, in this process. One thread at a time, as the group's operations."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._done = 0
+        self._digests = deque([0], LOG_LENGTH)
+
+    def begin(self, what: str) -> int:
+        """Another operation, of the same name on all ranks. Returns its position."""
+        self._digests.append(zlib.crc32(what.encode(), self._digests[-1]))
+        self._count += 1
+        return self._count
+
+    def end(self, position: int) -> None:
+        """The operation at this position was waited for."""
+        self._done = max(self._done, position)
+
+    def post(self, since: float, what: str, can_give_up: bool, position: int) -> Post:
+        """A wait for the operation at `position`."""
+        return Post(since, what, can_give_up, position, self._done, self._count, tuple(self._digests))
 
 
-class DeadlockDetector:
-    """
-    Args:
-        rank: this one.
-    """
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._number = 0
-        self._next = 0.0
-        # By wait: when its deadlock was first seen, and what the ranks had posted then.
-        self._seen: dict[float, tuple[float, _Posts]] = {}
-
-    def find(self, client: Store, waits: Iterable[Waiting]) -> list[Waiting]:
-        """To be called now and then while this process waits.
-
-        Returns:
-            those of `waits` that can give up, and have to.
-        """
-        now = time.monotonic()
-        long = [wait for wait in waits if now - wait.since >= POST_S]
-        self._seen = {wait.since: self._seen[wait.since] for wait in long if wait.since in self._seen}
-        if not long or now < self._next:
-            return []
-        self._next = now + REPEAT_S
-        self._number += 1
-        # Of each group the longest one.
-        oldest = {wait.group: wait for wait in sorted(long, key=lambda wait: wait.since, reverse=True)}
-        for group, wait in oldest.items():
-            client.set(_key(group, self._rank), json.dumps(_Post(wait.what, wait.since, self._number)))
-        return [wait for wait in oldest.values() if wait.can_give_up and self._is_stuck(client, wait, now)]
-
-    def _is_stuck(self, client: Store, wait: Waiting, now: float) -> bool:
-        posts = _read(client, wait)
-        seen_at, first = self._seen.get(wait.since, (now, posts))
-        if all(post.what == wait.what for post in posts) or [_id(post) for post in posts] != [
-            _id(one) for one in first
-        ]:
-            self._seen.pop(wait.since, None)
-            return False
-        self._seen[wait.since] = seen_at, first
-        return now - seen_at >= STUCK_S and all(
-            post.number > before.number for post, before in zip(posts, first, strict=True)
-        )
+def deadlocked(posts: Mapping[int, Post]) -> dict[int, Post]:
+    """Those of a group's posts, by rank, that have to give up."""
+    states = {post._replace(since=0.0) for post in posts.values()}  # few, however many ranks there are
+    return {
+        rank: post
+        for rank, post in posts.items()
+        if post.can_give_up and any(_are_deadlocked(post, other) for other in states)
+    }
 
 
-def _read(client: Store, wait: Waiting) -> _Posts:
-    """Of all its ranks; empty if one has posted nothing."""
-    keys = [_key(wait.group, rank) for rank in wait.ranks]
-    if not client.check(keys):
-        return ()
-    return tuple(_Post(*json.loads(text)) for text in client.multi_get(keys))
+def _are_deadlocked(one: Post, other: Post) -> bool:
+    difference = _first_difference(one, other)
+    return (
+        difference is not None
+        and one.what != other.what
+        and max(one.done, other.done) < difference <= min(one.position, other.position)
+    )
 
 
-def _key(group: str, rank: int) -> str:
-    return f"{_PREFIX}/{group}/{rank}"
-
-
-def _id(post: _Post) -> tuple[str, float]:
-    return post.what, post.since
+def _first_difference(one: Post, other: Post) -> int | None:
+    """The position from which on they began different operations. None: there is none yet, or none that is known."""
+    begin, end = max(one.first, other.first), min(one.begun, other.begun)
+    if begin > end or one.digests[begin - one.first] != other.digests[begin - other.first]:
+        return None
+    return next(
+        (
+            position
+            for position in range(begin + 1, end + 1)
+            if one.digests[position - one.first] != other.digests[position - other.first]
+        ),
+        None,
+    )

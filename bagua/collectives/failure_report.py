@@ -14,20 +14,18 @@ TORCH_NCCL_BLOCKING_WAIT=1, timeouts and lost peers.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Protocol
 
 import torch.distributed as dist
 
 from bagua.collectives.roll_call import FAILED, Roll, current_roll_call, waiting_for
-from bagua.collectives.waiting import Waiting
+from bagua.collectives.waiting import EXITED, Gone, Members, Waiting, operations_of
 
 ROLL_CALL_S = 5.0
 MAX_RANKS = 16
@@ -55,28 +53,6 @@ class CollectiveError(RuntimeError):
     def __init__(self, message: str, missing_ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.missing_ranks = tuple(missing_ranks)
-
-
-class Members(Protocol):
-    """Those that communicate: a BaguaProcessGroup, or one of its communicators."""
-
-    @property
-    def ranks(self) -> Sequence[int]:
-        """Global ones."""
-
-    @property
-    def group_name(self) -> str: ...
-
-    @property
-    def torch_group(self) -> dist.ProcessGroup | None:
-        """RuntimeError: it has been destroyed."""
-
-    @property
-    def timeout(self) -> datetime.timedelta:
-        """Of a collective on the CPU."""
-
-    def raise_if_aborted(self, what: str) -> None:
-        """RuntimeError: this process has called `abort`."""
 
 
 class _Around(threading.local):
@@ -108,28 +84,33 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
         group: those that take part.
         what: is being done, for the message: "the all-reduce of bucket 3".
         ranks: global; None: all of the group. Others are not asked whether they are there.
-        give_up: for an exchange of a few bytes: ends it, on any thread. It is called if the other ranks all wait for
-            something else (bagua.collectives.deadlock).
+        can_give_up: an exchange of a few bytes, which is aborted if it is proven that it cannot end, because other
+            ranks wait for something else (bagua.collectives.deadlock).
+        in_order: one of the group's operations that all members begin in the same order, under this name. Not: what is
+            only begun here, or by some, or by several threads. It counts as begun from the call on.
 
     Raises:
         CollectiveError: instead of an error of communication. The group cannot be used any more.
         RuntimeError: instead, if `abort` was called in this process: nobody needs to be asked then.
     """
 
-    __slots__ = ("_give_up", "_group", "_ranks", "_waiting", "_was_named", "_what")
+    __slots__ = ("_can_give_up", "_group", "_position", "_ranks", "_waiting", "_was_named", "_what")
 
     def __init__(
         self,
         group: Members,
         what: str,
         ranks: Sequence[int] | None = None,
-        give_up: Callable[[], None] | None = None,
+        can_give_up: bool = False,
+        in_order: bool = False,
     ) -> None:
-        self._group, self._what, self._ranks, self._give_up = group, what, ranks or group.ranks, give_up
+        self._group, self._what, self._ranks, self._can_give_up = group, what, ranks or group.ranks, can_give_up
         self._waiting: Waiting | None = None
+        operations = operations_of(group) if in_order else None
+        self._position = None if operations is None else operations.begin(what)
 
     def __enter__(self) -> None:
-        self._waiting = waiting_for(self._ranks, self._what, self._group, self._give_up)
+        self._waiting = waiting_for(self._ranks, self._what, self._group, self._position, self._can_give_up)
         if self._waiting is not None:
             self._waiting.__enter__()
         self._was_named, _around.is_named = _around.is_named, True
@@ -138,10 +119,18 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         _around.is_named = self._was_named
+        if error is None and self._position is not None and (operations := operations_of(self._group)) is not None:
+            operations.end(self._position)
         try:
             if isinstance(error, Exception):
-                if self._waiting is not None and self._waiting.is_deadlocked:
+                waiting = self._waiting
+                if waiting is not None and waiting.is_deadlocked:
                     raise explain_failure(error, self._group, self._what + _DEADLOCKED, self._ranks) from error
+                if waiting is not None and waiting.gone is not None:
+                    # A communicator that was aborted raises its own error instead of the backend's.
+                    inner = error.__context__
+                    cause = inner if inner is not None and is_communication_error(inner) else error
+                    raise _report_gone(cause, self._group, self._what, self._ranks, waiting.gone) from cause
                 if is_communication_error(error):
                     self._group.raise_if_aborted(self._what)
                     raise explain_failure(error, self._group, self._what, self._ranks) from error
@@ -192,6 +181,16 @@ def explain_failure(
     return report
 
 
+def _report_gone(error: BaseException, group: Members, what: str, ranks: Sequence[int], gone: Gone) -> CollectiveError:
+    """As `explain_failure`, of a wait that was ended because it is known who is gone: nobody is asked."""
+    roll = Roll((gone.rank,), how=gone.how, hosts={gone.rank: gone.host})
+    message = _message(error, group, ranks, what, dist.get_rank(), roll, 0.0)
+    _print(message)
+    report = CollectiveError(message, roll.missing)
+    report.__cause__ = error
+    return report
+
+
 @contextlib.contextmanager
 def _sigterm_deferred() -> Iterator[threading.Event]:
     """SIGTERM sets the event and ends the process at the end of the block. Only on the main thread, which alone may
@@ -230,8 +229,10 @@ def _message(
     where = f"Operation on {me}: {what} (group {group.group_name}, {_ranks(ranks)})."
     restart = "Then restart all ranks from the last checkpoint."
     if roll.missing:
-        if roll.exited == roll.missing:
-            how = "exited"
+        if roll.how:
+            how = roll.how
+        elif roll.exited == roll.missing and roll.store_problem is None:
+            how = EXITED
         elif roll.store_problem is None:
             how = f"did not respond within {window_s:g} s"
         else:
@@ -240,7 +241,9 @@ def _message(
         lines = [
             f"{_ranks(roll.missing, roll.hosts).capitalize()} {how}.",
             where,
-            f"Check the end of rank {first}'s log; if it shows no error, look for the OOM killer in dmesg. {restart}",
+            f"Check the end of rank {first}'s log; if it shows no error, look for the OOM killer in dmesg. {restart}"
+            if roll.how in (EXITED, "")
+            else f"Check whether its machine runs, and the network. {restart}",
         ]
     elif roll.store_problem is None:
         doing = {who: text.removeprefix(FAILED) for who, text in roll.doing.items()}

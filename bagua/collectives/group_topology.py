@@ -19,6 +19,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from bagua.collectives import launch_environment, torch_internals
+from bagua.collectives.presence import NO_DOOR, Door, own_presence
 
 PLACE_KEY = "bagua/place/{}"
 
@@ -33,6 +34,13 @@ class Place:
     local_world_size: int | None
     pid: int = 0
     pid_namespace: str = ""  # of `pid`: only processes in the same namespace of the same host can look it up
+    door: Door = NO_DOOR
+
+    @classmethod
+    def of_json(cls, text: bytes) -> Place:
+        said = json.loads(text)
+        addresses, port, token = said.pop("door")
+        return cls(**said, door=Door(tuple(addresses), port, token))
 
 
 @dataclass(frozen=True)
@@ -63,25 +71,28 @@ def place_of_this_process() -> Place:
         local_world_size=stated("LOCAL_WORLD_SIZE"),
         pid=os.getpid(),
         pid_namespace=_pid_namespace(),
+        door=presence.door if (presence := own_presence()) is not None else NO_DOOR,
     )
 
 
-def exited_ranks(ranks: Sequence[int], store: torch_internals.Store) -> tuple[int, ...]:
+def exited_ranks(places: Mapping[int, Place]) -> tuple[int, ...]:
     """Those of the ranks on this host whose process has ended; where some ended otherwise, without those that SIGTERM
-    has ended, as launchers do. Ranks on other hosts, and those that have not published a place, are not in it."""
+    has ended, as launchers do. Ranks on other hosts are not in it."""
     own_host, own_namespace = socket.gethostname(), _pid_namespace()
     exited: list[int] = []
     terminated: list[int] = []
-    for rank in ranks:
-        key = PLACE_KEY.format(rank)
-        if own_namespace and store.check([key]):
-            place = Place(**json.loads(store.get(key)))
-            if (place.host, place.pid_namespace) != (own_host, own_namespace):
-                continue
+    for rank, place in places.items():
+        if own_namespace and (place.host, place.pid_namespace) == (own_host, own_namespace):
             status = _exit_status(place.pid)
             if status is not None:
                 (terminated if status == signal.SIGTERM else exited).append(rank)
     return tuple(exited or terminated)
+
+
+def has_failed(place: Place) -> bool:
+    """Whether the process of this place has ended with an error. Not if that cannot be known here."""
+    is_here = place.pid_namespace and (place.host, place.pid_namespace) == (socket.gethostname(), _pid_namespace())
+    return bool(is_here and _exit_status(place.pid))
 
 
 def _exit_status(pid: int) -> int | None:
@@ -165,6 +176,14 @@ def publish_place(rank: int) -> None:
     torch_internals.default_store().set(PLACE_KEY.format(rank), json.dumps(asdict(place_of_this_process())))
 
 
+def places_of(store: torch_internals.Store, ranks: Sequence[int]) -> dict[int, Place]:
+    """Of those global ranks that have published theirs. Two requests if all have."""
+    if not store.check([PLACE_KEY.format(rank) for rank in ranks]):
+        ranks = [rank for rank in ranks if store.check([PLACE_KEY.format(rank)])]
+    texts = store.multi_get([PLACE_KEY.format(rank) for rank in ranks])
+    return {rank: Place.of_json(text) for rank, text in zip(ranks, texts, strict=True)}
+
+
 def find_topology(ranks: Sequence[int]) -> GroupTopology:
     """
     Of the group of these global ranks. Waits until each has made a Bagua group.
@@ -174,14 +193,13 @@ def find_topology(ranks: Sequence[int]) -> GroupTopology:
         ValueError: the places contradict each other.
     """
     store = torch_internals.default_store()
-    places = {}
-    for rank in ranks:
-        try:
-            text = store.get(PLACE_KEY.format(rank))
-        except dist.DistError as error:
-            raise RuntimeError(
-                f"rank {rank} has not said on which node it runs; it has to call init_process_group of "
-                f"bagua.torch_api, or make a Bagua group, as this process (pid {os.getpid()}) did"
-            ) from error
-        places[rank] = Place(**json.loads(text))
-    return topology_of(places)
+    keys = [PLACE_KEY.format(rank) for rank in ranks]
+    try:
+        texts = store.multi_get(keys)
+    except dist.DistError as error:
+        late = next((rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])), ranks[0])
+        raise RuntimeError(
+            f"rank {late} has not said on which node it runs; it has to call init_process_group of "
+            f"bagua.torch_api, or make a Bagua group, as this process (pid {os.getpid()}) did"
+        ) from error
+    return topology_of({rank: Place.of_json(text) for rank, text in zip(ranks, texts, strict=True)})

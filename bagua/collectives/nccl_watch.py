@@ -21,8 +21,9 @@ from typing import Protocol
 import torch.distributed as dist
 
 from bagua.collectives import gloo_exit, torch_internals
-from bagua.collectives.failure_report import Members, explain_failure
+from bagua.collectives.failure_report import explain_failure
 from bagua.collectives.roll_call import waiting_for
+from bagua.collectives.waiting import Members
 
 LOOK_S = 0.25
 QUIET_S = 2.0

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from bagua.collectives import gloo_exit, group_topology, torch_internals
 from bagua.collectives.communicator import BaguaCommunicator, CommMember, TorchGroupReference
+from bagua.collectives.deadlock import OperationOrder
 from bagua.collectives.member_group import create_member_group
 
 DEFAULT_TIMEOUT = datetime.timedelta(minutes=30)
@@ -33,6 +34,7 @@ class BaguaProcessGroup:
             in this list.
         group_name: a number that counts the Bagua groups of this process.
         timeout: of a collective on the CPU.
+        operations: that all members begin in the same order; see `failures_named`.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class BaguaProcessGroup:
         self._inter_node: BaguaCommunicator | None = None
         self._background: BaguaCommunicator | None = None
         self._topology: group_topology.GroupTopology | None = None
+        self.operations = OperationOrder()
         _groups_by_name[self.group_name] = self
         if torch_group is not None:
             gloo_exit.expect_groups()
@@ -166,6 +169,10 @@ class BaguaProcessGroup:
         """
         for one in self._communicators():
             one.raise_if_aborted(what)
+
+    def abort(self) -> None:
+        """`BaguaCommunicator.abort` of all its communicators."""
+        self.get_global_communicator().abort()
 
     @property
     def torch_groups(self) -> list[dist.ProcessGroup]:

@@ -26,6 +26,7 @@ __all__ = [
     "Store",
     "TCPStore",
     "abort_group",
+    "add_line",
     "all_gather_flat",
     "backend_error",
     "backend_name",
@@ -75,6 +76,11 @@ def is_autograd_compiled() -> bool:
     end of the pass.
     """
     return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "in_compiled_autograd_region", False))
+
+
+def add_line(store: Store, key: str, line: str) -> None:
+    """To the text under a key, at once, whoever else does so. Not declared to type checkers."""
+    store.append(key, line + "\n")  # type: ignore[attr-defined]
 
 
 def is_nccl_waited_for() -> bool:

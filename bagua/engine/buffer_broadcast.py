@@ -71,7 +71,7 @@ class BufferBroadcast:
         self._look()
         communicator = self._group.get_global_communicator()
         is_source = communicator.rank() == source
-        with torch.no_grad(), failures_named(self._group, "broadcasting buffers"):
+        with torch.no_grad(), failures_named(self._group, "broadcasting buffers", in_order=True):
             if self._message is None:
                 return
             for portion in self._portions if is_source else ():

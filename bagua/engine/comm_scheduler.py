@@ -210,7 +210,7 @@ class CommScheduler:
             is_sampling = self._recorder.is_sampling
             gradients_done = _timed_event(started[-1].bucket.device) if is_on_gpu and is_sampling else None
             begin = time.perf_counter()
-            with failures_named(self._group, "waiting for the gradients of a backward pass"):
+            with failures_named(self._group, "waiting for the gradients of a backward pass", in_order=True):
                 for one in started:
                     one.wait()
                     if is_sampling:

@@ -22,6 +22,8 @@ from bagua.engine.training_plan import KeptPlans, TrainingPlan
 if TYPE_CHECKING:
     from bagua.engine.data_parallel import BaguaDistributedDataParallel
 
+_AGREEING = "agreeing on the parameters to communicate"
+
 
 class PlanMaker:
     """
@@ -42,7 +44,7 @@ class PlanMaker:
         # Ids of parameters that all ranks had the same values of, from a broadcast on.
         self._broadcast: set[int] = set()
         # Of the comparison of a plan, which goes on while a forward pass runs.
-        self._finish_check: Callable[[], None] | None = None
+        self._finish_check: tuple[failures_named, Callable[[], None]] | None = None
 
     @property
     def phase(self) -> Hashable:
@@ -66,12 +68,12 @@ class PlanMaker:
         parameters = self._wanted()
         engine, communicator = self._engine, self._engine.communicator
         replica = self._describe(parameters)
-        with self._agreeing():
+        with self._agreement():
             replica.check(communicator)
         for optimizer in engine.bagua_optimizers:
             refuse_lbfgs(optimizer)
         once_compared()
-        with failures_named(engine.process_group, "broadcasting parameters and optimizer states"):
+        with failures_named(engine.process_group, "broadcasting parameters and optimizer states", in_order=True):
             self._replace_parameters(parameters)
             broadcast_parameters(parameters, communicator)
             self._broadcast = {id(parameter) for _, parameter in parameters}
@@ -101,17 +103,18 @@ class PlanMaker:
         parameters = list(plan.parameters) if plan is not None else self._wanted()
         replica = plan.replica if plan is not None else self._describe(parameters)
         communicator = self._engine.communicator
-        with self._agreeing():
-            finish_check = replica.start_check(communicator)
-            if plan is not None and in_background:
-                self._finish_check = finish_check
-            else:
-                finish_check()
+        agreement = self._agreement()
+        with failures_named(self._engine.process_group, _AGREEING):
+            self._finish_check = agreement, replica.start_check(communicator)
+        if plan is None or not in_background:
+            self.confirm()
         self._put_away(before, is_replaced=before.key == key)
         self._replace_parameters(parameters)
         new = [one for one in parameters if id(one[1]) not in self._broadcast]
         if new:
-            with failures_named(self._engine.process_group, "broadcasting parameters that were unfrozen"):
+            with failures_named(
+                self._engine.process_group, "broadcasting parameters that were unfrozen", in_order=True
+            ):
                 broadcast_parameters(new, communicator)
             self._broadcast.update(id(parameter) for _, parameter in new)
         if plan is None:
@@ -133,9 +136,10 @@ class PlanMaker:
         Raises:
             RuntimeError: they want another one.
         """
-        finish, self._finish_check = self._finish_check, None
-        if finish is not None:
-            with self._agreeing():
+        begun, self._finish_check = self._finish_check, None
+        if begun is not None:
+            agreement, finish = begun
+            with agreement:
                 finish()
 
     def forget_kept(self) -> None:
@@ -144,11 +148,9 @@ class PlanMaker:
 
     # --- their parts -------------------------------------------------------------------------------------------------
 
-    def _agreeing(self) -> failures_named:
-        group = self._engine.process_group
-        return failures_named(
-            group, "agreeing on the parameters to communicate", give_up=self._engine.communicator.abort
-        )
+    def _agreement(self) -> failures_named:
+        """Of all ranks, from now on."""
+        return failures_named(self._engine.process_group, _AGREEING, can_give_up=True, in_order=True)
 
     def _watch(self) -> None:
         self._kept.clear()

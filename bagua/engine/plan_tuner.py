@@ -152,7 +152,7 @@ class PlanTuner:
         self._shown = {}
         communicator = engine.communicator
         try:
-            with failures_named(engine.process_group, "tuning the communication", give_up=communicator.abort):
+            with failures_named(engine.process_group, "tuning the communication", can_give_up=True, in_order=True):
                 orders: _Orders = broadcast_object(mine, 0, communicator)
         except CollectiveError:
             # Those that wait for this rank alone learn of it, also if this process lives on.

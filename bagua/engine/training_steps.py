@@ -345,7 +345,8 @@ class TrainingSteps:
 
     def _forget_unused(self, presence: list[Presence]) -> None:
         """A parameter that has a gradient on no rank keeps none, so that optimizers leave it alone."""
-        with failures_named(self.engine.process_group, "finding the parameters that a backward pass used"):
+        what = "finding the parameters that a backward pass used"
+        with failures_named(self.engine.process_group, what, in_order=True):
             anywhere = agree_on_presence(presence, self.engine.communicator, self._parameters[0][1].device)
         self.used_anywhere = set()
         for (name, parameter), one in zip(self._parameters, anywhere, strict=True):

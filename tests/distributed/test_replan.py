@@ -14,7 +14,7 @@ from support.ranks import DEVICE_VARIABLE, run_ranks
 from support.training import batches, begin, check_equal, check_ranks_equal, message_of, mlp, momentum, torch_ddp, train
 from torch import Tensor, nn
 
-from bagua.collectives import byte_transport, deadlock
+from bagua.collectives import byte_transport, long_waits
 from bagua.collectives.failure_report import CollectiveError
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
@@ -159,7 +159,7 @@ def test_halves_that_are_frozen_in_turn() -> None:
 
 
 def _frozen_by_one_rank() -> str:
-    deadlock.POST_S, deadlock.REPEAT_S, deadlock.STUCK_S = 0.5, 0.1, 0.5
+    long_waits.ASK_S, long_waits.REPEAT_S, long_waits.ANSWER_S = 0.6, 0.8, 0.6
     rank, device = begin()
     net: Any = mlp(rank, device)
     optimizer = momentum(net)

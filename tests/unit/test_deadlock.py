@@ -1,71 +1,45 @@
-"""When ranks are taken for deadlocked, and when they may only be late."""
+"""When ranks are proven to be deadlocked, and when they may only be late."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
-
 import pytest
 
-from bagua.collectives import deadlock
-from bagua.collectives.deadlock import DeadlockDetector
-from bagua.collectives.torch_internals import HashStore
+from bagua.collectives.deadlock import LOG_LENGTH, OperationOrder, Post, deadlocked
+
+COMMON = ("sum", "sum", "sum")
 
 
-@dataclass(frozen=True)
-class Wait:
-    what: str
-    since: float = 0.0
-    can_give_up: bool = False
-    group: str = "world"
-    ranks: tuple[int, ...] = (0, 1, 2)
-
-
-ASKS = Wait("asking", can_give_up=True)
-ASKS_TOO = Wait("asking")
-SUMS = Wait("summing")
-
-
-@pytest.fixture
-def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """What ranks 0, 1, ... find in turn, each with its waits."""
-    for name in ("POST_S", "REPEAT_S", "STUCK_S"):
-        monkeypatch.setattr(deadlock, name, 0.0)
-    store: Any = HashStore()
-    detectors = [DeadlockDetector(rank) for rank in range(3)]
-
-    def look(*waits: list[Wait]) -> list[Any]:
-        found = [detector.find(store, own) for detector, own in zip(detectors, waits, strict=True)]
-        assert found[1:] == [[], []], "only those who can give up have to"
-        return found[0]
-
-    return look
-
-
-def test_ranks_that_wait_for_something_else(look: Callable[..., list[Any]]) -> None:
-    for _ in range(2):
-        assert look([ASKS], [SUMS], [SUMS]) == [], "as long as it was not seen twice"
-    assert look([ASKS], [SUMS], [SUMS]) == [ASKS]
+def waits(*began: str, since: float = 1.0, done: int = len(COMMON), in_operation: int | None = None) -> Post:
+    """Of a rank that began these after `COMMON`, and waits for the last; or for the one at `in_operation` of them."""
+    order = OperationOrder()
+    positions = [order.begin(what) for what in (*COMMON, *began)]
+    order.end(done)
+    position = positions[-1] if in_operation is None else positions[len(COMMON) + in_operation]
+    what = (*COMMON, *began)[position - 1]
+    return order.post(since, what, what == "ask", position)
 
 
 @pytest.mark.parametrize(
-    "later",
+    ("posts", "found"),
     [
-        pytest.param(lambda _: ([ASKS], [ASKS_TOO], [ASKS_TOO]), id="same"),
-        pytest.param(lambda count: ([ASKS], [SUMS], [replace(SUMS, since=float(count))]), id="one gets on"),
-        pytest.param(lambda count: ([replace(ASKS, since=float(count))], [SUMS], [SUMS]), id="this rank gets on"),
-        pytest.param(lambda _: ([ASKS], [SUMS], []), id="one does not wait"),
-        pytest.param(lambda _: ([ASKS], [SUMS], [replace(SUMS, group="other")]), id="another group"),
+        pytest.param([waits("ask"), waits("sum"), waits("sum")], {0}, id="one asks"),
+        pytest.param([waits("ask"), waits("ask"), waits("sum")], {0, 1}, id="two ask"),
+        pytest.param([waits("ask"), waits("sum")], {0}, id="one has come to no operation"),
+        pytest.param([waits("ask", "sum", in_operation=0), waits("sum")], {0}, id="asked for in the background"),
+        pytest.param([waits("ask"), waits("broadcast", "sum")], {0}, id="the other waits for its second"),
+        # Nothing is wrong, however long it takes.
+        pytest.param([waits("ask"), waits("ask"), waits("ask")], set(), id="all ask"),
+        pytest.param([waits("ask"), waits(done=2)], set(), id="one is behind: its transfer is slow"),
+        pytest.param([waits("ask"), waits("ask", "sum", done=4)], set(), id="one is ahead: it has its answers"),
+        pytest.param([waits("ask")], set(), id="the others are in no operation, or in messages"),
+        pytest.param([waits("sum"), waits("broadcast")], set(), id="transfers are never given up"),
+        pytest.param(
+            [waits("ask", "sum", "ask", done=5), waits("sum", "ask", "sum", done=5)], set(), id="both got on since"
+        ),
+        pytest.param(
+            [waits(*["sum"] * LOG_LENGTH, "ask"), waits()], set(), id="what they began together is not known any more"
+        ),
     ],
 )
-def test_ranks_that_may_be_late(look: Callable[..., list[Any]], later: Callable[[int], Any]) -> None:
-    for count in range(4):
-        assert look(*later(count)) == []
-
-
-def test_a_rank_whose_threads_stand_still(look: Callable[..., list[Any]]) -> None:
-    """It may have left its wait, and could not say so."""
-    look([ASKS], [SUMS], [SUMS])
-    for _ in range(3):
-        assert look([ASKS], [SUMS], []) == []
+def test_who_has_to_give_up(posts: list[Post], found: set[int]) -> None:
+    assert set(deadlocked(dict(enumerate(posts)))) == found

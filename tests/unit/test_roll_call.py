@@ -51,8 +51,7 @@ def four(store: Any) -> Iterator[Ranks]:
 
 
 def call_number(store: Any) -> int:
-    number, _ = store.get(f"{roll_call._PREFIX}/call").decode().split(":")
-    return int(number)
+    return roll_call._parse_call(store.get(roll_call._CALL).decode())[0]
 
 
 def test_those_who_fail_together_share_a_call(four: Ranks, store: Any) -> None:
@@ -103,11 +102,11 @@ def test_the_next_failure_is_a_new_call(four: Ranks, store: Any) -> None:
 def test_an_old_call_is_not_joined(four: Ranks, store: Any, age_s: float) -> None:
     """Also if the caller's clock is wrong: its answers still count, since each rank answers earlier calls, too."""
     store.set(f"{roll_call._PREFIX}/call", f"5:{time.time() - age_s}")
-    store.set(f"{roll_call._PREFIX}/5/1", "long ago")
+    store.set(roll_call._answers_key(5), '[1, "long ago"]\n')
     (roll,) = four.call(0)
     assert roll.missing == (1, 2, 3)
     assert call_number(store) == 6
-    assert store.check([f"{roll_call._PREFIX}/5/0"])
+    assert 0 in roll_call._read_answers(store.get(roll_call._answers_key(5)))[0]
 
 
 class GoneStore(HashStore):
@@ -150,12 +149,3 @@ def test_a_store_that_nobody_holds_any_more() -> None:
     roll._client = None
     assert "shut down" in (roll.call((0, 1), "work", WINDOW_S).store_problem or "")
     roll.stop()
-
-
-@pytest.mark.parametrize("missing", [(), (0,), (5,), (2, 3), (0, 9), tuple(range(10))])
-def test_absent_keys_are_found_by_halving(store: Any, missing: tuple[int, ...]) -> None:
-    ranks = tuple(range(10))
-    for rank in ranks:
-        if rank not in missing:
-            store.set(f"{roll_call._PREFIX}/1/{rank}", "")
-    assert roll_call._absent(store, 1, ranks) == missing

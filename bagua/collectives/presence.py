@@ -1,0 +1,383 @@
+"""The TCP port by which the kernel of a rank's machine tells others that the rank's process still exists.
+
+One listener per process, with a daemon thread, from the first Bagua group on. A kernel accepts connections, and answers
+keepalives, also while the process is stopped, holds the GIL or compiles, so that silence of Python proves nothing here,
+and silence of the kernel does. Whoever connects is told a token, which shows that it is this process, whatever address
+translation is between, and what the process is doing. What others send is ignored.
+
+[Note: who watches whom] Each rank keeps a connection to one other rank: that of the same local rank on the next node,
+or on a single node the next one. So a machine that falls silent is noticed by the node before it, and a job of n ranks
+has n such connections. Their keepalives take a packet each every few seconds. Only a rank that has answered is watched:
+a port that a firewall closes proves nothing.
+
+[Note: proof] A watched rank is *gone* if its connection has ended and then, at the address where it has answered, a new
+connection is refused, or is answered by another process, or if ATTEMPTS keepalives and new connections, one every
+ATTEMPT_S, got no answer. Attempts are counted, not the time, which also passes while this machine is paused. Errors of
+this machine (no route, no more files) count as nothing. A process that ends in the usual way says so, and is not taken
+for gone: others may still be sending what it gave them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from bagua.collectives import gloo_exit, launch_environment
+from bagua.collectives.waiting import EXITED
+
+ATTEMPT_S = 5  # seconds for an answer of a kernel; retransmits a lost packet twice
+ATTEMPTS = 6  # that fail before a kernel counts as silent: 30 s
+NAMED_ATTEMPTS = 2  # that fail before a log line: 10 s
+CONFIRMING_ATTEMPTS = 2  # of them: by new connections, after keepalives without an answer
+ACCEPT_PAUSE_S = 1.0
+STOP_S = 1.0
+MAX_CONNECTIONS = 64  # to a listener; more are others' than ranks'
+MAX_ADDRESSES = 8
+MAX_LINE = 4096
+_LEFT = b"left\n"
+_PROBES_OFFSET = 3  # of tcpi_probes in struct tcp_info
+_SIOCGIFADDR = 0x8915
+
+_logger = logging.getLogger("bagua")
+
+
+class Door(NamedTuple):
+    """Where a process can be reached, as it says."""
+
+    addresses: tuple[str, ...] = ()
+    port: int = 0
+    token: str = ""
+
+
+NO_DOOR = Door()
+
+
+class Presence:
+    """This process's listener. Any thread."""
+
+    def __init__(self) -> None:
+        self.doing: Callable[[], str] = str
+        self._listener = _listen()
+        self._connections: list[socket.socket] = []  # of the thread
+        self._selector = selectors.DefaultSelector()
+        self._ending, self._end = socket.socketpair()
+        for one in (self._listener, self._ending):
+            self._selector.register(one, selectors.EVENT_READ)
+        self.door = Door(tuple(_own_addresses())[:MAX_ADDRESSES], self._listener.getsockname()[1], secrets.token_hex(8))
+        self._thread = threading.Thread(target=self._serve, name="bagua-presence", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._ending:
+                    return
+                if key.fileobj is self._listener:
+                    try:
+                        self._accept()
+                    except OSError:  # it has gone already, or this process has too many files open
+                        time.sleep(ACCEPT_PAUSE_S)
+                elif isinstance(key.fileobj, socket.socket):
+                    self._read(key.fileobj)
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            connection.send(json.dumps([self.door.token, self.doing()[: MAX_LINE // 8]]).encode() + b"\n")
+        self._connections.append(connection)
+        self._selector.register(connection, selectors.EVENT_READ)
+        if len(self._connections) > MAX_CONNECTIONS:
+            self._drop(self._connections[0])
+
+    def _read(self, connection: socket.socket) -> None:
+        if connection.fileno() < 0:  # dropped for another one
+            return
+        try:
+            is_open = bool(connection.recv(MAX_LINE))
+        except BlockingIOError:
+            return
+        except OSError:
+            is_open = False
+        if not is_open:
+            self._drop(connection)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        self._connections.remove(connection)
+        connection.close()
+
+    def leave(self, is_failing: bool = False) -> None:
+        """The process ends. The kernel answers for it until then."""
+        self._end.send(b"x")
+        self._thread.join(STOP_S)
+        for connection in () if is_failing else tuple(self._connections):
+            with contextlib.suppress(OSError):
+                connection.send(_LEFT)
+
+    def close(self) -> None:
+        """In a forked process, too: it is not this one, and must not keep the port open."""
+        self._selector.close()
+        for one in (self._listener, self._ending, self._end, *self._connections):
+            one.close()
+
+
+def _listen() -> socket.socket:
+    try:
+        listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    except (OSError, ValueError):  # no IPv6
+        listener = socket.create_server(("", 0))
+    return listener
+
+
+def _own_addresses() -> Iterator[str]:
+    """Those that others may know us by, the likeliest first, without asking a name server."""
+    found: list[str] = []
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without address
+                packed = fcntl.ioctl(datagrams, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found.append(socket.inet_ntoa(packed[20:24]))
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line.split()[0]))
+            if not address.startswith("fe80"):
+                found.append(address)
+    master = _route_to(launch_environment.master_address())
+    if master in found:
+        found.insert(0, found.pop(found.index(master)))
+    yield from sorted(found, key=lambda address: address.startswith("127.") or address == "::1")
+
+
+def _route_to(address: str) -> str | None:
+    """This machine's address on the way to that one; nothing is sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as datagrams:
+        socket.inet_pton(family, address)  # a name would have to be looked up
+        datagrams.connect((address, 9))
+        return str(datagrams.getsockname()[0])
+    return None
+
+
+_presence: Presence | None = None
+_creation = threading.Lock()
+
+
+def own_presence() -> Presence | None:
+    """Of this process. None: it can have none, so that it is never proven to be gone."""
+    global _presence
+    with _creation:
+        if _presence is None:
+            with contextlib.suppress(OSError, RuntimeError):
+                _presence = Presence()
+        return _presence
+
+
+@gloo_exit.before_pause
+def _leave() -> None:
+    if _presence is not None:
+        _presence.leave(gloo_exit.is_failing())
+
+
+def _forget_in_child() -> None:
+    global _presence, _creation
+    _creation = threading.Lock()
+    if _presence is not None:
+        _presence.close()
+        _presence = None
+    for watch in _watches:
+        watch.close()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+# --- the other side ---------------------------------------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    """Of what was tried to be reached.
+
+    Attributes:
+        state: "here", "refused", "another" (a process that is not the one meant), "mute" (its kernel answers, Python
+            does not), "silent" (nothing answers) or "unknown".
+        doing: what the process says that it does.
+    """
+
+    state: str
+    doing: str = ""
+    connection: socket.socket | None = None
+
+
+def reach(address: str, door: Door, attempt_s: float) -> Answer:
+    """Connects to one of the addresses of a door. The connection is the caller's."""
+    try:
+        connection = socket.create_connection((address, door.port), timeout=attempt_s)
+    except ConnectionRefusedError:
+        return Answer("refused")
+    except OSError as error:
+        is_silent = isinstance(error, TimeoutError) or error.errno == errno.EHOSTUNREACH
+        return Answer("silent" if is_silent else "unknown")
+    try:
+        line = b""
+        while not line.endswith(b"\n") and len(line) < MAX_LINE:
+            piece = connection.recv(MAX_LINE)
+            if not piece:
+                raise ConnectionResetError
+            line += piece
+        token, doing = json.loads(line)
+    except TimeoutError:
+        return Answer("mute", connection=connection)
+    except (OSError, ValueError, TypeError):
+        connection.close()
+        return Answer("unknown")
+    if token != door.token:
+        connection.close()
+        return Answer("another")
+    return Answer("here", str(doing), connection)
+
+
+def reach_any(door: Door, attempt_s: float) -> tuple[str, Answer]:
+    """The first address that answers as it should, or the last one that does anything."""
+    best = ("", Answer("silent"))
+    for address in door.addresses:
+        answer = reach(address, door, attempt_s)
+        if answer.state == "here":
+            return address, answer
+        if answer.connection is not None:
+            answer.connection.close()
+        if answer.state == "mute":
+            best = address, answer
+    return best
+
+
+class PeerWatch:
+    """
+    Watches one other process until it ends or is found to be gone. Owns a daemon thread.
+
+    Args:
+        door: of the process.
+        name: for log lines: "rank 3 (host b)".
+        on_gone: called, on the thread, with how: "exited", for example.
+        has_failed: whether it is known otherwise that the process has ended; for one that cannot be reached at first.
+        attempt_s, attempts: see [Note: proof].
+    """
+
+    def __init__(
+        self,
+        door: Door,
+        name: str,
+        on_gone: Callable[[str], None],
+        has_failed: Callable[[], bool],
+        attempt_s: int,
+        attempts: int,
+    ) -> None:
+        self._door, self._name, self._on_gone, self._has_failed = door, name, on_gone, has_failed
+        self._attempt_s, self._attempts = attempt_s, attempts
+        self._connection: socket.socket | None = None
+        self._is_named = False  # as silent
+        self._is_stopped = threading.Event()
+        self.is_verified = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bagua-peer-watch", daemon=True)
+        _watches.append(self)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, soon."""
+        self._is_stopped.set()
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(STOP_S)
+        with contextlib.suppress(ValueError):
+            _watches.remove(self)
+
+    def close(self) -> None:
+        """In a forked process, which has no such thread."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _run(self) -> None:
+        address, answer = reach_any(self._door, self._attempt_s)
+        connection = answer.connection if answer.state == "here" else None
+        if connection is None and self._has_failed():
+            self._on_gone(EXITED)
+        elif connection is None:
+            _logger.info(f"{self._name} cannot be reached at port {self._door.port}; nobody watches its machine.")
+        else:
+            self.is_verified.set()
+        while connection is not None:
+            self._connection = connection
+            attempts = self._watch(connection)
+            connection.close()
+            connection = self._reach_again(address, attempts) if attempts else None
+
+    def _watch(self, connection: socket.socket) -> int:
+        """Until it is lost. Returns how many attempts without an answer are a proof then; 0: the process has left."""
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+            connection.setsockopt(socket.IPPROTO_TCP, option, self._attempt_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, self._attempts - CONFIRMING_ATTEMPTS)
+        connection.settimeout(self._attempt_s)
+        while not self._is_stopped.is_set():
+            try:
+                piece = connection.recv(MAX_LINE)
+            except TimeoutError as error:
+                if error.errno == errno.ETIMEDOUT:  # the keepalives'
+                    return CONFIRMING_ATTEMPTS
+                self._name_silence(connection)
+                continue
+            except OSError:
+                piece = b""
+            if piece.endswith(_LEFT):
+                break
+            if not piece:
+                return self._attempts
+        return 0
+
+    def _name_silence(self, connection: socket.socket) -> None:
+        unanswered = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[_PROBES_OFFSET]
+        if unanswered >= NAMED_ATTEMPTS and not self._is_named:
+            self._is_named = True
+            _logger.warning(
+                f"{self._name} has answered no TCP packet for {unanswered * self._attempt_s} s: its machine or the"
+                f" network is down. The job ends if that lasts {self._attempts * self._attempt_s} s."
+            )
+        elif self._is_named and not unanswered:
+            self._is_named = False
+            _logger.warning(f"{self._name} answers again.")
+
+    def _reach_again(self, address: str, attempts: int) -> socket.socket | None:
+        """None: the process is gone, or nobody wants to know."""
+        while not self._is_stopped.is_set():
+            begin = time.monotonic()
+            answer = reach(address, self._door, self._attempt_s)
+            attempts -= answer.state == "silent"
+            if answer.connection is not None:
+                return answer.connection
+            if answer.state in ("refused", "another"):
+                self._on_gone(EXITED)
+                break
+            if not attempts:
+                self._on_gone(f"has answered no TCP packet for {self._attempts * self._attempt_s} s")
+                break
+            self._is_stopped.wait(begin + self._attempt_s - time.monotonic())
+        return None
+
+
+_watches: list[PeerWatch] = []

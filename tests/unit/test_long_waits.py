@@ -1,0 +1,212 @@
+"""Ranks that wait for long, a thousand of them on one store: what they ask it, and what they find out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.processes import wait_until
+
+from bagua.collectives import group_topology, long_waits, roll_call, waiting
+from bagua.collectives.deadlock import OperationOrder
+from bagua.collectives.roll_call import RollCall
+from bagua.collectives.torch_internals import HashStore
+
+STEP_S = 0.25
+SIZE = 200
+
+
+class CountingStore(HashStore):
+    """Counts keys, and bytes that are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = self.bytes = 0
+
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        values = super().multi_get(keys)
+        self.keys += len(keys)
+        self.bytes += sum(map(len, values))
+        return values
+
+    def check(self, keys: list[str]) -> bool:
+        self.keys += len(keys)
+        return super().check(keys)
+
+    def append(self, key: str, value: str) -> None:
+        self.keys += 1
+        super().append(key, value)
+
+    def compare_set(self, *arguments: str) -> bytes:
+        self.keys += 1
+        return super().compare_set(*arguments)
+
+
+class Group:
+    """Of all ranks, as one of them sees it."""
+
+    group_name = "0"
+    torch_group: Any = SimpleNamespace(group_name="0")
+    timeout = SimpleNamespace(total_seconds=lambda: 1800.0)
+
+    def __init__(self, size: int) -> None:
+        self.ranks = range(size)
+        self.operations = OperationOrder()
+        self.is_aborted = False
+
+    def raise_if_aborted(self, what: str) -> None:
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+class Ranks:
+    """Each looks when it is told to: their threads sleep."""
+
+    def __init__(self, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
+        for module in (roll_call, waiting):
+            monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(roll_call, "TICK_S", 1e6)
+        self.store = CountingStore()
+        self.rolls = [RollCall(self.store, rank) for rank in range(size)]
+        self.groups = [Group(size) for _ in range(size)]
+        for roll in self.rolls:
+            roll.look()
+        self.store.keys = self.store.bytes = 0
+        monkeypatch.setattr(roll_call, "TICK_S", STEP_S)
+
+    def wait(self, rank: int, what: str) -> None:
+        group = self.groups[rank]
+        position = group.operations.begin(what)
+        self.rolls[rank].waiting(group.ranks, what, group, position, what == "ask").__enter__()
+
+    def pass_time(self, seconds: float, absent: tuple[int, ...] = ()) -> None:
+        for _ in range(int(seconds / STEP_S)):
+            self.now += STEP_S
+            for rank, roll in enumerate(self.rolls):
+                if rank not in absent:
+                    roll.look()
+
+    def aborted(self) -> list[int]:
+        return [rank for rank, group in enumerate(self.groups) if group.is_aborted]
+
+    def stop(self) -> None:
+        for roll in self.rolls:
+            roll._stop.set()
+        for roll in self.rolls:
+            roll.stop()
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    started: list[Ranks] = []
+
+    def start(size: int) -> Ranks:
+        started.append(Ranks(size, monkeypatch))
+        return started[-1]
+
+    yield start
+    for ranks in started:
+        ranks.stop()
+
+
+def test_a_thousand_ranks_ask_the_store_ten_times_as_much_as_a_hundred(start: Any) -> None:
+    """While all but the last wait for it."""
+    asked = []
+    for size in (100, 1000):
+        ranks = start(size)
+        for rank in range(size - 1):
+            ranks.wait(rank, "sum")
+        ranks.pass_time(roll_call.PATIENCE_S - STEP_S)
+        assert ranks.store.keys == 0, "short waits are nobody's business"
+        ranks.pass_time(12.0)
+        assert int(ranks.store.get(long_waits.INQUIRY).partition(b":")[0]) == 2
+        asked.append((ranks.store.keys / size, ranks.store.bytes / size))
+        ranks.stop()
+    (few_keys, few_bytes), (keys, size_bytes) = asked
+    assert keys < 1.05 * few_keys
+    assert size_bytes < 1.05 * few_bytes
+
+
+def test_a_failure_of_many_ranks_asks_as_little_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They call the roll in the same moment, and look again with growing pauses until all have come."""
+    monkeypatch.setattr(roll_call, "TICK_S", 1e6)
+    store = CountingStore()
+    rolls = [RollCall(store, rank) for rank in range(SIZE)]
+    store.keys = store.bytes = 0
+    monkeypatch.setattr(roll_call, "TICK_S", STEP_S)
+    ranks = tuple(range(SIZE))
+    with ThreadPoolExecutor(SIZE) as pool:
+        calls = [pool.submit(roll._call, ranks, "sum", 60.0, lambda _: None, threading.Event()) for roll in rolls]
+        found = [call.result() for call in calls]
+    assert {roll.missing for roll in found} == {()}
+    assert store.keys < 100 * len(rolls)
+    assert store.bytes < SIZE * 10_000, "all answers have 5 KB, and one rank reads them again and again"
+    for roll in rolls:
+        roll._stop.set()
+
+
+def test_who_is_not_there_is_named_and_nothing_ends(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+    ranks = start(4)
+    for rank in (0, 1, 3):
+        ranks.wait(rank, "sum")
+    with caplog.at_level(logging.WARNING, "bagua"):
+        ranks.pass_time(600.0)
+        wait_until(lambda: bool(caplog.records), "the log line", 20.0)
+    (record,) = caplog.records
+    assert "(sum). Not in it: rank 2: it has made no Bagua group.\nThe job goes on" in record.getMessage()
+    assert ranks.aborted() == []
+
+
+def test_a_deadlock_is_proven_and_ended(start: Any) -> None:
+    ranks = start(3)
+    for rank, what in enumerate(("ask", "sum", "sum")):
+        ranks.wait(rank, what)
+    ranks.pass_time(long_waits.ASK_S + long_waits.ANSWER_S + 1.0)
+    assert ranks.aborted() == [], "seen once"
+    ranks.pass_time(2 * long_waits.REPEAT_S)
+    assert ranks.aborted() == [0]
+
+
+@pytest.mark.parametrize("why", ["its threads stand still", "it is in no operation", "it has left its wait since"])
+def test_a_rank_that_does_not_answer_again_is_not_deadlocked(start: Any, why: str) -> None:
+    """Even if it was seen in a wait that cannot end."""
+    ranks = start(2)
+    ranks.wait(0, "ask")
+    if why != "it is in no operation":
+        ranks.wait(1, "sum")
+    ranks.pass_time(long_waits.ASK_S + long_waits.ANSWER_S + 1.0)
+    if why == "it has left its wait since":
+        ranks.rolls[1]._waits.clear()
+    ranks.pass_time(600.0, absent=(1,) if why == "its threads stand still" else ())
+    assert ranks.aborted() == []
+
+
+@pytest.mark.parametrize("verdict_is", ["of this job", "of a process that was replaced", "older"])
+def test_waits_for_a_rank_that_is_gone_end_on_all(start: Any, verdict_is: str) -> None:
+    """One of them has found out. Others wait for other ranks, and go on."""
+    ranks = start(4)
+    for rank in (0, 1):
+        ranks.wait(rank, "sum")
+    ranks.groups[2].ranks = (1, 2)
+    ranks.wait(2, "sum of some")
+    place = group_topology.place_of_this_process()
+    ranks.store.set(group_topology.PLACE_KEY.format(3), json.dumps(dataclasses.asdict(place)))
+    token = "another" if verdict_is == "of a process that was replaced" else place.door.token
+    written = ranks.now - 60.0 * (verdict_is == "older")
+    ranks.rolls[3]._untold.append({"gone": waiting.Gone(3, "b", waiting.EXITED), "token": token, "time": written})
+    ranks.pass_time(roll_call.END_S + 2.0)
+    assert ranks.aborted() == ([0, 1] if verdict_is == "of this job" else [])
