@@ -10,22 +10,24 @@ from torch import Tensor, nn
 
 from bagua.engine.tensor import gradient_of, record_of
 from bagua.torch_api.contrib.fuse.block import Block
+from bagua.torch_api.contrib.fuse.break_even import BreakEven
 from bagua.torch_api.contrib.fuse.mutual_groups import calculate_mutual_groups, is_dense
 
 
 class OwnLayout:
     """Weights lie in the order of the group (`do_flatten`). What a bucket has taken over stays there, unfused."""
 
-    def settle(self, blocks: list[Block], parameters: Sequence[Tensor]) -> list[Block]:
+    def settle(self, blocks: list[Block], parameters: Sequence[Tensor], limits: BreakEven) -> list[Block]:
         """
         Args:
             blocks: of the group, so far.
-            parameters: that are to be in one.
+            parameters: that are to be in one, and can be.
+            limits: for a new block.
 
         Returns:
             the blocks of the group from now on.
         """
-        movable = [one for one in parameters if can_be_flat(one) and not is_in_bucket(one)]
+        movable = [one for one in parameters if not is_in_bucket(one)]
         homes = {id(one): block for block in blocks for one in block.parameters}
         flats = {block.weights.flat.untyped_storage().data_ptr() for block in blocks}
         newcomers: dict[Any, list[Tensor]] = {}
@@ -38,7 +40,7 @@ class OwnLayout:
             if block is None or not block.bring_home(one):
                 newcomers.setdefault((one.dtype, one.device), []).append(one)
         # All that are outside any block: with what is shared they would not be shared any more.
-        made = [Block(alone) for group in newcomers.values() if len(alone := _without_shared_memory(group)) > 1]
+        made = [Block(alone) for group in newcomers.values() if limits.pays(alone := _without_shared_memory(group))]
         return [block for block in blocks if any(map(block.is_home, block.parameters))] + made
 
 
@@ -46,20 +48,21 @@ class FoundLayout:
     """Weights or gradients lie one after another already (`do_flatten=False`). Gradients are used where a bucket has
     them, and the weights brought into the same order; weights are used where they are."""
 
-    def settle(self, blocks: list[Block], parameters: Sequence[Tensor]) -> list[Block]:
+    def settle(self, blocks: list[Block], parameters: Sequence[Tensor], limits: BreakEven) -> list[Block]:
         """As `OwnLayout.settle`."""
         kept = [block for block in blocks if all(map(block.is_home, block.parameters)) and _has_gradients(block)]
         homes = {id(one) for block in kept for one in block.parameters}
-        rest = [one for one in parameters if id(one) not in homes and can_be_flat(one) and one.grad is not None]
+        rest = [one for one in parameters if id(one) not in homes and one.grad is not None]
         found: list[Block] = []
         for run in calculate_mutual_groups([rest]):
             tensors = [rest[position] for position in run]
-            found.append(Block(tensors, _span(tensors), _span_of_gradients(tensors)))
+            if limits.pays(tensors):
+                found.append(Block(tensors, _span(tensors), _span_of_gradients(tensors)))
         used = {id(one) for block in found for one in block.parameters}
         bucketed = [one for one in rest if id(one) not in used and _is_gradient_in_bucket(one)]
         for run in calculate_mutual_groups([[one.grad for one in bucketed if one.grad is not None]]):
             tensors = [bucketed[position] for position in run]
-            if len(_without_shared_memory(tensors)) == len(tensors):
+            if limits.pays(tensors) and len(_without_shared_memory(tensors)) == len(tensors):
                 found.append(Block(tensors, gradients=_span_of_gradients(tensors)))
         return kept + found
 

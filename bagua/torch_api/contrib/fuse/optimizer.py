@@ -7,6 +7,7 @@ groups and states are replaced by those of a plan (bagua.torch_api.contrib.fuse.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
 from types import MethodType
 from typing import Any, TypeVar
@@ -14,13 +15,16 @@ from typing import Any, TypeVar
 import torch
 
 from bagua.torch_api.contrib.fuse.block import Block
+from bagua.torch_api.contrib.fuse.break_even import BreakEven, break_even
 from bagua.torch_api.contrib.fuse.elementwise import check_elementwise, plain_step
-from bagua.torch_api.contrib.fuse.layout import FoundLayout, OwnLayout
+from bagua.torch_api.contrib.fuse.layout import FoundLayout, OwnLayout, can_be_flat
 from bagua.torch_api.contrib.fuse.mutual_groups import calculate_mutual_groups
 from bagua.torch_api.contrib.fuse.plan import Plan
 from bagua.torch_api.contrib.fuse.run import StaleError
 
-__all__ = ["calculate_mutual_groups", "fuse_optimizer", "fuse_step", "is_fused_optimizer"]
+__all__ = ["calculate_mutual_groups", "fuse_optimizer", "fuse_step", "fused_parameters", "is_fused_optimizer"]
+
+_logger = logging.getLogger("bagua")
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
@@ -84,6 +88,12 @@ def is_fused_optimizer(optimizer: torch.optim.Optimizer) -> bool:
     return _ATTRIBUTE in vars(optimizer)
 
 
+def fused_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Those that the last `fuse_step` has stepped as parts of flat tensors."""
+    fusion = vars(optimizer).get(_ATTRIBUTE)
+    return [] if fusion is None else fusion.fused_parameters()
+
+
 def fuse_step(
     optimizer: torch.optim.Optimizer,
     closure: Callable[[], Any] | None = None,
@@ -92,9 +102,10 @@ def fuse_step(
 ) -> Any:
     """What `optimizer.step(closure)` does, on flat tensors. Hooks of the step run once, with `optimizer`.
 
-    In each group, parameters that lie one after another in memory and have had the same steps are stepped as one.
-    Others are stepped by themselves: those without neighbours, without dimensions, with sparse gradients, and of
-    classes other than torch's. `optimizer.state` has the states of the parameters, before and after.
+    In each group, small parameters that lie one after another in memory and have had the same steps are stepped as
+    one, if they are enough for that to take less time. Others are stepped by themselves: large ones, those without
+    neighbours, without dimensions, with sparse gradients, and of classes other than torch's. Where no parameters can be
+    stepped as one, this is `optimizer.step`. `optimizer.state` has the states of the parameters, before and after.
 
     Args:
         optimizer: that `fuse_optimizer` returned.
@@ -108,16 +119,20 @@ def fuse_step(
         AssertionError: the optimizer is not fused.
         RuntimeError: the optimizer keeps states that are neither one element nor one for each weight.
     """
-    if not is_fused_optimizer(optimizer):
+    attributes = vars(optimizer)
+    fusion: Fusion | None = attributes.get(_ATTRIBUTE)
+    if fusion is None:
         raise AssertionError(
             f"This {type(optimizer).__name__} is not fused.\n"
-            "fuse_step() was called with an optimizer that has no flat tensors.\n"
+            "fuse_step() was called with an optimizer that fuse_optimizer() has not prepared.\n"
             "Call fuse_optimizer(optimizer) first. A pickle of a fused optimizer is not fused."
         )
+    arguments = () if closure is None else (closure,)
+    if fusion.pause and fusion.number_of_groups == len(optimizer.param_groups):
+        fusion.pause -= 1
+        return optimizer.step(*arguments) if scaler is None else scaler.step(optimizer, *arguments)
     if scaler is None:
         return _hooked_step(optimizer, closure)
-    arguments = () if closure is None else (closure,)
-    attributes = vars(optimizer)
     before = attributes.get("step")
     attributes["step"] = MethodType(_hooked_step, optimizer)
     try:
@@ -155,31 +170,50 @@ def _deepcopy(optimizer: torch.optim.Optimizer, memo: dict[int, Any]) -> torch.o
 
 
 class Fusion:
-    """What an optimizer is given by `fuse_optimizer`: its blocks and its plan."""
+    """What an optimizer is given by `fuse_optimizer`: its blocks and its plan.
+
+    Attributes:
+        pause: for so many steps it is not looked whether there is something to fuse, as there was nothing.
+        number_of_groups: of the optimizer, when the pause began.
+    """
 
     def __init__(self, do_flatten: bool, check_flatten: bool) -> None:
         self.do_flatten = do_flatten
         self.check_flatten = check_flatten
+        self.pause = 0
+        self.number_of_groups = 0
+        self._next_pause = 1
+        self._is_told = False
         self._layout = OwnLayout() if do_flatten else FoundLayout()
         self._blocks: list[list[Block]] = []
+        self._limits: list[BreakEven] = []
         self._plan: Plan | None = None
 
     @torch.no_grad()
     def settle(self, optimizer: torch.optim.Optimizer, takes_part: Callable[[torch.Tensor], bool]) -> None:
-        """Give the parameters for which `takes_part` their places in blocks."""
+        """Give the parameters for which `takes_part` their places in blocks, where that pays."""
         groups = optimizer.param_groups
-        blocks = self._blocks + [[] for _ in groups[len(self._blocks) :]]
-        self._blocks = [
-            self._layout.settle(of_group, [one for one in group["params"] if takes_part(one)])
-            for of_group, group in zip(blocks, groups, strict=False)
-        ]
+        before = self._blocks + [[] for _ in groups[len(self._blocks) :]]
+        self._blocks, self._limits = [], []
+        for blocks, group in zip(before, groups, strict=False):
+            limits = break_even(optimizer, group)
+            small = [one for one in group["params"] if limits.is_small(one) and takes_part(one) and can_be_flat(one)]
+            self._blocks.append(self._layout.settle(blocks, small, limits))
+            self._limits.append(limits)
+
+    def fused_parameters(self) -> list[torch.Tensor]:
+        return [] if self._plan is None else self._plan.fused_parameters()
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         plan = self._prepared(optimizer)
         step = plain_step(optimizer)
-        if plan is None or not plan.fused_groups:
+        if plan is None:
+            # Looking takes time for each parameter: seldom enough, it takes none of the steps.
+            self.pause, self._next_pause = self._next_pause, 2 * self._next_pause
+            self.number_of_groups = len(optimizer.param_groups)
             step(optimizer)
             return
+        self._next_pause = 1
         groups, states = optimizer.param_groups, optimizer.state
         shown = plan.shown_groups(groups)
         optimizer.param_groups, optimizer.state = shown, plan.shown_states()
@@ -200,7 +234,7 @@ class Fusion:
         vars(optimizer)["_bagua_fused_count"] += plan.fused_groups
 
     def _prepared(self, optimizer: torch.optim.Optimizer) -> Plan | None:
-        """The plan, with all that the step reads. None: there is none for these gradients."""
+        """The plan, with all that the step reads. None: nothing is fused with these gradients."""
         if self._plan is not None:
             try:
                 self._plan.prepare(optimizer)
@@ -209,7 +243,10 @@ class Fusion:
                 self._plan = None
         self.settle(optimizer, lambda parameter: parameter.grad is not None)
         with torch.no_grad():
-            plan = Plan(optimizer, self._blocks, self.check_flatten)
+            plan = Plan(optimizer, self._blocks, self._limits, self.check_flatten)
+        self._tell(optimizer, plan)
+        if not plan.fused_groups:
+            return None
         plan.note_versions()
         try:
             plan.prepare(optimizer)
@@ -217,3 +254,14 @@ class Fusion:
             return None
         self._plan = plan
         return plan
+
+    def _tell(self, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
+        if not self._is_told:
+            self._is_told = True
+            _logger.info(
+                "fuse_step() of %s steps %d of %d parameters as parts of %d flat tensors.",
+                type(optimizer).__name__,
+                len(plan.fused_parameters()),
+                sum(len(group["params"]) for group in optimizer.param_groups),
+                sum(len(group.runs) for group in plan.groups),
+            )

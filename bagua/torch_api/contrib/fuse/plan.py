@@ -5,6 +5,7 @@ Made anew when memory, gradients or states are not where it has them, which is l
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from operator import is_
@@ -14,8 +15,12 @@ import torch
 from torch import Tensor
 
 from bagua.torch_api.contrib.fuse.block import Block, Lane, is_scalar, is_state
+from bagua.torch_api.contrib.fuse.break_even import BreakEven
 from bagua.torch_api.contrib.fuse.layout import is_in_bucket
 from bagua.torch_api.contrib.fuse.run import PLAIN, Run, StaleError, gradients_of
+
+# Longer ones are cut on CPUs: what a step computes in between would be in memory that is new, and not in a cache.
+_RUN_ELEMENTS = 1 << 20
 
 
 class GroupPlan:
@@ -25,6 +30,7 @@ class GroupPlan:
         parameters: of the group.
         blocks: of the group.
         states: of the optimizer, by parameter.
+        limits: for a run.
         check_each: see `Run`.
 
     Attributes:
@@ -33,14 +39,19 @@ class GroupPlan:
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor], blocks: Sequence[Block], states: dict[Any, Any], check_each: bool
+        self,
+        parameters: Sequence[Tensor],
+        blocks: Sequence[Block],
+        states: dict[Any, Any],
+        limits: BreakEven,
+        check_each: bool,
     ) -> None:
         self._parameters = list(parameters)
         self.runs: list[Run] = []
         in_group, in_runs = set(map(id, parameters)), set[int]()
         for block in blocks:
             block.drop_unused_lanes(states)
-            for begin, end in _intervals(block, states, in_group):
+            for begin, end in _intervals(block, states, in_group, limits):
                 mine = [states.get(one, {}) for one in block.parameters[begin:end]]
                 _bring_states_home(block, begin, mine)
                 self.runs.append(Run(block, begin, end, mine, check_each))
@@ -67,11 +78,17 @@ class Plan:
         StaleError: by `prepare`: make another plan.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, blocks: Sequence[Sequence[Block]], check_each: bool) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        blocks: Sequence[Sequence[Block]],
+        limits: Sequence[BreakEven],
+        check_each: bool,
+    ) -> None:
         states: dict[Any, Any] = optimizer.state
         self.groups = [
-            GroupPlan(group["params"], of_group, states, check_each)
-            for group, of_group in zip(optimizer.param_groups, blocks, strict=True)
+            GroupPlan(group["params"], of_group, states, one, check_each)
+            for group, of_group, one in zip(optimizer.param_groups, blocks, limits, strict=True)
         ]
         self._runs = [run for group in self.groups for run in group.runs]
         self._flats = {id(run.flat) for run in self._runs}
@@ -86,6 +103,10 @@ class Plan:
                 self._shown[run.flat] = run.state
         self.fused_groups = sum(1 for group in self.groups if group.runs)
         self._note_lanes()
+
+    def fused_parameters(self) -> list[Tensor]:
+        """All of the runs."""
+        return [one for run in self._runs for one in run.parameters]
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Bring what was written to the parameters since the last step to the flat ones.
@@ -166,17 +187,26 @@ class Plan:
             lane.version = lane.flat._version
 
 
-def _intervals(block: Block, states: dict[Any, Any], in_group: set[int]) -> Iterator[tuple[int, int]]:
-    """Where runs of at least two parameters begin and end."""
+def _intervals(
+    block: Block, states: dict[Any, Any], in_group: set[int], limits: BreakEven
+) -> Iterator[tuple[int, int]]:
+    """Where runs that pay begin and end."""
     scalars = {name: lane.flat.tolist() for name, lane in block.scalars.items()}
     begin, before = 0, None
     for position in range(len(block.parameters) + 1):
         is_member = position < len(block.parameters) and id(block.parameters[position]) in in_group
         now = _signature(block, position, states, scalars) if is_member else None
         if now is None or now != before:
-            if before is not None and position - begin > 1:
-                yield begin, position
+            if before is not None and limits.pays(block.parameters[begin:position]):
+                yield from _pieces(block, begin, position)
             begin, before = position, now
+
+
+def _pieces(block: Block, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """A run, cut into runs of about _RUN_ELEMENTS."""
+    elements = block.offsets[end] - block.offsets[begin]
+    number = min(end - begin, -(-elements // _RUN_ELEMENTS)) if block.weights.flat.device.type == "cpu" else 1
+    return itertools.pairwise(begin + (end - begin) * piece // number for piece in range(number + 1))
 
 
 def _signature(
