@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from bagua.torch_api.contrib.caching.codec import codec_of, pack, unpack
 from bagua.torch_api.contrib.caching.statistics import CacheStatistics, SharedCounts
-from bagua.torch_api.contrib.caching.store import Store, StoreError, StoreFullError
+from bagua.torch_api.contrib.caching.store import Store, StoreError, StoreFullError, store_values, to_bytes
 
 __all__ = ["CacheLoader"]
 
@@ -81,8 +81,7 @@ class CacheLoader:
         self._pending: dict[str, bytes] = {}
         self._reads = 0
         self._is_full = False
-        # The process exits: atexit does not run in workers, these do.
-        multiprocessing.util.Finalize(None, _flush_at_exit, (weakref.ref(self),), exitpriority=10)
+        self._flushes_at_exit = False
 
     def _guard(self) -> threading.RLock:
         if self._pid != os.getpid():
@@ -90,7 +89,7 @@ class CacheLoader:
         return self._lock
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_pid", "_lock", "_pending", "_reads", "_is_full", "_codec")
+        left_out = ("_pid", "_lock", "_pending", "_reads", "_is_full", "_flushes_at_exit", "_codec")
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -159,16 +158,26 @@ class CacheLoader:
 
     def _read(self, texts: list[str]) -> list[bytes | None]:
         try:
-            return self.store.mget(texts)
-        except StoreError as error:
-            self._fail("store", str(error))
-            return error.partial or [None] * len(texts)
+            found = [None if one is None else to_bytes(one) for one in self.store.mget(texts)]
+            if len(found) != len(texts):
+                raise StoreError(
+                    f"mget() of {type(self.store).__name__} gave {len(found)} values for {len(texts)} keys."
+                )
+        except Exception as error:  # a store of the user raises what it likes
+            self._fail("store", _told(error))
+            return getattr(error, "partial", None) or [None] * len(texts)
+        return found
 
     def _write(self, text: str, frame: bytes) -> None:
         with self._guard():
             self._counts.add(misses=1)
             if self._is_full:
                 return
+            if not self._flushes_at_exit:
+                # The process exits: atexit does not run in workers, these do. Not before the first write: those that
+                # are registered while a worker unpickles its arguments are removed when it begins.
+                multiprocessing.util.Finalize(None, _flush_at_exit, (weakref.ref(self),), exitpriority=10)
+                self._flushes_at_exit = True
             self._pending[text] = frame
             if len(self._pending) >= self.writer_buffer_size:
                 self.flush()
@@ -182,12 +191,12 @@ class CacheLoader:
                 return
             self._counts.add(bytes_written=sum(len(frame) for frame in pending.values()))
             try:
-                self.store.mset(pending, self._group)
+                store_values(self.store, pending, self._group)
             except StoreFullError as error:
                 self._is_full = True
                 self._warn("full", str(error))
-            except StoreError as error:
-                self._fail("store", str(error))
+            except Exception as error:
+                self._fail("store", _told(error))
 
     def _fail(self, kind: str, message: str) -> None:
         with self._guard():
@@ -210,6 +219,10 @@ class CacheLoader:
     def statistics(self) -> CacheStatistics:
         """Of this process and the DataLoader workers that it started."""
         return self._counts.read()
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, StoreError) else f"The store failed ({type(error).__name__}: {error})."
 
 
 def _check_key(key: Hashable) -> None:

@@ -6,6 +6,7 @@ key is in the checksum so that a value under the wrong key is found out too.
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
 import struct
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bagua.torch_api.contrib.caching.optional_package import import_optional
+from bagua.torch_api.contrib.caching.tensor_bytes import elements_of
 
 _HEAD = struct.Struct("<4sBI")
 _MAGIC = b"BGC1"
@@ -34,6 +36,12 @@ _DTYPES = {
     name.removeprefix("torch."): value
     for name, value in ((str(value), value) for value in vars(torch).values() if isinstance(value, torch.dtype))
 }
+_PICKLED_DTYPES = frozenset(
+    {
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+    }
+)
 
 
 class Codec(NamedTuple):
@@ -55,7 +63,7 @@ def codec_of(name: str) -> Codec:
         ModuleNotFoundError: msgpack or numpy is not installed.
     """
     if name == "pickle":
-        return Codec(2, lambda sample: pickle.dumps(sample, protocol=5), _unpickle)
+        return Codec(2, _pickle, _unpickle)
     if name != "msgpack":
         raise ValueError(f"codec={name!r}: must be 'msgpack' or 'pickle'")
     _msgpack(), _numpy()
@@ -92,6 +100,30 @@ def unpack(codec: Codec, key: str, frame: bytes) -> Any:
 def _checksum(codec: Codec, key: str, payload: bytes | memoryview) -> int:
     head = f"{codec.number} {key}".encode("utf-8", "surrogatepass")
     return zlib.crc32(payload, zlib.crc32(head))
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        """Of plain tensors, torch pickles the memory that they are a view of, and fails to unpickle some dtypes."""
+        if type(value) is not torch.Tensor or _not_plain(value) is not None:
+            return NotImplemented
+        is_whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
+        if is_whole and value.dtype in _PICKLED_DTYPES:
+            return NotImplemented
+        return _tensor_from, (_tensor_bytes(value),)
+
+
+def _pickle(sample: Any) -> bytes:
+    try:
+        file = io.BytesIO()
+        _Pickler(file, protocol=5).dump(sample)
+        return file.getvalue()
+    except Exception as error:  # pickling raises whatever the classes raise
+        kind = type(sample)
+        raise TypeError(
+            f"The cache cannot store an object of type {kind.__module__}.{kind.__qualname__} with codec='pickle' "
+            f"({type(error).__name__}: {error}).\nConvert it in the dataset to what can be pickled."
+        ) from error
 
 
 def _unpickle(payload: bytes | memoryview) -> Any:
@@ -184,24 +216,42 @@ def _to_extension(value: Any, depth: int) -> Any:
     raise TypeError(f"The cache cannot store an object of type {kind.__module__}.{kind.__qualname__}.\n{_REMEDY}")
 
 
-def _tensor_bytes(tensor: torch.Tensor) -> bytes:
-    reason = (
+def _not_plain(tensor: torch.Tensor) -> str | None:
+    """What `_tensor_bytes` does not store, in words; None: it stores this tensor."""
+    return (
         f"on {tensor.device}"
         if tensor.device.type != "cpu"
         else f"of layout {tensor.layout}"
         if tensor.layout is not torch.strided
+        else "that is nested"
+        if tensor.is_nested
         else f"of {tensor.dtype}"
         if tensor.is_quantized
         else "that requires gradients"
         if tensor.requires_grad
         else None
     )
-    if reason:
+
+
+def _tensor_bytes(tensor: torch.Tensor) -> bytes:
+    if (reason := _not_plain(tensor)) is not None:
         raise TypeError(f"The cache cannot store a tensor {reason}.\n{_REMEDY}")
     head = encode([str(tensor.dtype).removeprefix("torch."), *tensor.shape])
-    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    data: bytes = flat.numpy().tobytes()
-    return struct.pack("<I", len(head)) + head + data
+    return struct.pack("<I", len(head)) + head + elements_of(tensor)
+
+
+def _tensor_from(data: bytes | memoryview) -> torch.Tensor:
+    dtype, shape, memory = _split(data)
+    kind = _DTYPES[dtype]
+    return (torch.frombuffer(memory, dtype=kind) if memory else torch.empty(0, dtype=kind, device="cpu")).reshape(shape)
+
+
+def _split(data: bytes | memoryview) -> tuple[str, list[int], bytearray]:
+    """Dtype, shape and elements."""
+    (size,) = struct.unpack_from("<I", data)
+    dtype, *shape = decode(data[4 : 4 + size])
+    # A copy that may be written to: the sample belongs to the caller.
+    return dtype, shape, bytearray(memoryview(data)[4 + size :])
 
 
 def _from_extension(number: int, data: bytes, depth: int) -> Any:
@@ -211,15 +261,11 @@ def _from_extension(number: int, data: bytes, depth: int) -> Any:
         return int.from_bytes(data, "little", signed=True)
     if number == _COMPLEX:
         return complex(*struct.unpack("<dd", data))
-    if number not in (_TENSOR, _ARRAY, _SCALAR):
-        raise ValueError(f"no extension has the number {number}")
-    (size,) = struct.unpack_from("<I", data)
-    dtype, *shape = decode(data[4 : 4 + size])
-    # A copy that may be written to: the sample belongs to the caller.
-    memory = bytearray(memoryview(data)[4 + size :])
     if number == _TENSOR:
-        kind = _DTYPES[dtype]
-        return (torch.frombuffer(memory, dtype=kind) if memory else torch.empty(0, dtype=kind)).reshape(shape)
+        return _tensor_from(data)
+    if number not in (_ARRAY, _SCALAR):
+        raise ValueError(f"no extension has the number {number}")
+    dtype, shape, memory = _split(data)
     if not _ARRAY_DTYPE.fullmatch(dtype):
         raise ValueError(f"arrays of dtype {dtype!r} are not stored")
     array = _numpy().frombuffer(memory, dtype=dtype).reshape(shape)

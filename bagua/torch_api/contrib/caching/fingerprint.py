@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from bagua.torch_api.contrib.caching.tensor_bytes import elements_of
+
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _SIMPLE = frozenset({type(None), type(...), bool, int, float, complex, str, bytes, bytearray, range})
 _REMEDY = (
@@ -90,7 +92,7 @@ class _Digest:
         elif kind in (set, frozenset):
             self._feed(kind.__name__, *sorted(_separate(one, where) for one in value))
         elif isinstance(value, torch.Tensor):
-            self._add_tensor(value)
+            self._add_tensor(value, where)
         elif kind.__module__ == "numpy" and kind.__name__ == "ndarray" and not value.dtype.hasobject:
             self._feed("ndarray", value.dtype, value.shape, value.tobytes())
         elif isinstance(value, PurePath):
@@ -113,9 +115,16 @@ class _Digest:
         else:
             self._add_object(value, where)
 
-    def _add_tensor(self, value: torch.Tensor) -> None:
-        self._feed("tensor", value.dtype, tuple(value.shape))
-        self._feed(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    def _add_tensor(self, value: torch.Tensor, where: str) -> None:
+        try:
+            self._feed("tensor", value.dtype, tuple(value.shape), *_tensor_parts(value.detach()))
+        except Exception as error:  # whatever its class, layout or device raises
+            what = "tensor" if type(value) is torch.Tensor else f"{type(value).__module__}.{type(value).__qualname__}"
+            raise TypeError(
+                f"The fingerprint of {where} cannot be computed: the elements of a {what} of layout {value.layout} on "
+                f"{value.device} cannot be read ({str(error).splitlines()[0] if str(error) else type(error).__name__})."
+                f"\n{_REMEDY}"
+            ) from error
 
     def _add_class(self, value: type, where: str) -> None:
         self._feed("class", value.__module__, value.__qualname__)
@@ -192,6 +201,26 @@ class _Digest:
             self.add(state[0], where)
         for items in state[1:3]:
             self.add(None if items is None else list(items), where)
+
+
+def _tensor_parts(value: torch.Tensor) -> list[object]:
+    """What there is to a tensor, apart from its dtype and shape."""
+    if value.device.type == "meta":
+        return ["meta"]  # it has no elements
+    if value.is_quantized:
+        return ["quantized", value.int_repr().numpy().tobytes(), repr(value)]
+    if value.layout is torch.strided:
+        return [elements_of(value)]
+    if value.layout is torch.sparse_coo:
+        value = value.coalesce()
+        held = [value.indices(), value.values()]
+    elif value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        held = [value.crow_indices(), value.col_indices(), value.values()]
+    elif value.layout in (torch.sparse_csc, torch.sparse_bsc):
+        held = [value.ccol_indices(), value.row_indices(), value.values()]
+    else:
+        held = [value.to_dense()]
+    return [value.layout, *(part for one in held for part in (one.dtype, tuple(one.shape), elements_of(one)))]
 
 
 def _separate(value: Any, where: str) -> str:

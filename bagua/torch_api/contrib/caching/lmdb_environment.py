@@ -9,6 +9,7 @@ LMDB maps its file. What it does not survive is handled here:
 - What is damaged later, or is wrong in the part of a page that nobody has verified, may lead to a part of the map that
   is behind the end of the file: SIGBUS. So the file is as long as the map; it is sparse, and takes the space of what
   was written.
+- LMDB writes to a map of its lock file, too. On a full disk that is SIGBUS, unless the file has all its space before.
 - A file that is removed, replaced or cut while it is open is noticed before each use.
 - A writer that is stopped would keep all others waiting without a deadline in LMDB's own lock. A lock on a file with a
   deadline is taken first, so that LMDB's is always free.
@@ -31,6 +32,8 @@ from bagua.torch_api.contrib.caching.store import Retries, StoreError
 
 _LOCK_TIMEOUT_S = 10.0
 _MAX_READERS = 1024
+# More than the lock file needs: 64 bytes for each reader and a head. LMDB leaves a longer file as it is.
+_LOCK_FILE_BYTES = 64 * _MAX_READERS + 8192
 # What LMDB raises when it finds its file damaged.
 _DAMAGE = (
     *("BadDbiError", "BadTxnError", "BadValsizeError", "CorruptedError", "CursorFullError", "IncompatibleError"),
@@ -68,7 +71,12 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, 
 
 def shared_environment(path: Path, map_bytes: int) -> SharedEnvironment:
     """The environment of `path` in this process, with room for at least `map_bytes`."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise
+    except OSError:
+        pass  # no space, for example: the first use says so, and is a miss
     name = str(path.resolve())
     with _registry:
         environment = _environments.get(name)
@@ -188,9 +196,16 @@ class SharedEnvironment:
         except (self.lmdb.Error, OSError) as error:
             self._close()
             raise StoreError(
-                f"The cache cannot be used ({error}).\nIt is in {self.path}.\n"
-                "Check permissions and free space there, or pass another path."
+                f"The cache cannot be used ({error}).\nIt is in {self.path}{self._free_space()}.\n"
+                "Free space there, check permissions, quotas and limits, or pass another path."
             ) from error
+
+    def _free_space(self) -> str:
+        """In words; nothing if it is not known."""
+        with contextlib.suppress(OSError):
+            found = os.statvfs(next(one for one in (self.path, *self.path.parents) if one.exists()))
+            return f", where {found.f_bavail * found.f_frsize / (1 << 20):.1f} MiB are free"
+        return ""
 
     def _is_current(self) -> bool:
         """
@@ -227,6 +242,7 @@ class SharedEnvironment:
             self._verify()
         if 0 < size < map_bytes:
             os.truncate(self._data, map_bytes)
+        self._allocate_lock_file()
         self._opened = self.lmdb.open(
             str(self.path),
             map_size=map_bytes,
@@ -243,6 +259,17 @@ class SharedEnvironment:
             os.truncate(self._data, map_bytes)
         self._file, self._opened_bytes = self._identity(), map_bytes
         self._seal.write()
+
+    def _allocate_lock_file(self) -> None:
+        """Not while this process has it open: closing it would end LMDB's locks on it."""
+        file = os.open(self.path / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            found = os.fstat(file)
+            wanted = max(found.st_size, _LOCK_FILE_BYTES)
+            if found.st_blocks * 512 < wanted:
+                os.posix_fallocate(file, 0, wanted)
+        finally:
+            os.close(file)
 
     def _replace(self) -> None:
         """Remove damaged files, unless another process has done so."""

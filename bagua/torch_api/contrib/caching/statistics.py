@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import NamedTuple
 
 import torch
+
+_logger = logging.getLogger("bagua")
 
 _FIELDS = 5
 # Each process counts in the row of its number, so that none waits for another. Two whose numbers share a row may lose
@@ -41,14 +44,23 @@ class SharedCounts:
     """The counts, in shared memory. Pickled for a spawned worker, it is the same memory."""
 
     def __init__(self) -> None:
-        self._counts = torch.zeros(_ROWS, _FIELDS, dtype=torch.int64)
-        self._warned = torch.zeros(8, dtype=torch.uint8)
-        for tensor in (self._counts, self._warned):
-            tensor.share_memory_()  # type: ignore[no-untyped-call]
+        self._counts = torch.zeros(_ROWS, _FIELDS, dtype=torch.int64, device="cpu")
+        self._warned = torch.zeros(8, dtype=torch.uint8, device="cpu")
+        try:
+            for tensor in (self._counts, self._warned):
+                tensor.share_memory_()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            _logger.warning(
+                "The counters of a cache cannot be in shared memory (%s).\n"
+                "statistics() counts this process alone, and each process warns for itself.\n"
+                "Free space in /dev/shm, or raise its size (Docker: --shm-size).",
+                error,
+            )
 
     def add(self, hits: int = 0, misses: int = 0, errors: int = 0, bytes_read: int = 0, bytes_written: int = 0) -> None:
         """Counts on. Called under the lock of the loader."""
-        self._counts[os.getpid() % _ROWS] += torch.tensor([hits, misses, errors, bytes_read, bytes_written])
+        values = [hits, misses, errors, bytes_read, bytes_written]
+        self._counts[os.getpid() % _ROWS] += torch.tensor(values, dtype=torch.int64, device="cpu")
 
     def read(self) -> CacheStatistics:
         """The sums over the processes."""

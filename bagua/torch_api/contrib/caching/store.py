@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import abc
 import hashlib
+import inspect
 import time
 from collections.abc import Mapping, Sequence
 
@@ -25,21 +25,28 @@ class StoreFullError(StoreError):
     """There is no room, and nothing that may be evicted. The store goes on answering reads."""
 
 
-class Store(abc.ABC):
+class Store:
     """Values of bytes under keys of text. Methods raise StoreError if the store cannot be used.
 
     A store may be used by several threads and, after a fork, by parent and child. A pickled store opens the same data.
+    One of your own needs `mset` or `set`, and `mget` or `get`; `mset` may take the dictionary alone. What its methods
+    raise counts as a miss.
     """
 
     def set(self, key: str, value: str | bytes) -> None:
         """Store one value. See `mset`."""
+        self._check_has("mset")
         self.mset({key: value})
 
     def get(self, key: str) -> bytes | None:
         """The value, or None if there is none."""
+        self._check_has("mget")
         return self.mget([key])[0]
 
-    @abc.abstractmethod
+    def _check_has(self, name: str) -> None:
+        if getattr(type(self), name) is getattr(Store, name):
+            raise NotImplementedError(f"{type(self).__name__} has neither {name}() nor {name[1:]}()")
+
     def mset(self, dictionary: Mapping[str, str | bytes], group: str | None = None) -> None:
         """Store values; text is stored as UTF-8.
 
@@ -50,30 +57,41 @@ class Store(abc.ABC):
         Raises:
             StoreFullError: some of the values did not fit. The others are stored.
         """
+        for key, value in dictionary.items():
+            self.set(key, value)
 
-    @abc.abstractmethod
     def mget(self, keys: Sequence[str]) -> list[bytes | None]:
         """The values in the order of the keys, None where there is none.
 
         Raises:
             StoreError: the store cannot be used; `partial` has what was found all the same.
         """
+        return [self.get(key) for key in keys]
 
-    @abc.abstractmethod
     def num_keys(self) -> int:
         """How many values are stored, by whomever."""
+        raise NotImplementedError(f"{type(self).__name__} has no num_keys()")
 
-    @abc.abstractmethod
     def clear(self) -> None:
         """Remove all values, of all datasets."""
+        raise NotImplementedError(f"{type(self).__name__} has no clear()")
 
-    @abc.abstractmethod
     def status(self) -> bool:
         """Whether the store can be used now."""
+        return True
 
-    @abc.abstractmethod
     def shutdown(self) -> None:
         """Release what this process holds: files, connections, and servers that it started."""
+
+
+def store_values(store: Store, values: Mapping[str, str | bytes], group: str | None) -> None:
+    """`store.mset`, with the group if it takes one: those of Bagua 0.9 take the dictionary alone."""
+    if group is not None:
+        parameters = inspect.signature(store.mset).parameters
+        if "group" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+            store.mset(values, group=group)
+            return
+    store.mset(values)
 
 
 class ClusterStore(Store):
@@ -105,7 +123,7 @@ class ClusterStore(Store):
         failed: StoreError | None = None
         for store, part in parts.values():
             try:
-                store.mset(part, group)
+                store_values(store, part, group)
             except StoreError as error:
                 # A server that is gone matters more than one that is full.
                 failed = error if failed is None or isinstance(failed, StoreFullError) else failed
@@ -175,7 +193,7 @@ class Retries:
 
 def to_bytes(value: str | bytes) -> bytes:
     """Text as UTF-8."""
-    return value.encode() if isinstance(value, str) else bytes(value)
+    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else bytes(value)
 
 
 def check_capacity(capacity_bytes: int, least: int) -> int:

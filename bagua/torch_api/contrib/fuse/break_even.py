@@ -19,10 +19,12 @@ class BreakEven(NamedTuple):
     Attributes:
         calls: what a run must save.
         elements: of a parameter whose copy takes as long as what it saves.
+        run_elements: longer runs are cut. On CPUs, what a step computes in between would not be in a cache any more.
     """
 
     calls: int
     elements: int
+    run_elements: int
 
     def is_small(self, parameter: Tensor) -> bool:
         """Whether a run gains from it."""
@@ -37,16 +39,19 @@ class BreakEven(NamedTuple):
 # By device type, implementation, and what is computed: SGD without and with momentum, and optimizers with more states.
 # Measured with new gradients in each step, on one core of a CPU and on an H100 (compare_optimizer_steps.py).
 _MEASURED = {
-    ("cpu", "for-loop"): {"sgd": (12, 6144), "momentum": (4, 16384), "states": (4, 24576)},
-    ("cpu", "foreach"): {"sgd": (28, 3072), "momentum": (8, 12288), "states": (6, 32768)},
-    ("cpu", "fused"): {"sgd": (96, 2048), "momentum": (32, 4096), "states": (14, 12288)},
+    ("cpu", "for-loop"): {"sgd": (12, 4096), "momentum": (4, 12288), "states": (4, 16384)},
+    ("cpu", "foreach"): {"sgd": (32, 2048), "momentum": (8, 8192), "states": (6, 16384)},
+    ("cpu", "fused"): {"sgd": (96, 1024), "momentum": (32, 2048), "states": (14, 8192)},
     ("cuda", "for-loop"): {"sgd": (8, 65536), "momentum": (5, 65536), "states": (4, 65536)},
     ("cuda", "foreach"): {"sgd": (128, 16384), "momentum": (48, 32768), "states": (16, 32768)},
     ("cuda", "fused"): {"sgd": (128, 16384), "momentum": (64, 16384), "states": (64, 16384)},
 }
+_RUN_ELEMENTS = {("cpu", "for-loop"): 1 << 17, ("cpu", "foreach"): 1 << 20, ("cpu", "fused"): 1 << 20}
+_ANY = 1 << 62
 
-# Groups with fewer elements in all are toys: they are always fused, as by Bagua 0.9, whatever it costs.
-_TOY_ELEMENTS = 128
+# Toys are always fused, as by Bagua 0.9, though it takes some microseconds longer: fewer elements in a group than the
+# first, in no more parameters than the second.
+_TOY = 1024, 8
 
 
 def break_even(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> BreakEven:
@@ -54,8 +59,9 @@ def break_even(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Break
     Args:
         group: of the optimizer. Its options choose the implementation.
     """
-    if sum(map(Tensor.numel, group["params"])) < _TOY_ELEMENTS:
-        return BreakEven(0, _TOY_ELEMENTS)
+    elements, parameters = sum(map(Tensor.numel, group["params"])), len(group["params"])
+    if elements < _TOY[0] and parameters <= _TOY[1] and not group.get("fused"):
+        return BreakEven(0, _TOY[0], _ANY)
     device = next((one.device.type for one in group["params"]), "cpu")
     if group.get("fused"):
         implementation = "fused"
@@ -63,8 +69,8 @@ def break_even(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Break
         implementation = "foreach"
     else:
         implementation = "for-loop"
-    if not isinstance(optimizer, torch.optim.SGD):
-        kind = "states"
-    else:
+    kind = "states"
+    if isinstance(optimizer, torch.optim.SGD):
         kind = "momentum" if group.get("momentum") else "sgd"
-    return BreakEven(*_MEASURED["cpu" if device == "cpu" else "cuda", implementation][kind])
+    case = "cpu" if device == "cpu" else "cuda", implementation
+    return BreakEven(*_MEASURED[case][kind], _RUN_ELEMENTS.get(case, _ANY))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -15,9 +15,9 @@ def calculate_mutual_groups(tensors_list: Sequence[Sequence[Tensor]]) -> list[li
             of any shape and dtype; strides must be dense for a tensor to be in a run.
 
     Returns:
-        The runs of at least two positions, each in the order of the memory, and the runs by their smallest position. In
-        each list, the tensors of a run are of one storage and one dtype, and each begins where the one before it ends.
-        Every position is in one run at most.
+        The runs that all lists have: of at least two positions, each in the order of the memory, and the runs by their
+        smallest position. The tensors of a run are of one storage and one dtype, and each begins where the one before
+        it ends. A run is as long as it can be in its list; one that is longer in another list is not in the result.
 
     Raises:
         ValueError: the lists differ in length.
@@ -31,16 +31,22 @@ def calculate_mutual_groups(tensors_list: Sequence[Sequence[Tensor]]) -> list[li
             "calculate_mutual_groups() compares what stands at the same position of each.\n"
             "Pass lists of equal length."
         )
-    spans = [[_span(tensor) for tensor in tensors] for tensors in tensors_list]
-    runs: list[list[int]] = []
-    before = None
-    for position in sorted(range(lengths[0]), key=lambda one: spans[0][one][:2]):
-        if before is not None and all(_follows(span[before], span[position]) for span in spans):
-            runs[-1].append(position)
-        else:
-            runs.append([position])
-        before = position
-    return sorted((run for run in runs if len(run) > 1), key=min)
+    common = set.intersection(*(set(_runs(tensors)) for tensors in tensors_list))
+    return sorted(map(list, common), key=min)
+
+
+def _runs(tensors: Sequence[Tensor]) -> Iterator[tuple[int, ...]]:
+    """Of at least two positions, in the order of the memory."""
+    spans = [_span(tensor) for tensor in tensors]
+    run: list[int] = []
+    for position in sorted(range(len(spans)), key=lambda one: spans[one][:2]):
+        if run and not _follows(spans[run[-1]], spans[position]):
+            if len(run) > 1:
+                yield tuple(run)
+            run = []
+        run.append(position)
+    if len(run) > 1:
+        yield tuple(run)
 
 
 # Address of the storage, first and last byte after it, dtype, whether strides are dense.

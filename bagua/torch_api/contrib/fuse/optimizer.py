@@ -119,20 +119,22 @@ def fuse_step(
         AssertionError: the optimizer is not fused.
         RuntimeError: the optimizer keeps states that are neither one element nor one for each weight.
     """
-    attributes = vars(optimizer)
-    fusion: Fusion | None = attributes.get(_ATTRIBUTE)
+    fusion: Fusion | None = optimizer.__dict__.get(_ATTRIBUTE)
     if fusion is None:
         raise AssertionError(
             f"This {type(optimizer).__name__} is not fused.\n"
             "fuse_step() was called with an optimizer that fuse_optimizer() has not prepared.\n"
             "Call fuse_optimizer(optimizer) first. A pickle of a fused optimizer is not fused."
         )
-    arguments = () if closure is None else (closure,)
     if fusion.pause and fusion.number_of_groups == len(optimizer.param_groups):
         fusion.pause -= 1
-        return optimizer.step(*arguments) if scaler is None else scaler.step(optimizer, *arguments)
+        if scaler is None:
+            return optimizer.step() if closure is None else optimizer.step(closure)
+        return scaler.step(optimizer) if closure is None else scaler.step(optimizer, closure)
     if scaler is None:
         return _hooked_step(optimizer, closure)
+    arguments = () if closure is None else (closure,)
+    attributes = vars(optimizer)
     before = attributes.get("step")
     attributes["step"] = MethodType(_hooked_step, optimizer)
     try:

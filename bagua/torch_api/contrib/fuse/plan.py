@@ -19,9 +19,6 @@ from bagua.torch_api.contrib.fuse.break_even import BreakEven
 from bagua.torch_api.contrib.fuse.layout import is_in_bucket
 from bagua.torch_api.contrib.fuse.run import PLAIN, Run, StaleError, gradients_of
 
-# Longer ones are cut on CPUs: what a step computes in between would be in memory that is new, and not in a cache.
-_RUN_ELEMENTS = 1 << 20
-
 
 class GroupPlan:
     """Of one parameter group.
@@ -198,14 +195,13 @@ def _intervals(
         now = _signature(block, position, states, scalars) if is_member else None
         if now is None or now != before:
             if before is not None and limits.pays(block.parameters[begin:position]):
-                yield from _pieces(block, begin, position)
+                yield from _pieces(block, begin, position, limits.run_elements)
             begin, before = position, now
 
 
-def _pieces(block: Block, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """A run, cut into runs of about _RUN_ELEMENTS."""
-    elements = block.offsets[end] - block.offsets[begin]
-    number = min(end - begin, -(-elements // _RUN_ELEMENTS)) if block.weights.flat.device.type == "cpu" else 1
+def _pieces(block: Block, begin: int, end: int, run_elements: int) -> Iterator[tuple[int, int]]:
+    """A run, cut into runs of about so many elements."""
+    number = min(end - begin, -(-(block.offsets[end] - block.offsets[begin]) // run_elements))
     return itertools.pairwise(begin + (end - begin) * piece // number for piece in range(number + 1))
 
 
