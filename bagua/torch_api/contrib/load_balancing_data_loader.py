@@ -7,10 +7,12 @@ because they compute the same order, from the same costs, seed and epoch.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import numbers
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from torch.utils.data import DistributedSampler
 
 from bagua.torch_api.contrib.resumable_sampler import ResumableSampler
 from bagua.torch_api.contrib.second_split import refuse_second_split
+
+_MOST = (1 << 63) - 1  # that torch.randint takes
 
 
 class LoadBalancingDistributedSampler(ResumableSampler[int], DistributedSampler[int]):
@@ -33,7 +37,8 @@ class LoadBalancingDistributedSampler(ResumableSampler[int], DistributedSampler[
     Args:
         dataset: what costs are computed from; anything with a length and items. It need not be the dataset that is
             loaded: a list of costs by index is enough, with `complexity_fn=float`.
-        complexity_fn: the cost of `dataset[index]`, in any unit. It must give the same number on all ranks.
+        complexity_fn: the cost of `dataset[index]`, in any unit: a number of any type, also as a tensor or array with
+            one element. It must give the same number on all ranks.
         num_replicas: default: the world size.
         rank: default: that of this process.
         shuffle: the order of the chunks, by `seed` and epoch; otherwise from cheap to expensive in each epoch.
@@ -94,16 +99,26 @@ class LoadBalancingDistributedSampler(ResumableSampler[int], DistributedSampler[
         """
         if not self.shuffle:
             return self._cut(self._costs)
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        costs = self._costs
-        if costs:
-            most = int((max(costs) - min(costs)) * self.random_level + 1)
-            noise = torch.randint(most, (len(costs),), generator=generator).tolist()
-            costs = [cost + extra for cost, extra in zip(costs, noise, strict=True)]
-        chunks = self._cut(costs)
-        return [chunks[number] for number in torch.randperm(len(chunks), generator=generator).tolist()]
+        generator = torch.Generator("cpu").manual_seed(self.seed + self.epoch)
+        chunks = self._cut(self._noisy_costs(generator) if self._costs else [])
+        order = torch.randperm(len(chunks), generator=generator, device="cpu")
+        return [chunks[number] for number in order.tolist()]
 
-    def _cut(self, costs: Sequence[float]) -> list[list[int]]:
+    def _noisy_costs(self, generator: torch.Generator) -> Sequence[float | Fraction]:
+        """With what random_level adds."""
+        costs: Sequence[float | Fraction] = self._costs
+        low, high = min(costs), max(costs)
+        try:
+            most = int((high - low) * self.random_level + 1)
+        except (OverflowError, ValueError):  # larger than floating point can be
+            costs = [Fraction(cost) for cost in costs]
+            most = int((Fraction(high) - Fraction(low)) * Fraction(self.random_level)) + 1
+        drawn = torch.randint(min(most, _MOST), (len(costs),), generator=generator, device="cpu").tolist()
+        if most > _MOST:
+            costs, drawn = [Fraction(cost) for cost in costs], [extra * most // _MOST for extra in drawn]
+        return [cost + extra for cost, extra in zip(costs, drawn, strict=True)]
+
+    def _cut(self, costs: Sequence[float | Fraction]) -> list[list[int]]:
         ordered = sorted(range(len(costs)), key=costs.__getitem__)  # stable
         filled = itertools.islice(itertools.cycle(ordered), self.num_samples * self.num_replicas)
         return [list(chunk) for chunk in zip(*[filled] * self.num_replicas, strict=True)]
@@ -186,12 +201,22 @@ class LoadBalancingDistributedBatchSampler(ResumableSampler[list[int]]):
         return {**self.sampler._settings(), "drop_last": self.drop_last}
 
 
-def _cost(complexity_fn: Callable[[Any], Any], dataset: Any, index: int) -> Any:
-    cost = complexity_fn(dataset[index])
+def _cost(complexity_fn: Callable[[Any], Any], dataset: Any, index: int) -> int | float | Fraction:
+    """As a number of Python, with which sums do not overflow."""
+    given = complexity_fn(dataset[index])
+    cost = given
+    if hasattr(given, "item"):  # of torch, numpy and others
+        with contextlib.suppress(RuntimeError, ValueError, TypeError):  # it has several elements, or none, or is meta
+            cost = given.item()
+    if isinstance(cost, Fraction):
+        return cost
+    if isinstance(cost, numbers.Integral):
+        return int(cost)
     if not isinstance(cost, numbers.Real):
         raise TypeError(
-            f"complexity_fn returned {cost!r} for dataset[{index}], a {type(cost).__name__}; it must return a number"
+            f"complexity_fn returned {given!r} for dataset[{index}], a {type(given).__name__}; it must return a "
+            "number, or a tensor or array of one"
         )
     if not math.isfinite(cost):
-        raise ValueError(f"complexity_fn returned {cost} for dataset[{index}]; costs must be finite")
-    return cost
+        raise ValueError(f"complexity_fn returned {given} for dataset[{index}]; costs must be finite")
+    return float(cost)

@@ -29,7 +29,8 @@ class RedisStore(ClusterStore):
     Args:
         hosts: one dict per server, in the same order on all ranks: "host" and "port", and what else redis.Redis takes,
             e.g. "username", "password", "ssl". None: local rank 0 of each node starts a server with a random password,
-            which ends with this process. It is a collective call then: after `init_process_group`, on all ranks.
+            which ends with this process; stores with the same arguments share it. It is a collective call then: after
+            `init_process_group`, on all ranks.
         cluster_mode: the servers of all nodes are one store. False: each node uses its own.
         capacity_per_node: bytes that a server started here may use; then it evicts at random. The default is 100 GiB.
 
@@ -64,9 +65,7 @@ class RedisStore(ClusterStore):
 
     def shutdown(self) -> None:
         super().shutdown()
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
+        self._server = None  # it ends with the last store that uses it
 
 
 class RedisServerStore(Store):

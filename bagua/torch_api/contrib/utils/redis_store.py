@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bagua.torch_api.contrib.caching.redis_server import start_redis_server_cli
 from bagua.torch_api.contrib.caching.redis_store import RedisStore
 
-__all__ = ["RedisStore"]
+__all__ = ["RedisStore", "start_redis_server_cli"]
