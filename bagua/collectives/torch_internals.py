@@ -191,7 +191,8 @@ def _close_connections(gloo: Any) -> None:
     for distance in range(1, gloo.size()):
         peer = (gloo.rank() + distance) % gloo.size()
         try:
-            gloo.recv([torch.empty(1, dtype=torch.uint8)], peer, _NEVER_SENT).wait(datetime.timedelta(milliseconds=1))
+            unused = torch.empty(1, dtype=torch.uint8, device="cpu")
+            gloo.recv([unused], peer, _NEVER_SENT).wait(datetime.timedelta(milliseconds=1))
         except RuntimeError as error:
             if "timed out" in str(error).lower():
                 return

@@ -27,7 +27,7 @@ class ScratchMemory:
     """A block, from which pieces are cut one after the other until `clear`. For one thread."""
 
     def __init__(self) -> None:
-        self._block = torch.empty(0, dtype=torch.uint8)
+        self._block = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._used = 0  # also by pieces that a larger block would have had room for
 
     @property
@@ -43,14 +43,14 @@ class ScratchMemory:
             self._used = end
             if end <= self._block.numel():
                 return self._block[begin : begin + size].view(dtype).view(*shape)
-        return torch.empty(*shape, dtype=dtype)
+        return torch.empty(*shape, dtype=dtype, device="cpu")
 
     def clear(self) -> None:
         """Nobody uses the pieces any more."""
         needed, self._used = self._used, 0
         if needed > self._block.numel():
-            self._block = torch.empty(0, dtype=torch.uint8)  # never both at once
-            self._block = torch.empty(needed, dtype=torch.uint8)
+            self._block = torch.empty(0, dtype=torch.uint8, device="cpu")  # never both at once
+            self._block = torch.empty(needed, dtype=torch.uint8, device="cpu")
 
 
 class _OfThread(threading.local):

@@ -132,7 +132,7 @@ class CpuKernels(Kernels):
 
     def local_statistics(self, x: Tensor) -> Statistics:
         # With running statistics of float32, which are not used, it computes in float32 also for shorter inputs.
-        unused = torch.zeros(2, x.shape[1], dtype=statistics_dtype(x))
+        unused = torch.zeros(2, x.shape[1], dtype=statistics_dtype(x), device=x.device)
         return Statistics(*torch.batch_norm_update_stats(x, unused[0], unused[1], 0.0))
 
     def combine(

@@ -80,7 +80,7 @@ class UnevenInputs:
         communicator = wrapper.inner.communicator
         ranks = communicator.nranks()
         flags = torch.zeros(ranks, 3, dtype=torch.int32, device=wrapper.device)
-        flags[communicator.rank()] = torch.tensor([active, backward, buffers], dtype=torch.int32)
+        flags[communicator.rank()] = torch.tensor([active, backward, buffers], dtype=torch.int32, device="cpu")
         with failures_named(wrapper.process_group, "counting the ranks that still have inputs"):
             counted = Join.notify_join_context(wrapper) if active else None
             dist.all_reduce(flags, group=communicator.torch_group)
