@@ -72,9 +72,13 @@ def test_workers_share_it(arguments: dict[str, Any], tmp_path: Path) -> None:
     found = data.statistics()
     assert (found.hits + found.misses, found.errors) == (1 + 102 + 102 + 1, 0)
     if arguments["backend"] == "lmdb":
-        batches(data, num_workers=1, multiprocessing_context="spawn")
-        assert prepared(data) == []
-        assert data.statistics().hits == found.hits + 102
+        for method in ("spawn", "forkserver"):
+            other = CachedDataset(data.dataset, dataset_name=method, writer_buffer_size=1000, **arguments)
+            batches(other, num_workers=1, multiprocessing_context=method)
+            assert prepared(other) == ALL
+            batches(other, num_workers=1, multiprocessing_context="fork")
+            assert prepared(other) == []
+            assert other.statistics()[:3] == (102, 102, 0)
 
 
 def test_an_unwritten_value_is_found() -> None:
@@ -223,6 +227,15 @@ def test_a_pickled_dataset_reads_the_same_cache(tmp_path: Path) -> None:
     prepared(data)
     check(pickle.loads(pickle.dumps(data))[1], 1)
     assert prepared(data) == []
+
+
+def test_a_default_device_moves_nothing(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        data = CachedDataset(Squares(tmp_path / "log"), path=tmp_path / "cache", capacity_bytes=8 * MIB)
+        for _ in range(2):
+            data[3]
+        data.cache_loader.flush()
+    assert data.statistics()[:3] == (1, 1, 0)
 
 
 def exit_after(data: CachedDataset) -> None:

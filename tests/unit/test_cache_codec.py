@@ -76,6 +76,23 @@ def test_tensors_are_stored_as_they_look() -> None:
     for tensor in (base.permute(2, 0, 1), base[:, 1], base.to(torch.complex64).conj(), base.to(torch.complex64).imag):
         assert torch.equal(decode(encode(tensor)), tensor)
     assert len(encode(base[0, 0, :1])) < 100  # not the storage around it
+    flags = torch.arange(24.0).reshape(4, 6)
+    for tensor in (flags[1:2, 2], flags[1, 2], flags[1:2, 2].to(torch.complex64).conj(), flags[:1, 1].expand(3, 1)):
+        assert torch.equal(decode(encode(tensor)), tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.uint16, torch.complex32], ids=str)
+def test_pickle_stores_what_torch_does_not_unpickle(dtype: torch.dtype) -> None:
+    pickling = codec_of("pickle")
+    table = torch.arange(1000.0).to(dtype)
+    for tensor in (table, table[5:6]):
+        frame = pack(pickling, "key", [tensor])
+        assert same(unpack(pickling, "key", frame), [tensor])
+    assert len(frame) < 300  # not the table
+    leaf = torch.ones(3, requires_grad=True)
+    assert unpack(pickling, "key", pack(pickling, "key", leaf)).requires_grad
+    with pytest.raises(TypeError, match=r"builtins\.function with codec='pickle' \(.*\n.*Convert it in the dataset"):
+        pack(pickling, "key", lambda: 1)
 
 
 def test_samples_belong_to_the_caller() -> None:

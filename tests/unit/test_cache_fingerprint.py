@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from bagua.torch_api.contrib.caching.fingerprint import fingerprint_of
 
@@ -165,3 +167,43 @@ def test_ordinary_values_have_one() -> None:
     wrapped = functools.wraps(textwrap.dedent)(lambda text: text)
     fields = dataclasses.make_dataclass("Made", ["x"])
     fingerprint_of([wrapped, fields(1), enum.Enum("E", "A B").A, len, [].append, 1j, ..., Path, sys, slice(1), {}.get])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda table: table.to_sparse(),
+        lambda table: table.to_sparse_csr(),
+        lambda table: table.to_sparse_csc(),
+        lambda table: table.to_sparse_bsr((2, 3)),
+        lambda table: table.to_sparse_bsc((2, 3)),
+        lambda table: table.to_mkldnn(),
+        lambda table: torch.quantize_per_tensor(table, 0.1, 0, torch.quint8),
+        lambda table: torch.quantize_per_channel(table, table[:, 0] + 1, torch.zeros(4), 0, torch.quint8),
+        lambda table: torch.complex(table, table).conj(),
+        lambda table: torch.complex(table, table).conj().imag,
+        lambda table: table[1:2, 1],
+        lambda table: table[1, 1].expand(3),
+        nn.Parameter,
+    ],
+)
+def test_tensors_of_every_kind_count(make: Any) -> None:
+    table = torch.arange(12.0).view(4, 3)
+    first = fingerprint_of([make(table), 1])
+    assert fingerprint_of([make(table.clone()), 1]) == first
+    assert fingerprint_of([make(table + 0.5), 1]) != first
+
+
+def test_flags_of_views_are_no_difference() -> None:
+    table = torch.arange(12.0).view(4, 3)
+    conjugate = torch.complex(table, table).conj()
+    assert fingerprint_of([conjugate, 1]) == fingerprint_of([conjugate.resolve_conj(), 1])
+    assert fingerprint_of([torch.ones(2, device="meta"), 1]) != fingerprint_of([torch.ones(3, device="meta"), 1])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_that_cannot_be_read_name_the_remedy() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(TypeError, match=r"fingerprint of list\[0\] cannot be computed.*\n.*fingerprint='\.\.\.'"):
+        fingerprint_of([nested, 1])

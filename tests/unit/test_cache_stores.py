@@ -7,8 +7,10 @@ import itertools
 import logging
 import os
 import random
+import resource
 import shutil
 import signal
+import subprocess
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.ports import free_port
 from support.processes import wait_until
 from support.redis_for_tests import needs_redis, redis_server
 
@@ -27,6 +30,7 @@ from bagua.torch_api.contrib.caching.lmdb_store import LmdbStore
 from bagua.torch_api.contrib.caching.memory_store import MemoryStore
 from bagua.torch_api.contrib.caching.redis_store import RedisStore
 from bagua.torch_api.contrib.caching.store import ClusterStore, Retries, Store, StoreError, StoreFullError
+from bagua.torch_api.contrib.utils.redis_store import start_redis_server_cli
 
 MIB = 1 << 20
 BACKENDS = ["memory", "lmdb", "cluster", pytest.param("redis", marks=needs_redis)]
@@ -145,6 +149,163 @@ def test_a_redis_server_keeps_its_limit() -> None:
             store.set(f"key{number}", os.urandom(40_000))
         assert 0 < store.num_keys() * 40_000 < 4 * MIB
         store.shutdown()
+
+
+# --- stores of users -------------------------------------------------------------------------------------------------
+
+
+class OfBagua09(Store):
+    """`mset` takes the dictionary alone; nothing is inherited."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str | bytes] = {}
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self.values[key] = value
+
+    def get(self, key: str) -> Any:
+        return self.values.get(key)
+
+    def num_keys(self) -> int:
+        return len(self.values)
+
+    def clear(self) -> None:
+        self.values.clear()
+
+    def mset(self, mapping: Any) -> None:  # type: ignore[override]
+        self.values.update(mapping)
+
+    def mget(self, keys: Any) -> Any:
+        return [self.values.get(key) for key in keys]
+
+    def status(self) -> bool:
+        return True
+
+    def shutdown(self) -> None:
+        pass
+
+
+class Smallest(Store):
+    def __init__(self) -> None:
+        self.values: dict[str, str | bytes] = {}
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self.values[key] = value
+
+    def get(self, key: str) -> Any:
+        return self.values.get(key)
+
+
+class Keywords(OfBagua09):
+    def mset(self, mapping: Any, **options: Any) -> None:
+        assert options.keys() <= {"group"}
+        self.values.update(mapping)
+
+
+class Unrelated:
+    """Not a Store, and not written for the cache."""
+
+    mset, mget = OfBagua09.mset, OfBagua09.mget
+
+    def __init__(self) -> None:
+        self.values: dict[str, str | bytes] = {}
+
+
+@pytest.mark.parametrize("keep_own", [False, True])
+@pytest.mark.parametrize("is_cluster", [False, True])
+@pytest.mark.parametrize("kind", [OfBagua09, Smallest, Keywords, Unrelated])
+def test_stores_of_users(kind: Any, is_cluster: bool, keep_own: bool, caplog: pytest.LogCaptureFixture) -> None:
+    loader = CacheLoader("memory", keep_own=keep_own)
+    loader.store = ClusterStore([kind(), kind()]) if is_cluster else kind()
+    for _ in range(2):
+        assert [loader.get(number, str) for number in range(20)] == [str(number) for number in range(20)]
+    assert loader.statistics()[:3] == (20, 20, 0)
+    assert not caplog.records
+
+
+def test_whatever_a_store_raises_is_a_miss_and_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Smallest):
+        def get(self, key: str) -> Any:
+            raise ConnectionResetError("gone")
+
+        def set(self, key: str, value: Any) -> None:
+            raise KeyError(key)
+
+    for store, told in ((Broken(), "ConnectionResetError: gone"), (Store(), "Store has neither mget"), (None, "mget")):
+        loader = CacheLoader("memory")
+        loader.store = store  # type: ignore[assignment]
+        caplog.clear()
+        assert [loader.get(number % 3, str) for number in range(6)] == ["0", "1", "2"] * 2
+        assert (loader.statistics().errors, len(caplog.records)) == (12, 1)
+        assert told in caplog.records[0].getMessage()
+
+
+# --- LMDB: full disks ------------------------------------------------------------------------------------------------
+
+
+def use_without_space(path: Path) -> None:
+    """Prepares samples; says so once; and stores again as soon as there is space."""
+    records: list[str] = []
+    logging.getLogger("bagua").handlers = [handler := logging.Handler()]
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    loader = CacheLoader("lmdb", path=path / "cache" / "deep", capacity_bytes=8 * MIB, writer_buffer_size=4)
+    for _ in range(2):
+        assert [loader.get(number, lambda key: [key] * 100) for number in range(40)] == [[n] * 100 for n in range(40)]
+    assert loader.statistics()[:2] == (0, 80)
+    assert len(records) == 1
+    assert f"It is in {path}/cache/deep, where 0." in records[0] or "MiB are free" in records[0]
+    assert "pass another path" in records[0]
+    if (path / "fill").exists():
+        (path / "fill").unlink()
+        for _ in range(2):
+            for number in range(40):
+                loader.get(number, lambda key: [key] * 100)
+        assert loader.statistics().hits == 40
+
+
+def use_with_a_limit(path: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+    use_without_space(path)
+
+
+def test_a_limit_of_the_size_of_files_is_a_miss(tmp_path: Path) -> None:
+    in_child(use_with_a_limit, tmp_path)
+
+
+def fill_up(path: Path) -> None:
+    with (path / "fill").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def use_and_fill_up(path: Path) -> None:
+    """The disk is full only after the cache is open."""
+    store = LmdbStore(path / "cache" / "deep", 8 * MIB)
+    store.set("key", b"x")
+    fill_up(path)
+    use_without_space(path)
+    assert store.get("key") == b"x"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+@pytest.mark.parametrize("options", ["size=1m", "size=2m,nr_inodes=3", "size=2m,ro", "filled later"])
+def test_a_full_disk_is_a_miss(options: str, tmp_path: Path) -> None:
+    """In a process of its own, which SIGBUS would end."""
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m" if options == "filled later" else options, "none", tmp_path],
+        capture_output=True,
+    )
+    if mount.returncode:
+        pytest.skip(f"needs to mount a tmpfs: {mount.stderr.decode()}")
+    try:
+        if options == "size=1m":
+            fill_up(tmp_path)
+        elif "inodes" in options:
+            for number in range(2):
+                (tmp_path / f"file{number}").touch()
+        in_child(use_and_fill_up if options == "filled later" else use_without_space, tmp_path)
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
 
 
 # --- LMDB: damage and death ------------------------------------------------------------------------------------------
@@ -420,6 +581,61 @@ def test_a_server_ends_with_the_process_that_started_it(is_killed: bool) -> None
         return f":{port:04X} 00000000:0000 0A" not in Path("/proc/net/tcp").read_text()
 
     wait_until(is_gone, "the server ends", 30)
+
+
+@needs_redis
+def test_stores_of_a_process_share_the_server_that_it_starts() -> None:
+    first, second, other = RedisStore(), RedisStore(), RedisStore(capacity_per_node=4 * MIB)
+    assert first.hosts == second.hosts != other.hosts
+    first.set("key", "value")
+    first.shutdown()
+    assert second.get("key") == b"value"
+    second.shutdown()
+    third = RedisStore()
+    assert third.hosts != second.hosts
+    third.shutdown()
+    other.shutdown()
+
+
+@needs_redis
+def test_a_server_for_other_processes() -> None:
+    """As tests of Bagua 0.9 start theirs: by a process that ends."""
+    port = free_port()
+    in_child(start_redis_server_cli, port, 4 * MIB, f"--cluster-config-file nodes{port}.conf", "--maxclients 50")
+    store = RedisStore([{"host": "127.0.0.1", "port": port}])
+    client = store.stores[0]._client  # type: ignore[attr-defined]
+    try:
+        store.set("key", "value")
+        assert store.get("key") == b"value"
+        assert client.config_get("maxm*")["maxmemory-policy"] == "allkeys-random"
+        with pytest.raises(
+            RuntimeError, match=f"redis-server does not start: .*\nIt was to listen on 127.0.0.1:{port}"
+        ):
+            start_redis_server_cli(port, 4 * MIB)
+    finally:
+        client.shutdown(nosave=True)
+
+
+@needs_redis
+def test_a_server_that_is_slow_to_start_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a busy machine: that it takes long is said, and proves nothing."""
+    begun, program = tmp_path / "begun", tmp_path / "redis-server"
+    program.write_text(f'#!/bin/sh\nread -r _ < {begun}\nexec {shutil.which("redis-server")} "$@"\n')
+    program.chmod(0o755)
+    os.mkfifo(begun)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("bagua.torch_api.contrib.caching.redis_server._SLOW_START_S", 0.0)
+    made: list[RedisStore] = []
+    thread = threading.Thread(target=lambda: made.append(RedisStore(capacity_per_node=3 * MIB)))
+    thread.start()
+    wait_until(lambda: len(caplog.records) == 1, "the warning", 60)
+    begun.write_text("go\n")
+    thread.join(60)
+    assert made[0].status()
+    assert "has not answered for 0 s" in caplog.records[0].getMessage()
+    made[0].shutdown()
 
 
 @pytest.mark.parametrize(

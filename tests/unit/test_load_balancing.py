@@ -6,8 +6,10 @@ import json
 import sys
 import types
 from collections import Counter
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -91,6 +93,49 @@ def test_epochs_have_other_orders_and_ranks_and_runs_the_same() -> None:
     sampler.set_epoch(1)
     assert list(sampler) != first
     assert sorted(sampler) == sorted(first), "random_level is 0: chunks stay"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [torch.uint8, torch.int16, torch.int64, torch.float32, np.uint8, np.int16, np.uint64, np.float32, np.longdouble],
+    ids=str,
+)
+def test_costs_of_every_type_give_the_same_order(kind: Any) -> None:
+    """Also those in whose type a sum would overflow, and as tensors and arrays without dimensions or of one element."""
+    values = [7, 3, 250, 9, 100, 1, 30, 20]
+    expected = _samplers(values, 2, random_level=1, seed=3)[0].chunks()
+    costs: Any = torch.tensor(values).to(kind) if isinstance(kind, torch.dtype) else np.array(values).astype(kind)
+    for given_costs in (costs, costs.reshape(-1, 1), [costs[index : index + 1].reshape(()) for index in range(8)]):
+        sampler = _samplers(given_costs, 2, random_level=1, seed=3)[0]
+        assert sampler.chunks() == expected
+        assert sampler.dataset is given_costs
+
+
+@pytest.mark.parametrize("level", [0, 0.5, 1])
+@pytest.mark.parametrize(
+    "costs",
+    [
+        [2**70, 1, 2**69, 5],
+        [10**400, 1.5, -(10**400), Fraction(1, 3)],
+        [1e308, -1e308, 0, 1],
+        [-100, 120, 5, 5],
+        [True, False, True, False],
+        [0, 0, 0, 0],
+    ],
+)
+def test_costs_of_any_size(costs: list[Any], level: float) -> None:
+    chunks = _samplers(costs, 2, random_level=level)[0].chunks()
+    assert sorted(index for chunk in chunks for index in chunk) == [0, 1, 2, 3]
+    if level == 0:
+        order = sorted(range(4), key=costs.__getitem__)
+        assert sorted(chunks) == sorted([order[:2], order[2:]])
+
+
+def test_a_default_device_does_not_move_the_order() -> None:
+    sampler = IndexSampler(range(20), float, 2, 0, random_level=0.5)
+    expected = list(sampler)
+    with torch.device("meta"):
+        assert list(sampler) == expected
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------
@@ -225,6 +270,12 @@ def test_values_out_of_range(options: dict[str, Any], told: str) -> None:
 def test_arguments_of_other_types() -> None:
     with pytest.raises(TypeError, match=r"returned '1' for dataset\[0\], a str; it must return a number"):
         IndexSampler([1], str, 1, 0)  # type: ignore[arg-type]
+    for cost in (torch.ones(2), np.ones(0), torch.tensor(1j), torch.ones((), device="meta")):
+        with pytest.raises(TypeError, match=r"for dataset\[1\], a (Tensor|ndarray); it must return a number"):
+            _samplers([1, cost], 1)
+    for bad in (torch.tensor(float("nan")), np.float32("inf"), -float("inf")):
+        with pytest.raises(ValueError, match=r"returned .*(nan|inf).* for dataset\[1\]; costs must be finite"):
+            _samplers([1, bad], 1)
     with pytest.raises(TypeError, match="sampler is a list, must be a LoadBalancingDistributedSampler"):
         BatchSampler([1], lambda one: [one])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="drop_last is True, must be False"):
