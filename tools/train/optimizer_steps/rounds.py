@@ -20,36 +20,38 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "adam": lambda parameters, **options: torch.optim.Adam(parameters, lr=1e-3, **options),
     "adamw": lambda parameters, **options: torch.optim.AdamW(parameters, lr=1e-3, **options),
 }
-OURS = {"fuse_step": {}, "fuse_step of fused=True": {"fused": True}}
-BACKENDS: dict[str, dict[str, Any]] = {
+# What fuse_step is compared with, and the options of both.
+_THEIRS: dict[str, dict[str, Any]] = {
     "for-loop": {"foreach": False},
     "foreach": {"foreach": True},
     "fused=True": {"fused": True},
-    **OURS,
 }
+OURS = {"fuse_step" if one == "for-loop" else f"fuse_step of {one}": one for one in _THEIRS}
+BACKENDS = {**_THEIRS, **{ours: _THEIRS[theirs] for ours, theirs in OURS.items()}}
 COMPILED = "compiled"
 
 
 @dataclass(frozen=True)
 class Row:
-    """The rounds of one backend, with those of the for-loop and of foreach."""
+    """The rounds of one backend, with those of the for-loop and of foreach, and of what fuse_step replaces."""
 
     optimizer: str
     gradients: str
     parameters: int
+    elements: int
     backend: str
     ms: tuple[float, ...]
     over_loop: PairedRatio
     over_foreach: PairedRatio
+    over_replaced: PairedRatio | None
 
 
 class Case:
     """One backend: its parameters, with gradients, and its optimizer."""
 
-    def __init__(self, backend: str, optimizer: str, count: int, given: argparse.Namespace) -> None:
-        self.device = torch.device(given.device)
-        side = given.elements
-        self.parameters = [torch.nn.Parameter(torch.ones(side, device=self.device)) for _ in range(count)]
+    def __init__(self, backend: str, optimizer: str, count: int, elements: int, device: str) -> None:
+        self.device = torch.device(device)
+        self.parameters = [torch.nn.Parameter(torch.ones(elements, device=self.device)) for _ in range(count)]
         made = OPTIMIZERS[optimizer](self.parameters, **BACKENDS.get(backend, {"foreach": True}))
         self.step = fuse_optimizer(made).fuse_step if backend in OURS else made.step
         if backend == COMPILED:
@@ -78,10 +80,10 @@ class Case:
             torch.cuda.synchronize(self.device)
 
 
-def compare(optimizer: str, gradients: str, count: int, given: argparse.Namespace) -> list[Row]:
+def compare(optimizer: str, gradients: str, count: int, elements: int, given: argparse.Namespace) -> list[Row]:
     backends = [*BACKENDS, *([COMPILED] if count <= given.compile_up_to else [])]
-    cases = {backend: Case(backend, optimizer, count, given) for backend in backends}
-    steps = max(1, given.steps // count)
+    cases = {backend: Case(backend, optimizer, count, elements, given.device) for backend in backends}
+    steps = max(1, given.steps * 256 // (count * max(256, elements)))
     times: dict[str, list[float]] = {backend: [] for backend in backends}
     order = random.Random(count)
     for number in range(given.rounds + 1):
@@ -92,6 +94,10 @@ def compare(optimizer: str, gradients: str, count: int, given: argparse.Namespac
                 times[backend].append(taken)
     loop, foreach = times["for-loop"], times["foreach"]
     return [
-        Row(optimizer, gradients, count, one, tuple(ms), paired_ratio(loop, ms), paired_ratio(foreach, ms))
+        Row(
+            *(optimizer, gradients, count, elements, one, tuple(ms)),
+            *(paired_ratio(loop, ms), paired_ratio(foreach, ms)),
+            paired_ratio(times[OURS[one]], ms) if one in OURS else None,
+        )
         for one, ms in times.items()
     ]

@@ -209,11 +209,9 @@ def _tensor_parts(value: torch.Tensor) -> list[object]:
         return ["meta"]  # it has no elements
     if value.is_quantized:
         if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-            scale = [value.q_scale(), value.q_zero_point()]
-        else:
-            each = (value.q_per_channel_scales(), value.q_per_channel_zero_points())
-            scale = [value.q_per_channel_axis(), *map(elements_of, each)]
-        return ["quantized", elements_of(value.int_repr()), *scale]
+            return ["quantized", elements_of(value.int_repr()), value.q_scale(), value.q_zero_point()]
+        held = [value.int_repr(), value.q_per_channel_scales(), value.q_per_channel_zero_points()]
+        return ["quantized", value.q_per_channel_axis(), *map(elements_of, held)]
     if value.layout is torch.strided:
         return [elements_of(value)]
     if value.layout is torch.sparse_coo:
