@@ -12,6 +12,7 @@ import torch
 from torch import nn, optim
 
 from bagua.torch_api.contrib.fuse import fuse_optimizer, fused_parameters
+from bagua.torch_api.contrib.fuse import optimizer as fused_module
 from bagua.torch_api.contrib.fuse.break_even import break_even
 
 
@@ -126,3 +127,23 @@ def test_what_is_not_fused_is_the_optimizers_own_step() -> None:
     give_gradients([*parameters, *small])
     optimizer.fuse_step()
     assert fused_parameters(optimizer) == small
+
+
+def test_gradients_that_are_others_in_each_step_are_not_planned_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan is for the parameters that have gradients."""
+    parameters, optimizer, _ = made([256] * 40)
+    others = [nn.Parameter(one.detach().clone()) for one in parameters]
+    other = optim.AdamW(others, lr=0.1)
+    plans: list[object] = []
+    plan = fused_module.Plan
+    monkeypatch.setattr(fused_module, "Plan", lambda *given: plans.append(given) or plan(*given))
+    for step in range(300):
+        for tensors in (parameters, others):
+            give_gradients(tensors)
+            if step < 200:
+                tensors[step % 40].grad = None
+        optimizer.fuse_step()
+        other.step()
+    assert len(plans) < 20
+    assert len(fused_parameters(optimizer)) == 40
+    assert all(map(torch.equal, parameters, others))

@@ -57,3 +57,8 @@ secret = "secret"
 run_blocks("docs/how-to/train/cache-samples.md", 3)  # nobody is asked before the first sample
 
 assert len(dataset.cache_loader.store.hosts) == 2
+
+run_blocks("docs/how-to/train/cache-samples.md", 6)
+
+assert [loader.get(number, str) for number in (1, 2, 1)] == ["1", "2", "1"]
+assert len(loader.store.values) == 2

@@ -6,6 +6,7 @@ groups and states are replaced by those of a plan (bagua.torch_api.contrib.fuse.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Callable
@@ -29,6 +30,11 @@ _logger = logging.getLogger("bagua")
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
 _ATTRIBUTE = "_bagua_fusion"
+
+# Fewer steps do not make up for the time that a plan takes. After so many plans in a row that were not worth it, there
+# is a pause, which then doubles.
+_WORTH_STEPS = 16
+_FREE_PLANS = 8
 
 
 def fuse_optimizer(
@@ -175,7 +181,8 @@ class Fusion:
     """What an optimizer is given by `fuse_optimizer`: its blocks and its plan.
 
     Attributes:
-        pause: for so many steps it is not looked whether there is something to fuse, as there was nothing.
+        pause: for so many steps it is not looked whether there is something to fuse, as there was nothing, or something
+            else in each step. Planning takes time for each parameter: seldom enough, it takes none of the steps.
         number_of_groups: of the optimizer, when the pause began.
     """
 
@@ -184,7 +191,8 @@ class Fusion:
         self.check_flatten = check_flatten
         self.pause = 0
         self.number_of_groups = 0
-        self._next_pause = 1
+        self._steps_of_plan = 0
+        self._wasted_plans = 0
         self._is_told = False
         self._layout = OwnLayout() if do_flatten else FoundLayout()
         self._blocks: list[list[Block]] = []
@@ -207,15 +215,14 @@ class Fusion:
         return [] if self._plan is None else self._plan.fused_parameters()
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.pause = 0
         plan = self._prepared(optimizer)
         step = plain_step(optimizer)
         if plan is None:
-            # Looking takes time for each parameter: seldom enough, it takes none of the steps.
-            self.pause, self._next_pause = self._next_pause, 2 * self._next_pause
             self.number_of_groups = len(optimizer.param_groups)
             step(optimizer)
             return
-        self._next_pause = 1
+        self._steps_of_plan += 1
         groups, states = optimizer.param_groups, optimizer.state
         shown = plan.shown_groups(groups)
         optimizer.param_groups, optimizer.state = shown, plan.shown_states()
@@ -229,7 +236,7 @@ class Fusion:
         try:
             plan.write_back(groups, shown)
         except StaleError:
-            self._plan = None
+            self._drop_plan()
         except BaseException:
             self._plan = None
             raise
@@ -242,20 +249,27 @@ class Fusion:
                 self._plan.prepare(optimizer)
                 return self._plan
             except StaleError:
-                self._plan = None
+                self._drop_plan()
+                if self.pause:
+                    return None
         self.settle(optimizer, lambda parameter: parameter.grad is not None)
         with torch.no_grad():
             plan = Plan(optimizer, self._blocks, self._limits, self.check_flatten)
         self._tell(optimizer, plan)
-        if not plan.fused_groups:
-            return None
-        plan.note_versions()
-        try:
-            plan.prepare(optimizer)
-        except StaleError:
-            return None
-        self._plan = plan
-        return plan
+        if plan.fused_groups:
+            plan.note_versions()
+            with contextlib.suppress(StaleError):
+                plan.prepare(optimizer)
+                self._plan = plan
+                return plan
+        self._wasted_plans = max(self._wasted_plans, _FREE_PLANS - 1)
+        self._drop_plan()
+        return None
+
+    def _drop_plan(self) -> None:
+        self._wasted_plans = self._wasted_plans + 1 if self._steps_of_plan < _WORTH_STEPS else 0
+        self._plan, self._steps_of_plan = None, 0
+        self.pause = int(2.0 ** (self._wasted_plans - _FREE_PLANS))
 
     def _tell(self, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
         if not self._is_told:
