@@ -598,7 +598,7 @@ def test_stores_of_a_process_share_the_server_that_it_starts() -> None:
 
 
 @needs_redis
-def test_a_server_for_other_processes() -> None:
+def test_a_server_for_other_processes(caplog: pytest.LogCaptureFixture) -> None:
     """As tests of Bagua 0.9 start theirs: by a process that ends."""
     port = free_port()
     in_child(start_redis_server_cli, port, 4 * MIB, f"--cluster-config-file nodes{port}.conf", "--maxclients 50")
@@ -610,6 +610,12 @@ def test_a_server_for_other_processes() -> None:
         assert client.config_get("maxm*")["maxmemory-policy"] == "allkeys-random"
         with pytest.raises(RuntimeError, match=f"does not start: .*\nIt was to listen on 127.0.0.1:{port}"):
             start_redis_server_cli(port, 4 * MIB)
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxmemory", 1)
+        loader = CacheLoader("redis", hosts=store.hosts)
+        assert [loader.get(number % 3, str) for number in range(6)] == ["0", "1", "2"] * 2
+        assert len(caplog.records) == 1
+        assert "The Redis server has no memory left (" in caplog.records[0].getMessage()
     finally:
         client.shutdown(nosave=True)
 

@@ -47,10 +47,11 @@ def fuse_optimizer(
         optimizer: elementwise: each element of a parameter is updated from its own gradient and states alone. All of
             torch.optim are, except LBFGS, Muon, Adafactor and SparseAdam. One that is not of torch.optim is tried out
             on two small tensors.
-        do_flatten: move the weights of each group into one piece of memory per dtype and device, now, in the order of
-            the group. What a bucket of `with_bagua` takes over afterwards is stepped unfused: wrap the model with
-            `do_flatten=False`, or pass False here. False: use weights or gradients that lie one after another already,
-            such as those in buckets; the weights of gradients in a bucket are moved into the order of the bucket.
+        do_flatten: move the weights of each group that are to be fused into one piece of memory per dtype and device,
+            now, in the order of the group. What a bucket of `with_bagua` takes over afterwards is stepped unfused: wrap
+            the model with `do_flatten=False`, or pass False here. False: use weights or gradients that lie one after
+            another already, such as those in buckets; the weights of gradients in a bucket are moved into the order of
+            the bucket.
         check_flatten: before each `fuse_step`, look at the memory of every parameter and state. False: only at the
             first and last one of each flat tensor, which is faster. Then do not assign to `parameter.data` or to
             single entries of `optimizer.state`.
