@@ -229,6 +229,14 @@ def test_a_pickled_dataset_reads_the_same_cache(tmp_path: Path) -> None:
     assert prepared(data) == []
 
 
+def test_a_cache_of_a_cached_dataset_has_the_same_fingerprint_after_use() -> None:
+    inner = CachedDataset([1, 2], "memory")
+    first = CachedDataset(inner, "memory").cache_loader.fingerprint
+    inner[0], inner[0]
+    assert CachedDataset(inner, "memory").cache_loader.fingerprint == first
+    assert CachedDataset(CachedDataset([1, 3], "memory"), "memory").cache_loader.fingerprint != first
+
+
 def test_a_default_device_moves_nothing(tmp_path: Path) -> None:
     sample = torch.arange(3)
     with torch.device("meta"):

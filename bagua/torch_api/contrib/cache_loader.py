@@ -97,6 +97,10 @@ class CacheLoader:
         self._codec = codec_of(self._codec_name)
         self._begin_process()
 
+    def _bagua_fingerprint(self) -> str:
+        """What it adds to the fingerprint of a dataset that holds it: not its store and counts."""
+        return self._prefix
+
     def get(self, key: Hashable, load_fn: Callable[[Any], Any]) -> Any:
         """The value of `key`: from the cache, or else `load_fn(key)`, whose errors propagate.
 

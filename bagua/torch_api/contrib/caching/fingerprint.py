@@ -167,6 +167,9 @@ class _Digest:
     def _add_object(self, value: Any, where: str) -> None:
         self._feed("object")
         kind = type(value)
+        if hasattr(kind, "_bagua_fingerprint"):
+            self._feed(kind.__module__, kind.__qualname__, value._bagua_fingerprint())
+            return
         if isinstance(inner := getattr(value, "__wrapped__", None), types.FunctionType):  # functools.cache
             self._feed(kind.__module__, kind.__qualname__)
             self.add(inner, where)
