@@ -43,8 +43,8 @@ _MEASURED = {
     ("cpu", "foreach"): {"sgd": (32, 2048), "momentum": (8, 8192), "states": (6, 16384)},
     ("cpu", "fused"): {"sgd": (96, 1024), "momentum": (32, 2048), "states": (14, 8192)},
     ("cuda", "for-loop"): {"sgd": (8, 65536), "momentum": (5, 65536), "states": (4, 65536)},
-    ("cuda", "foreach"): {"sgd": (128, 16384), "momentum": (48, 32768), "states": (16, 32768)},
-    ("cuda", "fused"): {"sgd": (128, 16384), "momentum": (64, 16384), "states": (64, 16384)},
+    ("cuda", "foreach"): {"sgd": (64, 131072), "momentum": (32, 131072), "states": (12, 131072)},
+    ("cuda", "fused"): {"sgd": (80, 131072), "momentum": (40, 131072), "states": (48, 131072)},
 }
 _RUN_ELEMENTS = {("cpu", "for-loop"): 1 << 17, ("cpu", "foreach"): 1 << 20, ("cpu", "fused"): 1 << 20}
 _ANY = 1 << 62
