@@ -114,9 +114,13 @@ def start_redis_server_cli(port: int, capacity: int, *args: str) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        address = given[given.index("--bind") + 1] if "--bind" in given else "127.0.0.1"
-        # Another server may have the port. One with a password does not say its process.
-        if not _is_ready(process, address, port, "INFO server", (f"process_id:{process.pid}\r".encode(), b"-NOAUTH")):
+        address = given[given.index("--bind") + 1].lstrip("-") if "--bind" in given else "127.0.0.1"
+        if address.strip(":*") == "":  # all
+            address = "localhost"
+        # Another server may have the port. One that asks for a password, or rejects this address, does not say its
+        # process.
+        answers = (f"process_id:{process.pid}\r".encode(), b"-NOAUTH", b"-DENIED")
+        if not _is_ready(process, address, port, "INFO server", answers):
             raise RuntimeError(_not_started(log, f"{address}:{port}"))
         process.returncode = 0  # nobody is to wait for it
 
