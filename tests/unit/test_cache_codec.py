@@ -81,6 +81,7 @@ def test_tensors_are_stored_as_they_look() -> None:
         assert torch.equal(decode(encode(tensor)), tensor)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.uint16, torch.complex32], ids=str)
 def test_pickle_stores_what_torch_does_not_unpickle(dtype: torch.dtype) -> None:
     pickling = codec_of("pickle")
