@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
+from bagua.engine.gradient_owners import engines_by_name
 from bagua.engine.incomplete_step import failed_reinitialization
 from bagua.engine.module_hooks import ModuleHooks
 from bagua.engine.parameters import ignored_names, trainable_parameters
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("bagua")
 
 _module_counts: dict[str, Iterator[int]] = defaultdict(itertools.count)
-
-# Every engine at work, by the name of its module.
-engines_by_name: weakref.WeakValueDictionary[str, BaguaDistributedDataParallel] = weakref.WeakValueDictionary()
 
 
 class BaguaDistributedDataParallel:

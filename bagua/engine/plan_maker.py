@@ -13,6 +13,7 @@ from torch import nn
 from bagua.collectives.failure_report import failures_named
 from bagua.engine.bucket_plan import plan_buckets
 from bagua.engine.comm_scheduler import CommScheduler
+from bagua.engine.gradient_owners import refuse_second_engine
 from bagua.engine.parameters import TrainableWatch, left_out_parameters, trainable_parameters
 from bagua.engine.replica_check import Replica
 from bagua.engine.state_broadcast import broadcast_optimizer_state, broadcast_parameters, refuse_lbfgs
@@ -167,6 +168,7 @@ class PlanMaker:
                 f"{type(module).__name__} has no parameters to synchronize: all are frozen or ignored.\n"
                 "Unfreeze at least one (requires_grad_()), or train the module without Bagua."
             )
+        refuse_second_engine(self._engine, parameters)
         return parameters
 
     def _key(self) -> Hashable:

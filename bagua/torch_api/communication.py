@@ -20,7 +20,7 @@ from bagua.collectives.process_group import (
 )
 from bagua.collectives.reduce_op import ReduceOp
 from bagua.engine.comm_scheduler import CommScheduler
-from bagua.engine.data_parallel import engines_by_name
+from bagua.engine.gradient_owners import engines_by_name
 
 broadcast_coalesced = coalesced.broadcast_coalesced
 allreduce_coalesced_inplace = coalesced.all_reduce_coalesced_inplace

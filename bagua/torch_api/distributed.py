@@ -17,7 +17,8 @@ from torch import nn
 
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
-from bagua.engine.data_parallel import BaguaDistributedDataParallel, engines_by_name
+from bagua.engine.data_parallel import BaguaDistributedDataParallel
+from bagua.engine.gradient_owners import engines_by_name, watch_torch_ddp
 from bagua.env import read_text
 from bagua.torch_api.algorithms.base import allowed_algorithms
 from bagua.torch_api.env import get_autotune_level, get_default_bucket_size
@@ -251,3 +252,4 @@ def _give_to_torch_module() -> None:
 
 
 _give_to_torch_module()
+watch_torch_ddp()

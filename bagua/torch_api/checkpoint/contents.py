@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from bagua.collectives.process_group import BaguaProcessGroup
-from bagua.engine.data_parallel import BaguaDistributedDataParallel, engines_by_name
+from bagua.engine.data_parallel import BaguaDistributedDataParallel
+from bagua.engine.gradient_owners import engines_by_name
 from bagua.engine.tensor import record_of
 from bagua.torch_api.checkpoint import expert_states, layout
 from bagua.torch_api.checkpoint.plain_names import plain_parameters, plain_state, unwrapped
