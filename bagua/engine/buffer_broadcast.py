@@ -1,23 +1,38 @@
 """The broadcast of a module's buffers at the start of a forward pass: one message, whose memory is kept.
 
 Owned by a wrapper; runs on the thread of forward, on its current stream.
+
+[Note: buffers that change] Modules may register, replace and delete buffers while they are trained, usually alike on
+all ranks. A message must have the same length on all of them, although nobody can ask the others first. So it is laid
+out as they last agreed, and begins with the digest of what the source has now. If that is something else, all ranks see
+it, compare what they have, and agree on a new layout or raise the same error. A rank that alone has other buffers than
+the source raises by itself.
+
+On CUDA the host would have to wait for the message to read the digest. It reads the one before instead, which has come
+long ago: new buffers are broadcast one forward pass later, and those that are as before in between.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bagua.collectives.arguments import repeats_elements
 from bagua.collectives.failure_report import failures_named
+from bagua.engine.module_buffers import ModuleBuffers
+from bagua.engine.replica_check import DIGEST_BYTES, Replica
+from bagua.engine.tensor_broadcast import why_unsendable
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
 
+
+_Entry = tuple[str, torch.dtype, torch.Size]
 
 # Of each dtype's part of the message, in bytes: no dtype has larger elements.
 _ALIGNMENT = 16
@@ -26,90 +41,190 @@ _ALIGNMENT = 16
 class BufferBroadcast:
     """
     Args:
-        module: its buffers are dense, of one device that the group has a backend for, and alike on all ranks. They may
-            be replaced by others, as `self.mean = 0.9 * self.mean + ...` does, or given other memory (`.data = ...`).
+        module: its buffers are dense, of one device that the group has a backend for, and alike on all ranks when this
+            is made. Later they may change, see [Note: buffers that change].
         ignored: names of buffers that are left alone.
         group: whose ranks have the same buffers.
     """
 
     def __init__(self, module: nn.Module, ignored: Sequence[str], group: BaguaProcessGroup) -> None:
         self._group = group
-        # Where the buffers are found: going through the module takes longer than looking at all of them.
-        self._places: list[tuple[str, dict[str, Tensor | None], str]] = []
-        for prefix, owner in module.named_modules():
-            for key in owner._buffers:
-                name = f"{prefix}.{key}" if prefix else key
-                if name not in ignored:
-                    self._places.append((name, owner._buffers, key))
+        self._places = ModuleBuffers(module, ignored)
+        self._named: list[tuple[str, Tensor]] = []
         self._buffers: list[Tensor] = []
         # Where each of them lies. What lay there before is held by its portion, so that nothing else can come there.
         self._addresses: list[int] = []
+        self._lengths: list[int] = []
+        self._layout = self._agreed = _Layout.of(self._places.named())
+        self._device = next((one.device for _, one in self._places.named()), torch.device("cpu"))
+        self._message: _Message | None = None
         self._portions: list[_Portion] = []
-        # Of bytes: not every backend knows every dtype, and one message is cheaper than one for each.
-        self._message: Tensor | None = None
+        # The digest of the last source that nobody has looked at yet, and when it is there.
+        self._unread: tuple[Tensor, torch.cuda.Event] | None = None
 
     @property
     def has_buffers(self) -> bool:
-        return bool(self._places)
+        """Whether the ranks have any. Where they have none, nothing is sent any more, as with torch's DDP."""
+        return bool(self._agreed.entries)
 
     def named_buffers(self) -> list[tuple[str, Tensor]]:
         """(name, buffer), each once, as they are now."""
-        found: dict[int, tuple[str, Tensor]] = {}
-        for name, owner, key in self._places:
-            buffer = owner.get(key)
-            if buffer is not None:
-                found.setdefault(id(buffer), (name, buffer))
-        return list(found.values())
+        return self._places.named()
 
     def run(self, source: int = 0) -> None:
         """Overwrite the buffers with those of group rank `source`. Autograd does not see it, as with torch's DDP: a
         forward pass whose backward pass is still to come may have used them.
 
         Raises:
-            RuntimeError: communication failed; names the ranks that are gone, where that can be found out.
+            RuntimeError: the ranks have different buffers, named with the ranks; or communication failed: names the
+                ranks that are gone, where that can be found out.
         """
-        self._look()
-        communicator = self._group.get_global_communicator()
-        is_source = communicator.rank() == source
         with torch.no_grad(), failures_named(self._group, "broadcasting buffers", in_order=True):
-            if self._message is None:
-                return
-            for portion in self._portions if is_source else ():
-                torch._foreach_copy_(portion.parts, portion.buffers)
-            dist.broadcast(self._message, communicator.ranks[source], group=communicator.torch_group)
-            for portion in self._portions if not is_source else ():
-                torch._foreach_copy_(portion.buffers, portion.parts)
+            is_captured = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+            if not is_captured:
+                self._read_last(source)
+            message = self._send(source)
+            if message.header.device.type == "cpu":
+                if not self._is_agreed(message.header, source):
+                    message = self._send(source)
+            elif not is_captured:  # into a CUDA graph, in which the host cannot read
+                header = torch.empty(DIGEST_BYTES, dtype=torch.uint8, pin_memory=True)
+                header.copy_(message.header, non_blocking=True)
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record()
+                self._unread = header, event
+            if self._group.get_global_communicator().rank() != source:
+                for portion in self._portions:
+                    torch._foreach_copy_(portion.buffers, portion.parts)
 
-    def _look(self) -> None:
-        """Make the messages anew if the buffers, or the memory they lie in, are others than before."""
-        buffers = [buffer for _, buffer in self.named_buffers()]
+    def _send(self, source: int) -> _Message:
+        communicator = self._group.get_global_communicator()
+        message = self._look()
+        if communicator.rank() == source:
+            for portion in self._portions:
+                torch._foreach_copy_(portion.parts, portion.buffers)
+        dist.broadcast(message.memory, communicator.ranks[source], group=communicator.torch_group)
+        return message
+
+    def _read_last(self, source: int) -> None:
+        if self._unread is not None:
+            (header, event), self._unread = self._unread, None
+            event.synchronize()
+            self._is_agreed(header, source)
+
+    def _is_agreed(self, header: Tensor, source: int) -> bool:
+        """Whether the source of a message has what the ranks last agreed on. If not, all ranks agree anew.
+
+        Raises:
+            RuntimeError: the ranks have different buffers.
+        """
+        communicator = self._group.get_global_communicator()
+        if not torch.equal(header, self._agreed.replica.digest):
+            self._look()
+            self._layout.replica.check(communicator)
+            self._agreed, self._message = self._layout, None
+            return False
+        if self._layout is not self._agreed:
+            ranks = communicator.ranks[source], communicator.ranks[communicator.rank()]
+            raise RuntimeError(self._agreed.replica.difference(self._layout.replica, ranks))
+        return True
+
+    def _look(self) -> _Message:
+        """Make message and portions anew if the buffers, or the memory they lie in, are others than before."""
+        named = self._places.named()
         if (
-            len(buffers) == len(self._buffers)
-            and all(map(operator.is_, buffers, self._buffers))
-            and all(map(operator.eq, map(Tensor.data_ptr, buffers), self._addresses))
+            self._message is not None
+            and named is self._named
+            and list(map(Tensor.numel, self._buffers)) == self._lengths
+            and list(map(Tensor.data_ptr, self._buffers)) == self._addresses
         ):
-            return
-        self._buffers, self._addresses = buffers, [buffer.data_ptr() for buffer in buffers]
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for buffer in buffers:
-            if buffer.numel():
-                by_dtype.setdefault(buffer.dtype, []).append(buffer)
-        self._portions, self._message = [], None
-        sizes = {dtype: sum(tensor.numel() for tensor in tensors) for dtype, tensors in by_dtype.items()}
+            return self._message
+        buffers = [buffer for _, buffer in named]
+        for name, buffer in named:
+            problem = why_unsendable(buffer) or (
+                "it is expanded; call contiguous()" if repeats_elements(buffer) else None
+            )
+            if problem is not None:
+                raise ValueError(f"buffer {name!r} cannot be broadcast: {problem}")
+        entries = _entries_of(named)
+        known = (one for one in (self._agreed, self._layout) if one.entries == entries)
+        self._layout = next(known, None) or _Layout.of(named)
+        device = buffers[0].device if buffers else self._device
+        with torch.inference_mode(False):  # what is made here is used in later passes
+            if self._message is None or device != self._device:
+                self._message = _Message(self._agreed, device)
+            self._device = device
+            self._message.header.copy_(self._layout.replica.digest)
+            self._portions = self._message.portions_of(named)
+        self._named, self._buffers = named, buffers
+        self._lengths, self._addresses = list(map(Tensor.numel, buffers)), list(map(Tensor.data_ptr, buffers))
+        return self._message
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Which buffers there are.
+
+    Attributes:
+        entries: (name, dtype, shape) of each.
+        replica: the same for comparisons with other ranks, which takes longer to make.
+    """
+
+    entries: list[_Entry]
+    replica: Replica
+
+    @classmethod
+    def of(cls, named: Sequence[tuple[str, Tensor]]) -> _Layout:
+        return cls(_entries_of(named), Replica(named, "buffers"))
+
+
+def _entries_of(named: Sequence[tuple[str, Tensor]]) -> list[_Entry]:
+    return [(name, buffer.dtype, buffer.shape) for name, buffer in named]
+
+
+class _Message:
+    """Memory for the buffers of a layout.
+
+    Attributes:
+        memory: bytes: not every backend knows every dtype, and one message is cheaper than one for each.
+        header: of these, those that say which buffers the source has.
+    """
+
+    def __init__(self, layout: _Layout, device: torch.device) -> None:
+        by_dtype: dict[torch.dtype, list[tuple[str, torch.Size]]] = {}
+        for name, dtype, shape in layout.entries:
+            if shape.numel():
+                by_dtype.setdefault(dtype, []).append((name, shape))
+        sizes = {dtype: sum(shape.numel() for _, shape in named) for dtype, named in by_dtype.items()}
         lengths = [-(-size * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT for dtype, size in sizes.items()]
-        if not lengths:
-            return
-        with torch.inference_mode(False):  # this memory is used in later passes
-            self._message = torch.empty(sum(lengths), dtype=torch.uint8, device=buffers[0].device)
-            for piece, (dtype, tensors) in zip(torch.split(self._message, lengths), by_dtype.items(), strict=True):
-                self._portions.append(_Portion(tensors, piece.view(dtype)[: sizes[dtype]]))
+        self.memory = torch.empty(DIGEST_BYTES + sum(lengths), dtype=torch.uint8, device=device)
+        self.header, *pieces = torch.split(self.memory, [DIGEST_BYTES, *lengths])
+        self._parts: dict[tuple[str, torch.dtype, torch.Size], Tensor] = {}
+        for piece, (dtype, named) in zip(pieces, by_dtype.items(), strict=True):
+            flat = piece.view(dtype)[: sizes[dtype]]
+            for part, (name, shape) in zip(
+                torch.split(flat, [shape.numel() for _, shape in named]), named, strict=True
+            ):
+                self._parts[name, dtype, shape] = part.view(shape)
+
+    def portions_of(self, named: Sequence[tuple[str, Tensor]]) -> list[_Portion]:
+        """Of each dtype, the buffers that are in the message."""
+        portions: dict[torch.dtype, _Portion] = {}
+        for name, buffer in named:
+            part = self._parts.get((name, buffer.dtype, buffer.shape))
+            if part is not None:
+                portions.setdefault(buffer.dtype, _Portion()).add(buffer, part)
+        return list(portions.values())
 
 
 class _Portion:
     """Buffers of one dtype, and a view of the message's memory for each."""
 
-    def __init__(self, buffers: list[Tensor], flat: Tensor) -> None:
+    def __init__(self) -> None:
+        self.buffers: list[Tensor] = []
+        self.parts: list[Tensor] = []
+
+    def add(self, buffer: Tensor, part: Tensor) -> None:
         # The same memory, but a version of its own, so that autograd does not see that it is written.
-        self.buffers = [buffer.data for buffer in buffers]
-        pieces = torch.split(flat, [buffer.numel() for buffer in buffers])
-        self.parts = [piece.view(buffer.shape) for piece, buffer in zip(pieces, buffers, strict=True)]
+        self.buffers.append(buffer.data)
+        self.parts.append(part)

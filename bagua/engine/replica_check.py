@@ -22,6 +22,7 @@ from bagua.collectives.object_collectives import all_gather_object, broadcast_ob
 MAX_NAME_LENGTH = 120  # characters
 MAX_VARIANTS = 3  # of what ranks have instead of what rank 0 has
 MAX_RANKS = 16
+DIGEST_BYTES = hashlib.sha256().digest_size
 
 _T = TypeVar("_T")
 
@@ -41,16 +42,19 @@ class Replica:
 
     Args:
         named_parameters: described are names, shapes, dtypes, requires_grad and the kind of device, in this order.
-        kind: of tensors that they are, if they are not those that are trained; for the message.
+        kind: of tensors that they are, in the plural; for the message.
         optimizers: described are their number and their classes, in this order. `broadcast_optimizer_state` compares
             their groups and parameters.
         settings: as they are; as many on every rank.
+
+    Attributes:
+        digest: of all this, DIGEST_BYTES long.
     """
 
     def __init__(
         self,
         named_parameters: Iterable[tuple[str, torch.Tensor]],
-        kind: str = "",
+        kind: str = "parameters",
         optimizers: Sequence[torch.optim.Optimizer] = (),
         settings: Sequence[str] = (),
     ) -> None:
@@ -59,7 +63,7 @@ class Replica:
         self._classes = [_class_name(optimizer) for optimizer in optimizers]
         self._settings = list(settings)
         digest = hashlib.sha256(repr((self._entries, self._classes, self._settings)).encode()).digest()
-        self._digest = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+        self.digest = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
 
     def check(self, communicator: BaguaCommunicator) -> None:
         """Compare it with those of the other ranks. Every rank calls it. Costs one exchange of a digest if all is well.
@@ -73,13 +77,18 @@ class Replica:
         """As `check`, with the exchange in the background. Every rank calls it, and what it returns."""
         if communicator.nranks() == 1:
             return lambda: None
-        digests = start_all_gather_bytes(self._digest, communicator)
+        digests = start_all_gather_bytes(self.digest, communicator)
 
         def finish() -> None:
             if len({bytes(one) for one in digests()}) > 1:
                 self._tell_difference(communicator)
 
         return finish
+
+    def difference(self, other: Replica, ranks: Sequence[int]) -> str:
+        """The message of `check`, where only `ranks` compare what they have: this, and `other` with other tensors."""
+        found = [None, _first_difference(self._entries, other._entries)]
+        return _parameters_message(self._entries, found, ranks, self._kind)
 
     def _tell_difference(self, communicator: BaguaCommunicator) -> None:
         # Rank 0's lists go out and only the first differences of each rank come back: memory stays bounded on large
@@ -129,11 +138,11 @@ def _first_difference(reference: Sequence[_T], entries: Sequence[_T]) -> _Differ
 def _parameters_message(
     reference: Sequence[_Entry], differences: Sequence[_Difference[_Entry] | None], ranks: Sequence[int], kind: str
 ) -> str:
-    first, told = _told(reference, differences, ranks, _name)
-    position = f"{first} of the {kind}" if kind else str(first)
+    first, told = _told(reference, differences, ranks, lambda entry: _name(entry, kind))
     return (
-        f"The ranks have different parameters. At position {position}, {told}.\n"
-        "Build the same model on every rank, with the same parameters in the same order, before you wrap it."
+        f"The ranks have different {kind}. At position {first}, {told}.\n"
+        f"Build the same model on every rank, with the same {kind} in the same order, before you wrap it, and change it"
+        " on all ranks alike."
     )
 
 
@@ -194,9 +203,9 @@ def _told(
     return first, "; ".join(told)
 
 
-def _name(entry: _Entry | None) -> str:
+def _name(entry: _Entry | None, kind: str) -> str:
     if entry is None:
-        return "no parameter there"
+        return f"no {kind} there"
     return f"{_shortened(entry[0])!r} ({entry[1][:MAX_NAME_LENGTH]})"
 
 

@@ -88,10 +88,10 @@ CASES: dict[str, tuple[Callable[[int, Named], None], str]] = {
     ),
     "device": (replaced(3, nn.Parameter(torch.zeros(5, device="meta")), (1,)), r"position 3.*; rank 1 .*on meta"),
     "requires_grad": (freeze_on_3, r"position 1, .*trainable.*; rank 3 has '0\.bias' \(float32 \[4\], frozen"),
-    "shorter": (shorten_on_2, r"position 3, rank 0 has '1\.bias' .*; rank 2 has no parameter there"),
-    "longer": (lengthen_on_1, r"position 4, rank 0 has no parameter there; rank 1 has 'head\.weight'"),
+    "shorter": (shorten_on_2, r"position 3, rank 0 has '1\.bias' .*; rank 2 has no parameters there"),
+    "longer": (lengthen_on_1, r"position 4, rank 0 has no parameters there; rank 1 has 'head\.weight'"),
     "order": (swap_on_all_but_0, r"position 0, rank 0 has '0\.weight' .*; ranks 1, 2, 3, 4 have '0\.bias'"),
-    "nothing": (empty_on_0, r"position 0, rank 0 has no parameter there; ranks 1, 2, 3, 4 have '0\.weight'"),
+    "nothing": (empty_on_0, r"position 0, rank 0 has no parameters there; ranks 1, 2, 3, 4 have '0\.weight'"),
     "long names": (
         name_by_rank,
         r"position 1, rank 0 has 'rank0\.x+\.\.\.' .*rank 1 .*rank 2 .*rank 3 .*; rank 4 has other values",

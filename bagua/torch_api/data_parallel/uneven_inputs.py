@@ -127,6 +127,8 @@ class _ShadowStep(JoinHook):
         chosen = torch.tensor([mine], dtype=torch.int32, device=wrapper.device)
         with failures_named(wrapper.process_group, "broadcasting the final parameters and buffers"):
             dist.all_reduce(chosen, dist.ReduceOp.MAX, group=communicator.torch_group)
-            state = [*wrapper.replicated_parameters(), *wrapper._buffer_broadcast.named_buffers()]
-            broadcast_coalesced([tensor for _, tensor in state], int(chosen.item()), communicator)
+            last = int(chosen.item())
+            broadcast_coalesced([parameter for _, parameter in wrapper.replicated_parameters()], last, communicator)
+        if wrapper._buffer_broadcast.has_buffers:
+            wrapper._buffer_broadcast.run(last)
         self._uneven.finish()
