@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
+from torch import nn
 
 from bagua.collectives.arguments import repeats_elements
 from bagua.collectives.communicator import BaguaCommunicator
@@ -64,7 +66,8 @@ def broadcast_optimizer_state(
 
     State belongs to a parameter by its position in `param_groups`. A tensor of the same shape, dtype and device is
     overwritten in place, so that captured CUDA graphs stay valid. `.grad` is not touched. State under a tensor that is
-    in no group has no position and stays as it is.
+    in no group has no position and stays as it is. So do values that cannot be sent (a lambda, a lock), with a warning
+    that names them, and modules, which belong to each rank.
 
     Args:
         left_out: ids of parameters that differ by rank on purpose, at the same positions on every rank: of any shape,
@@ -72,7 +75,8 @@ def broadcast_optimizer_state(
 
     Raises:
         ValueError: the optimizer is LBFGS.
-        RuntimeError: on every rank, if one of them has other groups or parameters, or something cannot be pickled.
+        RuntimeError: on every rank, if one of them has other groups or parameters, or lacks a value that cannot be
+            sent.
     """
     refuse_lbfgs(optimizer)
     if communicator.nranks() == 1:
@@ -94,8 +98,11 @@ def broadcast_optimizer_state(
             problem = _one_line(error)
     _raise_together(problem, communicator)
     broadcast_tensors(tensors, communicator)
+    assert isinstance(description, _Description)
     if not is_source:
         _install(optimizer, entries, left_out)
+    elif any(one.reason for one in description.kept):
+        warnings.warn(_about_kept(optimizer, description.kept), stacklevel=2)
 
 
 def refuse_lbfgs(optimizer: torch.optim.Optimizer) -> None:
@@ -119,6 +126,20 @@ class _Slot:
     name: Hashable  # under which the entry, a dict, holds the tensor itself; None: it lies deeper
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A value that is not sent."""
+
+    entry: EntryKey
+    name: Hashable  # in the entry; None: all of it
+    reason: str  # empty: it is, or holds, a module
+
+    def __str__(self) -> str:
+        kind, key = self.entry
+        place = {"group": f"param_groups[{key}]", "defaults": "defaults"}.get(kind, f"{kind} {key}")
+        return place if self.name is None else f"{place}[{self.name!r}]"
+
+
 @dataclass
 class _Description:
     """Rank 0's optimizer without the values of its tensors. Travels pickled."""
@@ -126,6 +147,7 @@ class _Description:
     shapes: list[list[_Shape]]  # of the parameters, by group
     entries: list[bytes]  # each a pair of EntryKey and value
     slots: list[_Slot]
+    kept: list[_Kept]  # what stays as each rank has it
 
 
 class _SlotTable:
@@ -140,11 +162,25 @@ class _SlotTable:
         if id(tensor) not in self._numbers:
             problem = why_unsendable(tensor)
             if problem is not None:
-                raise ValueError(problem)
+                raise _UnsendableTensorError(problem)
             self._numbers[id(tensor)] = len(self.tensors)
             self.tensors.append(tensor)
             self.slots.append(_Slot(tuple(tensor.shape), tensor.dtype, tensor.device.type, entry, name))
         return self._numbers[id(tensor)]
+
+    def forget_after(self, count: int) -> None:
+        """The tensors behind the first so many: of a value that cannot be sent."""
+        for tensor in self.tensors[count:]:
+            del self._numbers[id(tensor)]
+        del self.tensors[count:], self.slots[count:]
+
+
+class _UnsendableTensorError(ValueError):
+    """Replicas would differ without it."""
+
+
+class _ModuleFoundError(Exception):
+    """A value refers to a module, of which each rank has its own."""
 
 
 class _EntryPickler(pickle.Pickler):
@@ -157,6 +193,8 @@ class _EntryPickler(pickle.Pickler):
         self._names = {id(item): name for name, item in _items(value) if isinstance(item, torch.Tensor)}
 
     def persistent_id(self, value: object) -> int | None:
+        if isinstance(value, nn.Module):
+            raise _ModuleFoundError
         if not isinstance(value, torch.Tensor):
             return None
         return self._table.number_of(value, self._entry, self._names.get(id(value)))
@@ -205,14 +243,57 @@ def _describe(
     """The description and the tensors of its slots; a text instead of the description says why there is none."""
     table = _SlotTable()
     pickles: list[bytes] = []
+    kept: list[_Kept] = []
     for key, value in _entries(optimizer, left_out).items():
-        file = io.BytesIO()
         try:
-            _EntryPickler(file, table, key, value).dump((key, value))
-        except Exception as error:  # whatever a __reduce__ raises; the other ranks wait for us
-            return f"{key[0]} {key[1]} cannot be sent: {_one_line(error)}", []
-        pickles.append(file.getvalue())
-    return _Description(_shapes(optimizer, left_out), pickles, table.slots), table.tensors
+            kept.extend(_pickled(table, key, value, pickles))
+        except _UnsendableTensorError as error:
+            return f"{key[0]} {key[1]} cannot be sent: {error}", []
+    return _Description(_shapes(optimizer, left_out), pickles, table.slots, kept), table.tensors
+
+
+def _pickled(table: _SlotTable, key: EntryKey, value: object, pickles: list[bytes]) -> list[_Kept]:
+    """Adds the pickle of an entry, without what cannot be sent, which it returns."""
+    data = _try(table, key, value)
+    if isinstance(data, bytes):
+        pickles.append(data)
+        return []
+    if not isinstance(value, dict):
+        return [_Kept(key, None, data)]
+    kept = []
+    for name, item in value.items():
+        count = len(table.tensors)
+        problem = _try(table, key, {name: item})
+        table.forget_after(count)
+        if isinstance(problem, str):
+            kept.append(_Kept(key, name, problem))
+    if not kept:  # only together
+        return [_Kept(key, None, data)]
+    left = {one.name for one in kept}
+    return kept + _pickled(table, key, {name: item for name, item in value.items() if name not in left}, pickles)
+
+
+def _try(table: _SlotTable, key: EntryKey, value: object) -> bytes | str:
+    """Its pickle, or why there is none: nothing, if it refers to a module."""
+    file, count = io.BytesIO(), len(table.tensors)
+    try:
+        _EntryPickler(file, table, key, value).dump((key, value))
+    except _UnsendableTensorError:
+        raise
+    except Exception as error:  # whatever a __reduce__ raises; the other ranks wait for us
+        table.forget_after(count)
+        return "" if isinstance(error, _ModuleFoundError) else _one_line(error)
+    return file.getvalue()
+
+
+def _about_kept(optimizer: torch.optim.Optimizer, kept: Sequence[_Kept]) -> str:
+    told = [f"{one} ({one.reason})" for one in kept if one.reason]
+    more = f"; and {len(told) - MAX_PROBLEMS} more" if len(told) > MAX_PROBLEMS else ""
+    return (
+        f"Of {type(optimizer).__name__}, values that cannot be sent stay as each rank has them:"
+        f" {'; '.join(told[:MAX_PROBLEMS])}{more}.\n"
+        "Give the same on every rank, or something that pickle can send: a function of a module instead of a lambda."
+    )
 
 
 def _prepare(
@@ -231,7 +312,19 @@ def _prepare(
         tensor = present if _fits(present, slot) and id(present) not in taken else _allocate(slot, parameters)
         taken.add(id(tensor))
         tensors.append(tensor)
-    entries = dict(_EntryUnpickler(io.BytesIO(data), tensors).load() for data in description.entries)
+    entries: dict[EntryKey, Any] = dict(
+        _EntryUnpickler(io.BytesIO(data), tensors).load() for data in description.entries
+    )
+    for kept in description.kept:
+        mine = local.get(kept.entry)
+        if kept.name is None and kept.entry in local:
+            entries[kept.entry] = mine
+        elif kept.name is not None and kept.name in dict(_items(mine)):
+            entries[kept.entry][kept.name] = dict(_items(mine))[kept.name]
+        else:
+            raise ValueError(
+                f"rank 0's {kept} cannot be sent ({kept.reason or 'it refers to a module'}), and is not here"
+            )
     return entries, tensors
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -255,6 +257,37 @@ def test_one_tensor_here_may_be_two_on_rank_0() -> None:
     assert run_ranks(2, separate_rates) == [[0.25, 0.5], [0.25, 0.5]]
 
 
+def keep_what_cannot_be_sent() -> list[str]:
+    rank, device, communicator = start()
+    parameters = [nn.Parameter(torch.zeros(size, device=device)) for size in (2, 3)]
+    owner = nn.Linear(2, 2)
+    mine = threading.Lock()
+    extras = {"of": lambda: rank, "module": owner, "layers": [owner], "momentum": 0.1 * (1 + rank), "nothing": None}
+    optimizer = torch.optim.SGD([{"params": [one], **extras} for one in parameters], lr=0.1 * (1 + rank))
+    optimizer.defaults["lock"] = mine
+    optimizer.state[parameters[0]] = {"momentum_buffer": torch.full((2,), 1.0 + rank, device=device), "own": mine}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        broadcast_optimizer_state(optimizer, communicator)
+    for group in optimizer.param_groups:
+        assert (group["lr"], group["momentum"], group["nothing"]) == (0.1, 0.1, None)
+        assert group["of"]() == rank
+        assert group["module"] is group["layers"][0] is owner
+    assert optimizer.defaults["lock"] is optimizer.state[parameters[0]]["own"] is mine
+    assert optimizer.defaults["lr"] == 0.1
+    assert optimizer.state[parameters[0]]["momentum_buffer"].tolist() == [1.0, 1.0]
+    return [str(one.message) for one in caught]
+
+
+def test_what_cannot_be_sent_stays_and_modules_do() -> None:
+    first, *others = run_ranks(WORLD_SIZE, keep_what_cannot_be_sent)
+    assert others == [[]] * (WORLD_SIZE - 1)
+    (message,) = first
+    assert "Of SGD, values that cannot be sent stay as each rank has them: param_groups[0]['of'] (" in message
+    assert "and 1 more" in message
+    assert "module" not in message.splitlines()[0]
+
+
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 
@@ -297,7 +330,10 @@ def broadcast_unequal(case: str) -> str:
         ("groups", r"rank 2: ValueError: 1 param_groups, rank 0 has 2\."),
         ("count", r"rank 1: .*0 parameters in param_groups\[1\], rank 0 has 1"),
         ("order", r"rank 1: .*shape \(3,\) of parameter 0 in param_groups\[0\], rank 0 has \(2,\); rank 2: "),
-        ("pickle", r"rank 0: state 0 cannot be sent: TypeError: .*generator"),
+        (
+            "pickle",
+            r"rank 1: .*rank 0's state 0\['lock'\] cannot be sent \(.*generator.*is not here",
+        ),
         ("sparse", r"rank 0: state 0 cannot be sent: .*sparse"),
     ],
 )
