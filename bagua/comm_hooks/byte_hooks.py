@@ -6,9 +6,13 @@ belongs to the user; where none is given, one is kept as long as the torch group
 
 # No `from __future__ import annotations`: DDP compares the hooks' annotations with classes, not with their names.
 
+import copy
+import warnings
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -55,11 +59,42 @@ class ByteGradState:
         self.hierarchical = hierarchical
         self._places: dict[str, _Place] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the process group, as torch's PowerSGDState."""
+        ranks, all_ranks = (to_bagua_process_group(one).ranks for one in (self.process_group, None))
+        return {**self._portable(), "ranks": None if ranks == all_ranks else ranks}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """In the default group. Raises RuntimeError: none is initialized."""
+        self._restore({name: value for name, value in state.items() if name != "ranks"}, to_bagua_process_group(None))
+        if state["ranks"] is not None:
+            warnings.warn(
+                f"A {type(self).__name__} that was saved with the process group of ranks {state['ranks']} now has the"
+                " default group; set its process_group",
+                stacklevel=2,
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """In the same group, with a memory of its own."""
+        duplicate = self.__class__.__new__(self.__class__)
+        memo[id(self)] = duplicate
+        duplicate._restore(copy.deepcopy(self._portable(), memo), self.process_group)
+        return duplicate
+
+    def _portable(self) -> dict[str, Any]:
+        """What a copy has, too."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("process_group", "_places")}
+
+    def _restore(self, state: dict[str, Any], group: BaguaProcessGroup) -> None:
+        self.__dict__.update(state)
+        self.process_group = group
+        self._places = {}
+
     def place(self, device: torch.device) -> _Place:
         """Collective at the first call."""
         found = self._places.get(device.type)
         if found is None:
-            background = background_of(self.process_group, device)
+            background = background_of(to_bagua_process_group(self.process_group), device)
             operation = CompressedAllReduce(background.group, self.average, self.hierarchical)
             alignment = compressed_alignment(background.group, self.hierarchical)
             found = self._places[device.type] = _Place(background, operation, alignment)

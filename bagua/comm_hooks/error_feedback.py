@@ -126,6 +126,11 @@ class ErrorFeedbackState(ByteGradState):
         self._loaded: dict[int, Mapping[str, Any]] = {}
         self._passes = 0
 
+    def _portable(self) -> dict[str, Any]:
+        """With what this rank owes, which is recognized by the shapes of the parameters, as that of a loaded state."""
+        owed = {"_buckets": {}, "_parameters": {}, "_passes": 0, "_loaded": self.state_dict()["buckets"]}
+        return {**super()._portable(), **owed}
+
     def start(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         flat = bucket.buffer()
         place = self.place(flat.device)

@@ -6,8 +6,10 @@ import contextlib
 import copy
 import datetime
 import gc
+import io
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -39,6 +41,7 @@ from support.training import (
     torch_ddp,
 )
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 import bagua
 import bagua.torch_api as bagua_torch
@@ -486,6 +489,50 @@ def _resumed(hierarchical: bool) -> None:
 def test_a_run_is_resumed_bit_for_bit_with_the_state() -> None:
     run_ranks(2, _resumed, False)
     run_ranks(3, _resumed, True, env=NODES_OF_TWO_AND_ONE)
+
+
+def _copied_states() -> None:
+    """As torch's PowerSGDState: with a model (AveragedModel), alone, and by pickle."""
+    rank, device = begin()
+    group = bagua_torch.communication.new_group([rank])
+    data = batches(rank, 8, device)
+    for how in ("deepcopy", "pickle"):
+        results = []
+        for copies in (False, True):
+            net = mlp(0, device)
+            model = torch_ddp(net)
+            state = ErrorFeedbackState(average=False)
+            model.register_comm_hook(state, error_feedback_bytegrad)
+            for batch in data[:4]:
+                model.zero_grad()
+                loss_of(model, batch).backward()
+            if copies:
+                AveragedModel(model)
+                duplicate = copy.deepcopy(state) if how == "deepcopy" else pickle.loads(pickle.dumps(state))
+                assert not duplicate.average
+                loss_of(model, data[4]).backward()  # which the copy does not see
+                state = duplicate
+            results.append({index: one["residual"].clone() for index, one in state.state_dict()["buckets"].items()})
+        assert all(torch.equal(one, other) for one, other in zip(results[0].values(), results[1].values(), strict=True))
+    # A group of its own stays that of a copy, and is missed in a pickle.
+    mine = ByteGradState(group, hierarchical=True)
+    assert copy.deepcopy(mine).process_group is group
+    assert copy.deepcopy(mine).hierarchical
+    assert f"ranks [{rank}] now has the default group" in message_of(
+        UserWarning, lambda: pickle.loads(pickle.dumps(mine))
+    )
+    file = io.BytesIO()
+    torch.save(ByteGradState(average=False), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    loaded.process_group = group.torch_group  # set by hand, as torch's
+    model = torch_ddp(mlp(0, device))
+    model.register_comm_hook(loaded, bytegrad)
+    loss_of(model, data[0]).backward()
+
+
+def test_states_are_copied_and_pickled() -> None:
+    run_ranks(2, _copied_states)
 
 
 def _state_of_another_model() -> None:
