@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from bagua.engine.sharded_parameters import refuse_sharded
+
 _IGNORE_LISTS = ("_bagua_params_and_buffers_to_ignore", "_ddp_params_and_buffers_to_ignore")
 
 # Of devices for which there are a backend and operations. ROCm's devices are named cuda, too.
@@ -83,10 +85,12 @@ def trainable_parameters(module: nn.Module, ignored: list[str]) -> list[tuple[st
     Raises:
         NotImplementedError: an embedding with sparse gradients, or a parameter, trained or not, on another device than
             a CPU or CUDA.
+        ValueError: a parameter that FSDP or tensor parallelism has distributed.
     """
     replicated = replicated_parameters(module, ignored)
     _refuse_other_devices(module, replicated)
     parameters = [one for one in replicated if one[1].requires_grad]
+    refuse_sharded(parameters, f"wrapping {type(module).__name__}")
     _refuse_sparse(module, {id(parameter) for _, parameter in parameters})
     return parameters
 
@@ -150,10 +154,15 @@ class TrainableWatch:
         return [(name, id(one)) for name, one in now] != [(name, id(one)) for name, one in self.named]
 
     def unregistered(self) -> list[str]:
-        """Names of parameters that need a gradient and were not there in the beginning."""
+        """Names of parameters that need a gradient and were not there in the beginning.
+
+        Raises:
+            ValueError: FSDP or tensor parallelism has replaced them.
+        """
         known = {id(parameter) for parameter in self._parameters}
-        now = replicated_parameters(self._module, self._ignored)
-        return [name for name, parameter in now if parameter.requires_grad and id(parameter) not in known]
+        now = [one for one in replicated_parameters(self._module, self._ignored) if one[1].requires_grad]
+        refuse_sharded(now, f"training {type(self._module).__name__}, which was wrapped before it was sharded")
+        return [name for name, parameter in now if id(parameter) not in known]
 
     def _read(self) -> list[bool]:
         return [parameter.requires_grad for parameter in self._parameters]

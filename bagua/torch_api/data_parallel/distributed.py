@@ -22,6 +22,7 @@ from bagua.engine.data_parallel import BaguaDistributedDataParallel
 from bagua.engine.module_hooks import HookCallable, is_in_backward
 from bagua.engine.parameters import replicated_parameters
 from bagua.engine.replica_check import Replica
+from bagua.engine.sharded_parameters import refuse_sharded
 from bagua.engine.state_broadcast import broadcast_parameters
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
@@ -156,6 +157,7 @@ class DistributedDataParallel(nn.Module, Joinable):
     def _broadcast_what_is_not_trained(self) -> None:
         frozen = [one for one in self.replicated_parameters() if not one[1].requires_grad]
         others = [*frozen, *self._buffer_broadcast.named_buffers()]
+        refuse_sharded(others, f"wrapping {type(self.module).__name__}")
         Replica(others, "frozen parameters and buffers").check(self.inner.communicator)
         broadcast_parameters(others, self.inner.communicator)
 

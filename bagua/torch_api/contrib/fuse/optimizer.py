@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from bagua.engine.sharded_parameters import refuse_sharded
 from bagua.torch_api.contrib.fuse.block import Block
 from bagua.torch_api.contrib.fuse.break_even import BreakEven, break_even
 from bagua.torch_api.contrib.fuse.elementwise import check_elementwise, plain_step
@@ -62,7 +63,8 @@ def fuse_optimizer(
 
     Raises:
         RuntimeError: it is fused already.
-        ValueError: it is not elementwise, or has `differentiable=True`.
+        ValueError: it is not elementwise, has `differentiable=True`, or steps parameters that FSDP or tensor
+            parallelism distributes.
     """
     name = type(optimizer).__name__
     if is_fused_optimizer(optimizer):
@@ -77,6 +79,12 @@ def fuse_optimizer(
             "fuse_step() works in the memory of the parameters, which autograd does not follow.\n"
             "Create the optimizer without it, or use optimizer.step()."
         )
+    named = (
+        (f"param_groups[{index}]['params'][{position}]", parameter)
+        for index, group in enumerate(optimizer.param_groups)
+        for position, parameter in enumerate(group["params"])
+    )
+    refuse_sharded(named, f"fusing {name}", "Use optimizer.step(), or fused=True of torch's optimizer")
     if not elementwise:
         check_elementwise(optimizer)
     fusion = Fusion(do_flatten, check_flatten)
