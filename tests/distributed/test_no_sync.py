@@ -23,6 +23,7 @@ from support.training import (
     loss_of,
     mlp,
     momentum,
+    pair,
     torch_ddp,
     wrap,
 )
@@ -112,6 +113,29 @@ def _restored() -> None:
 
 def test_no_sync_ends_with_its_context() -> None:
     run_ranks(2, _restored, reuse=True)
+
+
+def _set() -> None:
+    """Gradient accumulation by the attribute, as many scripts have it."""
+    rank, device = begin()
+    both = pair("wrapper", rank, device, NormNet)
+    for model, optimizer in both:
+        for number, batch in enumerate(batches(rank, 6, device)):
+            model.require_backward_grad_sync = number % 3 == 2
+            assert model.require_backward_grad_sync is (number % 3 == 2)
+            if number == 3:  # within a context, which restores what was set before it
+                with model.no_sync():
+                    loss_of(model, batch).backward()
+            else:
+                loss_of(model, batch).backward()
+            if number % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    check_equal(both[0][0], both[1][0])
+
+
+def test_the_attribute_can_be_set_as_torchs() -> None:
+    run_ranks(2, _set)
 
 
 # --- several backward passes of one forward pass ---------------------------------------------------------------------

@@ -250,8 +250,12 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     @property
     def require_backward_grad_sync(self) -> bool:
-        """Whether backward communicates; see no_sync."""
+        """Whether backward communicates; see no_sync. May be set, as torch's: False while gradients are accumulated."""
         return self.inner.require_backward_grad_sync
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, communicates: bool) -> None:
+        self.inner.require_backward_grad_sync = bool(communicates)
 
     @property
     def parameters_to_ignore(self) -> list[str]:
@@ -348,6 +352,10 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._engine = None
         self._prepare_forward()
 
+
+# isinstance(wrapper, torch's DistributedDataParallel) tells torch.distributed.checkpoint, Accelerate and others that
+# the model is in `module`. So checkpoints name its parameters without that prefix, as those of torch's wrapper do.
+nn.parallel.DistributedDataParallel.register(DistributedDataParallel)
 
 # The name that Lightning's strategy imports, and in Bagua 0.9 that of its base class.
 DistributedDataParallel_V1_9_0 = DistributedDataParallel_V1_9_0_Interface = DistributedDataParallel
