@@ -35,6 +35,11 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_device_ids_move_the_inputs",
         "test_buffers_that_change_before_the_first_forward_pass",
     ],
+    # The digest of a message is read one forward pass later.
+    "buffer_changes": [
+        "test_changed_buffers_are_broadcast",
+        "test_ranks_with_other_buffers_are_told_which[length]",
+    ],
     "copies": ["test_one_rank_alone_may_copy_a_wrapper"],
     "unsynchronised_training": [
         "test_a_rank_may_differentiate_alone",
