@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bagua.comm_ops.averaging_group import AveragingGroup
+from bagua.engine.bucket import misfit
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -42,18 +43,33 @@ class BucketAverage:
 
     Args:
         bucket: which does not flatten. Its memory becomes the contribution's, if it is wide enough.
+        counts: of each of its tensors, see bagua.comm_ops.shared_elements; None: of all, all elements.
     """
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, counts: Sequence[Tensor | None] | None = None) -> None:
         flat = bucket.flattened_tensor()
+        self._names = [record.name for record in bucket.records]
+        self._dtype = flat.dtype
         self.contribution = flat if flat.dtype is wide(flat.dtype) and not bucket.flatten else flat.to(wide(flat.dtype))
         self.difference = torch.empty_like(self.contribution)
         self._contributions = _views_like(bucket.views, self.contribution)
         self._differences = _views_like(bucket.views, self.difference)
+        # 0 where another parameter is given what both are owed, otherwise 1. None: nowhere.
+        self._factors: Tensor | None = None
+        if counts is not None and any(count is not None for count in counts):
+            self._factors = torch.ones_like(self.contribution)
+            for factors, count in zip(_views_like(bucket.views, self._factors), counts, strict=True):
+                if count is not None:
+                    factors.copy_(count)
 
     @torch.no_grad()
     def copy_from(self, parameters: Sequence[Tensor]) -> None:
-        """c = x. Nothing is owed."""
+        """c = x. Nothing is owed.
+
+        Raises:
+            RuntimeError: a parameter was converted or moved.
+        """
+        self._check(parameters)
         torch._foreach_copy_(self._contributions, list(parameters))
 
     @torch.no_grad()
@@ -70,6 +86,8 @@ class BucketAverage:
         sum_over_ranks(mean)
         mean.div_(ranks)
         difference = torch.sub(mean, self.contribution, out=self.contribution)
+        if self._factors is not None:
+            difference.mul_(self._factors)
         if is_owed:
             self.difference.add_(difference)
         else:
@@ -78,7 +96,8 @@ class BucketAverage:
 
     @torch.no_grad()
     def give(self, parameters: Sequence[Tensor]) -> None:
-        """x += d. Nothing is owed any more."""
+        """x += d. Nothing is owed any more. Raises as `copy_from`."""
+        self._check(parameters)
         torch._foreach_add_(list(parameters), self._differences)
 
     @torch.no_grad()
@@ -88,8 +107,16 @@ class BucketAverage:
 
     def keep_for(self, stream: torch.cuda.Stream) -> None:
         """`stream` uses the memory: when it is freed, that must have ended."""
-        for memory in (self.contribution, self.difference):
-            memory.record_stream(stream)
+        for memory in (self.contribution, self.difference, self._factors):
+            if memory is not None:
+                memory.record_stream(stream)
+
+    def _check(self, parameters: Sequence[Tensor]) -> None:
+        device = self.contribution.device
+        for name, parameter, mine in zip(self._names, parameters, self._contributions, strict=True):
+            if parameter.dtype is not self._dtype or parameter.device != device or parameter.shape != mine.shape:
+                expected = torch.empty(0, dtype=self._dtype, device=device)
+                raise misfit(f"The parameter {name!r}", parameter, expected, mine.shape)
 
 
 def _views_like(views: Sequence[Tensor], flat: Tensor) -> list[Tensor]:

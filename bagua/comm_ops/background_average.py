@@ -15,6 +15,7 @@ from bagua.comm_ops.averaging_group import AveragingGroup, create_averaging_grou
 from bagua.comm_ops.averaging_loop import AveragingLoop
 from bagua.comm_ops.averaging_memory import Part
 from bagua.comm_ops.joint_updates import JointUpdates
+from bagua.comm_ops.shared_elements import count_once
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -76,7 +77,11 @@ class BackgroundAverage:
         if self._group is None:
             return  # alone: nobody to average with
         owners = self.joint_updates.owners.values()
-        parts = [Part([BucketAverage(bucket) for bucket in owner.buckets]) for owner in owners]
+        counts = iter(count_once([tensor for owner in owners for bucket in owner.buckets for tensor in bucket.tensors]))
+        parts = [
+            Part([BucketAverage(bucket, [next(counts) for _ in bucket.tensors]) for bucket in owner.buckets])
+            for owner in owners
+        ]
         self._loop = AveragingLoop(parts, self._group, interval_s)
         self._loop.start()
         self._keep_group()
@@ -154,6 +159,8 @@ class BackgroundAverage:
             # Whoever wraps the module next finds that out.
             _logger.warning(f"averaging ended with an error: {error}")
             group = None
+            if self._loop is not None and self._loop.failure is None:  # the parameters were converted
+                self._loop.leave(destroy_group=True)
         self._forget_loop()
         self._keep_group()
         if group is not None:

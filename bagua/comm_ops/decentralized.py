@@ -38,7 +38,8 @@ class PeerWeightAverage:
     """
     Args:
         group: whose ranks exchange weights.
-        peer_weight: where the mean goes: 1-D, of the length, dtype and device of the bucket.
+        peer_weight: where the mean goes: 1-D, of the length, dtype and device of the bucket. It may be the memory of a
+            bucket that does not flatten.
         hierarchical: within nodes first, so that only one rank per node talks to other nodes.
         peer_selection_mode: "all" or "shift_one".
 
@@ -66,7 +67,6 @@ class PeerWeightAverage:
         )
         self.exchanges = 0
         self._peer_weight = peer_weight
-        self._has_weights = False  # that the next exchange sends
         self._intra = group.get_intra_node_communicator() if hierarchical else None
         self._mean: MeanOfAll | MeanOfPairs | None = None  # on those that talk to other nodes
         if self._intra is None or self._intra.rank() == 0:
@@ -77,18 +77,6 @@ class PeerWeightAverage:
                 ranks_by_leader = {node[0]: len(node) for node in nodes}
                 self._mean = MeanOfAll(among, [ranks_by_leader.get(rank, 1) / group.size for rank in among.ranks])
 
-    @torch.no_grad()
-    def take_weights(self, bucket: Bucket) -> None:
-        """The next exchange sends the weights as they are now, whatever becomes of them before it begins. Without this
-        it sends what they are when it begins. None may be under way; on the current stream.
-
-        Args:
-            bucket: `bucket.backend_bucket` of the bucket that this operation belongs to.
-        """
-        bucket.copy_in()
-        self._peer_weight.copy_(bucket.flattened_tensor())
-        self._has_weights = True
-
     def run(self, bucket: Bucket) -> None:
         flat, step = bucket.flattened_tensor(), self.exchanges
         self.exchanges += 1
@@ -96,9 +84,7 @@ class PeerWeightAverage:
             # Whoever drops the module while an exchange is under way must not let others have its memory.
             for tensor in (flat, self._peer_weight):
                 tensor.record_stream(torch.cuda.current_stream(flat.device))
-        if not self._has_weights:
-            self._peer_weight.copy_(flat)
-        self._has_weights = False
+        self._peer_weight.copy_(flat)  # nothing, where the bucket's memory is the peer weight's
         values = as_real(self._peer_weight)
         if not values.numel():
             return
@@ -117,7 +103,13 @@ class PeerWeightAverage:
 
         Args:
             bucket: `bucket.backend_bucket` of the bucket that this operation belongs to.
+
+        Raises:
+            RuntimeError: they were converted or moved, and do not fit any more.
         """
         bucket.flattened_tensor().copy_(self._peer_weight)
-        Bucket.copy_out(bucket)  # whatever the bucket does after communication, which leaves the weights alone
-        tell_autograd(bucket)
+        if bucket.flatten:
+            tell_autograd(bucket)
+        else:
+            bucket.check_tensors()
+            Bucket.copy_out(bucket)  # whatever the bucket does after communication, which leaves the weights alone

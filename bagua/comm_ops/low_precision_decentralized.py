@@ -16,6 +16,7 @@ the node, where each rank applies them: all ranks of a node have the same x, W, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,6 +45,7 @@ class LowPrecisionRing:
         weight, left_peer_weight, right_peer_weight: W, L and R: 1-D, of the length, dtype and device of the bucket. At
             the beginning W holds the bucket's weights, L and R those of the neighbors.
         hierarchical: within nodes first, so that only one rank per node talks to other nodes.
+        take_weights: gives x, which is overwritten. None: x is the bucket's memory, before and after the exchange.
     """
 
     inline = False
@@ -55,7 +57,9 @@ class LowPrecisionRing:
         left_peer_weight: Tensor,
         right_peer_weight: Tensor,
         hierarchical: bool,
+        take_weights: Callable[[], Tensor] | None = None,
     ) -> None:
+        self._take_weights = take_weights
         self._weight = as_real(weight)
         self._left = as_real(left_peer_weight)
         self._right = as_real(right_peer_weight)
@@ -78,7 +82,7 @@ class LowPrecisionRing:
         )
 
     def run(self, bucket: Bucket) -> None:
-        weights = as_real(bucket.flattened_tensor())
+        weights = as_real(bucket.flattened_tensor() if self._take_weights is None else self._take_weights())
         if not weights.numel():
             return
         mean = weights if self._intra is None else mean_on_leader(weights, self._intra)
@@ -95,7 +99,8 @@ class LowPrecisionRing:
             broadcast_from_leader(messages, self._intra)
         for place, replica in ((self._from_left, self._left), (self._from_right, self._right), (0, self._weight)):
             _add(messages[place : place + 1], replica)
-        weights.copy_(self._weight)
+        if self._take_weights is None:
+            weights.copy_(self._weight)
 
     def _difference(self, weights: Tensor) -> Tensor:
         """d, in float32."""

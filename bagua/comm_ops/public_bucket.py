@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bagua.comm_ops.all_reduce import goes_directly
@@ -85,7 +86,8 @@ class BaguaBucket(Bucket):
         whose `copy_back_peer_weight(bucket.backend_bucket)` puts it into the bucket when the communication is done.
 
         Args:
-            peer_weight: 1-D, of the length, dtype and device of `flattened_tensor()`, and other memory.
+            peer_weight: 1-D, of the length, dtype and device of `flattened_tensor()`; other memory, unless the bucket
+                does not flatten.
             hierarchical: the mean within each node first, so that only one rank per node talks to other nodes.
             peer_selection_mode: "all", or "shift_one": with one other rank (node) at a time, of an even number.
             group: default: Bagua's default group. No other communication of it should be under way meanwhile.
@@ -158,6 +160,22 @@ class BaguaBucket(Bucket):
                     f"bucket {self.name!r}: {name} is {found[0]} {list(found[1])} on {found[2]}, must be contiguous"
                     f" {expected[0]} {list(expected[1])} on {expected[2]}; make it with flattened_tensor().clone()"
                 )
+
+
+class WeightBucket(BaguaBucket):
+    """Weights, which keep their memory, because others may share it: the bucket has copies.
+
+    Args:
+        tensors, name: as of Bucket.
+        do_flatten: as of `with_bagua`. Others lay the weights out no more, as if they lay in the bucket: what Bagua 0.9
+            does not fuse is not fused.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], name: str, do_flatten: bool) -> None:
+        super().__init__(tensors, name, flatten=False)
+        if do_flatten:
+            for record, view in zip(self.records, self.views, strict=True):
+                record.view = view
 
 
 def _group_or_default(group: BaguaProcessGroup | None) -> BaguaProcessGroup:

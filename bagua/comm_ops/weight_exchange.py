@@ -36,8 +36,8 @@ def as_real(flat: Tensor) -> Tensor:
 
 
 def tell_autograd(bucket: Bucket) -> None:
-    """The parameters in the bucket were overwritten through its memory, which autograd does not see: a backward pass
-    that would still need the old values has to fail."""
+    """The parameters in the bucket, which flattens, were overwritten through its memory, which autograd does not see: a
+    backward pass that would still need the old values has to fail."""
     for tensor in bucket.tensors:
         torch.autograd.graph.increment_version(tensor)
 

@@ -7,6 +7,7 @@ the tensor's ready flag.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 
 import torch
@@ -24,14 +25,11 @@ from bagua.engine.tensor import (
     restore_record,
 )
 
-# Where weights begin, which the module computes with in the bucket's memory. On an H100, a matrix
-# product with bfloat16 weights takes 2.8 times as long at an offset of 4 or 8 bytes, and 8 times at 2. On CPUs, and for
-# what only optimizers read (1.45 times in one multi-tensor kernel), gaps are not worth the other layout.
-ALIGNED_BYTES = {"cuda": 16}
-
 # On CPUs, gradients of so many elements are copied into the bucket when they are made. Copying one takes a call of some
 # microseconds, while one call can copy many: smaller ones wait for that.
 _LARGE_GRADIENT = 16384
+
+_dtype_of = operator.attrgetter("dtype")
 
 
 class Bucket:
@@ -40,8 +38,8 @@ class Bucket:
     Args:
         tensors: Bagua tensors (see bagua.engine.tensor), in the order in which they lie in memory.
         name: unique in its module; alike on all ranks.
-        flatten: the effective tensors become views of the bucket's memory, which saves copying. Otherwise they are
-            copied into it before communication, and back after it.
+        flatten: the effective tensors become views of the bucket's memory, which saves copying. Whatever shared memory
+            with them shares none any more. Otherwise they are copied into it before communication, and back after it.
         alignment: the bucket's length, in elements, is rounded up to a multiple of this, with zeros.
 
     Raises:
@@ -72,18 +70,18 @@ class Bucket:
         ):
             if len(found) > 1:
                 raise ValueError(f"bucket {name!r} mixes {what} {sorted(map(str, found))}; make a bucket for each")
-        self._elements = sum(layout.numel() for layout in layouts)
+        # Each is its own effective tensor.
+        self._holds_weights = all(record.getter is None for record in self._records)
         dtype, device = layouts[0].dtype, layouts[0].device
-        holds_weights = all(record.getter is None for record in self._records)
-        aligned_bytes = ALIGNED_BYTES.get(device.type, 1) if flatten and holds_weights else 1
-        offsets, end = offsets_of(layouts, max(1, aligned_bytes // dtype.itemsize))
-        padding = -end % alignment
-        self._flat = torch.zeros(end + padding, dtype=dtype, device=device)
+        offsets, self._elements = offsets_of(layouts, 1)
+        padding = -self._elements % alignment
+        self._flat = torch.zeros(self._elements + padding, dtype=dtype, device=device)
         self.views = flat_views(self._flat, layouts, offsets)
         # Of the views as they are made here: a gradient is the same object as its view, and may be given other memory.
         self._addresses = [view.data_ptr() for view in self.views]
+        self._kinds = _kinds(self.views)
         self._layouts = [(view.shape, view.stride(), view.storage_offset()) for view in self.views]
-        self.padding_tensor: Tensor | None = self._flat[end:] if padding else None
+        self.padding_tensor: Tensor | None = self._flat[self._elements :] if padding else None
         self._ops: list[BucketOp] = []
         # Gradients that `copy_in_one` has multiplied: nothing may be added to them.
         self.is_scaled = bytearray(len(self.tensors))
@@ -126,8 +124,7 @@ class Bucket:
         return self
 
     def flattened_tensor(self) -> Tensor:
-        """The bucket's memory: 1-D, every tensor's elements in order, then the padding. On GPUs, each tensor that is no
-        gradient begins at a multiple of 16 bytes (`flatten`); zeros fill the gaps."""
+        """The bucket's memory: 1-D, every tensor's elements in order, then the padding."""
         return self._flat
 
     def bytes(self) -> int:
@@ -233,20 +230,41 @@ class Bucket:
         if self.holds_gradients:
             self._copy_in_gradients(scale)
             return
+        self._copy_in_others()
+        if scale is not None:
+            self._flat.mul_(scale)
+
+    def _copy_in_others(self) -> None:
+        self.check_tensors()
+        effectives = self._effective_tensors()
+        if not self.flatten:
+            torch._foreach_copy_(self.views, effectives)
+            return
         outside: list[tuple[int, Tensor, Tensor]] = []
-        for index, (tensor, address) in enumerate(zip(self.tensors, self._addresses, strict=True)):
-            effective, view = effective_tensor(tensor), self.views[index]
+        for index, (effective, address) in enumerate(zip(effectives, self._addresses, strict=True)):
+            view = self.views[index]
             if view.data_ptr() != address:
                 view = self._view_again(index, effective)
             if effective.data_ptr() != address:
                 outside.append((index, effective, view))
         if outside:
             torch._foreach_copy_([view for _, _, view in outside], [effective for _, effective, _ in outside])
-            if self.flatten:
-                for index, effective, view in outside:
-                    self._replace(index, effective, view)
-        if scale is not None:
-            self._flat.mul_(scale)
+            for index, effective, view in outside:
+                self._replace(index, effective, view)
+
+    def check_tensors(self) -> None:
+        """Of effective tensors that are no gradients.
+
+        Raises:
+            RuntimeError: one was converted or moved, and does not fit any more.
+        """
+        effectives = self._effective_tensors()
+        if _kinds(effectives) != self._kinds:
+            for index, effective in enumerate(effectives):
+                self._check(effective, index)
+
+    def _effective_tensors(self) -> list[Tensor]:
+        return self.tensors if self._holds_weights else [effective_tensor(tensor) for tensor in self.tensors]
 
     def _copy_in_gradients(self, scale: float | None) -> None:
         """Runs over every parameter in every step: what it asks of each gradient is little."""
@@ -299,13 +317,9 @@ class Bucket:
         if self.holds_gradients and gradient.dtype != self.dtype and _gradient_dtype(tensor) != tensor.dtype:
             raise _other_dtype(tensor, gradient.dtype, name)
         if gradient.dtype != self.dtype or gradient.device != self.device or gradient.shape != shape:
-            what = "the gradient of" if self.holds_gradients else "what is communicated for"
-            raise RuntimeError(
-                f"{what} {name!r} is {_kind(gradient, gradient.shape)}, but its bucket expects"
-                f" {_kind(self._flat, shape)}.\n"
-                "If you converted or moved the module (to, half, double, ...) after wrapping it, wrap it again. If you"
-                " assigned to the data of a parameter, keep its shape, dtype and device."
-            )
+            kinds = ("The gradient of", "The parameter", "What is communicated for")
+            what = kinds[0 if self.holds_gradients else 1 if self._holds_weights else 2]
+            raise misfit(f"{what} {name!r}", gradient, self._flat, shape)
 
     def _view_again(self, index: int, effective: Tensor | None) -> Tensor:
         """Make the view anew, where what it was has been given other memory. That is an ordinary tensor now, which is
@@ -328,8 +342,10 @@ class Bucket:
         if self.flatten:
             return
         with torch.no_grad():
-            targets = [effective_tensor(tensor) for tensor in self.tensors]
+            targets = self._effective_tensors()
             torch._foreach_copy_(targets, self.views)
+            if self._holds_weights:
+                return
             for index, target in enumerate(targets):
                 if target.grad_fn is not None:
                     self._replace(index, target, target)
@@ -390,6 +406,21 @@ def _other_dtype(parameter: Tensor, dtype: torch.dtype, name: str) -> NotImpleme
         " dtype of their parameter.\n"
         "Set its grad_dtype to that dtype before the backward pass, or put the name into the module's"
         " _bagua_params_and_buffers_to_ignore."
+    )
+
+
+def _kinds(tensors: Sequence[Tensor]) -> tuple[list[object], ...]:
+    """What is compared for thousands of parameters in each step. Of other shapes with as many elements, a copy is
+    refused or right."""
+    return [*map(_dtype_of, tensors)], [*map(Tensor.get_device, tensors)], [*map(Tensor.numel, tensors)]
+
+
+def misfit(what: str, found: Tensor, expected: Tensor, shape: torch.Size) -> RuntimeError:
+    """The error of a tensor that is not of the dtype and device of `expected`, or not of this shape."""
+    return RuntimeError(
+        f"{what} is {_kind(found, found.shape)}, but its bucket expects {_kind(expected, shape)}.\n"
+        "If you converted or moved the module (to, half, double, ...) after wrapping it, wrap it again. If you"
+        " assigned to the data of a parameter, keep its shape, dtype and device."
     )
 
 

@@ -6,6 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+# Where weights begin that a module computes with in one piece of memory. On an H100, a matrix product with bfloat16
+# weights takes 2.8 times as long at an offset of 4 or 8 bytes, and 8 times at 2. On CPUs, and for what only optimizers
+# read (1.45 times in one multi-tensor kernel), gaps are not worth the other layout.
+ALIGNED_BYTES = {"cuda": 16}
+
 
 def offsets_of(layouts: Sequence[Tensor], unit: int) -> tuple[list[int], int]:
     """Where each tensor begins, at a multiple of `unit`, and where the last one ends. In elements."""

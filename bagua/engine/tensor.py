@@ -31,7 +31,7 @@ _ATTRIBUTE = "_bagua_record"
 class TensorRecord:
     """What Bagua knows about one proxy.
 
-    view: where the effective tensor lies in the memory of its bucket, if the bucket flattens.
+    view: where the effective tensor, or its copy, lies in the memory of its bucket, if nobody else may lay it out.
     scheduler: that communicates it at the moment.
     """
 

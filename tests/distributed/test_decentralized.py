@@ -134,6 +134,18 @@ def _order_of_memory() -> None:
         # Without an exchange yet, the peer weight has the weights, the last parameter first.
         expected = torch.cat([parameter.detach().flatten() for parameter in reversed(list(net.parameters()))])
         assert torch.equal(bucket._peer_weight, expected), (how, rank)
+    net = mlp(0, device)
+    algorithm = Algorithm.init("low_precision_decentralized", hierarchical=False)
+    net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], algorithm)
+    replicas = [torch.cat(parts) for parts in zip(*(bucket.replicas for bucket in net.bagua_buckets), strict=True)]
+    for replica in replicas:
+        assert torch.equal(replica, expected)
+    # Of sizes that are no multiples of 16 bytes.
+    odd: list[Any] = [torch.full((size,), 1.0 + size, device=device) for size in (3, 1, 5)]
+    tensors = [one.ensure_bagua_tensor(f"t{number}", "odd") for number, one in enumerate(odd)]
+    for alignment, zeros in ((1, 0), (4, 3)):
+        flat = BaguaBucket(tensors, "odd", True, alignment).flattened_tensor()
+        assert flat.tolist() == [4.0] * 3 + [2.0] + [6.0] * 5 + [0.0] * zeros
 
 
 def test_weights_lie_in_reverse_order_as_in_bagua_0_9() -> None:

@@ -638,3 +638,23 @@ def _operation_arguments() -> None:
 
 def test_arguments_of_the_operation() -> None:
     run_ranks(1, _operation_arguments)
+
+
+def _operation_of_a_user() -> None:
+    """The weights lie in the bucket, which flattens."""
+    rank, device = begin()
+    weights: Any = torch.linspace(0, 1, 7, device=device)
+    bucket = BaguaBucket([weights.ensure_bagua_tensor("x", "module")], "bucket")
+    own, left, right = (bucket.flattened_tensor().clone() for _ in range(3))
+    op = bucket.append_low_precision_decentralized_synchronous_op(own, left, right, hierarchical=False)
+    expected = torch.stack([torch.linspace(0, 1, 7) + rank for rank in (0.25, 0.5)]).to(device)
+    for _ in range(20):
+        weights.copy_(expected[rank])  # what a rank steps to, whatever it is given
+        op.run(bucket)
+        assert torch.equal(weights, own)
+        for neighbor in (left, right):  # of two ranks each is the other's on both sides
+            assert torch.equal(gathered(own)[1 - rank], neighbor)
+
+
+def test_an_operation_of_weights_in_the_bucket() -> None:
+    run_ranks(2, _operation_of_a_user)

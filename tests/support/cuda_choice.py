@@ -105,7 +105,9 @@ CHOICE: dict[str, Sequence[str]] = {
         "test_unused_parameters_and_two_models_by_turns",
         "test_nothing_is_left_of_a_group_that_was_destroyed",
     ],
+    "shared_weights": ["test_weights_keep_their_memory[decentralized]"],
     "decentralized": [
+        "test_weights_lie_in_reverse_order_as_in_bagua_0_9",
         "test_weights_and_peer_weights_are_those_of_the_formula[2-cases0]",
         "test_nodes_exchange_their_means[two nodes of two]",
     ],

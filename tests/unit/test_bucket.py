@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
-from bagua.engine import bucket as bucket_module
 from bagua.engine.bucket import Bucket
 from bagua.engine.tensor import ensure_record, gradient_of, set_gradient
 
@@ -60,29 +59,6 @@ def test_memory_holds_the_tensors_in_order_and_zeros_behind(
     flat.zero_()
     for tensor, value in zip(tensors, values, strict=True):
         assert torch.equal(tensor, value + 1)
-
-
-@pytest.mark.parametrize(("dtype", "starts"), [(torch.bfloat16, [0, 8, 24, 24]), (torch.float64, [0, 2, 12, 12])])
-def test_weights_begin_at_whole_lines_where_kernels_need_that(
-    dtype: torch.dtype, starts: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bucket_module, "ALIGNED_BYTES", {"cpu": 16})
-    values = [torch.ones(shape, dtype=dtype) for shape in ((), (3, 3), (0,), (5,))]
-    weights = _named([value.clone() for value in values])
-    bucket = Bucket(weights, "b", alignment=4)
-    assert [view.storage_offset() for view in bucket.views] == starts
-    assert all(weight.data_ptr() % 16 == 0 for weight in weights)
-    flat = bucket.flattened_tensor()
-    assert flat.numel() == -(-(starts[-1] + 5) // 4) * 4
-    assert flat.sum() == 15  # zeros in the gaps
-    assert bucket.bytes() == 15 * dtype.itemsize
-    bucket.copy_in()
-    flat.mul_(2)
-    bucket.release()
-    assert all(torch.equal(weight, 2 * value) for weight, value in zip(weights, values, strict=True))
-    # Copied in and out, or gradients: nobody computes with them in this memory, and the layout is the plain one.
-    assert Bucket(weights, "b", flatten=False).flattened_tensor().numel() == 15
-    assert Bucket(_parameters((), (3,)), "b").flattened_tensor().numel() == 4
 
 
 @pytest.mark.parametrize("flatten", [True, False])

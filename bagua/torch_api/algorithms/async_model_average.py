@@ -128,6 +128,8 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
     def init_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[str, Tensor], None]:
         def mark(name: str, parameter: Tensor) -> None:
+            if self._has_begun:
+                return
             if self.ranks_in_step:
                 bagua_ddp.mark_ready(name, parameter)
 

@@ -11,6 +11,7 @@ the weights right before the optimizer does. Any optimizer may be in the place o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.collectives.purpose_groups import group_for
 from bagua.comm_ops.decentralized import PeerWeightAverage
 from bagua.comm_ops.peer_selection import check_peer_selection
-from bagua.comm_ops.public_bucket import BaguaBucket
+from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
 from bagua.engine.tensor import ensure_record
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 from bagua.torch_api.algorithms.low_precision_decentralized import (
@@ -47,20 +48,59 @@ __all__ = [
 _PURPOSE = "exchanges of weights"
 
 
-class PeerWeightBucket(BaguaBucket):
-    """Weights that are mixed with those of peers.
+class PeerWeightBucket(WeightBucket):
+    """Weights that are mixed with those of peers. The bucket's memory is that of the peer weight.
 
     Attributes:
-        _peer_weight: the last mean, in the memory layout of the bucket.
-        operation: what makes it.
+        operation: what makes the mean.
     """
 
-    _peer_weight: Tensor
     operation: PeerWeightAverage
+
+    @property
+    def _peer_weight(self) -> Tensor:
+        """The last mean."""
+        return self.flattened_tensor()
 
     def copy_out(self) -> None:
         """Nothing: communication leaves the weights alone, which are in use meanwhile. The operation puts the mean in
         place when it is told to."""
+
+
+class _PendingMean:
+    """A mean that has not been put in place, and may still be under way.
+
+    Args:
+        buckets: whose weights it is of.
+        scheduler: in which it is under way.
+    """
+
+    def __init__(self, buckets: Sequence[PeerWeightBucket], scheduler: CommScheduler) -> None:
+        self._buckets = buckets
+        self._scheduler = scheduler
+        self.note_parameters()
+
+    def wait(self) -> None:
+        """Until all peers have it."""
+        self._scheduler.wait_pending_comm_ops()
+
+    def put_in_place(self) -> None:
+        """Overwrite the weights."""
+        self.wait()
+        for bucket in self._buckets:
+            bucket.operation.copy_back_peer_weight(bucket.backend_bucket)
+
+    def note_parameters(self) -> None:
+        """`is_void` means since now."""
+        self._versions = self._current_versions()
+
+    @property
+    def is_void(self) -> bool:
+        """Whether somebody has changed the weights."""
+        return self._versions != self._current_versions()
+
+    def _current_versions(self) -> list[int]:
+        return [tensor._version for bucket in self._buckets for tensor in bucket.tensors]
 
 
 class DecentralizedAlgorithmImpl(AlgorithmImpl):
@@ -90,18 +130,14 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         self.communication_interval = communication_interval
         self._interval = Interval(communication_interval)
         self._buckets: list[PeerWeightBucket] = []
-        self._parameters: list[Tensor] = []
         self._round = Round()
-        # There is a mean that has not been put in place. It may still be under way, in this scheduler.
-        self._is_pending = False
-        self._scheduler: CommScheduler | None = None
+        # One that has not been put in place.
+        self._mean: _PendingMean | None = None
         # Of the buckets so far, which decides about the next partner.
         self._exchanges = 0
         # See the note.
         self._sees_steps = False
         self._is_stepping = False
-        # Of the parameters when we last looked, while a mean is pending: at its launch, and after the backward pass.
-        self._versions: list[int] = []
 
     # --- buckets -----------------------------------------------------------------------------------------------------
 
@@ -112,17 +148,16 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             0 if bagua_ddp.replicas_are_equal or not self._buckets else self._buckets[0].operation.exchanges
         )
         named = bagua_ddp.synchronized_parameters
-        self._parameters = [parameter for _, parameter in named]
         listed = {
             id(parameter)
             for optimizer in bagua_ddp.bagua_optimizers
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        self._sees_steps = all(id(parameter) in listed for parameter in self._parameters)
+        self._sees_steps = all(id(parameter) in listed for _, parameter in named)
         for name, parameter in named:
             ensure_record(parameter, name, bagua_ddp.bagua_module_name)
-        return list(reversed(self._parameters))
+        return [parameter for _, parameter in reversed(named)]
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> list[PeerWeightBucket]:
         """One bucket for all parameters of one dtype and device, in the order of `init_tensors`, the last first."""
@@ -139,7 +174,6 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         assert isinstance(bucket, PeerWeightBucket)
         bucket.clear_ops()
         bucket.copy_in()
-        bucket._peer_weight = bucket.flattened_tensor().clone()
         bucket.operation = bucket.append_decentralized_synchronous_op(
             bucket._peer_weight,
             hierarchical=self.hierarchical,
@@ -155,17 +189,20 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             if self._round.is_due:
                 self._refuse_changed_parameters()
                 self._put_in_place()
+            if not torch.is_grad_enabled():
+                return
             # A forward pass after which no backward pass communicates does not start what it would have to wait for.
-            if not bagua_ddp.require_backward_grad_sync or not torch.is_grad_enabled():
+            if not bagua_ddp.require_backward_grad_sync:
                 return
             if not self._round.is_open:
                 if self._interval.count():
-                    self._launch(bagua_ddp)
-            elif self._is_pending and self._are_parameters_changed():
+                    # Weights are copied now: a program that swaps them for a moment does not change what peers get.
+                    bagua_ddp.scheduler.set_all_ready()
+                    self._mean = _PendingMean(self._buckets, bagua_ddp.scheduler)
+            elif self._mean is not None and self._mean.is_void:
                 # Loaded, for instance, after a forward pass that was a mere trial: the mean of what they were is void.
                 # This rank goes without one until the next round: only it knows, so it cannot ask its peers again.
-                self._wait()
-                self._is_pending = False
+                self._drop_mean()
             self._round.on(RoundEvent.FORWARD)
 
         return begin_round
@@ -179,8 +216,8 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
     def _end_pass(self) -> None:
         if not self._round.end_pass():
             return
-        if self._is_pending and self._sees_steps and not self._is_stepping:
-            self._versions = self._current_versions()
+        if self._mean is not None and self._sees_steps and not self._is_stepping:
+            self._mean.note_parameters()
         else:
             self._put_in_place()
 
@@ -196,52 +233,38 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
     def init_post_optimizer_step_hook(
         self, bagua_ddp: BaguaDistributedDataParallel
     ) -> Callable[[torch.optim.Optimizer], None]:
-        def after_step(_: torch.optim.Optimizer) -> None:
+        def after_step(optimizer: torch.optim.Optimizer) -> None:
             self._is_stepping = False
 
         return after_step
 
     def finish(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
-        if not self._are_parameters_changed():
-            self._put_in_place()
-        self._wait()
-        self._is_pending = False
+        mean, self._mean = self._mean, None
+        if mean is None:
+            return
+        mean.wait()
+        if not mean.is_void:
+            with contextlib.suppress(RuntimeError):  # converted or moved since the backward pass: void, too
+                mean.put_in_place()
 
     # --- an exchange -------------------------------------------------------------------------------------------------
 
-    def _launch(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
-        self._is_pending, self._scheduler = True, bagua_ddp.scheduler
-        # Now: a program that swaps weights for a moment must not change what peers get.
-        for bucket in self._buckets:
-            bucket.operation.take_weights(bucket.backend_bucket)
-        bagua_ddp.scheduler.set_all_ready()
-        self._versions = self._current_versions()
-
-    def _wait(self) -> None:
-        if self._scheduler is not None:
-            self._scheduler.wait_pending_comm_ops()
-            self._scheduler = None
-
     def _put_in_place(self) -> None:
         """The mean, if there is one."""
-        self._wait()
-        if self._is_pending:
-            for bucket in self._buckets:
-                bucket.operation.copy_back_peer_weight(bucket.backend_bucket)
-            self._is_pending = False
+        mean, self._mean = self._mean, None
         self._round.on(RoundEvent.EXCHANGED)
+        if mean is not None:
+            mean.put_in_place()
 
-    def _current_versions(self) -> list[int]:
-        return [parameter._version for parameter in self._parameters]
-
-    def _are_parameters_changed(self) -> bool:
-        return self._versions != self._current_versions()
+    def _drop_mean(self) -> None:
+        mean, self._mean = self._mean, None
+        if mean is not None:
+            mean.wait()
 
     def _refuse_changed_parameters(self) -> None:
         """To put the mean of what they were in their place would undo the change."""
-        if self._is_pending and self._are_parameters_changed():
-            self._wait()
-            self._is_pending = False
+        if self._mean is not None and self._mean.is_void:
+            self._drop_mean()
             self._round.on(RoundEvent.EXCHANGED)
             raise RuntimeError(
                 "Parameters were changed between the backward pass and the step of the optimizers that the module was"
@@ -253,11 +276,12 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
     # --- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        self._wait()
+        if self._mean is not None:
+            self._mean.wait()
         return {
             "rounds": self._interval.rounds,
             "round": self._round.state.name,
-            "is_pending": self._is_pending,
+            "is_pending": self._mean is not None,
             "exchanges": [bucket.operation.exchanges for bucket in self._buckets],
             "peer_weights": [bucket._peer_weight for bucket in self._buckets],
         }
@@ -275,8 +299,8 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
                 " another model"
             )
         self._interval.rounds = int(state["rounds"])
-        self._round.state, self._is_pending = RoundState[state["round"]], bool(state["is_pending"])
-        self._versions = self._current_versions()
+        self._round.state = RoundState[state["round"]]
+        self._mean = _PendingMean(self._buckets, bagua_ddp.scheduler) if state["is_pending"] else None
         for bucket, exchanges, peer_weight in zip(self._buckets, state["exchanges"], peer_weights, strict=True):
             bucket.operation.exchanges = int(exchanges)
             bucket._peer_weight.copy_(peer_weight)

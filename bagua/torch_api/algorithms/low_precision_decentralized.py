@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bagua.comm_ops.public_bucket import BaguaBucket
-from bagua.comm_ops.weight_exchange import tell_autograd
+from bagua.comm_ops.averaging_memory import Scratch
+from bagua.comm_ops.low_precision_decentralized import LowPrecisionRing
+from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
 from bagua.engine.tensor import ensure_record
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 from bagua.torch_api.algorithms.rounds import Interval, Round, RoundEvent, RoundState, check_interval
@@ -33,16 +34,44 @@ if TYPE_CHECKING:
 _MOST_NAMES = 10  # that an error lists
 
 
-class ReplicaBucket(BaguaBucket):
-    """Weights, with copies of their own past and of the neighbors', all in the memory layout of the bucket.
+class ReplicaBucket(WeightBucket):
+    """Weights, and copies of their own past and of the neighbors'. The bucket's memory is that of W.
 
     Attributes:
-        _weight, _left_peer_weight, _right_peer_weight: W, L and R.
+        _left_peer_weight, _right_peer_weight: L and R.
     """
 
-    _weight: Tensor
     _left_peer_weight: Tensor
     _right_peer_weight: Tensor
+
+    @torch.no_grad()
+    def begin(self, group: BaguaProcessGroup, hierarchical: bool, scratch: Scratch) -> None:
+        """W, L and R are what the weights are now, and the operation is there.
+
+        Args:
+            group, hierarchical: as of LowPrecisionRing.
+            scratch: for one bucket at a time.
+        """
+        BaguaBucket.copy_in(self)
+        self._left_peer_weight, self._right_peer_weight = self._weight.clone(), self._weight.clone()
+        weights = scratch.like(self._weight)[: self._weight.numel()]
+        views = [weights.as_strided(view.shape, view.stride(), view.storage_offset()) for view in self.views]
+
+        @torch.no_grad()
+        def take_weights() -> Tensor:
+            torch._foreach_copy_(views, self.tensors)
+            return weights
+
+        self.append_op(LowPrecisionRing(group, *self.replicas, hierarchical, take_weights))
+
+    def copy_in(self) -> None:
+        """The operation takes the weights when its turn comes. Here they are refused if they do not fit."""
+        self.check_tensors()
+
+    @property
+    def _weight(self) -> Tensor:
+        """W."""
+        return self.flattened_tensor()
 
     @property
     def replicas(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,23 +146,18 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> list[ReplicaBucket]:
         self._buckets = [ReplicaBucket(group, str(number), do_flatten) for number, group in enumerate(tensors)]
+        self._scratch = Scratch([bucket.flattened_tensor() for bucket in self._buckets])
         return self._buckets
 
     @torch.no_grad()
     def init_operations(self, bagua_ddp: BaguaDistributedDataParallel, bucket: BaguaBucket) -> None:
         assert isinstance(bucket, ReplicaBucket)
         bucket.clear_ops()
-        bucket.copy_in()
         # After the broadcast, every rank's weights are these.
-        bucket._weight, bucket._left_peer_weight, bucket._right_peer_weight = (
-            bucket.flattened_tensor().clone() for _ in range(3)
-        )
+        bucket.begin(self.process_group, self.hierarchical, self._scratch)
         for name, parts in bucket.replicas_by_name():
             for part, kept in zip(parts, self._kept.pop(name, ()), strict=False):
                 part.copy_(kept)
-        bucket.append_low_precision_decentralized_synchronous_op(
-            *bucket.replicas, hierarchical=self.hierarchical, group=self.process_group
-        )
 
     # --- a round -----------------------------------------------------------------------------------------------------
 
@@ -173,8 +197,6 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         if self._interval.count():
             bagua_ddp.scheduler.set_all_ready()
             bagua_ddp.scheduler.wait_pending_comm_ops()
-            for bucket in self._buckets:
-                tell_autograd(bucket)
 
     # --- state -------------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bagua.engine.bucket import ALIGNED_BYTES
-from bagua.engine.flat_views import flat_views, offsets_of
+from bagua.engine.flat_views import ALIGNED_BYTES, flat_views, offsets_of
 
 addresses_of = Tensor.data_ptr
 
