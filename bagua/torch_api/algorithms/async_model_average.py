@@ -32,6 +32,7 @@ from bagua.comm_ops.background_average import Addition, BackgroundAverage
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.engine.tensor import ensure_record
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+from bagua.torch_api.algorithms.rounds import UnheardSteps
 from bagua.torch_api.algorithms.staleness import Staleness
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
     # --- tensors and buckets: gradients during warm-up, then parameters ----------------------------------------------
 
     def init_tensors(self, bagua_ddp: BaguaDistributedDataParallel) -> list[Tensor]:
+        self._unheard = UnheardSteps(bagua_ddp.bagua_module_name, self.process_group.size)
         parameters = bagua_ddp.synchronized_parameters
         self._average.prepare(parameters[0][1].device)
         if self.ranks_in_step:
@@ -132,6 +134,8 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
                 return
             if self.ranks_in_step:
                 bagua_ddp.mark_ready(name, parameter)
+            else:
+                self._unheard.note_gradients()
 
         return mark
 
@@ -158,6 +162,8 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         def after_step(optimizer: torch.optim.Optimizer) -> None:
             self._raise_failure()
             self._note(self._average.finish_joint_update(position[id(optimizer)]))
+            if self.status == "new":
+                self._unheard.note_step(optimizer)
 
         return after_step
 
@@ -237,6 +243,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         self._average.start(bagua_ddp.bagua_buckets, max(0.0, self.sync_interval_ms / 1000))
 
     def _begin(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+        self._unheard.note_forward()
         self._has_begun = True
         if not self._average.has_loop:
             self._start(bagua_ddp)

@@ -29,7 +29,7 @@ from bagua.torch_api.algorithms.low_precision_decentralized import (
     LowPrecisionDecentralizedAlgorithm,
     LowPrecisionDecentralizedAlgorithmImpl,
 )
-from bagua.torch_api.algorithms.rounds import Interval, Round, RoundEvent, RoundState, check_interval
+from bagua.torch_api.algorithms.rounds import Interval, Round, RoundEvent, RoundState, UnheardSteps, check_interval
 
 if TYPE_CHECKING:
     from bagua.engine.comm_scheduler import CommScheduler
@@ -147,6 +147,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         self._exchanges = (
             0 if bagua_ddp.replicas_are_equal or not self._buckets else self._buckets[0].operation.exchanges
         )
+        self._unheard = UnheardSteps(bagua_ddp.bagua_module_name, self.process_group.size)
         named = bagua_ddp.synchronized_parameters
         listed = {
             id(parameter)
@@ -191,6 +192,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
                 self._put_in_place()
             if not torch.is_grad_enabled():
                 return
+            self._unheard.note_forward()
             # A forward pass after which no backward pass communicates does not start what it would have to wait for.
             if not bagua_ddp.require_backward_grad_sync:
                 return
@@ -216,6 +218,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
     def _end_pass(self) -> None:
         if not self._round.end_pass():
             return
+        self._unheard.note_gradients()
         if self._mean is not None and self._sees_steps and not self._is_stepping:
             self._mean.note_parameters()
         else:
@@ -235,6 +238,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
     ) -> Callable[[torch.optim.Optimizer], None]:
         def after_step(optimizer: torch.optim.Optimizer) -> None:
             self._is_stepping = False
+            self._unheard.note_step(optimizer)
 
         return after_step
 

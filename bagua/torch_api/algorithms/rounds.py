@@ -9,8 +9,16 @@ exchange more or less often than its peers.
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 from bagua.engine.step_state import StateMachine
+
+if TYPE_CHECKING:
+    import torch
+
+# Steps in a row after backward passes to which no forward pass in training belongs. A few may be a loss of another kind
+# now and then; who makes so many does not exchange at all.
+_MOST_UNHEARD_STEPS = 10
 
 
 class RoundState(enum.Enum):
@@ -118,3 +126,60 @@ class Interval:
         """Count a round. Whether it exchanges."""
         self.rounds += 1
         return (self.rounds - 1) % self.interval == 0
+
+
+class UnheardSteps:
+    """Notices that a module is trained, and its forward pass, with which exchanges begin, never called in training: by
+    the steps of the listed optimizers. Time, steps without a gradient of the module and steps in evaluation are no sign
+    of that.
+
+    Args:
+        module_name: for the message.
+        ranks: that exchange; one alone has nobody to hear from.
+    """
+
+    def __init__(self, module_name: str, ranks: int) -> None:
+        self._module_name = module_name
+        self._is_watching = ranks > 1
+        self._steps = 0
+        # There was a forward pass, and no backward pass since the steps that followed it.
+        self._is_heard = False
+        self._has_gradients = False
+        # Optimizers that have stepped since the last forward or backward pass.
+        self._stepped: set[int] = set()
+
+    def note_forward(self) -> None:
+        """A forward pass in training, whose backward pass may or may not communicate."""
+        self._steps, self._is_heard = 0, True
+        self._stepped.clear()
+
+    def note_gradients(self) -> None:
+        """A backward pass has made gradients."""
+        self._has_gradients = True
+        if self._stepped:
+            self._is_heard = False
+            self._stepped.clear()
+
+    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """A listed optimizer has stepped.
+
+        Raises:
+            RuntimeError: too many have.
+        """
+        if not self._has_gradients or id(optimizer) in self._stepped or not self._is_watching:
+            return
+        self._stepped.add(id(optimizer))
+        if self._is_heard:
+            return
+        self._steps += 1
+        if self._steps < _MOST_UNHEARD_STEPS:
+            return
+        steps, self._steps = self._steps, 0
+        raise RuntimeError(
+            f"{self._module_name} was trained for {steps} steps of its optimizers without a forward pass in training"
+            " mode, so that no weights were exchanged between the ranks.\n"
+            "Found after optimizer.step(). Exchanges of this algorithm begin in forward passes in training mode.\n"
+            "Call the module itself, model(...), rather than another method of it, after model.train(). Layers that are"
+            " to be in evaluation mode can be put into it one by one after that. Or use gradient_allreduce or"
+            " low_precision_decentralized, which need no forward pass."
+        )
