@@ -32,6 +32,7 @@ from bagua.engine.bucket_readiness import BucketReadiness, flag_setter
 from bagua.engine.comm_thread import CommThread, has_thread, join_thread
 from bagua.engine.step_state import BucketEvent, BucketState
 from bagua.engine.step_statistics import PassRecorder
+from bagua.engine.tensor import record_of
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -95,6 +96,16 @@ class CommScheduler:
         for record in chain.from_iterable(state.bucket.records for state in self._states):
             if record.scheduler is self:
                 record.scheduler = None
+
+    def names_of_replaced(self) -> list[str]:
+        """Of tensors that are not what they were when their buckets were made, hooks included. Converting a module does
+        that to its parameters with torch.__future__.set_swap_module_params_on_conversion."""
+        return [
+            record.name
+            for state in self._states
+            for tensor, record in zip(state.bucket.tensors, state.bucket.records, strict=True)
+            if record_of(tensor) is not record
+        ]
 
     # --- ready flags and launches ------------------------------------------------------------------------------------
 

@@ -102,6 +102,8 @@ class TrainingSteps:
         self._reset_is_due = False
         # Parameters whose algorithm's hook ran in the last backward pass.
         self._used: set[int] = set()
+        # Of the passes so far, the fewest of those: in one with fewer still, the module may have other parameters.
+        self._fewest_used = 0
         self._passes = 0
         # Guards the beginning of a pass: autograd has a thread for each device.
         self._opening = threading.Lock()
@@ -148,6 +150,7 @@ class TrainingSteps:
         self._parameters, self._trainable, self._hooks, self._scheduler = parameters, trainable, hooks, scheduler
         self._parameter_ids = frozenset(id(parameter) for _, parameter in parameters)
         self._trainable.remember()
+        self._fewest_used = len(parameters)
         self._sends_in_pass = hooks.on_gradient == self.engine.mark_ready
         sets_flags = self._sends_in_pass and not self.engine.find_unused_parameters
         self.on_gradient = [None] * len(self._trainable.named)
@@ -274,8 +277,10 @@ class TrainingSteps:
         self.engine.finish_replan()
         # Asked first, for what follows sets flags as well.
         nothing_came = not self._used and not (self._sends_in_pass and self._scheduler.has_begun)
+        has_fewer = len(self._used) < self._fewest_used
+        self._fewest_used = min(self._fewest_used, len(self._used))
         self._post_backward()
-        if nothing_came or self._passes % _PASSES_BETWEEN_LOOKS == 1:
+        if nothing_came or has_fewer or self._passes % _PASSES_BETWEEN_LOOKS == 1:
             self._refuse_unregistered()
         if self.engine.end_counted_pass():
             self.engine.start_replan()
@@ -399,7 +404,7 @@ class TrainingSteps:
         )
 
     def _refuse_unregistered(self) -> None:
-        names = self._trainable.unregistered()
+        names = self._trainable.unregistered() or self._scheduler.names_of_replaced()
         if names:
             raise RuntimeError(unregistered_parameters(names))
 
