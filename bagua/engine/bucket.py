@@ -20,6 +20,7 @@ from bagua.engine.tensor import (
     TensorRecord,
     effective_tensor,
     gradient_of,
+    record_of,
     replace_effective,
     require_record,
     restore_record,
@@ -388,7 +389,7 @@ class Bucket:
                 if gradient.data_ptr() == view.data_ptr():
                     with torch.enable_grad():  # one that must not be differentiated stays so
                         tensor.grad = gradient.clone()
-            else:
+            elif record_of(tensor) is record:  # otherwise the parameter was swapped with another
                 effective = effective_tensor(tensor)
                 if effective.data_ptr() == view.data_ptr():
                     replace_effective(tensor, effective.detach().clone())

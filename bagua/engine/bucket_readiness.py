@@ -61,6 +61,13 @@ class BucketReadiness(StateMachine[BucketState, BucketEvent]):
         self.flagged_on: list[int] = []
         self.last_stream: int | None = None
 
+    def set_all_flags(self) -> None:
+        """At once, on the stream that is current at the launch as well."""
+        if self.state is BucketState.LAUNCHED:
+            raise _made_twice(self.bucket, 0)
+        self.ready = bytearray(b"\1" * len(self.ready))
+        self.missing = 0
+
     def reset(self) -> None:
         """As it was in the beginning."""
         self.clear_flags()

@@ -111,8 +111,10 @@ class CommScheduler:
 
     def set_all_ready(self) -> None:
         """Start the operations of every bucket, with the tensors as the current stream has left them."""
-        for set_ready in self.set_ready:
-            set_ready(None)
+        with self.lock:
+            for state in self._states:
+                state.set_all_flags()
+            self.launch_complete()
 
     def launch_complete(self, pass_is_over: bool = False) -> None:
         """The last ready flag of a bucket was set: launch it and those behind it, as far as they are complete."""
