@@ -340,7 +340,7 @@ class PeerWatch:
             except TimeoutError as error:
                 if error.errno == errno.ETIMEDOUT:  # the keepalives'
                     return CONFIRMING_ATTEMPTS
-                self._name_silence(connection)
+                self._name_silence(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[_PROBES_OFFSET])
                 continue
             except OSError:
                 piece = b""
@@ -350,8 +350,8 @@ class PeerWatch:
                 return self._attempts
         return 0
 
-    def _name_silence(self, connection: socket.socket) -> None:
-        unanswered = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[_PROBES_OFFSET]
+    def _name_silence(self, unanswered: int) -> None:
+        """After so many attempts in a row."""
         if unanswered >= NAMED_ATTEMPTS and not self._is_named:
             self._is_named = True
             _logger.warning(
@@ -367,9 +367,11 @@ class PeerWatch:
         while not self._is_stopped.is_set():
             begin = time.monotonic()
             answer = reach(address, self._door, self._attempt_s)
-            attempts -= answer.state == "silent"
             if answer.connection is not None:
                 return answer.connection
+            if answer.state == "silent":
+                attempts -= 1
+                self._name_silence(self._attempts - attempts)
             if answer.state in ("refused", "another"):
                 self._on_gone(EXITED)
                 break

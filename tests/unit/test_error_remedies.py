@@ -26,6 +26,7 @@ ARGUMENTS_OF_TORCH: dict[str, Any] = {
     "device": torch.nn.Module.to_empty,
     "create_graph": torch.autograd.backward,
     "differentiable": torch.optim.SGD,
+    "fused": torch.optim.SGD,
 }
 ARGUMENTS_OF_OTHERS = {"put_on_device"}  # Accelerate's dataloader configuration
 

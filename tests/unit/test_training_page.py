@@ -39,7 +39,10 @@ def quoted_messages() -> list[str]:
     pieces = [
         piece
         for quotation in quotations
-        for piece in re.split(r"\.\.\.|\d+|\(host b\)|\bexited\b", EXCEPTION.sub("", quotation))
+        for piece in re.split(
+            r"\.\.\.|\brank (?=\d)|\d+|\(host b\)|\bexited\b|(?<=different )(?:parameters|buffers)",
+            EXCEPTION.sub("", quotation),
+        )
     ]
     return sorted({piece for piece in pieces if len(piece.strip()) >= SHORTEST})
 

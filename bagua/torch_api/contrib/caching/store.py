@@ -69,11 +69,19 @@ class Store:
         return [self.get(key) for key in keys]
 
     def num_keys(self) -> int:
-        """How many values are stored, by whomever."""
+        """How many values are stored, by whomever.
+
+        Raises:
+            NotImplementedError: a store of a user does not tell.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no num_keys()")
 
     def clear(self) -> None:
-        """Remove all values, of all datasets."""
+        """Remove all values, of all datasets.
+
+        Raises:
+            NotImplementedError: a store of a user cannot.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no clear()")
 
     def status(self) -> bool:
