@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -158,8 +157,18 @@ class TrainingSteps:
             if id(parameter) not in self._parameter_ids:
                 continue
             slot = scheduler.slots.get(id(parameter)) if sets_flags else None
-            by_algorithm = partial(self._on_gradient, name)
+            by_algorithm = self._by_algorithm(name, parameter)
             self.on_gradient[position] = by_algorithm if slot is None else scheduler.set_ready[slot]
+
+    def _by_algorithm(self, name: str, parameter: nn.Parameter) -> Callable[[Tensor], None]:
+        """The gradient of a parameter is complete: the algorithm's turn. Runs once per parameter and pass."""
+        note_use, key, on_gradient = self._used.add, id(parameter), self._hooks.on_gradient
+
+        def on_complete(parameter: Tensor) -> None:
+            note_use(key)
+            on_gradient(name, parameter)
+
+        return on_complete
 
     # --- forward -----------------------------------------------------------------------------------------------------
 
@@ -297,11 +306,6 @@ class TrainingSteps:
         use."""
         if self.passes.state in (PassState.OPEN, PassState.INTERRUPTED):
             self._scheduler.abandon_pass()
-
-    def _on_gradient(self, name: str, parameter: Tensor) -> None:
-        """The gradient of a parameter is complete: the algorithm's turn."""
-        self._used.add(id(parameter))
-        self._hooks.on_gradient(name, parameter)
 
     def refuse_unsynchronized(self, position: int, parameter: Tensor) -> None:
         """A parameter that was frozen when buckets were made has got a gradient: it was unfrozen where nobody looks.

@@ -31,6 +31,10 @@ class RoundState(enum.Enum):
     DUE_REACHED = "due, and another backward pass has made a gradient"
 
 
+# Asked once per parameter: to look a member up in its class takes longer than all else there.
+_WITH_GRADIENTS = (RoundState.REACHED, RoundState.DUE_REACHED)
+
+
 class RoundEvent(enum.Enum):
     """What happens in it."""
 
@@ -80,13 +84,13 @@ class Round(StateMachine[RoundState, RoundEvent]):
 
     def note_gradient(self, _name: str, _parameter: object) -> None:
         """The backward hook of these algorithms."""
-        if self.state is not RoundState.REACHED and self.state is not RoundState.DUE_REACHED:
+        if self.state not in _WITH_GRADIENTS:
             self.on(RoundEvent.GRADIENT)
 
     def end_pass(self) -> bool:
         """A backward pass is over. Whether it belongs to the round: torch.autograd.grad makes no gradients but those
         that go into the loss of the round's own backward pass."""
-        if self.state not in (RoundState.REACHED, RoundState.DUE_REACHED):
+        if self.state not in _WITH_GRADIENTS:
             return False
         self.on(RoundEvent.BACKWARD_ENDS)
         return True
