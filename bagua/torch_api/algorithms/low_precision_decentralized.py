@@ -57,7 +57,7 @@ class ReplicaBucket(WeightBucket):
         weights = scratch.like(self._weight)[: self._weight.numel()]
         views = [weights.as_strided(view.shape, view.stride(), view.storage_offset()) for view in self.views]
 
-        @torch.no_grad()
+        @torch.inference_mode()  # a tenth faster than no_grad for thousands of small ones
         def take_weights() -> Tensor:
             torch._foreach_copy_(views, self.tensors)
             return weights
