@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_dicts_of = operator.attrgetter("_modules", "_buffers")
+_children_of = operator.attrgetter("_modules")
+_buffers_of = operator.attrgetter("_buffers")
 _keys_of = operator.methodcaller("keys")
 _values_of = operator.methodcaller("values")
 
@@ -62,7 +63,7 @@ class ModuleBuffers:
         self._buffers, self._named = [], []
 
     def _read(self) -> list[Mapping[str, Any]]:
-        return list(chain.from_iterable(map(_dicts_of, self._owners)))
+        return [*map(_children_of, self._owners), *map(_buffers_of, self._owners)]
 
     def _is_other_tree(self) -> bool:
         """Whether there are other modules than before, or other names of theirs or of buffers."""
