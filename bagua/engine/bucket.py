@@ -239,7 +239,8 @@ class Bucket:
         self.check_tensors()
         effectives = self._effective_tensors()
         if not self.flatten:
-            torch._foreach_copy_(self.views, effectives)
+            with torch.inference_mode():  # as in `copy_out`
+                torch._foreach_copy_(self.views, effectives)
             return
         outside: list[tuple[int, Tensor, Tensor]] = []
         for index, (effective, address) in enumerate(zip(effectives, self._addresses, strict=True)):
