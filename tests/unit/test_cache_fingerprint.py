@@ -107,6 +107,19 @@ def test_it_does_not_change_by_itself() -> None:
     assert fingerprint_of(dataset(moved)) == fingerprint_of(first)
 
 
+def test_globals_that_are_called_like_attributes_do_not_count() -> None:
+    """A script's `options` and `inner` are none of what `self.options` and `self.inner` mean."""
+    namesakes = SOURCE + "\noptions = __import__('threading').Lock()\ninner = transform = object()\n"
+    assert fingerprint_of(dataset(namesakes)) == fingerprint_of(dataset())
+
+
+def test_globals_of_inner_functions_and_classes_count() -> None:
+    inner = SOURCE.replace("return x + SIZE", "class Inner:\n        size = [y for y in (SIZE,)]\n    return x, Inner")
+    by_lambda = SOURCE.replace("return x + SIZE", "return (lambda: SIZE)()")
+    for source in (inner, by_lambda):
+        assert fingerprint_of(dataset(source)) != fingerprint_of(dataset(source.replace("SIZE = 3", "SIZE = 4")))
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import dis
 import functools
 import hashlib
 import inspect
@@ -17,6 +18,8 @@ import torch
 from bagua.torch_api.contrib.caching.tensor_bytes import elements_of
 
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+# The second and third one, in classes.
+_READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _SIMPLE = frozenset({type(None), type(...), bool, int, float, complex, str, bytes, bytearray, range})
 _REMEDY = (
     "Pass fingerprint='...', a text of yours that names the data and the preprocessing, e.g. 'imagenet-256px-v1', and "
@@ -236,8 +239,9 @@ def _separate(value: Any, where: str) -> str:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Global names, of inner functions too."""
-    found = set(code.co_names)
+    """Names of the globals that it reads, of inner functions and classes too. co_names has those of attributes as well,
+    and scripts have globals of the same names that change or have no state: `epoch`, `log`, `model`."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in _READS_GLOBAL}
     for one in code.co_consts:
         if isinstance(one, types.CodeType):
             found |= _names(one)
