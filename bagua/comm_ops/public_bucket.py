@@ -166,9 +166,10 @@ class WeightBucket(BaguaBucket):
     """Weights, which keep their memory, because others may share it: the bucket has copies.
 
     Args:
-        tensors, name: as of Bucket.
-        do_flatten: as of `with_bagua`. Others lay the weights out no more, as if they lay in the bucket: what Bagua 0.9
-            does not fuse is not fused.
+        tensors: as of Bucket.
+        name: as of Bucket.
+        do_flatten: as of `with_bagua`. If set, `fuse_optimizer` leaves the weights alone, as if they lay in the bucket:
+            what Bagua 0.9 does not fuse is not fused.
     """
 
     def __init__(self, tensors: Sequence[Tensor], name: str, do_flatten: bool) -> None:

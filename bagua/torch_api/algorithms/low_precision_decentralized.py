@@ -49,7 +49,8 @@ class ReplicaBucket(WeightBucket):
         """W, L and R are what the weights are now, and the operation is there.
 
         Args:
-            group, hierarchical: as of LowPrecisionRing.
+            group: as of LowPrecisionRing.
+            hierarchical: as of LowPrecisionRing.
             scratch: for one bucket at a time.
         """
         BaguaBucket.copy_in(self)
