@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <cerrno>
+#include <exception>
 #include <new>
 #include <system_error>
 #include <utility>
@@ -28,13 +29,30 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
+// no_memory: made beforehand.
+void run_guarded(const std::string& name, const Status& no_memory, const std::function<void()>& body,
+                 const std::function<void(const Status&)>& on_failure) noexcept {
+  if (on_failure == nullptr) return body();
+  try {
+    try {
+      body();
+    } catch (const std::bad_alloc&) {
+      on_failure(no_memory);
+    } catch (const std::exception& error) {
+      on_failure(Status::internal_error("thread " + name + ": unexpected exception: " + error.what()));
+    }
+  } catch (...) {  // NOLINT(bugprone-empty-catch): no memory to tell anybody
+  }
+}
+
 }  // namespace
 
 Status start_background_thread(const std::string& name, const cpu_set_t* affinity, std::function<void()> body,
-                               std::thread* thread) {
+                               std::thread* thread, std::function<void(const Status&)> on_failure) {
   try {
     const SignalsBlocked blocked;
-    *thread = std::thread(std::move(body));
+    *thread = std::thread(run_guarded, name, Status::system_error("thread " + name, ENOMEM), std::move(body),
+                          std::move(on_failure));
   } catch (const std::system_error& error) {
     return Status::system_error("starting thread " + name, error.code().value());
   } catch (const std::bad_alloc&) {

@@ -13,7 +13,10 @@
 namespace bagua_net {
 
 // affinity == nullptr: the creator's CPUs. name: at most 15 characters.
+// on_failure: what the body throws, as when there is no memory, ends the thread and not the process. It is told why, in
+// that thread, and has to fail whatever waits for it. An exception of its own is dropped. Without it, nothing is
+// caught.
 Status start_background_thread(const std::string& name, const cpu_set_t* affinity, std::function<void()> body,
-                               std::thread* thread);
+                               std::thread* thread, std::function<void(const Status&)> on_failure = nullptr);
 
 }  // namespace bagua_net

@@ -112,7 +112,9 @@ Status Trace::start() {
     // A full disk is noticed here, not by the first event.
     if (!write_lines()) return Status::system_error("writing the trace file " + path_, errno);
   }
-  return start_background_thread("bagua-trace", nullptr, [this] { run(); }, &thread_);
+  return start_background_thread(
+      "bagua-trace", nullptr, [this] { run(); }, &thread_,
+      [](const Status& failure) { BAGUA_NET_WARN("Bagua-Net: the trace ends here: " + failure.message()); });
 }
 
 void Trace::run() {
