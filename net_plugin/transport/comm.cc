@@ -1,6 +1,7 @@
 #include "transport/comm.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "base/log_sink.h"
@@ -256,8 +257,12 @@ void Comm::fail(Status status) {
   {
     const std::lock_guard<std::mutex> lock(failure_mutex_);
     if (!failure_.is_ok()) return;
-    failure_ = status.with_context("connection to " + peer_);
-    stats_.fail(failure_.message());
+    failure_ = status;
+    try {
+      failure_ = status.with_context("connection to " + peer_);
+      stats_.fail(failure_.message());
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): it counts without its context, too
+    }
   }
   if (arrivals_ != nullptr) arrivals_->close();
   failed_.store(true);

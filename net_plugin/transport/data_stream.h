@@ -77,6 +77,8 @@ class DataStream {
   // No driver will come again, and all requests are done: the last word to the peer.
   virtual void say_goodbye() {}
 
+  // Its driver has ended.
+  void fail_comm(const Status& status) { failures_->fail(status); }
   // Why it is over; once no driver will come again.
   const Status& loss() const { return loss_; }
 

@@ -31,13 +31,25 @@ EventLoopWorker::~EventLoopWorker() {
 
 Status EventLoopWorker::start(int number) {
   BAGUA_NET_RETURN_IF_ERROR(poller_.open());
-  return start_background_thread("bagua-net-io" + std::to_string(number), &affinity_, [this] { run(); }, &thread_);
+  return start_background_thread(
+      "bagua-net-io" + std::to_string(number), &affinity_, [this] { run(); }, &thread_,
+      [this](const Status& failure) { fail(failure); });
+}
+
+void EventLoopWorker::fail(const Status& failure) {
+  const std::lock_guard<std::mutex> lock(streams_mutex_);
+  failure_ = failure;
+  for (const auto& [id, attached] : streams_) attached.stream->fail_comm(failure);
 }
 
 Status EventLoopWorker::attach(DataStream* stream, std::uint64_t* stream_id, Path path) {
   entering_.fetch_add(1);
   {
     const std::lock_guard<std::mutex> lock(streams_mutex_);
+    if (!failure_.is_ok()) {
+      entering_.fetch_sub(1);
+      return failure_;
+    }
     *stream_id = next_id_++;
     streams_.emplace(*stream_id, Attached{stream, path});
     if (path == Path::kWithinHost) ++within_host_;

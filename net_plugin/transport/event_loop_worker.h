@@ -48,6 +48,7 @@ class EventLoopWorker {
   };
 
   void run();
+  void fail(const Status& failure);
   void take_event(const EpollPoller::Event& event);
   void make_runnable(std::uint64_t stream_id);
   bool run_streams();  // true: some stream wants to go on at once
@@ -70,6 +71,7 @@ class EventLoopWorker {
   std::vector<std::uint64_t> next_runnable_;             // guarded by streams_mutex_
   std::uint64_t next_id_ = 0;                            // guarded by streams_mutex_
   std::size_t within_host_ = 0;                          // guarded by streams_mutex_: of streams_
+  Status failure_;                                       // guarded by streams_mutex_: the thread has ended with it
 
   std::mutex kick_mutex_;
   std::vector<std::uint64_t> kicked_;   // guarded by kick_mutex_

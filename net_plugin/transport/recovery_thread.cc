@@ -25,7 +25,14 @@ RecoveryThread::~RecoveryThread() {
 
 Status RecoveryThread::start() {
   BAGUA_NET_RETURN_IF_ERROR(poller_.open());
-  return start_background_thread("bagua-net-fix", nullptr, [this] { run(); }, &thread_);
+  return start_background_thread(
+      "bagua-net-fix", nullptr, [this] { run(); }, &thread_, [this](const Status& failure) { fail(failure); });
+}
+
+void RecoveryThread::fail(const Status& failure) {
+  const std::lock_guard<std::mutex> running(run_mutex_);
+  failure_ = failure;
+  for (const auto& [id, entry] : entries_) entry.recoverable->fail(failure);
 }
 
 std::uint64_t RecoveryThread::add(Recoverable* recoverable, bool ticks) {
@@ -38,6 +45,7 @@ std::uint64_t RecoveryThread::add(Recoverable* recoverable, bool ticks) {
     if (ticks) first = ticking_++ == 0;
   }
   entries_.emplace(id, Entry{recoverable, ticks});
+  if (!failure_.is_ok()) recoverable->fail(failure_);
   if (first) poller_.wake();  // it sleeps without a limit
   return id;
 }

@@ -22,6 +22,8 @@ class Recoverable {
   virtual ~Recoverable() = default;
   // Replaces what was lost, as far as that is possible now. Returns what is to be logged.
   virtual std::vector<std::string> recover() = 0;
+  // There is no recovery any more, and never will be.
+  virtual void fail(Status status) = 0;
 };
 
 class RecoveryThread {
@@ -50,11 +52,13 @@ class RecoveryThread {
   };
 
   void run();
+  void fail(const Status& failure);
 
   EpollPoller poller_;
   std::thread thread_;
   std::mutex run_mutex_;  // held while a comm recovers; guards the next
   std::map<std::uint64_t, Entry> entries_;
+  Status failure_;    // the thread has ended with it; guarded by run_mutex_
   std::mutex mutex_;  // guards everything below; innermost
   std::vector<std::uint64_t> notified_;
   std::uint64_t next_id_ = 1;
