@@ -4,6 +4,7 @@
 #include <new>
 #include <string>
 
+#include "abi/epoch_handle.h"
 #include "abi/nccl_log.h"
 #include "abi/process_instance.h"
 #include "abi/profiler_entry.h"
@@ -60,15 +61,16 @@ Status check_bytes(std::int64_t bytes) {
                                   std::to_string(kMaxMessageBytes));
 }
 
-// The comm for a data-path call. No lookup, no lock: a closed comm is the caller's error, as with any pointer.
+// The comm for a data-path call. No lookup, no lock: a comm that was closed is the caller's error, as with any pointer,
+// but not one that went with its transport.
 template <typename Kind>
 Status comm_of_kind(void* comm, const char* argument, OpenComm** open, Kind** kind) {
   if (comm == nullptr) return missing(argument);
-  auto* const found = static_cast<OpenComm*>(comm);
-  if (found->epoch != current_epoch.load(std::memory_order_acquire)) {
+  if (!is_of_epoch(comm, current_epoch.load(std::memory_order_acquire))) {
     return Status::internal_error(std::string(argument) +
                                   " belongs to the parent process or to a communicator that was finalized");
   }
+  auto* const found = address_in<OpenComm>(comm);
   Kind* const* const expected = std::get_if<Kind*>(&found->comm);
   if (expected == nullptr) return Status::invalid_argument(std::string(argument) + " is a comm of another kind");
   *open = found;
@@ -267,8 +269,9 @@ nccl::Result isend(void* send_comm, void* data, std::int64_t bytes, void* mhandl
     Request* posted = nullptr;
     BAGUA_NET_RETURN_IF_ERROR(TransportContext::isend(comm, data, static_cast<std::size_t>(bytes),
                                                       static_cast<MemoryRegistration*>(mhandle), &posted));
-    *request = posted;
-    if (posted != nullptr && comm->is_traced()) trace_origin(comm, open->owner, *posted, phandle);
+    if (posted == nullptr) return Status::ok();
+    *request = handle_of(posted, open->epoch);
+    if (comm->is_traced()) trace_origin(comm, open->owner, *posted, phandle);
     return Status::ok();
   });
 }
@@ -294,9 +297,9 @@ nccl::Result irecv(void* recv_comm, int n, void** data, std::int64_t bytes, void
     Request* posted = nullptr;
     BAGUA_NET_RETURN_IF_ERROR(
         TransportContext::irecv(comm, buffer, static_cast<std::size_t>(bytes), registration, &posted));
-    *request = posted;
-    if (posted != nullptr && comm->is_traced() && phandles != nullptr)
-      trace_origin(comm, open->owner, *posted, phandles[0]);
+    if (posted == nullptr) return Status::ok();
+    *request = handle_of(posted, open->epoch);
+    if (comm->is_traced() && phandles != nullptr) trace_origin(comm, open->owner, *posted, phandles[0]);
     return Status::ok();
   });
 }
@@ -314,13 +317,13 @@ nccl::Result test(void* request, int* done, int* sizes) {
     if (done == nullptr) return missing("done");
     *done = 0;
     if (request == nullptr) return missing("request");
-    if (current_epoch.load(std::memory_order_acquire) == 0) {
+    if (!is_of_epoch(request, current_epoch.load(std::memory_order_acquire))) {
       return Status::internal_error(
           "the request belongs to the parent process or to a communicator that was finalized");
     }
     bool is_done = false;
     std::size_t bytes = 0;
-    BAGUA_NET_RETURN_IF_ERROR(static_cast<Request*>(request)->test(&is_done, &bytes));
+    BAGUA_NET_RETURN_IF_ERROR(address_in<Request>(request)->test(&is_done, &bytes));
     if (!is_done) return Status::ok();
     *done = 1;
     if (sizes != nullptr) sizes[0] = static_cast<int>(bytes);  // at most 2^30, see kMaxMessageBytes

@@ -5,8 +5,10 @@
 #include <cstdlib>
 #include <utility>
 
+#include "abi/epoch_handle.h"
 #include "abi/plugin_name.h"
 #include "abi/startup.h"
+#include "base/inherited_sockets.h"
 #include "base/log_sink.h"
 #include "base/version.h"
 #include "os/rdma_probe.h"
@@ -20,8 +22,10 @@ namespace {
 std::atomic<ProcessInstance*> instance{nullptr};
 std::atomic<std::uint64_t> last_epoch{0};  // never reused, so that a child's comms differ from its parent's
 
-// In the child, before fork returns there. Only stores: other threads' locks may be held indefinitely in this copy.
+// In the child, before fork returns there. Only stores and system calls: other threads' locks may be held indefinitely
+// in this copy.
 void abandon_parents_instance() {
+  close_uninherited();
   current_epoch.store(0, std::memory_order_release);
   instance.store(nullptr, std::memory_order_release);
 }
@@ -178,17 +182,24 @@ Status ProcessInstance::devices(const std::vector<Device>** devices) {
   return Status::ok();
 }
 
-OpenComm* ProcessInstance::add_comm(TransportContext* transport, AnyComm comm, const Communicator* owner) {
+void* ProcessInstance::add_comm(TransportContext* transport, AnyComm comm, const Communicator* owner) {
   auto open =
       std::make_unique<OpenComm>(OpenComm{current_epoch.load(std::memory_order_acquire), transport, comm, owner});
   const std::lock_guard<std::mutex> lock(comms_mutex_);
   comms_.insert(open.get());
-  return open.release();
+  const std::uint64_t epoch = open->epoch;
+  return handle_of(open.release(), epoch);
+}
+
+std::unordered_set<OpenComm*>::iterator ProcessInstance::entry_of(void* comm) {
+  const auto entry = comms_.find(address_in<OpenComm>(comm));
+  // Another may live at that address meanwhile.
+  return entry == comms_.end() || is_of_epoch(comm, (*entry)->epoch) ? entry : comms_.end();
 }
 
 Status ProcessInstance::find_comm(void* comm, OpenComm** open) {
   const std::lock_guard<std::mutex> lock(comms_mutex_);
-  const auto entry = comms_.find(static_cast<OpenComm*>(comm));
+  const auto entry = entry_of(comm);
   if (entry == comms_.end()) {
     return Status::invalid_argument(
         "this process has no such comm: it was closed, or opened before a fork or by a communicator that was "
@@ -202,7 +213,7 @@ void ProcessInstance::close(void* comm) {
   std::unique_ptr<OpenComm> open;
   {
     const std::lock_guard<std::mutex> lock(comms_mutex_);
-    const auto entry = comms_.find(static_cast<OpenComm*>(comm));
+    const auto entry = entry_of(comm);
     if (entry == comms_.end()) return;
     open.reset(*entry);
     comms_.erase(entry);

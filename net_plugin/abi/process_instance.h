@@ -1,5 +1,5 @@
 // ProcessInstance: the one mutable global of the plugin. It owns the transport between the first init and the last
-// finalize, and every object that NCCL holds a pointer to, so that a stale pointer is an error and not a crash.
+// finalize, and every object that NCCL holds a handle of, so that a stale one is an error and not a crash.
 //
 // Threads: init and finalize come under an NCCL mutex, but several copies of NCCL may live in a process, so one mutex
 // serialises them here. All else comes from any thread, several at once.
@@ -7,8 +7,8 @@
 // Life time: created on first use, never destroyed. Destroying it at exit would race with NCCL's threads, which nobody
 // joins then, and would join threads that a forked child does not have.
 //
-// Fork: a child has none of the parent's threads, and its sockets are the parent's. The child's first call finds no
-// instance: the parent's is abandoned in memory, untouched, and init starts afresh.
+// Fork: a child has none of the parent's threads, and closes its copies of the parent's sockets (inherited_sockets.h).
+// Its first call finds no instance: the parent's is abandoned in memory, untouched, and init starts afresh.
 #pragma once
 
 #include <atomic>
@@ -34,7 +34,7 @@ struct Communicator {
 
 using AnyComm = std::variant<ListenComm*, SendComm*, RecvComm*>;
 
-// What NCCL holds as a listenComm, sendComm or recvComm.
+// What NCCL holds as a listenComm, sendComm or recvComm, by a handle (epoch_handle.h).
 struct OpenComm {
   std::uint64_t epoch;  // the transport that it belongs to; stale after the last finalize and in a forked child
   TransportContext* transport;
@@ -68,7 +68,8 @@ class ProcessInstance {
     return owner != nullptr ? owner->profiler_callback : profiler_callback_.load(std::memory_order_acquire);
   }
 
-  OpenComm* add_comm(TransportContext* transport, AnyComm comm, const Communicator* owner);
+  // What NCCL is given.
+  void* add_comm(TransportContext* transport, AnyComm comm, const Communicator* owner);
   // For calls off the hot path: an error for a pointer that was closed or belongs to the parent process.
   Status find_comm(void* comm, OpenComm** open);
   // Harmless for nullptr and for what was closed before.
@@ -82,6 +83,7 @@ class ProcessInstance {
   void open_trace();               // once; the caller holds mutex_
   Status startup_failure() const;  // the caller holds mutex_
   static void close_in_transport(const OpenComm& open);
+  std::unordered_set<OpenComm*>::iterator entry_of(void* comm);  // the caller holds comms_mutex_
 
   // Guards the members down to interned_. Held while threads are started and joined.
   std::mutex mutex_;

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "base/inherited_sockets.h"
+
 namespace bagua_net {
 
 class OwnedFd {
@@ -27,7 +29,9 @@ class OwnedFd {
   bool is_open() const { return fd_ >= 0; }
   void reset() {
     // EINTR from close still frees the descriptor on Linux: never retry.
-    if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+    if (fd_ < 0) return;
+    unmark_uninherited(fd_);
+    ::close(std::exchange(fd_, -1));
   }
 
  private:
