@@ -20,7 +20,9 @@ enum class Result : int {
   kTimeout = 8,
 };
 
-enum class LogLevel : int { kNone = 0, kVersion = 1, kWarn = 2, kInfo = 3, kAbort = 4, kTrace = 5 };
+// kAttention, "noteworthy, and no error", came with NCCL 2.31. Earlier ones would drop it as finer than kTrace, and
+// nothing tells a network plugin which it is called by: what is worth attention goes out as kWarn.
+enum class LogLevel : int { kNone = 0, kVersion = 1, kWarn = 2, kInfo = 3, kAbort = 4, kTrace = 5, kAttention = 6 };
 
 // Which of NCCL_DEBUG_SUBSYS lets a message through; several may be given.
 constexpr unsigned long kLogInit = 0x1;

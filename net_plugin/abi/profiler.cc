@@ -106,7 +106,7 @@ EventHandle Profiler::begin(bool of_proxy, Fill fill) {
 }
 
 EventHandle Profiler::start_call(ProfiledCommunicator* communicator, std::uint64_t type, const char* function,
-                                 std::uint64_t count, const char* datatype) {
+                                 std::uint64_t count, const char* datatype, std::uint64_t user_tag) {
   return begin(false, [&](ProfiledEvent* call) {
     call->type = type;
     call->communicator = communicator;
@@ -116,6 +116,7 @@ EventHandle Profiler::start_call(ProfiledCommunicator* communicator, std::uint64
     call->event.append_to_name(function);
     call->event.add("count", count);
     call->event.add("datatype", datatype);
+    if (user_tag != 0) call->event.add("user_tag", user_tag);
   });
 }
 

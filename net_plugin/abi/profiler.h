@@ -53,7 +53,7 @@ class Profiler {
   ProfiledCommunicator* add_communicator(const std::string& name, std::uint64_t id, int rank, int ranks);
 
   EventHandle start_call(ProfiledCommunicator* communicator, std::uint64_t type, const char* function,
-                         std::uint64_t count, const char* datatype);
+                         std::uint64_t count, const char* datatype, std::uint64_t user_tag = 0);
   EventHandle start_collective(ProfiledCommunicator* communicator, const nccl::ProfiledColl& collective);
   EventHandle start_p2p(ProfiledCommunicator* communicator, const nccl::ProfiledP2p& p2p);
   EventHandle start_operation(ProfiledCommunicator* communicator, EventHandle parent,

@@ -38,15 +38,22 @@ EventHandle start(Profiler* profiler, ProfiledCommunicator* communicator, const 
   }
 }
 
+template <typename Call>
+std::uint64_t user_tag(const Call& /*call*/) {
+  return 0;
+}
+std::uint64_t user_tag(const nccl::ProfiledCollApiV7& call) { return call.userTag; }
+std::uint64_t user_tag(const nccl::ProfiledP2pApiV7& call) { return call.userTag; }
+
 template <typename Event>
 EventHandle start_api(Profiler* profiler, ProfiledCommunicator* communicator, const Event& event) {
   switch (event.type) {
     case nccl::kProfileCollApi:
       return profiler->start_call(communicator, event.type, event.collApi.func, event.collApi.count,
-                                  event.collApi.datatype);
+                                  event.collApi.datatype, user_tag(event.collApi));
     case nccl::kProfileP2pApi:
       return profiler->start_call(communicator, event.type, event.p2pApi.func, event.p2pApi.count,
-                                  event.p2pApi.datatype);
+                                  event.p2pApi.datatype, user_tag(event.p2pApi));
     case nccl::kProfileGroupApi:
     case nccl::kProfileKernelLaunch: return profiler->start_call(communicator, event.type, nullptr, 0, nullptr);
     default: return start(profiler, communicator, event, event.coll.coll, event.p2p.p2p);
@@ -100,6 +107,17 @@ nccl::Result start_event_v6(void* context, void** handle, nccl::ProfilerEventV6*
     if (event->type == nccl::kProfileCeColl) {
       return profiler->start_call(communicator, event->type, event->ceColl.func, event->ceColl.count,
                                   event->ceColl.datatype);
+    }
+    return start_api(profiler, communicator, *event);
+  });
+}
+
+nccl::Result start_event_v7(void* context, void** handle, nccl::ProfilerEventV7* event) {
+  return start_event(context, handle, event, [event](Profiler* profiler, ProfiledCommunicator* communicator) {
+    if (event->type == nccl::kProfileCeColl) {
+      const nccl::ProfiledCeColl& collective = event->ceColl.ceColl;
+      return profiler->start_call(communicator, event->type, collective.func, collective.count, collective.datatype,
+                                  event->ceColl.userTag);
     }
     return start_api(profiler, communicator, *event);
   });

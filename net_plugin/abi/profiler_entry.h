@@ -1,6 +1,6 @@
-// What every version of NCCL's profiler table does; profiler_v<N>.cc puts the functions into its table. NCCL looks for
-// the table in NCCL_PROFILER_PLUGIN, in libnccl-profiler.so, and then in the library of the network plugin, which is
-// this one. Without BAGUA_NET_TRACE the table asks for no events, and NCCL calls none of these but init.
+// What every version of NCCL's profiler table does; profiler_tables.cc puts the functions into the tables. NCCL looks
+// for the table in NCCL_PROFILER_PLUGIN, in libnccl-profiler.so, and then in the library of the network plugin, which
+// is this one. Without BAGUA_NET_TRACE the table asks for no events, and NCCL calls none of these but init.
 //
 // Nothing here fails, and nothing but init logs or allocates. Any thread.
 #pragma once
@@ -24,6 +24,7 @@ inline nccl::Result init_v5(void** context, std::uint64_t id, int* mask, const c
 nccl::Result start_event_v4(void* context, void** handle, nccl::ProfilerEventV4* event);
 nccl::Result start_event_v5(void* context, void** handle, nccl::ProfilerEventV5* event);
 nccl::Result start_event_v6(void* context, void** handle, nccl::ProfilerEventV6* event);
+nccl::Result start_event_v7(void* context, void** handle, nccl::ProfilerEventV7* event);
 nccl::Result stop_event(void* handle);
 nccl::Result record_event_state(void* handle, nccl::ProfilerState state, nccl::ProfilerStateArgs* arguments);
 nccl::Result finalize(void* context);

@@ -1,4 +1,4 @@
-// NCCL's profiler plugin interface, versions 4 to 6 (NCCL 2.27, 2.28 and 2.29 to 2.30). Field and slot names are
+// NCCL's profiler plugin interface, versions 4 to 7 (NCCL 2.27, 2.28, 2.29 to 2.30 and 2.31). Field and slot names are
 // NCCL's.
 #pragma once
 
@@ -127,6 +127,41 @@ struct ProfiledCeColl {
   void* stream;
 };
 
+// v7 adds fields at the end of these: what the user has named a call with (0: nothing), and which kernel runs.
+struct ProfiledCollApiV7 {
+  const char* func;
+  std::size_t count;
+  const char* datatype;
+  int root;
+  void* stream;
+  bool graphCaptured;
+  std::uint64_t userTag;
+};
+struct ProfiledP2pApiV7 {
+  const char* func;
+  std::size_t count;
+  const char* datatype;
+  void* stream;
+  bool graphCaptured;
+  std::uint64_t userTag;
+};
+struct ProfiledCollV7 {
+  ProfiledColl coll;
+  void* parentGroup;
+  const char* kernelVariant;
+  bool isSymColl;
+  std::uint64_t userTag;
+};
+struct ProfiledP2pV7 {
+  ProfiledP2p p2p;
+  void* parentGroup;
+  std::uint64_t userTag;
+};
+struct ProfiledCeCollV7 {
+  ProfiledCeColl ceColl;
+  std::uint64_t userTag;
+};
+
 struct ProfilerEventV4 {
   std::uint8_t type;
   void* parentObj;
@@ -178,6 +213,25 @@ struct ProfilerEventV6 {
   };
 };
 
+struct ProfilerEventV7 {
+  std::uint64_t type;
+  void* parentObj;
+  int rank;
+  union {
+    ProfiledGroupApi groupApi;
+    ProfiledCollApiV7 collApi;
+    ProfiledP2pApiV7 p2pApi;
+    ProfiledKernelLaunch kernelLaunch;
+    ProfiledCollV7 coll;
+    ProfiledP2pV7 p2p;
+    ProfiledProxyOp proxyOp;
+    ProfiledProxyStep proxyStep;
+    ProfiledKernelChannel kernelCh;
+    ProfiledNetEvent netPlugin;
+    ProfiledCeCollV7 ceColl;
+  };
+};
+
 union ProfilerStateArgs {
   struct {
     std::size_t transSize;
@@ -216,6 +270,7 @@ struct ProfilerTable {
 using ProfilerTableV4 = ProfilerTable<ProfilerInitV4, ProfilerEventV4>;
 using ProfilerTableV5 = ProfilerTable<ProfilerInitV5, ProfilerEventV5>;
 using ProfilerTableV6 = ProfilerTable<ProfilerInitV5, ProfilerEventV6>;
+using ProfilerTableV7 = ProfilerTable<ProfilerInitV5, ProfilerEventV7>;
 
 static_assert(sizeof(ProfilerState) == sizeof(int), "C enums are ints");
 static_assert(offsetof(ProfiledGroupApi, groupDepth) == 4 && sizeof(ProfiledGroupApi) == 8);
@@ -248,6 +303,16 @@ static_assert(offsetof(ProfilerEventV5, parentObj) == 8 && offsetof(ProfilerEven
 static_assert(offsetof(ProfilerEventV5, coll) == 24 && sizeof(ProfilerEventV5) == 112);
 static_assert(offsetof(ProfilerEventV6, parentObj) == 8 && offsetof(ProfilerEventV6, rank) == 16);
 static_assert(offsetof(ProfilerEventV6, ceColl) == 24 && sizeof(ProfilerEventV6) == 112);
+static_assert(offsetof(ProfiledCollApiV7, root) == 24 && offsetof(ProfiledCollApiV7, graphCaptured) == 40);
+static_assert(offsetof(ProfiledCollApiV7, userTag) == 48 && sizeof(ProfiledCollApiV7) == 56);
+static_assert(offsetof(ProfiledP2pApiV7, stream) == 24 && offsetof(ProfiledP2pApiV7, graphCaptured) == 32);
+static_assert(offsetof(ProfiledP2pApiV7, userTag) == 40 && sizeof(ProfiledP2pApiV7) == 48);
+static_assert(offsetof(ProfiledCollV7, parentGroup) == 80 && offsetof(ProfiledCollV7, kernelVariant) == 88);
+static_assert(offsetof(ProfiledCollV7, isSymColl) == 96 && offsetof(ProfiledCollV7, userTag) == 104);
+static_assert(offsetof(ProfiledP2pV7, parentGroup) == 40 && offsetof(ProfiledP2pV7, userTag) == 48);
+static_assert(offsetof(ProfiledCeCollV7, userTag) == 88);
+static_assert(offsetof(ProfilerEventV7, parentObj) == 8 && offsetof(ProfilerEventV7, rank) == 16);
+static_assert(offsetof(ProfilerEventV7, coll) == 24 && sizeof(ProfilerEventV7) == 136);
 static_assert(sizeof(ProfilerStateArgs) == 8);
 BAGUA_NET_ASSERT_SLOT(ProfilerTableV4, name, 0);
 BAGUA_NET_ASSERT_SLOT(ProfilerTableV4, init, 1);
@@ -257,5 +322,6 @@ BAGUA_NET_ASSERT_SLOT(ProfilerTableV4, recordEventState, 4);
 BAGUA_NET_ASSERT_SLOT(ProfilerTableV4, finalize, 5);
 static_assert(sizeof(ProfilerTableV4) == 6 * sizeof(void*));
 static_assert(sizeof(ProfilerTableV5) == sizeof(ProfilerTableV4) && sizeof(ProfilerTableV6) == sizeof(ProfilerTableV4));
+static_assert(sizeof(ProfilerTableV7) == sizeof(ProfilerTableV4));
 
 }  // namespace bagua_net::nccl

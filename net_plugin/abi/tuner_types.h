@@ -14,7 +14,8 @@ enum class TunedFunction : int {
   kAllReduce = 4,
 };
 
-// v5+: how ranks share NVLink, and the constants of NCCL's cost model. Never looked at here.
+// v5+: how ranks share NVLink, and the constants of NCCL's cost model. Never looked at here, nor may they be: NCCL 2.31
+// passes constants that it has not written yet.
 struct TunerNvlDomain;
 struct TunerConstants;
 

@@ -1,4 +1,4 @@
-// NCCL's profiler tables v4 to v6, as NCCL calls them, and what comes of it in the trace file; with the messages of the
+// NCCL's profiler tables v4 to v7, as NCCL calls them, and what comes of it in the trace file; with the messages of the
 // network table in the same file.
 #include "abi_support_profiler.h"
 #include "support/temporary_tree.h"
@@ -129,6 +129,7 @@ void check_trace_of_reduction(const trace_file::Trace& trace, int version) {
   }
   const std::size_t calls = version == 4 ? 0 : 1;
   for (const char* call : {"ncclAllReduce", "group call", "kernel launch"}) CHECK_EQ(trace.named(call).size(), calls);
+  if (version >= 7) CHECK_EQ(number(trace.only("ncclAllReduce"), "user_tag"), static_cast<long long>(kUserTag));
   CHECK_EQ(value(trace.only("group"), "ph"), "X");
 }
 

@@ -1,4 +1,4 @@
-// One interface over NCCL's profiler tables v4 to v6, and what NCCL does with them in the life of a collective. Each
+// One interface over NCCL's profiler tables v4 to v7, and what NCCL does with them in the life of a collective. Each
 // call goes through the real table of the built library.
 #pragma once
 
@@ -18,7 +18,8 @@ namespace abi_test {
 namespace nccl = bagua_net::nccl;
 
 constexpr int kOldestProfiler = 4;
-constexpr int kNewestProfiler = 6;
+constexpr int kNewestProfiler = 7;
+constexpr std::uint64_t kUserTag = 77;  // of every call, in v7
 
 class ProfilerTable {
  public:
@@ -63,7 +64,13 @@ class ProfilerTableOf final : public ProfilerTable {
       return nullptr;
     } else {
       return start(context, type, nullptr, [&](Event* event) {
-        if (type == nccl::kProfileCollApi) event->collApi = {function, 1000, "ncclFloat32", 0, nullptr, false};
+        if constexpr (kVersion >= 7) {
+          if (type == nccl::kProfileCollApi) {
+            event->collApi = {function, 1000, "ncclFloat32", 0, nullptr, false, kUserTag};
+          }
+        } else if (type == nccl::kProfileCollApi) {
+          event->collApi = {function, 1000, "ncclFloat32", 0, nullptr, false};
+        }
         if (type == nccl::kProfileGroupApi) event->groupApi = {false, 1};
       });
     }
@@ -77,8 +84,10 @@ class ProfilerTableOf final : public ProfilerTable {
                                           "ncclFloat32", 2,        16,      "RING",  "SIMPLE"};
       if constexpr (kVersion == 4) {
         event->coll = collective;
-      } else {
+      } else if constexpr (kVersion < 7) {
         event->coll = {collective, group};
+      } else {
+        event->coll = {collective, group, "variant", false, kUserTag};
       }
     });
   }
@@ -87,8 +96,10 @@ class ProfilerTableOf final : public ProfilerTable {
       const nccl::ProfiledP2p p2p{function, nullptr, "ncclInt8", 77, peer, 1};
       if constexpr (kVersion == 4) {
         event->p2p = p2p;
-      } else {
+      } else if constexpr (kVersion < 7) {
         event->p2p = {p2p, group};
+      } else {
+        event->p2p = {p2p, group, kUserTag};
       }
     });
   }
@@ -134,7 +145,7 @@ inline std::unique_ptr<ProfilerTable> profiler_table(int version) {
     using Event = std::remove_pointer_t<decltype(event)>;
     return std::make_unique<ProfilerTableOf<number(), Table, Event>>(static_cast<const Table*>(table));
   };
-  using nccl::ProfilerEventV4, nccl::ProfilerEventV5, nccl::ProfilerEventV6;
+  using nccl::ProfilerEventV4, nccl::ProfilerEventV5, nccl::ProfilerEventV6, nccl::ProfilerEventV7;
   switch (version) {
     case 4:
       return make(static_cast<nccl::ProfilerTableV4*>(nullptr), static_cast<ProfilerEventV4*>(nullptr),
@@ -142,9 +153,12 @@ inline std::unique_ptr<ProfilerTable> profiler_table(int version) {
     case 5:
       return make(static_cast<nccl::ProfilerTableV5*>(nullptr), static_cast<ProfilerEventV5*>(nullptr),
                   std::integral_constant<int, 5>());
-    default:
+    case 6:
       return make(static_cast<nccl::ProfilerTableV6*>(nullptr), static_cast<ProfilerEventV6*>(nullptr),
                   std::integral_constant<int, 6>());
+    default:
+      return make(static_cast<nccl::ProfilerTableV7*>(nullptr), static_cast<ProfilerEventV7*>(nullptr),
+                  std::integral_constant<int, 7>());
   }
 }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 NETWORKS = {f"ncclNetPlugin_v{version}" for version in range(5, 13)}
-PROFILERS = {f"ncclProfiler_v{version}" for version in range(4, 7)}
+PROFILERS = {f"ncclProfiler_v{version}" for version in range(4, 8)}
 TUNERS = {f"ncclTunerPlugin_v{version}" for version in range(2, 7)}
 # glibc in its parts; libpthread and libdl are separate files before glibc 2.34.
 LIBC_FAMILY = ("libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "ld-linux-x86-64.so.2")
