@@ -424,6 +424,24 @@ def test_only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.text == "only loopback is used (lo): jobs of one host work, jobs of several do not"
 
 
+@pytest.mark.parametrize(
+    ("used", "named"),
+    [
+        ([replace(_ETH0, name="docker0", address="172.17.0.1", pci_path="")], "docker0 (172.17.0.1)"),
+        ([_ETH0, replace(_ETH0, name="bridge", address="172.17.0.1", pci_path="")], "bridge (172.17.0.1)"),
+        ([_ETH0, replace(_LO, used=True)], "loopback (lo)"),
+        ([replace(_ETH0, address="172.17.0.1")], None),  # a real network may have that address
+    ],
+)
+def test_interfaces_that_lead_to_no_other_host(
+    monkeypatch: pytest.MonkeyPatch, used: list[native.Interface], named: str | None
+) -> None:
+    monkeypatch.setattr(native, "interfaces", lambda _: used)
+    finding = only(network_check.check_interfaces({}))
+    assert finding.status is (Status.OK if named is None else Status.WARN)
+    assert named is None or named in finding.text
+
+
 def test_no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise ValueError("NCCL_SOCKET_IFNAME=eth9 matches nothing of lo, eth0; correct it")

@@ -8,6 +8,9 @@ from dataclasses import asdict
 from bagua.net import native, rdma
 from bagua.net.doctor.finding import Finding, Section, Status, ok, split_message, warn
 
+# Bridges to containers and virtual machines of the same host. Their usual addresses are the same everywhere.
+_BRIDGES = ("docker", "virbr", "lxcbr", "podman", "cni-podman")
+_ADDRESSES_OF_EVERY_HOST = ("172.17.0.1", "192.168.122.1", "10.0.3.1")
 _FILTERS = ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY")
 
 
@@ -37,7 +40,24 @@ def _verdict(used: Sequence[native.Interface]) -> Finding:
             f"only loopback is used ({names}): jobs of one host work, jobs of several do not",
             "bring up a network interface with an address, or correct NCCL_SOCKET_IFNAME",
         )
+    inner = [f"{row.name} ({row.address})" for row in used if _is_of_every_host(row)]
+    if inner:
+        return warn(
+            f"{', '.join(inner)} is used, which leads to containers or virtual machines of this host: other hosts have "
+            "the same address, and connect to themselves",
+            "name the interface of the network between the hosts in NCCL_SOCKET_IFNAME",
+        )
+    loopbacks = [row.name for row in used if row.loopback]
+    if loopbacks:
+        return warn(
+            f"loopback ({', '.join(loopbacks)}) is used beside {names}: other hosts cannot be reached over it",
+            "leave it out of NCCL_SOCKET_IFNAME",
+        )
     return ok(f"used: {names}")
+
+
+def _is_of_every_host(row: native.Interface) -> bool:
+    return row.name.startswith(_BRIDGES) or (not row.pci_path and row.address in _ADDRESSES_OF_EVERY_HOST)
 
 
 def _speed(mbps: int) -> str:
