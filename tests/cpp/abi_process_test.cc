@@ -1,6 +1,9 @@
 // The plugin in the life of a process: init and finalize any number of times, hundreds of comms, fork, dlclose, exit.
 #include <sched.h>
 #include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
 
 #include <filesystem>
 #include <fstream>
@@ -92,6 +95,39 @@ void holds_256_comms(int version) {
   wait_for_threads(threads_idle);
 }
 
+// A communicator is aborted and built anew, and a thread of NCCL's still holds what belonged to the old one.
+void refuses_what_went_with_its_transport(int version) {
+  const PluginLibrary library;
+  const std::unique_ptr<Net> net = library.net(version, &CapturedLog::log);
+  void* ctx = nullptr;
+  CHECK_SUCCESS(net->init(&ctx));
+  const Connection old = connect_both_ends(*net, ctx);
+  Handle handle{};
+  void* listen = nullptr;
+  CHECK_SUCCESS(net->listen(ctx, 0, handle.data(), &listen));
+  Buffer buffer(100);
+  void* const mhandle = register_buffer(*net, old.recv, &buffer);
+  void* const pending = Receiver(*net, old.recv).try_irecv(buffer.data(), 100, mhandle);
+  CHECK(pending != nullptr);
+  CHECK_SUCCESS(net->finalize(ctx));
+  CHECK_SUCCESS(net->init(&ctx));
+  Connection fresh = connect_both_ends(*net, ctx);  // where the old one was in memory, perhaps
+  int done = 1;
+  CHECK_RESULT(net->test(pending, &done, nullptr), Result::kInternalError);
+  CHECK_EQ(done, 0);
+  void* request = slot_content(2);
+  CHECK_RESULT(net->isend(old.send, buffer.data(), 100, 0, nullptr, &request), Result::kInternalError);
+  CHECK(request == nullptr);
+  void* accepted = slot_content(2);
+  CHECK_RESULT(net->accept(listen, &accepted), Result::kInternalError);
+  CHECK(net->dereg_mr(old.recv, mhandle) != Result::kSuccess);
+  CHECK_SUCCESS(net->close_recv(old.recv));
+  CHECK_SUCCESS(net->close_listen(listen));
+  exchange(*net, fresh, 300000, 300000, 1, 2, 3);
+  close_both_ends(*net, &fresh);
+  CHECK_SUCCESS(net->finalize(ctx));
+}
+
 // What a forked child of a data loader or a launcher does with the library: nothing, or something of its own.
 void survives_fork(int version, bool child_uses_it) {
   const Session session(version);
@@ -163,6 +199,57 @@ void survives_fork(int version, bool child_uses_it) {
   CHECK_SUCCESS(net.dereg_mr(connection.send, mhandle));
   exchange(net, connection, 300000, 300000, 0, 0, 6);
   close_both_ends(net, &connection);
+}
+
+// A trainer is killed, and a data loader that it forked lives on.
+void reports_a_killed_peer_whose_child_lives(int version) {
+  int handles[2];
+  int children[2];
+  CHECK_EQ(pipe(handles), 0);
+  CHECK_EQ(pipe(children), 0);
+  Handle handle{};
+  const pid_t trainer = fork();
+  CHECK(trainer >= 0);
+  if (trainer == 0) {
+    alarm(static_cast<unsigned>(30 * kSlowdown));
+    auto* const session = new Session(version);  // for its child, never closed
+    void* send = nullptr;
+    if (read(handles[0], handle.data(), handle.size()) != static_cast<ssize_t>(handle.size())) _exit(1);
+    while (send == nullptr) {
+      if (session->net().connect(session->ctx(), 0, handle.data(), &send) != Result::kSuccess) _exit(1);
+    }
+    const pid_t loader = fork();
+    if (loader == 0) {
+      alarm(static_cast<unsigned>(60 * kSlowdown));
+    } else if (write(children[1], &loader, sizeof loader) < 0) {
+      _exit(1);
+    }
+    for (;;) pause();
+  }
+  const Session session(version);
+  const Net& net = session.net();
+  void* listen = nullptr;
+  CHECK_SUCCESS(net.listen(session.ctx(), 0, handle.data(), &listen));
+  CHECK_EQ(write(handles[1], handle.data(), handle.size()), static_cast<ssize_t>(handle.size()));
+  void* recv = nullptr;
+  wait_until("the connection", [&] {
+    CHECK_SUCCESS(net.accept(listen, &recv));
+    return recv != nullptr;
+  });
+  Buffer buffer(100);
+  void* const mhandle = register_buffer(net, recv, &buffer);
+  void* const pending = Receiver(net, recv).try_irecv(buffer.data(), 100, mhandle);
+  pid_t loader = 0;
+  CHECK_EQ(read(children[0], &loader, sizeof loader), static_cast<ssize_t>(sizeof loader));
+  CHECK_EQ(kill(trainer, SIGKILL), 0);
+  wait_until("the error", [&] {
+    int done = 0;
+    return net.test(pending, &done, nullptr) != Result::kSuccess;
+  });
+  CHECK_EQ(kill(loader, SIGKILL), 0);
+  CHECK_EQ(waitpid(trainer, nullptr, 0), trainer);
+  CHECK_SUCCESS(net.close_recv(recv));
+  CHECK_SUCCESS(net.close_listen(listen));
 }
 
 void survives_dlclose(int version, bool leave_connected) {
@@ -285,6 +372,9 @@ bool register_all() {
   for (int version = kOldestVersion; version <= kNewestVersion; ++version) {
     register_process_case("finalizes_and_starts_again_v" + std::to_string(version), "2",
                           [=] { finalizes_and_starts_again(version); });
+    if (version < 11) continue;
+    register_process_case("refuses_what_went_with_its_transport_v" + std::to_string(version), "2",
+                          [=] { refuses_what_went_with_its_transport(version); });
   }
   register_process_case("exit_with_thread_locals_at_a_page", "2", &survives_exit_with_thread_locals_at_a_page);
   register_process_case("run_on_the_cpus_of_all_threads", "2", &workers_run_on_the_cpus_of_all_threads);
@@ -298,6 +388,8 @@ bool register_all() {
       // TSan cannot follow a child that starts threads after its parent had some ("dup thread with used id").
       register_process_case("fork_of_a_child_that_uses_it" + suffix, workers, [=] { survives_fork(version, true); });
 #endif
+      register_process_case("killed_peer_whose_child_lives" + suffix, workers,
+                            [=] { reports_a_killed_peer_whose_child_lives(version); });
       register_process_case("dlclose" + suffix, workers, [=] { survives_dlclose(version, false); });
       register_process_case("dlclose_while_connected" + suffix, workers, [=] { survives_dlclose(version, true); });
       register_process_case("exit_mid_transfer" + suffix, workers, [=] { survives_exit(version); });

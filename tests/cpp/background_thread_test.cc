@@ -1,4 +1,4 @@
-// Starting a thread where there is no memory for it.
+// Threads of ours where there is no memory: for the thread itself, or for what it does later.
 #include "base/background_thread.h"
 
 #include <pthread.h>
@@ -6,25 +6,41 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <new>
+#include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "support/check.h"
+#include "support/context_pair.h"
+#include "support/listening_service.h"
 
 namespace {
 
 // Of this process: the next allocation fails.
 std::atomic<bool> out_of_memory{false};
+// The same, of threads with that name alone; nullptr: of none.
+std::atomic<const char*> starving{nullptr};
+
+bool may_allocate() {
+  const char* const name = starving.load();
+  if (out_of_memory.load() || name == nullptr) return !out_of_memory.load();
+  char own[16] = "";
+  pthread_getname_np(pthread_self(), own, sizeof own);
+  return std::strcmp(own, name) != 0;
+}
 
 }  // namespace
 
-void* operator new(std::size_t bytes) {
-  void* const memory = out_of_memory.load() ? nullptr : std::malloc(bytes);
+// Not inlined: the compiler would see malloc or free without the other.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  void* const memory = may_allocate() ? std::malloc(bytes) : nullptr;
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace bagua_net {
 namespace {
@@ -61,6 +77,75 @@ TEST_CASE(the_creator_takes_its_signals_again_without_memory) {
   CHECK(has_failed);
   CHECK(!thread.joinable());
   CHECK(!is_blocked(SIGINT));
+}
+
+TEST_CASE(what_a_thread_throws_does_not_end_the_process) {
+  for (const bool no_memory : {true, false}) {
+    std::thread thread;
+    Status told;
+    CHECK_OK(start_background_thread(
+        "throws", nullptr,
+        [no_memory] {
+          if (no_memory) throw std::bad_alloc();
+          throw std::runtime_error("something else");
+        },
+        &thread, [&told](const Status& failure) { told = failure; }));
+    thread.join();
+    CHECK(told.message().find("throws") != std::string::npos);
+    CHECK(told.message().find(no_memory ? "memory" : "something else") != std::string::npos);
+  }
+}
+
+namespace {
+
+struct Starving {
+  explicit Starving(const char* thread) { starving = thread; }
+  ~Starving() { starving = nullptr; }
+};
+
+}  // namespace
+
+TEST_CASE(a_connection_thread_without_memory_fails_what_waits_for_it) {
+  ListeningService listening;
+  const Starving starved("bagua-net-conn");
+  const OwnedFd peer = connect_to(listening.address);
+  bool ready = false;
+  EstablishedConnection connection;
+  Status status;
+  wait_until(
+      [&] {
+        status = listening.service.accept(listening.id, &ready, &connection);
+        return !status.is_ok();
+      },
+      "the failure");
+  CHECK(status.message().find("bagua-net-conn") != std::string::npos);
+  // Also what is asked for only now.
+  CHECK(!listening.service.connect(loopback(), listening.handle_bytes.data(), &ready, &connection).is_ok());
+  const auto arrivals = std::make_shared<StreamArrivals>();
+  JoinTicket ticket;
+  ticket.address = listening.address;
+  ticket.hello.stream_index = kReplacingStream;
+  listening.service.join(ticket, 1, arrivals);
+  CHECK(arrivals->take_failure().has_value());
+}
+
+TEST_CASE(an_io_thread_without_memory_fails_its_comms) {
+  PluginConfig config;
+  config.workers = 1;
+  config.streams = 2;
+  std::vector<std::uint8_t> message(4 << 20);
+  std::vector<std::uint8_t> room(message.size());
+  std::string failure;
+  const Starving starved("bagua-net-io0");  // from its first piece of work on
+  try {
+    ContextPair pair(config, config);
+    Request* const send = pair.send(message);
+    Request* const receive = pair.receive(room);
+    wait_until([&] { return is_request_done(send) && is_request_done(receive); }, "a message that cannot be sent");
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
+  CHECK(failure.find("bagua-net-io") != std::string::npos || failure.find("the peer closed") != std::string::npos);
 }
 
 }  // namespace bagua_net
