@@ -116,22 +116,6 @@ Status resolve_comm_id(const std::string& text, SocketAddress* address) {
   return Status::ok();
 }
 
-bool same_subnet(const InterfaceAddress& row, const SocketAddress& remote) {
-  if (row.address.family() != remote.family() || row.netmask.family() != remote.family()) return false;
-  if (remote.is_ipv4()) {
-    const auto different = as_ipv4(row.address).sin_addr.s_addr ^ as_ipv4(remote).sin_addr.s_addr;
-    return (different & as_ipv4(row.netmask).sin_addr.s_addr) == 0;
-  }
-  const std::uint8_t* local_bytes = as_ipv6(row.address).sin6_addr.s6_addr;
-  const std::uint8_t* remote_bytes = as_ipv6(remote).sin6_addr.s6_addr;
-  const std::uint8_t* mask_bytes = as_ipv6(row.netmask).sin6_addr.s6_addr;
-  for (int i = 0; i < 16; ++i) {
-    if (((local_bytes[i] ^ remote_bytes[i]) & mask_bytes[i]) != 0) return false;
-  }
-  // Every link has the subnet fe80::/64: only the scope tells them apart.
-  return as_ipv6(row.address).sin6_scope_id == as_ipv6(remote).sin6_scope_id;
-}
-
 bool is_ip(const InterfaceAddress& row) { return row.address.is_ipv4() || row.address.is_ipv6(); }
 
 bool is_wanted_family(const InterfaceAddress& row, FamilyChoice family) {
@@ -262,6 +246,22 @@ std::string nothing_usable(const Settings& settings, const std::vector<Interface
 }
 
 }  // namespace
+
+bool same_subnet(const InterfaceAddress& row, const SocketAddress& remote) {
+  if (row.address.family() != remote.family() || row.netmask.family() != remote.family()) return false;
+  if (remote.is_ipv4()) {
+    const auto different = as_ipv4(row.address).sin_addr.s_addr ^ as_ipv4(remote).sin_addr.s_addr;
+    return (different & as_ipv4(row.netmask).sin_addr.s_addr) == 0;
+  }
+  const std::uint8_t* local_bytes = as_ipv6(row.address).sin6_addr.s6_addr;
+  const std::uint8_t* remote_bytes = as_ipv6(remote).sin6_addr.s6_addr;
+  const std::uint8_t* mask_bytes = as_ipv6(row.netmask).sin6_addr.s6_addr;
+  for (int i = 0; i < 16; ++i) {
+    if (((local_bytes[i] ^ remote_bytes[i]) & mask_bytes[i]) != 0) return false;
+  }
+  // Every link has the subnet fe80::/64: only the scope tells them apart.
+  return as_ipv6(row.address).sin6_scope_id == as_ipv6(remote).sin6_scope_id;
+}
 
 Status select_interfaces(const std::vector<InterfaceAddress>& rows, const EnvironmentReader& environment,
                          std::vector<InterfaceVerdict>* verdicts) {

@@ -19,6 +19,8 @@ struct InterfaceAddress {
   SocketAddress netmask;  // AF_UNSPEC: none
 };
 
+bool same_subnet(const InterfaceAddress& row, const SocketAddress& other);
+
 struct InterfaceVerdict {
   std::string name;
   SocketAddress address;  // the one that is used, else the first that the interface has

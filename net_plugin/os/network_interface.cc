@@ -2,6 +2,7 @@
 
 #include <ifaddrs.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
@@ -29,7 +30,10 @@ Status list_interface_addresses(std::vector<InterfaceAddress>* rows) {
   if (::getifaddrs(&first) != 0) return Status::system_error("getifaddrs (listing the network interfaces)", errno);
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(first, ::freeifaddrs);
   for (const ifaddrs* row = first; row != nullptr; row = row->ifa_next) {
-    rows->push_back({row->ifa_name, row->ifa_flags, ip_address(row->ifa_addr), ip_address(row->ifa_netmask)});
+    // A second IPv4 address may have a label, such as "eth0:1", and is one more of the same interface.
+    std::string name = row->ifa_name;
+    name.resize(std::min(name.find(':'), name.size()));
+    rows->push_back({std::move(name), row->ifa_flags, ip_address(row->ifa_addr), ip_address(row->ifa_netmask)});
   }
   return Status::ok();
 }

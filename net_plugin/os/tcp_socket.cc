@@ -1,10 +1,14 @@
 #include "os/tcp_socket.h"
 
+#include <netinet/in.h>
 #include <netinet/tcp.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+
+#include "base/inherited_sockets.h"
+#include "os/local_address.h"
 
 namespace bagua_net {
 namespace {
@@ -51,22 +55,73 @@ const char* congestion_control_name(CongestionControl choice, bool same_host) {
   return nullptr;
 }
 
+// IPv6's first second: the kernel asks whether another host has the address, and lets nobody bind to it meanwhile.
+void allow_tentative(int socket, const SocketAddress& address) {
+  const int on = 1;
+  if (is_tentative(address)) ::setsockopt(socket, IPPROTO_IPV6, IPV6_FREEBIND, &on, sizeof on);
+}
+
+// A process without privileges may bind to a device since Linux 5.7. Otherwise the address alone chooses the device
+// where the host routes by source.
+bool bind_to_device(int socket, const std::string& name) {
+  return ::setsockopt(socket, SOL_SOCKET, SO_BINDTODEVICE, name.c_str(), static_cast<socklen_t>(name.size() + 1)) == 0;
+}
+
+Status bind_to_interface(int socket, const NetworkInterface& interface) {
+  bind_to_device(socket, interface.name);
+  // The port is chosen by connect(), which knows the peer: without this a port would serve one peer only.
+  const int on = 1;
+  ::setsockopt(socket, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
+  SocketAddress source = interface.address;
+  source.set_port(0);
+  if (::bind(socket, source.data(), source.length()) == 0) return Status::ok();
+  return Status::system_error("bind to " + source.host() + " of " + interface.name, errno);
+}
+
+OwnedFd open_tcp_socket(int family) {
+  OwnedFd socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  mark_uninherited(socket.get());
+  return socket;
+}
+
+Status listen_on(int socket, const SocketAddress& address) {
+  if (address.port() != 0) BAGUA_NET_RETURN_IF_ERROR(set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1, "SO_REUSEADDR"));
+  allow_tentative(socket, address);
+  if (::bind(socket, address.data(), address.length()) != 0) {
+    return Status::system_error("bind to " + address.to_string(), errno);
+  }
+  if (::listen(socket, kListenBacklog) == 0) return Status::ok();
+  return Status::system_error("listen on " + address.to_string(), errno);
+}
+
 }  // namespace
 
 Status tcp_listen(SocketAddress* address, OwnedFd* socket) {
-  OwnedFd listening(::socket(address->family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  OwnedFd listening = open_tcp_socket(address->family());
   if (!listening.is_open()) return Status::system_error("socket", errno);
-  if (address->port() != 0) {
-    BAGUA_NET_RETURN_IF_ERROR(set_option(listening.get(), SOL_SOCKET, SO_REUSEADDR, 1, "SO_REUSEADDR"));
-  }
-  if (::bind(listening.get(), address->data(), address->length()) != 0) {
-    return Status::system_error("bind to " + address->to_string(), errno);
-  }
-  if (::listen(listening.get(), kListenBacklog) != 0) {
-    return Status::system_error("listen on " + address->to_string(), errno);
-  }
+  BAGUA_NET_RETURN_IF_ERROR(listen_on(listening.get(), *address));
   *address = local_address(listening.get());
   *socket = std::move(listening);
+  return Status::ok();
+}
+
+Status tcp_listen(const NetworkInterface& interface, SocketAddress* address, OwnedFd* socket, OwnedFd* bound) {
+  OwnedFd any = open_tcp_socket(address->family());
+  OwnedFd own = open_tcp_socket(address->family());
+  if (!any.is_open() || !own.is_open()) return Status::system_error("socket", errno);
+  // Needed to bind and listen twice, and no longer: afterwards nobody else can, and the bound one is preferred.
+  for (const OwnedFd* listening : {&any, &own}) {
+    BAGUA_NET_RETURN_IF_ERROR(set_option(listening->get(), SOL_SOCKET, SO_REUSEPORT, 1, "SO_REUSEPORT"));
+  }
+  BAGUA_NET_RETURN_IF_ERROR(listen_on(any.get(), *address));
+  *address = local_address(any.get());
+  if (bind_to_device(own.get(), interface.name)) {
+    BAGUA_NET_RETURN_IF_ERROR(listen_on(own.get(), *address));
+    BAGUA_NET_RETURN_IF_ERROR(set_option(own.get(), SOL_SOCKET, SO_REUSEPORT, 0, "SO_REUSEPORT"));
+    *bound = std::move(own);
+  }
+  BAGUA_NET_RETURN_IF_ERROR(set_option(any.get(), SOL_SOCKET, SO_REUSEPORT, 0, "SO_REUSEPORT"));
+  *socket = std::move(any);
   return Status::ok();
 }
 
@@ -78,6 +133,7 @@ Status tcp_accept(int listening_socket, OwnedFd* socket, SocketAddress* peer) {
       ::accept4(listening_socket, reinterpret_cast<sockaddr*>(&storage), &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd >= 0) {
     *socket = OwnedFd(fd);
+    mark_uninherited(fd);
     *peer = SocketAddress(reinterpret_cast<const sockaddr*>(&storage), length);
     return Status::ok();
   }
@@ -90,11 +146,13 @@ Status tcp_accept(int listening_socket, OwnedFd* socket, SocketAddress* peer) {
   }
 }
 
-Status tcp_connect(const SocketAddress& address, const TcpOptions& options, OwnedFd* socket) {
-  OwnedFd connecting(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+Status tcp_connect(const SocketAddress& address, const TcpOptions& options, const NetworkInterface* over,
+                   OwnedFd* socket) {
+  OwnedFd connecting = open_tcp_socket(address.family());
   if (!connecting.is_open()) return Status::system_error("socket", errno);
   // Before the connect: the receive buffer decides the window scale.
   BAGUA_NET_RETURN_IF_ERROR(apply_tcp_options(connecting.get(), options, address.is_loopback()));
+  if (over != nullptr) BAGUA_NET_RETURN_IF_ERROR(bind_to_interface(connecting.get(), *over));
   if (::connect(connecting.get(), address.data(), address.length()) != 0 && errno != EINPROGRESS && errno != EINTR) {
     return Status::system_error("connect to " + address.to_string(), errno);
   }
@@ -136,10 +194,8 @@ Status apply_tcp_options(int socket, const TcpOptions& options, bool same_host) 
     const auto length = static_cast<socklen_t>(std::strlen(name));
     if (::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name, length) != 0 &&
         options.congestion_control != CongestionControl::kAuto) {
-      return Status::system_error("BAGUA_NET_CONGESTION_CONTROL=" + std::string(name) +
-                                      " is refused by this kernel (see sysctl "
-                                      "net.ipv4.tcp_allowed_congestion_control)",
-                                  errno);
+      return Status::invalid_usage("BAGUA_NET_CONGESTION_CONTROL=" + std::string(name) +
+                                   " is refused by this kernel (see sysctl net.ipv4.tcp_allowed_congestion_control)");
     }
   }
   return Status::ok();

@@ -7,6 +7,7 @@
 #include "base/congestion_control.h"
 #include "base/owned_fd.h"
 #include "base/status.h"
+#include "os/network_interface.h"
 #include "os/socket_address.h"
 
 namespace bagua_net {
@@ -17,15 +18,21 @@ struct TcpOptions {
   CongestionControl congestion_control = CongestionControl::kAuto;
 };
 
-// Port 0 in `address`: the kernel picks one, and *address is filled with it.
+// Port 0 in `address`: the kernel picks one, and *address is filled with it. An IPv6 address that is still tentative
+// may be listened on: its peers reach it a second later.
 Status tcp_listen(SocketAddress* address, OwnedFd* socket);
+// The same port twice: what comes in by that interface comes to *bound, and its connections leave by it. *bound stays
+// closed where this process may not bind to it.
+Status tcp_listen(const NetworkInterface& interface, SocketAddress* address, OwnedFd* socket, OwnedFd* bound);
 
 // One connection from the queue; *socket stays closed when there is none. Failures of a single connection
 // (ECONNABORTED and the like) count as none.
 Status tcp_accept(int listening_socket, OwnedFd* socket, SocketAddress* peer);
 
-// Starts connecting; finished when the socket becomes writable, then ask tcp_connect_result.
-Status tcp_connect(const SocketAddress& address, const TcpOptions& options, OwnedFd* socket);
+// Starts connecting; finished when the socket becomes writable, then ask tcp_connect_result. over: the interface that
+// it is to leave by, as far as this process may say so; nullptr: the kernel's choice.
+Status tcp_connect(const SocketAddress& address, const TcpOptions& options, const NetworkInterface* over,
+                   OwnedFd* socket);
 int tcp_connect_result(int socket);  // 0 or errno
 
 // No delay, keepalive, buffers, unsent bytes, retransmission and congestion control. `same_host`: both ends are on this

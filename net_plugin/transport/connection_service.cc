@@ -29,16 +29,19 @@ ConnectionService::~ConnectionService() {
 
 Status ConnectionService::start() {
   BAGUA_NET_RETURN_IF_ERROR(poller_.open());
-  return start_background_thread("bagua-net-conn", nullptr, [this] { run(); }, &thread_);
+  return start_background_thread(
+      "bagua-net-conn", nullptr, [this] { run(); }, &thread_, [this](const Status& failure) { fail(failure); });
 }
 
 Status ConnectionService::listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id) {
   const CallersLock lock(this);
+  BAGUA_NET_RETURN_IF_ERROR(failure_);
   return inbound_.listen(interface, handle, id);
 }
 
 Status ConnectionService::accept(const RandomId& id, bool* ready, EstablishedConnection* connection) {
   const CallersLock lock(this);
+  BAGUA_NET_RETURN_IF_ERROR(failure_);
   return inbound_.accept(id, ready, connection);
 }
 
@@ -50,6 +53,7 @@ void ConnectionService::stop_listening(const RandomId& id) {
 Status ConnectionService::connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
                                   EstablishedConnection* connection) {
   const CallersLock lock(this);
+  BAGUA_NET_RETURN_IF_ERROR(failure_);
   const bool is_new = load_connect_state(handle) == 0;
   const Status status = outbound_.connect(interface, handle, ready, connection);
   if (is_new) poller_.wake();  // a new deadline to look after
@@ -59,6 +63,7 @@ Status ConnectionService::connect(const NetworkInterface& interface, std::uint8_
 void ConnectionService::join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals) {
   const CallersLock lock(this);
   outbound_.join(ticket, count, arrivals);
+  if (!failure_.is_ok()) outbound_.give_up_all(failure_);
   poller_.wake();  // a new deadline to look after
 }
 
@@ -70,6 +75,7 @@ bool ConnectionService::is_idle() {
 void ConnectionService::rest() {
   const CallersLock lock(this);
   resting_ = true;
+  if (!failure_.is_ok()) has_ended_ = true;
   poller_.wake();
 }
 
@@ -77,6 +83,12 @@ bool ConnectionService::resume() {
   const CallersLock lock(this);
   resting_ = false;
   return !has_ended_;
+}
+
+void ConnectionService::fail(const Status& failure) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  failure_ = failure;
+  outbound_.give_up_all(failure);
 }
 
 void ConnectionService::run() {

@@ -54,6 +54,7 @@ class ConnectionService {
   };
 
   void run();
+  void fail(const Status& failure);
 
   const HandshakeSettings settings_;
   EpollPoller poller_;
@@ -67,6 +68,7 @@ class ConnectionService {
   bool stopping_ = false;
   bool resting_ = false;
   bool has_ended_ = false;
+  Status failure_;  // the thread has ended with it
 };
 
 }  // namespace bagua_net

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/owned_fd.h"
+#include "os/network_interface.h"
 #include "os/socket_address.h"
 #include "transport/stream_arrivals.h"
 #include "wire/handshake_message.h"
@@ -15,8 +16,9 @@ namespace bagua_net {
 
 // What a connection needs to join a comm that it belongs to.
 struct JoinTicket {
-  SocketAddress address;  // of the listener
-  Hello hello;            // a nonce is put into it for each connection
+  SocketAddress address;       // of the listener
+  NetworkInterface interface;  // over which it is reached
+  Hello hello;                 // a nonce is put into it for each connection
   Token token{};
   int timeout_ms = 0;  // for it to join; 0: as for a connection
 };

@@ -25,6 +25,8 @@ struct HandshakeSettings {
   std::uint32_t max_chunk_bytes = 524288;
   int connect_timeout_ms = 60000;
   int handshake_timeout_ms = 10000;
+  int stall_ms = 30000;  // who waits so long for a peer says so; 0: nobody does
+  int rank = -1;         // of this process, for the log; -1: unknown
   std::string host_name;
   std::uint64_t process_id = 0;
 };

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "base/monotonic_clock.h"
+#include "os/local_address.h"
 #include "os/random_bytes.h"
 
 namespace bagua_net {
@@ -45,17 +46,10 @@ constexpr int kAcceptsPerTurn = 32;
 
 enum class Departure { kNone, kReset, kClosed };
 
-// The worst of them.
-Departure departure(const std::vector<OwnedFd>& sockets) {
-  std::vector<pollfd> states;
-  for (const OwnedFd& socket : sockets) states.push_back({socket.get(), POLLRDHUP, 0});  // -1 is ignored
-  Departure worst = Departure::kNone;
-  if (::poll(states.data(), states.size(), 0) <= 0) return worst;
-  for (const pollfd& state : states) {
-    if (state.revents == 0) continue;
-    worst = std::max(worst, (state.revents & POLLERR) != 0 ? Departure::kReset : Departure::kClosed);
-  }
-  return worst;
+Departure departure(int socket) {
+  pollfd state{socket, POLLRDHUP, 0};  // -1 is ignored
+  if (::poll(&state, 1, 0) <= 0) return Departure::kNone;
+  return (state.revents & POLLERR) != 0 ? Departure::kReset : Departure::kClosed;
 }
 
 // Of what this process may open: the rest is for its comms and the application.
@@ -84,12 +78,14 @@ Status InboundHandshakes::open_listening_socket(const NetworkInterface& interfac
     return Status::ok();
   }
   ListeningSocket opened;
+  opened.interface = interface.name;
   opened.address = interface.address;
   opened.address.set_port(0);
-  const Status status = tcp_listen(&opened.address, &opened.socket);
+  const Status status = shares_subnet(interface) ? tcp_listen(interface, &opened.address, &opened.socket, &opened.bound)
+                                                 : tcp_listen(&opened.address, &opened.socket);
   if (!status.is_ok()) return status.with_context("listening on interface " + interface.name + listen_remedy(status));
   opened.id = (*next_id_)++;
-  BAGUA_NET_RETURN_IF_ERROR(poller_->add(opened.socket.get(), opened.id, EPOLLIN));
+  BAGUA_NET_RETURN_IF_ERROR(watch(opened));
   *listening = &listening_.emplace(interface.name, std::move(opened)).first->second;
   listening_ids_[(*listening)->id] = *listening;
   return Status::ok();
@@ -101,7 +97,9 @@ Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t
   ConnectHandle encoded;
   BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.token.data(), encoded.token.size()));
   BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.listen_id.data(), encoded.listen_id.size()));
-  listens_[encoded.listen_id].token = encoded.token;
+  Listen& listen = listens_[encoded.listen_id];
+  listen.at = listening;
+  listen.token = encoded.token;
   *id = encoded.listen_id;
   fill_handle_address(listening->address, &encoded);
   encoded.max_streams = static_cast<std::uint16_t>(most_streams());
@@ -125,26 +123,50 @@ Status InboundHandshakes::accept(const RandomId& id, bool* ready, EstablishedCon
     return Status::ok();
   }
   const std::int64_t now_ms = monotonic_ms();
-  const bool is_assembling = listen.state == ListenState::kAssembling;
-  if (is_assembling) BAGUA_NET_RETURN_IF_ERROR(check_assembling(listen, now_ms));
-  if (listen.accept_deadline_ms == 0) listen.accept_deadline_ms = now_ms + settings_.connect_timeout_ms;
-  if (now_ms < listen.accept_deadline_ms) return Status::ok();
-  if (is_assembling) {
-    return Status::remote_error(
-        "only " + std::to_string(listen.joined) + " of " + std::to_string(listen.connection.sockets.size()) +
-        " data streams of " + listen.connection.peer + " joined within " +
-        std::to_string(settings_.connect_timeout_ms) +
-        " ms: that rank has failed (see its log), or a firewall limits connections to this host. "
-        "BAGUA_NET_CONNECT_TIMEOUT_MS sets the deadline");
+  if (listen.state == ListenState::kWaiting) {
+    listen.asked_ms = now_ms;
+    if (listen.first_asked_ms == 0) listen.first_asked_ms = now_ms;
+    if (tell_ms_ == 0 && settings_.stall_ms > 0) {
+      tell_ms_ = now_ms + settings_.stall_ms;
+      poller_->wake();  // it sleeps without a limit
+    }
+    return Status::ok();
   }
+  BAGUA_NET_RETURN_IF_ERROR(check_assembling(listen, now_ms));
+  if (now_ms < listen.deadline_ms) return Status::ok();
   return Status::remote_error(
-      "no peer connected within " + std::to_string(settings_.connect_timeout_ms) +
-      " ms: that rank has failed (see its log), does not use Bagua-Net, or a firewall blocks the way to this host. "
+      "only " + std::to_string(listen.joined) + " of " + std::to_string(listen.connection.sockets.size()) +
+      " data streams of " + listen.connection.peer + " joined within " + std::to_string(settings_.connect_timeout_ms) +
+      " ms: that rank has failed (see its log), or a firewall limits connections to this host. "
       "BAGUA_NET_CONNECT_TIMEOUT_MS sets the deadline");
 }
 
+void InboundHandshakes::tell_of_waiting(std::int64_t now_ms) {
+  const Listen* longest = nullptr;
+  int waiting = 0;
+  for (const auto& [id, listen] : listens_) {
+    if (listen.state != ListenState::kWaiting || listen.asked_ms == 0 || now_ms - listen.asked_ms > kAskedMs) continue;
+    ++waiting;
+    if (longest == nullptr || listen.first_asked_ms < longest->first_asked_ms) longest = &listen;
+  }
+  tell_ms_ = 0;
+  if (longest == nullptr) return;
+  const std::int64_t waited_ms = now_ms - longest->first_asked_ms;
+  // Ever rarer: after twice the time again.
+  tell_ms_ = now_ms + (waited_ms < settings_.stall_ms ? settings_.stall_ms - waited_ms : waited_ms);
+  if (waited_ms < settings_.stall_ms) return;
+  const std::string self = settings_.rank < 0 ? "this process" : "rank " + std::to_string(settings_.rank);
+  log_->add(LogLevel::kWarn, "waiting",
+            "Bagua-Net: " + self + " has waited for " + std::to_string(waited_ms / 1000) + " s for " +
+                (waiting == 1 ? "a peer" : std::to_string(waiting) + " peers") + " to connect to " +
+                longest->at->address.to_string() + " (" + longest->at->interface + "), and goes on waiting. " +
+                (waiting == 1 ? "That rank is late or has failed" : "Those ranks are late or have failed") +
+                ", or a firewall blocks the way. `bagua-net blame` on the other hosts says more");
+}
+
 Status InboundHandshakes::check_assembling(Listen& listen, std::int64_t now_ms) {
-  const Departure departed = departure(listen.connection.sockets);
+  Departure departed = Departure::kNone;
+  for (const OwnedFd& socket : listen.connection.sockets) departed = std::max(departed, departure(socket.get()));
   if (departed == Departure::kNone) {
     listen.rejoin_deadline_ms = 0;
     return Status::ok();
@@ -176,12 +198,20 @@ void InboundHandshakes::handle_event(std::uint64_t id) {
   }
 }
 
+Status InboundHandshakes::watch(const ListeningSocket& listening) {
+  Status status = poller_->add(listening.socket.get(), listening.id, EPOLLIN);
+  if (status.is_ok() && listening.bound.is_open()) status = poller_->add(listening.bound.get(), listening.id, EPOLLIN);
+  return status;
+}
+
 void InboundHandshakes::accept_peers(ListeningSocket& listening) {
   // The listener is level-triggered: what is left comes with the next turn.
   for (int accepted = 0; accepted < kAcceptsPerTurn; ++accepted) {
     OwnedFd socket;
     SocketAddress from;
-    const Status status = tcp_accept(listening.socket.get(), &socket, &from);
+    Status status;
+    if (listening.bound.is_open()) status = tcp_accept(listening.bound.get(), &socket, &from);
+    if (status.is_ok() && !socket.is_open()) status = tcp_accept(listening.socket.get(), &socket, &from);
     if (!status.is_ok()) {
       // Out of descriptors or memory: a level-triggered listener would spin. Pause it, and say so.
       constexpr char kKind[] = "accept";
@@ -190,7 +220,7 @@ void InboundHandshakes::accept_peers(ListeningSocket& listening) {
                   "Bagua-Net: " + status.message() + " on " + listening.address.to_string() +
                       ": trying again; raise the limit of open files (ulimit -n) if this persists");
       }
-      poller_->remove(listening.socket.get());
+      for (const OwnedFd* each : {&listening.socket, &listening.bound}) poller_->remove(each->get());
       listening.paused_until_ms = monotonic_ms() + kAcceptRetryMs;
       return;
     }
@@ -268,23 +298,24 @@ void InboundHandshakes::finish(UnauthenticatedPeer& peer) {
   }
   const Admission admission = admit(peer, hello);
   if (admission.reply.verdict != HandshakeVerdict::kAccepted) {
-    refuse(peer, hello, admission.reply.verdict);
+    refuse(peer, hello, admission.reply.verdict, &token);
     return;
   }
-  peer.send_accepting(admission.reply, token);
+  peer.send_reply(admission.reply, &token);
   take_in(peer, admission);
 }
 
-void InboundHandshakes::refuse(const UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict) {
-  peer.send_refusing(verdict);
+void InboundHandshakes::refuse(const UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict,
+                               const Token* token) {
+  Reply reply;
+  reply.verdict = verdict;
+  peer.send_reply(reply, token);
   log_refusal(peer.address, hello, verdict);
 }
 
 const Token* InboundHandshakes::find_token(const Hello& hello) {
-  if (hello.stream_index != kJoiningStream) {
-    const auto listen = listens_.find(hello.listen_id);
-    if (listen != listens_.end()) return &listen->second.token;
-  }
+  const auto listen = listens_.find(hello.listen_id);
+  if (listen != listens_.end()) return &listen->second.token;
   const auto accepted = accepted_.find(hello.comm_id);
   if (accepted == accepted_.end() || accepted->second.listen_id != hello.listen_id ||
       accepted->second.arrivals.expired()) {
@@ -308,9 +339,8 @@ InboundHandshakes::Admission InboundHandshakes::admit(const UnauthenticatedPeer&
   Admission admission;
   const auto listen = listens_.find(hello.listen_id);
   // Also a first stream of a comm in use: its connection was lost before its connector had the reply.
-  const HandshakeVerdict verdict = is_joining(hello.stream_index) || listen == listens_.end()
-                                       ? admit_to_accepted(hello, &admission)
-                                       : admit_to_listen(peer, hello, listen->second, &admission);
+  const HandshakeVerdict verdict = listen == listens_.end() ? admit_to_accepted(hello, &admission)
+                                                            : admit_to_listen(peer, hello, listen->second, &admission);
   admission.reply.verdict = verdict;
   return admission;
 }
@@ -335,11 +365,14 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
     connection.checksums = settings_.checksums || (hello.features & kFeatureChecksums) != 0;
     if (connection.checksums) listen.reply.features |= kFeatureChecksums;
     listen.state = ListenState::kAssembling;
-  } else if (listen.state == ListenState::kWaiting || hello.comm_id != listen.comm_id ||
-             hello.stream_index >= connection.sockets.size()) {
+    listen.deadline_ms = monotonic_ms() + settings_.connect_timeout_ms;
+  } else if (listen.state == ListenState::kWaiting || hello.comm_id != listen.comm_id) {
     return HandshakeVerdict::kUnknownStream;
   }
-  OwnedFd& place = connection.sockets[hello.stream_index];
+  const int index = place_of(hello, listen);
+  if (index < 0 || index >= most_streams()) return HandshakeVerdict::kUnknownStream;
+  if (index == static_cast<int>(connection.sockets.size())) connection.sockets.emplace_back();
+  OwnedFd& place = connection.sockets[static_cast<std::size_t>(index)];
   // A stream that comes again: its connector did not get the reply.
   if (place.is_open()) {
     place.reset();
@@ -348,7 +381,22 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
   }
   admission->place = &place;
   admission->reply = listen.reply;
+  if (is_joining(hello.stream_index)) admission->reply.streams = 1;
   return HandshakeVerdict::kAccepted;
+}
+
+int InboundHandshakes::place_of(const Hello& hello, const Listen& listen) {
+  const std::vector<OwnedFd>& sockets = listen.connection.sockets;
+  if (!is_joining(hello.stream_index)) return hello.stream_index < sockets.size() ? hello.stream_index : -1;
+  // The peer has finished connecting, and uses the comm; here nobody has accepted it yet.
+  if (listen.state != ListenState::kReady) return -1;
+  if (hello.stream_index == kReplacingFirstStream) return 0;
+  std::size_t index = sockets.size();
+  if (hello.stream_index == kReplacingStream) {
+    for (index = 1; index < sockets.size() && departure(sockets[index].get()) == Departure::kNone; ++index) {
+    }
+  }
+  return static_cast<int>(index);
 }
 
 HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admission* admission) {
@@ -416,6 +464,7 @@ void InboundHandshakes::drop_unauthenticated(std::uint64_t id) {
 }
 
 void InboundHandshakes::expire(std::int64_t now_ms) {
+  if (tell_ms_ != 0 && now_ms >= tell_ms_) tell_of_waiting(now_ms);
   for (auto peer = unauthenticated_.begin(); peer != unauthenticated_.end();) {
     const auto current = peer++;
     if (now_ms >= current->second.deadline_ms) drop_unauthenticated(current->first);
@@ -423,8 +472,7 @@ void InboundHandshakes::expire(std::int64_t now_ms) {
   for (auto& [name, listening] : listening_) {
     if (listening.paused_until_ms == 0 || now_ms < listening.paused_until_ms) continue;
     listening.paused_until_ms = 0;
-    const Status status = poller_->add(listening.socket.get(), listening.id, EPOLLIN);
-    if (!status.is_ok()) listening.paused_until_ms = now_ms + kAcceptRetryMs;
+    if (!watch(listening).is_ok()) listening.paused_until_ms = now_ms + kAcceptRetryMs;
   }
 }
 
@@ -432,6 +480,7 @@ std::int64_t InboundHandshakes::next_deadline_ms() const {
   std::int64_t deadline = std::numeric_limits<std::int64_t>::max();
   // All unauthenticated peers have the same time: the oldest is due first.
   if (!unauthenticated_.empty()) deadline = unauthenticated_.begin()->second.deadline_ms;
+  if (tell_ms_ != 0) deadline = std::min(deadline, tell_ms_);
   for (const auto& [name, listening] : listening_) {
     if (listening.paused_until_ms != 0) deadline = std::min(deadline, listening.paused_until_ms);
   }

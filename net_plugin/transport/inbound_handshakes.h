@@ -38,8 +38,8 @@ class InboundHandshakes {
 
   // Opens the interface's listening socket if this is its first listen; fills handle[kConnectHandleBytes].
   Status listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id);
-  // *ready = true: *connection holds the comm's sockets. An error once the deadline, counted from the first call, is
-  // over.
+  // *ready = true: *connection holds the comm's sockets. Waits without a limit for a peer: a rank may be late, and
+  // others wait for it meanwhile. The deadline begins when one has proved that it is the peer.
   Status accept(const RandomId& id, bool* ready, EstablishedConnection* connection);
   void stop_listening(const RandomId& id);
 
@@ -56,9 +56,13 @@ class InboundHandshakes {
   static constexpr std::int64_t kAcceptRetryMs = 100;
   // A stream that was reset while others join may come again: a connector tries it after 100 ms.
   static constexpr std::int64_t kRejoinMs = 1000;
+  // Whose accept was not called for so long waits no more: NCCL asks all the time, until it aborts.
+  static constexpr std::int64_t kAskedMs = 5000;
 
   struct ListeningSocket {
+    std::string interface;
     OwnedFd socket;
+    OwnedFd bound;  // for what comes in by that interface, where another is in the same subnet
     SocketAddress address;
     std::uint64_t id = 0;
     std::int64_t paused_until_ms = 0;  // out of descriptors: look again then; 0: not paused
@@ -69,13 +73,16 @@ class InboundHandshakes {
     kReady,       // every stream is here
   };
   struct Listen {
+    const ListeningSocket* at = nullptr;
     ListenState state = ListenState::kWaiting;
     Token token{};
     RandomId comm_id{};
     Reply reply;  // that its streams get
     std::size_t joined = 0;
     EstablishedConnection connection;
-    std::int64_t accept_deadline_ms = 0;  // 0: accept was not called yet
+    std::int64_t first_asked_ms = 0;      // accept was called; 0: not yet
+    std::int64_t asked_ms = 0;            // the last time
+    std::int64_t deadline_ms = 0;         // for all streams to join, once the first has
     std::int64_t rejoin_deadline_ms = 0;  // of a stream that was reset; 0: none was
   };
   // A comm that was handed out. Its record outlives it until the next comm is handed out.
@@ -88,13 +95,16 @@ class InboundHandshakes {
     std::weak_ptr<StreamArrivals> arrivals;  // expires with the comm
   };
   Status open_listening_socket(const NetworkInterface& interface, ListeningSocket** listening);
+  Status watch(const ListeningSocket& listening);
   void accept_peers(ListeningSocket& listening);
   void make_room();
   void handle_peer(std::uint64_t id);
   // False: the peer is to be let go of.
   bool greet(UnauthenticatedPeer& peer);
   void finish(UnauthenticatedPeer& peer);
-  void refuse(const UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict);
+  // token: as for UnauthenticatedPeer::send_reply.
+  void refuse(const UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict,
+              const Token* token = nullptr);
   // What this hello's sender has to know. nullptr: it names nothing of ours.
   const Token* find_token(const Hello& hello);
   // What a proven hello gets: the reply, and if it is accepted, where the socket goes once the reply is sent.
@@ -107,10 +117,13 @@ class InboundHandshakes {
   Admission admit(const UnauthenticatedPeer& peer, const Hello& hello);
   HandshakeVerdict admit_to_listen(const UnauthenticatedPeer& peer, const Hello& hello, Listen& listen,
                                    Admission* admission);
+  // In the listen's connection; its number of sockets: one more; -1: nowhere.
+  static int place_of(const Hello& hello, const Listen& listen);
   HandshakeVerdict admit_to_accepted(const Hello& hello, Admission* admission);
   void log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict);
   void take_in(UnauthenticatedPeer& peer, const Admission& admission);
   Status check_assembling(Listen& listen, std::int64_t now_ms);
+  void tell_of_waiting(std::int64_t now_ms);
   void remember_accepted(const RandomId& id, const Listen& listen);
   int most_streams() const { return settings_.streams.value_or(kMaxStreams); }
   void drop_unauthenticated(std::uint64_t id);
@@ -125,6 +138,7 @@ class InboundHandshakes {
   std::map<RandomId, Listen> listens_;
   std::map<RandomId, Accepted> accepted_;                         // by comm id
   std::map<std::uint64_t, UnauthenticatedPeer> unauthenticated_;  // by poller id: the oldest first
+  std::int64_t tell_ms_ = 0;                                      // when to look who waits for a peer; 0: nobody does
 };
 
 }  // namespace bagua_net

@@ -9,17 +9,11 @@
 #include <limits>
 
 #include "base/monotonic_clock.h"
+#include "os/local_address.h"
 #include "os/random_bytes.h"
 
 namespace bagua_net {
 namespace {
-
-bool is_of_this_host(const sockaddr_in6& address) {
-  sockaddr_in6 any_port = address;
-  any_port.sin6_port = 0;
-  const OwnedFd probe(::socket(AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  return probe.is_open() && ::bind(probe.get(), reinterpret_cast<const sockaddr*>(&any_port), sizeof any_port) == 0;
-}
 
 // A link-local address is good on one link, and the handle has the listener's number of it. Hosts number their
 // interfaces differently: from another host the link is that of the device that NCCL connects by.
@@ -30,7 +24,8 @@ SocketAddress handle_address(const ConnectHandle& handle, const NetworkInterface
     std::memcpy(&address.sin6_addr, handle.address.data(), sizeof address.sin6_addr);
     address.sin6_port = htons(handle.port);
     address.sin6_scope_id = handle.scope_id;
-    if (IN6_IS_ADDR_LINKLOCAL(&address.sin6_addr) && !is_of_this_host(address)) {
+    if (IN6_IS_ADDR_LINKLOCAL(&address.sin6_addr) &&
+        !is_of_this_host({reinterpret_cast<const sockaddr*>(&address), sizeof address})) {
       const unsigned own_number = ::if_nametoindex(interface.name.c_str());
       if (own_number != 0) address.sin6_scope_id = own_number;
     }
@@ -48,27 +43,6 @@ Joining joining_as(std::uint16_t stream_index) {
   return stream_index == kReplacingStream ? Joining::kReplaces : Joining::kMore;
 }
 
-bool is_worth_a_retry(int error_number) {
-  switch (error_number) {
-    case ECONNREFUSED:
-    case ECONNRESET:
-    case ETIMEDOUT:
-    case EHOSTUNREACH:
-    case ENETUNREACH:
-    case EADDRNOTAVAIL:
-    // Short of something that unauthenticated peers and other threads of this process use, too, and give back.
-    case EMFILE:
-    case ENFILE:
-    case ENOBUFS:
-    case ENOMEM:
-    case ENOSPC:  // of epoll's watches
-    // The interface is going away or coming back.
-    case ENETDOWN:
-    case ENODEV: return true;
-    default: return false;
-  }
-}
-
 }  // namespace
 
 Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
@@ -81,6 +55,7 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint8
   if (number == 0) {
     Attempt attempt;
     attempt.address = handle_address(decoded, interface);
+    attempt.interface = interface;
     attempt.timeout_ms = settings_.connect_timeout_ms;
     attempt.deadline_ms = monotonic_ms() + attempt.timeout_ms;
     const int wanted = settings_.streams.value_or(first_auto_streams(settings_.has_workers));
@@ -102,7 +77,8 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint8
     return Status::ok();
   }
   const auto found = attempts_.find(number);
-  if (found == attempts_.end()) {
+  // The number comes with the peer's handle, and could be that of another comm's attempt.
+  if (found == attempts_.end() || found->second.is_join || found->second.hello.listen_id != decoded.listen_id) {
     return Status::internal_error("connect with a handle whose attempt is over: listen again for a new connection");
   }
   if (!found->second.over) return Status::ok();
@@ -117,6 +93,7 @@ void OutboundHandshakes::join(const JoinTicket& ticket, int count, const std::sh
   Attempt attempt;
   attempt.is_join = true;
   attempt.address = ticket.address;
+  attempt.interface = ticket.interface;
   attempt.hello = ticket.hello;
   attempt.token = ticket.token;
   attempt.arrivals = arrivals;
@@ -134,16 +111,31 @@ std::size_t OutboundHandshakes::attempt_count() const {
       std::count_if(attempts_.begin(), attempts_.end(), [](const auto& entry) { return !entry.second.is_join; }));
 }
 
+// [Note: connections bound to their interface]
+// With two interfaces in one subnet, the kernel sends everything over the first of them. A socket that is bound to the
+// other sends over that one, but also takes only what comes in there. What the peer sends comes in where ARP told it,
+// which by default (net.ipv4.conf.*.arp_ignore = 0) may be any interface, and may change. So a bound connection is
+// tried by turns with one that is not, and counts as unanswered early; what replaces a lost connection is not bound;
+// without recovery, none is. Once a peer was reached only without, the interface is left alone.
+bool OutboundHandshakes::is_to_be_bound(const Attempt& attempt) const {
+  if (settings_.recovery == Recovery::kOff || left_interfaces_.count(attempt.interface.name) != 0) return false;
+  if (attempt.is_join && attempt.hello.stream_index != kJoiningStream) return false;
+  return leaves_elsewhere(attempt.address, attempt.interface);
+}
+
 void OutboundHandshakes::start(Attempt& attempt, std::uint64_t number, std::size_t index) {
   Stream& stream = attempt.streams[index];
-  const Status status = tcp_connect(attempt.address, settings_.tcp, &stream.socket);
+  const bool is_odd = ++stream.tries % 2 != 0;
+  stream.state = StreamState::kConnecting;
+  stream.received = 0;
+  stream.due_ms = monotonic_ms() + (is_odd ? kAnswerMs : kLongAnswerMs);
+  stream.is_bound = is_odd && is_to_be_bound(attempt);
+  const Status status =
+      tcp_connect(attempt.address, settings_.tcp, stream.is_bound ? &attempt.interface : nullptr, &stream.socket);
   if (!status.is_ok()) {
     fail(attempt, index, status);
     return;
   }
-  stream.state = StreamState::kConnecting;
-  stream.received = 0;
-  stream.due_ms = attempt.is_join ? monotonic_ms() + kJoinAnswerMs : 0;
   stream.id = (*next_id_)++;
   const Status added = poller_->add(stream.socket.get(), stream.id, EPOLLOUT);
   if (!added.is_ok()) {
@@ -169,14 +161,10 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   Stream& stream = attempt.streams[index];
   const int error_number = tcp_connect_result(stream.socket.get());
   if (error_number != 0) {
-    const Status failure = Status::system_error("connect to " + attempt.address.to_string(), error_number);
-    if (attempt.is_join) {
-      retry(attempt, index, error_number);
-    } else {
-      fail(attempt, index, failure);
-    }
+    fail(attempt, index, Status::system_error("connect to " + attempt.address.to_string(), error_number));
     return;
   }
+  if (!stream.is_bound && stream.tries > 1 && is_to_be_bound(attempt)) tell_of_other_way(attempt);
   if (local_address(stream.socket.get()).same_host(attempt.address)) {
     // Now it is known to be the same host, whatever its address.
     attempt.connection.same_host = true;
@@ -200,7 +188,8 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   encode_hello(hello, stream.hello.data());
   if (!send_or_retry(attempt, index, stream.hello.data(), stream.hello.size())) return;
   stream.state = StreamState::kGreeting;
-  stream.due_ms = monotonic_ms() + settings_.handshake_timeout_ms;
+  stream.due_ms = monotonic_ms() + (stream.is_bound ? std::min<std::int64_t>(kAnswerMs, settings_.handshake_timeout_ms)
+                                                    : settings_.handshake_timeout_ms);
   const Status status = poller_->modify(stream.socket.get(), stream.id, EPOLLIN);
   if (!status.is_ok()) fail(attempt, index, status);
 }
@@ -214,6 +203,18 @@ bool OutboundHandshakes::send_or_retry(Attempt& attempt, std::size_t index, cons
   return false;
 }
 
+std::string OutboundHandshakes::refusal_in(const Stream& stream) {
+  Reply reply;
+  if (stream.received < kReplyBytes || !decode_reply(stream.answer.data(), &reply).is_ok() ||
+      reply.verdict == HandshakeVerdict::kAccepted) {
+    return {};
+  }
+  std::string text = std::string("the listener refuses the connection: ") + handshake_verdict_name(reply.verdict);
+  if (reply.verdict != HandshakeVerdict::kWrongVersion) return text;
+  return text + " (it speaks version " + std::to_string(reply.protocol_version) + ", this rank speaks version " +
+         std::to_string(kProtocolVersion) + ")";
+}
+
 bool OutboundHandshakes::read_answer(Attempt& attempt, std::size_t index, std::size_t bytes) {
   Stream& stream = attempt.streams[index];
   while (stream.received < bytes) {
@@ -224,7 +225,7 @@ bool OutboundHandshakes::read_answer(Attempt& attempt, std::size_t index, std::s
     if (got <= 0) {
       // A listener that has more connections than it can keep while their hello is on its way closes the oldest.
       stream.was_closed = true;
-      retry(attempt, index, ECONNRESET);
+      retry(attempt, index, ECONNRESET, refusal_in(stream));
       return false;
     }
     stream.received += static_cast<std::size_t>(got);
@@ -253,35 +254,24 @@ void OutboundHandshakes::read_reply(Attempt& attempt, std::uint64_t number, std:
   Reply reply;
   const Status status = decode_reply(stream.answer.data(), &reply);
   if (!status.is_ok()) {
-    give_up(attempt, status.with_context("connect to " + attempt.address.to_string()));
+    retry(attempt, index, ECONNRESET, status.message());
     return;
   }
-  // A refusal needs no proof: whoever can send it could as well close the connection.
-  if (reply.verdict != HandshakeVerdict::kAccepted) {
-    give_up_refused(attempt, reply);
-    return;
-  }
+  // Who can answer in the listener's place need not be able to send its proof. A listener without the token has none,
+  // and closes the connection instead.
   const bool is_proving = stream.state == StreamState::kProving;
   if (is_proving && !read_answer(attempt, index, kReplyBytes + kProofBytes)) return;
-  if (!is_proving ||
-      !is_same_proof(listener_proof(attempt.token, stream.hello.data(), stream.challenge.data(), stream.answer.data()),
-                     stream.answer.data() + kReplyBytes)) {
-    give_up(attempt, Status::remote_error("the listener at " + attempt.address.to_string() +
-                                          " does not know the token of the connect handle: another process has its "
-                                          "port. That rank has failed; see its log"));
-    return;
+  const bool is_proven = is_proving && is_same_proof(listener_proof(attempt.token, stream.hello.data(),
+                                                                    stream.challenge.data(), stream.answer.data()),
+                                                     stream.answer.data() + kReplyBytes);
+  if (reply.verdict == HandshakeVerdict::kAccepted) {
+    if (is_proven) return take_reply(attempt, number, index, reply);
+    retry(attempt, index, ECONNRESET, "the listener does not know the token of the connect handle");
+  } else if (!is_proven || reply.verdict == HandshakeVerdict::kNoPlace) {
+    retry(attempt, index, ECONNRESET, refusal_in(stream));
+  } else {
+    give_up(attempt, Status::remote_error("connect to " + attempt.address.to_string() + ": " + refusal_in(stream)));
   }
-  take_reply(attempt, number, index, reply);
-}
-
-void OutboundHandshakes::give_up_refused(Attempt& attempt, const Reply& reply) {
-  std::string text = "the listener at " + attempt.address.to_string() + " refused the connection: ";
-  text += handshake_verdict_name(reply.verdict);
-  if (reply.verdict == HandshakeVerdict::kWrongVersion) {
-    text += " (it speaks version " + std::to_string(reply.protocol_version) + ", this rank speaks version " +
-            std::to_string(kProtocolVersion) + "). Install the same version of bagua on every rank";
-  }
-  give_up(attempt, Status::remote_error(text));
 }
 
 void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply) {
@@ -321,7 +311,7 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
   if (!attempt.is_join) {
     EstablishedConnection& connection = attempt.connection;
     for (Stream& stream : attempt.streams) connection.sockets.push_back(std::move(stream.socket));
-    connection.ticket = {attempt.address, attempt.hello, attempt.token};
+    connection.ticket = {attempt.address, attempt.interface, attempt.hello, attempt.token};
     // Within a host nothing limits a flow.
     connection.may_grow =
         !connection.same_host && connection.most_streams > static_cast<int>(connection.sockets.size());
@@ -332,33 +322,56 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
 }
 
 void OutboundHandshakes::fail(Attempt& attempt, std::size_t index, const Status& status) {
-  if (is_worth_a_retry(status.error_number())) {
+  if (may_pass(status.error_number())) {
     retry(attempt, index, status.error_number());
   } else {
     give_up(attempt, status);
   }
 }
 
-void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_number) {
+void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_number, std::string refusal) {
   Stream& stream = attempt.streams[index];
+  const std::int64_t now_ms = monotonic_ms();
+  const bool answered = stream.state == StreamState::kGreeting || stream.state == StreamState::kProving;
+  const bool is_refused = error_number == ECONNREFUSED || !refusal.empty();
   release_for_retry(stream);
+  attempt.trouble = {error_number, answered, std::move(refusal)};
   // The listening socket is the process's own: it stays open for as long as there is something to connect to.
   const bool has_answered = !attempt.is_join && attempt.streams[0].state == StreamState::kJoined;
-  if (error_number == ECONNREFUSED && (stream.was_closed || has_answered)) {
+  if (error_number == ECONNREFUSED && !attempt.is_join && (stream.was_closed || has_answered)) {
     give_up(attempt,
             Status::remote_error("the listener at " + attempt.address.to_string() +
                                  (has_answered ? " accepted the first data stream" : " closed the connection") +
                                  " during the handshake, and is gone: that rank has failed; see its log"));
     return;
   }
-  if (attempt.is_join && error_number == ECONNREFUSED) {
-    give_up(attempt, Status::remote_error("nobody listens at " + attempt.address.to_string() +
-                                          " any more: the peer's process has ended; see that rank's log"));
+  if (!is_refused || !attempt.is_join) {
+    stream.refused_ms = 0;
+  } else if (stream.refused_ms == 0) {
+    stream.refused_ms = now_ms;
+  } else if (now_ms - stream.refused_ms >= kRefusedJoinMs) {
+    give_up(attempt,
+            Status::remote_error(error_number == ECONNREFUSED
+                                     ? "nobody listens at " + attempt.address.to_string() +
+                                           " any more: the peer's process has ended; see that rank's log"
+                                     : "connect to " + attempt.address.to_string() + ": " + attempt.trouble.refusal));
     return;
   }
   stream.state = StreamState::kBackingOff;
-  stream.last_error = error_number;
-  stream.due_ms = monotonic_ms() + kRetryMs;
+  stream.due_ms = now_ms + kRetryMs;
+}
+
+// Once for each interface.
+void OutboundHandshakes::tell_of_other_way(const Attempt& attempt) {
+  const std::string& name = attempt.interface.name;
+  if (!left_interfaces_.insert(name).second) return;
+  log_->add(
+      LogLevel::kWarn, name,
+      "Bagua-Net: " + attempt.address.host() + " cannot be reached over " + name + " (" +
+          attempt.interface.address.host() +
+          "): the connection leaves by another interface, and shares its bandwidth. Give " + name +
+          " a route to that network, or leave it out of NCCL_SOCKET_IFNAME. If both interfaces are in one subnet, "
+          "set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2 on every host");
 }
 
 void OutboundHandshakes::release_for_retry(Stream& stream) {
@@ -384,6 +397,12 @@ void OutboundHandshakes::give_up(Attempt& attempt, Status failure, bool is_final
   attempt.over = true;
 }
 
+void OutboundHandshakes::give_up_all(const Status& failure) {
+  for (auto& [number, attempt] : attempts_) {
+    if (!attempt.over) give_up(attempt, failure);
+  }
+}
+
 void OutboundHandshakes::expire(std::int64_t now_ms) {
   for (auto entry = attempts_.begin(); entry != attempts_.end();) {
     const auto current = entry++;
@@ -407,14 +426,10 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
       continue;
     }
     if (now_ms >= attempt.deadline_ms) {
-      int last_error = 0;
-      for (const Stream& stream : attempt.streams) last_error = std::max(last_error, stream.last_error);
-      const std::string why =
-          last_error != 0 ? Status::system_error("last error", last_error).message() : std::string("no answer");
       give_up(attempt,
               Status::remote_error("could not connect to " + attempt.address.to_string() + " within " +
-                                   std::to_string(attempt.timeout_ms) + " ms (" + why +
-                                   "): that rank has failed (see its log), or a firewall blocks the way. " +
+                                   std::to_string(attempt.timeout_ms) +
+                                   " ms: " + cause_of(attempt.trouble, attempt.address, attempt.interface) + ". " +
                                    (attempt.timeout_ms == settings_.connect_timeout_ms ? "BAGUA_NET_CONNECT_TIMEOUT_MS"
                                                                                        : "BAGUA_NET_KEEPALIVE_S") +
                                    " sets the deadline"),
@@ -423,7 +438,7 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
     }
     for (std::size_t index = 0; index < attempt.streams.size() && !attempt.over; ++index) {
       const Stream& stream = attempt.streams[index];
-      if (!has_due(stream) || now_ms < stream.due_ms) continue;
+      if (stream.state == StreamState::kJoined || now_ms < stream.due_ms) continue;
       if (stream.state == StreamState::kBackingOff) {
         start(attempt, number, index);
       } else {
@@ -442,7 +457,7 @@ std::int64_t OutboundHandshakes::next_deadline_ms() const {
     }
     deadline = std::min(deadline, attempt.deadline_ms);
     for (const Stream& stream : attempt.streams) {
-      if (has_due(stream)) deadline = std::min(deadline, stream.due_ms);
+      if (stream.state != StreamState::kJoined) deadline = std::min(deadline, stream.due_ms);
     }
   }
   return deadline;

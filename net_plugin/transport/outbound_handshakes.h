@@ -4,10 +4,11 @@
 //
 // Each stream:  kConnecting --writable--> kGreeting (hello sent) --challenge--> kProving (proof sent)
 //               kProving --the reply accepts, with the listener's proof--> kJoined
-//               kConnecting --refused, unreachable--> kBackingOff --100 ms--> kConnecting
-//               kConnecting, of a join --no answer within 0.9 s--> kBackingOff
-//               kGreeting, kProving --closed, or no answer within the handshake's deadline--> kBackingOff
-//               refused after the listener closed the stream, or answered stream 0: it is gone, the attempt has failed
+//               kConnecting --any error that may pass, no answer within 0.9 or 1.9 s--> kBackingOff
+//               kGreeting, kProving --closed, refused without a proof, no answer in time--> kBackingOff
+//               kBackingOff --100 ms--> kConnecting, with a new socket
+//               nobody listens after the listener closed the stream, or answered stream 0: the attempt has failed
+//               refused with a proof, or a join that is refused for 1.5 s: the attempt has failed
 //               anything else, or the attempt's deadline: the whole attempt has failed
 //
 // Not thread-safe: the connection service's mutex guards every call.
@@ -17,11 +18,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "os/epoll_poller.h"
 #include "os/network_interface.h"
 #include "os/tcp_socket.h"
+#include "transport/connect_failure.h"
 #include "transport/established_connection.h"
 #include "transport/handshake_settings.h"
 #include "transport/rare_log.h"
@@ -37,7 +41,7 @@ class OutboundHandshakes {
       : settings_(settings), poller_(poller), next_id_(next_id), log_(log) {}
 
   // Starts or looks after the attempt whose number is kept in handle[kConnectHandleBytes]. *ready = true, or an
-  // error: the attempt is over. interface: where link-local addresses are looked for.
+  // error: the attempt is over. interface: where the connections leave, if the peer can be reached that way.
   Status connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
                  EstablishedConnection* connection);
 
@@ -52,12 +56,18 @@ class OutboundHandshakes {
   // Connects under way or waiting to be fetched. NCCL drops an attempt without a word when it aborts, so one that
   // nobody fetches is forgotten a second deadline later. Joins do not count: they end with their comm.
   std::size_t attempt_count() const;
+  // Nothing goes on any more: the comms that wait for joins are told.
+  void give_up_all(const Status& failure);
 
  private:
   static constexpr std::int64_t kRetryMs = 100;
-  // The kernel asks again after longer and longer times. A connection that replaces a lost one has to be there soon
-  // after the network is back: the receiver does not wait long once it has learned of the loss.
-  static constexpr std::int64_t kJoinAnswerMs = 900;
+  // The kernel repeats what is not answered after longer and longer times, and over the same path. New sockets, and the
+  // kernel's first repetition, ask once a second instead. Every other one waits longer, for paths that take a second.
+  static constexpr std::int64_t kAnswerMs = 900;
+  static constexpr std::int64_t kLongAnswerMs = 1900;
+  // A comm may not have noticed yet that it lost a stream, and a firewall may refuse what it lets pass soon. A process
+  // that has ended is to be an error within 2 s.
+  static constexpr std::int64_t kRefusedJoinMs = 1500;
 
   enum class StreamState { kConnecting, kGreeting, kProving, kJoined, kBackingOff };
   struct Stream {
@@ -68,16 +78,19 @@ class OutboundHandshakes {
     std::array<std::uint8_t, kChallengeBytes> challenge;
     std::array<std::uint8_t, kReplyBytes + kProofBytes> answer;  // a challenge, then a reply with its proof
     std::size_t received = 0;
-    std::int64_t due_ms = 0;  // kBackingOff: the next attempt; otherwise the deadline, or 0: none
-    int last_error = 0;
-    bool was_closed = false;  // by the listener, before it replied
+    std::int64_t due_ms = 0;  // kBackingOff: the next attempt; otherwise the deadline
+    int tries = 0;
+    bool is_bound = false;        // see [Note: connections bound to their interface]
+    bool was_closed = false;      // by the listener, before it replied
+    std::int64_t refused_ms = 0;  // of a join: since when; 0: it is not
   };
-  static bool has_due(const Stream& stream) { return stream.due_ms != 0 && stream.state != StreamState::kJoined; }
   struct Attempt {
     SocketAddress address;
+    NetworkInterface interface;
     Hello hello;
     Token token{};
     std::vector<Stream> streams;
+    ConnectFailure trouble;  // the last one
     int timeout_ms = 0;
     std::int64_t deadline_ms = 0;
     bool is_join = false;
@@ -92,13 +105,18 @@ class OutboundHandshakes {
   bool send_or_retry(Attempt& attempt, std::size_t index, const std::uint8_t* bytes, std::size_t count);
   // False: not all there yet, or the stream is no more.
   bool read_answer(Attempt& attempt, std::size_t index, std::size_t bytes);
+  // Empty: the listener has not refused.
+  static std::string refusal_in(const Stream& stream);
   void read_challenge(Attempt& attempt, std::uint64_t number, std::size_t index);
   void read_reply(Attempt& attempt, std::uint64_t number, std::size_t index);
-  void give_up_refused(Attempt& attempt, const Reply& reply);
   void take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply);
   // The stream is tried again if that may help; else the whole attempt has failed.
   void fail(Attempt& attempt, std::size_t index, const Status& status);
-  void retry(Attempt& attempt, std::size_t index, int error_number);
+  // refusal: what the peer said, if that is why.
+  void retry(Attempt& attempt, std::size_t index, int error_number, std::string refusal = {});
+  // To its interface: see the note.
+  bool is_to_be_bound(const Attempt& attempt) const;
+  void tell_of_other_way(const Attempt& attempt);
   void release(Stream& stream);
   void release_for_retry(Stream& stream);
   // is_final: another attempt would fail as well.
@@ -116,6 +134,7 @@ class OutboundHandshakes {
   };
   std::map<std::uint64_t, StreamOf> stream_ids_;  // by poller id
   std::uint64_t next_attempt_ = 1;                // 0 in a handle: no attempt yet
+  std::set<std::string> left_interfaces_;         // those of which was told that the kernel chose another way
 };
 
 }  // namespace bagua_net

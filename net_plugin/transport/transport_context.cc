@@ -24,6 +24,8 @@ HandshakeSettings handshake_settings(const PluginConfig& config, int workers) {
   settings.max_chunk_bytes = static_cast<std::uint32_t>(config.max_chunk_bytes);
   settings.connect_timeout_ms = config.connect_timeout_ms;
   settings.handshake_timeout_ms = config.handshake_timeout_ms;
+  settings.stall_ms = config.stall_s * 1000;
+  settings.rank = job_position(process_environment()).rank;
   char name[256] = "";
   ::gethostname(name, sizeof name - 1);
   settings.host_name = name;

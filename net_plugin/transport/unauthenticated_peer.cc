@@ -53,21 +53,17 @@ bool UnauthenticatedPeer::proves(const Token& token) const {
   return is_same_proof(connector_proof(token, hello_.data(), challenge_.data()), proof_.data());
 }
 
-void UnauthenticatedPeer::send_accepting(const Reply& reply, const Token& token) const {
+void UnauthenticatedPeer::send_reply(const Reply& reply, const Token* token) const {
   std::array<std::uint8_t, kReplyBytes + kProofBytes> bytes;
   encode_reply(reply, bytes.data());
-  const HandshakeProof proof = listener_proof(token, hello_.data(), challenge_.data(), bytes.data());
-  std::copy(proof.begin(), proof.end(), bytes.begin() + kReplyBytes);
+  std::size_t count = kReplyBytes;
+  if (token != nullptr) {
+    const HandshakeProof proof = listener_proof(*token, hello_.data(), challenge_.data(), bytes.data());
+    std::copy(proof.begin(), proof.end(), bytes.begin() + kReplyBytes);
+    count += kProofBytes;
+  }
   // If the peer is gone already, it tries the stream again, or the streams tell the comm.
-  [[maybe_unused]] const bool ignored = send(bytes.data(), bytes.size());
-}
-
-void UnauthenticatedPeer::send_refusing(HandshakeVerdict verdict) const {
-  Reply reply;
-  reply.verdict = verdict;
-  std::array<std::uint8_t, kReplyBytes> bytes;
-  encode_reply(reply, bytes.data());
-  [[maybe_unused]] const bool ignored = send(bytes.data(), bytes.size());
+  [[maybe_unused]] const bool ignored = send(bytes.data(), count);
 }
 
 }  // namespace bagua_net

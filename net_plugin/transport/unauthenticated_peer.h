@@ -39,9 +39,8 @@ class UnauthenticatedPeer {
   Step read_proof();
   bool proves(const Token& token) const;
 
-  // With the listener's own proof.
-  void send_accepting(const Reply& reply, const Token& token) const;
-  void send_refusing(HandshakeVerdict verdict) const;
+  // token: of a peer that has proved that it knows it, for the listener's own proof; nullptr: without one.
+  void send_reply(const Reply& reply, const Token* token) const;
 
   bool is_of_this_host() const { return local_address(socket.get()).same_host(address); }
 

@@ -4,7 +4,7 @@
 //      hello: which listen, which stream, a nonce -->
 //                                              <-- challenge: a nonce          (or a reply that refuses)
 //      proof (wire/handshake_proof.h)            -->
-//                                              <-- reply, and if it accepts, the listener's proof
+//                                              <-- reply, and the listener's proof
 //
 // Hello, 128 bytes                                    Reply, 32 bytes
 //   byte  size  field                                   byte  size  field
@@ -26,10 +26,11 @@
 // Stream 0 goes first: its reply settles the number of streams and the chunk size (the smaller of what both ends
 // want), then the others join with the same comm id. Later the connector may let more join (kJoiningStream), as many as
 // the listener's handle allows in all. A connector that loses a connection before the reply says the same hello again,
-// with a new nonce: the listener lets go of the stream's former connection.
-// Features: a bit each; what both ends name is used. 1 = the listener acknowledges chunks whose header asks for it.
-// 2 = connections that are lost are replaced, and chunks that were not acknowledged sent again.
-// 4 = headers, payloads and acknowledgements have checksums; unlike the others, used if either end names it.
+// with a new nonce: the listener lets go of the stream's former connection. A refusal before the connector's proof, or
+// of a wrong one, has no proof of the listener. Features: a bit each; what both ends name is used. 1 = the listener
+// acknowledges chunks whose header asks for it. 2 = connections that are lost are replaced, and chunks that were not
+// acknowledged sent again. 4 = headers, payloads and acknowledgements have checksums; unlike the others, used if either
+// end names it.
 #pragma once
 
 #include <cstddef>

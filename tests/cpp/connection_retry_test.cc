@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <exception>
@@ -12,6 +13,8 @@
 
 #include "os/tcp_socket.h"
 #include "support/check.h"
+#include "support/cut_connections.h"
+#include "support/listening_service.h"
 #include "support/raw_handshake.h"
 #include "support/service_parts.h"
 #include "transport/connection_service.h"
@@ -123,6 +126,164 @@ TEST_CASE(a_connection_that_the_listener_could_not_keep_is_tried_again) {
   for (int i = 0; i < 3; ++i) listener.next().reset();
   const OwnedFd accepted = listener.reply_to_next();
   connect.finish();
+}
+
+// Whoever has the port for now, or can answer in the listener's place, cannot prove anything.
+TEST_CASE(what_nothing_proves_to_come_from_the_listener_is_tried_again) {
+  ClosingListener listener;
+  ConnectionService connecting(settings_with(1));
+  CHECK_OK(connecting.start());
+  Connect connect{connecting, listener.handle.data()};
+  CHECK_OK(connect.ask());
+  const auto say = [](const OwnedFd& socket, const Reply& reply) {
+    std::array<std::uint8_t, kReplyBytes> bytes;
+    encode_reply(reply, bytes.data());
+    send_bytes(socket, bytes.data(), bytes.size());
+  };
+  Reply refusal;
+  refusal.verdict = HandshakeVerdict::kUnknownListen;
+  Hello hello;
+  for (int peer = 0; peer < 4; ++peer) {
+    const OwnedFd socket = listener.next();
+    make_blocking(socket);
+    Said said = read_hello(socket, &hello);
+    if (peer == 0) send_bytes(socket, "HTTP/1.1 400 Bad Request\r\n\r\n....", kReplyBytes);
+    if (peer == 1) say(socket, refusal);
+    if (peer >= 2) challenge(socket, &said);
+    if (peer == 2) say(socket, refusal);
+    if (peer == 3) send_reply(socket, Token{4}, said, refusal);
+  }
+  const OwnedFd accepted = listener.reply_to_next();
+  connect.finish();
+}
+
+TEST_CASE(a_listener_that_proves_its_refusal_is_heeded_at_once) {
+  ClosingListener listener;
+  ConnectionService connecting(settings_with(1));
+  CHECK_OK(connecting.start());
+  Connect connect{connecting, listener.handle.data()};
+  CHECK_OK(connect.ask());
+  const OwnedFd socket = listener.next();
+  make_blocking(socket);
+  Reply refusal;
+  refusal.verdict = HandshakeVerdict::kUnknownStream;
+  answer_handshake(socket, listener.token, refusal);
+  Status status;
+  wait_until(
+      [&] {
+        status = connect.ask();
+        return !status.is_ok();
+      },
+      "the error");
+  CHECK(status.message().find("the data stream fits no connection") != std::string::npos);
+}
+
+// As before a firewall has its rules, or a switch has learned where the peer is: the kernel's next attempt can be half
+// a minute away.
+TEST_CASE(a_connect_that_is_not_answered_begins_anew) {
+  ListeningService listening;
+  ConnectionService connecting(settings_with(1));
+  CHECK_OK(connecting.start());
+  Connect connect{connecting, listening.handle_bytes.data()};
+  const int listener = sockets_in_state(TcpState::kListen).at(0);
+  silence(listener);
+  CHECK_OK(connect.ask());
+  std::uint16_t first_port = 0;
+  wait_until(
+      [&] {
+        ::usleep(20000);
+        for (const int fd : sockets_in_state(TcpState::kSynSent)) {
+          const std::uint16_t port = local_address(fd).port();
+          if (first_port == 0) first_port = port;
+          if (port != 0 && port != first_port) return true;
+        }
+        return false;
+      },
+      "another attempt");
+  hear_again(listener);
+  connect.finish();
+}
+
+// The number of an attempt comes with the handle, from a rank that may misbehave.
+TEST_CASE(a_handle_with_another_attempts_number_gets_no_connection) {
+  ListeningService listening;
+  ConnectionService connecting(settings_with(1));
+  CHECK_OK(connecting.start());
+  Connect connect{connecting, listening.handle_bytes.data()};
+  CHECK_OK(connect.ask());
+  ListeningService other;
+  store_connect_state(other.handle_bytes.data(), load_connect_state(listening.handle_bytes.data()));
+  Connect stolen{connecting, other.handle_bytes.data()};
+  for (int asked = 0; asked < 100; ++asked) {
+    CHECK(!stolen.ask().is_ok());
+    CHECK(!stolen.ready);
+    ::usleep(1000);
+  }
+  connect.finish();
+}
+
+namespace {
+
+std::string error_of(ConnectionService& service, const NetworkInterface& interface, const SocketAddress& to) {
+  ConnectHandle handle;
+  handle.port = to.port();
+  handle.address_family = to.is_ipv6() ? 6 : 4;
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(to.data()) + (to.is_ipv6() ? 8 : 4);
+  std::copy_n(bytes, to.is_ipv6() ? 16 : 4, handle.address.begin());
+  std::array<std::uint8_t, 128> encoded{};
+  encode_connect_handle(handle, encoded.data());
+  bool ready = false;
+  EstablishedConnection connection;
+  Status status;
+  wait_until(
+      [&] {
+        status = service.connect(interface, encoded.data(), &ready, &connection);
+        return !status.is_ok();
+      },
+      "the error");
+  return status.message();
+}
+
+SocketAddress port_of_nobody() {
+  SocketAddress address = loopback().address;
+  OwnedFd socket;
+  CHECK_OK(tcp_listen(&address, &socket));
+  return address;
+}
+
+bool tells(const std::string& message, const std::string& part) {
+  if (message.find(part) != std::string::npos) return true;
+  check::fail(__FILE__, __LINE__, "\"" + message + "\" does not say \"" + part + "\"");
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE(a_failed_connect_names_its_cause) {
+  HandshakeSettings settings = settings_with(1);
+  settings.connect_timeout_ms = 300;
+  settings.handshake_timeout_ms = 100;
+  ConnectionService service(settings);
+  CHECK_OK(service.start());
+  NetworkInterface elsewhere;  // of which the rank at the other end is not
+  elsewhere.name = "eth7";
+  const sockaddr_in of_documentation{AF_INET, 0, {htonl(0xc0000207)}, {}};  // 192.0.2.7
+  elsewhere.address = {reinterpret_cast<const sockaddr*>(&of_documentation), sizeof of_documentation};
+  tells(error_of(service, elsewhere, port_of_nobody()), "an address of this host itself");
+  sockaddr_in6 ipv6{};
+  ipv6.sin6_family = AF_INET6;
+  ipv6.sin6_port = htons(9);
+  ipv6.sin6_addr.s6_addr[0] = 0x20;  // 2000::, which nobody has
+  tells(error_of(service, elsewhere, {reinterpret_cast<const sockaddr*>(&ipv6), sizeof ipv6}), "NCCL_SOCKET_FAMILY");
+  ListeningService silent;
+  silence(sockets_in_state(TcpState::kListen).at(0));
+  tells(error_of(service, loopback(), silent.address), "an address of this host itself");
+  const ClosingListener mute;  // it answers nothing
+  tells(error_of(service, loopback(), mute.address), "says nothing");
+  {
+    const FileLimit none(3);
+    tells(error_of(service, loopback(), mute.address), "ulimit -n");
+  }
 }
 
 TEST_CASE(a_listener_that_closes_and_goes_is_an_error_long_before_the_deadline) {

@@ -115,6 +115,32 @@ TEST_CASE(a_stream_that_is_lost_after_the_accept_joins_the_comm_in_use) {
   check_joined(second, arrived[0].socket);
 }
 
+// Its connector has finished, and notices the loss before anybody accepts.
+TEST_CASE(a_stream_that_is_lost_before_the_accept_is_replaced) {
+  Listening listening;
+  OwnedFd first = listening.join(0, 2);
+  OwnedFd second = listening.join(1, 2);
+  Reply reply;
+  reset_connection(&first);
+  const OwnedFd replacing_first = listening.join(listening.hello(kReplacingFirstStream, 2), &reply);
+  CHECK(reply.verdict == HandshakeVerdict::kAccepted);
+  CHECK_EQ(reply.streams, 1u);
+  reset_connection(&second);
+  const OwnedFd replacing_second = listening.join(listening.hello(kReplacingStream, 2), &reply);
+  CHECK(reply.verdict == HandshakeVerdict::kAccepted);
+  // Lost as well, but the listener has not heard of it; and one more.
+  const OwnedFd replacing_another = listening.join(listening.hello(kReplacingStream, 2), &reply);
+  CHECK(reply.verdict == HandshakeVerdict::kAccepted);
+  const OwnedFd one_more = listening.join(listening.hello(kJoiningStream, 2), &reply);
+  CHECK(reply.verdict == HandshakeVerdict::kAccepted);
+  const EstablishedConnection connection = listening.accepted();
+  CHECK_EQ(connection.sockets.size(), 4u);
+  check_joined(replacing_first, connection.sockets[0]);
+  check_joined(replacing_second, connection.sockets[1]);
+  check_joined(replacing_another, connection.sockets[2]);
+  check_joined(one_more, connection.sockets[3]);
+}
+
 // All places of a listener that allows no more streams are taken, one of them by a connection that is lost.
 TEST_CASE(a_first_stream_comes_again_to_a_comm_that_is_full) {
   Listening listening(2);

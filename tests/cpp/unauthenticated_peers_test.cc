@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/monotonic_clock.h"
 #include "os/epoll_poller.h"
 #include "support/check.h"
 #include "support/comm_parts.h"
@@ -139,6 +140,42 @@ TEST_CASE(a_peer_whose_streams_do_not_all_join_is_named_at_the_deadline) {
       "the deadline");
   CHECK(names(status, "only 1 of 4 data streams of"));
   CHECK(names(status, "node7"));
+}
+
+// A rank may be late for an hour, while another waits for it and a port scanner comes along.
+TEST_CASE(an_accept_waits_for_its_peer_and_says_so) {
+  Listening listening;
+  listening.settings.connect_timeout_ms = 1;
+  listening.settings.stall_ms = 1000;
+  listening.settings.rank = 5;
+  CHECK_OK(accept(listening));
+  listening.come("GET /", 5);
+  Hello hello;
+  hello.listen_id = listening.id;
+  std::array<std::uint8_t, kHelloBytes> bytes;
+  encode_hello(hello, bytes.data());
+  listening.come(bytes.data(), bytes.size());  // as one that reads the network, and does not know the token
+  while (listening.sent_away() < 1) listening.turn();
+  std::vector<RareLog::Line> lines;
+  wait_until(
+      [&] {
+        ::usleep(1000);
+        CHECK_OK(accept(listening));
+        listening.inbound.expire(monotonic_ms());
+        for (RareLog::Line& line : listening.log.take()) {
+          if (line.text.find("has waited") != std::string::npos) lines.push_back(std::move(line));
+        }
+        return !lines.empty();
+      },
+      "the line");
+  for (const char* part : {"rank 5", "(lo)"}) CHECK(lines[0].text.find(part) != std::string::npos);
+  CHECK(lines[0].text.find(listening.address.to_string()) != std::string::npos);
+  // Nobody asks any more, as after an abort: no further line, and nothing to wake for.
+  listening.inbound.expire(monotonic_ms() + 3600000);
+  CHECK(listening.log.take().empty());
+  // With its first stream the peer has a deadline.
+  begin_to_join(listening);
+  wait_until([&] { return !accept(listening).is_ok(); }, "the deadline");
 }
 
 TEST_CASE(unauthenticated_peers_leave_files_to_the_application) {

@@ -103,7 +103,9 @@ Status status_of_connect_to(Answer answer) {
   handle.token = {5};
   std::array<std::uint8_t, 128> bytes{};
   encode_connect_handle(handle, bytes.data());
-  ConnectionService connecting(settings_with(1));
+  HandshakeSettings settings = settings_with(1);
+  settings.connect_timeout_ms = 500;  // until then it might be another that answers
+  ConnectionService connecting(settings);
   CHECK_OK(connecting.start());
   bool ready = false;
   EstablishedConnection connection;

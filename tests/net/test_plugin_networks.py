@@ -86,6 +86,64 @@ def test_two_nics_are_two_devices_and_each_carries_its_channels() -> None:
         ring.quit()
 
 
+def test_two_nics_in_one_subnet_each_carry_their_channels() -> None:
+    environment = {"NCCL_SOCKET_IFNAME": "eth", "BAGUA_NET_RAILS": "1"}
+    with Lab(nics=2, ip_versions=(4,)) as lab:
+        # The kernel would send everything over eth0.
+        for host in range(2):
+            for nic in range(2):
+                lab.run(host, ["ip", "addr", "flush", "dev", f"eth{nic}"], check=True)
+                address = f"10.99.0.{1 + host + 2 * nic}/24"
+                lab.run(host, ["ip", "addr", "add", address, "dev", f"eth{nic}"], check=True)
+        with Ring(lab, device="all", env=environment) as ring:
+            ring.connect()
+            before = [_transmitted_bytes(lab, 0, name) for name in ("eth0", "eth1")]
+            ring.verify(8 << 20)
+            sent = [
+                _transmitted_bytes(lab, 0, name) - start for name, start in zip(("eth0", "eth1"), before, strict=True)
+            ]
+            assert all(4 << 20 < count < 5 << 20 for count in sent), sent
+            ring.quit()
+
+
+def test_addresses_with_labels_are_no_nics_of_their_own() -> None:
+    with Lab() as lab:
+        for host in range(2):
+            command = ["ip", "addr", "add", f"10.99.1.{host + 1}/24", "dev", "eth0", "label", "eth0:1"]
+            lab.run(host, command, check=True)
+        with Ring(lab, env={"NCCL_SOCKET_IFNAME": "eth", "BAGUA_NET_RAILS": "1"}) as ring:
+            assert [event["devices"] for event in ring.listening] == [["eth0"]] * 2
+
+
+@pytest.mark.parametrize("family", ["AF_INET", "AF_INET6"])
+@pytest.mark.parametrize("kind", ["prohibit", "unreachable", "blackhole"])
+def test_a_route_that_comes_late(family: str, kind: str) -> None:
+    ip_version = {"AF_INET": 4, "AF_INET6": 6}[family]
+    with Lab() as lab, Ring(lab, env={"NCCL_SOCKET_FAMILY": family}) as ring:
+        route = [kind, lab.hosts[1].address(ip_version=ip_version)]
+        lab.run(0, ["ip", f"-{ip_version}", "route", "add", *route], check=True)
+        opening = threading.Timer(1.0, lambda: lab.run(0, ["ip", f"-{ip_version}", "route", "del", *route], check=True))
+        opening.start()
+        try:
+            ring.connect()
+        finally:
+            opening.join()
+        ring.verify(1 << 20)
+        ring.quit()
+
+
+def test_addresses_that_are_still_tentative() -> None:
+    with Lab(ip_versions=(6,)) as lab:
+        for host in range(2):
+            lab.run(host, ["ip", "-6", "addr", "flush", "dev", "eth0"], check=True)
+            lab.run(host, ["sysctl", "-q", "-w", "net.ipv6.conf.eth0.dad_transmits=3"], check=True)
+            lab.run(host, ["ip", "addr", "add", f"fd99::{host + 1}/64", "dev", "eth0"], check=True)
+        with Ring(lab, env={"NCCL_SOCKET_FAMILY": "AF_INET6"}) as ring:
+            ring.connect()
+            ring.verify(1 << 20)
+            ring.quit()
+
+
 def test_one_nic_of_two_by_its_exact_name() -> None:
     with Lab(nics=2) as lab, Ring(lab, env={"NCCL_SOCKET_IFNAME": "=eth1"}) as ring:
         assert {name.partition("#")[0] for name in ring.listening[0]["devices"]} == {"eth1"}
