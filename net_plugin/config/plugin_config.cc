@@ -62,7 +62,7 @@ const std::vector<Knob>& knob_table() {
       integer_knob(
           "BAGUA_NET_CONNECT_TIMEOUT_MS", &Config::connect_timeout_ms, 100, 3600000, "milliseconds",
           "Deadline for connecting to a peer, including retries. When it expires, the job fails with an error that "
-          "names the peer."),
+          "names the peer. A rank that waits to be connected to has no deadline until its peer has begun."),
       integer_knob("BAGUA_NET_HANDSHAKE_TIMEOUT_MS", &Config::handshake_timeout_ms, 10, 3600000, "milliseconds",
                    "How long an accepted connection may take to authenticate as part of this job before it is "
                    "closed, and a listener to answer before its connection is opened again."),
