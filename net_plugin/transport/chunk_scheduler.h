@@ -64,6 +64,11 @@ class ChunkScheduler {
   std::size_t push(Request* request);
   // kPassedOver: *better is the stream that would have delivered the chunk first; it may be idle.
   Pull pull(int stream, const Backlog& backlog, Chunk* chunk, int* better);
+  // Some of a message has not been taken yet.
+  bool has_chunks() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return head_ != tail_;
+  }
   // Streams whose pace is unknown count as being as fast as the fastest.
   void set_pace(int stream, const Pace& pace);
   // The fastest stream alone needs more than a round trip to move so many bytes. False if no pace is known.

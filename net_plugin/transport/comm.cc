@@ -1,5 +1,7 @@
 #include "transport/comm.h"
 
+#include <sys/epoll.h>
+
 #include <algorithm>
 #include <new>
 #include <utility>
@@ -34,24 +36,24 @@ Comm::~Comm() {
 }
 
 Status Comm::start_streams(std::vector<std::unique_ptr<ByteStream>> streams) {
-  if (recovers_) {
-    RecoveryThread* recovery = nullptr;
-    BAGUA_NET_RETURN_IF_ERROR(pool_->recovery(&recovery));
-    recovery_id_ = recovery->add(this, direction_ == Direction::kSend);
-    recovery_ = recovery;
-    const std::uint64_t id = recovery_id_;
-    if (arrivals_ != nullptr) arrivals_->set_on_change([recovery, id] { recovery->notify(id); });
+  if (recovers_) recovery_ = pool_->recovery();
+  if (recovery_ != nullptr) {
+    recovery_id_ = recovery_->add(this, direction_ == Direction::kSend);
+    if (arrivals_ != nullptr) {
+      arrivals_->set_on_change([recovery = recovery_, id = recovery_id_] { recovery->notify(id); });
+    }
   }
   const std::lock_guard<std::mutex> lock(mutex_);
+  int index = 0;
   for (std::unique_ptr<ByteStream>& bytes : streams) {
-    BAGUA_NET_RETURN_IF_ERROR(add_stream(make_stream(std::move(bytes), static_cast<int>(stream_count_), false), false));
+    BAGUA_NET_RETURN_IF_ERROR(add_stream(make_stream(std::move(bytes), index++), StreamPhase::kLive));
   }
   return Status::ok();
 }
 
-Status Comm::attach(Place& place, EventLoopWorker* worker) {
+Status Comm::attach(StreamTable::Place& place, EventLoopWorker* worker) {
   std::uint64_t id = 0;
-  place.stream->set_polled(true);
+  place.stream->set_polled();
   BAGUA_NET_RETURN_IF_ERROR(worker->attach(place.stream.get(), &id, lane_.path));
   place.worker_stream_id.store(id);
   place.worker.store(worker);
@@ -60,123 +62,113 @@ Status Comm::attach(Place& place, EventLoopWorker* worker) {
   return Status::ok();
 }
 
-Status Comm::add_stream(std::unique_ptr<DataStream> stream, bool replaces) {
-  const int index = stream->index();
-  Place& place = places_[static_cast<std::size_t>(index)];
-  stream->set_stats(stats_.open_stream(index));
+Status Comm::add_stream(std::unique_ptr<DataStream> stream, StreamPhase phase) {
+  const auto index = static_cast<std::size_t>(stream->index());
+  StreamTable::Place& place = streams_[index];
+  stream->set_stats(stats_.open_stream(stream->index()));
   {
     // Either fail() sees this stream, or this sees the failure.
     const std::lock_guard<std::mutex> lock(failure_mutex_);
     place.stream = std::move(stream);
     if (has_failed()) place.stream->shutdown();
   }
-  stream_count_ = std::max(stream_count_, static_cast<std::size_t>(index) + 1);
-  if (arrivals_ != nullptr && recovers_ && direction_ == Direction::kReceive) {
-    int in_use = 0;
-    for (const Place& other : places_) in_use += other.stream != nullptr ? 1 : 0;
-    arrivals_->set_free_places(kMaxStreams - in_use);
-  }
-  if (alone_ || (is_callers(index) && !replaces)) {
-    own_streams_.push_back(place.stream.get());
-    if (!alone_) watch(*place.stream);
-    return Status::ok();
-  }
+  move(index, phase);
+  if (is_own(index)) return Status::ok();
   EventLoopWorker* worker = nullptr;
-  if (is_callers(index)) {
-    BAGUA_NET_RETURN_IF_ERROR(pool_->assign_replacement(lane_, index, &worker));
-    replacements_ |= std::uint64_t{1} << index;
-  } else {
-    BAGUA_NET_RETURN_IF_ERROR(pool_->assign(lane_, index, &worker));
-  }
+  BAGUA_NET_RETURN_IF_ERROR(pool_->assign(lane_, static_cast<int>(index), &worker));
   return attach(place, worker);
 }
 
-// A calling thread that does not call would not notice that a message is to be sent again.
-void Comm::watch(const DataStream& stream) {
-  if (recovery_ == nullptr || direction_ != Direction::kSend) return;
-  const Status status = recovery_->watch(stream.fd(), recovery_id_);
+void Comm::move(std::size_t index, StreamPhase to) {
+  streams_.move(index, to);
+  if (arrivals_ != nullptr) arrivals_->set_streams(static_cast<int>(kMaxStreams - streams_.free_places()));
+  if (is_own(index)) watch(streams_[index]);
+}
+
+// A calling thread that does not call would not notice that a message is to be sent again, nor send it.
+void Comm::watch(const StreamTable::Place& place) {
+  if (recovery_ == nullptr || place.stream == nullptr || alone_) return;
+  std::uint32_t flags = 0;
+  if (direction_ == Direction::kSend) flags = EPOLLRDHUP;
+  if (place.phase() == StreamPhase::kReplaying) flags = EPOLLIN | EPOLLOUT | EPOLLRDHUP;
+  const Status status = recovery_->watch(place.stream->fd(), recovery_id_, flags);
   if (!status.is_ok()) log("Bagua-Net: a connection to " + peer_ + " is not watched: " + status.message());
 }
 
-void Comm::detach(Place& place) {
+void Comm::detach(StreamTable::Place& place) {
   EventLoopWorker* worker = place.worker.exchange(nullptr);
-  if (worker == nullptr) return;
-  worker->detach(place.stream.get(), place.worker_stream_id.load());
-  place.stream->set_polled(false);
+  if (worker != nullptr) worker->detach(place.stream.get(), place.worker_stream_id.load());
 }
 
-void Comm::remove(int index) {
-  Place& place = places_[static_cast<std::size_t>(index)];
+void Comm::remove(std::size_t index, StreamPhase to) {
+  StreamTable::Place& place = streams_[index];
   detach(place);
-  const auto own = std::find(own_streams_.begin(), own_streams_.end(), place.stream.get());
-  if (own != own_streams_.end()) {
-    own_streams_.erase(own);
-    if (recovery_ != nullptr && direction_ == Direction::kSend) recovery_->unwatch(place.stream->fd());
-  }
+  if (recovery_ != nullptr && is_own(index)) recovery_->unwatch(place.stream->fd());
   std::unique_ptr<DataStream> gone;
   {
     const std::lock_guard<std::mutex> lock(failure_mutex_);
     gone = std::move(place.stream);
   }
-  const std::uint64_t bit = std::uint64_t{1} << index;
-  replacements_ &= ~bit;
-  over_streams_.fetch_and(~bit);
+  move(index, to);
 }
 
-void Comm::on_stream_over(int index, StreamState state) {
-  const std::uint64_t bit = std::uint64_t{1} << index;
-  over_streams_.fetch_or(bit, std::memory_order_release);
-  if (state != StreamState::kLost) return;
-  lost_streams_.fetch_or(bit, std::memory_order_release);
-  if (recovery_ != nullptr) recovery_->notify(recovery_id_);
+void Comm::on_stream_over(int /*index*/, StreamState state) {
+  some_are_over_.store(true, std::memory_order_release);
+  if (state == StreamState::kLost && recovery_ != nullptr) recovery_->notify(recovery_id_);
 }
 
-void Comm::handle_losses() {
-  for (std::uint64_t lost = lost_streams_.exchange(0, std::memory_order_acquire); lost != 0; lost &= lost - 1) {
-    const int index = __builtin_ctzll(lost);
-    Place& place = places_[static_cast<std::size_t>(index)];
-    if (place.stream == nullptr || place.stream->state() != StreamState::kLost) continue;
+bool Comm::take_away_streams() {
+  if (!some_are_over_.load(std::memory_order_relaxed)) return false;
+  some_are_over_.exchange(false, std::memory_order_acquire);
+  bool any = false;
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    StreamTable::Place& place = streams_[index];
+    if (place.stream == nullptr || place.phase() == StreamPhase::kEnded) continue;
+    if (place.stream->state() == StreamState::kEnded) move(index, StreamPhase::kEnded);
+    if (place.stream->state() != StreamState::kLost) continue;
     stats_->streams_lost.add(1);
     detach(place);
-    on_lost(*place.stream);
-    remove(index);
+    const StreamPhase to = on_lost(*place.stream);
+    remove(index, to);
+    any = true;
   }
+  return any;
 }
 
-void Comm::take_over_streams() {
-  for (std::uint64_t waiting = replacements_; waiting != 0; waiting &= waiting - 1) {
-    const int index = __builtin_ctzll(waiting);
-    Place& place = places_[static_cast<std::size_t>(index)];
-    if (place.stream->is_over() || !may_take_over(*place.stream)) continue;
-    detach(place);
-    replacements_ &= ~(std::uint64_t{1} << index);
-    if (place.stream->is_over()) continue;  // at the last moment: it goes with the losses
-    own_streams_.push_back(place.stream.get());
-    watch(*place.stream);
+void Comm::end_replaying() {
+  for (std::size_t index = 0; streams_.count(StreamPhase::kReplaying) != 0 && index < streams_.size(); ++index) {
+    const StreamTable::Place& place = streams_[index];
+    if (place.phase() == StreamPhase::kReplaying && has_replayed(*place.stream)) move(index, StreamPhase::kLive);
   }
 }
 
 void Comm::adopt_changes() {
-  if (!stopped_ && lost_streams_.load(std::memory_order_relaxed) != 0) handle_losses();
-  if (has_arrivals()) adopt_arrivals();
-  if (!stopped_ && replacements_ != 0) take_over_streams();
+  bool changed = false;
+  if (!stopped_) {
+    changed = take_away_streams();
+    end_replaying();
+  }
+  if (has_arrivals()) changed |= adopt_arrivals();
+  if (stopped_ || has_failed()) return;
+  if (changed) on_change();
+  ask_for_streams();
 }
 
-void Comm::adopt_arrivals() {
+bool Comm::adopt_arrivals() {
+  bool any = false;
   for (StreamArrivals::Arrival& arrival : arrivals_->take()) {
     const int index = stopped_ ? -1 : place_of(arrival.joining);
     if (index < 0) continue;  // the socket closes
-    const bool replaces = arrival.joining != Joining::kMore;
-    const Status status =
-        add_stream(make_stream(make_byte_stream(std::move(arrival.socket), faults_), index, replaces), replaces);
+    const bool replays = arrival.joining != Joining::kMore && is_own(static_cast<std::size_t>(index));
+    const Status status = add_stream(make_stream(make_byte_stream(std::move(arrival.socket), faults_), index),
+                                     replays ? StreamPhase::kReplaying : StreamPhase::kLive);
     stats_->streams_joined.add(1);
-    if (status.is_ok()) {
-      on_joined(index);
-    } else {
-      fail(status);  // the peer may send on it already, and nobody would read that
-    }
+    any = true;
+    // The peer may send on it already, and nobody would read that.
+    if (!status.is_ok()) fail(status);
   }
-  if (const auto failed = arrivals_->take_failure()) on_join_failure(*failed);
+  for (const StreamArrivals::Failure& failed : arrivals_->take_failures()) on_join_failure(failed);
+  return any;
 }
 
 std::vector<std::string> Comm::recover() {
@@ -184,6 +176,11 @@ std::vector<std::string> Comm::recover() {
   if (!stopped_ && !has_failed()) {
     tick();
     adopt_changes();
+    if (streams_.count(StreamPhase::kReplaying) != 0) {
+      const bool more = drive_own_streams();
+      adopt_changes();
+      if (more && recovery_ != nullptr) recovery_->notify(recovery_id_);
+    }
   }
   return std::exchange(log_, {});
 }
@@ -196,13 +193,7 @@ void Comm::stop_recovering() {
 
 void Comm::drive_alone() {
   alone_ = true;
-  for (std::size_t index = 0; index < stream_count_; ++index) {
-    Place& place = places_[index];
-    if (place.worker.load() == nullptr) continue;
-    detach(place);
-    own_streams_.push_back(place.stream.get());
-  }
-  replacements_ = 0;
+  for (std::size_t index = 0; index < streams_.size(); ++index) detach(streams_[index]);
 }
 
 void Comm::stop_streams() {
@@ -214,11 +205,11 @@ void Comm::stop_driving() {
   // Holding mutex_ while waiting for a worker is safe: workers never take it.
   if (stopped_) return;
   const bool is_orderly = !has_failed();
-  for (std::size_t index = 0; index < stream_count_; ++index) {
-    Place& place = places_[index];
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    StreamTable::Place& place = streams_[index];
     if (place.stream == nullptr) continue;
     detach(place);
-    if (is_orderly) place.stream->say_goodbye();
+    if (is_orderly) place.stream->say_goodbye(next_number_);
     place.stream->abandon();
   }
   stopped_ = true;
@@ -269,8 +260,8 @@ void Comm::fail(Status status) {
   if (stalls_ != nullptr) [[maybe_unused]]
     const std::string ignored = stalls_->goes_on(this);
   const std::lock_guard<std::mutex> lock(failure_mutex_);
-  for (const Place& place : places_) {
-    if (place.stream != nullptr) place.stream->shutdown();
+  for (std::size_t index = 0; index < kMaxStreams; ++index) {
+    if (streams_[index].stream != nullptr) streams_[index].stream->shutdown();
   }
 }
 
@@ -294,45 +285,43 @@ Request* Comm::free_request() {
   return request.in_use_ ? nullptr : &request;
 }
 
-void Comm::drive_own_streams() {
-  if (stopped_) return;
-  if (own_streams_.size() <= 1) {
-    if (!own_streams_.empty()) own_streams_[0]->progress(kCallerTurnBytes);
-    return;
+bool Comm::drive_own_streams() {
+  if (stopped_) return false;
+  const std::size_t count = own_streams();
+  if (count <= 1) {
+    DataStream* const only = streams_[0].stream.get();
+    return only != nullptr && only->progress(kCallerTurnBytes) == StreamProgress::kMore;
   }
-  const std::size_t count = own_streams_.size();
   const std::size_t first = lane_.path == Path::kBetweenHosts ? next_own_ % count : 0;
   bool more = true;
   for (int round = 0; more && round < kCallerRounds; ++round) {
     more = false;
     for (std::size_t step = 0; step < count; ++step) {
       const std::size_t index = (first + step) % count;
-      if (own_streams_[index]->progress(kOneMove) != StreamProgress::kMore) continue;
+      DataStream* const stream = streams_[index].stream.get();
+      if (stream == nullptr || stream->progress(kOneMove) != StreamProgress::kMore) continue;
       more = true;
       next_own_ = index + 1;
     }
   }
+  return more;
 }
 
 void Comm::kick(int stream_index) {
   // A kick that comes after the stream was detached finds nobody.
-  const Place& place = places_[static_cast<std::size_t>(stream_index)];
+  const StreamTable::Place& place = streams_[static_cast<std::size_t>(stream_index)];
   EventLoopWorker* worker = place.worker.load(std::memory_order_acquire);
   if (worker != nullptr) worker->kick(place.worker_stream_id.load(std::memory_order_acquire));
 }
 
-void Comm::kick_replacements() {
-  for (std::uint64_t waiting = replacements_; waiting != 0; waiting &= waiting - 1) kick(__builtin_ctzll(waiting));
-}
-
 bool Comm::has_awake_worker() const {
-  EventLoopWorker* worker = places_[1].worker.load(std::memory_order_relaxed);
+  EventLoopWorker* worker = streams_[1].worker.load(std::memory_order_relaxed);
   return worker != nullptr && worker->is_awake();
 }
 
 void Comm::rouse_workers(std::size_t streams) {
-  for (std::size_t index = 1; index < stream_count_ && index <= streams; ++index) {
-    EventLoopWorker* worker = places_[index].worker.load(std::memory_order_relaxed);
+  for (std::size_t index = 1; index < streams_.size() && index <= streams; ++index) {
+    EventLoopWorker* worker = streams_[index].worker.load(std::memory_order_relaxed);
     if (worker == nullptr || worker->is_awake()) continue;
     worker->rouse();
     stats_->wake_ups.add(1);

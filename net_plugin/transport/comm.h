@@ -2,14 +2,13 @@
 // sticky first error, registered memory, and the promise that no thread of ours touches a buffer once its
 // deregistration returned.
 //
-// Stream 0 is always driven by the thread that calls the comm: small messages go there, with no other thread involved.
-// The other streams are driven by workers, or, where the process has none, by the calling thread as well. Streams may
-// join while the comm lives.
+// Stream 0 is the comm's own: small messages go there, with no other thread than the calling one involved. The other
+// streams are driven by workers, or, where the process has none, are the comm's own as well. Streams may join while the
+// comm lives; the table of them is in transport/stream_table.h.
 //
-// With recovery, a stream that is lost leaves its place, and another one takes it that joins for it. Such a stream is
-// driven by a worker until nothing is sent again on it, also where it takes the place of one that the calling thread
-// drove, because the application may not call the comm before the peer has what was lost. Then the calling thread
-// takes it over.
+// Own streams belong to the comm's mutex: whoever holds it may drive them. That is the calling thread, and with recovery
+// also the recovery thread, while something is to be sent again: the application may not call the comm before the peer
+// has what was lost.
 #pragma once
 
 #include <array>
@@ -30,6 +29,7 @@
 #include "transport/request.h"
 #include "transport/stall_report.h"
 #include "transport/stream_arrivals.h"
+#include "transport/stream_table.h"
 #include "transport/worker_pool.h"
 
 namespace bagua_net {
@@ -82,21 +82,25 @@ class Comm : public FailureSink, public Recoverable {
   Status start_streams(std::vector<std::unique_ptr<ByteStream>> streams);
   bool has_arrivals() const { return arrivals_ != nullptr && arrivals_->any(); }
   bool has_changes() const {
-    return has_arrivals() || lost_streams_.load(std::memory_order_relaxed) != 0 || replacements_ != 0;
+    return has_arrivals() || some_are_over_.load(std::memory_order_relaxed) ||
+           streams_.count(StreamPhase::kReplaying) + streams_.count(StreamPhase::kLost) != 0;
   }
   // Takes away the streams that were lost and takes in those that have joined meanwhile. The comm may fail. With mutex_
   // held.
   void adopt_changes();
-  virtual std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index, bool replaces) = 0;
-  // The stream was lost; nobody drives it, and it goes when this returns. With mutex_ held.
-  virtual void on_lost(DataStream& stream) = 0;
+  virtual std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) = 0;
+  // The stream was lost; nobody drives it, and it goes when this returns. Returns the phase of its place then. With
+  // mutex_ held.
+  virtual StreamPhase on_lost(DataStream& stream) = 0;
   // Where a stream that joins is to go; -1: nowhere. With mutex_ held.
   virtual int place_of(Joining joining) = 0;
-  // A stream that joined has its place. With mutex_ held.
-  virtual void on_joined(int /*index*/) {}
-  // The calling thread may drive the stream, which a worker has driven since it replaced another. With mutex_ held.
-  virtual bool may_take_over(const DataStream& stream) const = 0;
+  // A stream in kReplaying has moved what was sent before. With mutex_ held.
+  virtual bool has_replayed(const DataStream& stream) const = 0;
   virtual void on_join_failure(const StreamArrivals::Failure& /*failure*/) {}
+  // Streams were lost or have joined. With mutex_ held.
+  virtual void on_change() {}
+  // Places may wait for that. With mutex_ held.
+  virtual void ask_for_streams() {}
   // Looks after what nobody waits for. With mutex_ held.
   virtual void tick() {}
 
@@ -105,19 +109,17 @@ class Comm : public FailureSink, public Recoverable {
   void stop_driving();  // the same, with mutex_ held
   // No recovery any more: what derived destructors begin with. Without mutex_.
   void stop_recovering();
-  // Every stream is the calling thread's from now on, also those that join. With mutex_ held.
+  // Every stream is the comm's own from now on, also those that join. With mutex_ held.
   void drive_alone();
   // What a caller is told of a failed comm: from then on its memory is its own again. With mutex_ held.
   Status give_up();
 
   // The next free request of the ring; nullptr when the oldest is not finished: "later".
   Request* free_request();
-  // Hands the calling thread's streams some time. With mutex_ held.
-  void drive_own_streams();
+  // Hands the comm's own streams some time; true: they want more at once. With mutex_ held.
+  bool drive_own_streams();
   void kick(int stream_index);  // any thread
-  // Those that a worker drives in the calling thread's place. With mutex_ held.
-  void kick_replacements();
-  // The first stream that is not the calling thread's has a worker, and that one does not sleep. With mutex_ held.
+  // The first stream that is not the comm's own has a worker, and that one does not sleep. With mutex_ held.
   bool has_awake_worker() const;
   // Wakes the workers of the first so many of those streams. With mutex_ held.
   void rouse_workers(std::size_t streams);
@@ -136,39 +138,34 @@ class Comm : public FailureSink, public Recoverable {
 
   CommStats stats_;  // before the streams: they count in it
 
-  struct Place {
-    std::unique_ptr<DataStream> stream;  // nullptr: it was lost, or the place is free
-    // nullptr: the calling thread drives it. Written with mutex_ held, and read by kick() in any thread: a pair that
-    // does not belong together means a stream that has gone, or a kick for nothing.
-    std::atomic<EventLoopWorker*> worker{nullptr};
-    std::atomic<std::uint64_t> worker_stream_id{0};
-  };
-
-  bool is_callers(int index) const { return index == 0 || pool_->size() == 0; }
+  bool is_own(std::size_t index) const { return alone_ || index == 0 || pool_->size() == 0; }
   // Takes the stream from its worker, if it has one. With mutex_ held.
-  static void detach(Place& place);
+  static void detach(StreamTable::Place& place);
   // Takes a stream away, for good. With mutex_ held.
-  void remove(int index);
+  void remove(std::size_t index, StreamPhase to);
+  // Every change of a phase. With mutex_ held.
+  void move(std::size_t index, StreamPhase to);
 
-  // Guards the calling thread's streams, the ring and the registrations. NCCL calls a comm from one thread at a time,
-  // but tears it down from another than the one that moved its data.
+  // Guards the own streams, the table, the ring and the registrations. NCCL calls a comm from one thread at a time, but
+  // tears it down from another than the one that moved its data.
   std::mutex mutex_;
-  std::array<Place, kMaxStreams> places_;
-  std::size_t stream_count_ = 0;                // places that are or were in use, from the first on
-  std::atomic<std::uint64_t> over_streams_{0};  // kEnded or kLost, and still in their places
-  std::vector<DataStream*> own_streams_;
+  StreamTable streams_;
   std::array<Request, kMaxRequestsPerComm> requests_;
   std::uint64_t next_number_ = 0;
   const std::string peer_;
   const bool recovers_;
 
  private:
-  Status add_stream(std::unique_ptr<DataStream> stream, bool replaces);
-  Status attach(Place& place, EventLoopWorker* worker);
-  void adopt_arrivals();
-  void handle_losses();
-  void take_over_streams();
-  void watch(const DataStream& stream);
+  Status add_stream(std::unique_ptr<DataStream> stream, StreamPhase phase);
+  Status attach(StreamTable::Place& place, EventLoopWorker* worker);
+  // True: there were some.
+  bool adopt_arrivals();
+  bool take_away_streams();
+  void end_replaying();
+  // Streams from the first on that are the comm's own.
+  std::size_t own_streams() const { return alone_ || pool_->size() == 0 ? streams_.size() : 1; }
+  // Lets the recovery thread know what becomes of one of the comm's own streams.
+  void watch(const StreamTable::Place& place);
   Status test(Request* request, bool* done, std::size_t* bytes);
   Status test_locked(Request* request, bool* done, std::size_t* bytes, std::string* line);
   // Looks once a second whether requests wait too long. With mutex_ held.
@@ -184,16 +181,15 @@ class Comm : public FailureSink, public Recoverable {
   bool is_stalled_ = false;         // it was reported
   bool stopped_ = false;            // guarded by mutex_: no stream is driven any more
   bool alone_ = false;              // drive_alone()
-  std::size_t next_own_ = 0;        // of own_streams_, who begins
-  std::uint64_t replacements_ = 0;  // streams that a worker drives until the calling thread takes them over
+  std::size_t next_own_ = 0;        // of the own streams, which begins
   std::vector<std::string> log_;
   std::vector<std::unique_ptr<MemoryRegistration>> registrations_;
   RecoveryThread* recovery_ = nullptr;  // nullptr: no recovery, or none any more
   std::uint64_t recovery_id_ = 0;
-  std::atomic<std::uint64_t> lost_streams_{0};  // to be taken away
-  std::mutex failure_mutex_;                    // innermost but for the recovery thread's
-  Status failure_;                              // guarded by failure_mutex_; so are the streams in places_ for fail()
-  std::atomic<bool> failed_{false};             // set after failure_ was written
+  std::atomic<bool> some_are_over_{false};  // streams whose phase does not say so yet
+  std::mutex failure_mutex_;                // innermost but for the recovery thread's
+  Status failure_;                          // guarded by failure_mutex_; so are the streams in their places for fail()
+  std::atomic<bool> failed_{false};         // set after failure_ was written
 };
 
 }  // namespace bagua_net

@@ -56,9 +56,9 @@ class DataStream {
   // driver.
   void set_peer_ended() { peer_ended_ = true; }
 
-  // A poller tells its driver of events: a worker does, a thread that calls the comm just looks. While nobody drives
-  // it.
-  void set_polled(bool polled) { polled_ = polled; }
+  // A poller tells its driver of events: a worker has one, whoever drives a comm's own streams just looks. Before it is
+  // driven.
+  void set_polled() { polled_ = true; }
 
   // Any thread.
   bool peer_liveness(PeerLiveness* liveness) const { return bytes_->peer_liveness(liveness); }
@@ -74,8 +74,8 @@ class DataStream {
   void shutdown() { bytes_->shutdown(); }
   // No driver will come again, and the caller is about to have its memory back.
   virtual void abandon() {}
-  // No driver will come again, and all requests are done: the last word to the peer.
-  virtual void say_goodbye() {}
+  // No driver will come again, and all requests are done: the last word to the peer. messages: of the comm, ever.
+  virtual void say_goodbye(std::uint64_t /*messages*/) {}
 
   // Its driver has ended.
   void fail_comm(const Status& status) { failures_->fail(status); }

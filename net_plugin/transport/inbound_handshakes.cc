@@ -410,7 +410,7 @@ HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admiss
   const bool recovers = (accepted.reply.features & kFeatureRecovery) != 0;
   if (hello.stream_index == kReplacingStream || hello.stream_index == kReplacingFirstStream || (is_first && recovers)) {
     // It takes the place of another: the comm knows how many it has.
-    if (!admission->arrivals->has_free_place()) return HandshakeVerdict::kNoPlace;
+    if (!admission->arrivals->has_room(kMaxStreams)) return HandshakeVerdict::kNoPlace;
     const bool is_stream_0 = hello.stream_index == kReplacingFirstStream || hello.stream_index == 0;
     admission->joining = is_stream_0 ? Joining::kReplacesFirst : Joining::kReplaces;
   } else if (is_first && (accepted.returned & (std::uint64_t{1} << hello.stream_index)) == 0) {

@@ -389,7 +389,9 @@ void OutboundHandshakes::release(Stream& stream) {
 
 void OutboundHandshakes::give_up(Attempt& attempt, Status failure, bool is_final) {
   if (attempt.is_join && attempt.hello.stream_index != kJoiningStream) {
-    if (const auto arrivals = attempt.arrivals.lock()) arrivals->report({failure.message(), is_final});
+    if (const auto arrivals = attempt.arrivals.lock()) {
+      arrivals->report({joining_as(attempt.hello.stream_index), failure.message(), is_final});
+    }
   }
   for (Stream& stream : attempt.streams) release(stream);
   attempt.streams.clear();

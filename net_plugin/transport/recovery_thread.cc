@@ -70,7 +70,10 @@ void RecoveryThread::notify(std::uint64_t id) {
   poller_.wake();
 }
 
-Status RecoveryThread::watch(int fd, std::uint64_t id) { return poller_.add(fd, id, EPOLLRDHUP | EPOLLET); }
+Status RecoveryThread::watch(int fd, std::uint64_t id, std::uint32_t flags) {
+  poller_.remove(fd);
+  return flags == 0 ? Status::ok() : poller_.add(fd, id, flags | EPOLLET);
+}
 
 void RecoveryThread::unwatch(int fd) { poller_.remove(fd); }
 

@@ -24,6 +24,8 @@ class Recoverable {
   virtual std::vector<std::string> recover() = 0;
   // There is no recovery any more, and never will be.
   virtual void fail(Status status) = 0;
+  // Takes a step towards its end; false: another one is needed.
+  virtual bool is_closed(std::int64_t /*now_ms*/) { return true; }
 };
 
 class RecoveryThread {
@@ -41,8 +43,8 @@ class RecoveryThread {
   void remove(std::uint64_t id);
   // Any thread, with any lock held.
   void notify(std::uint64_t id);
-  // Notifies when the peer ends the connection or it breaks.
-  Status watch(int fd, std::uint64_t id);
+  // Notifies of these events of epoll, and if the connection breaks; none: of nothing. Edge-triggered.
+  Status watch(int fd, std::uint64_t id, std::uint32_t flags);
   void unwatch(int fd);
 
  private:

@@ -55,7 +55,7 @@ RecvComm::~RecvComm() {
   stop_streams();
 }
 
-std::unique_ptr<DataStream> RecvComm::make_stream(std::unique_ptr<ByteStream> bytes, int index, bool /*replaces*/) {
+std::unique_ptr<DataStream> RecvComm::make_stream(std::unique_ptr<ByteStream> bytes, int index) {
   return std::make_unique<RecvStream>(std::move(bytes), this, index, &table_, index >= first_streams_, recovers_,
                                       policy_.checksums);
 }
@@ -76,18 +76,19 @@ Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* regist
   return Status::ok();
 }
 
-void RecvComm::on_lost(DataStream& stream) {
+StreamPhase RecvComm::on_lost(DataStream& stream) {
   ++losses_;
   const int error_number = stream.loss().error_number();
   last_loss_was_silent_ = error_number == ETIMEDOUT || error_number == EHOSTUNREACH || error_number == ENETUNREACH;
   last_loss_ = "data stream " + std::to_string(stream.index()) + ": " + stream.loss().message();
   if (stream.loss().code() == StatusCode::kDamagedData) count_damage(stream.loss());
   const std::int64_t now_ms = monotonic_ms();
-  if (now_ms < next_log_ms_) return;
+  if (now_ms < next_log_ms_) return StreamPhase::kFree;
   next_log_ms_ = now_ms + kLogMs;
   log("Bagua-Net: a connection from " + peer_ + " was lost (" + last_loss_ + "): waiting for another one; " +
       std::to_string(losses_) + " lost on this communicator" +
       (damages_ > 0 ? ", " + std::to_string(damages_) + " of them for damaged data" : ""));
+  return StreamPhase::kFree;
 }
 
 void RecvComm::count_damage(const Status& damage) {
@@ -104,25 +105,18 @@ void RecvComm::count_damage(const Status& damage) {
 }
 
 int RecvComm::place_of(Joining joining) {
-  if (joining == Joining::kReplacesFirst) {
-    // Its sender knows that it is lost, and sends all of it again that was not acknowledged.
-    if (places_[0].stream != nullptr) {
-      detach(places_[0]);
-      static_cast<RecvStream&>(*places_[0].stream).give_up(Status::remote_error("the peer has replaced it"));
-      on_lost(*places_[0].stream);
-      remove(0);
-    }
-    return 0;
+  // The first one is kept for a stream 0 that comes again.
+  if (joining != Joining::kReplacesFirst) return streams_.first_in(StreamPhase::kFree, 1);
+  // Its sender knows that it is lost, and sends all of it again that was not acknowledged.
+  if (DataStream* const lost = streams_[0].stream.get(); lost != nullptr) {
+    detach(streams_[0]);
+    static_cast<RecvStream*>(lost)->give_up(Status::remote_error("the peer has replaced it"));
+    remove(0, on_lost(*lost));
   }
-  if (joining == Joining::kReplaces) {
-    for (std::size_t index = 1; index < stream_count_; ++index) {
-      if (places_[index].stream == nullptr) return static_cast<int>(index);
-    }
-  }
-  return stream_count_ < kMaxStreams ? static_cast<int>(stream_count_) : -1;
+  return 0;
 }
 
-bool RecvComm::may_take_over(const DataStream& stream) const {
+bool RecvComm::has_replayed(const DataStream& stream) const {
   // Nothing is sent again behind a new chunk.
   return static_cast<const RecvStream&>(stream).has_new_chunks();
 }
@@ -141,8 +135,8 @@ std::string RecvComm::stall_reason() {
   std::size_t live = 0;
   std::int64_t quiet_ms = -1;
   int probes = 0;
-  for (std::size_t index = 0; index < stream_count_; ++index) {
-    const DataStream* stream = places_[index].stream.get();
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    const DataStream* stream = streams_[index].stream.get();
     if (stream == nullptr || stream->is_over()) continue;
     ++live;
     PeerLiveness liveness;
@@ -159,13 +153,12 @@ std::string RecvComm::stall_reason() {
 }
 
 Status RecvComm::check_progress_possible() {
-  const std::uint64_t over = over_streams_.load(std::memory_order_acquire);
-  if (over == 0 && losses_ == 0) return Status::ok();
+  if (!has_changes() && streams_.count(StreamPhase::kEnded) == 0 && losses_ == 0) return Status::ok();
   // Not by their states: what was posted just now concerns them before their drivers know.
   const std::uint64_t parked = table_.parked_streams();
   bool has_ended = false;
-  for (std::size_t index = 0; index < stream_count_; ++index) {
-    const DataStream* stream = places_[index].stream.get();
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    const DataStream* stream = streams_[index].stream.get();
     if (stream == nullptr) continue;
     has_ended |= stream->state() == StreamState::kEnded;
     // A parked stream does not come to its end before later receives are posted, which may wait for this one.

@@ -42,10 +42,10 @@ class RecvComm final : public Comm {
         first_streams_(static_cast<int>(streams)),
         table_(policy.recovers) {}
 
-  std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index, bool replaces) override;
-  void on_lost(DataStream& stream) override;
+  std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) override;
+  StreamPhase on_lost(DataStream& stream) override;
   int place_of(Joining joining) override;
-  bool may_take_over(const DataStream& stream) const override;
+  bool has_replayed(const DataStream& stream) const override;
   Status check_progress_possible() override;
   std::string stall_reason() override;
   bool has_own_work(const Request&) const override { return true; }  // any message may come on stream 0

@@ -87,7 +87,7 @@ void RecvStream::send_acknowledgement() {
   }
 }
 
-void RecvStream::say_goodbye() {
+void RecvStream::say_goodbye(std::uint64_t /*messages*/) {
   if (!recovers_ || is_over()) return;
   asked_chunks_ = acknowledged_chunks_;
   send_acknowledgement();  // one that is cut

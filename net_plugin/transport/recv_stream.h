@@ -29,7 +29,7 @@ class RecvStream final : public DataStream {
 
   StreamProgress progress(std::size_t budget) override;
   std::uint32_t poll_flags() const override;
-  void say_goodbye() override;
+  void say_goodbye(std::uint64_t messages) override;
 
   // It has brought a chunk that was never sent before. Any thread.
   bool has_new_chunks() const { return has_new_chunks_.load(std::memory_order_acquire); }

@@ -66,9 +66,8 @@ SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, S
 SendComm::~SendComm() {
   stop_recovering();
   if (large_under_way_ > 0) policy_.growth->end_busy(monotonic_ns());
-  const std::lock_guard<std::mutex> lock(mutex_);
-  linger();
-  stop_driving();
+  while (!is_closed(monotonic_ms())) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  stop_streams();
 }
 
 Status SendComm::create(EstablishedConnection connection, SendPolicy policy, WorkerPool* pool,
@@ -96,16 +95,18 @@ Status SendComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::s
   return Status::ok();
 }
 
-std::unique_ptr<DataStream> SendComm::make_stream(std::unique_ptr<ByteStream> bytes, int index, bool replaces) {
-  ChunkScheduler* scheduler = is_striped(index) ? &striped_chunks_ : &own_chunks_;
+std::unique_ptr<DataStream> SendComm::make_stream(std::unique_ptr<ByteStream> bytes, int index) {
+  const auto place = static_cast<std::size_t>(index);
+  ChunkScheduler* scheduler = is_striped(place) ? &striped_chunks_ : &own_chunks_;
   std::function<void(int)> kick_stream;
   if (policy_.measures_rates) kick_stream = [this](int other) { kick(other); };
   const bool zero_copy = policy_.zero_copy && scheduler == &striped_chunks_;
-  auto stream =
-      std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, zero_copy, std::move(kick_stream),
-                                   recovers_ ? &replay_of(index) : nullptr, replaces, policy_.checksums);
-  send_streams_[static_cast<std::size_t>(index)] = stream.get();
-  answered_ms_[static_cast<std::size_t>(index)] = coarse_monotonic_ms();
+  answered_ms_[place] = coarse_monotonic_ms();
+  auto stream = std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, zero_copy,
+                                             std::move(kick_stream), recovers_ ? &replay_of(place) : nullptr,
+                                             policy_.checksums);
+  // Not those that were there before: what lost one connection may have broken idle ones, too.
+  if (streams_[place].phase() == StreamPhase::kAsked) stream->begin_with_replay();
   return stream;
 }
 
@@ -141,7 +142,6 @@ Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* 
   if (!posted->striped_) {
     own_chunks_.push(posted);
     drive_own_streams();
-    kick_replacements();
     if (wants_workers(bytes)) {
       rouse_workers(chunks_in(bytes));
       stats_->kept_from_asleep.add(1);
@@ -177,7 +177,7 @@ void SendComm::kick_streams(std::size_t waiting_bytes) {
   const std::size_t first = flows_are_limited() ? next_kicked_ : 0;
   for (std::size_t step = 0; step < wide && wanted > 0; ++step) {
     const std::size_t index = 1 + (first + step) % wide;
-    if (send_streams_[index] == nullptr || send_streams_[index]->is_blocked()) continue;
+    if (stream(index) == nullptr || stream(index)->is_blocked()) continue;
     kick(static_cast<int>(index));
     next_kicked_ = first + step + 1;
     --wanted;
@@ -199,36 +199,37 @@ void SendComm::watch_growth(std::size_t bytes) {
 
 bool SendComm::all_streams_are_full() const {
   for (std::size_t index = first_wide_stream(); index < in_use_; ++index) {
-    if (send_streams_[index] != nullptr && !send_streams_[index]->is_full()) return false;
+    if (stream(index) != nullptr && !stream(index)->is_full()) return false;
   }
   return true;
 }
 
 void SendComm::follow_target(std::size_t target, std::int64_t now_ns) {
-  if (target > stream_count_) {
-    if (now_ns >= ask_again_ns_) asked_for_ = stream_count_;
+  const std::size_t here = streams_.size();
+  if (target > here) {
+    if (now_ns >= ask_again_ns_) asked_for_ = here;
     if (target > asked_for_) {
       policy_.open_streams(static_cast<int>(target - asked_for_));
       asked_for_ = target;
       ask_again_ns_ = now_ns + kAskAgainNs;
     }
   }
-  const std::size_t in_use = std::min(target, stream_count_);
-  if (in_use != in_use_ || known_streams_ != stream_count_) use_streams(in_use);
+  const std::size_t in_use = std::min(target, here);
+  if (in_use != in_use_) use_streams(in_use);
 }
 
 void SendComm::use_streams(std::size_t in_use) {
-  for (std::size_t index = 0; index < stream_count_; ++index) {
-    if (send_streams_[index] != nullptr) send_streams_[index]->set_in_use(index < in_use);
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    if (stream(index) != nullptr) stream(index)->set_in_use(index < in_use);
   }
   const bool fewer = in_use < in_use_;
   in_use_ = in_use;
-  known_streams_ = stream_count_;
+  const std::uint64_t missing = missing_streams();
   const auto first = static_cast<int>(first_wide_stream());
   const int end = std::max(static_cast<int>(in_use), first + 1);
-  wide_chunks().set_streams(first, end, missing_streams_);
+  wide_chunks().set_streams(first, end, missing);
   wide_chunks().limit_flows(std::min(min_chunk_bytes(), policy_.max_chunk_bytes), flows_are_limited());
-  if (!fewer && missing_streams_ == 0) return;
+  if (!fewer && missing == 0) return;
   // Those that are out of use now may have been the only ones that were told of a message.
   for (int index = first; index < end; ++index) kick(index);
 }
@@ -243,17 +244,17 @@ std::string SendComm::stall_reason() {
   }
   std::string text = std::to_string(bytes) + " bytes in " + std::to_string(sends) +
                      (sends == 1 ? " send that is unfinished" : " sends that are unfinished");
-  if (missing_streams_ != 0) {
-    return text + ", and " + std::to_string(__builtin_popcountll(missing_streams_)) +
+  if (const std::uint64_t missing = missing_streams(); missing != 0) {
+    return text + ", and " + std::to_string(__builtin_popcountll(missing)) +
            " lost connections are not replaced yet";
   }
   std::size_t undelivered = 0;
   PeerLiveness worst;
-  for (const SendStream* stream : send_streams_) {
-    if (stream == nullptr) continue;
-    undelivered += stream->undelivered_bytes();
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    if (stream(index) == nullptr) continue;
+    undelivered += stream(index)->undelivered_bytes();
     PeerLiveness liveness;
-    if (stream->peer_liveness(&liveness) && liveness.transmissions > worst.transmissions) worst = liveness;
+    if (stream(index)->peer_liveness(&liveness) && liveness.transmissions > worst.transmissions) worst = liveness;
   }
   if (worst.transmissions >= kUnansweredTransmissions) {
     return text + ", and its host has not answered for " + std::to_string(worst.ms / 1000) +
@@ -295,12 +296,12 @@ void SendComm::check_liveness() {
   std::array<std::int64_t, kMaxStreams> silent_ms{};
   std::array<PeerLiveness, kMaxStreams> liveness;
   std::int64_t last_answer_ms = max_silence_ms;
-  for (std::size_t index = 0; index < stream_count_; ++index) {
-    SendStream* stream = send_streams_[index];
-    if (stream == nullptr) continue;
-    stream->sample_delivery();
-    if (stream->was_acknowledged()) silent_since_ms_ = 0;
-    if (!stream->peer_liveness(&liveness[index])) continue;
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    SendStream* const looked_at = stream(index);
+    if (looked_at == nullptr) continue;
+    looked_at->sample_delivery();
+    if (looked_at->was_acknowledged()) silent_since_ms_ = 0;
+    if (!looked_at->peer_liveness(&liveness[index])) continue;
     last_answer_ms = std::min(last_answer_ms, liveness[index].ms);
     if (liveness[index].transmissions == 0) {
       answered_ms_[index] = now_ms;
@@ -311,9 +312,11 @@ void SendComm::check_liveness() {
   }
   std::int64_t stream_ms = max_silence_ms / kSilentShare;
   if (last_answer_ms <= kRecentAnswerMs) stream_ms = std::min<std::int64_t>(kSilentStreamMs, stream_ms);
-  for (std::size_t index = 0; index < stream_count_; ++index) {
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
     if (silent_ms[index] == 0) continue;
-    const std::int64_t since_ms = silent_since_ms_ != 0 ? silent_since_ms_ : now_ms - silent_ms[index];
+    // A host that answers on another stream is there.
+    const std::int64_t quiet_ms = recovers_ ? std::min(silent_ms[index], last_answer_ms) : silent_ms[index];
+    const std::int64_t since_ms = silent_since_ms_ != 0 ? silent_since_ms_ : now_ms - quiet_ms;
     if (!recovers_ || now_ms - since_ms >= max_silence_ms) {
       if (now_ms - since_ms < max_silence_ms) continue;
       fail(Status::remote_error("that host has not answered for " + std::to_string((now_ms - since_ms) / 1000) +
@@ -324,38 +327,30 @@ void SendComm::check_liveness() {
                                 std::to_string(policy_.max_silence_s) + " sets how long to wait" + outstanding()));
       stop_driving();
       // An orderly end would wait behind the data that does not get through; a reset may, and tells the peer.
-      for (SendStream* stream : send_streams_) {
-        if (stream != nullptr) stream->reset();
+      for (std::size_t other = 0; other < streams_.size(); ++other) {
+        if (stream(other) != nullptr) stream(other)->reset();
       }
       return;
     }
     if (silent_ms[index] < stream_ms) continue;
     silent_since_ms_ = since_ms;
-    detach(places_[index]);
-    send_streams_[index]->give_up(
+    detach(streams_[index]);
+    stream(index)->give_up(
         Status::remote_error("no answer for " + std::to_string(silent_ms[index] / 1000) + " s on this connection"));
-  }
-  if (ask_replacements_ms_ != 0 && now_ms >= ask_replacements_ms_) {
-    ask_replacements_ms_ = 0;
-    for (std::uint64_t missing = missing_streams_; missing != 0; missing &= missing - 1) {
-      ask_for_replacement(__builtin_ctzll(missing));
-    }
   }
 }
 
 void SendComm::tick() {
   // The recovery thread is told of an end once.
-  for (DataStream* stream : own_streams_) static_cast<SendStream*>(stream)->listen(true);
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    if (stream(index) != nullptr && is_own(index)) stream(index)->listen(true);
+  }
   check_liveness();
 }
 
-void SendComm::ask_for_replacement(int index) {
-  policy_.replace_stream(index == 0 ? Joining::kReplacesFirst : Joining::kReplaces);
-}
-
-void SendComm::on_lost(DataStream& stream) {
+StreamPhase SendComm::on_lost(DataStream& stream) {
   auto& lost = static_cast<SendStream&>(stream);
-  const int index = lost.index();
+  const auto index = static_cast<std::size_t>(lost.index());
   lost.reset();
   std::vector<Chunk> chunks = lost.take_unfinished();
   ++losses_;
@@ -366,41 +361,59 @@ void SendComm::on_lost(DataStream& stream) {
     log("Bagua-Net: a connection to " + peer_ + " was lost (" + last_loss_ + "): opening another one and sending " +
         std::to_string(chunks.size()) + " chunks again; " + std::to_string(losses_) + " lost on this communicator");
   }
-  send_streams_[static_cast<std::size_t>(index)] = nullptr;
-  missing_streams_ |= std::uint64_t{1} << index;
   replay_of(index).put(std::move(chunks));
+  ask_lost_ms_ = 0;
+  return StreamPhase::kLost;
+}
+
+void SendComm::on_change() {
   use_streams(in_use_);
-  // Those that were opened for others may take these chunks.
-  for (std::size_t other = 0; other < stream_count_; ++other) {
-    if (send_streams_[other] != nullptr && send_streams_[other]->replays()) kick(static_cast<int>(other));
+  // Those that were opened for others, and have sent nothing new yet, may take the chunks of a stream that was lost.
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    if (stream(index) == nullptr || !stream(index)->replays() || !replay_of(index).any()) continue;
+    if (is_own(index) && streams_[index].phase() == StreamPhase::kLive) move(index, StreamPhase::kReplaying);
+    kick(static_cast<int>(index));
   }
-  ask_for_replacement(index);
+}
+
+void SendComm::ask_for_streams() {
+  if (streams_.count(StreamPhase::kLost) == 0) return;
+  if (coarse_monotonic_ms() < ask_lost_ms_ && !depends_on_missing_streams()) return;
+  for (std::uint64_t lost = streams_.places_in(StreamPhase::kLost); lost != 0; lost &= lost - 1) {
+    const int index = __builtin_ctzll(lost);
+    move(static_cast<std::size_t>(index), StreamPhase::kAsked);
+    policy_.replace_stream(index == 0 ? Joining::kReplacesFirst : Joining::kReplaces);
+  }
 }
 
 int SendComm::place_of(Joining joining) {
-  if (joining == Joining::kMore) return stream_count_ < kMaxStreams ? static_cast<int>(stream_count_) : -1;
-  const std::uint64_t first = 1;
-  const std::uint64_t places = missing_streams_ & (joining == Joining::kReplacesFirst ? first : ~first);
-  return places == 0 ? -1 : __builtin_ctzll(places);
-}
-
-void SendComm::on_joined(int index) {
-  const std::uint64_t bit = std::uint64_t{1} << index;
-  const bool replaces = (missing_streams_ & bit) != 0;
-  missing_streams_ &= ~bit;
-  if (replaces) use_streams(in_use_);
-}
-
-bool SendComm::may_take_over(const DataStream& stream) const {
-  // All that was to be sent again has been written, and the caller waits for what comes behind it.
-  return !static_cast<const SendStream&>(stream).replays();
-}
-
-bool SendComm::has_live_stream() const {
-  for (const SendStream* stream : send_streams_) {
-    if (stream != nullptr && !stream->is_over()) return true;
+  switch (joining) {
+    case Joining::kMore: return streams_.first_in(StreamPhase::kFree);
+    case Joining::kReplacesFirst: return streams_[0].phase() == StreamPhase::kAsked ? 0 : -1;
+    case Joining::kReplaces: return streams_.first_in(StreamPhase::kAsked, 1);
   }
-  return false;
+  return -1;
+}
+
+bool SendComm::has_replayed(const DataStream& stream) const {
+  const auto& replaying = static_cast<const SendStream&>(stream);
+  if (replaying.is_resending()) return false;
+  return !replaying.replays() || !replay_of(static_cast<std::size_t>(stream.index())).any();
+}
+
+bool SendComm::depends_on_missing_streams() {
+  const auto depends = [this](ChunkScheduler& chunks, const ReplayQueue& replay) {
+    bool takes_new = false;
+    bool takes_lost = false;
+    for (std::size_t index = 0; index < streams_.size(); ++index) {
+      const SendStream* const left = stream(index);
+      if (left == nullptr || left->is_over() || &replay_of(index) != &replay) continue;
+      takes_new |= index < in_use_;
+      takes_lost |= left->replays();
+    }
+    return (!takes_new && chunks.has_chunks()) || (!takes_lost && replay.any());
+  };
+  return depends(own_chunks_, own_replay_) || depends(striped_chunks_, striped_replay_);
 }
 
 std::string SendComm::outstanding() {
@@ -428,40 +441,40 @@ std::string SendComm::outstanding() {
 }
 
 void SendComm::on_join_failure(const StreamArrivals::Failure& failed) {
-  if (missing_streams_ == 0) return;
-  if (has_live_stream() && !own_replay_.any() && !striped_replay_.any()) {
-    // Nothing depends on it, until the next loss.
-    if (!failed.is_final) ask_replacements_ms_ = coarse_monotonic_ms() + kReplaceAgainMs;
+  const int index = place_of(failed.joining);
+  if (index < 0) return;
+  move(static_cast<std::size_t>(index), StreamPhase::kLost);
+  const std::uint64_t left = streams_.places_in(StreamPhase::kLive) | streams_.places_in(StreamPhase::kReplaying);
+  if (!failed.is_final && left != 0 && !depends_on_missing_streams()) {
+    ask_lost_ms_ = coarse_monotonic_ms() + kReplaceAgainMs;
     return;
   }
   fail(Status::remote_error("a lost connection (" + last_loss_ + ") could not be opened again: " + failed.why +
                             outstanding()));
 }
 
-void SendComm::linger() {
-  if (!recovers_ || has_failed() || has_unfinished_requests()) return;
-  drive_alone();
-  const std::int64_t end_ms = monotonic_ms() + kLingerMs;
-  std::int64_t delivered_ms = 0;
-  for (;;) {
-    adopt_changes();
-    if (has_failed()) return;
-    drive_own_streams();
-    bool is_delivered = !own_replay_.any() && !striped_replay_.any();
-    bool is_acknowledged = is_delivered;
-    for (SendStream* stream : send_streams_) {
-      if (stream == nullptr) continue;
-      stream->ask_for_acknowledgement();
-      is_delivered &= stream->is_delivered();
-      is_acknowledged &= stream->is_acknowledged();
-    }
-    const std::int64_t now_ms = monotonic_ms();
-    if (is_acknowledged || (is_delivered && !policy_.checksums) || now_ms >= end_ms) return;
-    if (!is_delivered) delivered_ms = 0;
-    if (is_delivered && delivered_ms == 0) delivered_ms = now_ms;
-    if (is_delivered && now_ms - delivered_ms >= kDamageMs) return;
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
+bool SendComm::is_closed(std::int64_t now_ms) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!recovers_ || has_failed() || has_unfinished_requests()) return true;
+  if (close_by_ms_ == 0) {
+    close_by_ms_ = now_ms + kLingerMs;
+    drive_alone();
   }
+  adopt_changes();
+  if (has_failed()) return true;
+  drive_own_streams();
+  bool is_delivered = !own_replay_.any() && !striped_replay_.any();
+  bool is_acknowledged = is_delivered;
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    if (stream(index) == nullptr) continue;
+    stream(index)->ask_for_acknowledgement();
+    is_delivered &= stream(index)->is_delivered();
+    is_acknowledged &= stream(index)->is_acknowledged();
+  }
+  if (is_acknowledged || (is_delivered && !policy_.checksums) || now_ms >= close_by_ms_) return true;
+  if (!is_delivered) delivered_ms_ = 0;
+  if (is_delivered && delivered_ms_ == 0) delivered_ms_ = now_ms;
+  return is_delivered && now_ms - delivered_ms_ >= kDamageMs;
 }
 
 void SendComm::on_finished(const Request& request) {

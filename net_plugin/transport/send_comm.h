@@ -53,6 +53,9 @@ class SendComm final : public Comm {
                        std::unique_ptr<SendComm>* comm, CommStats stats = {});
   ~SendComm() override;
 
+  // Bytes of requests that are done may not have arrived: closing waits for that, a short time at most.
+  bool is_closed(std::int64_t now_ms) override;
+
   // *request == nullptr: no room now, call again.
   Status isend(const void* data, std::size_t bytes, MemoryRegistration* registration, Request** request);
 
@@ -60,12 +63,13 @@ class SendComm final : public Comm {
   SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
            std::size_t streams, CommStats stats);
 
-  std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index, bool replaces) override;
-  void on_lost(DataStream& stream) override;
+  std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) override;
+  StreamPhase on_lost(DataStream& stream) override;
   int place_of(Joining joining) override;
-  void on_joined(int index) override;
-  bool may_take_over(const DataStream& stream) const override;
+  bool has_replayed(const DataStream& stream) const override;
   void on_join_failure(const StreamArrivals::Failure& failure) override;
+  void on_change() override;
+  void ask_for_streams() override;
   void tick() override;
   std::string stall_reason() override;
   bool has_own_work(const Request& request) const override;
@@ -94,14 +98,18 @@ class SendComm final : public Comm {
   // Which streams take new chunks, after the number in use or the streams themselves have changed.
   void use_streams(std::size_t in_use);
 
-  bool is_striped(int index) const { return workers_own_stripes_ && index > 0; }
-  ReplayQueue& replay_of(int index) { return is_striped(index) ? striped_replay_ : own_replay_; }
-  void ask_for_replacement(int index);
-  bool has_live_stream() const;
+  bool is_striped(std::size_t index) const { return workers_own_stripes_ && index > 0; }
+  ReplayQueue& replay_of(std::size_t index) { return is_striped(index) ? striped_replay_ : own_replay_; }
+  const ReplayQueue& replay_of(std::size_t index) const { return is_striped(index) ? striped_replay_ : own_replay_; }
+  // What stands there, as what it is; nullptr: nothing.
+  SendStream* stream(std::size_t index) const { return static_cast<SendStream*>(streams_[index].stream.get()); }
+  std::uint64_t missing_streams() const {
+    return streams_.places_in(StreamPhase::kLost) | streams_.places_in(StreamPhase::kAsked);
+  }
+  // Something is to be sent that no stream which is left would take.
+  bool depends_on_missing_streams();
   // What is under way, and for how long nothing has happened, as the end of an error.
   std::string outstanding();
-  // Bytes of requests that are done may not have arrived: waits for that, a short time at most.
-  void linger();
 
   const SendPolicy policy_;
   const std::size_t first_streams_;  // that the comm began with
@@ -113,10 +121,8 @@ class SendComm final : public Comm {
   ReplayQueue striped_replay_;
 
   // All below: with mutex_ held.
-  std::array<SendStream*, kMaxStreams> send_streams_{};  // what stands in places_, as what they are
-  std::size_t in_use_ = 0;                               // of them, from the first on
-  std::size_t known_streams_ = 0;                        // when in_use_ was set
-  std::size_t next_kicked_ = 0;                          // of the wide streams, where each flow is limited
+  std::size_t in_use_ = 0;       // streams that take new chunks, from the first on
+  std::size_t next_kicked_ = 0;  // of the wide streams, where each flow is limited
   std::size_t large_under_way_ = 0;
   std::size_t striped_under_way_ = 0;
   std::size_t asked_for_ = 0;      // streams in all, those that are here included
@@ -124,13 +130,14 @@ class SendComm final : public Comm {
   std::int64_t check_liveness_ms_ = 0;
   std::array<std::int64_t, kMaxStreams> answered_ms_{};  // when all that it sent was answered, as far as was looked
 
-  std::uint64_t missing_streams_ = 0;     // lost, and not replaced yet
-  std::int64_t ask_replacements_ms_ = 0;  // when to ask again for those that could not be opened; 0: they may come
+  std::int64_t ask_lost_ms_ = 0;      // when to ask for the streams in kLost, unless something depends on them
   std::int64_t silent_since_ms_ = 0;  // streams were given up for silence, and nothing was acknowledged since; 0: not
   std::int64_t lost_ms_ = 0;          // when the last stream was lost
   std::int64_t next_log_ms_ = 0;
   std::size_t losses_ = 0;
   std::string last_loss_;
+  std::int64_t close_by_ms_ = 0;   // 0: nobody closes the comm
+  std::int64_t delivered_ms_ = 0;  // since when the peer's kernel has everything
 };
 
 }  // namespace bagua_net

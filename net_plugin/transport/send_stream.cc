@@ -61,8 +61,9 @@ Pull SendStream::pull(Chunk* chunk) {
 
 bool SendStream::pull_chunk() {
   Chunk chunk;
-  if (replays() && replay_->pull(last_number_, &chunk)) {
+  if (replays() && replay_->any() && replay_->pull(last_number_, &chunk)) {
     stats_->resent_chunks.add(1);
+    resends_.store(true, std::memory_order_relaxed);
     chunk_ = std::move(chunk);
     has_chunk_ = true;
     return true;
@@ -77,7 +78,7 @@ bool SendStream::pull_chunk() {
   chunk.data = chunk.request->data_ + chunk.offset;
   chunk_ = std::move(chunk);
   has_chunk_ = true;
-  stop_replaying();
+  replays_.store(false, std::memory_order_relaxed);
   return true;
 }
 
@@ -279,10 +280,11 @@ void SendStream::abandon() {
   if (unacknowledged_.has_references() || (has_chunk_ && chunk_.by_reference)) reset();
 }
 
-void SendStream::say_goodbye() {
+void SendStream::say_goodbye(std::uint64_t messages) {
   if (!recovers() || is_over() || has_chunk_) return;
   FrameHeader end;
   end.end = true;
+  end.message_number = messages;
   encode_frame_header(end, header_.data());
   if (checksums_) append_frame_checksums(0, header_.data());
   const iovec piece{header_.data(), header_bytes_};
@@ -336,6 +338,7 @@ void SendStream::end_chunk() {
   stats_.end_chunk({chunk_.message_number, chunk_.offset, chunk_.bytes, chunk_.attempt});
   if (writes_by_reference_) stats_->zero_copy_bytes.add(chunk_.bytes);
   has_chunk_ = false;
+  resends_.store(false, std::memory_order_relaxed);
   Chunk chunk = std::move(chunk_);
   const bool is_copied = chunk.copy.bytes != nullptr;
   if (chunk.request != nullptr && (is_copied || !keeps_chunk_)) {

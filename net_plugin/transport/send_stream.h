@@ -26,11 +26,9 @@ class SendStream final : public DataStream {
   // zero_copy: large chunks go out by reference where the system can do that; the peer acknowledges them.
   // kick: wakes another stream of the comm; nullptr: this stream does not measure. Called by the driver.
   // replay: where chunks of lost streams wait; nullptr: no recovery, the first loss is a failure.
-  // replaces: this stream replaces one that was lost, and begins with those chunks.
   // checksums: what it sends has them, and what the peer says.
   SendStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index, ChunkScheduler* scheduler,
-             bool zero_copy, std::function<void(int stream)> kick, ReplayQueue* replay = nullptr, bool replaces = false,
-             bool checksums = false)
+             bool zero_copy, std::function<void(int stream)> kick, ReplayQueue* replay = nullptr, bool checksums = false)
       : DataStream(std::move(bytes), failures, index),
         scheduler_(scheduler),
         kick_(std::move(kick)),
@@ -38,13 +36,12 @@ class SendStream final : public DataStream {
         may_zero_copy_(zero_copy),
         checksums_(checksums),
         header_bytes_(kFrameHeaderBytes + (checksums ? kFrameChecksumBytes : 0)),
-        unacknowledged_(replay == nullptr ? kMostUnacknowledged : kMostUnacknowledgedWithRecovery, checksums),
-        replays_(replaces) {}
+        unacknowledged_(replay == nullptr ? kMostUnacknowledged : kMostUnacknowledgedWithRecovery, checksums) {}
 
   StreamProgress progress(std::size_t budget) override;
   std::uint32_t poll_flags() const override;
   void abandon() override;
-  void say_goodbye() override;
+  void say_goodbye(std::uint64_t messages) override;
   using DataStream::reset;  // once no driver will come again
   // Asks the kernel how the connection is, for the statistics. Any thread.
   void sample_delivery() const;
@@ -70,9 +67,12 @@ class SendStream final : public DataStream {
   void set_in_use(bool in_use) { in_use_.store(in_use, std::memory_order_relaxed); }
   // Has, or as far as the scheduler is concerned would have, no room for another chunk. Any thread.
   bool is_full() const { return is_blocked() || passed_over_.load(std::memory_order_relaxed); }
-  // It takes chunks of lost streams: until the first other one. Any thread.
+  // Takes chunks of lost streams: until the first other one. Before it is driven.
+  void begin_with_replay() { replays_.store(true, std::memory_order_relaxed); }
+  // It does so. Any thread.
   bool replays() const { return replays_.load(std::memory_order_relaxed); }
-  void stop_replaying() { replays_.store(false, std::memory_order_relaxed); }
+  // It is writing such a chunk. Any thread.
+  bool is_resending() const { return resends_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr std::size_t kMostUnacknowledged = 64;
@@ -117,7 +117,8 @@ class SendStream final : public DataStream {
   std::size_t unasked_bytes_ = 0;
   std::size_t listen_at_ = 64;  // unacknowledged chunks
   std::atomic<bool> was_acknowledged_{false};
-  std::atomic<bool> replays_;
+  std::atomic<bool> replays_{false};
+  std::atomic<bool> resends_{false};
   std::atomic<bool> in_use_{true};
   std::atomic<bool> passed_over_{false};
 

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <functional>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,8 +29,9 @@ class StreamArrivals {
   };
   // A connection that the comm asked for will not come.
   struct Failure {
+    Joining joining = Joining::kReplaces;
     std::string why;
-    bool is_final = false;  // the peer refuses it, and will go on to
+    bool is_final = false;  // the peer has no such comm any more
   };
 
   // One will be handed in for certain; from here on the peer may use it.
@@ -52,7 +52,7 @@ class StreamArrivals {
   }
   void report(Failure failure) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    failure_ = std::move(failure);
+    failures_.push_back(std::move(failure));
     any_.store(true, std::memory_order_release);
     if (on_change_) on_change_();
   }
@@ -62,23 +62,24 @@ class StreamArrivals {
 
   std::vector<Arrival> take() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    any_.store(announced_ > 0 || failure_.has_value(), std::memory_order_relaxed);
+    any_.store(announced_ > 0 || !failures_.empty(), std::memory_order_relaxed);
     return std::exchange(arrivals_, {});
   }
-  std::optional<Failure> take_failure() {
+  std::vector<Failure> take_failures() {
     const std::lock_guard<std::mutex> lock(mutex_);
     any_.store(announced_ > 0 || !arrivals_.empty(), std::memory_order_relaxed);
-    return std::exchange(failure_, std::nullopt);
+    return std::exchange(failures_, {});
   }
 
-  // Replacements that the comm has room for. None from the start, and none any more once it has failed.
-  void set_free_places(int places) {
+  // Streams that the comm has. Its table says so after every change.
+  void set_streams(int streams) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    free_places_ = places;
+    streams_ = streams;
   }
-  bool has_free_place() {
+  // One more would still be one of so many, those included that the comm has not taken yet.
+  bool has_room(int most) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return free_places_ > announced_ + static_cast<int>(arrivals_.size());
+    return streams_ + announced_ + static_cast<int>(arrivals_.size()) < most;
   }
   // The comm takes nothing any more: it has failed.
   void close() { closed_.store(true); }
@@ -92,9 +93,9 @@ class StreamArrivals {
  private:
   std::mutex mutex_;  // guards everything below, but for the atomics
   std::vector<Arrival> arrivals_;
-  std::optional<Failure> failure_;
+  std::vector<Failure> failures_;
   int announced_ = 0;
-  int free_places_ = 0;
+  int streams_ = 0;
   std::function<void()> on_change_;
   std::atomic<bool> any_{false};
   std::atomic<bool> closed_{false};

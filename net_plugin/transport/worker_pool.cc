@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/log_sink.h"
+
 namespace bagua_net {
 namespace {
 
@@ -37,34 +39,24 @@ Status WorkerPool::assign(const Lane& lane, int stream_index, EventLoopWorker** 
   return Status::ok();
 }
 
-Status WorkerPool::assign_replacement(const Lane& lane, int stream_index, EventLoopWorker** worker) {
-  // Stream 0 has none of its own.
-  if (size_ > 0) return assign(lane, std::max(stream_index, 1), worker);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (replacement_worker_ == nullptr) {
-    auto started = std::make_unique<EventLoopWorker>(0, affinity_);
-    BAGUA_NET_RETURN_IF_ERROR(started->start(0));
-    replacement_worker_ = std::move(started);
-  }
-  *worker = replacement_worker_.get();
-  return Status::ok();
-}
-
-Status WorkerPool::recovery(RecoveryThread** recovery) {
+RecoveryThread* WorkerPool::recovery() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (recovery_ == nullptr) {
     auto started = std::make_unique<RecoveryThread>();
-    BAGUA_NET_RETURN_IF_ERROR(started->start());
+    const Status status = started->start();
+    if (!status.is_ok()) {
+      BAGUA_NET_WARN("Bagua-Net: connections that are lost are replaced only while the application calls: " +
+                     status.message());
+      return nullptr;
+    }
     recovery_ = std::move(started);
   }
-  *recovery = recovery_.get();
-  return Status::ok();
+  return recovery_.get();
 }
 
 void WorkerPool::stop() {
   const std::lock_guard<std::mutex> lock(mutex_);
   recovery_.reset();
-  replacement_worker_.reset();
   workers_.clear();
 }
 

@@ -40,11 +40,8 @@ class WorkerPool {
   // of equal index in neighbouring lanes, since the first are used most. Starts the threads if they do not run. The
   // pool keeps ownership.
   Status assign(const Lane& lane, int stream_index, EventLoopWorker** worker);
-  // The same for a stream that replaces one which was lost. Without workers, a thread that serves such streams only:
-  // the pool's size does not count it.
-  Status assign_replacement(const Lane& lane, int stream_index, EventLoopWorker** worker);
-  // Started if it does not run.
-  Status recovery(RecoveryThread** recovery);
+  // Started if it does not run; nullptr: the system has no thread for it.
+  RecoveryThread* recovery();
   // Joins the threads. Every stream must be detached.
   void stop();
 
@@ -61,7 +58,6 @@ class WorkerPool {
   const cpu_set_t affinity_;
   std::mutex mutex_;  // guards everything below
   std::vector<std::unique_ptr<EventLoopWorker>> workers_;
-  std::unique_ptr<EventLoopWorker> replacement_worker_;
   std::unique_ptr<RecoveryThread> recovery_;
   std::array<std::array<std::size_t, 2>, 2> lanes_{};  // opened, by path and direction
 };

@@ -114,7 +114,7 @@ TEST_CASE(the_end_right_behind_an_acknowledgement_is_noticed) {
       CHECK_OK(worker.start(0));
       std::uint64_t stream_id = 0;
       std::uint64_t stalling_id = 0;
-      stream.set_polled(true);
+      stream.set_polled();
       CHECK_OK(worker.attach(&stream, &stream_id));
 
       const std::vector<std::uint8_t> message = make_message(0, (acknowledged + 1) * kMinChunk + kReferred);

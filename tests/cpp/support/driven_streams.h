@@ -56,7 +56,7 @@ inline bool is_done(Request& request) {
 // when the stream wants to go on; never otherwise.
 class Driver {
  public:
-  Driver(DataStream* stream, TwoWayEnd* end) : stream_(stream), end_(end) { stream_->set_polled(true); }
+  Driver(DataStream* stream, TwoWayEnd* end) : stream_(stream), end_(end) { stream_->set_polled(); }
 
   void kick() { runnable_ = true; }
   bool has_work() const { return runnable_ || end_->has_event(); }
