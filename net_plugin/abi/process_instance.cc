@@ -111,10 +111,10 @@ Status ProcessInstance::init(int table_version, std::uint64_t communicator_id, n
 }
 
 void ProcessInstance::finalize(Communicator* communicator) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (communicators_.erase(communicator) == 0) return;
-  const std::unique_ptr<Communicator> owned(communicator);
-
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (communicators_.count(communicator) == 0) return;
+  }
   // NCCL leaves listen comms and comms of an aborted communicator behind.
   std::vector<std::unique_ptr<OpenComm>> left_open;
   {
@@ -128,8 +128,12 @@ void ProcessInstance::finalize(Communicator* communicator) {
       entry = comms_.erase(entry);
     }
   }
+  // Without the mutex, since that may wait for the peers. The transport stays as long as it has the communicator.
   for (const auto& open : left_open) close_in_transport(*open);
 
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (communicators_.erase(communicator) == 0) return;
+  const std::unique_ptr<Communicator> owned(communicator);
   if (!communicators_.empty() || has_user_without_finalize_) return;
   current_epoch.store(0, std::memory_order_release);
   transport_.reset();

@@ -11,6 +11,7 @@
 namespace bagua_net {
 namespace {
 constexpr int kTickMs = 1000;
+constexpr int kCloseStepMs = 1;
 }
 
 RecoveryThread::~RecoveryThread() {
@@ -30,9 +31,21 @@ Status RecoveryThread::start() {
 }
 
 void RecoveryThread::fail(const Status& failure) {
-  const std::lock_guard<std::mutex> running(run_mutex_);
-  failure_ = failure;
-  for (const auto& [id, entry] : entries_) entry.recoverable->fail(failure);
+  {
+    const std::lock_guard<std::mutex> running(run_mutex_);
+    failure_ = failure;
+    for (const auto& [id, entry] : entries_) entry.recoverable->fail(failure);
+  }
+  // There may be no memory.
+  std::unique_lock<std::mutex> lock(mutex_);
+  has_ended_ = true;
+  for (; !closing_.empty(); closing_.pop_back()) {
+    std::unique_ptr<Recoverable> closed = std::move(closing_.back());
+    lock.unlock();
+    closed.reset();  // still counted: whoever waits, waits for the destructor, too
+    lock.lock();
+  }
+  closed_.notify_all();
 }
 
 std::uint64_t RecoveryThread::add(Recoverable* recoverable, bool ticks) {
@@ -77,6 +90,49 @@ Status RecoveryThread::watch(int fd, std::uint64_t id, std::uint32_t flags) {
 
 void RecoveryThread::unwatch(int fd) { poller_.remove(fd); }
 
+void RecoveryThread::close(std::unique_ptr<Recoverable> closing) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (has_ended_) return;  // nobody would close it: it ends here
+    closing_.push_back(std::move(closing));
+  }
+  poller_.wake();
+}
+
+bool RecoveryThread::is_closing() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return !closing_.empty();
+}
+
+void RecoveryThread::wait_until_closed() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  closed_.wait(lock, [this] { return closing_.empty(); });
+}
+
+bool RecoveryThread::close_some() {
+  std::vector<Recoverable*> closing;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& owned : closing_) closing.push_back(owned.get());
+  }
+  for (Recoverable* const one : closing) {
+    if (!one->is_closed(monotonic_ms())) continue;
+    std::unique_ptr<Recoverable> closed;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto found =
+          std::find_if(closing_.begin(), closing_.end(), [&](const auto& owned) { return owned.get() == one; });
+      // Still in closing_, as nothing: whoever waits for it waits for its destructor, too.
+      closed = std::move(*found);
+    }
+    closed.reset();
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  closing_.erase(std::remove(closing_.begin(), closing_.end(), nullptr), closing_.end());
+  if (closing_.empty()) closed_.notify_all();
+  return !closing_.empty();
+}
+
 void RecoveryThread::run() {
   std::vector<EpollPoller::Event> events;
   std::int64_t tick_ms = monotonic_ms();
@@ -85,7 +141,7 @@ void RecoveryThread::run() {
     bool ticks = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (stopping_) return;
+      if (stopping_ && closing_.empty()) return;
       due.swap(notified_);
       ticks = ticking_ > 0;
     }
@@ -110,8 +166,9 @@ void RecoveryThread::run() {
       }
       for (const std::string& line : lines) BAGUA_NET_WARN(line);
     }
+    const bool closes = close_some();
     const std::int64_t rest_ms = std::max<std::int64_t>(tick_ms + kTickMs - monotonic_ms(), 0);
-    poller_.wait(ticks ? static_cast<int>(rest_ms) : -1, &events);
+    poller_.wait(closes ? kCloseStepMs : ticks ? static_cast<int>(rest_ms) : -1, &events);
   }
 }
 

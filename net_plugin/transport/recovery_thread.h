@@ -2,10 +2,15 @@
 // must: a small message is done when it was written, its sender may then wait for the answer on another comm, and if
 // the connection is lost nobody else would send the message again. One per process, in the worker pool; asleep unless a
 // stream is lost or joins, but for a look at the senders once a second.
+//
+// Comms whose last messages are not delivered yet are closed here as well, all of them at the same time, so that nobody
+// waits for each of many that have lost their peer.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -46,6 +51,11 @@ class RecoveryThread {
   // Notifies of these events of epoll, and if the connection breaks; none: of nothing. Edge-triggered.
   Status watch(int fd, std::uint64_t id, std::uint32_t flags);
   void unwatch(int fd);
+  // Takes it over until it is closed, and destroys it then. It stays added until its destructor removes it.
+  void close(std::unique_ptr<Recoverable> closing);
+  bool is_closing();
+  // Waits until nothing is being closed any more.
+  void wait_until_closed();
 
  private:
   struct Entry {
@@ -55,6 +65,8 @@ class RecoveryThread {
 
   void run();
   void fail(const Status& failure);
+  // True: some need another step.
+  bool close_some();
 
   EpollPoller poller_;
   std::thread thread_;
@@ -66,6 +78,9 @@ class RecoveryThread {
   std::uint64_t next_id_ = 1;
   int ticking_ = 0;
   bool stopping_ = false;
+  bool has_ended_ = false;  // by an exception: nothing is closed any more
+  std::vector<std::unique_ptr<Recoverable>> closing_;  // by the thread alone removed
+  std::condition_variable closed_;                     // closing_ is empty
 };
 
 }  // namespace bagua_net

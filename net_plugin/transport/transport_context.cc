@@ -87,7 +87,10 @@ TransportContext::TransportContext(const PluginConfig& config, std::vector<Devic
 }
 
 TransportContext::~TransportContext() {
-  comms_.clear();  // before the pool: each takes its streams away from the workers
+  // Before the pool: each takes its streams away from the workers.
+  for (auto& [comm, owned] : comms_) pool_.close(std::move(owned));
+  comms_.clear();
+  pool_.wait_until_closed();
   service_.reset();
   pool_.stop();
 }
@@ -220,26 +223,47 @@ Status TransportContext::irecv(RecvComm* comm, void* data, std::size_t bytes, Me
 }
 
 void TransportContext::close(ListenComm* listen_comm) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (service_ != nullptr) service_->stop_listening(listen_comm->id);
-  listen_comms_.erase(listen_comm);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (service_ != nullptr) service_->stop_listening(listen_comm->id);
+    listen_comms_.erase(listen_comm);
+  }
   rest_if_idle();
 }
 
-void TransportContext::close(SendComm* comm) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  comms_.erase(comm);
-  rest_if_idle();
-}
+void TransportContext::close(SendComm* comm) { close_comm(comm); }
 
-void TransportContext::close(RecvComm* comm) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  comms_.erase(comm);
+void TransportContext::close(RecvComm* comm) { close_comm(comm); }
+
+// Outside the mutex: a peer that does not answer keeps nobody else waiting.
+void TransportContext::close_comm(Comm* comm) {
+  std::unique_ptr<Comm> closing;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = comms_.find(comm);
+    if (found == comms_.end()) return;
+    closing = std::move(found->second);
+    comms_.erase(found);
+    ++closing_;
+  }
+  pool_.close(std::move(closing));
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    --closing_;
+  }
   rest_if_idle();
 }
 
 void TransportContext::rest_if_idle() {
-  if (!comms_.empty() || !listen_comms_.empty()) return;
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (is_idle() && pool_.is_closing()) {
+    ++closing_;  // so that the threads stay
+    lock.unlock();
+    pool_.wait_until_closed();
+    lock.lock();
+    --closing_;
+  }
+  if (!is_idle()) return;  // somebody has opened or closes another one meanwhile, and looks after it
   pool_.stop();
   if (service_ == nullptr) return;
   if (service_->is_idle()) {

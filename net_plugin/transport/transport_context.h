@@ -1,6 +1,7 @@
 // TransportContext: owns everything that lives while a process uses the plugin: listening sockets, handshakes, worker
 // pool, comms. The functions below are all that `abi` calls; they know no NCCL type. Every one may be called from any
-// thread; calls on one comm come from one thread at a time. None blocks on the peer.
+// thread; calls on one comm come from one thread at a time. None blocks on the peer, but closing the last comm: it waits
+// until all that were closed before have delivered what they sent, 0.7 s at most.
 //
 // Threads run only while something is open: they start with the first listen or connect and are joined when the last
 // comm is closed, so NCCL versions whose tables have no finalize leave no thread behind either. After a connect that
@@ -76,7 +77,9 @@ class TransportContext {
   // How a send comm over this connection sends. With mutex_ held.
   SendPolicy send_policy(int device, const EstablishedConnection& connection);
   StallReport* stalls() { return stalls_.after_ms() > 0 ? &stalls_ : nullptr; }
-  // Ends the threads if nothing is open any more. With mutex_ held.
+  void close_comm(Comm* comm);
+  bool is_idle() const { return comms_.empty() && listen_comms_.empty() && closing_ == 0; }
+  // Ends the threads if nothing is open any more. Without mutex_.
   void rest_if_idle();
 
   const PluginConfig config_;
@@ -92,6 +95,7 @@ class TransportContext {
   std::map<std::string, StreamGrowth> growth_;  // by interface name; outlives the comms
   std::map<ListenComm*, std::unique_ptr<ListenComm>> listen_comms_;
   std::map<Comm*, std::unique_ptr<Comm>> comms_;
+  int closing_ = 0;  // calls that close a comm, in mid-course
 };
 
 }  // namespace bagua_net

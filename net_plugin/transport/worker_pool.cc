@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/log_sink.h"
+#include "base/monotonic_clock.h"
 
 namespace bagua_net {
 namespace {
@@ -51,6 +52,27 @@ RecoveryThread* WorkerPool::recovery() {
     }
     recovery_ = std::move(started);
   }
+  return recovery_.get();
+}
+
+void WorkerPool::close(std::unique_ptr<Recoverable> closing) {
+  if (closing->is_closed(monotonic_ms())) return;
+  RecoveryThread* const thread = running_recovery();
+  // Without it, the destructor waits.
+  if (thread != nullptr) thread->close(std::move(closing));
+}
+
+bool WorkerPool::is_closing() {
+  RecoveryThread* const thread = running_recovery();
+  return thread != nullptr && thread->is_closing();
+}
+
+void WorkerPool::wait_until_closed() {
+  if (RecoveryThread* const thread = running_recovery()) thread->wait_until_closed();
+}
+
+RecoveryThread* WorkerPool::running_recovery() {
+  const std::lock_guard<std::mutex> lock(mutex_);
   return recovery_.get();
 }
 

@@ -42,12 +42,18 @@ class WorkerPool {
   Status assign(const Lane& lane, int stream_index, EventLoopWorker** worker);
   // Started if it does not run; nullptr: the system has no thread for it.
   RecoveryThread* recovery();
+  // Closes what may have to wait for its peer, in the recovery thread if that takes more than a look.
+  void close(std::unique_ptr<Recoverable> closing);
+  bool is_closing();
+  // Waits until all of that is closed. Not while stop() may be called.
+  void wait_until_closed();
   // Joins the threads. Every stream must be detached.
   void stop();
 
  private:
   static constexpr int kAll = 1 << 30;
 
+  RecoveryThread* running_recovery();
   std::size_t width(Path path) const {
     return static_cast<std::size_t>(path == Path::kWithinHost ? size_ : between_hosts_);
   }
