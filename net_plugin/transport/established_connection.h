@@ -9,6 +9,7 @@
 #include "base/owned_fd.h"
 #include "os/network_interface.h"
 #include "os/socket_address.h"
+#include "transport/peer_probe.h"
 #include "transport/stream_arrivals.h"
 #include "wire/handshake_message.h"
 
@@ -35,6 +36,7 @@ struct EstablishedConnection {
   // Connections that join later come in here; nullptr: none will.
   std::shared_ptr<StreamArrivals> arrivals;
   bool may_grow = false;  // the connecting side: more connections may help
+  PeerContact contact;    // the listening side: where to ask for its connector
   // The connecting side only: what further connections show, and how many there may be in all.
   JoinTicket ticket;
   int most_streams = 0;

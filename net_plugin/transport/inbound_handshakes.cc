@@ -11,6 +11,7 @@
 #include "base/monotonic_clock.h"
 #include "os/local_address.h"
 #include "os/random_bytes.h"
+#include "transport/recovery_timing.h"
 
 namespace bagua_net {
 namespace {
@@ -183,6 +184,25 @@ Status InboundHandshakes::check_assembling(Listen& listen, std::int64_t now_ms) 
 
 void InboundHandshakes::stop_listening(const RandomId& id) { listens_.erase(id); }
 
+std::uint16_t InboundHandshakes::listening_port(const NetworkInterface& interface) {
+  ListeningSocket* listening = nullptr;
+  return open_listening_socket(interface, &listening).is_ok() ? listening->address.port() : 0;
+}
+
+void InboundHandshakes::remember_connected(const RandomId& comm_id, const std::shared_ptr<StreamArrivals>& arrivals) {
+  for (auto known = connected_.begin(); known != connected_.end();) {
+    known = known->second.expired() ? connected_.erase(known) : std::next(known);
+  }
+  connected_[comm_id] = arrivals;
+}
+
+bool InboundHandshakes::has_connected(const RandomId& comm_id) const {
+  const auto found = connected_.find(comm_id);
+  if (found == connected_.end()) return false;
+  const std::shared_ptr<StreamArrivals> arrivals = found->second.lock();
+  return arrivals != nullptr && !arrivals->is_closed();
+}
+
 void InboundHandshakes::close_listening_sockets() {
   unauthenticated_.clear();
   listening_ids_.clear();
@@ -278,7 +298,8 @@ bool InboundHandshakes::greet(UnauthenticatedPeer& peer) {
     }
   }
   const Hello hello = peer.hello();
-  if (find_token(hello) != nullptr) return peer.send_challenge();
+  const bool is_asking = hello.stream_index == kAskingStream;
+  if (is_asking ? has_connected(hello.comm_id) : find_token(hello) != nullptr) return peer.send_challenge();
   refuse(peer, hello,
          hello.stream_index == kJoiningStream ? HandshakeVerdict::kUnknownStream : HandshakeVerdict::kUnknownListen);
   return false;
@@ -326,7 +347,7 @@ const Token* InboundHandshakes::find_token(const Hello& hello) {
 
 void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict) {
   // The comm of a stream that would join was closed meanwhile; the peer goes on without.
-  const LogLevel level = is_joining(hello.stream_index) ? LogLevel::kInfo : LogLevel::kWarn;
+  const LogLevel level = hello.stream_index >= kAskingStream ? LogLevel::kInfo : LogLevel::kWarn;
   const std::string kind = handshake_verdict_name(verdict);
   if (!log_->is_due(level, kind, monotonic_ms())) return;
   log_->add(level, kind,
@@ -354,6 +375,9 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
     connection.peer =
         peer.address.to_string() + " (host " + hello.host_name + ", process " + std::to_string(hello.process_id) + ")";
     connection.same_host = peer.is_of_this_host();
+    connection.contact = {peer.address, hello};
+    connection.contact.address.set_port(hello.port);
+    connection.contact.hello.stream_index = kAskingStream;
     listen.comm_id = hello.comm_id;
     listen.reply.process_id = settings_.process_id;
     listen.reply.streams = static_cast<std::uint16_t>(connection.sockets.size());
@@ -429,9 +453,10 @@ HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admiss
 void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admission) {
   Status options = apply_tcp_options(peer.socket.get(), settings_.tcp, peer.is_of_this_host());
   if (options.is_ok() && settings_.tcp.keepalive_s > 0) {
-    // With recovery, a third of the time is left for another connection (RecvComm).
     const bool recovers = (admission.reply.features & kFeatureRecovery) != 0;
-    options = limit_unanswered_writes(peer.socket.get(), settings_.tcp.keepalive_s * (recovers ? 1000 * 2 / 3 : 1000));
+    options = limit_unanswered_writes(
+        peer.socket.get(),
+        recovers ? receiver_silence_ms(settings_.tcp.keepalive_s) : settings_.tcp.keepalive_s * 1000);
   }
   constexpr char kKind[] = "options";
   if (!options.is_ok() && log_->is_due(LogLevel::kWarn, kKind, monotonic_ms())) {

@@ -42,6 +42,10 @@ class InboundHandshakes {
   // others wait for it meanwhile. The deadline begins when one has proved that it is the peer.
   Status accept(const RandomId& id, bool* ready, EstablishedConnection* connection);
   void stop_listening(const RandomId& id);
+  // Where this process listens on that interface; opened if need be. 0: it cannot.
+  std::uint16_t listening_port(const NetworkInterface& interface);
+  // A comm that this process has opened: its peer may ask for it, as long as it is there.
+  void remember_connected(const RandomId& comm_id, const std::shared_ptr<StreamArrivals>& arrivals);
 
   bool owns(std::uint64_t id) const { return listening_ids_.count(id) != 0 || unauthenticated_.count(id) != 0; }
   void handle_event(std::uint64_t id);
@@ -101,6 +105,7 @@ class InboundHandshakes {
   void handle_peer(std::uint64_t id);
   // False: the peer is to be let go of.
   bool greet(UnauthenticatedPeer& peer);
+  bool has_connected(const RandomId& comm_id) const;
   void finish(UnauthenticatedPeer& peer);
   // token: as for UnauthenticatedPeer::send_reply.
   void refuse(const UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict,
@@ -136,6 +141,7 @@ class InboundHandshakes {
   std::map<std::string, ListeningSocket> listening_;         // by interface name
   std::map<std::uint64_t, ListeningSocket*> listening_ids_;  // by poller id; map nodes do not move
   std::map<RandomId, Listen> listens_;
+  std::map<RandomId, std::weak_ptr<StreamArrivals>> connected_;  // by comm id; expires with the comm
   std::map<RandomId, Accepted> accepted_;                         // by comm id
   std::map<std::uint64_t, UnauthenticatedPeer> unauthenticated_;  // by poller id: the oldest first
   std::int64_t tell_ms_ = 0;                                      // when to look who waits for a peer; 0: nobody does

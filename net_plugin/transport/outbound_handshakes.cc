@@ -11,6 +11,7 @@
 #include "base/monotonic_clock.h"
 #include "os/local_address.h"
 #include "os/random_bytes.h"
+#include "transport/recovery_timing.h"
 
 namespace bagua_net {
 namespace {
@@ -45,8 +46,8 @@ Joining joining_as(std::uint16_t stream_index) {
 
 }  // namespace
 
-Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
-                                   EstablishedConnection* connection) {
+Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint16_t port, std::uint8_t* handle,
+                                   bool* ready, EstablishedConnection* connection) {
   *ready = false;
   // First of all: where another network's handle comes, its bytes mean nothing here, the state's neither.
   ConnectHandle decoded;
@@ -66,6 +67,7 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint8
     attempt.token = decoded.token;
     attempt.hello.listen_id = decoded.listen_id;
     BAGUA_NET_RETURN_IF_ERROR(fill_random(attempt.hello.comm_id.data(), attempt.hello.comm_id.size()));
+    attempt.hello.port = port;
     attempt.hello.process_id = settings_.process_id;
     attempt.hello.host_name = settings_.host_name;
     attempt.hello.max_chunk_bytes = settings_.max_chunk_bytes;
@@ -349,7 +351,7 @@ void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_nu
     stream.refused_ms = 0;
   } else if (stream.refused_ms == 0) {
     stream.refused_ms = now_ms;
-  } else if (now_ms - stream.refused_ms >= kRefusedJoinMs) {
+  } else if (now_ms - stream.refused_ms >= kRefusedMs) {
     give_up(attempt,
             Status::remote_error(error_number == ECONNREFUSED
                                      ? "nobody listens at " + attempt.address.to_string() +
@@ -387,10 +389,10 @@ void OutboundHandshakes::release(Stream& stream) {
   stream.socket.reset();
 }
 
-void OutboundHandshakes::give_up(Attempt& attempt, Status failure, bool is_final) {
+void OutboundHandshakes::give_up(Attempt& attempt, Status failure) {
   if (attempt.is_join && attempt.hello.stream_index != kJoiningStream) {
     if (const auto arrivals = attempt.arrivals.lock()) {
-      arrivals->report({joining_as(attempt.hello.stream_index), failure.message(), is_final});
+      arrivals->report({joining_as(attempt.hello.stream_index), failure.message()});
     }
   }
   for (Stream& stream : attempt.streams) release(stream);
@@ -434,8 +436,7 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
                                    " ms: " + cause_of(attempt.trouble, attempt.address, attempt.interface) + ". " +
                                    (attempt.timeout_ms == settings_.connect_timeout_ms ? "BAGUA_NET_CONNECT_TIMEOUT_MS"
                                                                                        : "BAGUA_NET_KEEPALIVE_S") +
-                                   " sets the deadline"),
-              false);
+                                   " sets the deadline"));
       continue;
     }
     for (std::size_t index = 0; index < attempt.streams.size() && !attempt.over; ++index) {

@@ -8,7 +8,7 @@
 //               kGreeting, kProving --closed, refused without a proof, no answer in time--> kBackingOff
 //               kBackingOff --100 ms--> kConnecting, with a new socket
 //               nobody listens after the listener closed the stream, or answered stream 0: the attempt has failed
-//               refused with a proof, or a join that is refused for 1.5 s: the attempt has failed
+//               refused with a proof, or a join that is refused for kRefusedMs: the attempt has failed
 //               anything else, or the attempt's deadline: the whole attempt has failed
 //
 // Not thread-safe: the connection service's mutex guards every call.
@@ -42,7 +42,7 @@ class OutboundHandshakes {
 
   // Starts or looks after the attempt whose number is kept in handle[kConnectHandleBytes]. *ready = true, or an
   // error: the attempt is over. interface: where the connections leave, if the peer can be reached that way.
-  Status connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
+  Status connect(const NetworkInterface& interface, std::uint16_t port, std::uint8_t* handle, bool* ready,
                  EstablishedConnection* connection);
 
   // Opens `count` more streams of an established connection, or, with that stream index in the ticket's hello, one in
@@ -65,9 +65,6 @@ class OutboundHandshakes {
   // kernel's first repetition, ask once a second instead. Every other one waits longer, for paths that take a second.
   static constexpr std::int64_t kAnswerMs = 900;
   static constexpr std::int64_t kLongAnswerMs = 1900;
-  // A comm may not have noticed yet that it lost a stream, and a firewall may refuse what it lets pass soon. A process
-  // that has ended is to be an error within 2 s.
-  static constexpr std::int64_t kRefusedJoinMs = 1500;
 
   enum class StreamState { kConnecting, kGreeting, kProving, kJoined, kBackingOff };
   struct Stream {
@@ -119,8 +116,7 @@ class OutboundHandshakes {
   void tell_of_other_way(const Attempt& attempt);
   void release(Stream& stream);
   void release_for_retry(Stream& stream);
-  // is_final: another attempt would fail as well.
-  void give_up(Attempt& attempt, Status failure, bool is_final = true);
+  void give_up(Attempt& attempt, Status failure);
   void complete_if_joined(Attempt& attempt);
 
   const HandshakeSettings& settings_;

@@ -4,22 +4,13 @@
 #include <cerrno>
 
 #include "base/monotonic_clock.h"
+#include "transport/recovery_timing.h"
 #include "transport/recv_stream.h"
 #include "transport/thread_load.h"
 
 namespace bagua_net {
 namespace {
 
-// The sender's thresholds (send_comm.cc) at the default BAGUA_NET_INLINE_BYTES; another setting is not known here.
-constexpr std::size_t kLargeBytes = 65536;
-constexpr std::size_t kMediumBytes = 16384;
-
-// A sender that lives asks for another connection as soon as it has lost one. A SYN that is lost comes again after a
-// second. NCCL's users want to know of a process that was killed within two.
-constexpr int kReplacedWithinMs = 1500;
-// A connection that timed out was silent for two thirds of BAGUA_NET_KEEPALIVE_S (InboundHandshakes::take_in). Its
-// sender may have sent only now, and has to notice: after the last third at the latest (send_comm.cc).
-constexpr int kSilentShare = 3;
 constexpr int kLogMs = 10000;
 // One may be lost; the kernel gives a connection up after the third.
 constexpr int kUnansweredProbes = 2;
@@ -36,6 +27,7 @@ Status RecvComm::create(EstablishedConnection connection, RecvPolicy policy, Wor
   policy.path = connection.same_host ? Path::kWithinHost : Path::kBetweenHosts;
   policy.recovers = connection.recovers;
   policy.checksums = connection.checksums;
+  policy.contact = connection.contact;
   return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), pool, comm, policy,
                 std::move(stats));
 }
@@ -170,12 +162,43 @@ Status RecvComm::check_progress_possible() {
   // A stream that joined just now may bring what is missing; the next test takes it in.
   if (has_arrivals()) return Status::ok();
   if (!recovers_ || has_ended) return fail_waiting("the peer closed the connection");
+  const std::string why = why_none_will_come();
+  return why.empty() ? Status::ok() : fail_waiting(why + " (" + last_loss_ + ")");
+}
+
+std::string RecvComm::why_none_will_come() {
   const std::int64_t now_ms = monotonic_ms();
-  if (none_left_ms_ == 0) none_left_ms_ = now_ms;
-  const int notices_ms = last_loss_was_silent_ ? policy_.max_silence_s * 1000 / kSilentShare : 0;
-  if (now_ms - none_left_ms_ < notices_ms + kReplacedWithinMs) return Status::ok();
-  return fail_waiting("the peer has opened no connection for " + std::to_string(now_ms - none_left_ms_) +
-                      " ms since the last one was lost (" + last_loss_ + ")");
+  if (none_left_ms_ == 0) {
+    none_left_ms_ = answered_ms_ = now_ms;
+    refused_ms_ = 0;
+    probe_.forget();
+  }
+  const std::string since = " for " + std::to_string(now_ms - none_left_ms_) + " ms since the last connection was lost";
+  // The sender may have sent only now, and has to notice that nothing is answered.
+  const int share = last_loss_was_silent_ ? kSilentShare : 1;
+  if (!probe_.can_ask()) {
+    const int notices_ms = last_loss_was_silent_ ? policy_.max_silence_s * 1000 / kSilentShare : 0;
+    if (now_ms - none_left_ms_ < notices_ms + kGraceMs) return {};
+    return "the peer has opened no connection" + since;
+  }
+  const PeerAnswer answer = probe_.ask(now_ms);
+  if (answer != PeerAnswer::kRefused) refused_ms_ = 0;
+  if (answer == PeerAnswer::kAlive) answered_ms_ = now_ms;
+  switch (answer) {
+    case PeerAnswer::kNone:
+    case PeerAnswer::kAlive: return {};
+    case PeerAnswer::kGone: return "the peer has closed its communicator";
+    case PeerAnswer::kRefused:
+      if (refused_ms_ == 0) refused_ms_ = now_ms;
+      if (now_ms - refused_ms_ < kRefusedMs) return {};
+      return "the peer has opened no connection" + since + ", and its port refuses them";
+    case PeerAnswer::kUnanswered:
+      if (policy_.max_silence_s == 0 || now_ms - answered_ms_ < policy_.max_silence_s * 1000 / share + kGraceMs) {
+        return {};
+      }
+      return "the peer has not answered" + since;
+  }
+  return {};
 }
 
 Status RecvComm::fail_waiting(const std::string& why) {
@@ -198,8 +221,9 @@ void RecvComm::on_finished(const Request& request) {
   // The sender is about to wake its workers, for the same reason.
   const std::size_t bytes = request.message_bytes_;
   stats_.add_received(bytes);
-  if (bytes > kLargeBytes || (bytes > kMediumBytes && ThreadLoad::of_this_thread().is_busy())) {
-    rouse_workers((bytes + kLargeBytes - 1) / kLargeBytes);
+  const std::size_t large = policy_.inline_bytes;
+  if (bytes > large || (bytes > large / kAwakeShare && ThreadLoad::of_this_thread().is_busy())) {
+    rouse_workers((bytes + large - 1) / std::max<std::size_t>(large, 1));
   }
 }
 

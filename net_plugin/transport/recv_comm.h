@@ -1,13 +1,15 @@
 // RecvComm: the receiving end of a connection. Whatever stream a chunk comes on, it is read straight into the receive
 // that it belongs to.
 //
-// With recovery it waits for the sender to replace connections that were lost. If all were, a sender that lives does so
-// at once: one that does not for a short time has ended.
+// With recovery it waits for the sender to replace connections that were lost. If all were, it asks the sender's process
+// whether that still has the comm; how long it waits is said in transport/recovery_timing.h.
 #pragma once
 
 #include "transport/comm.h"
 #include "transport/established_connection.h"
+#include "transport/peer_probe.h"
 #include "transport/receive_table.h"
+#include "transport/send_comm.h"
 
 namespace bagua_net {
 
@@ -16,6 +18,8 @@ struct RecvPolicy {
   bool recovers = false;
   bool checksums = false;  // both ends use them
   int max_silence_s = 0;   // after which a host that does not answer is gone; 0: never
+  std::size_t inline_bytes = SendPolicy{}.inline_bytes;
+  PeerContact contact;  // the sender's process
   FaultInjector* faults = nullptr;
   StallReport* stalls = nullptr;  // outlives the comm; nullptr: nothing is reported
 };
@@ -40,7 +44,8 @@ class RecvComm final : public Comm {
              policy.faults, policy.stalls, std::move(stats)),
         policy_(policy),
         first_streams_(static_cast<int>(streams)),
-        table_(policy.recovers) {}
+        table_(policy.recovers),
+        probe_(policy.contact) {}
 
   std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) override;
   StreamPhase on_lost(DataStream& stream) override;
@@ -53,6 +58,8 @@ class RecvComm final : public Comm {
   void on_finished(const Request& request) override;
   // A stream was lost because of damaged data: the comm fails if nothing else arrives.
   void count_damage(const Status& damage);
+  // No connection is left, and no other will come: why; empty: one may come.
+  std::string why_none_will_come();
   // The failure of the first receive that waits; ok: none does.
   Status fail_waiting(const std::string& why);
 
@@ -68,6 +75,9 @@ class RecvComm final : public Comm {
   bool last_loss_was_silent_ = false;  // no answer, rather than a word of the peer's host or the network
   std::string last_loss_;
   std::int64_t none_left_ms_ = 0;  // since when no stream is left; 0: there are some
+  PeerProbe probe_;
+  std::int64_t answered_ms_ = 0;  // when the sender's process answered last since then
+  std::int64_t refused_ms_ = 0;   // since when it refuses; 0: it does not
   std::int64_t next_log_ms_ = 0;
 };
 

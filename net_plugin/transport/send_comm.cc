@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/monotonic_clock.h"
+#include "transport/recovery_timing.h"
 #include "transport/thread_load.h"
 
 namespace bagua_net {
@@ -14,23 +15,14 @@ namespace {
 // Streams that were asked for come within round trips, or the peer refused them and may do so again.
 constexpr std::int64_t kAskAgainNs = 10'000'000'000;
 
-// Waking a worker takes as long as copying some 256 KiB, handing a message to one that is awake as copying 16 KiB: in
-// units of BAGUA_NET_INLINE_BYTES, the largest message that sleeping workers are not waited for, and the largest that
-// those awake do not get.
+// Waking a worker takes as long as copying some 256 KiB, in units of BAGUA_NET_INLINE_BYTES, the largest message
+// that sleeping workers are not waited for. For those awake: kAwakeShare.
 constexpr std::size_t kAsleepMultiple = 4;
-constexpr std::size_t kAwakeShare = 4;
 
 constexpr int kLivenessCheckMs = 1000;
 constexpr int kForgetLivenessMs = 5000;
 // One may be lost, and the answer to the next be on its way.
 constexpr int kUnansweredTransmissions = 3;
-// With recovery: a stream that does not answer, while another one of the comm does, is given up after this time. If no
-// other says anything, or that is sooner, after this part of the time after which the host counts as gone: the rest is
-// for a new connection.
-constexpr int kSilentStreamMs = 3000;
-constexpr int kRecentAnswerMs = 1000;
-constexpr int kSilentShare = 3;
-
 // With one stream: what has to be sent again at most, where cutting gains nothing else.
 constexpr std::size_t kMaxAloneBytes = 1u << 20;
 
@@ -445,7 +437,7 @@ void SendComm::on_join_failure(const StreamArrivals::Failure& failed) {
   if (index < 0) return;
   move(static_cast<std::size_t>(index), StreamPhase::kLost);
   const std::uint64_t left = streams_.places_in(StreamPhase::kLive) | streams_.places_in(StreamPhase::kReplaying);
-  if (!failed.is_final && left != 0 && !depends_on_missing_streams()) {
+  if (left != 0 && !depends_on_missing_streams()) {
     ask_lost_ms_ = coarse_monotonic_ms() + kReplaceAgainMs;
     return;
   }

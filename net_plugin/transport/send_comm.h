@@ -39,6 +39,10 @@ struct SendPolicy {
   StallReport* stalls = nullptr;    // outlives the comm; nullptr: nothing is reported
 };
 
+// Handing a message to a worker that is awake takes as long as copying 16 KiB: the part of SendPolicy::inline_bytes up to
+// which they do not get it. A receiver rouses its workers for the same messages.
+constexpr std::size_t kAwakeShare = 4;
+
 // Where more connections were found to be faster, each of them is slow: so small a part of the usual chunk is worth a
 // stream of its own.
 constexpr std::size_t kLimitedFlowShare = 4;

@@ -31,7 +31,6 @@ class StreamArrivals {
   struct Failure {
     Joining joining = Joining::kReplaces;
     std::string why;
-    bool is_final = false;  // the peer has no such comm any more
   };
 
   // One will be handed in for certain; from here on the peer may use it.

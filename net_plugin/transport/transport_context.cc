@@ -199,6 +199,7 @@ Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
   CommStats stats = comm_stats(CommDirection::kReceive, listen_comm->device, connection);
   connection.peer += " over " + interface;
   RecvPolicy policy;
+  policy.inline_bytes = static_cast<std::size_t>(config_.inline_bytes);
   policy.max_silence_s = config_.keepalive_s;
   policy.faults = faults_.get();
   policy.stalls = stalls();

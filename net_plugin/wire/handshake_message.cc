@@ -39,6 +39,7 @@ void encode_hello(const Hello& hello, std::uint8_t* bytes) {
   store_little_endian<std::uint16_t>(bytes + 8, hello.protocol_version);
   store_little_endian<std::uint16_t>(bytes + 10, hello.stream_index);
   store_little_endian<std::uint16_t>(bytes + 12, hello.streams_wanted);
+  store_little_endian<std::uint16_t>(bytes + 14, hello.port);
   std::copy(hello.listen_id.begin(), hello.listen_id.end(), bytes + 16);
   std::copy(hello.comm_id.begin(), hello.comm_id.end(), bytes + 32);
   store_little_endian<std::uint64_t>(bytes + 48, hello.process_id);
@@ -76,6 +77,7 @@ void decode_hello(const std::uint8_t* bytes, Hello* hello) {
   hello->protocol_version = hello_version(bytes);
   hello->stream_index = load_little_endian<std::uint16_t>(bytes + 10);
   hello->streams_wanted = load_little_endian<std::uint16_t>(bytes + 12);
+  hello->port = load_little_endian<std::uint16_t>(bytes + 14);
   std::copy(bytes + 16, bytes + 32, hello->listen_id.begin());
   std::copy(bytes + 32, bytes + 48, hello->comm_id.begin());
   hello->process_id = load_little_endian<std::uint64_t>(bytes + 48);

@@ -12,7 +12,7 @@
 //      8     2  protocol version                           8     2  protocol version
 //     10     2  stream index in the comm                  10     2  verdict (HandshakeVerdict)
 //     12     2  data streams that the connector wants     12     2  data streams of this comm
-//     14     2  zero                                      14     2  zero
+//     14     2  port where the connector listens, or 0    14     2  zero
 //     16    16  listen id, from the connect handle        16     8  process id
 //     32    16  comm id: random, one per connect          24     4  largest chunk of a striped message
 //     48     8  process id                                28     4  features
@@ -54,6 +54,9 @@ constexpr std::uint16_t kJoiningStream = 0xffff;
 // The same for a connection that takes the place of one that was lost: of stream 0, or of any other.
 constexpr std::uint16_t kReplacingFirstStream = 0xfffe;
 constexpr std::uint16_t kReplacingStream = 0xfffd;
+// No stream: its sender has lost all connections of a comm that the other end opened, and asks whether that still has it.
+// A challenge says yes, a refusal no. The id is that of the comm; the listen's means nothing.
+constexpr std::uint16_t kAskingStream = 0xfffc;
 constexpr bool is_joining(std::uint16_t stream_index) { return stream_index >= kReplacingStream; }
 
 constexpr std::uint32_t kFeatureAcknowledgements = 1;
@@ -75,6 +78,7 @@ struct Hello {
   std::uint16_t protocol_version = kProtocolVersion;
   std::uint16_t stream_index = 0;
   std::uint16_t streams_wanted = 1;
+  std::uint16_t port = 0;
   RandomId listen_id{};
   RandomId comm_id{};
   std::uint64_t process_id = 0;

@@ -330,7 +330,7 @@ class CommModel {
     for (const Joining joining : due) {
       if (refuses_ && random_() % 3 == 0) {
         was_refused_ = true;
-        sender_arrivals_->report({joining, "refused by the test", random_() % 2 == 0});
+        sender_arrivals_->report({joining, "refused by the test"});
       } else if (!receiver_arrivals_->has_room(kMaxStreams)) {
         const std::lock_guard<std::mutex> lock(asked_mutex_);
         asked_.push_back(joining);  // the connector tries again

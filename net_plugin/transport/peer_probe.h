@@ -1,0 +1,53 @@
+// PeerProbe: asks a sender's process whether it still has a comm, once a receiver has no connection of that comm left.
+// A process that has ended refuses, one whose network is down does not answer, one that lives says whether it is still
+// going to replace the connections. The question is the start of a handshake (kAskingStream); its process answers from
+// its connection thread. Owned by the receiving comm, with its mutex held.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "os/socket_address.h"
+#include "os/tcp_socket.h"
+#include "wire/handshake_message.h"
+
+namespace bagua_net {
+
+// Whom to ask, and about which comm. Port 0: nobody listens there.
+struct PeerContact {
+  SocketAddress address;
+  Hello hello;
+};
+
+enum class PeerAnswer {
+  kNone,        // not yet
+  kUnanswered,  // the network or the host is down, or the process is stopped
+  kRefused,     // nobody listens there: the process has ended, or a device on the path says so
+  kGone,        // the process lives, and has closed the comm, or failed it
+  kAlive,       // it has the comm
+};
+
+class PeerProbe {
+ public:
+  explicit PeerProbe(const PeerContact& contact) : contact_(contact) {}
+
+  bool can_ask() const { return contact_.address.port() != 0; }
+  // The last answer; asks again when it is time. Never blocks.
+  PeerAnswer ask(std::int64_t now_ms);
+  // What was answered before says nothing any more.
+  void forget();
+
+ private:
+  PeerAnswer look(std::int64_t now_ms);
+
+  const PeerContact contact_;
+  OwnedFd socket_;  // of the question that is under way
+  bool is_connected_ = false;
+  std::array<std::uint8_t, kReplyBytes> answer_{};
+  std::size_t received_ = 0;
+  std::int64_t due_ms_ = 0;  // of the answer, or without a socket of the next question
+  PeerAnswer last_ = PeerAnswer::kNone;
+};
+
+}  // namespace bagua_net
