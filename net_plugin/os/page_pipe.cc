@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cerrno>
 
+#include "os/process_room.h"
+
 namespace bagua_net {
 namespace {
 
@@ -52,7 +54,7 @@ PipeCount pipe_count;
 
 std::unique_ptr<PagePipe> PagePipe::open() {
   const pid_t process = ::getpid();
-  if (!pipe_count.add(process)) return nullptr;
+  if (optional_descriptors() < 2 || !pipe_count.add(process)) return nullptr;
   int ends[2];
   if (::pipe2(ends, O_NONBLOCK | O_CLOEXEC) != 0) {
     pipe_count.remove(process);

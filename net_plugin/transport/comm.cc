@@ -51,7 +51,11 @@ Status Comm::start_streams(std::vector<std::unique_ptr<ByteStream>> streams) {
   return Status::ok();
 }
 
-Status Comm::attach(StreamTable::Place& place, EventLoopWorker* worker) {
+Status Comm::drive(std::size_t index) {
+  if (is_own(index)) return Status::ok();
+  StreamTable::Place& place = streams_[index];
+  EventLoopWorker* worker = nullptr;
+  BAGUA_NET_RETURN_IF_ERROR(pool_->assign(lane_, static_cast<int>(index), &worker));
   std::uint64_t id = 0;
   place.stream->set_polled();
   BAGUA_NET_RETURN_IF_ERROR(worker->attach(place.stream.get(), &id, lane_.path));
@@ -73,10 +77,7 @@ Status Comm::add_stream(std::unique_ptr<DataStream> stream, StreamPhase phase) {
     if (has_failed()) place.stream->shutdown();
   }
   move(index, phase);
-  if (is_own(index)) return Status::ok();
-  EventLoopWorker* worker = nullptr;
-  BAGUA_NET_RETURN_IF_ERROR(pool_->assign(lane_, static_cast<int>(index), &worker));
-  return attach(place, worker);
+  return drive(index);
 }
 
 void Comm::move(std::size_t index, StreamPhase to) {
@@ -124,7 +125,11 @@ bool Comm::take_away_streams() {
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     StreamTable::Place& place = streams_[index];
     if (place.stream == nullptr || place.phase() == StreamPhase::kEnded) continue;
-    if (place.stream->state() == StreamState::kEnded) move(index, StreamPhase::kEnded);
+    if (place.stream->state() == StreamState::kEnded) {
+      move(index, StreamPhase::kEnded);
+      if (place.stream->is_given_back()) remove(index, StreamPhase::kFree);
+      continue;
+    }
     if (place.stream->state() != StreamState::kLost) continue;
     stats_->streams_lost.add(1);
     detach(place);

@@ -139,7 +139,9 @@ class Comm : public FailureSink, public Recoverable {
   CommStats stats_;  // before the streams: they count in it
 
   bool is_own(std::size_t index) const { return alone_ || index == 0 || pool_->size() == 0; }
-  // Takes the stream from its worker, if it has one. With mutex_ held.
+  // Gives the stream to its worker, unless it is the comm's own. With mutex_ held.
+  Status drive(std::size_t index);
+  // Takes it from its worker, if it has one. With mutex_ held.
   static void detach(StreamTable::Place& place);
   // Takes a stream away, for good. With mutex_ held.
   void remove(std::size_t index, StreamPhase to);
@@ -157,7 +159,6 @@ class Comm : public FailureSink, public Recoverable {
 
  private:
   Status add_stream(std::unique_ptr<DataStream> stream, StreamPhase phase);
-  Status attach(StreamTable::Place& place, EventLoopWorker* worker);
   // True: there were some.
   bool adopt_arrivals();
   bool take_away_streams();

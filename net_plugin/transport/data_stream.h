@@ -79,6 +79,8 @@ class DataStream {
 
   // Its driver has ended.
   void fail_comm(const Status& status) { failures_->fail(status); }
+  // The peer has ended it, and not the comm. Once it is over.
+  virtual bool is_given_back() const { return false; }
   // Why it is over; once no driver will come again.
   const Status& loss() const { return loss_; }
 

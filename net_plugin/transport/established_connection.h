@@ -9,6 +9,7 @@
 #include "base/owned_fd.h"
 #include "os/network_interface.h"
 #include "os/socket_address.h"
+#include "transport/optional_connections.h"
 #include "transport/peer_probe.h"
 #include "transport/stream_arrivals.h"
 #include "wire/handshake_message.h"
@@ -40,6 +41,7 @@ struct EstablishedConnection {
   // The connecting side only: what further connections show, and how many there may be in all.
   JoinTicket ticket;
   int most_streams = 0;
+  std::shared_ptr<OptionalConnections::Share> optional;  // those of its streams that it could do without
 };
 
 }  // namespace bagua_net

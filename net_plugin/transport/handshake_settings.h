@@ -7,6 +7,7 @@
 
 #include "config/plugin_config.h"
 #include "os/tcp_socket.h"
+#include "transport/optional_connections.h"
 
 namespace bagua_net {
 
@@ -29,6 +30,7 @@ struct HandshakeSettings {
   int rank = -1;         // of this process, for the log; -1: unknown
   std::string host_name;
   std::uint64_t process_id = 0;
+  OptionalConnections* optional = nullptr;  // outlives whoever has the settings; nullptr: without limits
 };
 
 }  // namespace bagua_net

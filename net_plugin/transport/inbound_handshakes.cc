@@ -10,6 +10,7 @@
 
 #include "base/monotonic_clock.h"
 #include "os/local_address.h"
+#include "os/process_room.h"
 #include "os/random_bytes.h"
 #include "transport/recovery_timing.h"
 
@@ -439,9 +440,7 @@ HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admiss
     admission->joining = is_stream_0 ? Joining::kReplacesFirst : Joining::kReplaces;
   } else if (is_first && (accepted.returned & (std::uint64_t{1} << hello.stream_index)) == 0) {
     accepted.returned |= std::uint64_t{1} << hello.stream_index;
-  } else if (accepted.streams < most_streams()) {
-    ++accepted.streams;
-  } else {
+  } else if (!admission->arrivals->has_room(most_streams()) || optional_descriptors() == 0) {
     return HandshakeVerdict::kUnknownStream;
   }
   admission->arrivals->announce();
@@ -477,7 +476,6 @@ void InboundHandshakes::remember_accepted(const RandomId& id, const Listen& list
   accepted_[listen.comm_id] = {listen.token,
                                id,
                                listen.reply,
-                               static_cast<int>(listen.connection.sockets.size()),
                                0,
                                listen.connection.arrivals};
 }

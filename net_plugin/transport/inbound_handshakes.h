@@ -94,7 +94,6 @@ class InboundHandshakes {
     Token token{};
     RandomId listen_id{};
     Reply reply;  // that its first streams got
-    int streams = 0;
     std::uint64_t returned = 0;              // a bit for each of the first streams whose connection came again
     std::weak_ptr<StreamArrivals> arrivals;  // expires with the comm
   };

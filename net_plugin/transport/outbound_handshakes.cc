@@ -59,7 +59,11 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint1
     attempt.interface = interface;
     attempt.timeout_ms = settings_.connect_timeout_ms;
     attempt.deadline_ms = monotonic_ms() + attempt.timeout_ms;
-    const int wanted = settings_.streams.value_or(first_auto_streams(settings_.has_workers));
+    int wanted = settings_.streams.value_or(first_auto_streams(settings_.has_workers));
+    if (!settings_.streams && settings_.optional != nullptr) {
+      attempt.connection.optional = std::make_shared<OptionalConnections::Share>(settings_.optional);
+      wanted = 1 + attempt.connection.optional->take(wanted - 1);
+    }
     const int most = std::max<int>(decoded.max_streams, 1);
     attempt.hello.streams_wanted = static_cast<std::uint16_t>(std::clamp(wanted, 1, most));
     attempt.connection.most_streams =

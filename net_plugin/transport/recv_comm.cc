@@ -98,7 +98,14 @@ void RecvComm::count_damage(const Status& damage) {
 
 int RecvComm::place_of(Joining joining) {
   // The first one is kept for a stream 0 that comes again.
-  if (joining != Joining::kReplacesFirst) return streams_.first_in(StreamPhase::kFree, 1);
+  if (joining != Joining::kReplacesFirst) {
+    const int free = streams_.first_in(StreamPhase::kFree, 1);
+    if (free >= 0) return free;
+    // Without recovery it cannot be told from the end of the comm that a stream was given back.
+    const int ended = streams_.first_in(StreamPhase::kEnded, 1);
+    if (ended >= 0) remove(static_cast<std::size_t>(ended), StreamPhase::kFree);
+    return ended;
+  }
   // Its sender knows that it is lost, and sends all of it again that was not acknowledged.
   if (DataStream* const lost = streams_[0].stream.get(); lost != nullptr) {
     detach(streams_[0]);
@@ -152,7 +159,7 @@ Status RecvComm::check_progress_possible() {
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     const DataStream* stream = streams_[index].stream.get();
     if (stream == nullptr) continue;
-    has_ended |= stream->state() == StreamState::kEnded;
+    has_ended |= stream->state() == StreamState::kEnded && !stream->is_given_back();
     // A parked stream does not come to its end before later receives are posted, which may wait for this one.
     if (!stream->is_over() && (parked >> index & 1) == 0) {
       none_left_ms_ = 0;

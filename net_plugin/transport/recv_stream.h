@@ -33,6 +33,10 @@ class RecvStream final : public DataStream {
 
   // It has brought a chunk that was never sent before. Any thread.
   bool has_new_chunks() const { return has_new_chunks_.load(std::memory_order_acquire); }
+  // The sender has ended this stream alone. Once it is over.
+  bool is_given_back() const override { return header_.end && header_.acknowledge; }
+  // Messages that the sender says it has sent in all. Once it is over; -1: it does not say.
+  std::int64_t messages_sent() const { return header_.end && !header_.acknowledge ? static_cast<std::int64_t>(header_.message_number) : -1; }
   // The stream is of no use any more. Once no driver will come again.
   void give_up(Status why) { lose(std::move(why)); }
 

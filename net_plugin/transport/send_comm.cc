@@ -19,6 +19,9 @@ constexpr std::int64_t kAskAgainNs = 10'000'000'000;
 // that sleeping workers are not waited for. For those awake: kAwakeShare.
 constexpr std::size_t kAsleepMultiple = 4;
 
+// Between two looks whether a stream can be closed: it takes an acknowledgement.
+constexpr std::int64_t kGiveBackNs = 50'000'000;
+
 constexpr int kLivenessCheckMs = 1000;
 constexpr int kForgetLivenessMs = 5000;
 // One may be lost, and the answer to the next be on its way.
@@ -187,6 +190,27 @@ void SendComm::watch_growth(std::size_t bytes) {
   stats_.set_growth(policy_.growth->target(), policy_.growth->trials(), policy_.growth->gains());
   const auto target = static_cast<std::size_t>(std::min(policy_.growth->target(), policy_.most_streams));
   follow_target(std::max(target, first_streams_), now_ns);
+  const std::size_t kept = std::max(static_cast<std::size_t>(policy_.growth->kept()), first_streams_);
+  if (streams_.size() > kept && now_ns >= give_back_ns_) give_back_streams(kept, now_ns);
+}
+
+void SendComm::give_back_streams(std::size_t kept, std::int64_t now_ns) {
+  give_back_ns_ = now_ns + kGiveBackNs;
+  while (streams_.size() > std::max(kept, in_use_)) {
+    const std::size_t last = streams_.size() - 1;
+    if (streams_[last].phase() != StreamPhase::kLive || stream(last)->is_over()) return;
+    detach(streams_[last]);
+    if (!stream(last)->is_acknowledged()) {
+      stream(last)->ask_for_acknowledgement();
+      const Status status = drive(last);
+      if (!status.is_ok()) fail(status);
+      return;
+    }
+    stream(last)->give_back();
+    remove(last, StreamPhase::kFree);
+    asked_for_ = streams_.size();
+    if (policy_.optional != nullptr) policy_.optional->give_back(1);
+  }
 }
 
 bool SendComm::all_streams_are_full() const {
@@ -201,7 +225,10 @@ void SendComm::follow_target(std::size_t target, std::int64_t now_ns) {
   if (target > here) {
     if (now_ns >= ask_again_ns_) asked_for_ = here;
     if (target > asked_for_) {
-      policy_.open_streams(static_cast<int>(target - asked_for_));
+      int count = static_cast<int>(target - asked_for_);
+      // Without room for them it goes on with those that it has.
+      if (policy_.optional != nullptr) count = policy_.optional->take(count);
+      if (count > 0) policy_.open_streams(count);
       asked_for_ = target;
       ask_again_ns_ = now_ns + kAskAgainNs;
     }
@@ -459,7 +486,7 @@ bool SendComm::is_closed(std::int64_t now_ms) {
   bool is_acknowledged = is_delivered;
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     if (stream(index) == nullptr) continue;
-    stream(index)->ask_for_acknowledgement();
+    if (policy_.checksums) stream(index)->ask_for_acknowledgement();
     is_delivered &= stream(index)->is_delivered();
     is_acknowledged &= stream(index)->is_acknowledged();
   }

@@ -29,6 +29,7 @@ struct SendPolicy {
   // Asks for so many more streams, which come in as arrivals, or never if the peer refuses.
   std::function<void(int count)> open_streams;
   int most_streams = 1;
+  std::shared_ptr<OptionalConnections::Share> optional;  // bounds them; nullptr: nothing does
 
   // Recovery: asks for a stream in place of one that was lost. It comes in as an arrival, or a failure is reported
   // there. Empty: no recovery.
@@ -99,6 +100,8 @@ class SendComm final : public Comm {
   void watch_growth(std::size_t bytes);
   bool all_streams_are_full() const;
   void follow_target(std::size_t target, std::int64_t now_ns);
+  // Closes a stream that a trial has opened for nothing, once the peer has all of it.
+  void give_back_streams(std::size_t kept, std::int64_t now_ns);
   // Which streams take new chunks, after the number in use or the streams themselves have changed.
   void use_streams(std::size_t in_use);
 
@@ -131,6 +134,7 @@ class SendComm final : public Comm {
   std::size_t striped_under_way_ = 0;
   std::size_t asked_for_ = 0;      // streams in all, those that are here included
   std::int64_t ask_again_ns_ = 0;  // when to give up on those that did not come
+  std::int64_t give_back_ns_ = 0;  // when to look again for streams to close
   std::int64_t check_liveness_ms_ = 0;
   std::array<std::int64_t, kMaxStreams> answered_ms_{};  // when all that it sent was answered, as far as was looked
 

@@ -280,10 +280,13 @@ void SendStream::abandon() {
   if (unacknowledged_.has_references() || (has_chunk_ && chunk_.by_reference)) reset();
 }
 
-void SendStream::say_goodbye(std::uint64_t messages) {
+void SendStream::say_goodbye(std::uint64_t messages) { say_end(messages, false); }
+
+void SendStream::say_end(std::uint64_t messages, bool of_stream) {
   if (!recovers() || is_over() || has_chunk_) return;
   FrameHeader end;
   end.end = true;
+  end.acknowledge = of_stream;
   end.message_number = messages;
   encode_frame_header(end, header_.data());
   if (checksums_) append_frame_checksums(0, header_.data());
@@ -301,7 +304,7 @@ bool SendStream::is_delivered() {
 }
 
 void SendStream::ask_for_acknowledgement() {
-  if (!checksums_ || is_over() || has_chunk_ || unasked_chunks_ == 0) return;
+  if (!recovers() || is_over() || has_chunk_ || unasked_chunks_ == 0) return;
   if (unacknowledged_.is_empty() || unacknowledged_.is_full()) return;
   const Chunk& last = unacknowledged_.last();  // a copy, since others ask
   chunk_ = Chunk{};

@@ -42,6 +42,8 @@ class SendStream final : public DataStream {
   std::uint32_t poll_flags() const override;
   void abandon() override;
   void say_goodbye(std::uint64_t messages) override;
+  // The last word of a stream alone; once no driver will come again.
+  void give_back() { say_end(0, true); }
   using DataStream::reset;  // once no driver will come again
   // Asks the kernel how the connection is, for the statistics. Any thread.
   void sample_delivery() const;
@@ -57,8 +59,8 @@ class SendStream final : public DataStream {
   bool is_delivered();
   // The peer has it. Once that was called.
   bool is_acknowledged() const { return state() == StreamState::kEnded || (!has_chunk_ && unacknowledged_.is_empty()); }
-  // What the peer's kernel has may be damaged. Sends the last chunk again, unless the peer acknowledges it without
-  // that. With checksums only; by the driver, once nothing else is to be sent.
+  // What the peer's kernel has may be damaged, or lost yet. Sends the last chunk again, unless the peer acknowledges it
+  // without that. By the driver, once nothing else is to be sent.
   void ask_for_acknowledgement();
   // The peer has acknowledged something since this was asked last. Any thread.
   bool was_acknowledged() { return was_acknowledged_.exchange(false, std::memory_order_relaxed); }
@@ -88,6 +90,7 @@ class SendStream final : public DataStream {
   bool should_listen() const;
   ssize_t write_chunk();
   void end_chunk();
+  void say_end(std::uint64_t messages, bool of_stream);
   StreamProgress end_of_output(int error_number);
   // The connection is of no use any more. error_number 0: the peer has closed it.
   void peer_is_gone(int error_number);

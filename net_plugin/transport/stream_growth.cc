@@ -99,12 +99,14 @@ void StreamGrowth::begin_trial(double rate) {
   former_target_ = target();
   trial_target_ = std::min(kFactor * former_target_, most_);
   target_.store(trial_target_, std::memory_order_relaxed);
+  kept_.store(trial_target_, std::memory_order_relaxed);
   phase_ = Phase::kSettling;
 }
 
 void StreamGrowth::end_trial(bool gained, std::int64_t now_ns) {
   phase_ = Phase::kWatching;
   target_.store(gained ? trial_target_ : former_target_, std::memory_order_relaxed);
+  kept_.store(target(), std::memory_order_relaxed);
   if (gained) {
     gains_.fetch_add(1, std::memory_order_relaxed);
     pause_ns_ = 0;

@@ -25,10 +25,13 @@ namespace bagua_net {
 
 class StreamGrowth {
  public:
-  StreamGrowth(int initial, int most) : most_(most), target_(initial) {}
+  StreamGrowth(int initial, int most) : most_(most), target_(initial), kept_(initial) {}
 
   // Connections that a comm should use now.
   int target() const { return target_.load(std::memory_order_relaxed); }
+
+  // Connections of a comm that may still be of use: those of a trial, too, until it has ended.
+  int kept() const { return kept_.load(std::memory_order_relaxed); }
 
   // Trials of more connections ever, and those that gained.
   std::uint32_t trials() const { return trials_.load(std::memory_order_relaxed); }
@@ -62,6 +65,7 @@ class StreamGrowth {
 
   const int most_;
   std::atomic<int> target_;
+  std::atomic<int> kept_;
   std::atomic<std::uint32_t> trials_{0};
   std::atomic<std::uint32_t> gains_{0};
   std::mutex mutex_;  // guards everything below

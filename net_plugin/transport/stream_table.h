@@ -54,7 +54,8 @@ class StreamTable {
   // Places up to the last that is not free.
   std::size_t size() const { return size_; }
   std::size_t count(StreamPhase phase) const { return counts_[static_cast<std::size_t>(phase)]; }
-  std::size_t free_places() const { return count(StreamPhase::kFree); }
+  // Those that a stream which joins may take.
+  std::size_t free_places() const { return count(StreamPhase::kFree) + count(StreamPhase::kEnded); }
   // A bit mask.
   std::uint64_t places_in(StreamPhase phase) const {
     std::uint64_t mask = 0;

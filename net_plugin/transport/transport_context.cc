@@ -81,6 +81,7 @@ TransportContext::TransportContext(const PluginConfig& config, std::vector<Devic
       stats_(
           std::make_shared<StatsPage>(config.stats, job_position(process_environment()), settings_.host_name, workers)),
       trace_(std::move(trace)) {
+  settings_.optional = &optional_;
   if (!stats_->failure().empty()) {
     BAGUA_NET_INFO("`bagua-net stats` cannot show this process: " + stats_->failure());
   }
@@ -179,6 +180,7 @@ SendPolicy TransportContext::send_policy(int device, const EstablishedConnection
   policy.growth =
       &growth_.try_emplace(interface, first_auto_streams(settings_.has_workers), kMaxAutoStreams).first->second;
   policy.most_streams = connection.most_streams;
+  policy.optional = connection.optional;
   // The service runs as long as any comm is open.
   policy.open_streams = [service = service_.get(), ticket = connection.ticket,
                          arrivals = connection.arrivals](int count) { service->join(ticket, count, arrivals); };

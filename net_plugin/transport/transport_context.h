@@ -84,6 +84,7 @@ class TransportContext {
 
   const PluginConfig config_;
   const std::vector<Device> devices_;
+  OptionalConnections optional_;  // outlives the comms and the service
   HandshakeSettings settings_;
   const std::unique_ptr<FaultInjector> faults_;  // outlives the comms; nullptr: none are asked for
   StallReport stalls_;                           // outlives the comms

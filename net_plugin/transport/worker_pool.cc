@@ -1,6 +1,8 @@
 #include "transport/worker_pool.h"
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
 #include "base/log_sink.h"
 #include "base/monotonic_clock.h"
@@ -15,25 +17,30 @@ constexpr std::size_t kUsualStreams = 3;
 
 WorkerPool::Lane WorkerPool::open_lane(Direction direction, Path path) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  start();
   const std::size_t number = lanes_[static_cast<std::size_t>(path)][static_cast<std::size_t>(direction)]++;
   // The first streams of a comm and of its counterpart in the ring should not meet.
   return {direction == Direction::kSend ? number : number + width(path) / 2, path};
 }
 
+void WorkerPool::start() {
+  if (std::exchange(has_started_, true)) return;
+  for (int number = 0; number < wanted_; ++number) {
+    auto started = std::make_unique<EventLoopWorker>(spin_us_, affinity_);
+    const Status status = started->start(number);
+    if (!status.is_ok()) {
+      BAGUA_NET_WARN("Bagua-Net: going on with " + std::to_string(number) + " I/O threads instead of " +
+                     std::to_string(wanted_) + ": " + status.message());
+      break;
+    }
+    workers_.push_back(std::move(started));
+  }
+  size_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+}
+
 Status WorkerPool::assign(const Lane& lane, int stream_index, EventLoopWorker** worker) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (size_ == 0) return Status::internal_error("a worker was asked of a pool without workers");
-  if (workers_.empty()) {
-    for (int number = 0; number < size_; ++number) {
-      auto started = std::make_unique<EventLoopWorker>(spin_us_, affinity_);
-      const Status status = started->start(number);
-      if (!status.is_ok()) {
-        workers_.clear();
-        return status;
-      }
-      workers_.push_back(std::move(started));
-    }
-  }
+  if (workers_.empty()) return Status::internal_error("a worker was asked of a pool without workers");
   const std::size_t count = width(lane.path);
   const std::size_t distance = std::max<std::size_t>(count / kUsualStreams, 1);
   *worker = workers_[(lane.first + static_cast<std::size_t>(stream_index) * distance) % count].get();
@@ -42,7 +49,7 @@ Status WorkerPool::assign(const Lane& lane, int stream_index, EventLoopWorker** 
 
 RecoveryThread* WorkerPool::recovery() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (recovery_ == nullptr) {
+  if (!std::exchange(has_started_recovery_, true)) {
     auto started = std::make_unique<RecoveryThread>();
     const Status status = started->start();
     if (!status.is_ok()) {
@@ -80,6 +87,8 @@ void WorkerPool::stop() {
   const std::lock_guard<std::mutex> lock(mutex_);
   recovery_.reset();
   workers_.clear();
+  has_started_ = has_started_recovery_ = false;
+  size_.store(wanted_, std::memory_order_relaxed);
 }
 
 }  // namespace bagua_net

@@ -17,7 +17,8 @@
 //     36     4  CRC-32C of bytes 0 to 35
 //
 // A message of zero bytes is one chunk of zero bytes. The end of the comm says that its sender has closed it; only the
-// message number means something there: the number of messages that were sent.
+// message number means something there: the number of messages that were sent. With flag 1 it is the end of that stream
+// alone, of which the sender has no more use.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +39,7 @@ struct FrameHeader {
   bool acknowledge = false;   // the sender keeps the bytes until it hears that they were received
   bool by_reference = false;  // and until then they may be its memory, wherever the kernel has them
   std::uint16_t attempt = 0;
-  bool end = false;  // no chunk: the sender has closed the comm
+  bool end = false;  // no chunk: the sender has closed the comm, or with `acknowledge` the stream
 };
 
 void encode_frame_header(const FrameHeader& header, std::uint8_t* bytes);

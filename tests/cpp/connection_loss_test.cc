@@ -207,6 +207,7 @@ class KilledPeer {
   KilledPeer& operator=(const KilledPeer&) = delete;
 
   int pipe() const { return pipe_.get(); }
+  void signal(int number) const { ::kill(child_, number); }
   void kill() {
     if (child_ <= 0) return;
     ::kill(child_, SIGKILL);
@@ -436,6 +437,47 @@ TEST_CASE(a_sender_that_was_killed_is_an_error) {
   }
 }
 
+// It gets no CPU, say: its connections are replaced when it does.
+TEST_CASE(a_sender_that_is_stopped_when_its_connections_are_reset_is_waited_for) {
+  for (const int workers : {0, 2}) {
+    const std::vector<std::uint8_t> message = make_message(0, 1000);
+    KilledPeer peer([&](int pipe) {
+      std::unique_ptr<TransportContext> context;
+      CHECK_OK(TransportContext::create(config_with(workers), {loopback_device()}, &context));
+      Handle handle = read_handle(pipe);
+      SendComm* comm = connect_to(*context, handle);
+      write_handle(pipe, handle);
+      read_handle(pipe);
+      Request* send = nullptr;
+      CHECK_OK(TransportContext::isend(comm, message.data(), message.size(), nullptr, &send));
+      CHECK_OK(outcome(send));
+      for (;;) ::pause();
+    });
+    std::unique_ptr<TransportContext> context;
+    CHECK_OK(TransportContext::create(config_with(workers), {loopback_device()}, &context));
+    Handle handle{};
+    ListenComm* listener = nullptr;
+    CHECK_OK(context->listen(0, handle.data(), &listener));
+    write_handle(peer.pipe(), handle);
+    RecvComm* comm = accept_from(*context, listener);
+    read_handle(peer.pipe());
+    std::vector<std::uint8_t> room(message.size());
+    Request* receive = nullptr;
+    CHECK_OK(TransportContext::irecv(comm, room.data(), room.size(), nullptr, &receive));
+    peer.signal(SIGSTOP);
+    cut_all(Cut::kReset);
+    // Longer than it takes to notice one that was killed.
+    for (const std::int64_t end_ms = monotonic_ms() + 2500; monotonic_ms() < end_ms; ::usleep(1000)) {
+      CHECK(!is_request_done(receive));
+    }
+    peer.signal(SIGCONT);
+    write_handle(peer.pipe(), handle);
+    CHECK_OK(outcome(receive));
+    CHECK(room == message);
+    context->close(comm);
+  }
+}
+
 // The kernel probes nothing while something is unacknowledged, and repeats that for a quarter of an hour.
 TEST_CASE(a_sender_whose_host_vanished_before_an_acknowledgement_is_an_error) {
   PluginConfig config = config_with(0, 1);
@@ -515,6 +557,44 @@ TEST_CASE(closing_does_not_wait_for_connections_that_cannot_be_opened) {
       context.reset();
     }
   }
+}
+
+TEST_CASE(many_comms_close_as_fast_as_one) {
+  const auto close_ms = [](int count) {
+    KilledPeer peer([&](int pipe) {
+      std::unique_ptr<TransportContext> context;
+      CHECK_OK(TransportContext::create(config_with(0), {loopback_device()}, &context));
+      for (int i = 0; i < count; ++i) {
+        Handle handle{};
+        ListenComm* listener = nullptr;
+        CHECK_OK(context->listen(0, handle.data(), &listener));
+        write_handle(pipe, handle);
+        accept_from(*context, listener);
+      }
+      write_handle(pipe, {});
+      ::raise(SIGSTOP);
+    });
+    std::unique_ptr<TransportContext> context;
+    CHECK_OK(TransportContext::create(config_with(0), {loopback_device()}, &context));
+    std::vector<SendComm*> comms;
+    const std::vector<std::uint8_t> message = make_message(0, 100);
+    for (int i = 0; i < count; ++i) {
+      Handle handle = read_handle(peer.pipe());
+      comms.push_back(connect_to(*context, handle));
+      Request* send = nullptr;
+      CHECK_OK(TransportContext::isend(comms.back(), message.data(), message.size(), nullptr, &send));
+      CHECK_OK(outcome(send));
+    }
+    read_handle(peer.pipe());
+    cut_all(Cut::kReset);
+    const std::int64_t begin_ms = monotonic_ms();
+    for (SendComm* const comm : comms) context->close(comm);
+    return monotonic_ms() - begin_ms;
+  };
+  const std::int64_t one_ms = close_ms(1);
+  const std::int64_t eight_ms = close_ms(8);
+  std::printf("        one within %d ms, eight within %d ms\n", static_cast<int>(one_ms), static_cast<int>(eight_ms));
+  CHECK(eight_ms < 4 * one_ms);
 }
 
 }  // namespace bagua_net

@@ -105,9 +105,19 @@ def _take_address_away(lab: Lab) -> Callable[[], None]:
     return lambda: _ip(lab, 0, "addr", "add", address, "dev", "eth0")
 
 
+def _reset_and_take_link_down(lab: Lab) -> Callable[[], None]:
+    # As a router that fails over: both ends know at once, and new connections are not answered for a while.
+    assert sum(_reset_connections(lab, host) for host in range(2)) > 0
+    return _take_link_down(lab)
+
+
 @pytest.mark.parametrize("workers", _WORKERS)
-@pytest.mark.parametrize("outage_s", _OUTAGES_S)
-@pytest.mark.parametrize("begin", [_take_link_down, _take_address_away])
+@pytest.mark.parametrize(
+    ("begin", "outage_s"),
+    [(begin, outage_s) for begin in (_take_link_down, _take_address_away) for outage_s in _OUTAGES_S]
+    # Longer than a process that was killed goes unnoticed.
+    + [(_reset_and_take_link_down, max(2.5, outage_s)) for outage_s in _OUTAGES_S],
+)
 def test_an_outage(begin: Callable[[Lab], Callable[[], None]], outage_s: float, workers: str) -> None:
     environment = {"BAGUA_NET_NWORKERS": workers}
     with (

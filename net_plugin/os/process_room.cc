@@ -1,0 +1,44 @@
+#include "os/process_room.h"
+
+#include <dirent.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+#include <memory>
+
+namespace bagua_net {
+namespace {
+
+// Eight ranks of a host, and what is not optional.
+constexpr int kPortShare = 16;
+constexpr int kDescriptorShare = 2;
+
+int open_descriptors() {
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir("/proc/self/fd"), ::closedir);
+  if (directory == nullptr) return 0;
+  int count = 0;
+  while (::readdir(directory.get()) != nullptr) ++count;
+  return count;
+}
+
+}  // namespace
+
+int optional_descriptors() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return INT_MAX;
+  const auto share = static_cast<int>(std::min<rlim_t>(limit.rlim_cur / kDescriptorShare, INT_MAX));
+  return std::max(share - open_descriptors(), 0);
+}
+
+int optional_ports() {
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen("/proc/sys/net/ipv4/ip_local_port_range", "re"),
+                                                   std::fclose);
+  int first = 0;
+  int last = 0;
+  if (file == nullptr || std::fscanf(file.get(), "%d %d", &first, &last) != 2) return INT_MAX;
+  return std::max(last - first + 1, 0) / kPortShare;
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,57 @@
+// OptionalConnections: the connections of this process that only make it faster, within what os/process_room.h leaves
+// for them. Shared by all comms that connect; any thread.
+#pragma once
+
+#include <algorithm>
+#include <mutex>
+
+#include "os/process_room.h"
+
+namespace bagua_net {
+
+class OptionalConnections {
+ public:
+  // Those of one comm. Gives back what it has when it goes.
+  class Share {
+   public:
+    explicit Share(OptionalConnections* all) : all_(all) {}
+    ~Share() { give_back(taken_); }
+    Share(const Share&) = delete;
+    Share& operator=(const Share&) = delete;
+
+    // Of so many those that there is room for.
+    int take(int count) {
+      const int taken = all_->take(count);
+      taken_ += taken;
+      return taken;
+    }
+    void give_back(int count) {
+      taken_ -= count;
+      all_->give_back(count);
+    }
+    int taken() const { return taken_; }
+
+   private:
+    OptionalConnections* const all_;
+    int taken_ = 0;
+  };
+
+ private:
+  int take(int count) {
+    if (count <= 0) return 0;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const int room = std::min(optional_descriptors(), optional_ports() - taken_);
+    const int taken = std::clamp(room, 0, count);
+    taken_ += taken;
+    return taken;
+  }
+  void give_back(int count) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    taken_ -= count;
+  }
+
+  std::mutex mutex_;  // guards the next
+  int taken_ = 0;
+};
+
+}  // namespace bagua_net
