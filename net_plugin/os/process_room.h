@@ -1,6 +1,6 @@
-// ProcessRoom: how much of this process's limits is left for what it can do without: further connections, pipes. Half of
-// its descriptors, and most of the host's local ports, are not for that: they are the application's, other processes',
-// and those of connections that are needed.
+// ProcessRoom: how much of this process's limits is left for what it can do without: further connections, pipes. Half
+// of its descriptors, and most of the host's local ports, are not for that: they are the application's, other
+// processes', and those of connections that are needed.
 #pragma once
 
 namespace bagua_net {

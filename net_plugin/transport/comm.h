@@ -6,9 +6,9 @@
 // streams are driven by workers, or, where the process has none, are the comm's own as well. Streams may join while the
 // comm lives; the table of them is in transport/stream_table.h.
 //
-// Own streams belong to the comm's mutex: whoever holds it may drive them. That is the calling thread, and with recovery
-// also the recovery thread, while something is to be sent again: the application may not call the comm before the peer
-// has what was lost.
+// Own streams belong to the comm's mutex: whoever holds it may drive them. That is the calling thread, and with
+// recovery also the recovery thread, while something is to be sent again: the application may not call the comm before
+// the peer has what was lost.
 #pragma once
 
 #include <array>
@@ -178,11 +178,11 @@ class Comm : public FailureSink, public Recoverable {
   const std::shared_ptr<StreamArrivals> arrivals_;
   FaultInjector* const faults_;
   StallReport* const stalls_;
-  std::int64_t look_ms_ = 0;        // when to look for a stall again
-  bool is_stalled_ = false;         // it was reported
-  bool stopped_ = false;            // guarded by mutex_: no stream is driven any more
-  bool alone_ = false;              // drive_alone()
-  std::size_t next_own_ = 0;        // of the own streams, which begins
+  std::int64_t look_ms_ = 0;  // when to look for a stall again
+  bool is_stalled_ = false;   // it was reported
+  bool stopped_ = false;      // guarded by mutex_: no stream is driven any more
+  bool alone_ = false;        // drive_alone()
+  std::size_t next_own_ = 0;  // of the own streams, which begins
   std::vector<std::string> log_;
   std::vector<std::unique_ptr<MemoryRegistration>> registrations_;
   RecoveryThread* recovery_ = nullptr;  // nullptr: no recovery, or none any more

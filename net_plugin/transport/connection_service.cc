@@ -55,8 +55,10 @@ Status ConnectionService::connect(const NetworkInterface& interface, std::uint8_
   const CallersLock lock(this);
   BAGUA_NET_RETURN_IF_ERROR(failure_);
   const bool is_new = load_connect_state(handle) == 0;
-  const Status status = outbound_.connect(interface, is_new ? inbound_.listening_port(interface) : 0, handle, ready, connection);
-  if (*ready && connection->recovers) inbound_.remember_connected(connection->ticket.hello.comm_id, connection->arrivals);
+  const Status status =
+      outbound_.connect(interface, is_new ? inbound_.listening_port(interface) : 0, handle, ready, connection);
+  if (*ready && connection->recovers)
+    inbound_.remember_connected(connection->ticket.hello.comm_id, connection->arrivals);
   if (is_new) poller_.wake();  // a new deadline to look after
   return status;
 }

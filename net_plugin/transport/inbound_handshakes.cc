@@ -118,6 +118,7 @@ Status InboundHandshakes::accept(const RandomId& id, bool* ready, EstablishedCon
   Listen& listen = found->second;
   if (listen.state == ListenState::kReady) {
     listen.connection.arrivals = std::make_shared<StreamArrivals>();
+    listen.connection.arrivals->set_streams(static_cast<int>(listen.connection.sockets.size()));
     remember_accepted(id, listen);
     *connection = std::move(listen.connection);
     listens_.erase(found);
@@ -186,6 +187,7 @@ Status InboundHandshakes::check_assembling(Listen& listen, std::int64_t now_ms) 
 void InboundHandshakes::stop_listening(const RandomId& id) { listens_.erase(id); }
 
 std::uint16_t InboundHandshakes::listening_port(const NetworkInterface& interface) {
+  if (settings_.recovery == Recovery::kOff) return 0;
   ListeningSocket* listening = nullptr;
   return open_listening_socket(interface, &listening).is_ok() ? listening->address.port() : 0;
 }
@@ -453,9 +455,8 @@ void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admi
   Status options = apply_tcp_options(peer.socket.get(), settings_.tcp, peer.is_of_this_host());
   if (options.is_ok() && settings_.tcp.keepalive_s > 0) {
     const bool recovers = (admission.reply.features & kFeatureRecovery) != 0;
-    options = limit_unanswered_writes(
-        peer.socket.get(),
-        recovers ? receiver_silence_ms(settings_.tcp.keepalive_s) : settings_.tcp.keepalive_s * 1000);
+    options = limit_unanswered_writes(peer.socket.get(), recovers ? receiver_silence_ms(settings_.tcp.keepalive_s)
+                                                                  : settings_.tcp.keepalive_s * 1000);
   }
   constexpr char kKind[] = "options";
   if (!options.is_ok() && log_->is_due(LogLevel::kWarn, kKind, monotonic_ms())) {
@@ -473,11 +474,7 @@ void InboundHandshakes::remember_accepted(const RandomId& id, const Listen& list
   for (auto accepted = accepted_.begin(); accepted != accepted_.end();) {
     accepted = accepted->second.arrivals.expired() ? accepted_.erase(accepted) : std::next(accepted);
   }
-  accepted_[listen.comm_id] = {listen.token,
-                               id,
-                               listen.reply,
-                               0,
-                               listen.connection.arrivals};
+  accepted_[listen.comm_id] = {listen.token, id, listen.reply, 0, listen.connection.arrivals};
 }
 
 void InboundHandshakes::drop_unauthenticated(std::uint64_t id) {

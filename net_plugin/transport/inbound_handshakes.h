@@ -42,7 +42,7 @@ class InboundHandshakes {
   // others wait for it meanwhile. The deadline begins when one has proved that it is the peer.
   Status accept(const RandomId& id, bool* ready, EstablishedConnection* connection);
   void stop_listening(const RandomId& id);
-  // Where this process listens on that interface; opened if need be. 0: it cannot.
+  // Where this process listens on that interface; opened if need be. 0: it cannot, or need not.
   std::uint16_t listening_port(const NetworkInterface& interface);
   // A comm that this process has opened: its peer may ask for it, as long as it is there.
   void remember_connected(const RandomId& comm_id, const std::shared_ptr<StreamArrivals>& arrivals);
@@ -93,7 +93,7 @@ class InboundHandshakes {
   struct Accepted {
     Token token{};
     RandomId listen_id{};
-    Reply reply;  // that its first streams got
+    Reply reply;                             // that its first streams got
     std::uint64_t returned = 0;              // a bit for each of the first streams whose connection came again
     std::weak_ptr<StreamArrivals> arrivals;  // expires with the comm
   };
@@ -140,7 +140,7 @@ class InboundHandshakes {
   std::map<std::string, ListeningSocket> listening_;         // by interface name
   std::map<std::uint64_t, ListeningSocket*> listening_ids_;  // by poller id; map nodes do not move
   std::map<RandomId, Listen> listens_;
-  std::map<RandomId, std::weak_ptr<StreamArrivals>> connected_;  // by comm id; expires with the comm
+  std::map<RandomId, std::weak_ptr<StreamArrivals>> connected_;   // by comm id; expires with the comm
   std::map<RandomId, Accepted> accepted_;                         // by comm id
   std::map<std::uint64_t, UnauthenticatedPeer> unauthenticated_;  // by poller id: the oldest first
   std::int64_t tell_ms_ = 0;                                      // when to look who waits for a peer; 0: nobody does

@@ -8,7 +8,7 @@
 namespace bagua_net {
 namespace {
 
-constexpr int kAnswerMs = 900;     // before the kernel asks again itself, after longer and longer times
+constexpr int kAnswerMs = 900;  // before the kernel asks again itself, after longer and longer times
 constexpr int kAskAgainMs = 200;
 
 static_assert(kReplyBytes == kChallengeBytes);
@@ -53,8 +53,7 @@ PeerAnswer PeerProbe::look(std::int64_t now_ms) {
       return PeerAnswer::kUnanswered;
     }
   }
-  const ssize_t got =
-      ::recv(socket_.get(), answer_.data() + received_, answer_.size() - received_, MSG_DONTWAIT);
+  const ssize_t got = ::recv(socket_.get(), answer_.data() + received_, answer_.size() - received_, MSG_DONTWAIT);
   const bool is_pending = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
   if (is_pending && !is_late) return PeerAnswer::kNone;
   // It says nothing: a process that is stopped or ends, or one with more connections than it can keep.

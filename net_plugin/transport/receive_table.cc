@@ -2,10 +2,15 @@
 
 #include <utility>
 
+#include "wire/acknowledgement.h"
+
 namespace bagua_net {
 namespace {
 
 std::uint64_t bit(int stream_index) { return std::uint64_t{1} << stream_index; }
+
+// Between chunks that have come are those that are under way: as many as a sender leaves unacknowledged on all streams.
+constexpr std::size_t kMaxRanges = std::size_t{kMaxStreams} * kMaxUnacknowledgedChunks;
 
 Status do_not_fit_together(const FrameHeader& header) {
   return Status::remote_error("chunks of message " + std::to_string(header.message_number) +
@@ -58,6 +63,10 @@ Status ReceiveTable::find(const FrameHeader& header, int stream_index, Request**
     case ReceivedRanges::Overlap::kNone: break;
     case ReceivedRanges::Overlap::kPart: return do_not_fit_together(header);
     case ReceivedRanges::Overlap::kWhole: return tolerates_replays_ ? Status::ok() : do_not_fit_together(header);
+  }
+  if (received_[place].size() > kMaxRanges) {
+    return Status::remote_error("message " + std::to_string(header.message_number) + " comes in more than " +
+                                std::to_string(kMaxRanges) + " pieces with gaps: the peer broke the protocol");
   }
   // A chunk counts from its header on. Otherwise a peer whose chunks overlap could complete a message while another
   // stream still writes into its memory, which then is no longer ours.

@@ -13,6 +13,7 @@ class ReceivedRanges {
   enum class Overlap { kNone, kWhole, kPart };
 
   void clear() { ranges_.clear(); }
+  std::size_t size() const { return ranges_.size(); }
 
   // How much of the range has been received.
   Overlap overlap(std::size_t begin, std::size_t end) const {
@@ -47,7 +48,8 @@ class ReceivedRanges {
 
   // The first range that ends after the position.
   std::vector<Range>::const_iterator first_after(std::size_t position) const {
-    return std::find_if(ranges_.begin(), ranges_.end(), [&](const Range& range) { return range.end > position; });
+    return std::partition_point(ranges_.begin(), ranges_.end(),
+                                [&](const Range& range) { return range.end <= position; });
   }
 
   std::vector<Range> ranges_;  // disjoint, in order

@@ -12,7 +12,7 @@ namespace bagua_net {
 namespace {
 constexpr int kTickMs = 1000;
 constexpr int kCloseStepMs = 1;
-}
+}  // namespace
 
 RecoveryThread::~RecoveryThread() {
   if (!thread_.joinable()) return;

@@ -1,13 +1,16 @@
 // RecoveryTiming: how long either end of a comm with recovery waits for what. In one place, since each relies on the
 // other's.
 //
-//   a connection is silent          the sender replaces it after kSilentStreamMs if another one of the comm is answered,
+//   a connection is silent          the sender replaces it after kSilentStreamMs if another one of the comm is
+//   answered,
 //                                   or else after a third of BAGUA_NET_KEEPALIVE_S; the receiver gives it up after two
 //                                   thirds, and leaves the last third to its sender
 //   nothing is acknowledged         the sender fails the comm after BAGUA_NET_KEEPALIVE_S
-//   no connection is left           the receiver asks the sender's process (transport/peer_probe.h). It waits as long as
+//   no connection is left           the receiver asks the sender's process (transport/peer_probe.h). It waits as long
+//   as
 //                                   that has the comm; without an answer as long as the sender tries, and kGraceMs
-//   a connection is refused         for kRefusedMs: the process has ended, and not a device on the path changed its mind
+//   a connection is refused         for kRefusedMs: the process has ended, and not a device on the path changed its
+//   mind
 #pragma once
 
 #include <cstdint>

@@ -75,7 +75,9 @@ StreamPhase RecvComm::on_lost(DataStream& stream) {
   last_loss_ = "data stream " + std::to_string(stream.index()) + ": " + stream.loss().message();
   if (stream.loss().code() == StatusCode::kDamagedData) count_damage(stream.loss());
   const std::int64_t now_ms = monotonic_ms();
-  if (now_ms < next_log_ms_) return StreamPhase::kFree;
+  // One that was about to join, say, which its sender has given up.
+  const bool is_unused = static_cast<RecvStream&>(stream).is_unused();
+  if (now_ms < next_log_ms_ || is_unused) return StreamPhase::kFree;
   next_log_ms_ = now_ms + kLogMs;
   log("Bagua-Net: a connection from " + peer_ + " was lost (" + last_loss_ + "): waiting for another one; " +
       std::to_string(losses_) + " lost on this communicator" +
@@ -156,10 +158,14 @@ Status RecvComm::check_progress_possible() {
   // Not by their states: what was posted just now concerns them before their drivers know.
   const std::uint64_t parked = table_.parked_streams();
   bool has_ended = false;
+  std::optional<std::uint64_t> sent;
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     const DataStream* stream = streams_[index].stream.get();
     if (stream == nullptr) continue;
-    has_ended |= stream->state() == StreamState::kEnded && !stream->is_given_back();
+    if (stream->state() == StreamState::kEnded && !stream->is_given_back()) {
+      has_ended = true;
+      if (const auto said = static_cast<const RecvStream*>(stream)->sent_messages()) sent = said;
+    }
     // A parked stream does not come to its end before later receives are posted, which may wait for this one.
     if (!stream->is_over() && (parked >> index & 1) == 0) {
       none_left_ms_ = 0;
@@ -168,7 +174,7 @@ Status RecvComm::check_progress_possible() {
   }
   // A stream that joined just now may bring what is missing; the next test takes it in.
   if (has_arrivals()) return Status::ok();
-  if (!recovers_ || has_ended) return fail_waiting("the peer closed the connection");
+  if (!recovers_ || has_ended) return fail_waiting("the peer closed the connection", sent);
   const std::string why = why_none_will_come();
   return why.empty() ? Status::ok() : fail_waiting(why + " (" + last_loss_ + ")");
 }
@@ -208,7 +214,7 @@ std::string RecvComm::why_none_will_come() {
   return {};
 }
 
-Status RecvComm::fail_waiting(const std::string& why) {
+Status RecvComm::fail_waiting(const std::string& why, std::optional<std::uint64_t> sent) {
   // One that is done was merely not tested yet; any other waits in vain.
   const Request* first = nullptr;
   std::size_t waiting = 0;
@@ -218,9 +224,15 @@ Status RecvComm::fail_waiting(const std::string& why) {
     if (first == nullptr || request.number_ < first->number_) first = &request;
   }
   if (first == nullptr) return Status::ok();
+  std::string cause = ": its process ended or aborted; see that rank's log";
+  if (sent && first->number_ < *sent) {
+    cause = ", which it has sent and which was lost with a connection: it closed its communicator too soon after that";
+  } else if (sent) {
+    cause = ", and it has sent " + std::to_string(*sent) +
+            ": the ranks call different collectives, or it aborted; see that rank's log";
+  }
   fail(Status::remote_error(why + " while this rank waits for message " + std::to_string(first->number_) +
-                            (waiting > 1 ? " and " + std::to_string(waiting - 1) + " more" : "") +
-                            ": its process ended or aborted; see that rank's log"));
+                            (waiting > 1 ? " and " + std::to_string(waiting - 1) + " more" : "") + cause));
   return failure();
 }
 

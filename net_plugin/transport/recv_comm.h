@@ -1,9 +1,11 @@
 // RecvComm: the receiving end of a connection. Whatever stream a chunk comes on, it is read straight into the receive
 // that it belongs to.
 //
-// With recovery it waits for the sender to replace connections that were lost. If all were, it asks the sender's process
-// whether that still has the comm; how long it waits is said in transport/recovery_timing.h.
+// With recovery it waits for the sender to replace connections that were lost. If all were, it asks the sender's
+// process whether that still has the comm; how long it waits is said in transport/recovery_timing.h.
 #pragma once
+
+#include <optional>
 
 #include "transport/comm.h"
 #include "transport/established_connection.h"
@@ -60,8 +62,8 @@ class RecvComm final : public Comm {
   void count_damage(const Status& damage);
   // No connection is left, and no other will come: why; empty: one may come.
   std::string why_none_will_come();
-  // The failure of the first receive that waits; ok: none does.
-  Status fail_waiting(const std::string& why);
+  // The failure of the first receive that waits; ok: none does. sent: messages that the sender has sent, if it says so.
+  Status fail_waiting(const std::string& why, std::optional<std::uint64_t> sent = {});
 
   const RecvPolicy policy_;
   const int first_streams_;  // that the comm began with

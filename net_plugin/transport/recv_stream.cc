@@ -25,6 +25,7 @@ Status RecvStream::open_chunk(Arrival* arrival) {
   BAGUA_NET_RETURN_IF_ERROR(table_->find(header_, index(), &request, arrival));
   if (*arrival == Arrival::kNotPosted || *arrival == Arrival::kBusy) return Status::ok();
   if (header_.attempt == 0 && !has_new_chunks()) has_new_chunks_.store(true, std::memory_order_release);
+  begun_messages_ = std::max(begun_messages_, header_.message_number + 1);
   stats_.begin_chunk();
   staging_begin_ += header_bytes_;
   remaining_ = header_.payload_bytes;
@@ -122,6 +123,14 @@ StreamProgress RecvStream::end_of_input() {
   return finish(StreamState::kEnded);
 }
 
+StreamProgress RecvStream::end_of_comm() {
+  finish(StreamState::kEnded);
+  if (is_given_back() || header_.message_number >= begun_messages_) return StreamProgress::kEnded;
+  return fail(Status::remote_error("the peer says that it has sent " + std::to_string(header_.message_number) +
+                                   " messages, and has sent message " + std::to_string(begun_messages_ - 1) +
+                                   ": it broke the protocol"));
+}
+
 StreamProgress RecvStream::progress(std::size_t budget) {
   if (is_over()) return StreamProgress::kEnded;  // a driver may look again
   set_blocked(false);
@@ -172,7 +181,7 @@ StreamProgress RecvStream::move(std::size_t budget) {
         finish(StreamState::kEnded);
         return fail(status);
       }
-      if (header_.end) return finish(StreamState::kEnded);
+      if (header_.end) return end_of_comm();
       if (arrival == Arrival::kBusy) return StreamProgress::kMore;
       if (arrival == Arrival::kNotPosted) {
         set_parked(true);

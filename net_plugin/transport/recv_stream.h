@@ -5,6 +5,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 
 #include "transport/data_stream.h"
 #include "transport/receive_table.h"
@@ -33,10 +34,14 @@ class RecvStream final : public DataStream {
 
   // It has brought a chunk that was never sent before. Any thread.
   bool has_new_chunks() const { return has_new_chunks_.load(std::memory_order_acquire); }
+  // It joined later, and has brought nothing. Once no driver will come again.
+  bool is_unused() const { return has_joined_ && begun_messages_ == 0; }
   // The sender has ended this stream alone. Once it is over.
   bool is_given_back() const override { return header_.end && header_.acknowledge; }
-  // Messages that the sender says it has sent in all. Once it is over; -1: it does not say.
-  std::int64_t messages_sent() const { return header_.end && !header_.acknowledge ? static_cast<std::int64_t>(header_.message_number) : -1; }
+  // Messages that the sender has sent in all, as it says. Once it is over; nothing: it does not say.
+  std::optional<std::uint64_t> sent_messages() const {
+    return header_.end && !header_.acknowledge ? std::optional(header_.message_number) : std::nullopt;
+  }
   // The stream is of no use any more. Once no driver will come again.
   void give_up(Status why) { lose(std::move(why)); }
 
@@ -60,6 +65,7 @@ class RecvStream final : public DataStream {
   ssize_t read_more(std::size_t* asked);
   void send_acknowledgement();
   StreamProgress end_of_input();
+  StreamProgress end_of_comm();
   StreamProgress lose(Status why);
   StreamProgress break_off(const Status& why);
 
@@ -83,7 +89,8 @@ class RecvStream final : public DataStream {
   std::size_t staging_end_ = 0;
   std::unique_ptr<std::uint8_t[]> sink_;  // of bytes that came before
   std::uint64_t received_chunks_ = 0;
-  std::uint64_t asked_chunks_ = 0;  // of them, up to the last that asked for acknowledgement
+  std::uint64_t begun_messages_ = 0;  // up to the last of which a chunk has come
+  std::uint64_t asked_chunks_ = 0;    // of them, up to the last that asked for acknowledgement
   std::uint64_t acknowledged_chunks_ = 0;
   std::array<std::uint8_t, kAcknowledgementBytes> acknowledgement_{};
   std::size_t acknowledgement_left_ = 0;  // bytes of it to be written

@@ -19,7 +19,7 @@ constexpr std::int64_t kAskAgainNs = 10'000'000'000;
 // that sleeping workers are not waited for. For those awake: kAwakeShare.
 constexpr std::size_t kAsleepMultiple = 4;
 
-// Between two looks whether a stream can be closed: it takes an acknowledgement.
+// A stream that is out of use finishes its chunk first, and is closed with an acknowledgement: between two looks.
 constexpr std::int64_t kGiveBackNs = 50'000'000;
 
 constexpr int kLivenessCheckMs = 1000;
@@ -97,9 +97,9 @@ std::unique_ptr<DataStream> SendComm::make_stream(std::unique_ptr<ByteStream> by
   if (policy_.measures_rates) kick_stream = [this](int other) { kick(other); };
   const bool zero_copy = policy_.zero_copy && scheduler == &striped_chunks_;
   answered_ms_[place] = coarse_monotonic_ms();
-  auto stream = std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, zero_copy,
-                                             std::move(kick_stream), recovers_ ? &replay_of(place) : nullptr,
-                                             policy_.checksums);
+  auto stream =
+      std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, zero_copy, std::move(kick_stream),
+                                   recovers_ ? &replay_of(place) : nullptr, policy_.checksums);
   // Not those that were there before: what lost one connection may have broken idle ones, too.
   if (streams_[place].phase() == StreamPhase::kAsked) stream->begin_with_replay();
   return stream;
@@ -191,15 +191,19 @@ void SendComm::watch_growth(std::size_t bytes) {
   const auto target = static_cast<std::size_t>(std::min(policy_.growth->target(), policy_.most_streams));
   follow_target(std::max(target, first_streams_), now_ns);
   const std::size_t kept = std::max(static_cast<std::size_t>(policy_.growth->kept()), first_streams_);
-  if (streams_.size() > kept && now_ns >= give_back_ns_) give_back_streams(kept, now_ns);
+  if (streams_.size() <= kept) give_back_ns_ = 0;
+  if (streams_.size() > kept) give_back_streams(kept, now_ns);
 }
 
 void SendComm::give_back_streams(std::size_t kept, std::int64_t now_ns) {
-  give_back_ns_ = now_ns + kGiveBackNs;
+  const bool is_due = give_back_ns_ != 0 && now_ns >= give_back_ns_;
+  if (is_due || give_back_ns_ == 0) give_back_ns_ = now_ns + kGiveBackNs;
+  if (!is_due) return;
   while (streams_.size() > std::max(kept, in_use_)) {
     const std::size_t last = streams_.size() - 1;
     if (streams_[last].phase() != StreamPhase::kLive || stream(last)->is_over()) return;
     detach(streams_[last]);
+    stream(last)->listen();
     if (!stream(last)->is_acknowledged()) {
       stream(last)->ask_for_acknowledgement();
       const Status status = drive(last);
@@ -264,8 +268,7 @@ std::string SendComm::stall_reason() {
   std::string text = std::to_string(bytes) + " bytes in " + std::to_string(sends) +
                      (sends == 1 ? " send that is unfinished" : " sends that are unfinished");
   if (const std::uint64_t missing = missing_streams(); missing != 0) {
-    return text + ", and " + std::to_string(__builtin_popcountll(missing)) +
-           " lost connections are not replaced yet";
+    return text + ", and " + std::to_string(__builtin_popcountll(missing)) + " lost connections are not replaced yet";
   }
   std::size_t undelivered = 0;
   PeerLiveness worst;
@@ -421,16 +424,17 @@ bool SendComm::has_replayed(const DataStream& stream) const {
 }
 
 bool SendComm::depends_on_missing_streams() {
-  const auto depends = [this](ChunkScheduler& chunks, const ReplayQueue& replay) {
+  const auto depends = [this](ChunkScheduler& chunks, ReplayQueue& replay) {
+    const ReplayQueue::Backlog lost = replay.backlog();
     bool takes_new = false;
-    bool takes_lost = false;
+    bool takes_lost = lost.chunks == 0;
     for (std::size_t index = 0; index < streams_.size(); ++index) {
       const SendStream* const left = stream(index);
       if (left == nullptr || left->is_over() || &replay_of(index) != &replay) continue;
       takes_new |= index < in_use_;
-      takes_lost |= left->replays();
+      takes_lost |= left->may_resend(lost.first_message);
     }
-    return (!takes_new && chunks.has_chunks()) || (!takes_lost && replay.any());
+    return !takes_lost || (!takes_new && chunks.has_chunks());
   };
   return depends(own_chunks_, own_replay_) || depends(striped_chunks_, striped_replay_);
 }

@@ -40,8 +40,8 @@ struct SendPolicy {
   StallReport* stalls = nullptr;    // outlives the comm; nullptr: nothing is reported
 };
 
-// Handing a message to a worker that is awake takes as long as copying 16 KiB: the part of SendPolicy::inline_bytes up to
-// which they do not get it. A receiver rouses its workers for the same messages.
+// Handing a message to a worker that is awake takes as long as copying 16 KiB: the part of SendPolicy::inline_bytes up
+// to which they do not get it. A receiver rouses its workers for the same messages.
 constexpr std::size_t kAwakeShare = 4;
 
 // Where more connections were found to be faster, each of them is slow: so small a part of the usual chunk is worth a
@@ -134,7 +134,7 @@ class SendComm final : public Comm {
   std::size_t striped_under_way_ = 0;
   std::size_t asked_for_ = 0;      // streams in all, those that are here included
   std::int64_t ask_again_ns_ = 0;  // when to give up on those that did not come
-  std::int64_t give_back_ns_ = 0;  // when to look again for streams to close
+  std::int64_t give_back_ns_ = 0;  // when to look for streams to close; 0: there are none
   std::int64_t check_liveness_ms_ = 0;
   std::array<std::int64_t, kMaxStreams> answered_ms_{};  // when all that it sent was answered, as far as was looked
 

@@ -61,7 +61,7 @@ Pull SendStream::pull(Chunk* chunk) {
 
 bool SendStream::pull_chunk() {
   Chunk chunk;
-  if (replays() && replay_->any() && replay_->pull(last_number_, &chunk)) {
+  if (replays() && replay_->any() && replay_->pull(last_number_.load(std::memory_order_relaxed), &chunk)) {
     stats_->resent_chunks.add(1);
     resends_.store(true, std::memory_order_relaxed);
     chunk_ = std::move(chunk);
@@ -93,7 +93,7 @@ void SendStream::begin_chunk() {
   stats_.begin_chunk();
   backlog_.under_way += chunk_.bytes;
   backlog_.unsent += chunk_.bytes;
-  last_number_ = chunk_.message_number;
+  last_number_.store(chunk_.message_number, std::memory_order_relaxed);
   written_ = 0;
   FrameHeader header;
   header.attempt = chunk_.attempt;

@@ -28,7 +28,8 @@ class SendStream final : public DataStream {
   // replay: where chunks of lost streams wait; nullptr: no recovery, the first loss is a failure.
   // checksums: what it sends has them, and what the peer says.
   SendStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index, ChunkScheduler* scheduler,
-             bool zero_copy, std::function<void(int stream)> kick, ReplayQueue* replay = nullptr, bool checksums = false)
+             bool zero_copy, std::function<void(int stream)> kick, ReplayQueue* replay = nullptr,
+             bool checksums = false)
       : DataStream(std::move(bytes), failures, index),
         scheduler_(scheduler),
         kick_(std::move(kick)),
@@ -36,7 +37,7 @@ class SendStream final : public DataStream {
         may_zero_copy_(zero_copy),
         checksums_(checksums),
         header_bytes_(kFrameHeaderBytes + (checksums ? kFrameChecksumBytes : 0)),
-        unacknowledged_(replay == nullptr ? kMostUnacknowledged : kMostUnacknowledgedWithRecovery, checksums) {}
+        unacknowledged_(replay == nullptr ? kMostUnacknowledged : kMaxUnacknowledgedChunks, checksums) {}
 
   StreamProgress progress(std::size_t budget) override;
   std::uint32_t poll_flags() const override;
@@ -73,12 +74,15 @@ class SendStream final : public DataStream {
   void begin_with_replay() { replays_.store(true, std::memory_order_relaxed); }
   // It does so. Any thread.
   bool replays() const { return replays_.load(std::memory_order_relaxed); }
+  // It does, and has carried no later message yet. Any thread.
+  bool may_resend(std::uint64_t message) const {
+    return replays() && last_number_.load(std::memory_order_relaxed) <= message;
+  }
   // It is writing such a chunk. Any thread.
   bool is_resending() const { return resends_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr std::size_t kMostUnacknowledged = 64;
-  static constexpr std::size_t kMostUnacknowledgedWithRecovery = 1024;
 
   bool recovers() const { return replay_ != nullptr; }
   // False: nothing to write now.
@@ -114,7 +118,7 @@ class SendStream final : public DataStream {
   const bool checksums_;
   const std::size_t header_bytes_;  // with checksums
   UnacknowledgedChunks unacknowledged_;
-  std::uint64_t last_number_ = 0;  // the message of the chunk that was taken last
+  std::atomic<std::uint64_t> last_number_{0};  // the message of the chunk that was taken last; written by the driver
   // Since the last chunk that asked for an acknowledgement.
   std::size_t unasked_chunks_ = 0;
   std::size_t unasked_bytes_ = 0;

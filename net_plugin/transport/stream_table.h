@@ -5,8 +5,8 @@
 //   kLive       a stream that moves chunks
 //   kLost       its connection broke, and no other is under way: it is to be asked for (again). Sending only
 //   kAsked      another connection was asked for, and will come or fail. Sending only
-//   kReplaying  an own stream of the comm on which what was lost is being sent again: the recovery thread drives it, too
-//   kEnded      a stream that its peer has ended
+//   kReplaying  an own stream of the comm on which what was lost is being sent again: the recovery thread drives it,
+//   too kEnded      a stream that its peer has ended
 //
 //   kFree  --a connection joins--> kLive
 //   kLive, kReplaying  --the connection breaks--> kLost; receiving: kFree, the peer asks for another one

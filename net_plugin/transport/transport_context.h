@@ -1,7 +1,7 @@
 // TransportContext: owns everything that lives while a process uses the plugin: listening sockets, handshakes, worker
 // pool, comms. The functions below are all that `abi` calls; they know no NCCL type. Every one may be called from any
-// thread; calls on one comm come from one thread at a time. None blocks on the peer, but closing the last comm: it waits
-// until all that were closed before have delivered what they sent, 0.7 s at most.
+// thread; calls on one comm come from one thread at a time. None blocks on the peer, but closing the last comm: it
+// waits until all that were closed before have delivered what they sent, 0.7 s at most.
 //
 // Threads run only while something is open: they start with the first listen or connect and are joined when the last
 // comm is closed, so NCCL versions whose tables have no finalize leave no thread behind either. After a connect that

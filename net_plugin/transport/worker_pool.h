@@ -1,6 +1,6 @@
-// WorkerPool: the I/O threads of this process, shared by all comms. Started with the first comm, joined by stop(); never
-// more than its size, however many comms there are. Size 0: the calling threads do all I/O. So it is as well where the
-// system has no threads for it, and it makes do with fewer.
+// WorkerPool: the I/O threads of this process, shared by all comms. Started with the first comm, joined by stop();
+// never more than its size, however many comms there are. Size 0: the calling threads do all I/O. So it is as well
+// where the system has no threads for it, and it makes do with fewer.
 #pragma once
 
 #include <algorithm>
@@ -30,11 +30,7 @@ class WorkerPool {
   // most_between_hosts: workers that serve connections between hosts, the first of the pool. A network is slower than
   // memory: with more, each sleeps and wakes for a chunk at a time.
   WorkerPool(int size, int spin_us, const cpu_set_t& affinity, int most_between_hosts = kAll)
-      : wanted_(size),
-        most_between_hosts_(most_between_hosts),
-        spin_us_(spin_us),
-        size_(size),
-        affinity_(affinity) {}
+      : wanted_(size), most_between_hosts_(most_between_hosts), spin_us_(spin_us), size_(size), affinity_(affinity) {}
 
   // Does not change while there are comms.
   int size() const { return size_.load(std::memory_order_relaxed); }

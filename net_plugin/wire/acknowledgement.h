@@ -19,6 +19,8 @@
 namespace bagua_net {
 
 constexpr std::size_t kAcknowledgementBytes = 16;
+// With recovery, that a sender leaves unacknowledged on a stream at most.
+constexpr std::size_t kMaxUnacknowledgedChunks = 1024;
 
 struct Acknowledgement {
   std::uint64_t chunks = 0;

@@ -54,8 +54,8 @@ constexpr std::uint16_t kJoiningStream = 0xffff;
 // The same for a connection that takes the place of one that was lost: of stream 0, or of any other.
 constexpr std::uint16_t kReplacingFirstStream = 0xfffe;
 constexpr std::uint16_t kReplacingStream = 0xfffd;
-// No stream: its sender has lost all connections of a comm that the other end opened, and asks whether that still has it.
-// A challenge says yes, a refusal no. The id is that of the comm; the listen's means nothing.
+// No stream: its sender has lost all connections of a comm that the other end opened, and asks whether that still has
+// it. A challenge says yes, a refusal no. The id is that of the comm; the listen's means nothing.
 constexpr std::uint16_t kAskingStream = 0xfffc;
 constexpr bool is_joining(std::uint16_t stream_index) { return stream_index >= kReplacingStream; }
 

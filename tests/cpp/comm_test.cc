@@ -10,8 +10,10 @@
 #include "support/byte_pipe.h"
 #include "support/check.h"
 #include "support/comm_parts.h"
+#include "support/two_way_pipe.h"
 #include "transport/recv_comm.h"
 #include "transport/send_comm.h"
+#include "wire/acknowledgement.h"
 #include "wire/frame_header.h"
 
 namespace bagua_net {
@@ -365,6 +367,38 @@ TEST_CASE(hostile_frames_are_refused) {
   CHECK(receive_hostile_frame({0xffffffff, 0, 0, huge}).code() == StatusCode::kInvalidUsage);
 }
 
+// The sender says how much it has sent: a comm that was cut is told from one that is complete.
+TEST_CASE(the_end_of_a_comm_is_checked_against_what_came) {
+  for (const auto& [sent, what] : {std::pair{0, "broke the protocol"}, std::pair{1, "it has sent 1: the ranks call"},
+                                   std::pair{2, "it has sent and which was lost"}}) {
+    WorkerPool no_workers{0, 0, any_cpu()};
+    auto [near, far] = TwoWayEnd::make({}, {}, 1);
+    std::vector<std::uint8_t> frames(2 * kFrameHeaderBytes + 4);
+    encode_frame_header({4, 0, 0, 4}, frames.data());
+    FrameHeader end;
+    end.end = true;
+    end.message_number = static_cast<std::uint64_t>(sent);
+    encode_frame_header(end, frames.data() + kFrameHeaderBytes + 4);
+    for (std::size_t written = 0; written < frames.size();) {
+      const iovec piece{frames.data() + written, frames.size() - written};
+      written += static_cast<std::size_t>(std::max<ssize_t>(near->write(&piece, 1), 0));
+    }
+    std::vector<std::unique_ptr<ByteStream>> streams;
+    streams.push_back(std::move(far));
+    RecvPolicy policy;
+    policy.recovers = true;
+    std::unique_ptr<RecvComm> receiver;
+    CHECK_OK(RecvComm::create(std::move(streams), "sender", nullptr, &no_workers, &receiver, policy));
+    std::vector<std::uint8_t> room(4);
+    Request* receives[2] = {};
+    for (Request*& receive : receives) CHECK_OK(receiver->irecv(room.data(), room.size(), nullptr, &receive));
+    const Status status = test_until_error(receives[1]);
+    if (status.message().find(what) == std::string::npos) check::fail(__FILE__, __LINE__, status.message());
+    receiver.reset();
+    no_workers.stop();
+  }
+}
+
 TEST_CASE(chunk_of_a_finished_message_is_refused) {
   Connection connection(1, kSmooth, 1);
   connection.pipes[0]->capacity = 1 << 20;
@@ -396,6 +430,26 @@ TEST_CASE(a_message_is_not_done_while_a_chunk_of_it_is_under_way) {
   write_raw(*connection.pipes[1], frame.data(), frame.size());
   const Status status = test_until_error(receive);
   CHECK(status.message().find("do not fit together") != std::string::npos);
+}
+
+// Chunks may be small, but a sender leaves no more gaps than it may have chunks unacknowledged.
+TEST_CASE(a_message_in_endless_pieces_is_refused) {
+  ReceiveTable table;
+  Request posted;
+  constexpr std::size_t kBytes = 1u << 20;
+  std::vector<std::uint8_t> room(kBytes);
+  table.post(&posted, nullptr, 0, room.data(), room.size(), nullptr);
+  Status status = Status::ok();
+  std::size_t pieces = 0;
+  for (std::size_t offset = 0; offset < kBytes && status.is_ok(); offset += 2, ++pieces) {
+    const FrameHeader header{1, 0, offset, kBytes};
+    Request* found = nullptr;
+    Arrival arrival = Arrival::kWanted;
+    status = table.find(header, 0, &found, &arrival);
+    if (status.is_ok()) table.finish(header, 0);
+  }
+  CHECK(status.message().find("pieces with gaps") != std::string::npos);
+  CHECK(pieces > kMaxStreams * kMaxUnacknowledgedChunks && pieces < 100'000);
 }
 
 TEST_CASE(a_message_without_bytes_comes_once) {

@@ -94,6 +94,10 @@ void connect_while_a_call_fails(Call call, int error_number) {
   std::array<std::uint8_t, 128> handle{};
   RandomId id{};
   CHECK_OK(listening.listen(loopback(), handle.data(), &id));
+  // Or else the call would fail for the port where its peer may ask.
+  std::array<std::uint8_t, 128> own_handle{};
+  RandomId own_id{};
+  CHECK_OK(connecting.listen(loopback(), own_handle.data(), &own_id));
   EstablishedConnection connected;
   EstablishedConnection accepted;
   bool is_connected = false;
@@ -171,6 +175,8 @@ TEST_CASE(what_no_retry_mends_is_an_error_that_says_so) {
   handle.address = {127, 0, 0, 1};
   handle.port = 1;
   std::array<std::uint8_t, 128> bytes{};
+  RandomId own_id{};
+  CHECK_OK(connecting.listen(loopback(), bytes.data(), &own_id));
   encode_connect_handle(handle, bytes.data());
   fail_once(Call::kSocket, EAFNOSUPPORT);
   bool ready = false;

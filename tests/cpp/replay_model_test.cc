@@ -112,8 +112,7 @@ class Model {
     link.far_end = far.get();
     link.far = std::move(far);
     link.sender_index = index;
-    link.sender =
-        std::make_unique<SendStream>(std::move(near), &failures_, index, &chunks_, false, nullptr, &replay_);
+    link.sender = std::make_unique<SendStream>(std::move(near), &failures_, index, &chunks_, false, nullptr, &replay_);
     if (replaces) link.sender->begin_with_replay();
     link.send_driver = std::make_unique<Driver>(link.sender.get(), link.near_end);
     link.send_driver->kick();

@@ -2,6 +2,7 @@
 // message arrives in its own receive.
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +18,8 @@
 #include "base/monotonic_clock.h"
 #include "support/check.h"
 #include "support/comm_parts.h"
+#include "support/cut_connections.h"
+#include "support/process_limits.h"
 #include "support/stalling_stream.h"
 #include "support/tcp_pair.h"
 #include "transport/recv_comm.h"
@@ -41,7 +44,7 @@ struct Connection {
   std::unique_ptr<RecvComm> receiver;
   std::size_t messages = 0;
 
-  Connection(int workers, std::size_t streams, int initial, int most, SendPolicy policy = {})
+  Connection(int workers, std::size_t streams, int initial, int most, SendPolicy policy = {}, bool recovers = false)
       : growth(initial, most), sending_pool(workers, 50, any_cpu()), receiving_pool(workers, 50, any_cpu()) {
     std::vector<std::unique_ptr<ByteStream>> sending;
     std::vector<std::unique_ptr<ByteStream>> receiving;
@@ -54,8 +57,12 @@ struct Connection {
     policy.growth = &growth;
     policy.open_streams = [this](int count) { asked.push_back(count); };
     if (policy.most_streams == 1) policy.most_streams = most;
+    RecvPolicy receiving_policy;
+    receiving_policy.recovers = recovers;
+    if (recovers) policy.replace_stream = [](Joining) {};
     CHECK_OK(SendComm::create(std::move(sending), "receiver", sender_arrivals, policy, &sending_pool, &sender));
-    CHECK_OK(RecvComm::create(std::move(receiving), "sender", receiver_arrivals, &receiving_pool, &receiver));
+    CHECK_OK(RecvComm::create(std::move(receiving), "sender", receiver_arrivals, &receiving_pool, &receiver,
+                              receiving_policy));
   }
   ~Connection() {
     sender.reset();
@@ -73,6 +80,19 @@ struct Connection {
     watch(far);
     receiver_arrivals->hand_in(std::move(far));
     sender_arrivals->hand_in(std::move(near));
+  }
+
+  // The sender has closed it.
+  bool has_ended(std::size_t index) const {
+    std::uint8_t byte = 0;
+    return ::recv(watched[index].get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+  }
+  // From there on all of them.
+  bool have_ended(std::size_t first) const {
+    for (std::size_t index = first; index < watched.size(); ++index) {
+      if (!has_ended(index)) return false;
+    }
+    return true;
   }
 
   std::size_t used_streams() const {
@@ -454,6 +474,53 @@ TEST_CASE(a_further_trial_asks_for_the_difference) {
   CHECK_EQ(connection.asked.size(), 2u);
   CHECK_EQ(connection.asked[0], 6);  // from 2 to 8
   CHECK_EQ(connection.asked[1], 8);  // from 8 to 16, though the first six have not come
+}
+
+TEST_CASE(streams_that_gained_nothing_are_closed) {
+  for (const int workers : {0, 2}) {
+    for (const bool recovers : {false, true}) {
+      Connection connection(workers, 2, 2, 8, {}, recovers);
+      Windows windows(connection.growth);
+      const Deadline deadline;
+      // More often than there are places for streams that nobody has closed.
+      for (int trial = 0; trial < 12; ++trial) {
+        windows.pass_until(8);
+        const std::size_t first = connection.watched.size();
+        for (int joins = 0; joins < 6; ++joins) connection.join();
+        connection.exchange(std::vector<std::size_t>(20, kLarge));
+        windows.pass_until_fewer();
+        while (!connection.have_ended(first) || !connection.receiver_arrivals->has_room(3)) {
+          deadline.check("the end of the streams");
+          connection.exchange({kLarge, 4u << 20});
+        }
+        CHECK(!connection.has_ended(0) && !connection.has_ended(1));
+      }
+      // All the others are lost: the sender has not closed the comm.
+      if (!recovers) continue;
+      std::vector<std::uint8_t> room(100);
+      Request* receive = nullptr;
+      CHECK_OK(connection.receiver->irecv(room.data(), room.size(), nullptr, &receive));
+      for (int index = 0; index < 2; ++index)
+        cut(connection.watched[static_cast<std::size_t>(index)].get(), Cut::kReset);
+      const Status status = test_until_done(receive);
+      CHECK(status.message().find("has opened no connection") != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE(without_room_for_more_streams_a_comm_goes_on_with_those_it_has) {
+  OptionalConnections optional;
+  SendPolicy policy;
+  policy.optional = std::make_shared<OptionalConnections::Share>(&optional);
+  Connection connection(0, 1, 16, 16, policy);
+  {
+    const DescriptorLimit limit(2 * (open_descriptors() + 6));
+    connection.exchange({kLarge, kLarge});
+  }
+  CHECK_EQ(connection.asked.size(), 1u);
+  CHECK(connection.asked[0] > 0 && connection.asked[0] <= 6);
+  CHECK_EQ(policy.optional->taken(), connection.asked[0]);
+  connection.exchange({kLarge, kLarge});
 }
 
 TEST_CASE(a_comm_that_is_closed_in_mid_message_leaves_no_busy_time) {

@@ -5,6 +5,7 @@
 
 #include "support/check.h"
 #include "support/comm_parts.h"
+#include "support/process_limits.h"
 
 namespace bagua_net {
 namespace {
@@ -55,6 +56,21 @@ TEST_CASE(the_first_streams_of_both_directions_have_different_workers) {
 }
 
 }  // namespace
+TEST_CASE(fewer_workers_do_where_the_system_has_no_more) {
+  WorkerPool pool(4, 50, any_cpu());
+  {
+    const DescriptorLimit limit(next_descriptor() + 5);  // two workers have two each
+    CHECK_EQ(workers_of(pool, Path::kWithinHost, 2).size(), 2u);
+  }
+  CHECK_EQ(pool.size(), 2);
+  pool.stop();
+  const DescriptorLimit limit(next_descriptor());
+  pool.open_lane(Direction::kSend, Path::kWithinHost);
+  CHECK_EQ(pool.size(), 0);
+  CHECK(pool.recovery() == nullptr);
+  pool.stop();
+}
+
 }  // namespace bagua_net
 
 CHECK_MAIN
