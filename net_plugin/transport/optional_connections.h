@@ -15,7 +15,7 @@ class OptionalConnections {
   class Share {
    public:
     explicit Share(OptionalConnections* all) : all_(all) {}
-    ~Share() { give_back(taken_); }
+    ~Share() { keep(0); }
     Share(const Share&) = delete;
     Share& operator=(const Share&) = delete;
 
@@ -25,9 +25,10 @@ class OptionalConnections {
       taken_ += taken;
       return taken;
     }
-    void give_back(int count) {
-      taken_ -= count;
-      all_->give_back(count);
+    // So many at most; those that have closed, or never came, are given back.
+    void keep(int count) {
+      all_->give_back(std::max(taken_ - count, 0));
+      taken_ = std::min(taken_, count);
     }
     int taken() const { return taken_; }
 

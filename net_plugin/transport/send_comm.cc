@@ -15,8 +15,8 @@ namespace {
 // Streams that were asked for come within round trips, or the peer refused them and may do so again.
 constexpr std::int64_t kAskAgainNs = 10'000'000'000;
 
-// Waking a worker takes as long as copying some 256 KiB, in units of BAGUA_NET_INLINE_BYTES, the largest message
-// that sleeping workers are not waited for. For those awake: kAwakeShare.
+// Waking a worker takes as long as copying some 256 KiB: in units of BAGUA_NET_INLINE_BYTES, the largest message that
+// sleeping workers are not waited for.
 constexpr std::size_t kAsleepMultiple = 4;
 
 // A stream that is out of use finishes its chunk first, and is closed with an acknowledgement: between two looks.
@@ -213,7 +213,7 @@ void SendComm::give_back_streams(std::size_t kept, std::int64_t now_ns) {
     stream(last)->give_back();
     remove(last, StreamPhase::kFree);
     asked_for_ = streams_.size();
-    if (policy_.optional != nullptr) policy_.optional->give_back(1);
+    if (policy_.optional != nullptr) policy_.optional->keep(static_cast<int>(last) - 1);
   }
 }
 
@@ -227,7 +227,11 @@ bool SendComm::all_streams_are_full() const {
 void SendComm::follow_target(std::size_t target, std::int64_t now_ns) {
   const std::size_t here = streams_.size();
   if (target > here) {
-    if (now_ns >= ask_again_ns_) asked_for_ = here;
+    if (now_ns >= ask_again_ns_) {
+      asked_for_ = here;
+      // Stream 0 is needed.
+      if (policy_.optional != nullptr) policy_.optional->keep(static_cast<int>(here) - 1);
+    }
     if (target > asked_for_) {
       int count = static_cast<int>(target - asked_for_);
       // Without room for them it goes on with those that it has.
