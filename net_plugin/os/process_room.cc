@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstdio>
+#include <fstream>
 #include <memory>
 
 namespace bagua_net {
@@ -33,11 +33,10 @@ int optional_descriptors() {
 }
 
 int optional_ports() {
-  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen("/proc/sys/net/ipv4/ip_local_port_range", "re"),
-                                                   std::fclose);
+  std::ifstream range("/proc/sys/net/ipv4/ip_local_port_range");
   int first = 0;
   int last = 0;
-  if (file == nullptr || std::fscanf(file.get(), "%d %d", &first, &last) != 2) return INT_MAX;
+  if (!(range >> first >> last)) return INT_MAX;
   return std::max(last - first + 1, 0) / kPortShare;
 }
 

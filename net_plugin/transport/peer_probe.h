@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "os/socket_address.h"
 #include "os/tcp_socket.h"
@@ -30,7 +31,7 @@ enum class PeerAnswer {
 
 class PeerProbe {
  public:
-  explicit PeerProbe(const PeerContact& contact) : contact_(contact) {}
+  explicit PeerProbe(PeerContact contact) : contact_(std::move(contact)) {}
 
   bool can_ask() const { return contact_.address.port() != 0; }
   // The last answer; asks again when it is time. Never blocks.

@@ -28,15 +28,15 @@ Status RecvComm::create(EstablishedConnection connection, RecvPolicy policy, Wor
   policy.recovers = connection.recovers;
   policy.checksums = connection.checksums;
   policy.contact = connection.contact;
-  return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), pool, comm, policy,
-                std::move(stats));
+  return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), pool, comm,
+                std::move(policy), std::move(stats));
 }
 
 Status RecvComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
                         std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm,
                         RecvPolicy policy, CommStats stats) {
   std::unique_ptr<RecvComm> created(
-      new RecvComm(std::move(peer), std::move(arrivals), policy, pool, streams.size(), std::move(stats)));
+      new RecvComm(std::move(peer), std::move(arrivals), std::move(policy), pool, streams.size(), std::move(stats)));
   BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
   *comm = std::move(created);
   return Status::ok();

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <optional>
+#include <utility>
 
 #include "transport/comm.h"
 #include "transport/established_connection.h"
@@ -44,10 +45,10 @@ class RecvComm final : public Comm {
            std::size_t streams, CommStats stats)
       : Comm(std::move(peer), Direction::kReceive, policy.path, pool, std::move(arrivals), policy.recovers,
              policy.faults, policy.stalls, std::move(stats)),
-        policy_(policy),
+        policy_(std::move(policy)),
         first_streams_(static_cast<int>(streams)),
-        table_(policy.recovers),
-        probe_(policy.contact) {}
+        table_(policy_.recovers),
+        probe_(policy_.contact) {}
 
   std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) override;
   StreamPhase on_lost(DataStream& stream) override;

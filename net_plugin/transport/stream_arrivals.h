@@ -42,6 +42,7 @@ class StreamArrivals {
   void hand_in_announced(OwnedFd socket, Joining joining = Joining::kMore) {
     const std::lock_guard<std::mutex> lock(mutex_);
     --announced_;
+    if (closed_.load()) return;  // the socket closes, and its peer does not wait for it
     arrivals_.push_back({std::move(socket), joining});
     if (joining != Joining::kMore && on_change_) on_change_();
   }
@@ -81,7 +82,11 @@ class StreamArrivals {
     return streams_ + announced_ + static_cast<int>(arrivals_.size()) < most;
   }
   // The comm takes nothing any more: it has failed.
-  void close() { closed_.store(true); }
+  void close() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    closed_.store(true);
+    arrivals_.clear();
+  }
   bool is_closed() const { return closed_.load(); }
   // Called with the lock held, when a replacement or a failure has come. Empty: the comm is about to go.
   void set_on_change(std::function<void()> on_change) {

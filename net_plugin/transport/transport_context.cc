@@ -205,7 +205,8 @@ Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
   policy.max_silence_s = config_.keepalive_s;
   policy.faults = faults_.get();
   policy.stalls = stalls();
-  BAGUA_NET_RETURN_IF_ERROR(RecvComm::create(std::move(connection), policy, &pool_, &created, std::move(stats)));
+  BAGUA_NET_RETURN_IF_ERROR(
+      RecvComm::create(std::move(connection), std::move(policy), &pool_, &created, std::move(stats)));
   *comm = created.get();
   comms_.emplace(*comm, std::move(created));
   return Status::ok();
