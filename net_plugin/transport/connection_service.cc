@@ -14,8 +14,8 @@ namespace bagua_net {
 
 ConnectionService::ConnectionService(HandshakeSettings settings)
     : settings_(std::move(settings)),
-      inbound_(settings_, &poller_, &next_id_, &log_),
-      outbound_(settings_, &poller_, &next_id_, &log_) {}
+      outbound_(settings_, &poller_, &next_id_, &log_),
+      inbound_(settings_, &poller_, &next_id_, &log_, &outbound_) {}
 
 ConnectionService::~ConnectionService() {
   if (!thread_.joinable()) return;
@@ -57,8 +57,6 @@ Status ConnectionService::connect(const NetworkInterface& interface, std::uint8_
   const bool is_new = load_connect_state(handle) == 0;
   const Status status =
       outbound_.connect(interface, is_new ? inbound_.listening_port(interface) : 0, handle, ready, connection);
-  if (*ready && connection->recovers)
-    inbound_.remember_connected(connection->ticket.hello.comm_id, connection->arrivals);
   if (is_new) poller_.wake();  // a new deadline to look after
   return status;
 }

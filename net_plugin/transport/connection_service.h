@@ -63,8 +63,8 @@ class ConnectionService {
   std::mutex mutex_;             // guards everything below; never held while the thread waits or logs
   std::uint64_t next_id_ = 0;
   RareLog log_;
-  InboundHandshakes inbound_;
   OutboundHandshakes outbound_;
+  InboundHandshakes inbound_;
   bool stopping_ = false;
   bool resting_ = false;
   bool has_ended_ = false;

@@ -66,11 +66,12 @@ std::size_t max_unauthenticated(std::size_t most) {
 }  // namespace
 
 InboundHandshakes::InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id,
-                                     RareLog* log)
+                                     RareLog* log, const OutboundHandshakes* outbound)
     : settings_(settings),
       poller_(poller),
       next_id_(next_id),
       log_(log),
+      outbound_(outbound),
       max_unauthenticated_(max_unauthenticated(kMaxUnauthenticated)) {}
 
 Status InboundHandshakes::open_listening_socket(const NetworkInterface& interface, ListeningSocket** listening) {
@@ -192,20 +193,6 @@ std::uint16_t InboundHandshakes::listening_port(const NetworkInterface& interfac
   return open_listening_socket(interface, &listening).is_ok() ? listening->address.port() : 0;
 }
 
-void InboundHandshakes::remember_connected(const RandomId& comm_id, const std::shared_ptr<StreamArrivals>& arrivals) {
-  for (auto known = connected_.begin(); known != connected_.end();) {
-    known = known->second.expired() ? connected_.erase(known) : std::next(known);
-  }
-  connected_[comm_id] = arrivals;
-}
-
-bool InboundHandshakes::has_connected(const RandomId& comm_id) const {
-  const auto found = connected_.find(comm_id);
-  if (found == connected_.end()) return false;
-  const std::shared_ptr<StreamArrivals> arrivals = found->second.lock();
-  return arrivals != nullptr && !arrivals->is_closed();
-}
-
 void InboundHandshakes::close_listening_sockets() {
   unauthenticated_.clear();
   listening_ids_.clear();
@@ -302,7 +289,9 @@ bool InboundHandshakes::greet(UnauthenticatedPeer& peer) {
   }
   const Hello hello = peer.hello();
   const bool is_asking = hello.stream_index == kAskingStream;
-  if (is_asking ? has_connected(hello.comm_id) : find_token(hello) != nullptr) return peer.send_challenge();
+  const bool is_known =
+      is_asking ? outbound_ != nullptr && outbound_->has_comm(hello.comm_id) : find_token(hello) != nullptr;
+  if (is_known) return peer.send_challenge();
   refuse(peer, hello,
          hello.stream_index == kJoiningStream ? HandshakeVerdict::kUnknownStream : HandshakeVerdict::kUnknownListen);
   return false;

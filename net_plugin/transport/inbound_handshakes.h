@@ -25,6 +25,7 @@
 #include "transport/data_stream.h"
 #include "transport/established_connection.h"
 #include "transport/handshake_settings.h"
+#include "transport/outbound_handshakes.h"
 #include "transport/rare_log.h"
 #include "transport/unauthenticated_peer.h"
 #include "wire/handshake_message.h"
@@ -34,7 +35,9 @@ namespace bagua_net {
 class InboundHandshakes {
  public:
   // next_id: poller ids are handed out for both directions from one counter. log: written once the mutex is free.
-  InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id, RareLog* log);
+  // outbound: the comms of this process that peers may ask for; nullptr: none.
+  InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id, RareLog* log,
+                    const OutboundHandshakes* outbound = nullptr);
 
   // Opens the interface's listening socket if this is its first listen; fills handle[kConnectHandleBytes].
   Status listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id);
@@ -44,8 +47,6 @@ class InboundHandshakes {
   void stop_listening(const RandomId& id);
   // Where this process listens on that interface; opened if need be. 0: it cannot, or need not.
   std::uint16_t listening_port(const NetworkInterface& interface);
-  // A comm that this process has opened: its peer may ask for it, as long as it is there.
-  void remember_connected(const RandomId& comm_id, const std::shared_ptr<StreamArrivals>& arrivals);
 
   bool owns(std::uint64_t id) const { return listening_ids_.count(id) != 0 || unauthenticated_.count(id) != 0; }
   void handle_event(std::uint64_t id);
@@ -104,7 +105,6 @@ class InboundHandshakes {
   void handle_peer(std::uint64_t id);
   // False: the peer is to be let go of.
   bool greet(UnauthenticatedPeer& peer);
-  bool has_connected(const RandomId& comm_id) const;
   void finish(UnauthenticatedPeer& peer);
   // token: as for UnauthenticatedPeer::send_reply.
   void refuse(const UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict,
@@ -136,11 +136,11 @@ class InboundHandshakes {
   EpollPoller* const poller_;
   std::uint64_t* const next_id_;
   RareLog* const log_;
+  const OutboundHandshakes* const outbound_;
   const std::size_t max_unauthenticated_;
   std::map<std::string, ListeningSocket> listening_;         // by interface name
   std::map<std::uint64_t, ListeningSocket*> listening_ids_;  // by poller id; map nodes do not move
   std::map<RandomId, Listen> listens_;
-  std::map<RandomId, std::weak_ptr<StreamArrivals>> connected_;   // by comm id; expires with the comm
   std::map<RandomId, Accepted> accepted_;                         // by comm id
   std::map<std::uint64_t, UnauthenticatedPeer> unauthenticated_;  // by poller id: the oldest first
   std::int64_t tell_ms_ = 0;                                      // when to look who waits for a peer; 0: nobody does

@@ -92,7 +92,22 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint1
   *connection = std::move(found->second.connection);
   attempts_.erase(found);
   *ready = failure.is_ok();
+  for (auto known = connected_.begin(); known != connected_.end();) {
+    known = known->second.expired() ? connected_.erase(known) : std::next(known);
+  }
+  if (*ready && connection->recovers) connected_[connection->ticket.hello.comm_id] = connection->arrivals;
   return failure;
+}
+
+bool OutboundHandshakes::has_comm(const RandomId& comm_id) const {
+  if (const auto found = connected_.find(comm_id); found != connected_.end()) {
+    const std::shared_ptr<StreamArrivals> arrivals = found->second.lock();
+    return arrivals != nullptr && !arrivals->is_closed();
+  }
+  // The peer may have all of its connections, and lose them, before this rank fetches them.
+  return std::any_of(attempts_.begin(), attempts_.end(), [&](const auto& entry) {
+    return !entry.second.is_join && entry.second.hello.comm_id == comm_id && entry.second.failure.is_ok();
+  });
 }
 
 void OutboundHandshakes::join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals) {
@@ -171,7 +186,8 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
     return;
   }
   if (!stream.is_bound && stream.tries > 1 && is_to_be_bound(attempt)) tell_of_other_way(attempt);
-  if (local_address(stream.socket.get()).same_host(attempt.address)) {
+  const SocketAddress own = local_address(stream.socket.get());
+  if (own.same_host(attempt.address)) {
     // Now it is known to be the same host, whatever its address.
     attempt.connection.same_host = true;
     const Status options = apply_tcp_options(stream.socket.get(), settings_.tcp, true);
@@ -186,6 +202,8 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   }
   Hello hello = attempt.hello;
   hello.stream_index = attempt.is_join ? attempt.hello.stream_index : static_cast<std::uint16_t>(index);
+  // The peer asks at the address that it sees.
+  if (!own.same_host(attempt.interface.address)) hello.port = 0;
   const Status random = fill_random(hello.nonce.data(), hello.nonce.size());
   if (!random.is_ok()) {
     give_up(attempt, random);

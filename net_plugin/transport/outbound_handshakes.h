@@ -41,13 +41,17 @@ class OutboundHandshakes {
       : settings_(settings), poller_(poller), next_id_(next_id), log_(log) {}
 
   // Starts or looks after the attempt whose number is kept in handle[kConnectHandleBytes]. *ready = true, or an
-  // error: the attempt is over. interface: where the connections leave, if the peer can be reached that way.
+  // error: the attempt is over. interface: where the connections leave, if the peer can be reached that way. port: at
+  // its address, where the peer may ask for the comm; 0: nowhere.
   Status connect(const NetworkInterface& interface, std::uint16_t port, std::uint8_t* handle, bool* ready,
                  EstablishedConnection* connection);
 
   // Opens `count` more streams of an established connection, or, with that stream index in the ticket's hello, one in
   // place of a stream that was lost; then a failure is reported to the arrivals.
   void join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals);
+
+  // A peer asks: that comm was opened here, or is about to be, and has not ended.
+  bool has_comm(const RandomId& comm_id) const;
 
   bool owns(std::uint64_t id) const { return stream_ids_.count(id) != 0; }
   void handle_event(std::uint64_t id);
@@ -128,9 +132,10 @@ class OutboundHandshakes {
     std::uint64_t attempt;
     std::size_t index;
   };
-  std::map<std::uint64_t, StreamOf> stream_ids_;  // by poller id
-  std::uint64_t next_attempt_ = 1;                // 0 in a handle: no attempt yet
-  std::set<std::string> left_interfaces_;         // those of which was told that the kernel chose another way
+  std::map<std::uint64_t, StreamOf> stream_ids_;                 // by poller id
+  std::uint64_t next_attempt_ = 1;                               // 0 in a handle: no attempt yet
+  std::map<RandomId, std::weak_ptr<StreamArrivals>> connected_;  // by comm id; expires with the comm
+  std::set<std::string> left_interfaces_;  // those of which was told that the kernel chose another way
 };
 
 }  // namespace bagua_net

@@ -78,7 +78,7 @@ class RecoveryThread {
   std::uint64_t next_id_ = 1;
   int ticking_ = 0;
   bool stopping_ = false;
-  bool has_ended_ = false;  // by an exception: nothing is closed any more
+  bool has_ended_ = false;                             // by an exception: nothing is closed any more
   std::vector<std::unique_ptr<Recoverable>> closing_;  // by the thread alone removed
   std::condition_variable closed_;                     // closing_ is empty
 };

@@ -20,6 +20,8 @@ namespace bagua_net {
 constexpr int kSilentStreamMs = 3000;
 constexpr int kRecentAnswerMs = 1000;
 // NCCL's users want to know of a process that was killed within two seconds.
+// Until then, a comm that has not noticed its loss yet, or a firewall that is about to let connections pass, may
+// refuse.
 constexpr int kRefusedMs = 1500;
 // A SYN that is lost comes again after a second.
 constexpr int kGraceMs = 1500;

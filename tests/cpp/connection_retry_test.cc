@@ -178,6 +178,46 @@ TEST_CASE(a_listener_that_proves_its_refusal_is_heeded_at_once) {
   CHECK(status.message().find("the data stream fits no connection") != std::string::npos);
 }
 
+// It asks where it sees the connector, once it has lost all connections: perhaps before the connector fetches them.
+TEST_CASE(a_listener_may_ask_for_a_comm_from_its_first_connection_on) {
+  ClosingListener listener;
+  HandshakeSettings settings = settings_with(1);
+  settings.recovery = Recovery::kOn;
+  ConnectionService connecting(settings);
+  CHECK_OK(connecting.start());
+  Connect connect{connecting, listener.handle.data()};
+  CHECK_OK(connect.ask());
+  const OwnedFd socket = listener.next();
+  make_blocking(socket);
+  Hello hello = answer_handshake(socket, listener.token,
+                                 {kProtocolVersion, HandshakeVerdict::kAccepted, 1, 1, 1, kFeatureRecovery});
+  SocketAddress connector = loopback().address;
+  connector.set_port(hello.port);
+  hello.stream_index = kAskingStream;
+  const auto is_there = [&] {
+    const OwnedFd asking = connect_to(connector);
+    Said said = say_hello(asking, hello);
+    Reply refusal;
+    return read_challenge(asking, &said, &refusal);
+  };
+  CHECK(is_there());
+  connect.finish();
+  CHECK(is_there());
+  connect.connection = {};
+  CHECK(!is_there());
+
+  // Nobody listens at the address of a connection that leaves by another than its interface's.
+  NetworkInterface other = loopback();
+  reinterpret_cast<sockaddr_in*>(other.address.data())->sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+  ClosingListener another;
+  bool ready = false;
+  CHECK_OK(connecting.connect(other, another.handle.data(), &ready, &connect.connection));
+  const OwnedFd from_elsewhere = another.next();
+  make_blocking(from_elsewhere);
+  read_hello(from_elsewhere, &hello);
+  CHECK_EQ(hello.port, 0);
+}
+
 // As before a firewall has its rules, or a switch has learned where the peer is: the kernel's next attempt can be half
 // a minute away.
 TEST_CASE(a_connect_that_is_not_answered_begins_anew) {
