@@ -87,7 +87,7 @@ def test_two_nics_are_two_devices_and_each_carries_its_channels() -> None:
 
 
 def test_two_nics_in_one_subnet_each_carry_their_channels() -> None:
-    environment = {"NCCL_SOCKET_IFNAME": "eth", "BAGUA_NET_RAILS": "1"}
+    environment = {"NCCL_SOCKET_IFNAME": "eth", "BAGUA_NET_RAILS": "1", "BAGUA_NET_KEEPALIVE_S": "6"}
     with Lab(nics=2, ip_versions=(4,)) as lab:
         # The kernel would send everything over eth0.
         for host in range(2):
@@ -103,6 +103,13 @@ def test_two_nics_in_one_subnet_each_carry_their_channels() -> None:
                 _transmitted_bytes(lab, 0, name) - start for name, start in zip(("eth0", "eth1"), before, strict=True)
             ]
             assert all(4 << 20 < count < 5 << 20 for count in sent), sent
+            # What the peer sends to eth1's address comes in by eth0 from now on, and sockets of eth1 do not hear it.
+            mac = lab.run(0, ["cat", "/sys/class/net/eth0/address"], check=True).stdout.strip()
+            for nic in range(2):
+                command = ["ip", "neigh", "replace", "10.99.0.3", "lladdr", mac, "dev", f"eth{nic}", "nud", "permanent"]
+                lab.run(1, command, check=True)
+            ring.verify(8 << 20)
+            assert "was lost" in ring.drivers[0].log()
             ring.quit()
 
 
