@@ -42,15 +42,7 @@ struct Processes {
     // What NCCL's handle has room for behind ours is the state of connect.
     std::array<std::uint8_t, 128> handle{};
     CHECK_OK(listening.listen(loopback(), handle.data(), &id));
-    bool is_connected = false;
-    bool is_accepted = false;
-    wait_until(
-        [&] {
-          if (!is_connected) CHECK_OK(connecting.connect(loopback(), handle.data(), &is_connected, &connected));
-          if (!is_accepted) CHECK_OK(listening.accept(id, &is_accepted, &accepted));
-          return is_connected && is_accepted;
-        },
-        "the connection");
+    connect_and_accept(connecting, handle.data(), &connected, listening, id, &accepted);
     listening.stop_listening(id);
   }
 

@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -13,12 +12,14 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "support/check.h"
 #include "support/context_pair.h"
 #include "support/cut_connections.h"
+#include "support/process_limits.h"
 #include "support/service_parts.h"
 #include "transport/connection_service.h"
 
@@ -100,16 +101,8 @@ void connect_while_a_call_fails(Call call, int error_number) {
   CHECK_OK(connecting.listen(loopback(), own_handle.data(), &own_id));
   EstablishedConnection connected;
   EstablishedConnection accepted;
-  bool is_connected = false;
-  bool is_accepted = false;
   fail_once(call, error_number);
-  wait_until(
-      [&] {
-        if (!is_connected) CHECK_OK(connecting.connect(loopback(), handle.data(), &is_connected, &connected));
-        if (!is_accepted) CHECK_OK(listening.accept(id, &is_accepted, &accepted));
-        return is_connected && is_accepted;
-      },
-      "the connection");
+  connect_and_accept(connecting, handle.data(), &connected, listening, id, &accepted);
   CHECK(failing_call == Call::kNone);
   CHECK_EQ(connected.sockets.size(), 2u);
   CHECK_EQ(accepted.sockets.size(), 2u);
@@ -207,12 +200,8 @@ TEST_CASE(lost_connections_are_replaced_once_there_are_descriptors) {
   ContextPair pair(config_with(Recovery::kOn), config_with(Recovery::kOn));
   const std::vector<std::uint8_t> message = make_message(0, 300000);
   std::vector<std::uint8_t> room(message.size());
-  rlimit before{};
-  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  rlimit none = before;
-  none.rlim_cur = 3;
   const std::vector<int> connections = open_connections();
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::optional<DescriptorLimit> none(3);
   for (const int fd : connections) cut(fd, Cut::kReset);
   Request* const receive = pair.receive(room);
   Request* const send = pair.send(message);
@@ -221,7 +210,7 @@ TEST_CASE(lost_connections_are_replaced_once_there_are_descriptors) {
     CHECK(!is_request_done(receive));
     ::usleep(1000);
   }
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  none.reset();
   bool sent = false;
   bool received = false;
   wait_until(

@@ -1,5 +1,4 @@
 // ConnectionService on the loopback interface: connects that are tried again, at both ends for want of descriptors.
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include "support/check.h"
 #include "support/cut_connections.h"
 #include "support/listening_service.h"
+#include "support/process_limits.h"
 #include "support/raw_handshake.h"
 #include "support/service_parts.h"
 #include "transport/connection_service.h"
@@ -23,23 +23,6 @@
 
 namespace bagua_net {
 namespace {
-
-// While it lives, the process may open so many files.
-class FileLimit {
- public:
-  explicit FileLimit(rlim_t files) {
-    CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
-    rlimit limit = before_;
-    limit.rlim_cur = files;
-    CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
-  }
-  ~FileLimit() { ::setrlimit(RLIMIT_NOFILE, &before_); }
-  FileLimit(const FileLimit&) = delete;
-  FileLimit& operator=(const FileLimit&) = delete;
-
- private:
-  rlimit before_{};
-};
 
 // A listener closes the oldest connection that has not said hello where it can keep no more, or the process ends.
 struct ClosingListener {
@@ -111,7 +94,7 @@ TEST_CASE(a_connect_without_free_descriptors_is_tried_again) {
   CHECK_OK(listening.listen(loopback(), handle.data(), &id));
   Connect connect{connecting, handle.data()};
   {
-    const FileLimit none(3);
+    const DescriptorLimit none(3);
     CHECK_OK(connect.ask());
   }
   connect.finish();
@@ -321,7 +304,7 @@ TEST_CASE(a_failed_connect_names_its_cause) {
   const ClosingListener mute;  // it answers nothing
   tells(error_of(service, loopback(), mute.address), "says nothing");
   {
-    const FileLimit none(3);
+    const DescriptorLimit none(3);
     tells(error_of(service, loopback(), mute.address), "ulimit -n");
   }
 }
@@ -372,7 +355,7 @@ TEST_CASE(many_peers_reach_a_listener_that_may_open_few_files) {
   constexpr int kEach = 16;
   // It looks once how many it may open, when it is made.
   const auto listening = [] {
-    const FileLimit few(64);
+    const DescriptorLimit few(64);
     return std::make_unique<ConnectionService>(settings_with(1));
   }();
   CHECK_OK(listening->start());

@@ -258,15 +258,7 @@ TEST_CASE(a_connect_survives_the_loss_of_every_reply_once) {
     CHECK_OK(connecting.start());
     EstablishedConnection connected;
     EstablishedConnection accepted;
-    bool is_connected = false;
-    bool is_accepted = false;
-    wait_until(
-        [&] {
-          if (!is_connected) CHECK_OK(connecting.connect(loopback(), relay.handle(), &is_connected, &connected));
-          is_accepted = is_accepted || listening.accept(&accepted);
-          return is_connected && is_accepted;
-        },
-        "the connection");
+    connect_and_accept(connecting, relay.handle(), &connected, listening.service, listening.id, &accepted);
     CHECK_EQ(relay.lost(), losses);
     CHECK_EQ(connected.sockets.size(), 2u);
     CHECK_EQ(accepted.sockets.size(), 2u);

@@ -1,6 +1,5 @@
 // Peers that do not know the token, many of them, or know it and misbehave later: they get nothing, cost little, and
 // keep no real peer out.
-#include <dirent.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -12,6 +11,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -21,21 +21,13 @@
 #include "support/check.h"
 #include "support/comm_parts.h"
 #include "support/listening_service.h"
+#include "support/process_limits.h"
 #include "support/raw_handshake.h"
 #include "support/tcp_pair.h"
 #include "transport/transport_context.h"
 
 namespace bagua_net {
 namespace {
-
-std::size_t open_descriptors() {
-  DIR* const directory = ::opendir("/proc/self/fd");
-  CHECK(directory != nullptr);
-  std::size_t count = 0;
-  while (::readdir(directory) != nullptr) ++count;
-  ::closedir(directory);
-  return count;
-}
 
 std::size_t resident_kib() {
   std::ifstream status("/proc/self/statm");
@@ -170,13 +162,9 @@ TEST_CASE(a_real_peer_gets_through_a_crowd) {
 }
 
 TEST_CASE(those_that_name_a_listen_are_kept_longest) {
-  rlimit before{};
-  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  rlimit few = before;
-  few.rlim_cur = 64;  // an eighth of it are kept
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  std::optional<DescriptorLimit> few(64);  // an eighth of it are kept
   ListeningService listening;
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  few.reset();
   Said said;
   const OwnedFd slow = listening.challenged(listening.hello(), &said);
   std::vector<OwnedFd> silent;
@@ -190,18 +178,14 @@ TEST_CASE(a_peer_that_waits_for_a_descriptor_is_accepted_when_there_is_one) {
   ListeningService listening;
   const OwnedFd socket = connect_to(listening.address);
   listening.check_open();  // so that one is accepted before the limit
-  rlimit before{};
-  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  rlimit none = before;
-  none.rlim_cur = 3;
   const OwnedFd late(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::optional<DescriptorLimit> none(3);
   CHECK_EQ(::connect(late.get(), listening.address.data(), listening.address.length()), 0);
   make_blocking(late);
   Said said = say_hello(late, listening.hello());
   pollfd state{late.get(), POLLIN, 0};
   CHECK_EQ(::poll(&state, 1, 20), 0);
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  none.reset();
   Reply reply;
   CHECK(read_challenge(late, &said, &reply));
 }

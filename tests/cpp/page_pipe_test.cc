@@ -2,11 +2,9 @@
 // and refusals, and nothing of it stays behind in the process.
 #include "os/page_pipe.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,11 +14,13 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <random>
 #include <vector>
 
 #include "base/monotonic_clock.h"
 #include "support/check.h"
+#include "support/process_limits.h"
 #include "support/tcp_pair.h"
 
 namespace bagua_net {
@@ -49,15 +49,6 @@ bool kernel_supports_zero_copy() {
                          ::splice(read_end.get(), nullptr, near.get(), nullptr, 1, SPLICE_F_NONBLOCK) == 1;
   if (!supported) std::printf("        this kernel does not refer to memory: only the refusal is tested\n");
   return supported;
-}
-
-std::size_t open_descriptors() {
-  DIR* const directory = ::opendir("/proc/self/fd");
-  CHECK(directory != nullptr);
-  std::size_t count = 0;
-  while (::readdir(directory) != nullptr) ++count;
-  ::closedir(directory);
-  return count;
 }
 
 // As the threads that send are: what splice() raises must not end the process.
@@ -316,14 +307,10 @@ TEST_CASE(a_process_has_its_share_of_pipes_and_no_more) {
 
 // Nothing of the share is lost by attempts for which there was no descriptor.
 TEST_CASE(without_descriptors_there_is_no_pipe) {
-  rlimit before{};
-  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  rlimit none = before;
-  none.rlim_cur = 0;
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::optional<DescriptorLimit> none(0);
   bool opened = false;
   for (int i = 0; i < 1000; ++i) opened = opened || PagePipe::open() != nullptr;
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  none.reset();
   CHECK(!opened);
   CHECK(PagePipe::open() != nullptr);
 }

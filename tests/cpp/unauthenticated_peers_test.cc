@@ -1,11 +1,11 @@
 // What unauthenticated peers at the listening port cost: bounded turns, and log lines that do not grow with their
 // number.
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +13,7 @@
 #include "os/epoll_poller.h"
 #include "support/check.h"
 #include "support/comm_parts.h"
+#include "support/process_limits.h"
 #include "support/raw_handshake.h"
 #include "support/tcp_pair.h"
 #include "transport/inbound_handshakes.h"
@@ -179,13 +180,9 @@ TEST_CASE(an_accept_waits_for_its_peer_and_says_so) {
 }
 
 TEST_CASE(unauthenticated_peers_leave_files_to_the_application) {
-  rlimit before{};
-  CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  rlimit few = before;
-  few.rlim_cur = 320;
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  std::optional<DescriptorLimit> few(320);
   Listening listening;
-  CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  few.reset();
   for (int i = 0; i < kPeers; ++i) listening.come("BNH", 3);
   while (listening.sent_away() < kPeers - 320 / 8) listening.turn();
   listening.turn();  // and no more

@@ -1,7 +1,6 @@
 // Comms whose workers send by reference: a request is done when the peer has the bytes and not before, and the memory
 // is the caller's from then on.
 #include <sys/mman.h>
-#include <sys/resource.h>
 
 #include <cstdint>
 #include <deque>
@@ -10,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "support/process_limits.h"
 #include "support/zero_copy_connection.h"
 #include "support/zero_copy_peer.h"
 
@@ -68,22 +68,6 @@ std::vector<std::size_t> random_sizes(std::mt19937& random, std::size_t count) {
   return sizes;
 }
 
-// While it lives nothing is opened, and no pipe either, whatever other processes of the same user give back.
-class NoDescriptors {
- public:
-  NoDescriptors() {
-    CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
-    const rlimit none{0, before_.rlim_max};
-    CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  }
-  ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
-  NoDescriptors(const NoDescriptors&) = delete;
-  NoDescriptors& operator=(const NoDescriptors&) = delete;
-
- private:
-  rlimit before_{};
-};
-
 }  // namespace
 
 TEST_CASE(messages_survive_a_sender_that_overwrites_them) {
@@ -136,7 +120,7 @@ TEST_CASE(without_pipes_messages_are_copied) {
     Connection::Settings settings;
     settings.worker_streams = worker_streams;
     Connection connection(settings);
-    const NoDescriptors none;
+    const DescriptorLimit none(0);  // no pipe either, whatever other processes of the user give back
     exchange(connection, std::vector<std::size_t>(8, kReferred), 0);
   }
 }
@@ -144,7 +128,7 @@ TEST_CASE(without_pipes_messages_are_copied) {
 // One stream only: where there are two, one may move all messages, and the other asks when its turn comes.
 TEST_CASE(a_stream_that_was_refused_a_pipe_asks_no_more) {
   Sender sender;
-  const NoDescriptors none;
+  const DescriptorLimit none(0);  // no pipe either, whatever other processes of the user give back
   std::vector<std::uint8_t>& message = sender.buffers.keep(make_message(0, kReferred));
   Request* send = sender.send(message);
   Frame frame = read_frame(sender.peers[1].get());

@@ -48,15 +48,7 @@ struct ListeningService {
     CHECK_OK(service.listen(loopback(), fresh.data(), &fresh_id));
     EstablishedConnection connected;
     EstablishedConnection accepted;
-    bool is_connected = false;
-    bool is_accepted = false;
-    wait_until(
-        [&] {
-          if (!is_connected) CHECK_OK(connecting.connect(loopback(), fresh.data(), &is_connected, &connected));
-          if (!is_accepted) CHECK_OK(service.accept(fresh_id, &is_accepted, &accepted));
-          return is_connected && is_accepted;
-        },
-        "a real peer");
+    connect_and_accept(connecting, fresh.data(), &connected, service, fresh_id, &accepted);
   }
 };
 

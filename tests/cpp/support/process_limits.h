@@ -5,17 +5,19 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cstddef>
+
 #include "support/check.h"
 
 namespace bagua_net {
 
-inline int open_descriptors() {
+inline std::size_t open_descriptors() {
   DIR* const directory = ::opendir("/proc/self/fd");
   CHECK(directory != nullptr);
-  int count = -3;  // ".", ".." and the directory itself
+  std::size_t count = 0;
   while (::readdir(directory) != nullptr) ++count;
   ::closedir(directory);
-  return count;
+  return count - 3;  // ".", ".." and the directory itself
 }
 
 // The next descriptor that is opened has this number, and those after it probably the next ones.
@@ -29,10 +31,10 @@ inline int next_descriptor() {
 // Until it goes out of scope.
 class DescriptorLimit {
  public:
-  explicit DescriptorLimit(int limit) {
+  explicit DescriptorLimit(std::size_t limit) {
     CHECK_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
     rlimit low = before_;
-    low.rlim_cur = static_cast<rlim_t>(limit);
+    low.rlim_cur = limit;
     CHECK_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
   }
   ~DescriptorLimit() { ::setrlimit(RLIMIT_NOFILE, &before_); }
