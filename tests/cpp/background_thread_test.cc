@@ -15,6 +15,7 @@
 #include "support/check.h"
 #include "support/context_pair.h"
 #include "support/listening_service.h"
+#include "transport/recovery_thread.h"
 
 namespace {
 
@@ -146,6 +147,34 @@ TEST_CASE(an_io_thread_without_memory_fails_its_comms) {
     failure = error.what();
   }
   CHECK(failure.find("bagua-net-io") != std::string::npos || failure.find("the peer closed") != std::string::npos);
+}
+
+namespace {
+
+// Its peer never has everything.
+struct Lingering : Recoverable {
+  explicit Lingering(std::atomic<int>* ended) : ended_(ended) {}
+  ~Lingering() override { ended_->fetch_add(1); }
+  std::vector<std::string> recover() override { return {}; }
+  void fail(Status /*status*/) override {}
+  bool is_closed(std::int64_t /*now_ms*/) override { return false; }
+
+  std::atomic<int>* const ended_;
+};
+
+}  // namespace
+
+TEST_CASE(nobody_waits_for_a_recovery_thread_without_memory) {
+  std::atomic<int> ended{0};
+  RecoveryThread recovery;
+  CHECK_OK(recovery.start());
+  recovery.close(std::make_unique<Lingering>(&ended));
+  const Starving starved("bagua-net-fix");
+  recovery.wait_until_closed();
+  CHECK_EQ(ended.load(), 1);
+  recovery.close(std::make_unique<Lingering>(&ended));
+  CHECK_EQ(ended.load(), 2);
+  CHECK(!recovery.is_closing());
 }
 
 }  // namespace bagua_net
