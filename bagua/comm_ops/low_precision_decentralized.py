@@ -46,6 +46,9 @@ class LowPrecisionRing:
             the beginning W holds the bucket's weights, L and R those of the neighbors.
         hierarchical: within nodes first, so that only one rank per node talks to other nodes.
         take_weights: gives x, which is overwritten. None: x is the bucket's memory, before and after the exchange.
+
+    Attributes:
+        neighborhood: the global ranks of L, W and R; of nodes, their leaders.
     """
 
     inline = False
@@ -67,13 +70,14 @@ class LowPrecisionRing:
         self._talks = self._intra is None or self._intra.rank() == 0
         if self._intra is None:
             self._ring = group.get_global_communicator()
-            ranks, rank = self._ring.nranks(), self._ring.rank()
+            members, rank = list(self._ring.ranks), self._ring.rank()
         else:
-            leaders = sorted(group.topology.leaders)
-            ranks, rank = len(leaders), leaders.index(self._intra.ranks[0])
+            members = sorted(group.topology.leaders)
+            rank = members.index(self._intra.ranks[0])
             if self._talks:
                 self._ring = group.get_inter_node_communicator()
-        left, right = ring_neighbours(rank, ranks)
+        left, right = ring_neighbours(rank, len(members))
+        self.neighborhood = [members[one] for one in (left, rank, right)]
         # Of two ranks each is the other's neighbor on both sides, and one message does; one alone talks to itself.
         self._peers = sorted({left, right} - {rank})
         # Where the messages of the neighbors are: behind the own one, in the order of the peers.

@@ -589,8 +589,20 @@ def _wrong_states() -> None:
     assert "BAGUA_DEFAULT_BUCKET_SIZE" in message_of(ValueError, lambda: net.bagua_ddp.load_state_dict(smaller))
 
 
+def _other_neighbors() -> None:
+    rank, device = begin()
+    states = []
+    for hierarchical in (False, True):
+        net: Any = mlp(rank, device)
+        net.with_bagua(sgd(net), LowPrecisionDecentralizedAlgorithm(hierarchical))
+        states.append(net.bagua_ddp.state_dict())
+    assert "hierarchical=True" in message_of(ValueError, lambda: net.bagua_ddp.load_state_dict(states[0]))
+    net.bagua_ddp.load_state_dict(states[1])
+
+
 def test_states_of_something_else_are_refused() -> None:
     run_ranks(1, _wrong_states)
+    run_ranks(2, _other_neighbors)
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------

@@ -39,8 +39,10 @@ class ReplicaBucket(WeightBucket):
 
     Attributes:
         _left_peer_weight, _right_peer_weight: L and R.
+        neighborhood: whose L, W and R are: as of LowPrecisionRing.
     """
 
+    neighborhood: list[int]
     _left_peer_weight: Tensor
     _right_peer_weight: Tensor
 
@@ -63,7 +65,9 @@ class ReplicaBucket(WeightBucket):
             torch._foreach_copy_(views, self.tensors)
             return weights
 
-        self.append_op(LowPrecisionRing(group, *self.replicas, hierarchical, take_weights))
+        ring = LowPrecisionRing(group, *self.replicas, hierarchical, take_weights)
+        self.neighborhood = ring.neighborhood
+        self.append_op(ring)
 
     def copy_in(self) -> None:
         """The operation takes the weights when its turn comes. Here they are refused if they do not fit."""
@@ -212,6 +216,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
             "rounds": self._interval.rounds,
             "round": self._round.state.name,
             "stepped": sorted(self._stepped),
+            "neighborhoods": [bucket.neighborhood for bucket in self._buckets],
             "replicas": [list(bucket.replicas) for bucket in self._buckets],
         }
 
@@ -225,6 +230,16 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
             raise ValueError(
                 f"the state has buckets of {theirs} (dtype and elements of W, L and R), this module has {ours}: it is"
                 " of another model, or of buckets of another size (BAGUA_DEFAULT_BUCKET_SIZE, bucket_cap_mb)"
+            )
+        neighborhoods = [bucket.neighborhood for bucket in self._buckets]
+        saved = state["neighborhoods"]
+        if saved != neighborhoods:
+            raise ValueError(
+                f"the state has the replicas of ranks {saved[0]} (left neighbor, own and right neighbor), the neighbors"
+                f" are {neighborhoods[0]} now: weights would drift apart.\n"
+                "It was saved with another setting of hierarchical, or on nodes with other ranks.\n"
+                f"Use the same, not hierarchical={self.hierarchical}. Or load the weights alone, and wrap the module"
+                " again."
             )
         if self._round.is_due:
             # Neighbors that stepped are waiting for it. The weights were loaded before.
