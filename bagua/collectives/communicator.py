@@ -35,7 +35,10 @@ class TorchGroupReference:
     def get(self) -> dist.ProcessGroup:
         group = self._group()
         if group is None:
-            raise RuntimeError(f"the torch process group under {self._what} has been destroyed; make a new Bagua group")
+            raise RuntimeError(
+                f"The torch process group under {self._what} has been destroyed.\n"
+                "Call bagua.torch_api.init_process_group() again, make new groups, and wrap modules again."
+            )
         return group
 
 
