@@ -14,7 +14,7 @@ def count_once(tensors: Sequence[Tensor]) -> list[Tensor | None]:
     counts: list[Tensor | None] = [None] * len(tensors)
     for begin, end, indices in _overlapping(tensors):
         # Of each byte between them, whether a tensor that was counted holds it.
-        is_held = torch.zeros(end - begin, dtype=torch.bool)
+        is_held = torch.zeros(end - begin, dtype=torch.bool, device="cpu")
         for index in sorted(indices):
             tensor = tensors[index]
             size = tensor.dtype.itemsize

@@ -88,7 +88,7 @@ class BufferBroadcast:
                 if not self._is_agreed(message.header, source):
                     message = self._send(source)
             elif not is_captured:  # into a CUDA graph, in which the host cannot read
-                header = torch.empty(DIGEST_BYTES, dtype=torch.uint8, pin_memory=True)
+                header = torch.empty(DIGEST_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
                 header.copy_(message.header, non_blocking=True)
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record()

@@ -57,3 +57,10 @@ def test_each_element_counts_once_and_is_given_once(make: Callable[[Tensor], lis
     average.give(tensors)
     for tensor, was in zip(tensors, before, strict=True):
         assert torch.equal(tensor, was / 2)
+
+
+def test_the_default_device_does_not_matter() -> None:
+    tensors = _tied(torch.zeros(4, 6))
+    with torch.device("meta"):
+        counts = count_once(tensors)
+    assert [None if one is None else int(one.sum()) for one in counts] == [None, 0, 0, 0]
