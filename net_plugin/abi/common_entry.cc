@@ -10,8 +10,8 @@
 #include "abi/profiler_entry.h"
 #include "abi/status_to_nccl.h"
 #include "base/log_sink.h"
-#include "transport/recv_comm.h"
-#include "transport/send_comm.h"
+#include "transport/comm/recv_comm.h"
+#include "transport/comm/send_comm.h"
 
 namespace bagua_net::abi {
 

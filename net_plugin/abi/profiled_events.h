@@ -38,7 +38,7 @@ class SequentialTrack {
 using EventHandle = std::uint64_t;
 
 // What a message waits for, in the order of kWaitNames.
-enum class Wait : std::uint8_t { kGpu, kPeer, kNetwork };
+enum class WaitCause : std::uint8_t { kGpu, kPeer, kNetwork };
 constexpr std::size_t kWaits = 3;
 
 struct ProfiledEvent {
@@ -58,7 +58,7 @@ struct ProfiledEvent {
   // Of a proxy operation: what all its steps waited for. Of a step: what it has waited for.
   std::array<std::int64_t, kWaits> waited_ns{};
   std::uint64_t bytes = 0;
-  Wait wait = Wait::kGpu;
+  WaitCause wait = WaitCause::kGpu;
   std::int64_t wait_since_ns = 0;
 };
 

@@ -220,12 +220,12 @@ EventHandle Profiler::start_step(ProfiledCommunicator* communicator, EventHandle
 }
 
 void Profiler::record_state(EventHandle handle, nccl::ProfilerState state, const nccl::ProfilerStateArgs* arguments) {
-  Wait wait = Wait::kNetwork;
+  WaitCause wait = WaitCause::kNetwork;
   switch (state) {
     case nccl::ProfilerState::kSendGpuWait:
     case nccl::ProfilerState::kRecvFlushWait:
-    case nccl::ProfilerState::kRecvGpuWait: wait = Wait::kGpu; break;
-    case nccl::ProfilerState::kSendPeerWait: wait = Wait::kPeer; break;
+    case nccl::ProfilerState::kRecvGpuWait: wait = WaitCause::kGpu; break;
+    case nccl::ProfilerState::kSendPeerWait: wait = WaitCause::kPeer; break;
     case nccl::ProfilerState::kSendWait:
     case nccl::ProfilerState::kRecvWait: break;
     default: return;

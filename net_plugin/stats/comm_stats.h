@@ -111,7 +111,7 @@ class CommStats {
     slot_->counters.sizes[size_class(bytes)].add(1);
   }
   // Of the request with this number, in the ring of kRequestSlots.
-  void posted(std::uint64_t number, CommTrace::Path path) {
+  void posted(std::uint64_t number, CommTrace::MessagePath path) {
     if (trace_ != nullptr) trace_->posted(number, path);
     const auto now_ms = static_cast<std::uint32_t>(coarse_monotonic_ms());
     slot_->posted_ms[number % kRequestSlots].store(now_ms == 0 ? 1 : now_ms, std::memory_order_relaxed);

@@ -34,7 +34,7 @@ CommTrace::~CommTrace() {
   }
 }
 
-void CommTrace::posted(std::uint64_t number, Path path) {
+void CommTrace::posted(std::uint64_t number, MessagePath path) {
   Message& posted = message(number);
   posted.number.store(number, kRelaxed);
   posted.lane.store(lanes_.take(), kRelaxed);
@@ -71,7 +71,8 @@ void CommTrace::record(Message* message, std::uint64_t bytes, bool is_finished) 
   } else {
     event.append_to_name(", unfinished");
   }
-  if (message->path != Path::kNotKnown) event.add("path", message->path == Path::kStriped ? "striped" : "inline");
+  if (message->path != MessagePath::kNotKnown)
+    event.add("path", message->path == MessagePath::kStriped ? "striped" : "inline");
   if (message->origin.operation[0] != '\0') {
     event.add("operation", message->origin.operation);
     event.add("seq", message->origin.sequence_number);

@@ -62,7 +62,7 @@ class StreamTrace {
 
 class CommTrace : public Watched {
  public:
-  enum class Path { kNotKnown, kInline, kStriped };
+  enum class MessagePath { kNotKnown, kInline, kStriped };
   static constexpr std::size_t kMaxMessages = 64;  // under way at a time
   static_assert(kMaxMessages <= Lanes::kMax);
 
@@ -73,7 +73,7 @@ class CommTrace : public Watched {
   CommTrace& operator=(const CommTrace&) = delete;
 
   // Of the message with this number. By the thread that calls the comm.
-  void posted(std::uint64_t number, Path path);
+  void posted(std::uint64_t number, MessagePath path);
   void set_origin(std::uint64_t number, const MessageOrigin& origin);
   void finished(std::uint64_t number, std::uint64_t bytes);
   void set_streams_target(int target, std::uint32_t trials, std::uint32_t gains);
@@ -91,7 +91,7 @@ class CommTrace : public Watched {
     std::atomic<int> lane{-1};
     std::int64_t tell_after_ns = 0;  // by the thread that looks: how long it is under way when that is told
     std::int64_t told_of_ns = 0;     // posted_ns of the message that this is about
-    Path path = Path::kNotKnown;
+    MessagePath path = MessagePath::kNotKnown;
     MessageOrigin origin;
   };
 

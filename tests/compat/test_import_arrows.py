@@ -267,6 +267,16 @@ CPP_ALLOWED: dict[str, set[str]] = {
     "abi": {"base", "config", "wire", "os", "trace", "stats", "transport"},
     "python": {"base", "config", "wire", "os", "trace", "stats", "transport"},
 }
+# The same for the folders of net_plugin/transport/. Only transport/*.h, which joins them, may include all.
+TRANSPORT_ALLOWED: dict[str, set[str]] = {
+    "recovery": set(),
+    "tuning": set(),
+    "chunks": {"tuning"},
+    "stream": {"chunks", "recovery", "tuning"},
+    "connect": {"chunks", "recovery"},
+    "faults": {"stream"},
+    "comm": {"chunks", "connect", "faults", "recovery", "stream", "tuning"},
+}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 # Of the plugin's code the load driver shares the definitions of the table, plain values and socket options: nothing
 # that moves bytes.
@@ -298,6 +308,22 @@ def test_cpp_includes_point_down(folder: str) -> None:
             assert (PLUGIN / include).is_file(), f"{where}: no such file, includes are relative to net_plugin/"
             if include.split("/")[0] not in CPP_ALLOWED[folder] | {folder}:
                 wrong.append(where)
+    assert wrong == []
+
+
+def test_every_folder_of_the_transport_has_a_layer() -> None:
+    folders = {path.name for path in (PLUGIN / "transport").iterdir() if path.is_dir() and cpp_files(path)}
+    assert differences_of_rows("TRANSPORT_ALLOWED", TRANSPORT_ALLOWED, folders) == []
+
+
+@pytest.mark.parametrize("folder", sorted(TRANSPORT_ALLOWED))
+def test_includes_within_the_transport_point_down(folder: str) -> None:
+    wrong = []
+    for path in cpp_files(PLUGIN / "transport" / folder):
+        for include in INCLUDE.findall(path.read_text()):
+            parts = include.split("/")
+            if parts[0] == "transport" and parts[1] not in TRANSPORT_ALLOWED[folder] | {folder}:
+                wrong.append(f"{path.relative_to(REPOSITORY)} includes {include}")
     assert wrong == []
 
 

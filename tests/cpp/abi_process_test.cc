@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "abi_support_transfer.h"
-#include "transport/thread_load.h"
+#include "transport/tuning/thread_load.h"
 
 namespace abi_test {
 namespace {

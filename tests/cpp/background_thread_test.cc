@@ -15,7 +15,7 @@
 #include "support/check.h"
 #include "support/context_pair.h"
 #include "support/listening_service.h"
-#include "transport/recovery_thread.h"
+#include "transport/recovery/recovery_thread.h"
 
 namespace {
 

@@ -16,7 +16,7 @@
 #include "config/plugin_config.h"
 #include "support/check.h"
 #include "support/context_pair.h"
-#include "transport/fault_injector.h"
+#include "transport/faults/fault_injector.h"
 #include "wire/acknowledgement.h"
 #include "wire/frame_header.h"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "support/check.h"
-#include "transport/chunk_scheduler.h"
+#include "transport/chunks/chunk_scheduler.h"
 
 namespace bagua_net {
 namespace {

@@ -8,8 +8,8 @@
 #include "support/check.h"
 #include "support/comm_parts.h"
 #include "support/tcp_pair.h"
-#include "transport/recv_comm.h"
-#include "transport/send_comm.h"
+#include "transport/comm/recv_comm.h"
+#include "transport/comm/send_comm.h"
 #include "wire/frame_header.h"
 
 namespace bagua_net {

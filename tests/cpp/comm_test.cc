@@ -11,8 +11,8 @@
 #include "support/check.h"
 #include "support/comm_parts.h"
 #include "support/two_way_pipe.h"
-#include "transport/recv_comm.h"
-#include "transport/send_comm.h"
+#include "transport/comm/recv_comm.h"
+#include "transport/comm/send_comm.h"
 #include "wire/acknowledgement.h"
 #include "wire/frame_header.h"
 

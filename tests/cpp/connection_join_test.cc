@@ -18,8 +18,8 @@
 #include "support/raw_handshake.h"
 #include "support/service_parts.h"
 #include "support/tcp_pair.h"
-#include "transport/recv_comm.h"
-#include "transport/send_comm.h"
+#include "transport/comm/recv_comm.h"
+#include "transport/comm/send_comm.h"
 #include "wire/handshake_message.h"
 
 namespace bagua_net {
@@ -115,10 +115,10 @@ TEST_CASE(both_ends_know_that_they_are_on_one_host) {
   CHECK(processes.accepted.same_host);
   // So all workers receive, and not the few that serve connections between hosts.
   WorkerPool pool(6, 50, any_cpu(), 2);
-  const WorkerPool::Lane first = pool.open_lane(Direction::kReceive, Path::kWithinHost);
+  const WorkerPool::Lane first = pool.open_lane(Direction::kReceive, PeerLocation::kWithinHost);
   std::unique_ptr<RecvComm> comm;
   CHECK_OK(RecvComm::create(std::move(processes.accepted), {}, &pool, &comm));
-  CHECK_EQ(pool.open_lane(Direction::kReceive, Path::kWithinHost).first, first.first + 2);
+  CHECK_EQ(pool.open_lane(Direction::kReceive, PeerLocation::kWithinHost).first, first.first + 2);
   comm.reset();
   pool.stop();
 }

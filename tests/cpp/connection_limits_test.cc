@@ -21,7 +21,7 @@
 #include "support/cut_connections.h"
 #include "support/process_limits.h"
 #include "support/service_parts.h"
-#include "transport/connection_service.h"
+#include "transport/connect/connection_service.h"
 
 namespace {
 

@@ -17,7 +17,7 @@
 #include "support/process_limits.h"
 #include "support/raw_handshake.h"
 #include "support/service_parts.h"
-#include "transport/connection_service.h"
+#include "transport/connect/connection_service.h"
 #include "wire/connect_handle.h"
 #include "wire/handshake_message.h"
 

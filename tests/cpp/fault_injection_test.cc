@@ -18,7 +18,7 @@
 #include "support/check.h"
 #include "support/context_pair.h"
 #include "support/tcp_pair.h"
-#include "transport/fault_injector.h"
+#include "transport/faults/fault_injector.h"
 
 namespace bagua_net {
 namespace {

@@ -15,7 +15,7 @@
 #include "support/listening_service.h"
 #include "support/raw_handshake.h"
 #include "support/tcp_pair.h"
-#include "transport/connection_service.h"
+#include "transport/connect/connection_service.h"
 
 namespace bagua_net {
 namespace {

@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "support/check.h"
-#include "transport/rate_estimator.h"
+#include "transport/tuning/rate_estimator.h"
 
 namespace bagua_net {
 namespace {

@@ -19,11 +19,11 @@
 #include "support/cut_connections.h"
 #include "support/driven_streams.h"
 #include "support/tcp_pair.h"
-#include "transport/chunk_scheduler.h"
-#include "transport/receive_table.h"
-#include "transport/recv_stream.h"
-#include "transport/replay_queue.h"
-#include "transport/send_stream.h"
+#include "transport/chunks/chunk_scheduler.h"
+#include "transport/chunks/receive_table.h"
+#include "transport/chunks/replay_queue.h"
+#include "transport/stream/recv_stream.h"
+#include "transport/stream/send_stream.h"
 
 namespace bagua_net {
 namespace {

@@ -1,6 +1,6 @@
 // What a process says of long waits: when, of whom, and that it goes on. Then over real connections: of a peer that
 // does not read, and of one that does not send.
-#include "transport/stall_report.h"
+#include "transport/comm/stall_report.h"
 
 #include <linux/filter.h>
 #include <linux/tcp.h>
@@ -18,8 +18,8 @@
 #include "support/check.h"
 #include "support/comm_parts.h"
 #include "support/tcp_pair.h"
-#include "transport/recv_comm.h"
-#include "transport/send_comm.h"
+#include "transport/comm/recv_comm.h"
+#include "transport/comm/send_comm.h"
 
 namespace bagua_net {
 namespace {

@@ -74,7 +74,7 @@ TEST_CASE(another_process_reads_what_was_counted) {
   StreamStats stream = comm.open_stream(5);
   comm.add_sent(100, false);
   comm.add_sent(5000, true);
-  comm.posted(2, bagua_net::CommTrace::Path::kInline);
+  comm.posted(2, bagua_net::CommTrace::MessagePath::kInline);
   stream->bytes.add(5116);
   const Reader reader;
   const auto header = reader.header();

@@ -1,6 +1,6 @@
 // StreamGrowth against a simulated network and clock: a limit of each flow and one of the link decide what a number of
 // connections carries.
-#include "transport/stream_growth.h"
+#include "transport/tuning/stream_growth.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -22,8 +22,8 @@
 #include "support/process_limits.h"
 #include "support/stalling_stream.h"
 #include "support/tcp_pair.h"
-#include "transport/recv_comm.h"
-#include "transport/send_comm.h"
+#include "transport/comm/recv_comm.h"
+#include "transport/comm/send_comm.h"
 #include "wire/frame_header.h"
 
 namespace bagua_net {

@@ -9,7 +9,7 @@
 #include "base/monotonic_clock.h"
 #include "support/check.h"
 #include "support/tcp_pair.h"
-#include "transport/byte_stream.h"
+#include "transport/stream/byte_stream.h"
 
 namespace bagua_net {
 namespace {

@@ -206,7 +206,7 @@ TEST_CASE(a_peers_name_does_not_break_the_file) {
   auto trace = open_trace(folder.root(), limits());
   {
     CommTrace comm(trace, true, "eth0", "\"}],\n\\host\x01\xff");
-    comm.posted(0, CommTrace::Path::kInline);
+    comm.posted(0, CommTrace::MessagePath::kInline);
     comm.finished(0, 10);
   }
   trace->close();
@@ -219,9 +219,9 @@ TEST_CASE(messages_that_overlap_are_on_tracks_of_their_own) {
   auto trace = open_trace(folder.root(), limits());
   {
     CommTrace comm(trace, true, "eth0", "peer");
-    for (std::uint64_t number = 0; number < 3; ++number) comm.posted(number, CommTrace::Path::kStriped);
+    for (std::uint64_t number = 0; number < 3; ++number) comm.posted(number, CommTrace::MessagePath::kStriped);
     comm.finished(1, 11);
-    comm.posted(3, CommTrace::Path::kInline);
+    comm.posted(3, CommTrace::MessagePath::kInline);
     comm.finished(0, 10);
     comm.finished(3, 13);
   }
@@ -245,8 +245,8 @@ TEST_CASE(a_message_that_waits_is_told_of_ever_more_rarely) {
   const std::int64_t begin_ns = bagua_net::monotonic_ns();
   {
     CommTrace comm(trace, false, "eth0", "peer");
-    comm.posted(0, CommTrace::Path::kNotKnown);
-    comm.posted(1, CommTrace::Path::kNotKnown);
+    comm.posted(0, CommTrace::MessagePath::kNotKnown);
+    comm.posted(1, CommTrace::MessagePath::kNotKnown);
     comm.finished(0, 10);
     // The first look is within the first second.
     for (int half = 1; half <= 20; ++half) trace->tell_of_waiting(begin_ns + half * kSecondNs / 2);

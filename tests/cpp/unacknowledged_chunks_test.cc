@@ -1,6 +1,6 @@
 // What a sender makes of acknowledgements, however they are cut: each chunk counts as moved exactly when it was
 // acknowledged, and numbers that cannot be right complete nothing.
-#include "transport/unacknowledged_chunks.h"
+#include "transport/chunks/unacknowledged_chunks.h"
 
 #include <sched.h>
 
@@ -16,7 +16,7 @@
 #include "support/comm_parts.h"
 #include "support/driven_streams.h"
 #include "support/two_way_pipe.h"
-#include "transport/send_comm.h"
+#include "transport/comm/send_comm.h"
 
 namespace bagua_net {
 namespace {

@@ -16,8 +16,8 @@
 #include "support/process_limits.h"
 #include "support/raw_handshake.h"
 #include "support/tcp_pair.h"
-#include "transport/inbound_handshakes.h"
-#include "transport/rare_log.h"
+#include "transport/connect/inbound_handshakes.h"
+#include "transport/connect/rare_log.h"
 #include "wire/connect_handle.h"
 #include "wire/handshake_message.h"
 

@@ -1,5 +1,5 @@
 // WorkerPool: which workers serve a comm, by what lies between its ends.
-#include "transport/worker_pool.h"
+#include "transport/stream/worker_pool.h"
 
 #include <set>
 
@@ -12,11 +12,11 @@ namespace {
 
 constexpr int kStreams = 16;
 
-std::set<EventLoopWorker*> workers_of(WorkerPool& pool, Path path, int comms) {
+std::set<EventLoopWorker*> workers_of(WorkerPool& pool, PeerLocation location, int comms) {
   std::set<EventLoopWorker*> found;
   for (int comm = 0; comm < comms; ++comm) {
     for (const Direction direction : {Direction::kSend, Direction::kReceive}) {
-      const WorkerPool::Lane lane = pool.open_lane(direction, path);
+      const WorkerPool::Lane lane = pool.open_lane(direction, location);
       for (int index = 1; index < kStreams; ++index) {
         EventLoopWorker* worker = nullptr;
         CHECK_OK(pool.assign(lane, index, &worker));
@@ -29,8 +29,8 @@ std::set<EventLoopWorker*> workers_of(WorkerPool& pool, Path path, int comms) {
 
 TEST_CASE(connections_between_hosts_get_the_first_workers_only) {
   WorkerPool pool(6, 50, any_cpu(), 2);
-  const std::set<EventLoopWorker*> network = workers_of(pool, Path::kBetweenHosts, 5);
-  const std::set<EventLoopWorker*> all = workers_of(pool, Path::kWithinHost, 5);
+  const std::set<EventLoopWorker*> network = workers_of(pool, PeerLocation::kBetweenHosts, 5);
+  const std::set<EventLoopWorker*> all = workers_of(pool, PeerLocation::kWithinHost, 5);
   CHECK_EQ(network.size(), std::size_t{2});
   CHECK_EQ(all.size(), std::size_t{6});
   for (EventLoopWorker* worker : network) CHECK(all.count(worker) == 1);
@@ -39,17 +39,17 @@ TEST_CASE(connections_between_hosts_get_the_first_workers_only) {
 
 TEST_CASE(connections_between_hosts_get_all_workers_of_a_small_pool) {
   WorkerPool pool(2, 50, any_cpu(), 4);
-  CHECK_EQ(workers_of(pool, Path::kBetweenHosts, 3).size(), std::size_t{2});
+  CHECK_EQ(workers_of(pool, PeerLocation::kBetweenHosts, 3).size(), std::size_t{2});
   pool.stop();
 }
 
 TEST_CASE(the_first_streams_of_both_directions_have_different_workers) {
-  for (const Path path : {Path::kWithinHost, Path::kBetweenHosts}) {
+  for (const PeerLocation location : {PeerLocation::kWithinHost, PeerLocation::kBetweenHosts}) {
     WorkerPool pool(8, 50, any_cpu(), 4);
     EventLoopWorker* sending = nullptr;
     EventLoopWorker* receiving = nullptr;
-    CHECK_OK(pool.assign(pool.open_lane(Direction::kSend, path), 1, &sending));
-    CHECK_OK(pool.assign(pool.open_lane(Direction::kReceive, path), 1, &receiving));
+    CHECK_OK(pool.assign(pool.open_lane(Direction::kSend, location), 1, &sending));
+    CHECK_OK(pool.assign(pool.open_lane(Direction::kReceive, location), 1, &receiving));
     CHECK(sending != receiving);
     pool.stop();
   }
@@ -60,12 +60,12 @@ TEST_CASE(fewer_workers_do_where_the_system_has_no_more) {
   WorkerPool pool(4, 50, any_cpu());
   {
     const DescriptorLimit limit(next_descriptor() + 5);  // two workers have two each
-    CHECK_EQ(workers_of(pool, Path::kWithinHost, 2).size(), 2u);
+    CHECK_EQ(workers_of(pool, PeerLocation::kWithinHost, 2).size(), 2u);
   }
   CHECK_EQ(pool.size(), 2);
   pool.stop();
   const DescriptorLimit limit(next_descriptor());
-  pool.open_lane(Direction::kSend, Path::kWithinHost);
+  pool.open_lane(Direction::kSend, PeerLocation::kWithinHost);
   CHECK_EQ(pool.size(), 0);
   CHECK(pool.recovery() == nullptr);
   pool.stop();

@@ -10,8 +10,8 @@
 #include "support/stalling_stream.h"
 #include "support/zero_copy_connection.h"
 #include "support/zero_copy_peer.h"
-#include "transport/event_loop_worker.h"
-#include "transport/send_stream.h"
+#include "transport/stream/event_loop_worker.h"
+#include "transport/stream/send_stream.h"
 
 namespace bagua_net {
 namespace {

@@ -17,12 +17,12 @@
 #include "support/check.h"
 #include "support/driven_streams.h"
 #include "support/two_way_pipe.h"
-#include "transport/chunk_scheduler.h"
-#include "transport/receive_table.h"
-#include "transport/recv_comm.h"
-#include "transport/recv_stream.h"
-#include "transport/send_comm.h"
-#include "transport/send_stream.h"
+#include "transport/chunks/chunk_scheduler.h"
+#include "transport/chunks/receive_table.h"
+#include "transport/comm/recv_comm.h"
+#include "transport/comm/send_comm.h"
+#include "transport/stream/recv_stream.h"
+#include "transport/stream/send_stream.h"
 
 namespace bagua_net {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "minmax_uint8.h"
 #include "range_kernel.h"
-#include "worker_pool.h"
+#include "thread_pool.h"
 
 namespace bagua_kernels {
 

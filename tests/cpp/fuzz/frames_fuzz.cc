@@ -11,8 +11,8 @@
 
 #include "fuzz/fuzz_input.h"
 #include "support/comm_parts.h"
-#include "transport/recv_comm.h"
-#include "transport/send_comm.h"
+#include "transport/comm/recv_comm.h"
+#include "transport/comm/send_comm.h"
 #include "wire/acknowledgement.h"
 #include "wire/frame_header.h"
 

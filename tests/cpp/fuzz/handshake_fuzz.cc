@@ -13,8 +13,8 @@
 #include "fuzz/fuzz_input.h"
 #include "os/epoll_poller.h"
 #include "support/service_parts.h"
-#include "transport/inbound_handshakes.h"
-#include "transport/outbound_handshakes.h"
+#include "transport/connect/inbound_handshakes.h"
+#include "transport/connect/outbound_handshakes.h"
 #include "wire/acknowledgement.h"
 #include "wire/handshake_proof.h"
 

@@ -12,7 +12,7 @@
 #include <random>
 #include <utility>
 
-#include "transport/byte_stream.h"
+#include "transport/stream/byte_stream.h"
 
 namespace bagua_net {
 

@@ -8,7 +8,7 @@
 #include "support/comm_parts.h"
 #include "support/raw_handshake.h"
 #include "support/service_parts.h"
-#include "transport/connection_service.h"
+#include "transport/connect/connection_service.h"
 
 namespace bagua_net {
 

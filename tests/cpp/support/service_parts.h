@@ -9,7 +9,7 @@
 
 #include "support/check.h"
 #include "support/comm_parts.h"
-#include "transport/connection_service.h"
+#include "transport/connect/connection_service.h"
 
 namespace bagua_net {
 

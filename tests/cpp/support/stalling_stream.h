@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/owned_fd.h"
-#include "transport/byte_stream.h"
-#include "transport/data_stream.h"
+#include "transport/stream/byte_stream.h"
+#include "transport/stream/data_stream.h"
 
 namespace bagua_net {
 

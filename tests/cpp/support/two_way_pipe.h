@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "transport/byte_stream.h"
+#include "transport/stream/byte_stream.h"
 
 namespace bagua_net {
 

@@ -1,0 +1,103 @@
+// ChunkScheduler: the messages of a comm that wait to be sent, in posting order, and who sends which piece. Data
+// streams pull: each takes the next chunk when its socket has room, so a slow stream simply takes fewer.
+//
+// Pulling alone is not enough where long queues stand behind the sockets or streams differ in speed: a chunk that comes
+// late keeps its message, and soon all that may be under way, waiting. So a stream that would deliver a chunk
+// noticeably later than another leaves it to that one (multipath transports call this earliest completion first), and a
+// stream that is much slower than another gets smaller chunks. Where no paces are known, within a host, none of this
+// happens.
+//
+// One mutex guards the queue: it is held for some 20 ns per chunk, and chunks are at least 64 KiB unless a
+// message is smaller, or 16 KiB on a slow stream, so streams practically never meet there.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "transport/chunks/chunk.h"
+#include "transport/chunks/limits.h"
+#include "transport/chunks/request.h"
+#include "transport/tuning/rate_estimator.h"
+
+namespace bagua_net {
+
+// What a stream has taken and the peer not received yet, in bytes.
+struct Backlog {
+  std::size_t under_way = 0;  // in all
+  std::size_t unsent = 0;     // of these, what has not left the socket
+};
+
+struct ChunkPolicy {
+  std::size_t streams = 1;  // that pull from this scheduler
+  std::size_t min_bytes = 65536;
+  std::size_t max_bytes = 524288;
+  std::size_t max_alone_bytes = ~std::size_t{0};  // with one stream
+
+  // One stream: the whole rest, cutting gains nothing but that less has to be sent again if the stream is lost.
+  // Several: a fraction of what is left, so that pieces get smaller towards the end and no straggler holds the tail of
+  // a message.
+  std::size_t next_chunk_bytes(std::size_t remaining) const;
+};
+
+enum class Pull {
+  kChunk,
+  kNothing,     // nothing waits to be sent
+  kPassedOver,  // another stream would deliver it first
+};
+
+class ChunkScheduler {
+ public:
+  explicit ChunkScheduler(ChunkPolicy policy) : policy_(policy) {}
+
+  // The streams from `first` to before `end` pull from now on, without those in the bit mask `lost`.
+  void set_streams(int first, int end, std::uint64_t lost = 0);
+  // The least of a chunk, and whether the network limits each stream: then none takes a second one before the others
+  // have had theirs.
+  void limit_flows(std::size_t min_bytes, bool limited);
+  // The request's data_, capacity_ and number_ must not change until it is done. At most kMaxRequestsPerComm wait.
+  // Returns the bytes that now wait to be taken.
+  std::size_t push(Request* request);
+  // kPassedOver: *better is the stream that would have delivered the chunk first; it may be idle.
+  Pull pull(int stream, const Backlog& backlog, Chunk* chunk, int* better);
+  // Some of a message has not been taken yet.
+  bool has_chunks() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return head_ != tail_;
+  }
+  // Streams whose pace is unknown count as being as fast as the fastest.
+  void set_pace(int stream, const Pace& pace);
+  // The fastest stream alone needs more than a round trip to move so many bytes. False if no pace is known.
+  bool outlasts_a_round_trip(std::size_t bytes);
+
+ private:
+  struct Puller {
+    Pace pace;
+    Backlog backlog;  // when the stream pulled last
+  };
+
+  Puller& puller(int stream) { return pullers_[static_cast<std::size_t>(stream)]; }
+  // What a stream so much slower than the fastest should take of a chunk of the usual size.
+  std::size_t suitable_bytes(const Pace& pace, std::size_t usual) const;
+  // From now until the peer has these bytes, if the stream takes them.
+  double delivery_ns(const Puller& puller, std::size_t bytes) const;
+  // Another stream would deliver these bytes noticeably sooner.
+  bool would_be_late(const Puller& puller, std::size_t bytes, int* better) const;
+  void find_fastest();
+
+  std::mutex mutex_;  // guards everything below
+  ChunkPolicy policy_;
+  bool flows_are_limited_ = false;
+  std::vector<int> streams_{0};  // that pull; never empty
+  std::array<Request*, kMaxRequestsPerComm> queue_{};
+  std::uint64_t head_ = 0;  // the message being cut
+  std::uint64_t tail_ = 0;
+  std::size_t offset_ = 0;         // of the next chunk in it
+  std::size_t waiting_bytes_ = 0;  // of all messages in the queue, what no stream has taken yet
+  std::array<Puller, kMaxStreams> pullers_{};
+  double fastest_ = 0;  // of the streams that pull, bytes per ns; 0: unknown
+};
+
+}  // namespace bagua_net

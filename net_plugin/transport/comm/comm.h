@@ -1,0 +1,197 @@
+// Comm: what a send comm and a receive comm share: the data streams and who drives them, the ring of requests, the
+// sticky first error, registered memory, and the promise that no thread of ours touches a buffer once its
+// deregistration returned.
+//
+// Stream 0 is the comm's own: small messages go there, with no other thread than the calling one involved. The other
+// streams are driven by workers, or, where the process has none, are the comm's own as well. Streams may join while the
+// comm lives; the table of them is in transport/comm/stream_table.h.
+//
+// Own streams belong to the comm's mutex: whoever holds it may drive them. That is the calling thread, and with
+// recovery also the recovery thread, while something is to be sent again: the application may not call the comm before
+// the peer has what was lost.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "stats/comm_stats.h"
+#include "transport/chunks/chunk_scheduler.h"
+#include "transport/chunks/request.h"
+#include "transport/comm/stall_report.h"
+#include "transport/comm/stream_table.h"
+#include "transport/connect/stream_arrivals.h"
+#include "transport/faults/fault_injector.h"
+#include "transport/recovery/recovery_thread.h"
+#include "transport/stream/data_stream.h"
+#include "transport/stream/event_loop_worker.h"
+#include "transport/stream/worker_pool.h"
+
+namespace bagua_net {
+
+struct MemoryRegistration {
+  void* data;
+  std::size_t bytes;
+};
+
+class Comm : public FailureSink, public Recoverable {
+ public:
+  ~Comm() override;
+
+  Status register_memory(void* data, std::size_t bytes, MemoryRegistration** registration);
+  // If requests on that memory are unfinished, the comm is aborted: its I/O has stopped for good when this returns,
+  // its requests fail, the peer sees a closed connection. Never waits for the peer.
+  Status deregister_memory(MemoryRegistration* registration);
+
+  // For the trace. By the thread that posted the request.
+  bool is_traced() const { return stats_.trace() != nullptr; }
+  void trace_origin(const Request& request, const MessageOrigin& origin) {
+    stats_.trace()->set_origin(request.number_, origin);
+  }
+
+  const std::string& peer() const { return peer_; }  // "10.0.0.2:4711 (host node2, process 4242) over eth0"
+
+  // Any thread. The first failure sticks, and every stream is shut down so that the peer learns of it.
+  void fail(Status status) override;
+  void on_stream_over(int index, StreamState state) override;
+  std::vector<std::string> recover() override;
+
+ protected:
+  friend class Request;
+
+  // arrivals: where streams that join later come in; nullptr: none will. faults: what damages its connections, or
+  // nullptr. stalls: where a long wait is reported, or nullptr.
+  Comm(std::string peer, Direction direction, PeerLocation location, WorkerPool* pool,
+       std::shared_ptr<StreamArrivals> arrivals, bool recovers, FaultInjector* faults, StallReport* stalls,
+       CommStats stats)
+      : stats_(std::move(stats)),
+        peer_(std::move(peer)),
+        recovers_(recovers),
+        direction_(direction),
+        pool_(pool),
+        lane_(pool->open_lane(direction, location)),
+        arrivals_(std::move(arrivals)),
+        faults_(faults),
+        stalls_(stalls) {}
+
+  // Called once by the constructor's owner.
+  Status start_streams(std::vector<std::unique_ptr<ByteStream>> streams);
+  bool has_arrivals() const { return arrivals_ != nullptr && arrivals_->any(); }
+  bool has_changes() const {
+    return has_arrivals() || some_are_over_.load(std::memory_order_relaxed) ||
+           streams_.count(StreamPhase::kReplaying) + streams_.count(StreamPhase::kLost) != 0;
+  }
+  // Takes away the streams that were lost and takes in those that have joined meanwhile. The comm may fail. With mutex_
+  // held.
+  void adopt_changes();
+  virtual std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) = 0;
+  // The stream was lost; nobody drives it, and it goes when this returns. Returns the phase of its place then. With
+  // mutex_ held.
+  virtual StreamPhase on_lost(DataStream& stream) = 0;
+  // Where a stream that joins is to go; -1: nowhere. With mutex_ held.
+  virtual int place_of(Joining joining) = 0;
+  // A stream in kReplaying has moved what was sent before. With mutex_ held.
+  virtual bool has_replayed(const DataStream& stream) const = 0;
+  virtual void on_join_failure(const StreamArrivals::Failure& /*failure*/) {}
+  // Streams were lost or have joined. With mutex_ held.
+  virtual void on_change() {}
+  // Places may wait for that. With mutex_ held.
+  virtual void ask_for_streams() {}
+  // Looks after what nobody waits for. With mutex_ held.
+  virtual void tick() {}
+
+  // Takes every stream away from its driver, for good. Derived destructors call it before their members go.
+  void stop_streams();
+  void stop_driving();  // the same, with mutex_ held
+  // No recovery any more: what derived destructors begin with. Without mutex_.
+  void stop_recovering();
+  // Every stream is the comm's own from now on, also those that join. With mutex_ held.
+  void drive_alone();
+  // What a caller is told of a failed comm: from then on its memory is its own again. With mutex_ held.
+  Status give_up();
+
+  // The next free request of the ring; nullptr when the oldest is not finished: "later".
+  Request* free_request();
+  // Hands the comm's own streams some time; true: they want more at once. With mutex_ held.
+  bool drive_own_streams();
+  void kick(int stream_index);  // any thread
+  // The first stream that is not the comm's own has a worker, and that one does not sleep. With mutex_ held.
+  bool has_awake_worker() const;
+  // Wakes the workers of the first so many of those streams. With mutex_ held.
+  void rouse_workers(std::size_t streams);
+  Status failure();
+  bool has_failed() const { return failed_.load(); }
+  bool has_unfinished_requests() const;
+  void log(std::string line) { log_.push_back(std::move(line)); }
+  // Anything that makes an unfinished request hopeless, beyond a failure. With mutex_ held.
+  virtual Status check_progress_possible() { return Status::ok(); }
+  // What an unfinished request waits for. With mutex_ held.
+  virtual std::string stall_reason() = 0;
+  virtual bool has_own_work(const Request& request) const = 0;
+  virtual std::size_t message_bytes(const Request& request) const = 0;
+  // The request is done and about to be given back. With mutex_ held.
+  virtual void on_finished(const Request&) {}
+
+  CommStats stats_;  // before the streams: they count in it
+
+  bool is_own(std::size_t index) const { return alone_ || index == 0 || pool_->size() == 0; }
+  // Gives the stream to its worker, unless it is the comm's own. With mutex_ held.
+  Status drive(std::size_t index);
+  // Takes it from its worker, if it has one. With mutex_ held.
+  static void detach(StreamTable::Place& place);
+  // Takes a stream away, for good. With mutex_ held.
+  void remove(std::size_t index, StreamPhase to);
+  // Every change of a phase. With mutex_ held.
+  void move(std::size_t index, StreamPhase to);
+
+  // Guards the own streams, the table, the ring and the registrations. NCCL calls a comm from one thread at a time, but
+  // tears it down from another than the one that moved its data.
+  std::mutex mutex_;
+  StreamTable streams_;
+  std::array<Request, kMaxRequestsPerComm> requests_;
+  std::uint64_t next_number_ = 0;
+  const std::string peer_;
+  const bool recovers_;
+
+ private:
+  Status add_stream(std::unique_ptr<DataStream> stream, StreamPhase phase);
+  // True: there were some.
+  bool adopt_arrivals();
+  bool take_away_streams();
+  void end_replaying();
+  // Streams from the first on that are the comm's own.
+  std::size_t own_streams() const { return alone_ || pool_->size() == 0 ? streams_.size() : 1; }
+  // Lets the recovery thread know what becomes of one of the comm's own streams.
+  void watch(const StreamTable::Place& place);
+  Status test(Request* request, bool* done, std::size_t* bytes);
+  Status test_locked(Request* request, bool* done, std::size_t* bytes, std::string* line);
+  // Looks once a second whether requests wait too long. With mutex_ held.
+  std::string look_for_stall();
+
+  const Direction direction_;
+  WorkerPool* const pool_;
+  const WorkerPool::Lane lane_;
+  const std::shared_ptr<StreamArrivals> arrivals_;
+  FaultInjector* const faults_;
+  StallReport* const stalls_;
+  std::int64_t look_ms_ = 0;  // when to look for a stall again
+  bool is_stalled_ = false;   // it was reported
+  bool stopped_ = false;      // guarded by mutex_: no stream is driven any more
+  bool alone_ = false;        // drive_alone()
+  std::size_t next_own_ = 0;  // of the own streams, which begins
+  std::vector<std::string> log_;
+  std::vector<std::unique_ptr<MemoryRegistration>> registrations_;
+  RecoveryThread* recovery_ = nullptr;  // nullptr: no recovery, or none any more
+  std::uint64_t recovery_id_ = 0;
+  std::atomic<bool> some_are_over_{false};  // streams whose phase does not say so yet
+  std::mutex failure_mutex_;                // innermost but for the recovery thread's
+  Status failure_;                          // guarded by failure_mutex_; so are the streams in their places for fail()
+  std::atomic<bool> failed_{false};         // set after failure_ was written
+};
+
+}  // namespace bagua_net

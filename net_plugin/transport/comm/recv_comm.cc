@@ -1,0 +1,251 @@
+#include "transport/comm/recv_comm.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/monotonic_clock.h"
+#include "transport/recovery/recovery_timing.h"
+#include "transport/stream/recv_stream.h"
+#include "transport/tuning/thread_load.h"
+
+namespace bagua_net {
+namespace {
+
+constexpr int kLogMs = 10000;
+// One may be lost; the kernel gives a connection up after the third.
+constexpr int kUnansweredProbes = 2;
+// A comm on which nothing else arrives has failed: a chunk of 1 MiB gets through, with this many attempts, where one
+// byte in a million is damaged.
+constexpr std::size_t kMaxDamagesInARow = 32;
+
+}  // namespace
+
+Status RecvComm::create(EstablishedConnection connection, RecvPolicy policy, WorkerPool* pool,
+                        std::unique_ptr<RecvComm>* comm, CommStats stats) {
+  std::vector<std::unique_ptr<ByteStream>> streams;
+  for (OwnedFd& socket : connection.sockets) streams.push_back(make_byte_stream(std::move(socket), policy.faults));
+  policy.location = connection.same_host ? PeerLocation::kWithinHost : PeerLocation::kBetweenHosts;
+  policy.recovers = connection.recovers;
+  policy.checksums = connection.checksums;
+  policy.contact = connection.contact;
+  return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), pool, comm,
+                std::move(policy), std::move(stats));
+}
+
+Status RecvComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
+                        std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm,
+                        RecvPolicy policy, CommStats stats) {
+  std::unique_ptr<RecvComm> created(
+      new RecvComm(std::move(peer), std::move(arrivals), std::move(policy), pool, streams.size(), std::move(stats)));
+  BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
+  *comm = std::move(created);
+  return Status::ok();
+}
+
+RecvComm::~RecvComm() {
+  stop_recovering();
+  stop_streams();
+}
+
+std::unique_ptr<DataStream> RecvComm::make_stream(std::unique_ptr<ByteStream> bytes, int index) {
+  return std::make_unique<RecvStream>(std::move(bytes), this, index, &table_, index >= first_streams_, recovers_,
+                                      policy_.checksums);
+}
+
+Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* registration, Request** request) {
+  *request = nullptr;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (has_failed()) return give_up();
+  Request* posted = free_request();
+  if (posted == nullptr) return Status::ok();
+  std::uint64_t parked = table_.post(posted, this, next_number_++, data, bytes, registration);
+  for (int index = 0; parked != 0; ++index, parked >>= 1) {
+    if ((parked & 1) != 0) kick(index);
+  }
+  stats_.posted(posted->number_, CommTrace::MessagePath::kNotKnown);
+  // The calling thread's own streams are looked at by the next test: posting stays cheap.
+  *request = posted;
+  return Status::ok();
+}
+
+StreamPhase RecvComm::on_lost(DataStream& stream) {
+  ++losses_;
+  const int error_number = stream.loss().error_number();
+  last_loss_was_silent_ = error_number == ETIMEDOUT || error_number == EHOSTUNREACH || error_number == ENETUNREACH;
+  last_loss_ = "data stream " + std::to_string(stream.index()) + ": " + stream.loss().message();
+  if (stream.loss().code() == StatusCode::kDamagedData) count_damage(stream.loss());
+  const std::int64_t now_ms = monotonic_ms();
+  // One that was about to join, say, which its sender has given up.
+  const bool is_unused = static_cast<RecvStream&>(stream).is_unused();
+  if (now_ms < next_log_ms_ || is_unused) return StreamPhase::kFree;
+  next_log_ms_ = now_ms + kLogMs;
+  log("Bagua-Net: a connection from " + peer_ + " was lost (" + last_loss_ + "): waiting for another one; " +
+      std::to_string(losses_) + " lost on this communicator" +
+      (damages_ > 0 ? ", " + std::to_string(damages_) + " of them for damaged data" : ""));
+  return StreamPhase::kFree;
+}
+
+void RecvComm::count_damage(const Status& damage) {
+  ++damages_;
+  const std::uint64_t intact = table_.finished_chunks();
+  damages_in_a_row_ = intact == intact_chunks_ ? damages_in_a_row_ + 1 : 1;
+  intact_chunks_ = intact;
+  if (damages_in_a_row_ < kMaxDamagesInARow) return;
+  fail(Status::damaged_data(
+      damage.message() + ", and so did every other one: " + std::to_string(damages_in_a_row_) +
+      " in a row, on as many connections. A host's memory, a network interface or a device on the path is faulty, or "
+      "the application changes memory while it is being sent. Compare the error counters of `ethtool -S` and test the "
+      "memory of both hosts"));
+}
+
+int RecvComm::place_of(Joining joining) {
+  // The first one is kept for a stream 0 that comes again.
+  if (joining != Joining::kReplacesFirst) {
+    const int free = streams_.first_in(StreamPhase::kFree, 1);
+    if (free >= 0) return free;
+    // Without recovery it cannot be told from the end of the comm that a stream was given back.
+    const int ended = streams_.first_in(StreamPhase::kEnded, 1);
+    if (ended >= 0) remove(static_cast<std::size_t>(ended), StreamPhase::kFree);
+    return ended;
+  }
+  // Its sender knows that it is lost, and sends all of it again that was not acknowledged.
+  if (DataStream* const lost = streams_[0].stream.get(); lost != nullptr) {
+    detach(streams_[0]);
+    static_cast<RecvStream*>(lost)->give_up(Status::remote_error("the peer has replaced it"));
+    remove(0, on_lost(*lost));
+  }
+  return 0;
+}
+
+bool RecvComm::has_replayed(const DataStream& stream) const {
+  // Nothing is sent again behind a new chunk.
+  return static_cast<const RecvStream&>(stream).has_new_chunks();
+}
+
+std::string RecvComm::stall_reason() {
+  std::size_t receives = 0;
+  std::size_t arrived = 0;
+  for (const Request& request : requests_) {
+    if (!request.in_use_ || request.is_done()) continue;
+    ++receives;
+    arrived += request.moved_.load(std::memory_order_relaxed);
+  }
+  std::string text = std::to_string(receives) + (receives == 1 ? " receive that is" : " receives that are") +
+                     " unfinished, for which ";
+  text += arrived == 0 ? "nothing has arrived" : std::to_string(arrived) + " bytes have arrived";
+  std::size_t live = 0;
+  std::int64_t quiet_ms = -1;
+  int probes = 0;
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    const DataStream* stream = streams_[index].stream.get();
+    if (stream == nullptr || stream->is_over()) continue;
+    ++live;
+    PeerLiveness liveness;
+    if (!stream->peer_liveness(&liveness)) continue;
+    if (quiet_ms < 0 || liveness.data_ms < quiet_ms) quiet_ms = liveness.data_ms;
+    probes = std::max(probes, liveness.transmissions);
+  }
+  if (live == 0) return text + "; all connections are lost, and the peer has opened no other yet";
+  if (quiet_ms >= 0) text += "; the last data came " + std::to_string(quiet_ms / 1000) + " s ago";
+  if (probes >= kUnansweredProbes) {
+    text += ", and its host has not answered " + std::to_string(probes) + " probes: the host or the network is down";
+  }
+  return text;
+}
+
+Status RecvComm::check_progress_possible() {
+  if (!has_changes() && streams_.count(StreamPhase::kEnded) == 0 && losses_ == 0) return Status::ok();
+  // Not by their states: what was posted just now concerns them before their drivers know.
+  const std::uint64_t parked = table_.parked_streams();
+  bool has_ended = false;
+  std::optional<std::uint64_t> sent;
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    const DataStream* stream = streams_[index].stream.get();
+    if (stream == nullptr) continue;
+    if (stream->state() == StreamState::kEnded && !stream->is_given_back()) {
+      has_ended = true;
+      if (const auto said = static_cast<const RecvStream*>(stream)->sent_messages()) sent = said;
+    }
+    // A parked stream does not come to its end before later receives are posted, which may wait for this one.
+    if (!stream->is_over() && (parked >> index & 1) == 0) {
+      none_left_ms_ = 0;
+      return Status::ok();
+    }
+  }
+  // A stream that joined just now may bring what is missing; the next test takes it in.
+  if (has_arrivals()) return Status::ok();
+  if (!recovers_ || has_ended) return fail_waiting("the peer closed the connection", sent);
+  const std::string why = why_none_will_come();
+  return why.empty() ? Status::ok() : fail_waiting(why + " (" + last_loss_ + ")");
+}
+
+std::string RecvComm::why_none_will_come() {
+  const std::int64_t now_ms = monotonic_ms();
+  if (none_left_ms_ == 0) {
+    none_left_ms_ = answered_ms_ = now_ms;
+    refused_ms_ = 0;
+    probe_.forget();
+  }
+  const std::string since = " for " + std::to_string(now_ms - none_left_ms_) + " ms since the last connection was lost";
+  // The sender may have sent only now, and has to notice that nothing is answered.
+  const int share = last_loss_was_silent_ ? kSilentShare : 1;
+  if (!probe_.can_ask()) {
+    const int notices_ms = last_loss_was_silent_ ? policy_.max_silence_s * 1000 / kSilentShare : 0;
+    if (now_ms - none_left_ms_ < notices_ms + kGraceMs) return {};
+    return "the peer has opened no connection" + since;
+  }
+  const PeerAnswer answer = probe_.ask(now_ms);
+  if (answer != PeerAnswer::kRefused) refused_ms_ = 0;
+  if (answer == PeerAnswer::kAlive) answered_ms_ = now_ms;
+  switch (answer) {
+    case PeerAnswer::kNone:
+    case PeerAnswer::kAlive: return {};
+    case PeerAnswer::kGone: return "the peer has closed its communicator";
+    case PeerAnswer::kRefused:
+      if (refused_ms_ == 0) refused_ms_ = now_ms;
+      if (now_ms - refused_ms_ < kRefusedMs) return {};
+      return "the peer has opened no connection" + since + ", and its port refuses them";
+    case PeerAnswer::kUnanswered:
+      if (policy_.max_silence_s == 0 || now_ms - answered_ms_ < policy_.max_silence_s * 1000 / share + kGraceMs) {
+        return {};
+      }
+      return "the peer has not answered" + since;
+  }
+  return {};
+}
+
+Status RecvComm::fail_waiting(const std::string& why, std::optional<std::uint64_t> sent) {
+  // One that is done was merely not tested yet; any other waits in vain.
+  const Request* first = nullptr;
+  std::size_t waiting = 0;
+  for (const Request& request : requests_) {
+    if (!request.in_use_ || request.is_done()) continue;
+    ++waiting;
+    if (first == nullptr || request.number_ < first->number_) first = &request;
+  }
+  if (first == nullptr) return Status::ok();
+  std::string cause = ": its process ended or aborted; see that rank's log";
+  if (sent && first->number_ < *sent) {
+    cause = ", which it has sent and which was lost with a connection: it closed its communicator too soon after that";
+  } else if (sent) {
+    cause = ", and it has sent " + std::to_string(*sent) +
+            ": the ranks call different collectives, or it aborted; see that rank's log";
+  }
+  fail(Status::remote_error(why + " while this rank waits for message " + std::to_string(first->number_) +
+                            (waiting > 1 ? " and " + std::to_string(waiting - 1) + " more" : "") + cause));
+  return failure();
+}
+
+void RecvComm::on_finished(const Request& request) {
+  // The sender is about to wake its workers, for the same reason.
+  const std::size_t bytes = request.message_bytes_;
+  stats_.add_received(bytes);
+  const std::size_t large = policy_.inline_bytes;
+  if (bytes > large || (bytes > large / kAwakeShare && ThreadLoad::of_this_thread().is_busy())) {
+    rouse_workers((bytes + large - 1) / std::max<std::size_t>(large, 1));
+  }
+}
+
+std::size_t RecvComm::message_bytes(const Request& request) const { return request.message_bytes_; }
+
+}  // namespace bagua_net

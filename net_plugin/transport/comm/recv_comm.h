@@ -1,0 +1,87 @@
+// RecvComm: the receiving end of a connection. Whatever stream a chunk comes on, it is read straight into the receive
+// that it belongs to.
+//
+// With recovery it waits for the sender to replace connections that were lost. If all were, it asks the sender's
+// process whether that still has the comm; how long it waits is said in transport/recovery/recovery_timing.h.
+#pragma once
+
+#include <optional>
+#include <utility>
+
+#include "transport/chunks/receive_table.h"
+#include "transport/comm/comm.h"
+#include "transport/comm/send_comm.h"
+#include "transport/connect/established_connection.h"
+#include "transport/recovery/peer_probe.h"
+
+namespace bagua_net {
+
+struct RecvPolicy {
+  PeerLocation location = PeerLocation::kWithinHost;
+  bool recovers = false;
+  bool checksums = false;  // both ends use them
+  int max_silence_s = 0;   // after which a host that does not answer is gone; 0: never
+  std::size_t inline_bytes = SendPolicy{}.inline_bytes;
+  PeerContact contact;  // the sender's process
+  FaultInjector* faults = nullptr;
+  StallReport* stalls = nullptr;  // outlives the comm; nullptr: nothing is reported
+};
+
+class RecvComm final : public Comm {
+ public:
+  static Status create(EstablishedConnection connection, RecvPolicy policy, WorkerPool* pool,
+                       std::unique_ptr<RecvComm>* comm, CommStats stats = {});
+  // The same over any byte streams: what create() does with sockets, and the tests with fakes.
+  static Status create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
+                       std::shared_ptr<StreamArrivals> arrivals, WorkerPool* pool, std::unique_ptr<RecvComm>* comm,
+                       RecvPolicy policy = {}, CommStats stats = {});
+  ~RecvComm() override;
+
+  // *request == nullptr: no room now, call again.
+  Status irecv(void* data, std::size_t bytes, MemoryRegistration* registration, Request** request);
+
+ private:
+  RecvComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, RecvPolicy policy, WorkerPool* pool,
+           std::size_t streams, CommStats stats)
+      : Comm(std::move(peer), Direction::kReceive, policy.location, pool, std::move(arrivals), policy.recovers,
+             policy.faults, policy.stalls, std::move(stats)),
+        policy_(std::move(policy)),
+        first_streams_(static_cast<int>(streams)),
+        table_(policy_.recovers),
+        probe_(policy_.contact) {}
+
+  std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) override;
+  StreamPhase on_lost(DataStream& stream) override;
+  int place_of(Joining joining) override;
+  bool has_replayed(const DataStream& stream) const override;
+  Status check_progress_possible() override;
+  std::string stall_reason() override;
+  bool has_own_work(const Request&) const override { return true; }  // any message may come on stream 0
+  std::size_t message_bytes(const Request& request) const override;
+  void on_finished(const Request& request) override;
+  // A stream was lost because of damaged data: the comm fails if nothing else arrives.
+  void count_damage(const Status& damage);
+  // No connection is left, and no other will come: why; empty: one may come.
+  std::string why_none_will_come();
+  // The failure of the first receive that waits; ok: none does. sent: messages that the sender has sent, if it says so.
+  Status fail_waiting(const std::string& why, std::optional<std::uint64_t> sent = {});
+
+  const RecvPolicy policy_;
+  const int first_streams_;  // that the comm began with
+  ReceiveTable table_;
+
+  // All below: with mutex_ held.
+  std::size_t losses_ = 0;
+  std::size_t damages_ = 0;            // of them, for damaged data
+  std::size_t damages_in_a_row_ = 0;   // with no chunk in between that arrived intact
+  std::uint64_t intact_chunks_ = 0;    // when the last of them was seen
+  bool last_loss_was_silent_ = false;  // no answer, rather than a word of the peer's host or the network
+  std::string last_loss_;
+  std::int64_t none_left_ms_ = 0;  // since when no stream is left; 0: there are some
+  PeerProbe probe_;
+  std::int64_t answered_ms_ = 0;  // when the sender's process answered last since then
+  std::int64_t refused_ms_ = 0;   // since when it refuses; 0: it does not
+  std::int64_t next_log_ms_ = 0;
+};
+
+}  // namespace bagua_net

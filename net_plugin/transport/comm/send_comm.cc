@@ -1,0 +1,515 @@
+#include "transport/comm/send_comm.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "base/monotonic_clock.h"
+#include "transport/recovery/recovery_timing.h"
+#include "transport/tuning/thread_load.h"
+
+namespace bagua_net {
+namespace {
+
+// Streams that were asked for come within round trips, or the peer refused them and may do so again.
+constexpr std::int64_t kAskAgainNs = 10'000'000'000;
+
+// Waking a worker takes as long as copying some 256 KiB: in units of BAGUA_NET_INLINE_BYTES, the largest message that
+// sleeping workers are not waited for.
+constexpr std::size_t kAsleepMultiple = 4;
+
+// A stream that is out of use finishes its chunk first, and is closed with an acknowledgement: between two looks.
+constexpr std::int64_t kGiveBackNs = 50'000'000;
+
+constexpr int kLivenessCheckMs = 1000;
+constexpr int kForgetLivenessMs = 5000;
+// One may be lost, and the answer to the next be on its way.
+constexpr int kUnansweredTransmissions = 3;
+// With one stream: what has to be sent again at most, where cutting gains nothing else.
+constexpr std::size_t kMaxAloneBytes = 1u << 20;
+
+// For connections that could not be opened, while the comm has others.
+constexpr int kReplaceAgainMs = 10000;
+// A warning for each loss would fill the log of a job whose network closes connections all the time.
+constexpr int kLogMs = 10000;
+// What closing a comm may take: NCCL aborts within a second.
+constexpr int kLingerMs = 700;
+// Of that, for a peer to say whether what its kernel has is damaged. It may not call its comm any more, and there are
+// as many comms to close as channels and peers.
+constexpr int kDamageMs = 300;
+
+ChunkPolicy chunk_policy(const SendPolicy& policy) {
+  ChunkPolicy chunks{1, std::min(policy.min_chunk_bytes, policy.max_chunk_bytes), policy.max_chunk_bytes};
+  if (policy.replace_stream) chunks.max_alone_bytes = std::max(kMaxAloneBytes, chunks.max_bytes);
+  return chunks;
+}
+
+}  // namespace
+
+SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
+                   std::size_t streams, CommStats stats)
+    : Comm(std::move(peer), Direction::kSend,
+           policy.measures_rates ? PeerLocation::kBetweenHosts : PeerLocation::kWithinHost, pool, std::move(arrivals),
+           static_cast<bool>(policy.replace_stream), policy.faults, policy.stalls, std::move(stats)),
+      policy_(std::move(policy)),
+      first_streams_(streams),
+      workers_own_stripes_(pool->size() > 0 && streams > 1),
+      own_chunks_(chunk_policy(policy_)),
+      striped_chunks_(chunk_policy(policy_)) {}
+
+SendComm::~SendComm() {
+  stop_recovering();
+  if (large_under_way_ > 0) policy_.growth->end_busy(monotonic_ns());
+  while (!is_closed(monotonic_ms())) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  stop_streams();
+}
+
+Status SendComm::create(EstablishedConnection connection, SendPolicy policy, WorkerPool* pool,
+                        std::unique_ptr<SendComm>* comm, CommStats stats) {
+  std::vector<std::unique_ptr<ByteStream>> streams;
+  for (OwnedFd& socket : connection.sockets) streams.push_back(make_byte_stream(std::move(socket), policy.faults));
+  policy.max_chunk_bytes = connection.max_chunk_bytes;
+  policy.checksums = connection.checksums;
+  return create(std::move(streams), std::move(connection.peer), std::move(connection.arrivals), std::move(policy), pool,
+                comm, std::move(stats));
+}
+
+Status SendComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::string peer,
+                        std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
+                        std::unique_ptr<SendComm>* comm, CommStats stats) {
+  const std::size_t count = streams.size();
+  std::unique_ptr<SendComm> created(
+      new SendComm(std::move(peer), std::move(arrivals), std::move(policy), pool, count, std::move(stats)));
+  BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
+  {
+    const std::lock_guard<std::mutex> lock(created->mutex_);
+    created->follow_target(count, 0);
+  }
+  *comm = std::move(created);
+  return Status::ok();
+}
+
+std::unique_ptr<DataStream> SendComm::make_stream(std::unique_ptr<ByteStream> bytes, int index) {
+  const auto place = static_cast<std::size_t>(index);
+  ChunkScheduler* scheduler = is_striped(place) ? &striped_chunks_ : &own_chunks_;
+  std::function<void(int)> kick_stream;
+  if (policy_.measures_rates) kick_stream = [this](int other) { kick(other); };
+  const bool zero_copy = policy_.zero_copy && scheduler == &striped_chunks_;
+  answered_ms_[place] = coarse_monotonic_ms();
+  auto stream =
+      std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, zero_copy, std::move(kick_stream),
+                                   recovers_ ? &replay_of(place) : nullptr, policy_.checksums);
+  // Not those that were there before: what lost one connection may have broken idle ones, too.
+  if (streams_[place].phase() == StreamPhase::kAsked) stream->begin_with_replay();
+  return stream;
+}
+
+bool SendComm::should_stripe(std::size_t bytes) const {
+  if (!workers_own_stripes_ || bytes <= policy_.inline_bytes / kAwakeShare) return false;
+  if (has_awake_worker() || flows_are_limited()) return true;
+  // Between hosts each connection may be limited, and what is a large message there takes longer than a wake-up.
+  return bytes > policy_.inline_bytes * (policy_.measures_rates ? 1 : kAsleepMultiple);
+}
+
+bool SendComm::wants_workers(std::size_t bytes) const {
+  if (!workers_own_stripes_ || bytes <= policy_.inline_bytes / kAwakeShare) return false;
+  return bytes > policy_.inline_bytes || ThreadLoad::of_this_thread().is_busy();
+}
+
+Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* registration, Request** request) {
+  *request = nullptr;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (has_failed()) return give_up();
+  Request* posted = free_request();
+  if (posted == nullptr) return Status::ok();
+  if (has_changes()) {
+    adopt_changes();
+    if (has_failed()) return give_up();
+  }
+  if (policy_.growth != nullptr && is_large(bytes)) watch_growth(bytes);
+  // The schedulers only read through this pointer.
+  posted->start(this, next_number_++, const_cast<void*>(data), bytes, registration);
+  posted->striped_ = should_stripe(bytes);
+  stats_.add_sent(bytes, posted->striped_);
+  stats_.posted(posted->number_, posted->striped_ ? CommTrace::MessagePath::kStriped : CommTrace::MessagePath::kInline);
+  posted->handed_over_ns_ = 0;
+  if (!posted->striped_) {
+    own_chunks_.push(posted);
+    drive_own_streams();
+    if (wants_workers(bytes)) {
+      rouse_workers(chunks_in(bytes));
+      stats_->kept_from_asleep.add(1);
+    }
+  } else {
+    const std::int64_t now_ns = monotonic_ns();
+    if (striped_under_way_++ == 0 && !all_streams_are_full()) posted->handed_over_ns_ = now_ns;
+    (has_awake_worker() ? stats_->handed_to_awake : stats_->handed_to_asleep).add(1);
+    const std::size_t waiting = striped_chunks_.push(posted);
+    ThreadLoad::of_this_thread().add_handed_over(bytes, now_ns);
+    kick_streams(waiting);
+  }
+  *request = posted;
+  return Status::ok();
+}
+
+std::size_t SendComm::min_chunk_bytes() const {
+  return flows_are_limited() ? std::max<std::size_t>(policy_.min_chunk_bytes / kLimitedFlowShare, 1)
+                             : policy_.min_chunk_bytes;
+}
+
+std::size_t SendComm::chunks_in(std::size_t bytes) const {
+  const std::size_t chunk = min_chunk_bytes();
+  return (bytes + chunk - 1) / chunk;
+}
+
+void SendComm::kick_streams(std::size_t waiting_bytes) {
+  // No more streams than can get a chunk; blocked ones come back by themselves. The first ones first: few workers that
+  // stay awake serve medium messages better than many that fall asleep in between. Where each flow is limited, all of
+  // them in turn: one after the other, medium messages would have the rate of the first ones only.
+  std::size_t wanted = chunks_in(waiting_bytes);
+  const std::size_t wide = in_use_ - 1;
+  const std::size_t first = flows_are_limited() ? next_kicked_ : 0;
+  for (std::size_t step = 0; step < wide && wanted > 0; ++step) {
+    const std::size_t index = 1 + (first + step) % wide;
+    if (stream(index) == nullptr || stream(index)->is_blocked()) continue;
+    kick(static_cast<int>(index));
+    next_kicked_ = first + step + 1;
+    --wanted;
+  }
+}
+
+void SendComm::watch_growth(std::size_t bytes) {
+  const std::int64_t now_ns = monotonic_ns();
+  // Another still waits for its turn, or the kernel has no room, or will be busy with this one. Workers pull a chunk
+  // when the kernel takes it, so that their connections hardly ever look full, however long messages wait.
+  ChunkScheduler& chunks = should_stripe(bytes) ? striped_chunks_ : own_chunks_;
+  const bool waits = large_under_way_ > 0 || all_streams_are_full() || chunks.outlasts_a_round_trip(bytes);
+  if (large_under_way_++ == 0) policy_.growth->begin_busy(now_ns);
+  policy_.growth->add_posted(waits);
+  stats_.set_growth(policy_.growth->target(), policy_.growth->trials(), policy_.growth->gains());
+  const auto target = static_cast<std::size_t>(std::min(policy_.growth->target(), policy_.most_streams));
+  follow_target(std::max(target, first_streams_), now_ns);
+  const std::size_t kept = std::max(static_cast<std::size_t>(policy_.growth->kept()), first_streams_);
+  if (streams_.size() <= kept) give_back_ns_ = 0;
+  if (streams_.size() > kept) give_back_streams(kept, now_ns);
+}
+
+void SendComm::give_back_streams(std::size_t kept, std::int64_t now_ns) {
+  const bool is_due = give_back_ns_ != 0 && now_ns >= give_back_ns_;
+  if (is_due || give_back_ns_ == 0) give_back_ns_ = now_ns + kGiveBackNs;
+  if (!is_due) return;
+  while (streams_.size() > std::max(kept, in_use_)) {
+    const std::size_t last = streams_.size() - 1;
+    if (streams_[last].phase() != StreamPhase::kLive || stream(last)->is_over()) return;
+    detach(streams_[last]);
+    stream(last)->listen();
+    if (!stream(last)->is_acknowledged()) {
+      stream(last)->ask_for_acknowledgement();
+      const Status status = drive(last);
+      if (!status.is_ok()) fail(status);
+      return;
+    }
+    stream(last)->give_back();
+    remove(last, StreamPhase::kFree);
+    asked_for_ = streams_.size();
+    if (policy_.optional != nullptr) policy_.optional->keep(static_cast<int>(last) - 1);
+  }
+}
+
+bool SendComm::all_streams_are_full() const {
+  for (std::size_t index = first_wide_stream(); index < in_use_; ++index) {
+    if (stream(index) != nullptr && !stream(index)->is_full()) return false;
+  }
+  return true;
+}
+
+void SendComm::follow_target(std::size_t target, std::int64_t now_ns) {
+  const std::size_t here = streams_.size();
+  if (target > here) {
+    if (now_ns >= ask_again_ns_) {
+      asked_for_ = here;
+      // Stream 0 is needed.
+      if (policy_.optional != nullptr) policy_.optional->keep(static_cast<int>(here) - 1);
+    }
+    if (target > asked_for_) {
+      int count = static_cast<int>(target - asked_for_);
+      // Without room for them it goes on with those that it has.
+      if (policy_.optional != nullptr) count = policy_.optional->take(count);
+      if (count > 0) policy_.open_streams(count);
+      asked_for_ = target;
+      ask_again_ns_ = now_ns + kAskAgainNs;
+    }
+  }
+  const std::size_t in_use = std::min(target, here);
+  if (in_use != in_use_) use_streams(in_use);
+}
+
+void SendComm::use_streams(std::size_t in_use) {
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    if (stream(index) != nullptr) stream(index)->set_in_use(index < in_use);
+  }
+  const bool fewer = in_use < in_use_;
+  in_use_ = in_use;
+  const std::uint64_t missing = missing_streams();
+  const auto first = static_cast<int>(first_wide_stream());
+  const int end = std::max(static_cast<int>(in_use), first + 1);
+  wide_chunks().set_streams(first, end, missing);
+  wide_chunks().limit_flows(std::min(min_chunk_bytes(), policy_.max_chunk_bytes), flows_are_limited());
+  if (!fewer && missing == 0) return;
+  // Those that are out of use now may have been the only ones that were told of a message.
+  for (int index = first; index < end; ++index) kick(index);
+}
+
+std::string SendComm::stall_reason() {
+  std::size_t sends = 0;
+  std::size_t bytes = 0;
+  for (const Request& request : requests_) {
+    if (!request.in_use_ || request.is_done()) continue;
+    ++sends;
+    bytes += request.capacity_;
+  }
+  std::string text = std::to_string(bytes) + " bytes in " + std::to_string(sends) +
+                     (sends == 1 ? " send that is unfinished" : " sends that are unfinished");
+  if (const std::uint64_t missing = missing_streams(); missing != 0) {
+    return text + ", and " + std::to_string(__builtin_popcountll(missing)) + " lost connections are not replaced yet";
+  }
+  std::size_t undelivered = 0;
+  PeerLiveness worst;
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    if (stream(index) == nullptr) continue;
+    undelivered += stream(index)->undelivered_bytes();
+    PeerLiveness liveness;
+    if (stream(index)->peer_liveness(&liveness) && liveness.transmissions > worst.transmissions) worst = liveness;
+  }
+  if (worst.transmissions >= kUnansweredTransmissions) {
+    return text + ", and its host has not answered for " + std::to_string(worst.ms / 1000) +
+           " s, though data was sent again " + std::to_string(worst.transmissions) +
+           " times: the host or the network is down";
+  }
+  if (undelivered > 0) {
+    return text + ", of which " + std::to_string(undelivered) +
+           " are unacknowledged: the other host answers, but its process does not read";
+  }
+  return text + ": the other host has the data, but its process has not read it";
+}
+
+bool SendComm::has_own_work(const Request& request) const { return !request.striped_; }
+
+std::size_t SendComm::message_bytes(const Request& request) const { return request.capacity_; }
+
+// [Note: hosts that vanish] The kernel sends keepalive probes only while nothing waits to be acknowledged or sent, so
+// they tell a receiver that its peer's host is gone, and not a sender: that repeats its data for a quarter of an hour.
+// TCP_USER_TIMEOUT would end that, and also every connection to a rank that lives and does not read for a while, as in
+// a long checkpoint. So the sender looks itself: that rank's kernel answers probes of its closed window, a host that is
+// gone or behind a network that drops our packets answers nothing.
+//
+// With recovery a stream that does not answer is replaced first. A host that is gone answers no new connection either.
+Status SendComm::check_progress_possible() {
+  check_liveness();
+  return has_failed() ? give_up() : Status::ok();
+}
+
+void SendComm::check_liveness() {
+  if (policy_.max_silence_s == 0) return;
+  const std::int64_t now_ms = coarse_monotonic_ms();
+  if (now_ms < check_liveness_ms_) return;
+  // What was seen before a pause, in which nothing was sent, says nothing about what is sent now.
+  if (now_ms - check_liveness_ms_ > kForgetLivenessMs) answered_ms_.fill(now_ms);
+  check_liveness_ms_ = now_ms + kLivenessCheckMs;
+  const std::int64_t max_silence_ms = std::int64_t{policy_.max_silence_s} * 1000;
+
+  std::array<std::int64_t, kMaxStreams> silent_ms{};
+  std::array<PeerLiveness, kMaxStreams> liveness;
+  std::int64_t last_answer_ms = max_silence_ms;
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    SendStream* const looked_at = stream(index);
+    if (looked_at == nullptr) continue;
+    looked_at->sample_delivery();
+    if (looked_at->was_acknowledged()) silent_since_ms_ = 0;
+    if (!looked_at->peer_liveness(&liveness[index])) continue;
+    last_answer_ms = std::min(last_answer_ms, liveness[index].ms);
+    if (liveness[index].transmissions == 0) {
+      answered_ms_[index] = now_ms;
+    } else if (liveness[index].transmissions >= kUnansweredTransmissions) {
+      // The last answer may be old because the stream had nothing to send.
+      silent_ms[index] = std::min(liveness[index].ms, now_ms - answered_ms_[index]);
+    }
+  }
+  std::int64_t stream_ms = max_silence_ms / kSilentShare;
+  if (last_answer_ms <= kRecentAnswerMs) stream_ms = std::min<std::int64_t>(kSilentStreamMs, stream_ms);
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    if (silent_ms[index] == 0) continue;
+    // A host that answers on another stream is there.
+    const std::int64_t quiet_ms = recovers_ ? std::min(silent_ms[index], last_answer_ms) : silent_ms[index];
+    const std::int64_t since_ms = silent_since_ms_ != 0 ? silent_since_ms_ : now_ms - quiet_ms;
+    if (!recovers_ || now_ms - since_ms >= max_silence_ms) {
+      if (now_ms - since_ms < max_silence_ms) continue;
+      fail(Status::remote_error("that host has not answered for " + std::to_string((now_ms - since_ms) / 1000) +
+                                " s, though data was sent again " + std::to_string(liveness[index].transmissions) +
+                                " times: it or the network is down, or the network drops packets of " +
+                                std::to_string(liveness[index].packet_bytes) +
+                                " bytes (compare the MTU of hosts and switches). BAGUA_NET_KEEPALIVE_S=" +
+                                std::to_string(policy_.max_silence_s) + " sets how long to wait" + outstanding()));
+      stop_driving();
+      // An orderly end would wait behind the data that does not get through; a reset may, and tells the peer.
+      for (std::size_t other = 0; other < streams_.size(); ++other) {
+        if (stream(other) != nullptr) stream(other)->reset();
+      }
+      return;
+    }
+    if (silent_ms[index] < stream_ms) continue;
+    silent_since_ms_ = since_ms;
+    detach(streams_[index]);
+    stream(index)->give_up(
+        Status::remote_error("no answer for " + std::to_string(silent_ms[index] / 1000) + " s on this connection"));
+  }
+}
+
+void SendComm::tick() {
+  // The recovery thread is told of an end once.
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    if (stream(index) != nullptr && is_own(index)) stream(index)->listen(true);
+  }
+  check_liveness();
+}
+
+StreamPhase SendComm::on_lost(DataStream& stream) {
+  auto& lost = static_cast<SendStream&>(stream);
+  const auto index = static_cast<std::size_t>(lost.index());
+  lost.reset();
+  std::vector<Chunk> chunks = lost.take_unfinished();
+  ++losses_;
+  lost_ms_ = monotonic_ms();
+  last_loss_ = "data stream " + std::to_string(index) + ": " + lost.loss().message();
+  if (lost_ms_ >= next_log_ms_) {
+    next_log_ms_ = lost_ms_ + kLogMs;
+    log("Bagua-Net: a connection to " + peer_ + " was lost (" + last_loss_ + "): opening another one and sending " +
+        std::to_string(chunks.size()) + " chunks again; " + std::to_string(losses_) + " lost on this communicator");
+  }
+  replay_of(index).put(std::move(chunks));
+  ask_lost_ms_ = 0;
+  return StreamPhase::kLost;
+}
+
+void SendComm::on_change() {
+  use_streams(in_use_);
+  // Those that were opened for others, and have sent nothing new yet, may take the chunks of a stream that was lost.
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    if (stream(index) == nullptr || !stream(index)->replays() || !replay_of(index).any()) continue;
+    if (is_own(index) && streams_[index].phase() == StreamPhase::kLive) move(index, StreamPhase::kReplaying);
+    kick(static_cast<int>(index));
+  }
+}
+
+void SendComm::ask_for_streams() {
+  if (streams_.count(StreamPhase::kLost) == 0) return;
+  if (coarse_monotonic_ms() < ask_lost_ms_ && !depends_on_missing_streams()) return;
+  for (std::uint64_t lost = streams_.places_in(StreamPhase::kLost); lost != 0; lost &= lost - 1) {
+    const int index = __builtin_ctzll(lost);
+    move(static_cast<std::size_t>(index), StreamPhase::kAsked);
+    policy_.replace_stream(index == 0 ? Joining::kReplacesFirst : Joining::kReplaces);
+  }
+}
+
+int SendComm::place_of(Joining joining) {
+  switch (joining) {
+    case Joining::kMore: return streams_.first_in(StreamPhase::kFree);
+    case Joining::kReplacesFirst: return streams_[0].phase() == StreamPhase::kAsked ? 0 : -1;
+    case Joining::kReplaces: return streams_.first_in(StreamPhase::kAsked, 1);
+  }
+  return -1;
+}
+
+bool SendComm::has_replayed(const DataStream& stream) const {
+  const auto& replaying = static_cast<const SendStream&>(stream);
+  if (replaying.is_resending()) return false;
+  return !replaying.replays() || !replay_of(static_cast<std::size_t>(stream.index())).any();
+}
+
+bool SendComm::depends_on_missing_streams() {
+  const auto depends = [this](ChunkScheduler& chunks, ReplayQueue& replay) {
+    const ReplayQueue::Summary lost = replay.summary();
+    bool takes_new = false;
+    bool takes_lost = lost.chunks == 0;
+    for (std::size_t index = 0; index < streams_.size(); ++index) {
+      const SendStream* const left = stream(index);
+      if (left == nullptr || left->is_over() || &replay_of(index) != &replay) continue;
+      takes_new |= index < in_use_;
+      takes_lost |= left->may_resend(lost.first_message);
+    }
+    return !takes_lost || (!takes_new && chunks.has_chunks());
+  };
+  return depends(own_chunks_, own_replay_) || depends(striped_chunks_, striped_replay_);
+}
+
+std::string SendComm::outstanding() {
+  std::string text;
+  const auto describe = [&](ReplayQueue& queue) {
+    const ReplayQueue::Summary waiting = queue.summary();
+    if (waiting.chunks == 0) return;
+    text += "; " + std::to_string(waiting.bytes) + " bytes in " + std::to_string(waiting.chunks) +
+            " chunks wait to be sent again, from message " + std::to_string(waiting.first_message) + " on";
+  };
+  describe(own_replay_);
+  describe(striped_replay_);
+  std::size_t unfinished = 0;
+  std::uint64_t first = ~std::uint64_t{0};
+  for (const Request& request : requests_) {
+    if (!request.in_use_ || request.is_done()) continue;
+    ++unfinished;
+    first = std::min(first, request.number_);
+  }
+  if (unfinished > 0) {
+    text += "; " + std::to_string(unfinished) + " sends are unfinished, from message " + std::to_string(first) + " on";
+  }
+  if (lost_ms_ != 0) text += "; the last connection was lost " + std::to_string(monotonic_ms() - lost_ms_) + " ms ago";
+  return text;
+}
+
+void SendComm::on_join_failure(const StreamArrivals::Failure& failed) {
+  const int index = place_of(failed.joining);
+  if (index < 0) return;
+  move(static_cast<std::size_t>(index), StreamPhase::kLost);
+  const std::uint64_t left = streams_.places_in(StreamPhase::kLive) | streams_.places_in(StreamPhase::kReplaying);
+  if (left != 0 && !depends_on_missing_streams()) {
+    ask_lost_ms_ = coarse_monotonic_ms() + kReplaceAgainMs;
+    return;
+  }
+  fail(Status::remote_error("a lost connection (" + last_loss_ + ") could not be opened again: " + failed.why +
+                            outstanding()));
+}
+
+bool SendComm::is_closed(std::int64_t now_ms) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!recovers_ || has_failed() || has_unfinished_requests()) return true;
+  if (close_by_ms_ == 0) {
+    close_by_ms_ = now_ms + kLingerMs;
+    drive_alone();
+  }
+  adopt_changes();
+  if (has_failed()) return true;
+  drive_own_streams();
+  bool is_delivered = !own_replay_.any() && !striped_replay_.any();
+  bool is_acknowledged = is_delivered;
+  for (std::size_t index = 0; index < streams_.size(); ++index) {
+    if (stream(index) == nullptr) continue;
+    if (policy_.checksums) stream(index)->ask_for_acknowledgement();
+    is_delivered &= stream(index)->is_delivered();
+    is_acknowledged &= stream(index)->is_acknowledged();
+  }
+  if (is_acknowledged || (is_delivered && !policy_.checksums) || now_ms >= close_by_ms_) return true;
+  if (!is_delivered) delivered_ms_ = 0;
+  if (is_delivered && delivered_ms_ == 0) delivered_ms_ = now_ms;
+  return is_delivered && now_ms - delivered_ms_ >= kDamageMs;
+}
+
+void SendComm::on_finished(const Request& request) {
+  if (request.striped_) --striped_under_way_;
+  if (policy_.growth == nullptr || !is_large(request.capacity_)) return;
+  const std::int64_t now_ns = monotonic_ns();
+  policy_.growth->add_sent(request.capacity_, now_ns);
+  if (--large_under_way_ == 0) policy_.growth->end_busy(now_ns);
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,68 @@
+#include "transport/comm/stall_report.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace bagua_net {
+namespace {
+
+// Comms look once a second each: after this time all that wait for the same cause have said so.
+constexpr std::int64_t kGatherMs = 1500;
+// A rank may wait for all others: the line names those that it waits for longest.
+constexpr std::size_t kNamedPeers = 4;
+
+std::string seconds(std::int64_t ms) { return std::to_string(ms / 1000) + " s"; }
+
+}  // namespace
+
+std::string StallReport::waits(const void* comm, Wait wait, std::int64_t now_ms) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  longest_ms_ = std::max(longest_ms_, wait.ms);
+  waiting_[comm] = std::move(wait);
+  if (due_ms_ == 0) due_ms_ = now_ms + std::min<std::int64_t>(kGatherMs, after_ms_);
+  if (now_ms < due_ms_) return {};
+  // Ever rarer: after twice the time again.
+  due_ms_ = now_ms + longest_ms_;
+  is_written_ = true;
+  return line();
+}
+
+std::string StallReport::goes_on(const void* comm) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (waiting_.erase(comm) == 0 || !waiting_.empty()) return {};
+  due_ms_ = 0;
+  const std::int64_t longest_ms = std::exchange(longest_ms_, 0);
+  if (!std::exchange(is_written_, false)) return {};
+  return "goes on, after at least " + seconds(longest_ms);
+}
+
+std::string StallReport::line() const {
+  // NCCL opens several comms between the same two ranks, which wait for the same reason. Only the ports differ.
+  std::map<std::pair<std::string, bool>, std::pair<const Wait*, int>> by_peer;
+  for (const auto& [comm, wait] : waiting_) {
+    auto& [longest, count] =
+        by_peer[{wait.peer.substr(std::min(wait.peer.find(" ("), wait.peer.size())), wait.receives}];
+    if (longest == nullptr || longest->ms < wait.ms) longest = &wait;
+    ++count;
+  }
+  std::vector<std::pair<const Wait*, int>> waits;
+  for (const auto& [peer, found] : by_peer) waits.push_back(found);
+  // What is received decides: who waits to send may do so because the other waits in turn.
+  std::sort(waits.begin(), waits.end(), [](const auto& one, const auto& other) {
+    return std::tuple(!one.first->receives, -one.first->ms) < std::tuple(!other.first->receives, -other.first->ms);
+  });
+  std::string text = "waiting for " + seconds(longest_ms_) + ": ";
+  for (std::size_t number = 0; number < std::min(waits.size(), kNamedPeers); ++number) {
+    const auto& [wait, comms] = waits[number];
+    if (number > 0) text += "; ";
+    text += (wait->receives ? "to receive from " : "to send to ") + wait->peer;
+    if (comms > 1) text += " on " + std::to_string(comms) + " channels";
+    text += ": " + wait->why;
+  }
+  if (waits.size() > kNamedPeers) text += "; and for " + std::to_string(waits.size() - kNamedPeers) + " more peers";
+  return text + ". `bagua-net blame` on these hosts says who holds the job up";
+}
+
+}  // namespace bagua_net

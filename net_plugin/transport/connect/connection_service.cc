@@ -1,0 +1,128 @@
+#include "transport/connect/connection_service.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/background_thread.h"
+#include "base/log_sink.h"
+#include "base/monotonic_clock.h"
+
+namespace bagua_net {
+
+ConnectionService::ConnectionService(HandshakeSettings settings)
+    : settings_(std::move(settings)),
+      outbound_(settings_, &poller_, &next_id_, &log_),
+      inbound_(settings_, &poller_, &next_id_, &log_, &outbound_) {}
+
+ConnectionService::~ConnectionService() {
+  if (!thread_.joinable()) return;
+  {
+    const CallersLock lock(this);
+    stopping_ = true;
+  }
+  poller_.wake();
+  thread_.join();
+}
+
+Status ConnectionService::start() {
+  BAGUA_NET_RETURN_IF_ERROR(poller_.open());
+  return start_background_thread(
+      "bagua-net-conn", nullptr, [this] { run(); }, &thread_, [this](const Status& failure) { fail(failure); });
+}
+
+Status ConnectionService::listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id) {
+  const CallersLock lock(this);
+  BAGUA_NET_RETURN_IF_ERROR(failure_);
+  return inbound_.listen(interface, handle, id);
+}
+
+Status ConnectionService::accept(const RandomId& id, bool* ready, EstablishedConnection* connection) {
+  const CallersLock lock(this);
+  BAGUA_NET_RETURN_IF_ERROR(failure_);
+  return inbound_.accept(id, ready, connection);
+}
+
+void ConnectionService::stop_listening(const RandomId& id) {
+  const CallersLock lock(this);
+  inbound_.stop_listening(id);
+}
+
+Status ConnectionService::connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
+                                  EstablishedConnection* connection) {
+  const CallersLock lock(this);
+  BAGUA_NET_RETURN_IF_ERROR(failure_);
+  const bool is_new = load_connect_state(handle) == 0;
+  const Status status =
+      outbound_.connect(interface, is_new ? inbound_.listening_port(interface) : 0, handle, ready, connection);
+  if (is_new) poller_.wake();  // a new deadline to look after
+  return status;
+}
+
+void ConnectionService::join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals) {
+  const CallersLock lock(this);
+  outbound_.join(ticket, count, arrivals);
+  if (!failure_.is_ok()) outbound_.give_up_all(failure_);
+  poller_.wake();  // a new deadline to look after
+}
+
+bool ConnectionService::is_idle() {
+  const CallersLock lock(this);
+  return inbound_.listen_count() == 0 && outbound_.attempt_count() == 0;
+}
+
+void ConnectionService::rest() {
+  const CallersLock lock(this);
+  resting_ = true;
+  if (!failure_.is_ok()) has_ended_ = true;
+  poller_.wake();
+}
+
+bool ConnectionService::resume() {
+  const CallersLock lock(this);
+  resting_ = false;
+  return !has_ended_;
+}
+
+void ConnectionService::fail(const Status& failure) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  failure_ = failure;
+  outbound_.give_up_all(failure);
+}
+
+void ConnectionService::run() {
+  std::vector<EpollPoller::Event> events;
+  for (;;) {
+    int timeout_ms = -1;
+    std::vector<RareLog::Line> lines;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (stopping_) return;
+      for (const EpollPoller::Event& event : events) {
+        // Ids are never used twice, so an event of something closed meanwhile belongs to nobody.
+        if (inbound_.owns(event.id)) inbound_.handle_event(event.id);
+        if (outbound_.owns(event.id)) outbound_.handle_event(event.id);
+      }
+      const std::int64_t now_ms = monotonic_ms();
+      inbound_.expire(now_ms);
+      outbound_.expire(now_ms);
+      const std::int64_t deadline_ms = std::min(inbound_.next_deadline_ms(), outbound_.next_deadline_ms());
+      if (deadline_ms != std::numeric_limits<std::int64_t>::max()) {
+        timeout_ms = static_cast<int>(std::clamp<std::int64_t>(deadline_ms - now_ms, 0, 60000));
+      }
+      lines = log_.take();
+      if (resting_ && inbound_.listen_count() == 0 && outbound_.attempt_count() == 0) {
+        inbound_.close_listening_sockets();
+        has_ended_ = true;
+      }
+    }
+    for (const RareLog::Line& line : lines) log_message(line.level, __FILE__, __LINE__, line.text);
+    if (has_ended_) return;  // written by this thread alone
+    poller_.wait(timeout_ms, &events);
+    while (callers_.load() > 0) sched_yield();
+  }
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,74 @@
+// ConnectionService: the one thread of this process that opens connections in both directions, so that no call from
+// NCCL ever waits for a peer, and unauthenticated peers never disturb a comm. It sleeps in epoll; without handshakes
+// under way it never wakes. Any thread may call the public functions.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "base/status.h"
+#include "os/epoll_poller.h"
+#include "transport/connect/inbound_handshakes.h"
+#include "transport/connect/outbound_handshakes.h"
+
+namespace bagua_net {
+
+class ConnectionService {
+ public:
+  explicit ConnectionService(HandshakeSettings settings);
+  ~ConnectionService();  // closes everything unfinished, joins the thread
+
+  Status start();
+
+  Status listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id);
+  Status accept(const RandomId& id, bool* ready, EstablishedConnection* connection);
+  void stop_listening(const RandomId& id);
+  Status connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
+                 EstablishedConnection* connection);
+  // Opens `count` more streams of an established connection; those that the peer accepts come in through `arrivals`.
+  void join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals);
+
+  // Nobody listens, and no connect is under way or waits to be fetched (joins end with their comms).
+  bool is_idle();
+  // Nothing is open but connects that NCCL may have given up, of which it does not tell: the thread ends with the last
+  // of them, unless resume() comes before.
+  void rest();
+  bool resume();  // false: the thread has ended, the service is of no more use
+
+ private:
+  // mutex_, for a caller. The thread steps aside for it: with many unauthenticated peers it would otherwise retake the
+  // mutex before the caller that waits for it wakes.
+  class CallersLock {
+   public:
+    explicit CallersLock(ConnectionService* service) : lock_(service->mutex_, std::defer_lock) {
+      service->callers_.fetch_add(1);
+      lock_.lock();
+      service->callers_.fetch_sub(1);
+    }
+
+   private:
+    std::unique_lock<std::mutex> lock_;
+  };
+
+  void run();
+  void fail(const Status& failure);
+
+  const HandshakeSettings settings_;
+  EpollPoller poller_;
+  std::thread thread_;
+  std::atomic<int> callers_{0};  // that wait for mutex_
+  std::mutex mutex_;             // guards everything below; never held while the thread waits or logs
+  std::uint64_t next_id_ = 0;
+  RareLog log_;
+  OutboundHandshakes outbound_;
+  InboundHandshakes inbound_;
+  bool stopping_ = false;
+  bool resting_ = false;
+  bool has_ended_ = false;
+  Status failure_;  // the thread has ended with it
+};
+
+}  // namespace bagua_net

@@ -1,0 +1,47 @@
+// EstablishedConnection: what a finished handshake hands to a comm.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/owned_fd.h"
+#include "os/network_interface.h"
+#include "os/socket_address.h"
+#include "transport/connect/optional_connections.h"
+#include "transport/connect/stream_arrivals.h"
+#include "transport/recovery/peer_probe.h"
+#include "wire/handshake_message.h"
+
+namespace bagua_net {
+
+// What a connection needs to join a comm that it belongs to.
+struct JoinTicket {
+  SocketAddress address;       // of the listener
+  NetworkInterface interface;  // over which it is reached
+  Hello hello;                 // a nonce is put into it for each connection
+  Token token{};
+  int timeout_ms = 0;  // for it to join; 0: as for a connection
+};
+
+struct EstablishedConnection {
+  std::vector<OwnedFd> sockets;  // by stream index
+  std::uint32_t max_chunk_bytes = 0;
+  std::string peer;           // "10.0.0.2:4711 (host node2, process 4242)"
+  bool same_host = false;     // both ends know it
+  bool acknowledges = false;  // the connecting side: the peer acknowledges chunks that ask for it
+  bool recovers = false;      // both ends survive the loss of connections
+  bool checksums = false;     // both ends use them
+
+  // Connections that join later come in here; nullptr: none will.
+  std::shared_ptr<StreamArrivals> arrivals;
+  bool may_grow = false;  // the connecting side: more connections may help
+  PeerContact contact;    // the listening side: where to ask for its connector
+  // The connecting side only: what further connections show, and how many there may be in all.
+  JoinTicket ticket;
+  int most_streams = 0;
+  std::shared_ptr<OptionalConnections::Share> optional;  // those of its streams that it could do without
+};
+
+}  // namespace bagua_net

@@ -1,0 +1,36 @@
+// HandshakeSettings: what both sides of a handshake need to know of this process.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "config/plugin_config.h"
+#include "os/tcp_socket.h"
+#include "transport/connect/optional_connections.h"
+
+namespace bagua_net {
+
+// Streams that "auto" begins with: one for small messages and three for workers to fill; without workers one thread
+// does all I/O, and more than one stream only helps where the network limits each flow.
+constexpr int first_auto_streams(bool has_workers) { return has_workers ? 4 : 1; }
+// What it may grow to between hosts.
+constexpr int kMaxAutoStreams = 16;
+
+struct HandshakeSettings {
+  TcpOptions tcp;
+  std::optional<int> streams;           // empty: auto, as many as pay
+  Recovery recovery = Recovery::kAuto;  // of lost connections, if the peer does so, too
+  bool checksums = false;               // asks for them; the peer may do so, too
+  bool has_workers = false;             // auto asks for more streams where workers can drive them
+  std::uint32_t max_chunk_bytes = 524288;
+  int connect_timeout_ms = 60000;
+  int handshake_timeout_ms = 10000;
+  int stall_ms = 30000;  // who waits so long for a peer says so; 0: nobody does
+  int rank = -1;         // of this process, for the log; -1: unknown
+  std::string host_name;
+  std::uint64_t process_id = 0;
+  OptionalConnections* optional = nullptr;  // outlives whoever has the settings; nullptr: without limits
+};
+
+}  // namespace bagua_net

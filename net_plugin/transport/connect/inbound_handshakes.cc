@@ -1,0 +1,499 @@
+#include "transport/connect/inbound_handshakes.h"
+
+#include <poll.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+
+#include "base/monotonic_clock.h"
+#include "os/local_address.h"
+#include "os/process_room.h"
+#include "os/random_bytes.h"
+#include "transport/recovery/recovery_timing.h"
+
+namespace bagua_net {
+namespace {
+
+void fill_handle_address(const SocketAddress& address, ConnectHandle* handle) {
+  handle->port = address.port();
+  if (address.is_ipv6()) {
+    const auto* ipv6 = reinterpret_cast<const sockaddr_in6*>(address.data());
+    handle->address_family = 6;
+    std::memcpy(handle->address.data(), &ipv6->sin6_addr, sizeof ipv6->sin6_addr);
+    handle->scope_id = ipv6->sin6_scope_id;
+  } else {
+    const auto* ipv4 = reinterpret_cast<const sockaddr_in*>(address.data());
+    handle->address_family = 4;
+    std::memcpy(handle->address.data(), &ipv4->sin_addr, sizeof ipv4->sin_addr);
+  }
+}
+
+const char* listen_remedy(const Status& status) {
+  switch (status.error_number()) {
+    case EADDRNOTAVAIL:
+    case ENODEV:
+      return " (it has lost this address since the job began: bring it up again, or choose another with "
+             "NCCL_SOCKET_IFNAME)";
+    case EMFILE:
+    case ENFILE: return " (too many open files: raise the limit, ulimit -n)";
+    default: return "";
+  }
+}
+
+// In one turn: connections that come as fast as they are accepted would keep every call from NCCL waiting.
+constexpr int kAcceptsPerTurn = 32;
+
+enum class Departure { kNone, kReset, kClosed };
+
+Departure departure(int socket) {
+  pollfd state{socket, POLLRDHUP, 0};  // -1 is ignored
+  if (::poll(&state, 1, 0) <= 0) return Departure::kNone;
+  return (state.revents & POLLERR) != 0 ? Departure::kReset : Departure::kClosed;
+}
+
+// Of what this process may open: the rest is for its comms and the application.
+constexpr std::size_t kUnauthenticatedShare = 8;
+
+std::size_t max_unauthenticated(std::size_t most) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return most;
+  return std::clamp<std::size_t>(limit.rlim_cur / kUnauthenticatedShare, 1, most);
+}
+
+}  // namespace
+
+InboundHandshakes::InboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id,
+                                     RareLog* log, const OutboundHandshakes* outbound)
+    : settings_(settings),
+      poller_(poller),
+      next_id_(next_id),
+      log_(log),
+      outbound_(outbound),
+      max_unauthenticated_(max_unauthenticated(kMaxUnauthenticated)) {}
+
+Status InboundHandshakes::open_listening_socket(const NetworkInterface& interface, ListeningSocket** listening) {
+  const auto found = listening_.find(interface.name);
+  if (found != listening_.end()) {
+    *listening = &found->second;
+    return Status::ok();
+  }
+  ListeningSocket opened;
+  opened.interface = interface.name;
+  opened.address = interface.address;
+  opened.address.set_port(0);
+  const Status status = shares_subnet(interface) ? tcp_listen(interface, &opened.address, &opened.socket, &opened.bound)
+                                                 : tcp_listen(&opened.address, &opened.socket);
+  if (!status.is_ok()) return status.with_context("listening on interface " + interface.name + listen_remedy(status));
+  opened.id = (*next_id_)++;
+  BAGUA_NET_RETURN_IF_ERROR(watch(opened));
+  *listening = &listening_.emplace(interface.name, std::move(opened)).first->second;
+  listening_ids_[(*listening)->id] = *listening;
+  return Status::ok();
+}
+
+Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id) {
+  ListeningSocket* listening = nullptr;
+  BAGUA_NET_RETURN_IF_ERROR(open_listening_socket(interface, &listening));
+  ConnectHandle encoded;
+  BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.token.data(), encoded.token.size()));
+  BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.listen_id.data(), encoded.listen_id.size()));
+  Listen& listen = listens_[encoded.listen_id];
+  listen.at = listening;
+  listen.token = encoded.token;
+  *id = encoded.listen_id;
+  fill_handle_address(listening->address, &encoded);
+  encoded.max_streams = static_cast<std::uint16_t>(most_streams());
+  encode_connect_handle(encoded, handle);
+  return Status::ok();
+}
+
+Status InboundHandshakes::accept(const RandomId& id, bool* ready, EstablishedConnection* connection) {
+  *ready = false;
+  const auto found = listens_.find(id);
+  if (found == listens_.end()) {
+    return Status::internal_error("accept on a listen comm that already gave its one connection");
+  }
+  Listen& listen = found->second;
+  if (listen.state == ListenState::kReady) {
+    listen.connection.arrivals = std::make_shared<StreamArrivals>();
+    listen.connection.arrivals->set_streams(static_cast<int>(listen.connection.sockets.size()));
+    remember_accepted(id, listen);
+    *connection = std::move(listen.connection);
+    listens_.erase(found);
+    *ready = true;
+    return Status::ok();
+  }
+  const std::int64_t now_ms = monotonic_ms();
+  if (listen.state == ListenState::kWaiting) {
+    listen.asked_ms = now_ms;
+    if (listen.first_asked_ms == 0) listen.first_asked_ms = now_ms;
+    if (tell_ms_ == 0 && settings_.stall_ms > 0) {
+      tell_ms_ = now_ms + settings_.stall_ms;
+      poller_->wake();  // it sleeps without a limit
+    }
+    return Status::ok();
+  }
+  BAGUA_NET_RETURN_IF_ERROR(check_assembling(listen, now_ms));
+  if (now_ms < listen.deadline_ms) return Status::ok();
+  return Status::remote_error(
+      "only " + std::to_string(listen.joined) + " of " + std::to_string(listen.connection.sockets.size()) +
+      " data streams of " + listen.connection.peer + " joined within " + std::to_string(settings_.connect_timeout_ms) +
+      " ms: that rank has failed (see its log), or a firewall limits connections to this host. "
+      "BAGUA_NET_CONNECT_TIMEOUT_MS sets the deadline");
+}
+
+void InboundHandshakes::tell_of_waiting(std::int64_t now_ms) {
+  const Listen* longest = nullptr;
+  int waiting = 0;
+  for (const auto& [id, listen] : listens_) {
+    if (listen.state != ListenState::kWaiting || listen.asked_ms == 0 || now_ms - listen.asked_ms > kAskedMs) continue;
+    ++waiting;
+    if (longest == nullptr || listen.first_asked_ms < longest->first_asked_ms) longest = &listen;
+  }
+  tell_ms_ = 0;
+  if (longest == nullptr) return;
+  const std::int64_t waited_ms = now_ms - longest->first_asked_ms;
+  // Ever rarer: after twice the time again.
+  tell_ms_ = now_ms + (waited_ms < settings_.stall_ms ? settings_.stall_ms - waited_ms : waited_ms);
+  if (waited_ms < settings_.stall_ms) return;
+  const std::string self = settings_.rank < 0 ? "this process" : "rank " + std::to_string(settings_.rank);
+  log_->add(LogLevel::kWarn, "waiting",
+            "Bagua-Net: " + self + " has waited for " + std::to_string(waited_ms / 1000) + " s for " +
+                (waiting == 1 ? "a peer" : std::to_string(waiting) + " peers") + " to connect to " +
+                longest->at->address.to_string() + " (" + longest->at->interface + "), and goes on waiting. " +
+                (waiting == 1 ? "That rank is late or has failed" : "Those ranks are late or have failed") +
+                ", or a firewall blocks the way. `bagua-net blame` on the other hosts says more");
+}
+
+Status InboundHandshakes::check_assembling(Listen& listen, std::int64_t now_ms) {
+  Departure departed = Departure::kNone;
+  for (const OwnedFd& socket : listen.connection.sockets) departed = std::max(departed, departure(socket.get()));
+  if (departed == Departure::kNone) {
+    listen.rejoin_deadline_ms = 0;
+    return Status::ok();
+  }
+  // A connector closes what it gives up, and resets what it tries again.
+  if (departed == Departure::kReset) {
+    if (listen.rejoin_deadline_ms == 0) listen.rejoin_deadline_ms = now_ms + kRejoinMs;
+    if (now_ms < listen.rejoin_deadline_ms) return Status::ok();
+  }
+  return Status::remote_error(listen.connection.peer +
+                              " closed the connection while its data streams were joining: that rank has failed; "
+                              "see its log");
+}
+
+void InboundHandshakes::stop_listening(const RandomId& id) { listens_.erase(id); }
+
+std::uint16_t InboundHandshakes::listening_port(const NetworkInterface& interface) {
+  if (settings_.recovery == Recovery::kOff) return 0;
+  ListeningSocket* listening = nullptr;
+  return open_listening_socket(interface, &listening).is_ok() ? listening->address.port() : 0;
+}
+
+void InboundHandshakes::close_listening_sockets() {
+  unauthenticated_.clear();
+  listening_ids_.clear();
+  listening_.clear();
+}
+
+void InboundHandshakes::handle_event(std::uint64_t id) {
+  const auto listening = listening_ids_.find(id);
+  if (listening != listening_ids_.end()) {
+    accept_peers(*listening->second);
+  } else if (unauthenticated_.count(id) != 0) {
+    handle_peer(id);
+  }
+}
+
+Status InboundHandshakes::watch(const ListeningSocket& listening) {
+  Status status = poller_->add(listening.socket.get(), listening.id, EPOLLIN);
+  if (status.is_ok() && listening.bound.is_open()) status = poller_->add(listening.bound.get(), listening.id, EPOLLIN);
+  return status;
+}
+
+void InboundHandshakes::accept_peers(ListeningSocket& listening) {
+  // The listener is level-triggered: what is left comes with the next turn.
+  for (int accepted = 0; accepted < kAcceptsPerTurn; ++accepted) {
+    OwnedFd socket;
+    SocketAddress from;
+    Status status;
+    if (listening.bound.is_open()) status = tcp_accept(listening.bound.get(), &socket, &from);
+    if (status.is_ok() && !socket.is_open()) status = tcp_accept(listening.socket.get(), &socket, &from);
+    if (!status.is_ok()) {
+      // Out of descriptors or memory: a level-triggered listener would spin. Pause it, and say so.
+      constexpr char kKind[] = "accept";
+      if (log_->is_due(LogLevel::kWarn, kKind, monotonic_ms())) {
+        log_->add(LogLevel::kWarn, kKind,
+                  "Bagua-Net: " + status.message() + " on " + listening.address.to_string() +
+                      ": trying again; raise the limit of open files (ulimit -n) if this persists");
+      }
+      for (const OwnedFd* each : {&listening.socket, &listening.bound}) poller_->remove(each->get());
+      listening.paused_until_ms = monotonic_ms() + kAcceptRetryMs;
+      return;
+    }
+    if (!socket.is_open()) return;
+    make_room();
+    const std::uint64_t id = (*next_id_)++;
+    if (!poller_->add(socket.get(), id, EPOLLIN).is_ok()) continue;
+    unauthenticated_.try_emplace(id, std::move(socket), from, monotonic_ms() + settings_.handshake_timeout_ms);
+    handle_peer(id);  // its hello is often there already
+  }
+}
+
+void InboundHandshakes::make_room() {
+  if (unauthenticated_.size() < max_unauthenticated_) return;
+  auto victim = std::find_if(unauthenticated_.begin(), unauthenticated_.end(),
+                             [](const auto& entry) { return !entry.second.is_challenged(); });
+  if (victim == unauthenticated_.end()) victim = unauthenticated_.begin();
+  drop_unauthenticated(victim->first);
+}
+
+void InboundHandshakes::handle_peer(std::uint64_t id) {
+  UnauthenticatedPeer& peer = unauthenticated_.at(id);
+  if (!peer.is_challenged() && !greet(peer)) {
+    drop_unauthenticated(id);
+    return;
+  }
+  if (!peer.is_challenged()) return;
+  switch (peer.read_proof()) {
+    case UnauthenticatedPeer::Step::kWaiting: return;
+    case UnauthenticatedPeer::Step::kDone: finish(peer); break;
+    default: break;
+  }
+  drop_unauthenticated(id);
+}
+
+bool InboundHandshakes::greet(UnauthenticatedPeer& peer) {
+  switch (peer.read_hello()) {
+    case UnauthenticatedPeer::Step::kWaiting: return true;
+    case UnauthenticatedPeer::Step::kDone: break;
+    case UnauthenticatedPeer::Step::kFailed: return false;
+    case UnauthenticatedPeer::Step::kOtherProtocol: {
+      constexpr char kKind[] = "other protocol";
+      if (log_->is_due(LogLevel::kInfo, kKind, monotonic_ms())) {
+        log_->add(
+            LogLevel::kInfo, kKind,
+            "Bagua-Net: closed a connection from " + peer.address.to_string() + " that does not speak its protocol");
+      }
+      return false;
+    }
+    case UnauthenticatedPeer::Step::kOtherVersion: {
+      Hello hello;
+      hello.protocol_version = peer.other_version();
+      refuse(peer, hello, HandshakeVerdict::kWrongVersion);
+      return false;
+    }
+  }
+  const Hello hello = peer.hello();
+  const bool is_asking = hello.stream_index == kAskingStream;
+  const bool is_known =
+      is_asking ? outbound_ != nullptr && outbound_->has_comm(hello.comm_id) : find_token(hello) != nullptr;
+  if (is_known) return peer.send_challenge();
+  refuse(peer, hello,
+         hello.stream_index == kJoiningStream ? HandshakeVerdict::kUnknownStream : HandshakeVerdict::kUnknownListen);
+  return false;
+}
+
+void InboundHandshakes::finish(UnauthenticatedPeer& peer) {
+  const Hello hello = peer.hello();
+  const Token* const found = find_token(hello);
+  if (found == nullptr) {  // closed meanwhile
+    refuse(peer, hello, HandshakeVerdict::kUnknownListen);
+    return;
+  }
+  const Token token = *found;
+  if (!peer.proves(token)) {
+    refuse(peer, hello, HandshakeVerdict::kWrongProof);
+    return;
+  }
+  const Admission admission = admit(peer, hello);
+  if (admission.reply.verdict != HandshakeVerdict::kAccepted) {
+    refuse(peer, hello, admission.reply.verdict, &token);
+    return;
+  }
+  peer.send_reply(admission.reply, &token);
+  take_in(peer, admission);
+}
+
+void InboundHandshakes::refuse(const UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict,
+                               const Token* token) {
+  Reply reply;
+  reply.verdict = verdict;
+  peer.send_reply(reply, token);
+  log_refusal(peer.address, hello, verdict);
+}
+
+const Token* InboundHandshakes::find_token(const Hello& hello) {
+  const auto listen = listens_.find(hello.listen_id);
+  if (listen != listens_.end()) return &listen->second.token;
+  const auto accepted = accepted_.find(hello.comm_id);
+  if (accepted == accepted_.end() || accepted->second.listen_id != hello.listen_id ||
+      accepted->second.arrivals.expired()) {
+    return nullptr;
+  }
+  return &accepted->second.token;
+}
+
+void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict) {
+  // The comm of a stream that would join was closed meanwhile; the peer goes on without.
+  const LogLevel level = hello.stream_index >= kAskingStream ? LogLevel::kInfo : LogLevel::kWarn;
+  const std::string kind = handshake_verdict_name(verdict);
+  if (!log_->is_due(level, kind, monotonic_ms())) return;
+  log_->add(level, kind,
+            "Bagua-Net: refused a connection from " + peer.to_string() + " (host " + hello.host_name + ", process " +
+                std::to_string(hello.process_id) + ", protocol version " + std::to_string(hello.protocol_version) +
+                ", ours " + std::to_string(kProtocolVersion) + "): " + kind);
+}
+
+InboundHandshakes::Admission InboundHandshakes::admit(const UnauthenticatedPeer& peer, const Hello& hello) {
+  Admission admission;
+  const auto listen = listens_.find(hello.listen_id);
+  // Also a first stream of a comm in use: its connection was lost before its connector had the reply.
+  const HandshakeVerdict verdict = listen == listens_.end() ? admit_to_accepted(hello, &admission)
+                                                            : admit_to_listen(peer, hello, listen->second, &admission);
+  admission.reply.verdict = verdict;
+  return admission;
+}
+
+HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& peer, const Hello& hello, Listen& listen,
+                                                    Admission* admission) {
+  EstablishedConnection& connection = listen.connection;
+  if (hello.stream_index == 0 && listen.state == ListenState::kWaiting) {
+    connection.sockets.resize(static_cast<std::size_t>(std::clamp<int>(hello.streams_wanted, 1, most_streams())));
+    connection.max_chunk_bytes = std::max(1u, std::min(hello.max_chunk_bytes, settings_.max_chunk_bytes));
+    connection.peer =
+        peer.address.to_string() + " (host " + hello.host_name + ", process " + std::to_string(hello.process_id) + ")";
+    connection.same_host = peer.is_of_this_host();
+    connection.contact = {peer.address, hello};
+    connection.contact.address.set_port(hello.port);
+    connection.contact.hello.stream_index = kAskingStream;
+    listen.comm_id = hello.comm_id;
+    listen.reply.process_id = settings_.process_id;
+    listen.reply.streams = static_cast<std::uint16_t>(connection.sockets.size());
+    listen.reply.max_chunk_bytes = connection.max_chunk_bytes;
+    listen.reply.features = hello.features & kFeatureAcknowledgements;
+    connection.recovers = settings_.recovery != Recovery::kOff && (hello.features & kFeatureRecovery) != 0;
+    if (connection.recovers) listen.reply.features |= kFeatureRecovery;
+    // If either end asks for them: data that one rank wants to be checked is checked.
+    connection.checksums = settings_.checksums || (hello.features & kFeatureChecksums) != 0;
+    if (connection.checksums) listen.reply.features |= kFeatureChecksums;
+    listen.state = ListenState::kAssembling;
+    listen.deadline_ms = monotonic_ms() + settings_.connect_timeout_ms;
+  } else if (listen.state == ListenState::kWaiting || hello.comm_id != listen.comm_id) {
+    return HandshakeVerdict::kUnknownStream;
+  }
+  const int index = place_of(hello, listen);
+  if (index < 0 || index >= most_streams()) return HandshakeVerdict::kUnknownStream;
+  if (index == static_cast<int>(connection.sockets.size())) connection.sockets.emplace_back();
+  OwnedFd& place = connection.sockets[static_cast<std::size_t>(index)];
+  // A stream that comes again: its connector did not get the reply.
+  if (place.is_open()) {
+    place.reset();
+  } else if (++listen.joined == connection.sockets.size()) {
+    listen.state = ListenState::kReady;
+  }
+  admission->place = &place;
+  admission->reply = listen.reply;
+  if (is_joining(hello.stream_index)) admission->reply.streams = 1;
+  return HandshakeVerdict::kAccepted;
+}
+
+int InboundHandshakes::place_of(const Hello& hello, const Listen& listen) {
+  const std::vector<OwnedFd>& sockets = listen.connection.sockets;
+  if (!is_joining(hello.stream_index)) return hello.stream_index < sockets.size() ? hello.stream_index : -1;
+  // The peer has finished connecting, and uses the comm; here nobody has accepted it yet.
+  if (listen.state != ListenState::kReady) return -1;
+  if (hello.stream_index == kReplacingFirstStream) return 0;
+  std::size_t index = sockets.size();
+  if (hello.stream_index == kReplacingStream) {
+    for (index = 1; index < sockets.size() && departure(sockets[index].get()) == Departure::kNone; ++index) {
+    }
+  }
+  return static_cast<int>(index);
+}
+
+HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admission* admission) {
+  const auto found = accepted_.find(hello.comm_id);
+  if (found == accepted_.end()) return HandshakeVerdict::kUnknownStream;
+  Accepted& accepted = found->second;
+  admission->arrivals = accepted.arrivals.lock();
+  if (admission->arrivals == nullptr || admission->arrivals->is_closed()) return HandshakeVerdict::kUnknownStream;
+  // A first stream that comes again: its connection was lost before its connector had the reply.
+  const bool is_first = hello.stream_index < accepted.reply.streams;
+  const bool recovers = (accepted.reply.features & kFeatureRecovery) != 0;
+  if (hello.stream_index == kReplacingStream || hello.stream_index == kReplacingFirstStream || (is_first && recovers)) {
+    // It takes the place of another: the comm knows how many it has.
+    if (!admission->arrivals->has_room(kMaxStreams)) return HandshakeVerdict::kNoPlace;
+    const bool is_stream_0 = hello.stream_index == kReplacingFirstStream || hello.stream_index == 0;
+    admission->joining = is_stream_0 ? Joining::kReplacesFirst : Joining::kReplaces;
+  } else if (is_first && (accepted.returned & (std::uint64_t{1} << hello.stream_index)) == 0) {
+    accepted.returned |= std::uint64_t{1} << hello.stream_index;
+  } else if (!admission->arrivals->has_room(most_streams()) || optional_descriptors() == 0) {
+    return HandshakeVerdict::kUnknownStream;
+  }
+  admission->arrivals->announce();
+  admission->reply = accepted.reply;
+  if (is_joining(hello.stream_index)) admission->reply.streams = 1;
+  return HandshakeVerdict::kAccepted;
+}
+
+void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admission) {
+  Status options = apply_tcp_options(peer.socket.get(), settings_.tcp, peer.is_of_this_host());
+  if (options.is_ok() && settings_.tcp.keepalive_s > 0) {
+    const bool recovers = (admission.reply.features & kFeatureRecovery) != 0;
+    options = limit_unanswered_writes(peer.socket.get(), recovers ? receiver_silence_ms(settings_.tcp.keepalive_s)
+                                                                  : settings_.tcp.keepalive_s * 1000);
+  }
+  constexpr char kKind[] = "options";
+  if (!options.is_ok() && log_->is_due(LogLevel::kWarn, kKind, monotonic_ms())) {
+    log_->add(LogLevel::kWarn, kKind, "Bagua-Net: " + options.message());
+  }
+  poller_->remove(peer.socket.get());
+  if (admission.arrivals != nullptr) {
+    admission.arrivals->hand_in_announced(std::move(peer.socket), admission.joining);
+  } else {
+    *admission.place = std::move(peer.socket);
+  }
+}
+
+void InboundHandshakes::remember_accepted(const RandomId& id, const Listen& listen) {
+  for (auto accepted = accepted_.begin(); accepted != accepted_.end();) {
+    accepted = accepted->second.arrivals.expired() ? accepted_.erase(accepted) : std::next(accepted);
+  }
+  accepted_[listen.comm_id] = {listen.token, id, listen.reply, 0, listen.connection.arrivals};
+}
+
+void InboundHandshakes::drop_unauthenticated(std::uint64_t id) {
+  const auto found = unauthenticated_.find(id);
+  if (found->second.socket.is_open()) poller_->remove(found->second.socket.get());
+  unauthenticated_.erase(found);
+}
+
+void InboundHandshakes::expire(std::int64_t now_ms) {
+  if (tell_ms_ != 0 && now_ms >= tell_ms_) tell_of_waiting(now_ms);
+  for (auto peer = unauthenticated_.begin(); peer != unauthenticated_.end();) {
+    const auto current = peer++;
+    if (now_ms >= current->second.deadline_ms) drop_unauthenticated(current->first);
+  }
+  for (auto& [name, listening] : listening_) {
+    if (listening.paused_until_ms == 0 || now_ms < listening.paused_until_ms) continue;
+    listening.paused_until_ms = 0;
+    if (!watch(listening).is_ok()) listening.paused_until_ms = now_ms + kAcceptRetryMs;
+  }
+}
+
+std::int64_t InboundHandshakes::next_deadline_ms() const {
+  std::int64_t deadline = std::numeric_limits<std::int64_t>::max();
+  // All unauthenticated peers have the same time: the oldest is due first.
+  if (!unauthenticated_.empty()) deadline = unauthenticated_.begin()->second.deadline_ms;
+  if (tell_ms_ != 0) deadline = std::min(deadline, tell_ms_);
+  for (const auto& [name, listening] : listening_) {
+    if (listening.paused_until_ms != 0) deadline = std::min(deadline, listening.paused_until_ms);
+  }
+  return deadline;
+}
+
+}  // namespace bagua_net

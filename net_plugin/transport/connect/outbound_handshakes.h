@@ -1,0 +1,141 @@
+// OutboundHandshakes: the connecting side. One attempt per connect(): stream 0 first, its reply settles how many
+// streams there are, then the others side by side. A later join() is an attempt of its own, whose streams go to the
+// comm one by one; if it fails, the comm goes on with the streams that it has.
+//
+// Each stream:  kConnecting --writable--> kGreeting (hello sent) --challenge--> kProving (proof sent)
+//               kProving --the reply accepts, with the listener's proof--> kJoined
+//               kConnecting --any error that may pass, no answer within 0.9 or 1.9 s--> kBackingOff
+//               kGreeting, kProving --closed, refused without a proof, no answer in time--> kBackingOff
+//               kBackingOff --100 ms--> kConnecting, with a new socket
+//               nobody listens after the listener closed the stream, or answered stream 0: the attempt has failed
+//               refused with a proof, or a join that is refused for kRefusedMs: the attempt has failed
+//               anything else, or the attempt's deadline: the whole attempt has failed
+//
+// Not thread-safe: the connection service's mutex guards every call.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "os/epoll_poller.h"
+#include "os/network_interface.h"
+#include "os/tcp_socket.h"
+#include "transport/connect/connect_failure.h"
+#include "transport/connect/established_connection.h"
+#include "transport/connect/handshake_settings.h"
+#include "transport/connect/rare_log.h"
+#include "wire/handshake_message.h"
+#include "wire/handshake_proof.h"
+
+namespace bagua_net {
+
+class OutboundHandshakes {
+ public:
+  // log: written once the mutex is free.
+  OutboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id, RareLog* log)
+      : settings_(settings), poller_(poller), next_id_(next_id), log_(log) {}
+
+  // Starts or looks after the attempt whose number is kept in handle[kConnectHandleBytes]. *ready = true, or an
+  // error: the attempt is over. interface: where the connections leave, if the peer can be reached that way. port: at
+  // its address, where the peer may ask for the comm; 0: nowhere.
+  Status connect(const NetworkInterface& interface, std::uint16_t port, std::uint8_t* handle, bool* ready,
+                 EstablishedConnection* connection);
+
+  // Opens `count` more streams of an established connection, or, with that stream index in the ticket's hello, one in
+  // place of a stream that was lost; then a failure is reported to the arrivals.
+  void join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals);
+
+  // A peer asks: that comm was opened here, or is about to be, and has not ended.
+  bool has_comm(const RandomId& comm_id) const;
+
+  bool owns(std::uint64_t id) const { return stream_ids_.count(id) != 0; }
+  void handle_event(std::uint64_t id);
+  void expire(std::int64_t now_ms);
+  std::int64_t next_deadline_ms() const;  // INT64_MAX: none
+  // Connects under way or waiting to be fetched. NCCL drops an attempt without a word when it aborts, so one that
+  // nobody fetches is forgotten a second deadline later. Joins do not count: they end with their comm.
+  std::size_t attempt_count() const;
+  // Nothing goes on any more: the comms that wait for joins are told.
+  void give_up_all(const Status& failure);
+
+ private:
+  static constexpr std::int64_t kRetryMs = 100;
+  // The kernel repeats what is not answered after longer and longer times, and over the same path. New sockets, and the
+  // kernel's first repetition, ask once a second instead. Every other one waits longer, for paths that take a second.
+  static constexpr std::int64_t kAnswerMs = 900;
+  static constexpr std::int64_t kLongAnswerMs = 1900;
+
+  enum class JoinState { kConnecting, kGreeting, kProving, kJoined, kBackingOff };
+  struct Stream {
+    JoinState state = JoinState::kConnecting;
+    OwnedFd socket;
+    std::uint64_t id = 0;
+    std::array<std::uint8_t, kHelloBytes> hello;
+    std::array<std::uint8_t, kChallengeBytes> challenge;
+    std::array<std::uint8_t, kReplyBytes + kProofBytes> answer;  // a challenge, then a reply with its proof
+    std::size_t received = 0;
+    std::int64_t due_ms = 0;  // kBackingOff: the next attempt; otherwise the deadline
+    int tries = 0;
+    bool is_bound = false;        // see [Note: connections bound to their interface]
+    bool was_closed = false;      // by the listener, before it replied
+    std::int64_t refused_ms = 0;  // of a join: since when; 0: it is not
+  };
+  struct Attempt {
+    SocketAddress address;
+    NetworkInterface interface;
+    Hello hello;
+    Token token{};
+    std::vector<Stream> streams;
+    ConnectFailure trouble;  // the last one
+    int timeout_ms = 0;
+    std::int64_t deadline_ms = 0;
+    bool is_join = false;
+    std::weak_ptr<StreamArrivals> arrivals;  // of a join: expires with the comm
+    bool over = false;
+    Status failure;
+    EstablishedConnection connection;
+  };
+
+  void start(Attempt& attempt, std::uint64_t number, std::size_t index);
+  void finish_connect(Attempt& attempt, std::size_t index);
+  bool send_or_retry(Attempt& attempt, std::size_t index, const std::uint8_t* bytes, std::size_t count);
+  // False: not all there yet, or the stream is no more.
+  bool read_answer(Attempt& attempt, std::size_t index, std::size_t bytes);
+  // Empty: the listener has not refused.
+  static std::string refusal_in(const Stream& stream);
+  void read_challenge(Attempt& attempt, std::uint64_t number, std::size_t index);
+  void read_reply(Attempt& attempt, std::uint64_t number, std::size_t index);
+  void take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply);
+  // The stream is tried again if that may help; else the whole attempt has failed.
+  void fail(Attempt& attempt, std::size_t index, const Status& status);
+  // refusal: what the peer said, if that is why.
+  void retry(Attempt& attempt, std::size_t index, int error_number, std::string refusal = {});
+  // To its interface: see the note.
+  bool is_to_be_bound(const Attempt& attempt) const;
+  void tell_of_other_way(const Attempt& attempt);
+  void release(Stream& stream);
+  void release_for_retry(Stream& stream);
+  void give_up(Attempt& attempt, Status failure);
+  void complete_if_joined(Attempt& attempt);
+
+  const HandshakeSettings& settings_;
+  EpollPoller* const poller_;
+  std::uint64_t* const next_id_;
+  RareLog* const log_;
+  std::map<std::uint64_t, Attempt> attempts_;
+  struct StreamOf {
+    std::uint64_t attempt;
+    std::size_t index;
+  };
+  std::map<std::uint64_t, StreamOf> stream_ids_;                 // by poller id
+  std::uint64_t next_attempt_ = 1;                               // 0 in a handle: no attempt yet
+  std::map<RandomId, std::weak_ptr<StreamArrivals>> connected_;  // by comm id; expires with the comm
+  std::set<std::string> left_interfaces_;  // those of which was told that the kernel chose another way
+};
+
+}  // namespace bagua_net

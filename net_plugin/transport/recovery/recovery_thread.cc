@@ -1,0 +1,175 @@
+#include "transport/recovery/recovery_thread.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+
+#include "base/background_thread.h"
+#include "base/log_sink.h"
+#include "base/monotonic_clock.h"
+
+namespace bagua_net {
+namespace {
+constexpr int kTickMs = 1000;
+constexpr int kCloseStepMs = 1;
+}  // namespace
+
+RecoveryThread::~RecoveryThread() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  poller_.wake();
+  thread_.join();
+}
+
+Status RecoveryThread::start() {
+  BAGUA_NET_RETURN_IF_ERROR(poller_.open());
+  return start_background_thread(
+      "bagua-net-fix", nullptr, [this] { run(); }, &thread_, [this](const Status& failure) { fail(failure); });
+}
+
+void RecoveryThread::fail(const Status& failure) {
+  {
+    const std::lock_guard<std::mutex> running(run_mutex_);
+    failure_ = failure;
+    for (const auto& [id, entry] : entries_) entry.recoverable->fail(failure);
+  }
+  // There may be no memory.
+  std::unique_lock<std::mutex> lock(mutex_);
+  has_ended_ = true;
+  for (; !closing_.empty(); closing_.pop_back()) {
+    std::unique_ptr<Recoverable> closed = std::move(closing_.back());
+    lock.unlock();
+    closed.reset();  // still counted: whoever waits, waits for the destructor, too
+    lock.lock();
+  }
+  closed_.notify_all();
+}
+
+std::uint64_t RecoveryThread::add(Recoverable* recoverable, bool ticks) {
+  const std::lock_guard<std::mutex> running(run_mutex_);
+  std::uint64_t id = 0;
+  bool first = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    id = next_id_++;
+    if (ticks) first = ticking_++ == 0;
+  }
+  entries_.emplace(id, Entry{recoverable, ticks});
+  if (!failure_.is_ok()) recoverable->fail(failure_);
+  if (first) poller_.wake();  // it sleeps without a limit
+  return id;
+}
+
+void RecoveryThread::remove(std::uint64_t id) {
+  const std::lock_guard<std::mutex> running(run_mutex_);
+  const auto found = entries_.find(id);
+  if (found == entries_.end()) return;
+  if (found->second.ticks) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    --ticking_;
+  }
+  entries_.erase(found);
+}
+
+void RecoveryThread::notify(std::uint64_t id) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (std::find(notified_.begin(), notified_.end(), id) != notified_.end()) return;
+    notified_.push_back(id);
+  }
+  poller_.wake();
+}
+
+Status RecoveryThread::watch(int fd, std::uint64_t id, std::uint32_t flags) {
+  poller_.remove(fd);
+  return flags == 0 ? Status::ok() : poller_.add(fd, id, flags | EPOLLET);
+}
+
+void RecoveryThread::unwatch(int fd) { poller_.remove(fd); }
+
+void RecoveryThread::close(std::unique_ptr<Recoverable> closing) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (has_ended_) return;  // nobody would close it: it ends here
+    closing_.push_back(std::move(closing));
+  }
+  poller_.wake();
+}
+
+bool RecoveryThread::is_closing() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return !closing_.empty();
+}
+
+void RecoveryThread::wait_until_closed() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  closed_.wait(lock, [this] { return closing_.empty(); });
+}
+
+bool RecoveryThread::close_some() {
+  std::vector<Recoverable*> closing;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& owned : closing_) closing.push_back(owned.get());
+  }
+  for (Recoverable* const one : closing) {
+    if (!one->is_closed(monotonic_ms())) continue;
+    std::unique_ptr<Recoverable> closed;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto found =
+          std::find_if(closing_.begin(), closing_.end(), [&](const auto& owned) { return owned.get() == one; });
+      // Still in closing_, as nothing: whoever waits for it waits for its destructor, too.
+      closed = std::move(*found);
+    }
+    closed.reset();
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  closing_.erase(std::remove(closing_.begin(), closing_.end(), nullptr), closing_.end());
+  if (closing_.empty()) closed_.notify_all();
+  return !closing_.empty();
+}
+
+void RecoveryThread::run() {
+  std::vector<EpollPoller::Event> events;
+  std::int64_t tick_ms = monotonic_ms();
+  for (;;) {
+    std::vector<std::uint64_t> due;
+    bool ticks = false;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (stopping_ && closing_.empty()) return;
+      due.swap(notified_);
+      ticks = ticking_ > 0;
+    }
+    for (const EpollPoller::Event& event : events) due.push_back(event.id);
+    const std::int64_t now_ms = monotonic_ms();
+    const bool is_tick = ticks && now_ms >= tick_ms + kTickMs;
+    if (is_tick) {
+      tick_ms = now_ms;
+      const std::lock_guard<std::mutex> running(run_mutex_);
+      for (const auto& [id, entry] : entries_) {
+        if (entry.ticks) due.push_back(id);
+      }
+    }
+    std::sort(due.begin(), due.end());
+    due.erase(std::unique(due.begin(), due.end()), due.end());
+    for (const std::uint64_t id : due) {
+      std::vector<std::string> lines;
+      {
+        const std::lock_guard<std::mutex> running(run_mutex_);
+        const auto found = entries_.find(id);
+        if (found != entries_.end()) lines = found->second.recoverable->recover();
+      }
+      for (const std::string& line : lines) BAGUA_NET_WARN(line);
+    }
+    const bool closes = close_some();
+    const std::int64_t rest_ms = std::max<std::int64_t>(tick_ms + kTickMs - monotonic_ms(), 0);
+    poller_.wait(closes ? kCloseStepMs : ticks ? static_cast<int>(rest_ms) : -1, &events);
+  }
+}
+
+}  // namespace bagua_net

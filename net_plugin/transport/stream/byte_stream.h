@@ -1,0 +1,57 @@
+// ByteStream: the one interface around the byte path. Everything above it (framing, scheduling, workers) works on any
+// ordered, reliable, non-blocking stream: TCP today, TLS over TCP tomorrow, a byte-wise fake in the tests.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "base/owned_fd.h"
+#include "transport/tuning/delivery.h"
+
+namespace bagua_net {
+
+// What came back to what was written last. A peer that is alive but does not read answers, too.
+struct PeerLiveness {
+  std::int64_t ms = 0;    // since the other end acknowledged anything
+  int transmissions = 0;  // since then: repeated data, or probes of a closed window; 0: nothing is to be answered
+  std::uint32_t packet_bytes = 0;  // the largest that goes out
+  std::int64_t data_ms = 0;        // since the other end sent data
+};
+
+class ByteStream {
+ public:
+  virtual ~ByteStream() = default;
+
+  // Like readv and writev on a non-blocking socket: bytes moved, 0 at the end of input, or -1 with errno set
+  // (EAGAIN: the poller tells when to go on). Never raises SIGPIPE.
+  virtual ssize_t read(const iovec* pieces, std::size_t count) = 0;
+  virtual ssize_t write(const iovec* pieces, std::size_t count) = 0;
+
+  // Writes `copied` and then `referred`, of which the kernel may keep references instead of a copy: it must stay as it
+  // is until the program at the other end has received it. `referred` goes on where the last call stopped. Fewer bytes
+  // than asked for do not mean that there is no room: EAGAIN does. EOPNOTSUPP: write() it; nothing was taken.
+  virtual ssize_t write_by_reference(const iovec& copied, const iovec& referred);
+
+  // False: this stream cannot tell.
+  virtual bool delivery(Delivery*) const { return false; }
+  virtual bool peer_liveness(PeerLiveness*) const { return false; }
+
+  // Written, and not acknowledged by the other end's kernel.
+  virtual std::size_t undelivered_bytes() const { return 0; }
+
+  // What the poller watches.
+  virtual int fd() const = 0;
+  // Ends both directions: the peer sees the end of input, bytes that the kernel took are still delivered. Any thread.
+  virtual void shutdown() = 0;
+  // Breaks the connection at once, whatever is under way: for memory that is referred to and about to change.
+  virtual void reset() { shutdown(); }
+  // The peer has done that, or the connection was lost. Bytes that came before can still be read.
+  virtual bool is_broken() const { return false; }
+};
+
+std::unique_ptr<ByteStream> make_tcp_byte_stream(OwnedFd socket);
+
+}  // namespace bagua_net

@@ -1,0 +1,132 @@
+// DataStream: one TCP connection of a comm, seen by whoever drives it: a worker, or the thread that calls the comm.
+// It has exactly one driver at a time; the comm decides which.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "base/status.h"
+#include "stats/comm_stats.h"
+#include "transport/stream/byte_stream.h"
+
+namespace bagua_net {
+
+enum class StreamProgress {
+  kMore,     // the budget ended, there is more to do at once
+  kBlocked,  // the socket has no room or no bytes: its poller event continues
+  kIdle,     // nothing to send, or the receive is not posted yet: a kick continues
+  kEnded,    // end of input or failure: never again
+};
+
+// What has become of a stream. Written by its driver.
+//
+//   kLive    it may move bytes
+//   kParked  receiving: the next chunk belongs to a receive that is not posted yet   --posted--> kLive
+//   kEnded   the peer has closed the comm, or without recovery, the connection; nothing is missing
+//   kLost    with recovery: the connection broke, or closed without that word; the comm replaces it
+enum class StreamState { kLive, kParked, kEnded, kLost };
+
+// Told of the first failure, and of streams that are over; implemented by the comm. Any thread.
+class FailureSink {
+ public:
+  virtual ~FailureSink() = default;
+  virtual void fail(Status status) = 0;
+  // The stream is kEnded or kLost from now on. Called once for each stream, by its driver.
+  virtual void on_stream_over(int /*index*/, StreamState /*state*/) {}
+};
+
+class DataStream {
+ public:
+  DataStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index)
+      : bytes_(std::move(bytes)), failures_(failures), index_(index) {}
+  virtual ~DataStream() = default;
+
+  // Moves up to about `budget` bytes without blocking.
+  virtual StreamProgress progress(std::size_t budget) = 0;
+  // What the poller waits for when progress() was blocked: EPOLLIN or EPOLLOUT.
+  virtual std::uint32_t poll_flags() const = 0;
+
+  // The poller said so: a read that gives less than it was asked for does not mean that another event will come. By the
+  // driver.
+  void set_peer_ended() { peer_ended_ = true; }
+
+  // A poller tells its driver of events: a worker has one, whoever drives a comm's own streams just looks. Before it is
+  // driven.
+  void set_polled() { polled_ = true; }
+
+  // Any thread.
+  bool peer_liveness(PeerLiveness* liveness) const { return bytes_->peer_liveness(liveness); }
+  std::size_t undelivered_bytes() const { return bytes_->undelivered_bytes(); }
+  StreamState state() const { return state_.load(std::memory_order_acquire); }
+  bool is_over() const { return state() == StreamState::kEnded || state() == StreamState::kLost; }
+
+  // Before it is driven.
+  void set_stats(StreamStats stats) { stats_ = std::move(stats); }
+
+  int fd() const { return bytes_->fd(); }
+  int index() const { return index_; }
+  void shutdown() { bytes_->shutdown(); }
+  // No driver will come again, and the caller is about to have its memory back.
+  virtual void abandon() {}
+  // No driver will come again, and all requests are done: the last word to the peer. messages: of the comm, ever.
+  virtual void say_goodbye(std::uint64_t /*messages*/) {}
+
+  // Its driver has ended.
+  void fail_comm(const Status& status) { failures_->fail(status); }
+  // The peer has ended it, and not the comm. Once it is over.
+  virtual bool is_given_back() const { return false; }
+  // Why it is over; once no driver will come again.
+  const Status& loss() const { return loss_; }
+
+  // True while a kick could achieve nothing because the poller's event comes anyway. Written by the driver before it
+  // looks for work under the scheduler's or table's mutex, read by the kicker after it added work under that mutex.
+  bool is_blocked() const { return blocked_.load(std::memory_order_relaxed); }
+
+ protected:
+  StreamProgress fail(const Status& status) {
+    failures_->fail(status);
+    return StreamProgress::kEnded;
+  }
+  // kEnded or kLost: the last thing that the driver does.
+  StreamProgress finish(StreamState state, Status loss = Status::ok()) {
+    loss_ = std::move(loss);
+    set_blocked(false);  // no event will come
+    stats_.end(state == StreamState::kLost ? SlotState::kLost : SlotState::kEnded, loss_.message());
+    state_.store(state, std::memory_order_release);
+    failures_->on_stream_over(index_, state);
+    return StreamProgress::kEnded;
+  }
+  void set_parked(bool parked) {
+    parked ? stats_.park() : stats_.resume();
+    state_.store(parked ? StreamState::kParked : StreamState::kLive, std::memory_order_release);
+  }
+  // Reads or writes, and reports large moves to the driving thread's load.
+  ssize_t read(const iovec* pieces, std::size_t count, std::size_t asked);
+  ssize_t write(const iovec* pieces, std::size_t count, std::size_t asked);
+  ssize_t write_by_reference(const iovec& copied, const iovec& referred) {
+    return bytes_->write_by_reference(copied, referred);
+  }
+  bool delivery(Delivery* delivery) const { return bytes_->delivery(delivery); }
+  void reset() { bytes_->reset(); }
+  bool is_broken() const { return bytes_->is_broken(); }
+  bool is_polled() const { return polled_; }
+  bool has_peer_ended() const { return peer_ended_; }
+  void set_blocked(bool blocked) { blocked_.store(blocked, std::memory_order_relaxed); }
+
+  StreamStats stats_;
+
+ private:
+  const std::unique_ptr<ByteStream> bytes_;
+  FailureSink* const failures_;  // the comm: outlives its streams
+  const int index_;
+  bool peer_ended_ = false;
+  bool polled_ = false;
+  Status loss_;
+  std::atomic<StreamState> state_{StreamState::kLive};
+  std::atomic<bool> blocked_{false};
+};
+
+}  // namespace bagua_net

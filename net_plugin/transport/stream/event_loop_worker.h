@@ -1,0 +1,84 @@
+// EventLoopWorker: one I/O thread of the pool. It drives the data streams attached to it: spins while traffic flows,
+// a short time if all of it goes to other hosts, then sleeps in epoll until a socket is ready or somebody kicks a
+// stream. An idle worker never wakes.
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "os/epoll_poller.h"
+#include "transport/stream/data_stream.h"
+
+namespace bagua_net {
+
+// What lies between the two ends of a connection.
+enum class PeerLocation { kWithinHost, kBetweenHosts };
+
+class EventLoopWorker {
+ public:
+  // affinity: the CPUs to run on. The caller's own mask would be that of NCCL's proxy thread: the CPUs near one GPU.
+  EventLoopWorker(int spin_us, const cpu_set_t& affinity) : spin_us_(spin_us), affinity_(affinity) {}
+  ~EventLoopWorker();  // joins; every stream must be detached
+
+  Status start(int number);
+
+  // The stream is driven by this worker until detach() returned.
+  Status attach(DataStream* stream, std::uint64_t* stream_id, PeerLocation location = PeerLocation::kWithinHost);
+  // Waits until the worker is outside the stream; it never enters it again. Bounded: a worker never blocks in I/O.
+  void detach(DataStream* stream, std::uint64_t stream_id);
+  // Work was added for the stream. Any thread.
+  void kick(std::uint64_t stream_id);
+  // Work is about to come: a worker that sleeps wakes, and spins as after work. Any thread.
+  void rouse();
+  // A kick reaches it at once; otherwise after the time that waking a CPU takes. Any thread.
+  bool is_awake() const { return awake_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Attached {
+    DataStream* stream;
+    PeerLocation location;
+    bool runnable = false;  // in runnable_
+  };
+
+  void run();
+  void fail(const Status& failure);
+  void take_event(const EpollPoller::Event& event);
+  void make_runnable(std::uint64_t stream_id);
+  bool run_streams();  // true: some stream wants to go on at once
+  void collect_kicks();
+  bool prepare_to_sleep();
+  void forget(std::uint64_t stream_id);  // with streams_mutex_ held
+  int spin_us_now() const;               // with streams_mutex_ held
+
+  const int spin_us_;
+  const cpu_set_t affinity_;
+  EpollPoller poller_;
+  std::thread thread_;
+
+  // Held by the thread while it drives streams, so that attach() and detach() are just taking it. `entering_` makes the
+  // thread step aside: a mutex alone would let the loop retake it before the waiter wakes.
+  std::mutex streams_mutex_;
+  std::atomic<int> entering_{0};
+  std::unordered_map<std::uint64_t, Attached> streams_;  // guarded by streams_mutex_
+  std::vector<std::uint64_t> runnable_;                  // guarded by streams_mutex_
+  std::vector<std::uint64_t> next_runnable_;             // guarded by streams_mutex_
+  std::uint64_t next_id_ = 0;                            // guarded by streams_mutex_
+  std::size_t within_host_ = 0;                          // guarded by streams_mutex_: of streams_
+  Status failure_;                                       // guarded by streams_mutex_: the thread has ended with it
+
+  std::mutex kick_mutex_;
+  std::vector<std::uint64_t> kicked_;   // guarded by kick_mutex_
+  bool sleeping_ = false;               // guarded by kick_mutex_: a kick must wake the thread
+  bool stopping_ = false;               // guarded by kick_mutex_
+  std::atomic<bool> has_kicks_{false};  // hint that kicked_ is not empty, saves the lock while spinning
+  std::atomic<bool> awake_{false};      // written by the thread alone: one that was only told to wake is not awake yet
+};
+
+}  // namespace bagua_net

@@ -1,0 +1,100 @@
+// RecvStream: reads frames and puts each payload where its receive wants it. Every read also asks for what follows
+// the payload into a small staging buffer, so the next header, or several whole small messages, cost no call of
+// their own. Chunks whose header asks for it are acknowledged in the reverse direction, with all before them.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+
+#include "transport/chunks/receive_table.h"
+#include "transport/stream/data_stream.h"
+#include "wire/acknowledgement.h"
+#include "wire/frame_header.h"
+
+namespace bagua_net {
+
+class RecvStream final : public DataStream {
+ public:
+  // has_joined: after the comm began, and the peer may have given it up meanwhile.
+  // recovers: a connection that breaks is lost, and the chunks that it did not bring come on another.
+  // checksums: what it reads has them, and what it acknowledges. Damage counts as a connection that breaks.
+  RecvStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index, ReceiveTable* table,
+             bool has_joined = false, bool recovers = false, bool checksums = false)
+      : DataStream(std::move(bytes), failures, index),
+        table_(table),
+        has_joined_(has_joined),
+        recovers_(recovers),
+        checksums_(checksums),
+        header_bytes_(kFrameHeaderBytes + (checksums ? kFrameChecksumBytes : 0)) {}
+
+  StreamProgress progress(std::size_t budget) override;
+  std::uint32_t poll_flags() const override;
+  void say_goodbye(std::uint64_t messages) override;
+
+  // It has brought a chunk that was never sent before. Any thread.
+  bool has_new_chunks() const { return has_new_chunks_.load(std::memory_order_acquire); }
+  // It joined later, and has brought nothing. Once no driver will come again.
+  bool is_unused() const { return has_joined_ && begun_messages_ == 0; }
+  // The sender has ended this stream alone. Once it is over.
+  bool is_given_back() const override { return header_.end && header_.acknowledge; }
+  // Messages that the sender has sent in all, as it says. Once it is over; nothing: it does not say.
+  std::optional<std::uint64_t> sent_messages() const {
+    return header_.end && !header_.acknowledge ? std::optional(header_.message_number) : std::nullopt;
+  }
+  // The stream is of no use any more. Once no driver will come again.
+  void give_up(Status why) { lose(std::move(why)); }
+
+ private:
+  // What comes next.
+  enum class Part {
+    kHeader,
+    kPayload,   // to be written into its receive's memory
+    kReplayed,  // payload that was received before, or is received on another stream: to be read into nothing
+  };
+
+  std::size_t staged() const { return staging_end_ - staging_begin_; }
+  // Reads the staged header. kWanted and kReceived: the payload comes next.
+  Status open_chunk(Arrival* arrival);
+  void take_staged_payload();
+  // The payload of the chunk is as it was sent.
+  bool is_intact() const { return !checksums_ || part_ != Part::kPayload || checksum_ == expected_checksum_; }
+  // False: the stream is over.
+  bool finish_chunk();
+  StreamProgress move(std::size_t budget);
+  ssize_t read_more(std::size_t* asked);
+  void send_acknowledgement();
+  StreamProgress end_of_input();
+  StreamProgress end_of_comm();
+  StreamProgress lose(Status why);
+  StreamProgress break_off(const Status& why);
+
+  // Enough for a header and a small message; larger would only copy more of a large one twice.
+  static constexpr std::size_t kStagingBytes = 8192;
+  static constexpr std::size_t kSinkBytes = 65536;
+
+  ReceiveTable* const table_;
+  const bool has_joined_;
+  const bool recovers_;
+  const bool checksums_;
+  const std::size_t header_bytes_;  // with checksums
+  Part part_ = Part::kHeader;
+  FrameHeader header_;
+  std::uint8_t* destination_ = nullptr;
+  std::size_t remaining_ = 0;            // bytes of the payload to come
+  std::uint32_t checksum_ = 0;           // of those that have come
+  std::uint32_t expected_checksum_ = 0;  // of all
+  std::array<std::uint8_t, kStagingBytes> staging_;
+  std::size_t staging_begin_ = 0;
+  std::size_t staging_end_ = 0;
+  std::unique_ptr<std::uint8_t[]> sink_;  // of bytes that came before
+  std::uint64_t received_chunks_ = 0;
+  std::uint64_t begun_messages_ = 0;  // up to the last of which a chunk has come
+  std::uint64_t asked_chunks_ = 0;    // of them, up to the last that asked for acknowledgement
+  std::uint64_t acknowledged_chunks_ = 0;
+  std::array<std::uint8_t, kAcknowledgementBytes> acknowledgement_{};
+  std::size_t acknowledgement_left_ = 0;  // bytes of it to be written
+  std::atomic<bool> has_new_chunks_{false};
+};
+
+}  // namespace bagua_net

@@ -1,0 +1,140 @@
+// SendStream: pulls chunks from its scheduler and writes them, header and payload in one call, or by reference, and
+// then a chunk has moved when the peer has acknowledged it. Between hosts it also tells the scheduler how fast the peer
+// receives what it writes.
+//
+// With recovery, it keeps every chunk until the peer has acknowledged it: a small one as a copy, so that its request is
+// done as soon as it is written; a large one in the caller's memory, so that its request is done with the
+// acknowledgement. On a path with a long round trip that would leave the network idle (NCCL has few messages under
+// way): there large ones are copied, too. When the stream is lost, the comm takes what was not acknowledged.
+#pragma once
+
+#include <array>
+#include <functional>
+
+#include "transport/chunks/block_pool.h"
+#include "transport/chunks/chunk_scheduler.h"
+#include "transport/chunks/replay_queue.h"
+#include "transport/chunks/unacknowledged_chunks.h"
+#include "transport/stream/data_stream.h"
+#include "transport/tuning/rate_estimator.h"
+#include "wire/frame_header.h"
+
+namespace bagua_net {
+
+class SendStream final : public DataStream {
+ public:
+  // zero_copy: large chunks go out by reference where the system can do that; the peer acknowledges them.
+  // kick: wakes another stream of the comm; nullptr: this stream does not measure. Called by the driver.
+  // replay: where chunks of lost streams wait; nullptr: no recovery, the first loss is a failure.
+  // checksums: what it sends has them, and what the peer says.
+  SendStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index, ChunkScheduler* scheduler,
+             bool zero_copy, std::function<void(int stream)> kick, ReplayQueue* replay = nullptr,
+             bool checksums = false)
+      : DataStream(std::move(bytes), failures, index),
+        scheduler_(scheduler),
+        kick_(std::move(kick)),
+        replay_(replay),
+        may_zero_copy_(zero_copy),
+        checksums_(checksums),
+        header_bytes_(kFrameHeaderBytes + (checksums ? kFrameChecksumBytes : 0)),
+        unacknowledged_(replay == nullptr ? kMostUnacknowledged : kMaxUnacknowledgedChunks, checksums) {}
+
+  StreamProgress progress(std::size_t budget) override;
+  std::uint32_t poll_flags() const override;
+  void abandon() override;
+  void say_goodbye(std::uint64_t messages) override;
+  // The last word of a stream alone; once no driver will come again.
+  void give_back() { say_end(0, true); }
+  using DataStream::reset;  // once no driver will come again
+  // Asks the kernel how the connection is, for the statistics. Any thread.
+  void sample_delivery() const;
+
+  // Reads what the peer says; the stream may be over then. to_the_end: an end behind an acknowledgement, too; otherwise
+  // the next call finds that. By the driver.
+  void listen(bool to_the_end = false);
+  // The peer's host does not answer on this stream. By the driver, or once no driver will come again.
+  void give_up(Status why) { lose(std::move(why)); }
+  // What was not acknowledged, once the stream is lost and no driver will come again.
+  std::vector<Chunk> take_unfinished();
+  // The peer has it, or its kernel. By the driver.
+  bool is_delivered();
+  // The peer has it. Once that was called.
+  bool is_acknowledged() const { return state() == StreamState::kEnded || (!has_chunk_ && unacknowledged_.is_empty()); }
+  // What the peer's kernel has may be damaged, or lost yet. Sends the last chunk again, unless the peer acknowledges it
+  // without that. By the driver, once nothing else is to be sent.
+  void ask_for_acknowledgement();
+  // The peer has acknowledged something since this was asked last. Any thread.
+  bool was_acknowledged() { return was_acknowledged_.exchange(false, std::memory_order_relaxed); }
+
+  // A stream that is not in use finishes its chunk and takes no other. Any thread.
+  void set_in_use(bool in_use) { in_use_.store(in_use, std::memory_order_relaxed); }
+  // Has, or as far as the scheduler is concerned would have, no room for another chunk. Any thread.
+  bool is_full() const { return is_blocked() || passed_over_.load(std::memory_order_relaxed); }
+  // Takes chunks of lost streams: until the first other one. Before it is driven.
+  void begin_with_replay() { replays_.store(true, std::memory_order_relaxed); }
+  // It does so. Any thread.
+  bool replays() const { return replays_.load(std::memory_order_relaxed); }
+  // It does, and has carried no later message yet. Any thread.
+  bool may_resend(std::uint64_t message) const {
+    return replays() && last_number_.load(std::memory_order_relaxed) <= message;
+  }
+  // It is writing such a chunk. Any thread.
+  bool is_resending() const { return resends_.load(std::memory_order_relaxed); }
+
+ private:
+  static constexpr std::size_t kMostUnacknowledged = 64;
+
+  bool recovers() const { return replay_ != nullptr; }
+  // False: nothing to write now.
+  bool take_chunk();
+  bool pull_chunk();
+  void begin_chunk();
+  // A copy is to be kept of the chunk: its request does not wait for the acknowledgement then.
+  bool should_copy() const;
+  bool should_listen() const;
+  ssize_t write_chunk();
+  void end_chunk();
+  void say_end(std::uint64_t messages, bool of_stream);
+  StreamProgress end_of_output(int error_number);
+  // The connection is of no use any more. error_number 0: the peer has closed it.
+  void peer_is_gone(int error_number);
+  void lose(Status why);
+  Pull pull(Chunk* chunk);
+  // False: it has looked since then, or the stream cannot tell.
+  bool look_at_delivery(std::int64_t not_since_ns);
+  void show(const Delivery& delivery, std::int64_t now_ns) const;
+
+  ChunkScheduler* const scheduler_;
+  const std::function<void(int stream)> kick_;
+  ReplayQueue* const replay_;
+  BlockPool blocks_;
+  Chunk chunk_;  // that is being written, if
+  bool has_chunk_ = false;
+  std::array<std::uint8_t, kFrameHeaderBytes + kFrameChecksumBytes> header_{};
+  std::size_t written_ = 0;           // of header and payload together
+  bool writes_by_reference_ = false;  // what is left of it
+  bool may_zero_copy_;
+  bool keeps_chunk_ = false;  // until it is acknowledged
+  const bool checksums_;
+  const std::size_t header_bytes_;  // with checksums
+  UnacknowledgedChunks unacknowledged_;
+  std::atomic<std::uint64_t> last_number_{0};  // the message of the chunk that was taken last; written by the driver
+  // Since the last chunk that asked for an acknowledgement.
+  std::size_t unasked_chunks_ = 0;
+  std::size_t unasked_bytes_ = 0;
+  std::size_t listen_at_ = 64;  // unacknowledged chunks
+  std::atomic<bool> was_acknowledged_{false};
+  std::atomic<bool> replays_{false};
+  std::atomic<bool> resends_{false};
+  std::atomic<bool> in_use_{true};
+  std::atomic<bool> passed_over_{false};
+
+  // Only if it measures.
+  std::int64_t looked_ns_ = 0;
+  std::uint64_t written_ever_ = 0;
+  std::uint64_t delivered_before_ = 0;  // bytes of the handshake
+  Backlog backlog_;                     // when it looked last, and what it has taken since
+  RateEstimator rate_estimator_;
+};
+
+}  // namespace bagua_net

@@ -1,0 +1,63 @@
+#include "transport/tuning/rate_estimator.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace bagua_net {
+namespace {
+
+// The kernel counts busy time in ticks of up to 10 ms.
+constexpr std::int64_t kMinBusyUs = 50'000;
+constexpr int kMinRoundTrips = 2;
+constexpr double kAverageWeight = 0.5;
+// A stream that others are preferred to delivers nothing that could prove its rate wrong: it is worth a try then.
+constexpr std::int64_t kMeasuredIsOldNs = 1'000'000'000;
+// Below it, TCP learns faster than a stream is looked at, every 2 ms.
+constexpr std::int64_t kLongPathUs = 1000;
+
+// A noticeable part of the shortest sample.
+bool takes_long_to_fill(const Delivery& delivery) { return delivery.least_round_trip_us > kMinBusyUs / 10; }
+
+bool is_long(const Delivery& delivery) { return delivery.least_round_trip_us >= kLongPathUs; }
+
+// A queue stands somewhere: in the socket, or further on, where it makes the round trip longer than it is by nature.
+bool is_queued(const Delivery& delivery) {
+  constexpr std::int64_t kJitterUs = 1000;
+  return delivery.unsent_bytes > 0 ||
+         delivery.round_trip_us > delivery.least_round_trip_us + delivery.least_round_trip_us / 4 + kJitterUs;
+}
+
+}  // namespace
+
+void RateEstimator::look(const Delivery& delivery, std::int64_t now_ns) {
+  sample(delivery, now_ns);
+  pace_ = {measured_, 1e3 * static_cast<double>(delivery.least_round_trip_us),
+           now_ns - measured_ns_ > kMeasuredIsOldNs};
+  if (is_long(delivery) && (measured_ == 0 || delivery.permitted_bytes_per_ns < measured_)) {
+    pace_.bytes_per_ns = delivery.permitted_bytes_per_ns;
+    pace_.is_old = false;
+  }
+}
+
+void RateEstimator::sample(const Delivery& delivery, std::int64_t now_ns) {
+  app_limited_ |= !is_queued(delivery);
+  if (!begin_.has_value()) {
+    began_app_limited_ = takes_long_to_fill(delivery);
+    begin_ = delivery;
+    return;
+  }
+  const std::int64_t busy_us = delivery.busy_us - begin_->busy_us;
+  if (busy_us < std::max(kMinBusyUs, kMinRoundTrips * delivery.least_round_trip_us)) return;
+  const double rate = static_cast<double>(delivery.bytes - begin_->bytes) / (1e3 * static_cast<double>(busy_us));
+  if (!app_limited_ && !began_app_limited_) {
+    measured_ = measured_ == 0 ? rate : measured_ + kAverageWeight * (rate - measured_);
+    measured_ns_ = now_ns;
+  } else if (!is_long(delivery) && rate >= measured_) {
+    measured_ = rate;
+    measured_ns_ = now_ns;
+  }
+  began_app_limited_ = std::exchange(app_limited_, false) && takes_long_to_fill(delivery);
+  begin_ = delivery;
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,42 @@
+// RateEstimator: how fast one stream delivers, from what its kernel tells now and then.
+//
+// What a peer acknowledges is a rate only while something is queued. A stream that is given little delivers little, so
+// that its number is a lower bound. On a long path it is far below: each burst costs a round trip of liveness. There
+// TCP's own permission counts instead, its pacing and its window. On a short path that is renewed many times between
+// two looks and says nothing.
+//
+// One driver, that of the stream.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "transport/tuning/delivery.h"
+
+namespace bagua_net {
+
+struct Pace {
+  double bytes_per_ns = 0;   // 0: unknown
+  double round_trip_ns = 0;  // the least of this path
+  bool is_old = false;       // measured so long ago that the stream may be faster now
+};
+
+class RateEstimator {
+ public:
+  // Looks come in the order of time.
+  void look(const Delivery& delivery, std::int64_t now_ns);
+  Pace pace() const { return pace_; }
+
+ private:
+  void sample(const Delivery& delivery, std::int64_t now_ns);
+
+  Pace pace_;
+  double measured_ = 0;  // bytes per ns; 0: never
+  std::int64_t measured_ns_ = 0;
+  // The sample that is being taken.
+  std::optional<Delivery> begin_;
+  bool app_limited_ = false;        // at some time in it nothing was queued
+  bool began_app_limited_ = false;  // or in the one before, and the path takes long to fill
+};
+
+}  // namespace bagua_net

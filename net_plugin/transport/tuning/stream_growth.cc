@@ -1,0 +1,119 @@
+#include "transport/tuning/stream_growth.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace bagua_net {
+namespace {
+
+// A window is this much time in use, many round trips of any network, and so many messages: they count when they have
+// been sent, and with fewer of them a rate would depend on where the window cuts. After a change of the number the
+// connections find their rate first, on long paths in ten round trips.
+constexpr std::int64_t kWindowNs = 100'000'000;
+constexpr std::int64_t kSettlingNs = 200'000'000;
+constexpr int kWindowMessages = 10;
+// A pause between two messages that is shorter than this counts as time in use. Small ones are sent once the kernel has
+// them: where each waits for the peer's answer, what the network needs for them would look like a pause.
+constexpr std::int64_t kShortPauseNs = 3'000'000;
+
+// Most messages had to wait for connections: more of them may help.
+constexpr double kWaitingShare = 0.5;
+
+// Under a limit of each flow so many times the connections are as many times the rate, until the interface is full. The
+// rate of one and the same number of connections varies by 3 to 10 % from window to window.
+constexpr int kFactor = 4;
+constexpr double kMinGain = 1.2;
+// Nothing but the connections gains so much at that moment: it needs no confirmation.
+constexpr double kClearGain = 2.5;
+
+// After a trial without gain. It doubles each time: a network that is simply full is asked ever more rarely.
+constexpr std::int64_t kFirstPauseNs = 5'000'000'000;
+constexpr std::int64_t kLongestPauseNs = 300'000'000'000;
+
+}  // namespace
+
+void StreamGrowth::begin_busy(std::int64_t now_ns) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (busy_comms_++ > 0) return;
+  busy_since_ns_ = now_ns - idle_since_ns_ < kShortPauseNs ? idle_since_ns_ : now_ns;
+}
+
+void StreamGrowth::end_busy(std::int64_t now_ns) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (--busy_comms_ > 0) return;
+  window_.busy_ns += std::max<std::int64_t>(now_ns - busy_since_ns_, 0);
+  idle_since_ns_ = now_ns;
+}
+
+void StreamGrowth::add_posted(bool waits) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++window_.posted_messages;
+  if (waits) ++window_.waiting_messages;
+}
+
+void StreamGrowth::add_sent(std::size_t bytes, std::int64_t now_ns) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (busy_comms_ > 0) {
+    window_.busy_ns += std::max<std::int64_t>(now_ns - busy_since_ns_, 0);
+    busy_since_ns_ = now_ns;
+  }
+  window_.bytes += bytes;
+  ++window_.sent_messages;
+  const bool settles = phase_ == Phase::kSettling || phase_ == Phase::kSettlingBack;
+  if (window_.busy_ns < (settles ? kSettlingNs : kWindowNs) || window_.sent_messages < kWindowMessages) return;
+  close_window(now_ns);
+}
+
+bool StreamGrowth::Window::is_short() const { return waiting_messages > kWaitingShare * posted_messages; }
+
+void StreamGrowth::close_window(std::int64_t now_ns) {
+  const Window closed = std::exchange(window_, {});
+  switch (phase_) {
+    case Phase::kWatching:
+      if (closed.is_short() && now_ns >= next_trial_ns_) begin_trial(closed.rate());
+      return;
+    case Phase::kSettling: phase_ = Phase::kJudging; return;
+    case Phase::kJudging:
+      trial_rate_ = closed.rate();
+      if (trial_rate_ < kMinGain * former_rate_) {
+        end_trial(false, now_ns);
+        return;
+      }
+      if (trial_rate_ >= kClearGain * former_rate_) {
+        end_trial(true, now_ns);
+        if (closed.is_short()) begin_trial(trial_rate_);
+        return;
+      }
+      target_.store(former_target_, std::memory_order_relaxed);
+      phase_ = Phase::kSettlingBack;
+      return;
+    case Phase::kSettlingBack: phase_ = Phase::kConfirming; return;
+    case Phase::kConfirming: end_trial(trial_rate_ >= kMinGain * closed.rate(), now_ns); return;
+  }
+}
+
+void StreamGrowth::begin_trial(double rate) {
+  if (target() >= most_) return;
+  trials_.fetch_add(1, std::memory_order_relaxed);
+  former_rate_ = rate;
+  former_target_ = target();
+  trial_target_ = std::min(kFactor * former_target_, most_);
+  target_.store(trial_target_, std::memory_order_relaxed);
+  kept_.store(trial_target_, std::memory_order_relaxed);
+  phase_ = Phase::kSettling;
+}
+
+void StreamGrowth::end_trial(bool gained, std::int64_t now_ns) {
+  phase_ = Phase::kWatching;
+  target_.store(gained ? trial_target_ : former_target_, std::memory_order_relaxed);
+  kept_.store(target(), std::memory_order_relaxed);
+  if (gained) {
+    gains_.fetch_add(1, std::memory_order_relaxed);
+    pause_ns_ = 0;
+    return;
+  }
+  pause_ns_ = std::clamp(2 * pause_ns_, kFirstPauseNs, kLongestPauseNs);
+  next_trial_ns_ = now_ns + pause_ns_;
+}
+
+}  // namespace bagua_net
