@@ -1,10 +1,13 @@
-// Faults under every table v5 to v12: connections are cut, silenced and delayed and bits are flipped while messages of
-// 0 B to 8 MiB are under way, with as many in flight as NCCL has. Every byte is verified, and so is the memory around
-// it. Long run, the number of faults of each case:
-//   BAGUA_TEST_FAULTS=1000 abi_fault_test
+// Faults under every table v5 to v12: connections are cut, refused, silenced and delayed and bits are flipped while
+// messages of 0 B to 8 MiB are under way, with as many in flight as NCCL has. Every byte is verified, and so is the
+// memory around it. Long run, the number of faults of each case, and where the random numbers begin:
+//   BAGUA_TEST_FAULTS=1000 BAGUA_TEST_SEED=1 abi_fault_test
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <random>
 
@@ -12,6 +15,25 @@
 #include "base/owned_fd.h"
 #include "stats/page_layout.h"
 #include "support/cut_connections.h"
+
+namespace {
+
+// What happens to the connections that are opened from now on.
+std::atomic<bool> is_refusing{false};
+std::atomic<std::uint64_t> refused_connections{0};
+
+}  // namespace
+
+// In place of the C library's, for the plugin too.
+extern "C" int connect(int fd, const sockaddr* address, socklen_t length) {
+  if (is_refusing.load()) {
+    ++refused_connections;
+    errno = ECONNREFUSED;
+    return -1;
+  }
+  static auto* const real = reinterpret_cast<int (*)(int, const sockaddr*, socklen_t)>(dlsym(RTLD_NEXT, "connect"));
+  return real(fd, address, length);
+}
 
 namespace abi_test {
 namespace {
@@ -23,6 +45,12 @@ constexpr std::size_t kWindow = 8;
 std::uint64_t fault_count(std::uint64_t usual) {
   const char* const asked = std::getenv("BAGUA_TEST_FAULTS");
   return asked != nullptr ? std::strtoull(asked, nullptr, 10) : usual;
+}
+
+std::uint32_t seed_of(int version) {
+  const char* const asked = std::getenv("BAGUA_TEST_SEED");
+  const unsigned long base = asked != nullptr ? std::strtoul(asked, nullptr, 10) : 0;
+  return static_cast<std::uint32_t>(101 * base) + static_cast<std::uint32_t>(version);
 }
 
 std::size_t random_size(std::mt19937& random) {
@@ -147,7 +175,7 @@ void survives_cuts(int version) {
   const Net& net = session.net();
   Connection connection = connect_both_ends(net, session.ctx());
   const Counters counters;
-  std::mt19937 random(static_cast<unsigned>(version));
+  std::mt19937 random(seed_of(version));
   const std::uint64_t wanted = fault_count(10);
   std::uint64_t cuts = 0;
   auto next = std::chrono::steady_clock::now();
@@ -163,13 +191,59 @@ void survives_cuts(int version) {
   close_both_ends(net, &connection);
 }
 
+// Streams are lost while new connections are refused or not answered, for a shorter time than a process that has ended
+// refuses them.
+void survives_refusals(int version) {
+  constexpr unsigned kLongestMs = 600;
+  const Session session(version);
+  const Net& net = session.net();
+  Connection connection = connect_both_ends(net, session.ctx());
+  const Counters counters;
+  std::mt19937 random(seed_of(version));
+  const std::uint64_t wanted = fault_count(5);
+  const std::vector<int> listeners = bagua_net::sockets_in_state(bagua_net::TcpState::kListen);
+  std::uint64_t unanswered = 0;
+  std::uint64_t cuts = 0;
+  bool is_silent = false;
+  auto next = std::chrono::steady_clock::now();
+  const auto faults = [&] { return refused_connections.load() + unanswered; };
+  const std::size_t messages = transfer_until(
+      net, connection, random, [&] { return faults() >= wanted; },
+      [&] {
+        const auto now = std::chrono::steady_clock::now();
+        if (now < next) return;
+        const bool was_disturbed = is_refusing.exchange(false) || is_silent;
+        if (is_silent) {
+          for (const int fd : listeners) bagua_net::hear_again(fd);
+        }
+        is_silent = false;
+        int ms = static_cast<int>(random() % 30);
+        if (!was_disturbed && faults() < wanted) {
+          // A connection request that is not answered is repeated after a second.
+          is_silent = random() % 8 == 0;
+          if (is_silent) {
+            for (const int fd : listeners) bagua_net::silence(fd);
+            ++unanswered;
+          } else {
+            is_refusing = true;
+            if (random() % 4 == 0) ms = static_cast<int>(random() % kLongestMs);
+          }
+          cuts += static_cast<std::uint64_t>(bagua_net::cut_some(random, 4));
+        }
+        next = now + std::chrono::milliseconds(ms);
+      });
+  report("refused or unanswered connections", faults(), messages, counters.lost_streams());
+  CHECK(cuts > 0);
+  close_both_ends(net, &connection);
+}
+
 // Chunks, headers and acknowledgements that arrive damaged.
 void survives_flips(int version) {
   const Session session(version);
   const Net& net = session.net();
   Connection connection = connect_both_ends(net, session.ctx());
   const Counters counters;
-  std::mt19937 random(static_cast<unsigned>(version));
+  std::mt19937 random(seed_of(version));
   const std::uint64_t wanted = fault_count(3);
   const std::size_t messages =
       transfer_until(net, connection, random, [&] { return counters.lost_streams() >= 2 * wanted; }, [] {});
@@ -184,7 +258,7 @@ void survives_silence(int version) {
   const Net& net = session.net();
   Connection connection = connect_both_ends(net, session.ctx());
   const Counters counters;
-  std::mt19937 random(static_cast<unsigned>(version));
+  std::mt19937 random(seed_of(version));
   const std::uint64_t wanted = fault_count(1);
   std::uint64_t silenced = 0;
   std::size_t posted = 0;
@@ -204,11 +278,12 @@ void survives_silence(int version) {
 }
 
 bool register_all() {
+  const bool is_long = std::getenv("BAGUA_TEST_FAULTS") != nullptr;
   for (int version = kOldestVersion; version <= kNewestVersion; ++version) {
     const std::string suffix = "_v" + std::to_string(version);
-    // The tables between the oldest and the newest with and without threads in turn.
-    const std::string workers = version % 2 == 0 ? "2" : "0";
-    const std::string seed = std::to_string(version);
+    // With and without threads in turn.
+    const std::string workers = seed_of(version) % 2 == 0 ? "2" : "0";
+    const std::string seed = std::to_string(seed_of(version));
     const Environment common = {
         {"BAGUA_NET_RECOVERY", "1"}, {"BAGUA_NET_NWORKERS", workers}, {"BAGUA_NET_NSTREAMS", "3"}};
     const auto with = [&](std::initializer_list<std::pair<std::string, std::string>> more) {
@@ -221,9 +296,10 @@ bool register_all() {
     register_case("survives_cuts" + suffix, [=] { in_own_process(cuts, [=] { survives_cuts(version); }, kLimitS); });
     const Environment flips = with({{"BAGUA_NET_CHECKSUM", "1"}, {"BAGUA_NET_FAULT", "flip=1e-6,seed=" + seed}});
     register_case("survives_flips" + suffix, [=] { in_own_process(flips, [=] { survives_flips(version); }, kLimitS); });
-    if (version != kNewestVersion && std::getenv("BAGUA_TEST_FAULTS") == nullptr) continue;
-    const Environment silence =
-        with({{"BAGUA_NET_KEEPALIVE_S", std::getenv("BAGUA_TEST_FAULTS") != nullptr ? "10" : "3"}});
+    if (version != kNewestVersion && !is_long) continue;
+    register_case("survives_refusals" + suffix,
+                  [=] { in_own_process(common, [=] { survives_refusals(version); }, kLimitS); });
+    const Environment silence = with({{"BAGUA_NET_KEEPALIVE_S", is_long ? "10" : "3"}});
     register_case("survives_silence" + suffix,
                   [=] { in_own_process(silence, [=] { survives_silence(version); }, kLimitS); });
   }
