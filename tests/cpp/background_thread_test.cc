@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "support/check.h"
+#include "support/connection_ends.h"
 #include "support/context_pair.h"
-#include "support/listening_service.h"
 #include "transport/recovery/recovery_thread.h"
 
 namespace {
@@ -142,7 +142,7 @@ TEST_CASE(an_io_thread_without_memory_fails_its_comms) {
     ContextPair pair(config, config);
     Request* const send = pair.send(message);
     Request* const receive = pair.receive(room);
-    wait_until([&] { return is_request_done(send) && is_request_done(receive); }, "a message that cannot be sent");
+    wait_until([&] { return is_done(send) && is_done(receive); }, "a message that cannot be sent");
   } catch (const std::exception& error) {
     failure = error.what();
   }
@@ -162,7 +162,28 @@ struct Lingering : Recoverable {
   std::atomic<int>* const ended_;
 };
 
+// Its peer has everything when it was asked for the third time.
+struct Delivering : Recoverable {
+  explicit Delivering(std::atomic<int>* asked_at_the_end) : asked_at_the_end_(asked_at_the_end) {}
+  ~Delivering() override { *asked_at_the_end_ = asked_; }
+  std::vector<std::string> recover() override { return {}; }
+  void fail(Status /*status*/) override {}
+  bool is_closed(std::int64_t /*now_ms*/) override { return ++asked_ == 3; }
+
+  std::atomic<int>* const asked_at_the_end_;
+  int asked_ = 0;
+};
+
 }  // namespace
+
+TEST_CASE(a_recovery_thread_closes_what_its_peer_has) {
+  std::atomic<int> asked_at_the_end{0};
+  RecoveryThread recovery;
+  CHECK_OK(recovery.start());
+  recovery.close(std::make_unique<Delivering>(&asked_at_the_end));
+  recovery.wait_until_closed();
+  CHECK_EQ(asked_at_the_end.load(), 3);
+}
 
 TEST_CASE(nobody_waits_for_a_recovery_thread_without_memory) {
   std::atomic<int> ended{0};

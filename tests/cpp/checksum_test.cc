@@ -33,61 +33,8 @@ PluginConfig config_with(const std::string& plan, int workers, bool checksum) {
   return config;
 }
 
-std::uint64_t fault_count(std::uint64_t usual) {
-  const char* const asked = std::getenv("BAGUA_TEST_FAULTS");
-  return asked != nullptr ? std::strtoull(asked, nullptr, 10) : usual;
-}
-
 std::uint64_t flips(const std::unique_ptr<TransportContext>& context) {
   return context->faults() == nullptr ? 0 : context->faults()->counts().flips.load();
-}
-
-// The first error of either request, or ok when both are done.
-Status outcome(Request* send, Request* receive) {
-  const Deadline deadline;
-  while (send != nullptr || receive != nullptr) {
-    deadline.check("a message");
-    // Most messages take no longer than a few looks.
-    for (int looks = 0; looks < 100; ++looks) {
-      for (Request** request : {&send, &receive}) {
-        bool done = false;
-        std::size_t bytes = 0;
-        if (*request == nullptr) continue;
-        const Status status = (*request)->test(&done, &bytes);
-        if (!status.is_ok()) return status;
-        if (done) *request = nullptr;
-      }
-    }
-    if (send != nullptr || receive != nullptr) ::usleep(100);
-  }
-  return Status::ok();
-}
-
-Status transfer(ContextPair& pair, std::size_t number, std::size_t bytes, bool* is_right) {
-  const std::vector<std::uint8_t> message = make_message(number, bytes);
-  std::vector<std::uint8_t> room(message.size());
-  Request* const receive = pair.receive(room);
-  const Status status = outcome(pair.send(message), receive);
-  *is_right = room == message;
-  if (!status.is_ok()) {
-    // Before the memory goes.
-    pair.close_sender();
-    pair.close_receiver();
-  }
-  return status;
-}
-
-void transfer_until(ContextPair& pair, const std::function<bool()>& enough) {
-  static constexpr std::size_t kSizes[] = {100, 300000, 0, 2u << 20, 5000, 70000};
-  for (std::size_t number = 0; number < 6 || !enough(); ++number) {
-    bool is_right = false;
-    CHECK_OK(transfer(pair, number, kSizes[number % 6], &is_right));
-    CHECK(is_right);
-  }
-}
-
-void check_contains(const std::string& text, const std::string& part) {
-  if (text.find(part) == std::string::npos) check::fail(__FILE__, __LINE__, "no \"" + part + "\" in: " + text);
 }
 
 std::mutex log_mutex;
@@ -146,14 +93,14 @@ TEST_CASE(checksums_of_acknowledgements) {
 TEST_CASE(without_faults_and_by_reference) {
   for (const int workers : {0, 2}) {
     ContextPair pair(config_with("", workers, true), config_with("", workers, true));
-    transfer_until(pair, [] { return true; });
+    pair.transfer_until([] { return true; });
   }
 }
 
 TEST_CASE(damage_reaches_the_application_without_checksums) {
   ContextPair pair(config_with("flip=1e-5", 0, false), config_with("", 0, false));
   bool is_right = true;
-  CHECK_OK(transfer(pair, 0, 1u << 20, &is_right));
+  CHECK_OK(pair.transfer(make_message(0, 1u << 20), &is_right));
   CHECK(!is_right);
 }
 
@@ -163,7 +110,7 @@ TEST_CASE(damaged_data_is_sent_again) {
     for (const bool sender_asks : {true, false}) {
       ContextPair pair(config_with("seed=1,flip=1e-6", workers, sender_asks),
                        config_with("seed=2,flip=1e-6", workers, !sender_asks));
-      transfer_until(pair, [&] { return flips(pair.sending) >= 10 && flips(pair.receiving) >= 10; });
+      pair.transfer_until([&] { return flips(pair.sending) >= 10 && flips(pair.receiving) >= 10; });
     }
   }
 }
@@ -175,7 +122,7 @@ TEST_CASE(damaged_headers_and_acknowledgements_are_sent_again) {
     std::size_t number = 0;
     while (flips(pair.sending) < 10 || flips(pair.receiving) < 10) {
       bool is_right = false;
-      CHECK_OK(transfer(pair, number++, 100, &is_right));
+      CHECK_OK(pair.transfer(make_message(number++, 100), &is_right));
       CHECK(is_right);
     }
   }
@@ -184,7 +131,7 @@ TEST_CASE(damaged_headers_and_acknowledgements_are_sent_again) {
 TEST_CASE(damage_while_connections_are_cut) {
   const char kPlan[] = "flip=2e-7,cut=100/s";
   ContextPair pair(config_with(kPlan, 2, true), config_with(kPlan, 2, true));
-  transfer_until(pair, [&] {
+  pair.transfer_until([&] {
     const std::uint64_t faults = fault_count(5);
     return flips(pair.sending) >= faults && flips(pair.receiving) >= faults &&
            pair.sending->faults()->counts().cuts >= 2 * faults;
@@ -204,12 +151,12 @@ TEST_CASE(damage_before_the_sender_closes_is_sent_again) {
       for (std::vector<std::uint8_t>& room : rooms) room.assign(room.size(), 0);
       Request* receives[3];
       for (int i = 0; i < 3; ++i) receives[i] = pair.receive(rooms[i]);
-      for (int i = 0; i < 3; ++i) CHECK_OK(outcome(pair.send(message), nullptr));
+      for (int i = 0; i < 3; ++i) CHECK_OK(outcome(pair.send(message)));
       damaged += flips(pair.sending);
       std::thread closing([&] { pair.close_sender(); });
       Status status;
       for (Request* receive : receives) {
-        if (status.is_ok()) status = outcome(nullptr, receive);
+        if (status.is_ok()) status = outcome(receive);
       }
       closing.join();
       CHECK_OK(status);
@@ -224,7 +171,7 @@ TEST_CASE(damage_is_reported) {
   set_log_function(&keep_line);
   {
     ContextPair pair(config_with("flip=1e-6", 0, true), config_with("", 0, true));
-    transfer_until(pair, [&] { return was_logged("arrived damaged"); });
+    pair.transfer_until([&] { return was_logged("arrived damaged"); });
   }
   set_log_function(nullptr);
   CHECK(was_logged("Bagua-Net: a connection from 127.0.0.1:"));
@@ -237,7 +184,7 @@ TEST_CASE(without_recovery_damage_is_an_error) {
   config.recovery = Recovery::kOff;
   ContextPair pair(config, config_with("", 0, true));
   bool is_right = true;
-  const Status status = transfer(pair, 5, 1u << 20, &is_right);
+  const Status status = pair.transfer(make_message(5, 1u << 20), &is_right);
   // Whichever end is asked first.
   CHECK(status.code() == StatusCode::kDamagedData || status.code() == StatusCode::kRemoteError);
   check_contains(status.message(), "connection to 127.0.0.1:");

@@ -4,76 +4,11 @@
 #include <vector>
 
 #include "stats/comm_stats.h"
-#include "support/byte_pipe.h"
-#include "support/check.h"
-#include "support/comm_parts.h"
-#include "support/tcp_pair.h"
-#include "transport/comm/recv_comm.h"
-#include "transport/comm/send_comm.h"
-#include "wire/frame_header.h"
+#include "support/comm_pair.h"
+#include "support/stalling_stream.h"
 
 namespace bagua_net {
 namespace {
-
-// A connection whose two ends count in pages of this process's own. `workers` drive its streams from the second on.
-struct Connection {
-  WorkerPool pool;
-  const CommSlot* sending = nullptr;
-  const CommSlot* receiving = nullptr;
-  std::vector<std::shared_ptr<PipeState>> pipes;
-  std::unique_ptr<SendComm> sender;
-  std::unique_ptr<RecvComm> receiver;
-
-  explicit Connection(std::size_t streams, int workers, SendPolicy policy = {}) : pool(workers, 100, any_cpu()) {
-    std::vector<std::unique_ptr<ByteStream>> near;
-    std::vector<std::unique_ptr<ByteStream>> far;
-    for (std::size_t i = 0; i < streams; ++i) {
-      if (workers == 0) {
-        pipes.push_back(std::make_shared<PipeState>());
-        pipes.back()->capacity = 1u << 22;
-        near.push_back(
-            std::make_unique<BytePipeEnd>(pipes.back(), PipeRole::kWriter, PipeBehaviour{1u << 22, 0, 0}, 1));
-        far.push_back(std::make_unique<BytePipeEnd>(pipes.back(), PipeRole::kReader, PipeBehaviour{1u << 22, 0, 0}, 2));
-        continue;
-      }
-      auto [one, other] = tcp_pair();
-      near.push_back(make_tcp_byte_stream(std::move(one)));
-      far.push_back(make_tcp_byte_stream(std::move(other)));
-    }
-    CommStats send_stats;
-    CommStats receive_stats;
-    sending = &send_stats.slot();
-    receiving = &receive_stats.slot();
-    CHECK_OK(SendComm::create(std::move(near), "receiver", nullptr, policy, &pool, &sender, std::move(send_stats)));
-    CHECK_OK(
-        RecvComm::create(std::move(far), "sender", nullptr, &pool, &receiver, RecvPolicy{}, std::move(receive_stats)));
-  }
-
-  Request* send(const std::vector<std::uint8_t>& message) {
-    Request* request = nullptr;
-    CHECK_OK(sender->isend(message.data(), message.size(), nullptr, &request));
-    CHECK(request != nullptr);
-    return request;
-  }
-  Request* receive(std::vector<std::uint8_t>* room) {
-    Request* request = nullptr;
-    CHECK_OK(receiver->irecv(room->data(), room->size(), nullptr, &request));
-    CHECK(request != nullptr);
-    return request;
-  }
-};
-
-void finish(std::vector<Request*> requests) {
-  for (Request* request : requests) {
-    bool done = false;
-    std::size_t bytes = 0;
-    const Deadline deadline;
-    while (!done) {
-      CHECK_OK(request->test(&done, &bytes));
-      deadline.check("a request");
-    }
-  }
-}
 
 int outstanding(const CommSlot* slot) {
   int count = 0;
@@ -84,40 +19,40 @@ int outstanding(const CommSlot* slot) {
 }  // namespace
 
 TEST_CASE(messages_are_counted_by_path_and_size) {
-  Connection connection(1, 0);
+  CommPair connection(over_pipes(1));
   const auto small = make_message(0, 100);
   const auto large = make_message(1, 5000);
   std::vector<std::uint8_t> room(5000);
   std::vector<std::uint8_t> more_room(5000);
-  Request* const first = connection.receive(&room);
-  Request* const second = connection.receive(&more_room);
-  CHECK_EQ(outstanding(connection.receiving), 2);
+  Request* const first = connection.receive(room);
+  Request* const second = connection.receive(more_room);
+  CHECK_EQ(outstanding(connection.receiving_slot), 2);
   Request* const sent = connection.send(small);
-  CHECK_EQ(outstanding(connection.sending), 1);
-  finish({sent, first});
-  CHECK_EQ(outstanding(connection.sending), 0);
-  CHECK_EQ(outstanding(connection.receiving), 1);
-  finish({connection.send(large), second});
-  CHECK_EQ(outstanding(connection.receiving), 0);
-  const CommCounters& near = connection.sending->counters;
+  CHECK_EQ(outstanding(connection.sending_slot), 1);
+  CHECK_OK(outcome({sent, first}));
+  CHECK_EQ(outstanding(connection.sending_slot), 0);
+  CHECK_EQ(outstanding(connection.receiving_slot), 1);
+  CHECK_OK(outcome({connection.send(large), second}));
+  CHECK_EQ(outstanding(connection.receiving_slot), 0);
+  const CommCounters& near = connection.sending_slot->counters;
   CHECK_EQ(near.inline_messages.get(), std::uint64_t{2});
   CHECK_EQ(near.inline_bytes.get(), std::uint64_t{5100});
   CHECK_EQ(near.striped_messages.get(), std::uint64_t{0});
   CHECK_EQ(near.sizes[0].get(), std::uint64_t{1});
   CHECK_EQ(near.sizes[3].get(), std::uint64_t{1});
-  const CommCounters& far = connection.receiving->counters;
+  const CommCounters& far = connection.receiving_slot->counters;
   CHECK_EQ(far.received_messages.get(), std::uint64_t{2});
   CHECK_EQ(far.received_bytes.get(), std::uint64_t{5100});
 }
 
 TEST_CASE(large_messages_count_as_striped_and_as_a_decision) {
-  Connection connection(3, 2);
+  CommPair connection(over_tcp(3, 2));
   const auto message = make_message(0, 4u << 20);
   std::vector<std::uint8_t> room(message.size());
-  Request* const received = connection.receive(&room);
-  finish({connection.send(message), received});
+  Request* const received = connection.receive(room);
+  CHECK_OK(outcome({connection.send(message), received}));
   CHECK(room == message);
-  const CommCounters& near = connection.sending->counters;
+  const CommCounters& near = connection.sending_slot->counters;
   CHECK_EQ(near.striped_messages.get(), std::uint64_t{1});
   CHECK_EQ(near.striped_bytes.get(), std::uint64_t{4u << 20});
   CHECK_EQ(near.handed_to_asleep.get() + near.handed_to_awake.get(), std::uint64_t{1});
@@ -140,9 +75,7 @@ TEST_CASE(a_chunk_before_its_receive_is_a_stall_of_the_receiver) {
 TEST_CASE(a_stream_shows_what_the_kernel_says_of_it) {
   auto [near, far] = tcp_pair();
   ChunkScheduler scheduler({1, 65536, 524288});
-  struct NoFailures : FailureSink {
-    void fail(Status) override {}
-  } failures;
+  IgnoredFailures failures;
   SendStream stream(make_tcp_byte_stream(std::move(near)), &failures, 0, &scheduler, false, nullptr);
   const auto page = std::make_shared<StatsPage>(false, JobPosition{}, "node1", 0);
   CommStats stats(page, {CommDirection::kSend, false, "lo", "receiver"});
@@ -179,9 +112,8 @@ TEST_CASE(a_failed_comm_says_so_in_the_page) {
   CommStats stats(page, {CommDirection::kReceive, true, "lo", "sender"});
   const CommSlot& slot = stats.slot();
   WorkerPool pool(0, 0, any_cpu());
-  auto pipe = std::make_shared<PipeState>();
   std::vector<std::unique_ptr<ByteStream>> streams;
-  streams.push_back(std::make_unique<BytePipeEnd>(pipe, PipeRole::kReader, PipeBehaviour{64, 0, 0}, 1));
+  streams.push_back(TwoWayEnd::make({}, {}, 1).second);
   std::unique_ptr<RecvComm> receiver;
   CHECK_OK(RecvComm::create(std::move(streams), "sender", nullptr, &pool, &receiver, RecvPolicy{}, std::move(stats)));
   receiver->fail(Status::remote_error("the peer is gone"));

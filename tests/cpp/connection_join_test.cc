@@ -13,11 +13,8 @@
 
 #include "base/log_sink.h"
 #include "support/check.h"
-#include "support/comm_parts.h"
+#include "support/connection_ends.h"
 #include "support/cut_connections.h"
-#include "support/raw_handshake.h"
-#include "support/service_parts.h"
-#include "support/tcp_pair.h"
 #include "transport/comm/recv_comm.h"
 #include "transport/comm/send_comm.h"
 #include "wire/handshake_message.h"
@@ -28,27 +25,36 @@ namespace {
 // A listening and a connecting process in one, and a connection of theirs. On one host the service offers no further
 // streams by itself, so the test keeps the arrivals of the connecting side.
 struct Processes {
-  ConnectionService listening;
-  ConnectionService connecting;
+  ListeningService listening;
+  ConnectingService connecting;
   EstablishedConnection accepted;
-  EstablishedConnection connected;
+  EstablishedConnection& connected = connecting.connection;
   std::shared_ptr<StreamArrivals> connected_arrivals = std::make_shared<StreamArrivals>();
 
   explicit Processes(std::optional<int> listeners_streams = {})
-      : listening(settings_with(listeners_streams)), connecting(settings_with({})) {
-    CHECK_OK(listening.start());
-    CHECK_OK(connecting.start());
-    RandomId id;
-    // What NCCL's handle has room for behind ours is the state of connect.
-    std::array<std::uint8_t, 128> handle{};
-    CHECK_OK(listening.listen(loopback(), handle.data(), &id));
-    connect_and_accept(connecting, handle.data(), &connected, listening, id, &accepted);
-    listening.stop_listening(id);
+      : listening(settings_with(listeners_streams)),
+        connecting(listening.handle_bytes.data(), settings_with({})),
+        accepted(listening.accept_from(&connecting)) {
+    listening.service.stop_listening(listening.id);
   }
 
   JoinTicket ticket() const { return connected.ticket; }
-  void join(const JoinTicket& ticket, int count) { connecting.join(ticket, count, connected_arrivals); }
+  // To somebody else who listens.
+  JoinTicket ticket_to(const RawListener& other) const {
+    JoinTicket ticket = connected.ticket;
+    ticket.address = other.address;
+    return ticket;
+  }
+  void join(const JoinTicket& ticket, int count) { connecting.service.join(ticket, count, connected_arrivals); }
 };
+
+// The listener never answers: the connector has said hello, and waits.
+OwnedFd greeted(const RawListener& silent) {
+  OwnedFd accepted = silent.next();
+  Hello hello;
+  read_hello(accepted, &hello);
+  return accepted;
+}
 
 std::vector<OwnedFd> take(StreamArrivals& arrivals, std::size_t count) {
   std::vector<OwnedFd> taken;
@@ -202,19 +208,10 @@ TEST_CASE(more_streams_than_the_listener_allows_are_refused) {
 
 TEST_CASE(a_join_under_way_does_not_keep_the_service) {
   Processes processes;
-  // Somebody who listens and never answers.
-  const OwnedFd silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  JoinTicket ticket = processes.ticket();
-  ticket.address.set_port(0);
-  CHECK_EQ(::bind(silent.get(), ticket.address.data(), ticket.address.length()), 0);
-  CHECK_EQ(::listen(silent.get(), 8), 0);
-  ticket.address = local_address(silent.get());
-  processes.join(ticket, 3);
-  CHECK(processes.connecting.is_idle());
-  const OwnedFd accepted(::accept4(silent.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  CHECK(accepted.is_open());
-  std::array<char, kHelloBytes> hello;
-  CHECK_EQ(::recv(accepted.get(), hello.data(), hello.size(), MSG_WAITALL), static_cast<ssize_t>(hello.size()));
+  const RawListener silent;
+  processes.join(processes.ticket_to(silent), 3);
+  CHECK(processes.connecting.service.is_idle());
+  const OwnedFd accepted = greeted(silent);
   // The comm goes; the next time the service looks, so does its join.
   processes.connected_arrivals = std::make_shared<StreamArrivals>();
   processes.join(processes.ticket(), 1);
@@ -223,19 +220,12 @@ TEST_CASE(a_join_under_way_does_not_keep_the_service) {
 }
 
 TEST_CASE(the_end_of_a_service_closes_the_joins_under_way) {
+  const RawListener silent;
   OwnedFd accepted;
   {
     Processes processes;
-    const OwnedFd silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    JoinTicket ticket = processes.ticket();
-    ticket.address.set_port(0);
-    CHECK_EQ(::bind(silent.get(), ticket.address.data(), ticket.address.length()), 0);
-    CHECK_EQ(::listen(silent.get(), 8), 0);
-    ticket.address = local_address(silent.get());
-    processes.join(ticket, 1);
-    accepted = OwnedFd(::accept4(silent.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    std::array<char, kHelloBytes> hello;
-    CHECK_EQ(::recv(accepted.get(), hello.data(), hello.size(), MSG_WAITALL), static_cast<ssize_t>(hello.size()));
+    processes.join(processes.ticket_to(silent), 1);
+    accepted = greeted(silent);
     for (int i = 0; i < 20; ++i) processes.join(processes.ticket(), 2);  // in whatever state the end finds them
   }
   CHECK(has_ended(accepted.get()));
@@ -243,39 +233,20 @@ TEST_CASE(the_end_of_a_service_closes_the_joins_under_way) {
 
 TEST_CASE(a_join_whose_listener_is_gone_is_given_up_with_the_comm) {
   Processes processes;
-  JoinTicket ticket = processes.ticket();
-  {
-    // A port where nobody listens: every attempt is refused, and tried again.
-    OwnedFd gone(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    ticket.address.set_port(0);
-    CHECK_EQ(::bind(gone.get(), ticket.address.data(), ticket.address.length()), 0);
-    ticket.address = local_address(gone.get());
-  }
-  processes.join(ticket, 3);
+  // A port where nobody listens: every attempt is refused, and tried again.
+  processes.join(processes.ticket_to(RawListener()), 3);
   processes.join(processes.ticket(), 1);
   check_paired(take(*processes.connected_arrivals, 1), take(*processes.accepted.arrivals, 1));
-  CHECK(processes.connecting.is_idle());
+  CHECK(processes.connecting.service.is_idle());
 }
 
 // As during an outage, whose end must not have to wait for the kernel's next attempt: that can be a minute away.
 TEST_CASE(a_join_that_is_not_answered_begins_anew) {
   Processes processes;
-  const JoinTicket ticket = processes.ticket();
   const std::vector<int> listening = sockets_in_state(TcpState::kListen);
   for (const int fd : listening) silence(fd);
-  processes.join(ticket, 1);
-  std::uint16_t first_port = 0;
-  wait_until(
-      [&] {
-        ::usleep(20000);
-        for (const int fd : sockets_in_state(TcpState::kSynSent)) {
-          const std::uint16_t port = local_address(fd).port();
-          if (first_port == 0) first_port = port;
-          if (port != 0 && port != first_port) return true;
-        }
-        return false;
-      },
-      "another attempt");
+  processes.join(processes.ticket(), 1);
+  wait_for_another_attempt();
   for (const int fd : listening) hear_again(fd);
   check_paired(take(*processes.connected_arrivals, 1), take(*processes.accepted.arrivals, 1));
 }
@@ -296,9 +267,7 @@ TEST_CASE(a_join_that_is_given_up_does_not_harm_the_receiver) {
   }
   std::vector<OwnedFd> joined = take(*processes.accepted.arrivals, 1);
   processes.accepted.arrivals->hand_in(std::move(joined[0]));  // where it is now for certain
-  cpu_set_t cpus;
-  ::sched_getaffinity(0, sizeof cpus, &cpus);
-  WorkerPool no_workers(0, 0, cpus);
+  WorkerPool no_workers(0, 0, any_cpu());
   std::unique_ptr<SendComm> sender;
   std::unique_ptr<RecvComm> receiver;
   CHECK_OK(SendComm::create(std::move(processes.connected), {}, &no_workers, &sender));
@@ -313,14 +282,7 @@ TEST_CASE(a_join_that_is_given_up_does_not_harm_the_receiver) {
     std::uint8_t received = 0;
     Request* receive = nullptr;
     CHECK_OK(receiver->irecv(&received, 1, nullptr, &receive));
-    wait_until(
-        [&] {
-          bool done = false;
-          std::size_t bytes = 0;
-          CHECK_OK(receive->test(&done, &bytes));
-          return done;
-        },
-        "a message");
+    CHECK_OK(outcome(receive));
     CHECK_EQ(int{received}, int{byte});
   }
 }
@@ -331,7 +293,7 @@ TEST_CASE(nothing_is_logged_while_handshakes_wait) {
   static std::atomic<int> lines{0};
   static std::atomic<int> lines_without_lock{0};
   Processes processes;
-  logging = &processes.connecting;
+  logging = &processes.connecting.service;
   set_log_function([](LogLevel, const char*, int, const char*) {
     std::atomic<bool> is_free{false};
     std::thread caller([&] {

@@ -17,11 +17,10 @@
 #include <vector>
 
 #include "support/check.h"
+#include "support/connection_ends.h"
 #include "support/context_pair.h"
 #include "support/cut_connections.h"
 #include "support/process_limits.h"
-#include "support/service_parts.h"
-#include "transport/connect/connection_service.h"
 
 namespace {
 
@@ -88,23 +87,16 @@ namespace bagua_net {
 namespace {
 
 void connect_while_a_call_fails(Call call, int error_number) {
-  ConnectionService listening(settings_with(2));
-  ConnectionService connecting(settings_with(2));
-  CHECK_OK(listening.start());
-  CHECK_OK(connecting.start());
-  std::array<std::uint8_t, 128> handle{};
-  RandomId id{};
-  CHECK_OK(listening.listen(loopback(), handle.data(), &id));
+  ListeningService listening(settings_with(2));
+  ConnectingService connecting(listening.handle_bytes.data(), settings_with(2));
   // Or else the call would fail for the port where its peer may ask.
-  std::array<std::uint8_t, 128> own_handle{};
+  HandleBytes own_handle{};
   RandomId own_id{};
-  CHECK_OK(connecting.listen(loopback(), own_handle.data(), &own_id));
-  EstablishedConnection connected;
-  EstablishedConnection accepted;
+  CHECK_OK(connecting.service.listen(loopback(), own_handle.data(), &own_id));
   fail_once(call, error_number);
-  connect_and_accept(connecting, handle.data(), &connected, listening, id, &accepted);
+  const EstablishedConnection accepted = listening.accept_from(&connecting);
   CHECK(failing_call == Call::kNone);
-  CHECK_EQ(connected.sockets.size(), 2u);
+  CHECK_EQ(connecting.connection.sockets.size(), 2u);
   CHECK_EQ(accepted.sockets.size(), 2u);
 }
 
@@ -116,30 +108,11 @@ PluginConfig config_with(Recovery recovery) {
   return config;
 }
 
-// The first error of either request, or ok when both are done.
-Status transfer(ContextPair& pair, const std::vector<std::uint8_t>& message) {
-  std::vector<std::uint8_t> room(message.size());
-  Request* const receive = pair.receive(room);
-  Request* requests[] = {pair.send(message), receive};
-  const Deadline deadline;
-  while (requests[0] != nullptr || requests[1] != nullptr) {
-    deadline.check("a message");
-    for (Request*& request : requests) {
-      bool done = false;
-      std::size_t bytes = 0;
-      if (request == nullptr) continue;
-      const Status status = request->test(&done, &bytes);
-      if (!status.is_ok()) {
-        // Before the memory goes.
-        pair.close_sender();
-        pair.close_receiver();
-        return status;
-      }
-      if (done) request = nullptr;
-    }
-  }
-  CHECK(room == message);
-  return Status::ok();
+Status transfer(ContextPair& pair, std::size_t bytes) {
+  bool is_right = false;
+  const Status status = pair.transfer(make_message(bytes, bytes), &is_right);
+  CHECK(is_right || !status.is_ok());
+  return status;
 }
 
 }  // namespace
@@ -162,28 +135,21 @@ TEST_CASE(a_call_that_fails_once_does_not_fail_the_connection) {
 }
 
 TEST_CASE(what_no_retry_mends_is_an_error_that_says_so) {
-  ConnectionService connecting(settings_with(1));
-  CHECK_OK(connecting.start());
-  ConnectHandle handle;
-  handle.address = {127, 0, 0, 1};
-  handle.port = 1;
-  std::array<std::uint8_t, 128> bytes{};
+  RawListener listener;
+  ConnectingService connecting(listener.handle.data());
+  HandleBytes own_handle{};
   RandomId own_id{};
-  CHECK_OK(connecting.listen(loopback(), bytes.data(), &own_id));
-  encode_connect_handle(handle, bytes.data());
+  CHECK_OK(connecting.service.listen(loopback(), own_handle.data(), &own_id));
   fail_once(Call::kSocket, EAFNOSUPPORT);
-  bool ready = false;
-  EstablishedConnection connection;
-  CHECK_OK(connecting.connect(loopback(), bytes.data(), &ready, &connection));
-  const Status status = connecting.connect(loopback(), bytes.data(), &ready, &connection);
-  CHECK_EQ(status.error_number(), EAFNOSUPPORT);
+  CHECK_OK(connecting.ask());
+  CHECK_EQ(connecting.ask().error_number(), EAFNOSUPPORT);
 }
 
 TEST_CASE(a_message_for_which_the_kernel_has_no_memory_comes_over_another_connection) {
   for (const int error_number : {ENOBUFS, ENOMEM}) {
     ContextPair pair(config_with(Recovery::kOn), config_with(Recovery::kOn));
     fail_once(Call::kSend, error_number);
-    CHECK_OK(transfer(pair, make_message(0, 1000)));
+    CHECK_OK(transfer(pair, 1000));
     CHECK(failing_call == Call::kNone);
   }
 }
@@ -191,9 +157,9 @@ TEST_CASE(a_message_for_which_the_kernel_has_no_memory_comes_over_another_connec
 TEST_CASE(without_recovery_it_is_an_error_that_says_so) {
   ContextPair pair(config_with(Recovery::kOff), config_with(Recovery::kOff));
   fail_once(Call::kSend, ENOBUFS);
-  const Status status = transfer(pair, make_message(0, 1000));
-  CHECK(status.message().find("connection to 127.0.0.1") != std::string::npos);
-  CHECK(status.message().find("send: No buffer space available") != std::string::npos);
+  const Status status = transfer(pair, 1000);
+  check_contains(status.message(), "connection to 127.0.0.1");
+  check_contains(status.message(), "send: No buffer space available");
 }
 
 TEST_CASE(lost_connections_are_replaced_once_there_are_descriptors) {
@@ -207,19 +173,11 @@ TEST_CASE(lost_connections_are_replaced_once_there_are_descriptors) {
   Request* const send = pair.send(message);
   // Some attempts to connect.
   for (int looks = 0; looks < 300; ++looks) {
-    CHECK(!is_request_done(receive));
+    CHECK(!is_done(receive));
     ::usleep(1000);
   }
   none.reset();
-  bool sent = false;
-  bool received = false;
-  wait_until(
-      [&] {
-        if (!sent) sent = is_request_done(send);
-        if (!received) received = is_request_done(receive);
-        return sent && received;
-      },
-      "the message");
+  CHECK_OK(outcome({send, receive}));
   CHECK(room == message);
 }
 
@@ -239,7 +197,7 @@ TEST_CASE(signals_disturb_no_message) {
     {
       ContextPair pair(config, config);
       for (std::size_t number = 0; number < 10 || signals < 100; ++number) {
-        CHECK_OK(transfer(pair, make_message(number, number % 3 == 0 ? 2u << 20 : 5000)));
+        CHECK_OK(transfer(pair, number % 3 == 0 ? 2u << 20 : 5000));
       }
     }
     CHECK_EQ(::setitimer(ITIMER_REAL, &never, nullptr), 0);

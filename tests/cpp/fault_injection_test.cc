@@ -17,7 +17,7 @@
 #include "config/plugin_config.h"
 #include "support/check.h"
 #include "support/context_pair.h"
-#include "support/tcp_pair.h"
+#include "support/loopback.h"
 #include "transport/faults/fault_injector.h"
 
 namespace bagua_net {
@@ -103,43 +103,10 @@ void sleep_until(const std::function<bool()>& condition, const char* what) {
   }
 }
 
-std::uint64_t fault_count(std::uint64_t usual) {
-  const char* const asked = std::getenv("BAGUA_TEST_FAULTS");
-  return asked != nullptr ? std::strtoull(asked, nullptr, 10) : usual;
-}
-
 PluginConfig config_with(const std::string& plan, int workers) {
-  PluginConfig config;
-  config.recovery = Recovery::kOn;
+  PluginConfig config = recovering(workers, 3);
   if (!plan.empty()) config.faults = plan_of(plan);
-  config.workers = workers;
-  config.streams = 3;
-  config.keepalive_s = 10;
   return config;
-}
-
-// Messages of many sizes, until `enough`; every byte is verified.
-void transfer_until(ContextPair& pair, const std::function<bool()>& enough) {
-  static constexpr std::size_t kSizes[] = {100, 300000, 0, 2u << 20, 5000, 70000};
-  for (std::size_t number = 0; number == 0 || !enough(); ++number) {
-    const std::vector<std::uint8_t> message = make_message(number, kSizes[number % 6]);
-    std::vector<std::uint8_t> room(message.size());
-    Request* receive = pair.receive(room);
-    Request* send = pair.send(message);
-    bool sent = false;
-    bool received = false;
-    sleep_until(
-        [&] {
-          // Until something moves, a look costs less than a sleep.
-          for (int looks = 0; looks < 100 && !(sent && received); ++looks) {
-            if (!sent) sent = is_request_done(send);
-            if (!received) received = is_request_done(receive);
-          }
-          return sent && received;
-        },
-        "a message");
-    CHECK(room == message);
-  }
 }
 
 }  // namespace
@@ -184,8 +151,7 @@ TEST_CASE(bad_plans_are_refused) {
   for (const auto& [value, why] : refused) {
     PluginConfig config;
     const std::string message = status_of(value, &config).message();
-    if (message.find(why) == std::string::npos)
-      check::fail(__FILE__, __LINE__, std::string(why) + " not in " + message);
+    check_contains(message, why);
     CHECK_EQ(message.find("BAGUA_NET_FAULT=" + std::string(value) + ": must be a comma-separated list"),
              std::size_t{0});
     CHECK(message.find("\nCorrect BAGUA_NET_FAULT or unset it.") != std::string::npos);
@@ -321,7 +287,7 @@ TEST_CASE(transfers_survive_cuts_and_delays) {
   for (const int workers : {0, 2}) {
     ContextPair pair(config_with("seed=1,cut=200/s,delay=100us@0.01", workers),
                      config_with("seed=2,cut=200/s", workers));
-    transfer_until(pair, [&] {
+    pair.transfer_until([&] {
       const std::uint64_t cuts = fault_count(20);
       return pair.sending->faults()->counts().cuts >= cuts && pair.receiving->faults()->counts().cuts >= cuts;
     });
@@ -334,8 +300,8 @@ TEST_CASE(transfers_survive_drops) {
   for (const bool sender : {true, false}) {
     ContextPair pair(config_with(sender ? kPlan : "", 2), config_with(sender ? "" : kPlan, 2));
     const FaultInjector* faults = (sender ? pair.sending : pair.receiving)->faults();
-    transfer_until(pair, [&] { return faults->counts().drops >= 1; });
-    transfer_until(pair, [&] { return true; });
+    pair.transfer_until([&] { return faults->counts().drops >= 1; });
+    pair.transfer_until([&] { return true; });
   }
 }
 

@@ -12,9 +12,8 @@
 #include <vector>
 
 #include "support/check.h"
-#include "support/listening_service.h"
+#include "support/connection_ends.h"
 #include "support/raw_handshake.h"
-#include "support/tcp_pair.h"
 #include "transport/connect/connection_service.h"
 
 namespace bagua_net {
@@ -40,24 +39,19 @@ struct Listening : ListeningService {
     Reply reply;
     OwnedFd socket = join(hello(index, streams), &reply);
     CHECK(reply.verdict == HandshakeVerdict::kAccepted);
-    CHECK_EQ(reply.streams, streams);
+    CHECK_EQ(reply.streams, is_joining(index) ? 1 : streams);
     CHECK_EQ(reply.max_chunk_bytes, 65536u);
     return socket;
+  }
+  void check_refused(const Hello& hello) const {
+    Reply reply;
+    join(hello, &reply);
+    CHECK(reply.verdict == HandshakeVerdict::kUnknownStream);
   }
   // As a connector does that did not see the reply.
   void lose(std::uint16_t index, std::uint16_t streams) const {
     OwnedFd socket = join(index, streams);
     reset_connection(&socket);
-  }
-  bool accept(EstablishedConnection* connection) {
-    bool ready = false;
-    CHECK_OK(service.accept(id, &ready, connection));
-    return ready;
-  }
-  EstablishedConnection accepted() {
-    EstablishedConnection connection;
-    wait_until([&] { return accept(&connection); }, "the connection");
-    return connection;
   }
 };
 
@@ -120,19 +114,13 @@ TEST_CASE(a_stream_that_is_lost_before_the_accept_is_replaced) {
   Listening listening;
   OwnedFd first = listening.join(0, 2);
   OwnedFd second = listening.join(1, 2);
-  Reply reply;
   reset_connection(&first);
-  const OwnedFd replacing_first = listening.join(listening.hello(kReplacingFirstStream, 2), &reply);
-  CHECK(reply.verdict == HandshakeVerdict::kAccepted);
-  CHECK_EQ(reply.streams, 1u);
+  const OwnedFd replacing_first = listening.join(kReplacingFirstStream, 2);
   reset_connection(&second);
-  const OwnedFd replacing_second = listening.join(listening.hello(kReplacingStream, 2), &reply);
-  CHECK(reply.verdict == HandshakeVerdict::kAccepted);
+  const OwnedFd replacing_second = listening.join(kReplacingStream, 2);
   // Lost as well, but the listener has not heard of it; and one more.
-  const OwnedFd replacing_another = listening.join(listening.hello(kReplacingStream, 2), &reply);
-  CHECK(reply.verdict == HandshakeVerdict::kAccepted);
-  const OwnedFd one_more = listening.join(listening.hello(kJoiningStream, 2), &reply);
-  CHECK(reply.verdict == HandshakeVerdict::kAccepted);
+  const OwnedFd replacing_another = listening.join(kReplacingStream, 2);
+  const OwnedFd one_more = listening.join(kJoiningStream, 2);
   const EstablishedConnection connection = listening.accepted();
   CHECK_EQ(connection.sockets.size(), 4u);
   check_joined(replacing_first, connection.sockets[0]);
@@ -148,13 +136,9 @@ TEST_CASE(a_first_stream_comes_again_to_a_comm_that_is_full) {
   listening.lose(1, 2);
   const EstablishedConnection connection = listening.accepted();
   const OwnedFd second = listening.join(1, 2);
-  Reply reply;
-  listening.join(listening.hello(1, 2), &reply);
-  CHECK(reply.verdict == HandshakeVerdict::kUnknownStream);
-  listening.join(listening.hello(2, 2), &reply);
-  CHECK(reply.verdict == HandshakeVerdict::kUnknownStream);
-  listening.join(listening.hello(kJoiningStream, 2), &reply);
-  CHECK(reply.verdict == HandshakeVerdict::kUnknownStream);
+  for (const std::uint16_t index : {std::uint16_t{1}, std::uint16_t{2}, kJoiningStream}) {
+    listening.check_refused(listening.hello(index, 2));
+  }
 }
 
 TEST_CASE(only_the_same_comm_takes_a_streams_place) {
@@ -162,9 +146,9 @@ TEST_CASE(only_the_same_comm_takes_a_streams_place) {
   const OwnedFd first = listening.join(0, 2);
   Hello other = listening.hello(0, 2);
   other.comm_id[0] ^= 1;
-  Reply reply;
-  listening.join(other, &reply);
-  CHECK(reply.verdict == HandshakeVerdict::kUnknownStream);
+  listening.check_refused(other);
+  // Nor a stream beyond those that its first one named.
+  listening.check_refused(listening.hello(2, 2));
   const OwnedFd second = listening.join(1, 2);
   check_joined(first, listening.accepted().sockets[0]);
 }
@@ -176,11 +160,9 @@ namespace {
 class Relay {
  public:
   Relay(const Listening& listening, int losses) : handle_(listening.handle_bytes), losses_(losses) {
-    SocketAddress address = loopback().address;
-    CHECK_OK(tcp_listen(&address, &listener_));
-    make_blocking(listener_);
+    make_blocking(listener_.socket);
     ConnectHandle handle = listening.handle;
-    handle.port = address.port();
+    handle.port = listener_.address.port();
     encode_connect_handle(handle, handle_.data());
     thread_ = std::thread([this, to = listening.address] {
       try {
@@ -207,7 +189,7 @@ class Relay {
   void end() {
     if (!thread_.joinable()) return;
     stopping_ = true;
-    ::shutdown(listener_.get(), SHUT_RDWR);
+    ::shutdown(listener_.socket.get(), SHUT_RDWR);
     thread_.join();
   }
   template <std::size_t kBytes>
@@ -218,7 +200,7 @@ class Relay {
     if (to != nullptr) send_bytes(*to, bytes.data(), bytes.size());
   }
   bool relay(const SocketAddress& to) {
-    OwnedFd near(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    OwnedFd near(::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!near.is_open()) return false;
     make_blocking(near);
     OwnedFd far = connect_to(to);
@@ -237,8 +219,8 @@ class Relay {
     return true;
   }
 
-  OwnedFd listener_;
-  std::array<std::uint8_t, 128> handle_;
+  RawListener listener_;
+  HandleBytes handle_;
   int losses_;
   std::atomic<int> lost_{0};
   std::atomic<bool> stopping_{false};
@@ -254,13 +236,10 @@ TEST_CASE(a_connect_survives_the_loss_of_every_reply_once) {
   for (const int losses : {0, 1, 3}) {
     Listening listening;
     Relay relay(listening, losses);
-    ConnectionService connecting(settings_with(2));
-    CHECK_OK(connecting.start());
-    EstablishedConnection connected;
-    EstablishedConnection accepted;
-    connect_and_accept(connecting, relay.handle(), &connected, listening.service, listening.id, &accepted);
+    ConnectingService connecting(relay.handle(), settings_with(2));
+    const EstablishedConnection accepted = listening.accept_from(&connecting);
     CHECK_EQ(relay.lost(), losses);
-    CHECK_EQ(connected.sockets.size(), 2u);
+    CHECK_EQ(connecting.connection.sockets.size(), 2u);
     CHECK_EQ(accepted.sockets.size(), 2u);
     const std::vector<std::uint8_t> seen = relay.stop();
     const Token& token = listening.handle.token;

@@ -18,13 +18,10 @@
 #include <utility>
 #include <vector>
 
-#include "support/check.h"
-#include "support/comm_parts.h"
-#include "support/listening_service.h"
+#include "support/connection_ends.h"
+#include "support/context_pair.h"
 #include "support/process_limits.h"
-#include "support/raw_handshake.h"
-#include "support/tcp_pair.h"
-#include "transport/transport_context.h"
+#include "support/traffic.h"
 
 namespace bagua_net {
 namespace {
@@ -193,13 +190,8 @@ TEST_CASE(a_peer_that_waits_for_a_descriptor_is_accepted_when_there_is_one) {
 TEST_CASE(listening_where_there_is_no_address_names_the_interface_and_the_remedy) {
   ConnectionService service(settings_with(1));
   CHECK_OK(service.start());
-  NetworkInterface gone;
-  gone.name = "gone0";
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(0xc0000201);  // 192.0.2.1: documentation only
-  gone.address = SocketAddress(reinterpret_cast<const sockaddr*>(&address), sizeof address);
-  std::array<std::uint8_t, 128> handle{};
+  const NetworkInterface gone = interface_at("gone0", 0xc0000201);  // 192.0.2.1: documentation only
+  HandleBytes handle{};
   RandomId id{};
   const Status status = service.listen(gone, handle.data(), &id);
   CHECK(status.message().find("interface gone0") != std::string::npos);
@@ -208,102 +200,56 @@ TEST_CASE(listening_where_there_is_no_address_names_the_interface_and_the_remedy
 }
 
 TEST_CASE(a_peer_that_turns_hostile_fails_its_own_comm_only) {
-  Device device;
-  device.name = "lo";
-  device.interface = loopback();
   PluginConfig config;
   config.workers = 1;
   config.streams = 2;
-  std::unique_ptr<TransportContext> context;
-  CHECK_OK(TransportContext::create(config, {device}, &context));
-  const auto connect_both = [&](SendComm** sender, RecvComm** receiver) {
-    std::array<std::uint8_t, 128> bytes{};
-    ListenComm* listen = nullptr;
-    CHECK_OK(context->listen(0, bytes.data(), &listen));
+  const std::unique_ptr<TransportContext> context = make_context(config);
+  SendComm* sender = nullptr;
+  RecvComm* receiver = nullptr;
+  const auto connect_both = [&] {
+    Handle handle{};
+    ListenComm* const listen = listen_on(*context, &handle);
     wait_until(
         [&] {
-          if (*sender == nullptr) CHECK_OK(context->connect(0, bytes.data(), sender));
-          if (*receiver == nullptr) CHECK_OK(context->accept(listen, receiver));
-          return *sender != nullptr && *receiver != nullptr;
+          if (sender == nullptr) CHECK_OK(context->connect(0, handle.data(), &sender));
+          if (receiver == nullptr) CHECK_OK(context->accept(listen, &receiver));
+          return sender != nullptr && receiver != nullptr;
         },
         "a connection");
     context->close(listen);
   };
-  const auto exchange = [](SendComm* sender, RecvComm* receiver) {
-    for (const std::size_t bytes : {std::size_t{100}, std::size_t{1} << 20}) {
-      const std::vector<std::uint8_t> sent = make_message(bytes, bytes);
-      std::vector<std::uint8_t> received(bytes);
-      Request* send = nullptr;
-      Request* receive = nullptr;
-      CHECK_OK(TransportContext::isend(sender, sent.data(), bytes, nullptr, &send));
-      CHECK_OK(TransportContext::irecv(receiver, received.data(), bytes, nullptr, &receive));
-      bool is_sent = false;
-      bool is_received = false;
-      wait_until(
-          [&] {
-            std::size_t count = 0;
-            if (!is_sent) CHECK_OK(send->test(&is_sent, &count));
-            if (!is_received) CHECK_OK(receive->test(&is_received, &count));
-            return is_sent && is_received;
-          },
-          "a message");
-      CHECK(sent == received);
-    }
-  };
-  SendComm* sender = nullptr;
-  RecvComm* receiver = nullptr;
-  connect_both(&sender, &receiver);
+  const auto exchange = [&] { Traffic(*sender, *receiver).run({100, 1u << 20}); };
+  connect_both();
 
   for (const unsigned seed : {1u, 2u, 3u, 4u}) {
     std::mt19937 random(seed);
-    std::array<std::uint8_t, 128> bytes{};
-    ListenComm* listen = nullptr;
-    CHECK_OK(context->listen(0, bytes.data(), &listen));
+    Handle bytes{};
+    ListenComm* const listen = listen_on(*context, &bytes);
     ConnectHandle handle;
     CHECK_OK(decode_connect_handle(bytes.data(), &handle));
     SocketAddress address = loopback().address;
     address.set_port(handle.port);
-    Hello hello;
-    hello.listen_id = handle.listen_id;
-    hello.max_chunk_bytes = 65536;
     const OwnedFd socket = connect_to(address);
-    CHECK(shake_hands(socket, handle.token, hello).verdict == HandshakeVerdict::kAccepted);
-    RecvComm* hostile = nullptr;
-    wait_until(
-        [&] {
-          CHECK_OK(context->accept(listen, &hostile));
-          return hostile != nullptr;
-        },
-        "the hostile peer");
+    CHECK(shake_hands(socket, handle.token, hello_to(handle.listen_id)).verdict == HandshakeVerdict::kAccepted);
+    RecvComm* const hostile = accept_from(*context, listen);
     std::vector<std::uint8_t> room(4096);
-    Request* receive = nullptr;
-    CHECK_OK(TransportContext::irecv(hostile, room.data(), room.size(), nullptr, &receive));
+    Request* const request = receive(hostile, room);
     std::vector<std::uint8_t> noise(5000);
     for (std::uint8_t& byte : noise) byte = static_cast<std::uint8_t>(random());
     noise[0] |= 0x80;  // no frame
     send_bytes(socket, noise.data(), noise.size());
-    Status status;
-    wait_until(
-        [&] {
-          bool done = false;
-          std::size_t count = 0;
-          status = receive->test(&done, &count);
-          CHECK(!done);
-          return !status.is_ok();
-        },
-        "the error");
-    CHECK(status.code() == StatusCode::kRemoteError);
-    exchange(sender, receiver);
+    CHECK(outcome(request).code() == StatusCode::kRemoteError);
+    exchange();
     context->close(hostile);
     context->close(listen);
   }
-  exchange(sender, receiver);
-  SendComm* other_sender = nullptr;
-  RecvComm* other_receiver = nullptr;
-  connect_both(&other_sender, &other_receiver);
-  exchange(other_sender, other_receiver);
-  for (SendComm* comm : {sender, other_sender}) context->close(comm);
-  for (RecvComm* comm : {receiver, other_receiver}) context->close(comm);
+  exchange();
+  context->close(std::exchange(sender, nullptr));
+  context->close(std::exchange(receiver, nullptr));
+  connect_both();
+  exchange();
+  context->close(sender);
+  context->close(receiver);
 }
 
 }  // namespace bagua_net

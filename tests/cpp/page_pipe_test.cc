@@ -16,17 +16,16 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
-#include "base/monotonic_clock.h"
-#include "support/check.h"
+#include "support/comm_parts.h"
+#include "support/loopback.h"
 #include "support/process_limits.h"
-#include "support/tcp_pair.h"
 
 namespace bagua_net {
 namespace {
 
-constexpr std::int64_t kDeadlineMs = 30000;
 const std::size_t kPage = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 
 std::vector<std::uint8_t> make_bytes(std::size_t count, unsigned seed = 1) {
@@ -73,9 +72,9 @@ void read_some(int socket, std::vector<std::uint8_t>* received) {
 }
 
 void read_until(int socket, std::size_t count, std::vector<std::uint8_t>* received) {
-  const std::int64_t end_ms = monotonic_ms() + kDeadlineMs;
+  const Deadline deadline;
   while (received->size() < count) {
-    CHECK(monotonic_ms() < end_ms);
+    deadline.check("bytes");
     pollfd readable{socket, POLLIN, 0};
     ::poll(&readable, 1, 1000);
     read_some(socket, received);
@@ -83,28 +82,38 @@ void read_until(int socket, std::size_t count, std::vector<std::uint8_t>* receiv
   CHECK_EQ(received->size(), count);
 }
 
-// Sends everything and reads at the other end whenever the socket is full; counts how often it was.
-std::vector<std::uint8_t> send_through(PagePipe& pipe, int near, int far, const std::uint8_t* data, std::size_t bytes,
-                                       std::size_t* times_full) {
-  std::vector<std::uint8_t> received;
-  const std::int64_t end_ms = monotonic_ms() + kDeadlineMs;
-  for (std::size_t sent = 0; sent < bytes;) {
-    CHECK(monotonic_ms() < end_ms);
-    const ssize_t moved = pipe.send(near, data + sent, bytes - sent);
-    if (moved > 0) {
-      sent += static_cast<std::size_t>(moved);
-      CHECK(sent <= bytes);
-      continue;
+// A pipe, and a connection that it sends over.
+struct Sending {
+  std::unique_ptr<PagePipe> pipe = PagePipe::open();
+  std::pair<OwnedFd, OwnedFd> ends = tcp_pair();
+  std::size_t times_full = 0;  // the socket
+
+  Sending() { CHECK(pipe != nullptr); }
+  int near() const { return ends.first.get(); }
+  int far() const { return ends.second.get(); }
+
+  // Sends everything and reads at the other end whenever the socket is full.
+  void check_arrives(const std::uint8_t* data, std::size_t bytes) {
+    std::vector<std::uint8_t> received;
+    const Deadline deadline;
+    for (std::size_t sent = 0; sent < bytes;) {
+      deadline.check("room in the socket");
+      const ssize_t moved = pipe->send(near(), data + sent, bytes - sent);
+      if (moved > 0) {
+        sent += static_cast<std::size_t>(moved);
+        CHECK(sent <= bytes);
+        continue;
+      }
+      CHECK(moved < 0);
+      if (errno == EINTR) continue;
+      CHECK_EQ(errno, EAGAIN);
+      ++times_full;
+      read_some(far(), &received);
     }
-    CHECK(moved < 0);
-    if (errno == EINTR) continue;
-    CHECK_EQ(errno, EAGAIN);
-    ++*times_full;
-    read_some(far, &received);
+    read_until(far(), bytes, &received);
+    CHECK(std::equal(received.begin(), received.end(), data));
   }
-  read_until(far, bytes, &received);
-  return received;
-}
+};
 
 class Mapping {
  public:
@@ -131,12 +140,11 @@ class Mapping {
 // refused without a byte of it sent.
 void refuses_from_page_on(Mapping& mapping, std::size_t pages, std::size_t good, std::size_t offset) {
   const std::vector<std::uint8_t> expected(mapping.data() + offset, mapping.data() + good * kPage);
-  const auto [near, far] = tcp_pair();
-  const std::unique_ptr<PagePipe> pipe = PagePipe::open();
-  CHECK(pipe != nullptr);
+  const Sending sending;
   std::size_t sent = 0;
   ssize_t moved = 0;
-  while ((moved = pipe->send(near.get(), mapping.data() + offset + sent, pages * kPage - offset - sent)) > 0) {
+  while ((moved = sending.pipe->send(sending.near(), mapping.data() + offset + sent, pages * kPage - offset - sent)) >
+         0) {
     sent += static_cast<std::size_t>(moved);
   }
   CHECK_EQ(moved, ssize_t{-1});
@@ -144,50 +152,29 @@ void refuses_from_page_on(Mapping& mapping, std::size_t pages, std::size_t good,
   CHECK_EQ(sent, expected.size());
   // As the stream does: what follows is copied from another place here.
   const char tail[] = "tail";
-  CHECK_EQ(::send(near.get(), tail, 4, MSG_NOSIGNAL), 4);
+  CHECK_EQ(::send(sending.near(), tail, 4, MSG_NOSIGNAL), 4);
   std::vector<std::uint8_t> received;
-  read_until(far.get(), sent + 4, &received);
+  read_until(sending.far(), sent + 4, &received);
   CHECK(std::equal(expected.begin(), expected.end(), received.begin()));
   CHECK(std::equal(tail, tail + 4, received.end() - 4));
 }
 
 }  // namespace
 
-TEST_CASE(bytes_of_all_sizes_and_addresses_arrive) {
+TEST_CASE(bytes_of_all_sizes_and_addresses_arrive_in_order) {
   if (!kernel_supports_zero_copy()) return;
-  const std::vector<std::uint8_t> bytes = make_bytes(3u << 20);
-  const auto [near, far] = tcp_pair();
-  const std::unique_ptr<PagePipe> pipe = PagePipe::open();
-  CHECK(pipe != nullptr);
-  std::size_t times_full = 0;
+  const std::vector<std::uint8_t> bytes = make_bytes(8u << 20);
+  Sending sending;
   for (const std::size_t size : {std::size_t{1}, std::size_t{2}, kPage - 1, kPage, kPage + 1, 16 * kPage,
                                  64 * kPage - 1, 64 * kPage, 64 * kPage + 1, 65 * kPage, std::size_t{2u << 20}}) {
     for (const std::size_t offset : {std::size_t{0}, std::size_t{1}, std::size_t{7}, kPage - 1, kPage, 3 * kPage + 5}) {
-      const std::uint8_t* data = bytes.data() + offset;
-      const std::vector<std::uint8_t> received = send_through(*pipe, near.get(), far.get(), data, size, &times_full);
-      CHECK(std::equal(received.begin(), received.end(), data));
+      sending.check_arrives(bytes.data() + offset, size);
     }
   }
-}
-
-TEST_CASE(random_pieces_arrive_in_order) {
-  if (!kernel_supports_zero_copy()) return;
-  for (unsigned seed = 1; seed <= 5; ++seed) {
-    std::mt19937 random(seed);
-    const std::vector<std::uint8_t> bytes = make_bytes(8u << 20, seed);
-    const auto [near, far] = tcp_pair();
-    const std::unique_ptr<PagePipe> pipe = PagePipe::open();
-    CHECK(pipe != nullptr);
-    std::vector<std::uint8_t> received;
-    std::size_t times_full = 0;
-    while (received.size() < bytes.size()) {
-      const std::size_t left = bytes.size() - received.size();
-      const std::size_t size = std::min<std::size_t>(left, 1 + random() % (random() % 2 == 0 ? 10000 : 1000000));
-      const std::vector<std::uint8_t> piece =
-          send_through(*pipe, near.get(), far.get(), bytes.data() + received.size(), size, &times_full);
-      received.insert(received.end(), piece.begin(), piece.end());
-    }
-    CHECK(received == bytes);
+  std::mt19937 random(1);
+  for (int piece = 0; piece < 100; ++piece) {
+    const std::size_t size = 1 + random() % (random() % 2 == 0 ? 10000 : 1000000);
+    sending.check_arrives(bytes.data() + random() % (bytes.size() - size), size);
   }
 }
 
@@ -195,18 +182,11 @@ TEST_CASE(random_pieces_arrive_in_order) {
 TEST_CASE(a_full_socket_says_so_and_goes_on) {
   if (!kernel_supports_zero_copy()) return;
   for (const int buffer_bytes : {0, 1, 20000}) {
-    const auto [near, far] = tcp_pair();
-    if (buffer_bytes > 0) {
-      CHECK_EQ(::setsockopt(near.get(), SOL_SOCKET, SO_SNDBUF, &buffer_bytes, sizeof buffer_bytes), 0);
-    }
+    Sending sending;
+    if (buffer_bytes > 0) set_buffer(sending.ends.first, SO_SNDBUF, buffer_bytes);
     const std::vector<std::uint8_t> bytes = make_bytes(buffer_bytes == 0 ? 64u << 20 : 1u << 20);
-    const std::unique_ptr<PagePipe> pipe = PagePipe::open();
-    CHECK(pipe != nullptr);
-    std::size_t times_full = 0;
-    const std::vector<std::uint8_t> received =
-        send_through(*pipe, near.get(), far.get(), bytes.data() + 1, bytes.size() - 1, &times_full);
-    CHECK(times_full > 0);
-    CHECK(std::equal(received.begin(), received.end(), bytes.data() + 1));
+    sending.check_arrives(bytes.data() + 1, bytes.size() - 1);
+    CHECK(sending.times_full > 0);
   }
 }
 
@@ -245,43 +225,35 @@ TEST_CASE(what_cannot_be_spliced_to_is_refused) {
 TEST_CASE(an_end_is_an_error_and_no_signal) {
   block_sigpipe();
   const std::vector<std::uint8_t> bytes = make_bytes(100000);
-  const std::unique_ptr<PagePipe> pipe = PagePipe::open();
-  CHECK(pipe != nullptr);
-  auto [near, far] = tcp_pair();
-  CHECK_EQ(::shutdown(near.get(), SHUT_RDWR), 0);
-  CHECK_EQ(pipe->send(near.get(), bytes.data(), bytes.size()), ssize_t{-1});
+  const Sending sending;
+  CHECK_EQ(::shutdown(sending.near(), SHUT_RDWR), 0);
+  CHECK_EQ(sending.pipe->send(sending.near(), bytes.data(), bytes.size()), ssize_t{-1});
   CHECK_EQ(errno, EOPNOTSUPP);  // the copy that the caller tries next says why
 }
 
-// The reason for acknowledgements: a test that a kernel which copies would fail, and rightly.
+// The reason for acknowledgements: a test that a kernel which copies would fail, and rightly. And the memory may go,
+// with the pipe, while the socket refers to it.
 TEST_CASE(the_socket_refers_to_the_memory) {
   if (!kernel_supports_zero_copy()) return;
-  Mapping mapping(1);
-  const auto [near, far] = tcp_pair();
-  const std::unique_ptr<PagePipe> pipe = PagePipe::open();
-  CHECK_EQ(pipe->send(near.get(), mapping.data(), kPage), static_cast<ssize_t>(kPage));
-  std::fill(mapping.data(), mapping.data() + kPage, std::uint8_t{0x5a});
-  std::vector<std::uint8_t> received;
-  read_until(far.get(), kPage, &received);
-  CHECK(received == std::vector<std::uint8_t>(kPage, 0x5a));
-}
-
-TEST_CASE(memory_may_go_while_the_socket_refers_to_it) {
-  if (!kernel_supports_zero_copy()) return;
-  const auto [near, far] = tcp_pair();
-  std::unique_ptr<PagePipe> pipe = PagePipe::open();
-  std::vector<std::uint8_t> expected;
-  {
-    Mapping mapping(8);
-    expected.assign(mapping.data(), mapping.data() + 8 * kPage);
-    CHECK_EQ(pipe->send(near.get(), mapping.data(), expected.size()), static_cast<ssize_t>(expected.size()));
+  for (const bool goes : {false, true}) {
+    Sending sending;
+    auto mapping = std::make_unique<Mapping>(8);
+    std::vector<std::uint8_t> expected(mapping->data(), mapping->data() + 8 * kPage);
+    CHECK_EQ(sending.pipe->send(sending.near(), mapping->data(), expected.size()),
+             static_cast<ssize_t>(expected.size()));
+    if (goes) {
+      mapping.reset();
+      sending.pipe.reset();
+    } else {
+      std::fill(mapping->data(), mapping->data() + 8 * kPage, std::uint8_t{0x5a});
+      expected.assign(expected.size(), 0x5a);
+    }
+    const Mapping other(8);
+    std::fill(other.data(), other.data() + 8 * kPage, std::uint8_t{0});
+    std::vector<std::uint8_t> received;
+    read_until(sending.far(), expected.size(), &received);
+    CHECK(received == expected);
   }
-  pipe.reset();
-  Mapping other(8);
-  std::fill(other.data(), other.data() + 8 * kPage, std::uint8_t{0});
-  std::vector<std::uint8_t> received;
-  read_until(far.get(), expected.size(), &received);
-  CHECK(received == expected);
 }
 
 TEST_CASE(a_process_has_its_share_of_pipes_and_no_more) {
@@ -319,25 +291,23 @@ TEST_CASE(a_pipe_that_is_given_up_with_bytes_in_it_closes) {
   const std::size_t before = open_descriptors();
   {
     const std::vector<std::uint8_t> bytes = make_bytes(64u << 20);
-    const auto [near, far] = tcp_pair();
-    const std::unique_ptr<PagePipe> pipe = PagePipe::open();
-    while (pipe->send(near.get(), bytes.data(), bytes.size()) > 0) continue;
+    const Sending sending;
+    while (sending.pipe->send(sending.near(), bytes.data(), bytes.size()) > 0) continue;
   }
   CHECK_EQ(open_descriptors(), before);
 }
 
 TEST_CASE(a_program_that_is_started_inherits_no_pipe) {
-  std::vector<bool> was_open;
-  for (int fd = 0; fd < 1024; ++fd) was_open.push_back(::fcntl(fd, F_GETFD) >= 0);
+  const auto inherited = [] {
+    int count = 0;
+    for (int fd = 0; fd < 1024; ++fd) count += ::fcntl(fd, F_GETFD) == 0 ? 1 : 0;
+    return count;
+  };
+  const int before = inherited();
+  const std::size_t open_before = open_descriptors();
   const std::unique_ptr<PagePipe> pipe = PagePipe::open();
-  int opened = 0;
-  for (int fd = 0; fd < 1024; ++fd) {
-    const int flags = ::fcntl(fd, F_GETFD);
-    if (flags < 0 || was_open[static_cast<std::size_t>(fd)]) continue;
-    ++opened;
-    CHECK((flags & FD_CLOEXEC) != 0);
-  }
-  CHECK_EQ(opened, 2);
+  CHECK_EQ(inherited(), before);
+  CHECK_EQ(open_descriptors(), open_before + 2);
 }
 
 TEST_CASE(a_forked_child_has_its_own_share_of_pipes) {

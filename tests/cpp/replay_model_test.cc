@@ -18,7 +18,7 @@
 
 #include "support/cut_connections.h"
 #include "support/driven_streams.h"
-#include "support/tcp_pair.h"
+#include "support/loopback.h"
 #include "transport/chunks/chunk_scheduler.h"
 #include "transport/chunks/receive_table.h"
 #include "transport/chunks/replay_queue.h"
@@ -157,7 +157,7 @@ class Model {
       const std::size_t number = sends_.size() - 1;
       const std::size_t bytes = chance(4) ? random_() % 8 : chance(2) ? random_() % 1500 : random_() % 20000;
       one.data = make_message(number, bytes);
-      one.request.start(comms_.sending.get(), number, one.data.data(), bytes, nullptr);
+      one.request.start(comms_.sender.get(), number, one.data.data(), bytes, nullptr);
       chunks_.push(&one.request);
       for (Link& link : links_) {
         if (link.sender != nullptr && !link.sender->is_blocked()) link.send_driver->kick();
@@ -169,7 +169,7 @@ class Model {
       const std::size_t number = receives_.size() - 1;
       one.data.resize(sends_[number].data.size(), 0xee);
       std::uint64_t parked =
-          table_.post(&one.request, comms_.receiving.get(), number, one.data.data(), one.data.size(), nullptr);
+          table_.post(&one.request, comms_.receiver.get(), number, one.data.data(), one.data.size(), nullptr);
       for (Link& link : links_) {
         if (link.receiver != nullptr && (parked >> link.receiver->index() & 1) != 0) link.receive_driver->kick();
       }
@@ -222,12 +222,12 @@ class Model {
   void finish_requests() {
     for (std::size_t number = sends_done_; number < sends_.size(); ++number) {
       Send& one = sends_[number];
-      if (one.done || !is_done(one.request)) continue;
+      if (one.done || !is_done(&one.request)) continue;
       one.done = true;
       std::fill(one.data.begin(), one.data.end(), std::uint8_t{0x5a});
     }
     while (sends_done_ < sends_.size() && sends_[sends_done_].done) ++sends_done_;
-    while (receives_done_ < receives_.size() && is_done(receives_[receives_done_].request)) {
+    while (receives_done_ < receives_.size() && is_done(&receives_[receives_done_].request)) {
       Receive& one = receives_[receives_done_];
       CHECK(one.data == make_message(receives_done_, one.data.size()));
       std::fill(one.data.begin(), one.data.end(), std::uint8_t{0xa5});
@@ -236,7 +236,7 @@ class Model {
   }
 
   std::mt19937 random_;
-  IdleComms comms_;
+  CommPair comms_{over_pipes(1)};
   ChunkScheduler chunks_;
   ReplayQueue replay_;
   ReceiveTable table_;
@@ -259,32 +259,7 @@ class Model {
 class CommModel {
  public:
   CommModel(unsigned seed, std::size_t streams, bool refuses)
-      : random_(seed), refuses_(refuses), pool_(static_cast<int>(random_() % 2) * 2, 50, any_cpu()) {
-    std::vector<std::unique_ptr<ByteStream>> sending;
-    std::vector<std::unique_ptr<ByteStream>> receiving;
-    for (std::size_t i = 0; i < streams; ++i) {
-      auto [near, far] = tcp_pair();
-      sending.push_back(make_tcp_byte_stream(std::move(near)));
-      receiving.push_back(make_tcp_byte_stream(std::move(far)));
-    }
-    SendPolicy policy;
-    policy.replace_stream = [this](Joining joining) {
-      const std::lock_guard<std::mutex> lock(asked_mutex_);
-      asked_.push_back(joining);
-    };
-    RecvPolicy receiving_policy;
-    receiving_policy.recovers = true;
-    CHECK_OK(SendComm::create(std::move(sending), "receiver", sender_arrivals_, policy, &pool_, &sender_));
-    CHECK_OK(
-        RecvComm::create(std::move(receiving), "sender", receiver_arrivals_, &pool_, &receiver_, receiving_policy));
-  }
-  ~CommModel() {
-    sender_.reset();
-    receiver_.reset();
-    pool_.stop();
-  }
-  CommModel(const CommModel&) = delete;
-  CommModel& operator=(const CommModel&) = delete;
+      : random_(seed), refuses_(refuses), pair_(settings(streams, static_cast<int>(random_() % 2) * 2)) {}
 
   // False: the sender has an error, after a connection was refused.
   bool run(std::size_t messages, std::size_t most_cut) {
@@ -292,13 +267,13 @@ class CommModel {
     for (std::size_t number = 0; number < messages; ++number) {
       // As often small, so that it needs stream 0.
       const std::size_t bytes = random_() % 2 == 0 ? random_() % 4000 : random_() % 400000;
-      const std::vector<std::uint8_t> sent = make_message(number, bytes);
-      std::vector<std::uint8_t> received(bytes);
+      sent_ = make_message(number, bytes);
+      received_.assign(bytes, 0);
       Request* send = nullptr;
       Request* receive = nullptr;
       if (random_() % 2 == 0) cut_some(random_, most_cut);
-      if (!sender_->isend(sent.data(), bytes, nullptr, &send).is_ok()) return !check_refused();
-      if (!receiver_->irecv(received.data(), bytes, nullptr, &receive).is_ok()) return !check_refused();
+      if (!pair_.sender->isend(sent_.data(), bytes, nullptr, &send).is_ok()) return !check_refused();
+      if (!pair_.receiver->irecv(received_.data(), bytes, nullptr, &receive).is_ok()) return !check_refused();
       while (send != nullptr || receive != nullptr) {
         deadline.check("a message, or an error");
         open_some();
@@ -309,7 +284,7 @@ class CommModel {
           if (done) *request = nullptr;
         }
       }
-      CHECK(received == sent);
+      CHECK(received_ == sent_);
     }
     return true;
   }
@@ -329,29 +304,38 @@ class CommModel {
     for (const Joining joining : due) {
       if (refuses_ && random_() % 3 == 0) {
         was_refused_ = true;
-        sender_arrivals_->report({joining, "refused by the test"});
-      } else if (!receiver_arrivals_->has_room(kMaxStreams)) {
+        pair_.sender_arrivals->report({joining, "refused by the test"});
+      } else if (!pair_.receiver_arrivals->has_room(kMaxStreams)) {
         const std::lock_guard<std::mutex> lock(asked_mutex_);
         asked_.push_back(joining);  // the connector tries again
       } else {
         auto [near, far] = tcp_pair();
-        receiver_arrivals_->hand_in(std::move(far), joining);
+        pair_.receiver_arrivals->hand_in(std::move(far), joining);
         if (random_() % 8 == 0) cut(near.get(), Cut::kReset);
-        sender_arrivals_->hand_in(std::move(near), joining);
+        pair_.sender_arrivals->hand_in(std::move(near), joining);
       }
     }
+  }
+
+  CommPair::Settings settings(std::size_t streams, int workers) {
+    CommPair::Settings settings = over_tcp(streams, workers);
+    settings.sending.replace_stream = [this](Joining joining) {
+      const std::lock_guard<std::mutex> lock(asked_mutex_);
+      asked_.push_back(joining);
+    };
+    settings.receiving.recovers = true;
+    return settings;
   }
 
   std::mt19937 random_;
   const bool refuses_;
   bool was_refused_ = false;
-  WorkerPool pool_;
   std::mutex asked_mutex_;  // guards the next
   std::vector<Joining> asked_;
-  std::shared_ptr<StreamArrivals> sender_arrivals_ = std::make_shared<StreamArrivals>();
-  std::shared_ptr<StreamArrivals> receiver_arrivals_ = std::make_shared<StreamArrivals>();
-  std::unique_ptr<SendComm> sender_;
-  std::unique_ptr<RecvComm> receiver_;
+  // Of the message under way: threads may touch it until the comms are gone, also after an error.
+  std::vector<std::uint8_t> sent_;
+  std::vector<std::uint8_t> received_;
+  CommPair pair_;
 };
 
 int seeds_or(int usual) {

@@ -2,11 +2,6 @@
 // does not read, and of one that does not send.
 #include "transport/comm/stall_report.h"
 
-#include <linux/filter.h>
-#include <linux/tcp.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <chrono>
 #include <memory>
 #include <string>
@@ -15,11 +10,8 @@
 #include <vector>
 
 #include "base/log_sink.h"
-#include "support/check.h"
-#include "support/comm_parts.h"
-#include "support/tcp_pair.h"
-#include "transport/comm/recv_comm.h"
-#include "transport/comm/send_comm.h"
+#include "support/comm_pair.h"
+#include "support/cut_connections.h"
 
 namespace bagua_net {
 namespace {
@@ -42,39 +34,23 @@ void keep_line(LogLevel, const char*, int, const char* message) { logged().empla
 // Two ends on one thread, over TCP.
 struct Connection {
   StallReport stalls{1};
-  WorkerPool no_workers{0, 0, any_cpu()};
-  std::unique_ptr<SendComm> sender;
-  std::unique_ptr<RecvComm> receiver;
   std::vector<std::uint8_t> message = make_message(0, 32u << 20);  // more than both ends' buffers hold
   std::vector<std::uint8_t> room = std::vector<std::uint8_t>(message.size());
+  CommPair pair{settings(&stalls)};
 
   Connection() {
     logged().clear();
     set_log_function(&keep_line);
-    auto [one, other] = tcp_pair();
-    std::vector<std::unique_ptr<ByteStream>> near;
-    std::vector<std::unique_ptr<ByteStream>> far;
-    near.push_back(make_tcp_byte_stream(std::move(one)));
-    far.push_back(make_tcp_byte_stream(std::move(other)));
-    SendPolicy sending;
-    sending.stalls = &stalls;
-    RecvPolicy receiving;
-    receiving.stalls = &stalls;
-    CHECK_OK(SendComm::create(std::move(near), "the receiver", nullptr, sending, &no_workers, &sender));
-    CHECK_OK(RecvComm::create(std::move(far), "the sender", nullptr, &no_workers, &receiver, receiving));
   }
   ~Connection() { set_log_function(nullptr); }
 
-  Request* send() {
-    Request* request = nullptr;
-    CHECK_OK(sender->isend(message.data(), message.size(), nullptr, &request));
-    return request;
+  static CommPair::Settings settings(StallReport* stalls) {
+    CommPair::Settings settings = over_tcp(1, 0);
+    settings.sending.stalls = settings.receiving.stalls = stalls;
+    return settings;
   }
-  Request* receive() {
-    Request* request = nullptr;
-    CHECK_OK(receiver->irecv(room.data(), room.size(), nullptr, &request));
-    return request;
-  }
+  Request* send() { return pair.send(message); }
+  Request* receive() { return pair.receive(room); }
   // Until so many lines were written, or the requests are done.
   static void test_until(std::vector<Request*> requests, std::size_t lines) {
     const Deadline deadline;
@@ -155,7 +131,7 @@ TEST_CASE(a_peer_that_does_not_read_is_named_and_so_is_the_end) {
   Connection connection;
   Request* const sent = connection.send();
   Connection::test_until({sent}, 1);
-  CHECK(has(logged()[0], "to send to the receiver: 33554432 bytes in 1 send that is unfinished"));
+  CHECK(has(logged()[0], "to send to receiver: 33554432 bytes in 1 send that is unfinished"));
   CHECK(has(logged()[0], "its process does not read"));
   Connection::test_until({sent, connection.receive()}, ~std::size_t{0});
   CHECK(has(logged().back(), "goes on, after"));
@@ -165,25 +141,22 @@ TEST_CASE(a_comm_that_has_failed_waits_no_more) {
   Connection connection;
   Request* const received = connection.receive();
   Connection::test_until({received}, 1);
-  connection.sender.reset();
-  const Deadline deadline;
-  bool done = false;
-  std::size_t bytes = 0;
-  while (received->test(&done, &bytes).is_ok()) deadline.check("the failure");
+  connection.pair.sender.reset();
+  CHECK(!outcome(received).is_ok());
   const int other = 0;
   std::string line;
   for (const std::int64_t now_ms : {std::int64_t{1} << 40, (std::int64_t{1} << 40) + 2000}) {
     line += connection.stalls.waits(&other, wait("a", true, kAfterMs), now_ms);
   }
   CHECK(has(line, "reason of a"));
-  CHECK(!has(line, "the sender"));
+  CHECK(!has(line, "sender"));
 }
 
 TEST_CASE(a_peer_that_does_not_send_is_named) {
   Connection connection;
   Request* const received = connection.receive();
   Connection::test_until({received}, 1);
-  CHECK(has(logged()[0], "to receive from the sender: 1 receive that is unfinished, for which nothing has arrived"));
+  CHECK(has(logged()[0], "to receive from sender: 1 receive that is unfinished, for which nothing has arrived"));
   CHECK(has(logged()[0], "the last data came 0 s ago"));
   Connection::test_until({received, connection.send()}, ~std::size_t{0});
 }
@@ -200,9 +173,7 @@ TEST_CASE(a_host_that_does_not_answer_is_named_by_who_receives) {
   for (const auto& [option, value] : options) {
     CHECK_EQ(::setsockopt(near.get(), IPPROTO_TCP, option, &value, sizeof value), 0);
   }
-  sock_filter drop_all[] = {{BPF_RET | BPF_K, 0, 0, 0}};
-  const sock_fprog filter{1, drop_all};
-  CHECK_EQ(::setsockopt(far.get(), SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter), 0);
+  silence(far.get());
 
   std::vector<std::unique_ptr<ByteStream>> streams;
   streams.push_back(make_tcp_byte_stream(std::move(near)));
@@ -216,9 +187,7 @@ TEST_CASE(a_host_that_does_not_answer_is_named_by_who_receives) {
   const Deadline deadline;
   while (logged().empty() || !has(logged().back(), "probes: the host or the network is down")) {
     deadline.check("the line");
-    bool done = false;
-    std::size_t bytes = 0;
-    CHECK_OK(request->test(&done, &bytes));
+    CHECK(!is_done(request));
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   CHECK(!has(logged().front(), "probes"));

@@ -8,7 +8,7 @@
 
 #include "base/monotonic_clock.h"
 #include "support/check.h"
-#include "support/tcp_pair.h"
+#include "support/loopback.h"
 #include "transport/stream/byte_stream.h"
 
 namespace bagua_net {

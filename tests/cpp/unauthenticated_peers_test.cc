@@ -13,9 +13,9 @@
 #include "os/epoll_poller.h"
 #include "support/check.h"
 #include "support/comm_parts.h"
+#include "support/loopback.h"
 #include "support/process_limits.h"
 #include "support/raw_handshake.h"
-#include "support/tcp_pair.h"
 #include "transport/connect/inbound_handshakes.h"
 #include "transport/connect/rare_log.h"
 #include "wire/connect_handle.h"
@@ -40,18 +40,12 @@ struct Listening {
 
   Listening() {
     CHECK_OK(poller.open());
-    NetworkInterface interface;
-    interface.name = "lo";
-    sockaddr_in loopback{};
-    loopback.sin_family = AF_INET;
-    loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    interface.address = SocketAddress(reinterpret_cast<const sockaddr*>(&loopback), sizeof loopback);
     std::array<std::uint8_t, 128> handle{};
-    CHECK_OK(inbound.listen(interface, handle.data(), &id));
+    CHECK_OK(inbound.listen(loopback(), handle.data(), &id));
     ConnectHandle decoded;
     CHECK_OK(decode_connect_handle(handle.data(), &decoded));
     token = decoded.token;
-    address = interface.address;
+    address = loopback().address;
     address.set_port(decoded.port);
   }
   void come(const void* bytes, std::size_t count) {

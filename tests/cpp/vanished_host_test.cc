@@ -4,23 +4,15 @@
 #include <linux/filter.h>
 #include <sys/socket.h>
 
-#include <array>
 #include <chrono>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "support/check.h"
-#include "support/comm_parts.h"
+#include "support/context_pair.h"
 #include "support/raw_handshake.h"
-#include "support/tcp_pair.h"
-#include "transport/transport_context.h"
-#include "wire/connect_handle.h"
-#include "wire/frame_header.h"
-#include "wire/handshake_message.h"
 
 namespace bagua_net {
 namespace {
@@ -53,31 +45,15 @@ struct Sending {
     config.streams = workers == 0 ? 1 : 2;
     config.keepalive_s = keepalive_s;
     config.zero_copy = false;
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    Device device;
-    device.name = device.interface.name = "lo";
-    device.interface.address = SocketAddress(reinterpret_cast<const sockaddr*>(&address), sizeof address);
-    SocketAddress listener = device.interface.address;
-    OwnedFd listening;
-    CHECK_OK(tcp_listen(&listener, &listening));
-    ConnectHandle handle;
-    handle.max_streams = 2;
-    handle.port = listener.port();
-    std::memcpy(handle.address.data(), &address.sin_addr, sizeof address.sin_addr);
-    std::array<std::uint8_t, kHandleBytes> bytes{};
-    encode_connect_handle(handle, bytes.data());
-    CHECK_OK(TransportContext::create(config, {device}, &context));
-    const Deadline deadline;
-    while (comm == nullptr) {
-      deadline.check("the connection");
-      CHECK_OK(context->connect(0, bytes.data(), &comm));
-      OwnedFd peer;
-      SocketAddress from;
-      CHECK_OK(tcp_accept(listening.get(), &peer, &from));
-      if (peer.is_open()) answer(std::move(peer), *config.streams);
+    const RawListener listener;
+    Handle handle = listener.handle;
+    context = make_context(config);
+    while (peers.size() < static_cast<std::size_t>(*config.streams)) {
+      CHECK_OK(context->connect(0, handle.data(), &comm));
+      peers.push_back(listener.answer_next(acceptance(static_cast<std::uint16_t>(*config.streams))));
+      CHECK_EQ(::fcntl(peers.back().get(), F_SETFL, O_NONBLOCK), 0);
     }
+    comm = connect_to(*context, &handle);
   }
   ~Sending() {
     peers.clear();
@@ -86,24 +62,7 @@ struct Sending {
   Sending(const Sending&) = delete;
   Sending& operator=(const Sending&) = delete;
 
-  void answer(OwnedFd peer, int streams) {
-    make_blocking(peer);
-    Hello hello;
-    Said said = read_hello(peer, &hello);
-    challenge(peer, &said);
-    read_proof(peer, {}, said);
-    Reply reply;
-    reply.streams = static_cast<std::uint16_t>(streams);
-    reply.max_chunk_bytes = hello.max_chunk_bytes;
-    send_reply(peer, {}, said, reply);
-    CHECK_EQ(::fcntl(peer.get(), F_SETFL, O_NONBLOCK), 0);
-    peers.push_back(std::move(peer));
-  }
-
-  void send() {
-    CHECK_OK(TransportContext::isend(comm, message.data(), message.size(), nullptr, &request));
-    CHECK(request != nullptr);
-  }
+  void send() { request = bagua_net::send(comm, message); }
   // Until it is done or fails, or for so long.
   Status test_for(std::int64_t ms, bool* done) {
     const std::int64_t end_ms = monotonic_ms() + ms;

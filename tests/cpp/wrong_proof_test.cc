@@ -8,9 +8,8 @@
 #include <string>
 
 #include "support/check.h"
-#include "support/listening_service.h"
+#include "support/connection_ends.h"
 #include "support/raw_handshake.h"
-#include "support/tcp_pair.h"
 
 namespace bagua_net {
 namespace {
@@ -93,37 +92,16 @@ namespace {
 // Connects to a listener that is not ours; `answer` says what it says.
 template <typename Answer>
 Status status_of_connect_to(Answer answer) {
-  OwnedFd listener;
-  SocketAddress address = loopback().address;
-  CHECK_OK(tcp_listen(&address, &listener));
-  make_blocking(listener);
-  ConnectHandle handle;
-  handle.address = {127, 0, 0, 1};
-  handle.port = address.port();
-  handle.token = {5};
-  std::array<std::uint8_t, 128> bytes{};
-  encode_connect_handle(handle, bytes.data());
+  RawListener listener;
   HandshakeSettings settings = settings_with(1);
   settings.connect_timeout_ms = 500;  // until then it might be another that answers
-  ConnectionService connecting(settings);
-  CHECK_OK(connecting.start());
-  bool ready = false;
-  EstablishedConnection connection;
-  CHECK_OK(connecting.connect(loopback(), bytes.data(), &ready, &connection));
-  const OwnedFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  make_blocking(socket);
+  ConnectingService connecting(listener.handle.data(), settings);
+  CHECK_OK(connecting.ask());
+  const OwnedFd socket = listener.next();
   Hello hello;
   Said said = read_hello(socket, &hello);
   answer(socket, said);
-  Status status;
-  wait_until(
-      [&] {
-        status = connecting.connect(loopback(), bytes.data(), &ready, &connection);
-        return ready || !status.is_ok();
-      },
-      "the end of the connect");
-  CHECK(!ready);
-  return status;
+  return connecting.error();
 }
 
 void reply_with_proof(const OwnedFd& socket, const HandshakeProof& proof) {
@@ -172,7 +150,7 @@ TEST_CASE(a_listener_that_changes_its_reply_is_refused) {
     read_bytes(socket, theirs.data(), theirs.size());
     std::array<std::uint8_t, kReplyBytes> other;
     encode_reply({kProtocolVersion, HandshakeVerdict::kAccepted, 1, 2, 1, 0}, other.data());
-    reply_with_proof(socket, listener_proof({5}, said.hello.data(), said.challenge.data(), other.data()));
+    reply_with_proof(socket, listener_proof(Token{1, 2, 3}, said.hello.data(), said.challenge.data(), other.data()));
   })));
 }
 

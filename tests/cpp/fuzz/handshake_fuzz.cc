@@ -12,7 +12,7 @@
 
 #include "fuzz/fuzz_input.h"
 #include "os/epoll_poller.h"
-#include "support/service_parts.h"
+#include "support/connection_ends.h"
 #include "transport/connect/inbound_handshakes.h"
 #include "transport/connect/outbound_handshakes.h"
 #include "wire/acknowledgement.h"

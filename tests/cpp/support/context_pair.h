@@ -2,29 +2,72 @@
 // theirs.
 #pragma once
 
-#include <netinet/in.h>
-
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "support/check.h"
 #include "support/comm_parts.h"
+#include "support/loopback.h"
 #include "transport/transport_context.h"
 
 namespace bagua_net {
 
-inline Device loopback_device() {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  Device device;
-  device.name = device.interface.name = "lo";
-  device.interface.address = SocketAddress(reinterpret_cast<const sockaddr*>(&address), sizeof address);
-  return device;
+using Handle = std::array<std::uint8_t, kHandleBytes>;
+
+inline std::unique_ptr<TransportContext> make_context(const PluginConfig& config) {
+  std::unique_ptr<TransportContext> context;
+  CHECK_OK(TransportContext::create(config, {loopback_device()}, &context));
+  return context;
+}
+
+inline PluginConfig recovering(int workers, std::optional<int> streams = 4) {
+  PluginConfig config;
+  config.workers = workers;
+  config.streams = streams;
+  config.keepalive_s = 10;
+  config.recovery = Recovery::kOn;
+  return config;
+}
+
+inline ListenComm* listen_on(TransportContext& context, Handle* handle) {
+  ListenComm* listener = nullptr;
+  CHECK_OK(context.listen(0, handle->data(), &listener));
+  return listener;
+}
+inline SendComm* connect_to(TransportContext& context, Handle* handle) {
+  SendComm* comm = nullptr;
+  wait_until(
+      [&] {
+        CHECK_OK(context.connect(0, handle->data(), &comm));
+        return comm != nullptr;
+      },
+      "the connection");
+  return comm;
+}
+inline RecvComm* accept_from(TransportContext& context, ListenComm* listener) {
+  RecvComm* comm = nullptr;
+  wait_until(
+      [&] {
+        CHECK_OK(context.accept(listener, &comm));
+        return comm != nullptr;
+      },
+      "the connection");
+  return comm;
+}
+
+inline Request* send(SendComm* comm, const std::vector<std::uint8_t>& message) {
+  Request* request = nullptr;
+  CHECK_OK(TransportContext::isend(comm, message.data(), message.size(), nullptr, &request));
+  return request;
+}
+inline Request* receive(RecvComm* comm, std::vector<std::uint8_t>& room) {
+  Request* request = nullptr;
+  CHECK_OK(TransportContext::irecv(comm, room.data(), room.size(), nullptr, &request));
+  return request;
 }
 
 struct ContextPair {
@@ -34,11 +77,10 @@ struct ContextPair {
   SendComm* sender = nullptr;
   RecvComm* receiver = nullptr;
 
-  ContextPair(const PluginConfig& sending_config, const PluginConfig& receiving_config) {
-    CHECK_OK(TransportContext::create(sending_config, {loopback_device()}, &sending));
-    CHECK_OK(TransportContext::create(receiving_config, {loopback_device()}, &receiving));
-    std::array<std::uint8_t, kHandleBytes> handle{};
-    CHECK_OK(receiving->listen(0, handle.data(), &listener));
+  ContextPair(const PluginConfig& sending_config, const PluginConfig& receiving_config)
+      : sending(make_context(sending_config)), receiving(make_context(receiving_config)) {
+    Handle handle{};
+    listener = listen_on(*receiving, &handle);
     wait_until(
         [&] {
           if (sender == nullptr) CHECK_OK(sending->connect(0, handle.data(), &sender));
@@ -48,25 +90,33 @@ struct ContextPair {
         "the connection");
   }
 
-  Request* send(const std::vector<std::uint8_t>& message) {
-    Request* request = nullptr;
-    CHECK_OK(TransportContext::isend(sender, message.data(), message.size(), nullptr, &request));
-    return request;
-  }
-  Request* receive(std::vector<std::uint8_t>& room) {
-    Request* request = nullptr;
-    CHECK_OK(TransportContext::irecv(receiver, room.data(), room.size(), nullptr, &request));
-    return request;
-  }
+  Request* send(const std::vector<std::uint8_t>& message) const { return bagua_net::send(sender, message); }
+  Request* receive(std::vector<std::uint8_t>& room) const { return bagua_net::receive(receiver, room); }
   void close_sender() { sending->close(std::exchange(sender, nullptr)); }
   void close_receiver() { receiving->close(std::exchange(receiver, nullptr)); }
-};
 
-inline bool is_request_done(Request* request) {
-  bool done = false;
-  std::size_t bytes = 0;
-  CHECK_OK(request->test(&done, &bytes));
-  return done;
-}
+  // One message; the first error of either request. Then both ends are closed, before the memory goes.
+  Status transfer(const std::vector<std::uint8_t>& message, bool* is_right) {
+    std::vector<std::uint8_t> room(message.size());
+    Request* const receiving_it = receive(room);
+    const Status status = outcome({send(message), receiving_it});
+    *is_right = room == message;
+    if (!status.is_ok()) {
+      close_sender();
+      close_receiver();
+    }
+    return status;
+  }
+  // Messages of many sizes, until `enough`; every byte is verified.
+  template <typename Enough>
+  void transfer_until(Enough enough) {
+    static constexpr std::size_t kSizes[] = {100, 300000, 0, 2u << 20, 5000, 70000};
+    for (std::size_t number = 0; number < 6 || !enough(); ++number) {
+      bool is_right = false;
+      CHECK_OK(transfer(make_message(number, kSizes[number % 6]), &is_right));
+      CHECK(is_right);
+    }
+  }
+};
 
 }  // namespace bagua_net

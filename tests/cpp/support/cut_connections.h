@@ -14,7 +14,9 @@
 #include <random>
 #include <vector>
 
+#include "os/tcp_socket.h"
 #include "support/check.h"
+#include "support/comm_parts.h"
 
 namespace bagua_net {
 
@@ -37,6 +39,21 @@ inline std::vector<int> sockets_in_state(TcpState state) {
   return open;
 }
 
+// A connect that was not answered has been given up for another, from another port.
+inline void wait_for_another_attempt() {
+  std::uint16_t first_port = 0;
+  wait_until(
+      [&] {
+        for (const int fd : sockets_in_state(TcpState::kSynSent)) {
+          const std::uint16_t port = local_address(fd).port();
+          if (first_port == 0) first_port = port;
+          if (port != 0 && port != first_port) return true;
+        }
+        return false;
+      },
+      "another attempt");
+}
+
 // The ends of connections that are open now, both ends of each.
 inline std::vector<int> open_connections() { return sockets_in_state(TcpState::kEstablished); }
 
@@ -57,6 +74,10 @@ inline void cut(int fd, Cut how) {
     case Cut::kEnd: ::shutdown(fd, SHUT_RDWR); return;
     case Cut::kHalf: ::shutdown(fd, SHUT_WR); return;
   }
+}
+
+inline void cut_all(Cut how) {
+  for (const int fd : open_connections()) cut(fd, how);
 }
 
 // From now on the end hears nothing, and neither end is told.

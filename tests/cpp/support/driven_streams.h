@@ -3,15 +3,12 @@
 
 #include <sys/epoll.h>
 
-#include <memory>
 #include <utility>
 #include <vector>
 
 #include "support/check.h"
-#include "support/comm_parts.h"
+#include "support/comm_pair.h"
 #include "support/two_way_pipe.h"
-#include "transport/comm/recv_comm.h"
-#include "transport/comm/send_comm.h"
 
 namespace bagua_net {
 
@@ -21,36 +18,6 @@ struct Failures final : FailureSink {
   std::vector<Status> all;
   void fail(Status status) override { all.push_back(std::move(status)); }
 };
-
-// Comms of which only the requests are used.
-struct IdleComms {
-  WorkerPool no_workers{0, 0, any_cpu()};
-  std::unique_ptr<SendComm> sending;
-  std::unique_ptr<RecvComm> receiving;
-
-  IdleComms() {
-    CHECK_OK(SendComm::create(one_stream(), "receiver", nullptr, {}, &no_workers, &sending));
-    CHECK_OK(RecvComm::create(one_stream(), "sender", nullptr, &no_workers, &receiving));
-  }
-
- private:
-  std::vector<std::unique_ptr<TwoWayEnd>> peers_;  // that never end anything
-
-  std::vector<std::unique_ptr<ByteStream>> one_stream() {
-    auto [near, far] = TwoWayEnd::make({}, {}, 1);
-    std::vector<std::unique_ptr<ByteStream>> streams;
-    streams.push_back(std::move(near));
-    peers_.push_back(std::move(far));
-    return streams;
-  }
-};
-
-inline bool is_done(Request& request) {
-  bool done = false;
-  std::size_t bytes = 0;
-  CHECK_OK(request.test(&done, &bytes));
-  return done;
-}
 
 // One end of a stream and the thread that drives it: it looks when it is kicked, when the poller tells of an event, and
 // when the stream wants to go on; never otherwise.

@@ -9,12 +9,15 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "base/owned_fd.h"
 #include "os/random_bytes.h"
 #include "os/socket_address.h"
 #include "support/check.h"
 #include "support/comm_parts.h"
+#include "support/loopback.h"
+#include "wire/connect_handle.h"
 #include "wire/handshake_message.h"
 #include "wire/handshake_proof.h"
 
@@ -100,6 +103,14 @@ inline Reply shake_hands(const OwnedFd& socket, const Token& token, const Hello&
   return read_reply(socket, token, said);
 }
 
+// Of a stream of a comm of nobody's; what tests do not care for.
+inline Hello hello_to(const RandomId& listen_id) {
+  Hello hello;
+  hello.listen_id = listen_id;
+  hello.max_chunk_bytes = 65536;
+  return hello;
+}
+
 // --- the listener
 
 inline Said read_hello(const OwnedFd& socket, Hello* hello) {
@@ -130,6 +141,10 @@ inline void send_reply(const OwnedFd& socket, const Token& token, const Said& sa
   send_bytes(socket, bytes.data(), bytes.size());
 }
 
+inline Reply acceptance(std::uint16_t streams, std::uint32_t features = 0) {
+  return {kProtocolVersion, HandshakeVerdict::kAccepted, streams, 1, 65536, features};
+}
+
 // All of it: the connector is ours.
 inline Hello answer_handshake(const OwnedFd& socket, const Token& token, const Reply& reply) {
   Hello hello;
@@ -139,5 +154,44 @@ inline Hello answer_handshake(const OwnedFd& socket, const Token& token, const R
   send_reply(socket, token, said, reply);
   return hello;
 }
+
+// A socket that listens, and a handle that leads to it.
+struct RawListener {
+  SocketAddress address;
+  OwnedFd socket;
+  Token token{1, 2, 3};
+  std::array<std::uint8_t, 128> handle{};
+
+  explicit RawListener(in_addr_t host = INADDR_LOOPBACK) : address(loopback(host).address) {
+    CHECK_OK(tcp_listen(&address, &socket));
+    ConnectHandle encoded;
+    encoded.token = token;
+    encoded.port = address.port();
+    encoded.max_streams = 4;
+    const in_addr host_bytes{htonl(host)};
+    std::memcpy(encoded.address.data(), &host_bytes, sizeof host_bytes);
+    encode_connect_handle(encoded, handle.data());
+  }
+  // The next connection that comes, blocking.
+  OwnedFd next() const {
+    OwnedFd accepted;
+    SocketAddress peer;
+    wait_until(
+        [&] {
+          CHECK_OK(tcp_accept(socket.get(), &accepted, &peer));
+          return accepted.is_open();
+        },
+        "a connection");
+    make_blocking(accepted);
+    return accepted;
+  }
+  // It is open as long as what is returned; *hello is what the connector said.
+  OwnedFd answer_next(const Reply& reply, Hello* hello = nullptr) const {
+    OwnedFd accepted = next();
+    const Hello said = answer_handshake(accepted, token, reply);
+    if (hello != nullptr) *hello = said;
+    return accepted;
+  }
+};
 
 }  // namespace bagua_net

@@ -2,14 +2,21 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 #include <utility>
 
-#include "base/owned_fd.h"
+#include "support/check.h"
+#include "support/loopback.h"
 #include "transport/stream/byte_stream.h"
 #include "transport/stream/data_stream.h"
+#include "transport/stream/worker_pool.h"
 
 namespace bagua_net {
+
+struct IgnoredFailures final : FailureSink {
+  void fail(Status /*status*/) override {}
+};
 
 class StallingStream final : public DataStream {
  public:
@@ -40,6 +47,31 @@ class StallingStream final : public DataStream {
   std::condition_variable changed_;
   bool stalling_ = false;
   bool released_ = false;
+};
+
+// The first worker of a pool, from the beginning until it is released, at the latest at the end.
+class StalledWorker {
+ public:
+  explicit StalledWorker(WorkerPool* pool) {
+    CHECK_OK(pool->assign({}, 0, &worker_));
+    CHECK_OK(worker_->attach(&stalling_, &id_));
+    worker_->kick(id_);
+    stalling_.wait_until_stalling();
+  }
+  ~StalledWorker() {
+    stalling_.release();
+    worker_->detach(&stalling_, id_);
+  }
+  StalledWorker(const StalledWorker&) = delete;
+  StalledWorker& operator=(const StalledWorker&) = delete;
+  void release() { stalling_.release(); }
+
+ private:
+  std::pair<OwnedFd, OwnedFd> sockets_ = tcp_pair();
+  IgnoredFailures failures_;
+  StallingStream stalling_{std::move(sockets_.first), &failures_};
+  EventLoopWorker* worker_ = nullptr;
+  std::uint64_t id_ = 0;
 };
 
 }  // namespace bagua_net

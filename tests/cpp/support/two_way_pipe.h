@@ -93,6 +93,8 @@ class TwoWayEnd final : public ByteStream {
     end(*out_);
     end(*in_);
   }
+  // What this end wrote can still be read, and then the peer finds an end; it may go on writing.
+  void end_output() { end(*out_); }
   // The peer finds a connection reset, once it has read what there is.
   void reset() override {
     shutdown();
@@ -105,6 +107,17 @@ class TwoWayEnd final : public ByteStream {
   void sever(std::size_t kept_in, std::size_t kept_out) {
     in_->cut_off(kept_in);
     out_->cut_off(kept_out);
+  }
+  // In a call of the test's own: nothing disturbs it.
+  void write_all(const std::vector<std::uint8_t>& bytes) {
+    out_->put({const_cast<std::uint8_t*>(bytes.data()), bytes.size()}, bytes.size(), false);
+    out_->reader_event = true;
+  }
+  std::vector<std::uint8_t> read_all(std::size_t most = kAllBytes) {
+    std::vector<std::uint8_t> bytes(std::min(in_->bytes, most));
+    in_->take(bytes.data(), bytes.size());
+    if (!bytes.empty() && std::exchange(in_->writer_waits, false)) in_->writer_event = true;
+    return bytes;
   }
   void tell() {
     in_->reader_told = out_->writer_told = true;

@@ -1,64 +1,49 @@
-// A send comm whose peer is the test, frame by frame.
+// A send comm with workers that send by reference, whose peer is the test: it reads frame by frame, and acknowledges.
 #pragma once
 
-#include <unistd.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 
 #include <cstdint>
-#include <string>
+#include <memory>
+#include <utility>
 #include <vector>
 
-#include "support/zero_copy_connection.h"
+#include "support/comm_pair.h"
+#include "support/raw_handshake.h"
 #include "wire/acknowledgement.h"
 #include "wire/frame_header.h"
 
 namespace bagua_net {
 
-// A send comm with one stream for workers, of which the test is the peer.
-struct Sender {
-  Buffers buffers;
-  WorkerPool pool{1, 50, any_cpu()};
-  std::array<OwnedFd, 2> peers;  // by stream index
-  WrittenBytes written;
-  std::unique_ptr<SendComm> comm;
+constexpr std::size_t kMinChunk = 65536;
+constexpr std::size_t kReferred = 1u << 20;  // large enough a message to go out by reference
 
-  explicit Sender(const SendPolicy& policy = referring()) {
-    std::vector<std::unique_ptr<ByteStream>> streams;
-    for (OwnedFd& peer : peers) {
-      auto [near, far] = connected();
-      if (&peer == &peers[1]) written.watch(near);
-      streams.push_back(make_tcp_byte_stream(std::move(near)));
-      peer = std::move(far);
-    }
-    CHECK_OK(SendComm::create(std::move(streams), "that host", nullptr, policy, &pool, &comm));
-  }
-  ~Sender() {
-    comm.reset();
-    pool.stop();
-  }
-  Sender(const Sender&) = delete;
-  Sender& operator=(const Sender&) = delete;
+inline SendPolicy referring() {
+  SendPolicy policy;
+  policy.inline_bytes = 0;
+  policy.max_chunk_bytes = 4 * kMinChunk;
+  policy.zero_copy = true;
+  return policy;
+}
 
-  Request* send(const std::vector<std::uint8_t>& message) {
-    Request* request = nullptr;
-    CHECK_OK(comm->isend(message.data(), message.size(), nullptr, &request));
-    CHECK(request != nullptr);
-    return request;
-  }
-};
-
-inline std::vector<std::uint8_t> read_exactly(int socket, std::size_t count) {
-  std::vector<std::uint8_t> bytes(count);
-  std::size_t received = 0;
-  const Deadline deadline;
-  while (received < count) {
-    deadline.check("bytes");
-    pollfd readable{socket, POLLIN, 0};
-    ::poll(&readable, 1, 1000);
-    const ssize_t got = ::recv(socket, bytes.data() + received, count - received, MSG_DONTWAIT);
-    CHECK(got > 0 || (got < 0 && errno == EAGAIN));
-    if (got > 0) received += static_cast<std::size_t>(got);
-  }
-  return bytes;
+// Bytes of the streams from the second on that are in the kernel, or were, as its sending ends see it. From then on
+// the sockets are the comm's alone.
+inline void wait_until_written(std::vector<OwnedFd>* senders, std::size_t bytes) {
+  wait_until(
+      [&] {
+        std::size_t written = 0;
+        for (std::size_t index = 1; index < senders->size(); ++index) {
+          const std::uint64_t acknowledged = tcp_info_of((*senders)[index].get()).tcpi_bytes_acked;
+          int queued = 0;
+          CHECK_EQ(::ioctl((*senders)[index].get(), SIOCOUTQ, &queued), 0);
+          // What was acknowledged in between is missed, and seen the next time. The first "byte" is the SYN.
+          written += acknowledged - 1 + static_cast<std::size_t>(queued);
+        }
+        return written >= bytes;
+      },
+      "bytes of the sender");
+  senders->clear();
 }
 
 struct Frame {
@@ -66,35 +51,57 @@ struct Frame {
   std::vector<std::uint8_t> payload;
 };
 
-inline Frame read_frame(int socket) {
-  Frame frame;
-  const std::vector<std::uint8_t> header = read_exactly(socket, kFrameHeaderBytes);
-  CHECK_OK(decode_frame_header(header.data(), &frame.header));
-  frame.payload = read_exactly(socket, frame.header.payload_bytes);
-  return frame;
-}
+struct SenderToTest {
+  std::vector<std::uint8_t> message = make_message(0, kReferred);  // as long as the comm
+  WorkerPool pool{1, 50, any_cpu()};
+  std::vector<OwnedFd> peers;  // by stream index; the second takes what workers send
+  std::vector<OwnedFd> watched;
+  std::unique_ptr<SendComm> comm;
 
-inline void write_all(int socket, const std::vector<std::uint8_t>& bytes) {
-  CHECK_EQ(::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
-}
-
-inline std::vector<std::uint8_t> acknowledgement(std::uint64_t chunks) {
-  std::vector<std::uint8_t> bytes(kAcknowledgementBytes);
-  encode_acknowledgement({chunks, false}, bytes.data());
-  return bytes;
-}
-
-inline void close_with_reset(OwnedFd& socket) {
-  const linger at_once{1, 0};
-  CHECK_EQ(::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once), 0);
-  socket.reset();
-}
-
-inline void check_names(const Status& status, const std::string& what) {
-  CHECK(status.code() == StatusCode::kRemoteError);
-  if (status.message().find(what) == std::string::npos) {
-    check::fail(__FILE__, __LINE__, "no \"" + what + "\" in: " + status.message());
+  explicit SenderToTest(const SendPolicy& policy = referring(), std::size_t streams_count = 2) {
+    std::vector<std::unique_ptr<ByteStream>> streams;
+    for (std::size_t i = 0; i < streams_count; ++i) {
+      auto [near, far] = tcp_pair();
+      watched.emplace_back(::fcntl(near.get(), F_DUPFD_CLOEXEC, 0));
+      streams.push_back(make_tcp_byte_stream(std::move(near)));
+      make_blocking(far);
+      peers.push_back(std::move(far));
+    }
+    CHECK_OK(SendComm::create(std::move(streams), "that host", nullptr, policy, &pool, &comm));
   }
-}
+  ~SenderToTest() {
+    comm.reset();
+    pool.stop();
+  }
+  SenderToTest(const SenderToTest&) = delete;
+  SenderToTest& operator=(const SenderToTest&) = delete;
+
+  Request* send() { return send(message.data(), message.size()); }
+  Request* send(const void* data, std::size_t bytes) const {
+    Request* request = nullptr;
+    CHECK_OK(comm->isend(data, bytes, nullptr, &request));
+    CHECK(request != nullptr);
+    return request;
+  }
+  FrameHeader read_header(std::size_t stream = 1) const {
+    FrameHeader header;
+    std::array<std::uint8_t, kFrameHeaderBytes> bytes;
+    read_bytes(peers[stream], bytes.data(), bytes.size());
+    CHECK_OK(decode_frame_header(bytes.data(), &header));
+    return header;
+  }
+  Frame read_frame(std::size_t stream = 1) const {
+    Frame frame{read_header(stream), {}};
+    frame.payload.resize(frame.header.payload_bytes);
+    if (!frame.payload.empty()) read_bytes(peers[stream], frame.payload.data(), frame.payload.size());
+    return frame;
+  }
+  void acknowledge(std::uint64_t chunks) const {
+    std::array<std::uint8_t, kAcknowledgementBytes> bytes;
+    encode_acknowledgement({chunks, false}, bytes.data());
+    send_bytes(peers[1], bytes.data(), bytes.size());
+  }
+  void end(bool resets) { resets ? reset_connection(&peers[1]) : peers[1].reset(); }
+};
 
 }  // namespace bagua_net
