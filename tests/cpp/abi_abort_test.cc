@@ -1,21 +1,19 @@
 // A process that aborts communicators again and again and goes on with new ones, as fault-tolerant trainers do: in each
-// state that a connection can be in. Nothing stays behind, and no abort waits for the peer.
+// state that a connection can be in. Nothing stays behind, and no abort waits for the peer: what it would wait for is
+// longer than the case's deadline.
 // Long run, the number of aborts: BAGUA_TEST_ROUNDS=240 abi_abort_test
 #include <malloc.h>
 
 #include <array>
 #include <fstream>
 
-#include "abi_support_transfer.h"
+#include "abi_connection.h"
 #include "support/cut_connections.h"
 
 namespace abi_test {
 namespace {
 
 constexpr std::size_t kMiB = 1024 * 1024;
-
-// Longer than any abort, shorter than what they would wait for.
-constexpr std::chrono::milliseconds kLimit{3000 * kSlowdown};
 
 int round_count() {
   const char* const asked = std::getenv("BAGUA_TEST_ROUNDS");
@@ -40,38 +38,20 @@ int shared_mappings() {
   return count;
 }
 
-// The time of the longest abort.
-class Aborts {
- public:
-  template <typename Call>
-  void time(Call call) {
-    const auto begin = std::chrono::steady_clock::now();
-    call();
-    const auto spent = std::chrono::steady_clock::now() - begin;
-    CHECK(spent < kLimit);
-    longest_ = std::max(longest_, std::chrono::duration_cast<std::chrono::milliseconds>(spent));
-  }
-  int longest_ms() const { return static_cast<int>(longest_.count()); }
-
- private:
-  std::chrono::milliseconds longest_{0};
-};
-
 // One round: a communicator that ends in some state, without a word to its other end.
 struct Round {
   const Net& net;
   void* ctx;
-  Aborts& aborts;
   std::array<Buffer, 4>& from;
   std::array<Buffer, 4>& to;
   std::vector<void*> requests;
 
   void send(const Connection& connection) {
-    Sender sender(net, connection.send);
+    Poster sender(net, connection.send);
     for (Buffer& buffer : from) requests.push_back(sender.try_isend(buffer.data(), buffer.bytes(), nullptr));
   }
   void receive(const Connection& connection) {
-    Receiver receiver(net, connection.recv);
+    Poster receiver(net, connection.recv);
     for (Buffer& buffer : to) requests.push_back(receiver.try_irecv(buffer.data(), buffer.bytes(), nullptr));
   }
   // Some of it moves.
@@ -86,17 +66,12 @@ struct Round {
     }
   }
   void abort(const Connection& connection, bool sender_first) {
-    const auto send_side = [&] { aborts.time([&] { CHECK_SUCCESS(net.close_send(connection.send)); }); };
-    const auto recv_side = [&] { aborts.time([&] { CHECK_SUCCESS(net.close_recv(connection.recv)); }); };
-    if (sender_first) send_side();
-    recv_side();
-    if (!sender_first) send_side();
+    if (sender_first) CHECK_SUCCESS(net.close_send(connection.send));
+    CHECK_SUCCESS(net.close_recv(connection.recv));
+    if (!sender_first) CHECK_SUCCESS(net.close_send(connection.send));
   }
 };
 
-void cut_all() {
-  for (const int fd : bagua_net::open_connections()) bagua_net::cut(fd, bagua_net::Cut::kReset);
-}
 // The process has one that its communicators share.
 std::vector<int> listeners() { return bagua_net::sockets_in_state(bagua_net::TcpState::kListen); }
 void silence_listeners() {
@@ -124,10 +99,8 @@ void run(Round& round, State state, bool sender_first) {
     CHECK_SUCCESS(net.listen(round.ctx, 0, handle.data(), &listen));
     if (state == State::kConnectingToNobody) silence_listeners();
     CHECK_SUCCESS(net.connect(round.ctx, 0, handle.data(), &send));
-    round.aborts.time([&] {
-      if (send != nullptr) CHECK_SUCCESS(net.close_send(send));
-      CHECK_SUCCESS(net.close_listen(listen));
-    });
+    if (send != nullptr) CHECK_SUCCESS(net.close_send(send));
+    CHECK_SUCCESS(net.close_listen(listen));
     return;
   }
   const Connection connection = connect_both_ends(net, round.ctx);
@@ -136,7 +109,7 @@ void run(Round& round, State state, bool sender_first) {
   if (state != State::kIdle && state != State::kReceiving) round.send(connection);
   round.look();
   if (state == State::kRecoveringFromNobody) silence_listeners();
-  if (state == State::kRecovering || state == State::kRecoveringFromNobody) cut_all();
+  if (state == State::kRecovering || state == State::kRecoveringFromNobody) bagua_net::cut_all(bagua_net::Cut::kReset);
   if (sender_first) round.look();
   round.abort(connection, sender_first);
 }
@@ -151,11 +124,10 @@ void connect_and_close(const Net& net) {
 
 void aborts_leave_nothing(int version) {
   const PluginLibrary library;
-  const std::unique_ptr<Net> net = library.net(version, &CapturedLog::log);
+  const Net net(library, version, &CapturedLog::log);
   const int threads_before = threads();
   std::array<Buffer, 4> from{Buffer(3 * kMiB), Buffer(100), Buffer(70000), Buffer(3 * kMiB)};
   std::array<Buffer, 4> to{Buffer(3 * kMiB), Buffer(100), Buffer(70000), Buffer(3 * kMiB)};
-  Aborts aborts;
   struct Left {
     int fds = 0;
     int threads = 0;
@@ -169,21 +141,21 @@ void aborts_leave_nothing(int version) {
   const int warm_up = std::clamp(rounds / 3, kStates, 100);
   for (int number = 0; number < rounds; ++number) {
     void* ctx = nullptr;
-    CHECK_SUCCESS(net->init(&ctx));
-    Round round{*net, ctx, aborts, from, to, {}};
+    CHECK_SUCCESS(net.init(&ctx));
+    Round round{net, ctx, from, to, {}};
     run(round, static_cast<State>(number % kStates), number / kStates % 2 == 0);
     for (const int fd : listeners()) bagua_net::hear_again(fd);
     // A communicator of the same process that goes on, and the next one.
-    Connection next = connect_both_ends(*net, ctx);
-    exchange(*net, next, 300000, 300000, 0, 0, static_cast<std::uint64_t>(number));
-    close_both_ends(*net, &next);
-    aborts.time([&] { CHECK_SUCCESS(net->finalize(ctx)); });
+    Connection next = connect_both_ends(net, ctx);
+    exchange(net, next, 300000, 300000, 0, 0, static_cast<std::uint64_t>(number));
+    close_both_ends(net, &next);
+    CHECK_SUCCESS(net.finalize(ctx));
     CapturedLog::get().clear();
     if (number + 1 != warm_up && number + 1 != rounds) continue;
     // Before v11, a connect that nobody fetches is forgotten a while after its deadline, and its threads end. The next
     // communicator joins them and closes their descriptors.
     wait_for_threads(threads_before);
-    connect_and_close(*net);
+    connect_and_close(net);
     wait_for_threads(threads_before);
     const Left left{open_fds(), threads(), shared_mappings(), resident_kib(), mallinfo2().uordblks};
     if (number + 1 == warm_up) {
@@ -191,9 +163,9 @@ void aborts_leave_nothing(int version) {
       continue;
     }
     std::printf(
-        "        %d aborts, the longest call %d ms; descriptors %d, then %d; resident KiB %ld, then %ld; "
+        "        %d aborts; descriptors %d, then %d; resident KiB %ld, then %ld; "
         "allocated KiB %zu, then %zu\n",
-        rounds, aborts.longest_ms(), after_warm_up.fds, left.fds, after_warm_up.resident_kib, left.resident_kib,
+        rounds, after_warm_up.fds, left.fds, after_warm_up.resident_kib, left.resident_kib,
         after_warm_up.allocated_bytes / 1024, left.allocated_bytes / 1024);
     CHECK_EQ(left.fds, after_warm_up.fds);
     CHECK_EQ(left.threads, after_warm_up.threads);
@@ -216,11 +188,13 @@ bool register_all() {
         const Environment environment = {{"BAGUA_NET_NWORKERS", workers},
                                          {"BAGUA_NET_NSTREAMS", "4"},
                                          {"BAGUA_NET_RECOVERY", recovery},
+                                         {"BAGUA_NET_KEEPALIVE_S", is_long ? "3600" : "600"},
                                          {"BAGUA_NET_CONNECT_TIMEOUT_MS", "300"}};
         const std::string name =
             "aborts_leave_nothing_v" + std::to_string(version) + "_workers" + workers + "_recovery" + recovery;
-        register_case(
-            name, [=] { in_own_process(environment, [=] { aborts_leave_nothing(version); }, is_long ? 3600 : 600); });
+        register_case(name, [=] {
+          in_own_process(environment, [=] { aborts_leave_nothing(version); }, is_long ? 3600 : 90 * kSlowdown);
+        });
       }
     }
   }

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <set>
 
-#include "abi_support_transfer.h"
+#include "abi_connection.h"
 
 namespace abi_test {
 namespace {

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <optional>
 
-#include "abi_support_transfer.h"
+#include "abi_connection.h"
 #include "transport/tuning/thread_load.h"
 
 namespace abi_test {
@@ -24,40 +24,40 @@ void transfer_once(const Net& net, void* ctx, std::uint64_t seed) {
 // v11+: a context per communicator, the transport for as long as there is one.
 void finalizes_and_starts_again(int version) {
   const PluginLibrary library;
-  const std::unique_ptr<Net> net = library.net(version, &CapturedLog::log);
+  const Net net(library, version, &CapturedLog::log);
   const int threads_before = threads();
   std::optional<int> fds_before;
   for (int round = 0; round < 3; ++round) {
     void* first = slot_content(2);
     void* second = slot_content(2);
-    CHECK_SUCCESS(net->init(&first));
-    CHECK_SUCCESS(net->init(&second));
-    if (net->has_finalize()) CHECK(first != nullptr && second != nullptr && first != second);
-    transfer_once(*net, first, 1);
-    CHECK_SUCCESS(net->finalize(first));
+    CHECK_SUCCESS(net.init(&first));
+    CHECK_SUCCESS(net.init(&second));
+    if (net.has_finalize()) CHECK(first != nullptr && second != nullptr && first != second);
+    transfer_once(net, first, 1);
+    CHECK_SUCCESS(net.finalize(first));
     // The other communicator is not affected, whatever is finalized twice or was never there.
-    CHECK_SUCCESS(net->finalize(first));
-    CHECK_SUCCESS(net->finalize(nullptr));
-    transfer_once(*net, second, 2);
+    CHECK_SUCCESS(net.finalize(first));
+    CHECK_SUCCESS(net.finalize(nullptr));
+    transfer_once(net, second, 2);
     // Left behind by an abort: reaped.
     Handle handle{};
     void* listen = nullptr;
-    CHECK_SUCCESS(net->listen(second, 0, handle.data(), &listen));
-    Connection connection = connect_both_ends(*net, second);
-    CHECK_SUCCESS(net->finalize(second));
-    if (net->has_finalize()) {
+    CHECK_SUCCESS(net.listen(second, 0, handle.data(), &listen));
+    Connection connection = connect_both_ends(net, second);
+    CHECK_SUCCESS(net.finalize(second));
+    if (net.has_finalize()) {
       wait_for_threads(threads_before);
       if (!fds_before) fds_before = open_fds();
       CHECK_EQ(open_fds(), *fds_before);
       void* comm = slot_content(2);
-      CHECK_RESULT(net->listen(second, 0, handle.data(), &comm), Result::kInternalError);
+      CHECK_RESULT(net.listen(second, 0, handle.data(), &comm), Result::kInternalError);
       CHECK(comm == nullptr);
       // Closing what went with its communicator is harmless.
-      CHECK_SUCCESS(net->close_send(connection.send));
-      CHECK_SUCCESS(net->close_listen(listen));
+      CHECK_SUCCESS(net.close_send(connection.send));
+      CHECK_SUCCESS(net.close_listen(listen));
     } else {
-      close_both_ends(*net, &connection);
-      CHECK_SUCCESS(net->close_listen(listen));
+      close_both_ends(net, &connection);
+      CHECK_SUCCESS(net.close_listen(listen));
     }
   }
   CHECK_EQ(CapturedLog::get().count(bagua_net::nccl::LogLevel::kInfo, "active: table v" + std::to_string(version)), 1);
@@ -98,34 +98,34 @@ void holds_256_comms(int version) {
 // A communicator is aborted and built anew, and a thread of NCCL's still holds what belonged to the old one.
 void refuses_what_went_with_its_transport(int version) {
   const PluginLibrary library;
-  const std::unique_ptr<Net> net = library.net(version, &CapturedLog::log);
+  const Net net(library, version, &CapturedLog::log);
   void* ctx = nullptr;
-  CHECK_SUCCESS(net->init(&ctx));
-  const Connection old = connect_both_ends(*net, ctx);
+  CHECK_SUCCESS(net.init(&ctx));
+  const Connection old = connect_both_ends(net, ctx);
   Handle handle{};
   void* listen = nullptr;
-  CHECK_SUCCESS(net->listen(ctx, 0, handle.data(), &listen));
+  CHECK_SUCCESS(net.listen(ctx, 0, handle.data(), &listen));
   Buffer buffer(100);
-  void* const mhandle = register_buffer(*net, old.recv, &buffer);
-  void* const pending = Receiver(*net, old.recv).try_irecv(buffer.data(), 100, mhandle);
+  void* const mhandle = register_buffer(net, old.recv, &buffer);
+  void* const pending = Poster(net, old.recv).try_irecv(buffer.data(), 100, mhandle);
   CHECK(pending != nullptr);
-  CHECK_SUCCESS(net->finalize(ctx));
-  CHECK_SUCCESS(net->init(&ctx));
-  Connection fresh = connect_both_ends(*net, ctx);  // where the old one was in memory, perhaps
+  CHECK_SUCCESS(net.finalize(ctx));
+  CHECK_SUCCESS(net.init(&ctx));
+  Connection fresh = connect_both_ends(net, ctx);  // where the old one was in memory, perhaps
   int done = 1;
-  CHECK_RESULT(net->test(pending, &done, nullptr), Result::kInternalError);
+  CHECK_RESULT(net.test(pending, &done, nullptr), Result::kInternalError);
   CHECK_EQ(done, 0);
   void* request = slot_content(2);
-  CHECK_RESULT(net->isend(old.send, buffer.data(), 100, 0, nullptr, &request), Result::kInternalError);
+  CHECK_RESULT(net.isend(old.send, buffer.data(), 100, 0, nullptr, &request), Result::kInternalError);
   CHECK(request == nullptr);
   void* accepted = slot_content(2);
-  CHECK_RESULT(net->accept(listen, &accepted), Result::kInternalError);
-  CHECK(net->dereg_mr(old.recv, mhandle) != Result::kSuccess);
-  CHECK_SUCCESS(net->close_recv(old.recv));
-  CHECK_SUCCESS(net->close_listen(listen));
-  exchange(*net, fresh, 300000, 300000, 1, 2, 3);
-  close_both_ends(*net, &fresh);
-  CHECK_SUCCESS(net->finalize(ctx));
+  CHECK_RESULT(net.accept(listen, &accepted), Result::kInternalError);
+  CHECK(net.dereg_mr(old.recv, mhandle) != Result::kSuccess);
+  CHECK_SUCCESS(net.close_recv(old.recv));
+  CHECK_SUCCESS(net.close_listen(listen));
+  exchange(net, fresh, 300000, 300000, 1, 2, 3);
+  close_both_ends(net, &fresh);
+  CHECK_SUCCESS(net.finalize(ctx));
 }
 
 // What a forked child of a data loader or a launcher does with the library: nothing, or something of its own.
@@ -136,7 +136,7 @@ void survives_fork(int version, bool child_uses_it) {
   exchange(net, connection, 300000, 300000, 0, 0, 1);
   Buffer buffer(100);
   void* const mhandle = register_buffer(net, connection.send, &buffer);
-  void* const pending = Receiver(net, connection.recv).try_irecv(buffer.data(), 100, nullptr);
+  void* const pending = Poster(net, connection.recv).try_irecv(buffer.data(), 100, nullptr);
   CHECK(pending != nullptr);
 
   int channel[2];
@@ -191,7 +191,7 @@ void survives_fork(int version, bool child_uses_it) {
   // The parent did not notice: its pending receive is still good.
   Buffer source(100);
   source.fill(5);
-  void* const sending = Sender(net, connection.send).try_isend(source.data(), 100, nullptr);
+  void* const sending = Poster(net, connection.send).try_isend(source.data(), 100, nullptr);
   CHECK(sending != nullptr);
   wait_until("the parent's message", [&] { return is_done(net, sending, nullptr); });
   wait_until("the parent's receive", [&] { return is_done(net, pending, nullptr); });
@@ -238,7 +238,7 @@ void reports_a_killed_peer_whose_child_lives(int version) {
   });
   Buffer buffer(100);
   void* const mhandle = register_buffer(net, recv, &buffer);
-  void* const pending = Receiver(net, recv).try_irecv(buffer.data(), 100, mhandle);
+  void* const pending = Poster(net, recv).try_irecv(buffer.data(), 100, mhandle);
   pid_t loader = 0;
   CHECK_EQ(read(children[0], &loader, sizeof loader), static_cast<ssize_t>(sizeof loader));
   CHECK_EQ(kill(trainer, SIGKILL), 0);
@@ -273,7 +273,7 @@ void survives_exit(int version) {
   exchange(net, connection, 300000, 300000, 0, 0, 1);
   // Never freed: a worker may read it until the very end.
   static auto* const buffer = new Buffer(8 << 20);
-  CHECK(Sender(net, connection.send).try_isend(buffer->data(), buffer->bytes(), nullptr) != nullptr);
+  CHECK(Poster(net, connection.send).try_isend(buffer->data(), buffer->bytes(), nullptr) != nullptr);
   session_until_exit = session;
 }
 
@@ -299,7 +299,7 @@ void survives_exit_with_thread_locals_at_a_page() {
   Connection connection = connect_both_ends(net, session.ctx());
   Buffer buffer(1 << 20);
   const auto blocks = fill_up_to_a_page(sizeof(bagua_net::ThreadLoad));
-  CHECK(Sender(net, connection.send).try_isend(buffer.data(), buffer.bytes(), nullptr) != nullptr);
+  CHECK(Poster(net, connection.send).try_isend(buffer.data(), buffer.bytes(), nullptr) != nullptr);
   close_both_ends(net, &connection);
 }
 

@@ -1,11 +1,17 @@
 // NCCL's profiler tables v4 to v7, as NCCL calls them, and what comes of it in the trace file; with the messages of the
 // network table in the same file.
-#include "abi_support_profiler.h"
+#include "abi_connection.h"
 #include "support/temporary_tree.h"
 #include "support/trace_file.h"
 
 namespace abi_test {
 namespace {
+
+std::unique_ptr<ProfilerTable> profiler_table(int version) {
+  // Never closed: the library stays in memory in any case.
+  static const auto& library = *new PluginLibrary;
+  return std::make_unique<ProfilerTable>(library, version, &CapturedLog::log);
+}
 
 Environment traced(const TemporaryTree& folder) { return {{"BAGUA_NET_TRACE", folder.root() + "/trace.json"}}; }
 
@@ -59,13 +65,12 @@ void reduce_once(const ProfilerTable& table, void* context) {
   CHECK_SUCCESS(table.state(send_step.step, ProfilerState::kSendPeerWait, 0));
 
   const PluginLibrary library;
-  const auto* net =
-      static_cast<const nccl::NetTableV11*>(dlsym(dlopen(PluginLibrary::path(), RTLD_NOW), "ncclNetPlugin_v11"));
+  const auto* net = static_cast<const nccl::NetTableV11*>(library.table("ncclNetPlugin", 11));
   void* ctx = nullptr;
   nccl::NetCommConfig config{nccl::kUndefined};
   CHECK_SUCCESS(net->init(&ctx, 0xabc, &config, &CapturedLog::log, &callback_of_nccl));
-  const auto over_table = library.net(11, &CapturedLog::log);
-  Connection connection = connect_both_ends(*over_table, ctx);
+  const Net over_table(library, 11, &CapturedLog::log);
+  Connection connection = connect_both_ends(over_table, ctx);
   // Connecting over the table needs no callback; init with one again, as the next communicator does.
   std::array<std::uint8_t, 300> from{};
   std::array<std::uint8_t, 4096> to{};
@@ -81,12 +86,12 @@ void reduce_once(const ProfilerTable& table, void* context) {
   CHECK_SUCCESS(net->isend(connection.send, from.data(), from.size(), tag, nullptr, &send_step, &sending));
   CHECK_SUCCESS(table.state(send_step.step, ProfilerState::kSendWait, from.size()));
   for (void* request : {sending, receiving}) {
-    wait_until("the message", [&] { return is_done(*over_table, request, nullptr); });
+    wait_until("the message", [&] { return is_done(over_table, request, nullptr); });
   }
   CHECK_SUCCESS(table.state(receive_step.step, ProfilerState::kRecvFlushWait, from.size()));
   CHECK_SUCCESS(table.state(receive_step.step, ProfilerState::kRecvGpuWait, 12345));  // that of a later step
   for (void* handle : {send_step.step, receive_step.step, send, receive}) CHECK_SUCCESS(table.stop(handle));
-  close_both_ends(*over_table, &connection);
+  close_both_ends(over_table, &connection);
   CHECK_SUCCESS(net->finalize(ctx));
 }
 

@@ -4,7 +4,7 @@
 #include <climits>
 #include <thread>
 
-#include "abi_support_transfer.h"
+#include "abi_connection.h"
 
 namespace abi_test {
 namespace {
@@ -78,8 +78,8 @@ void keeps_32_requests_in_flight(const Session& session) {
   const Net& net = session.net();
   Connection connection = connect_both_ends(net, session.ctx());
   constexpr int kCount = bagua_net::nccl::kNetMaxRequests;
-  Sender sender(net, connection.send);
-  Receiver receiver(net, connection.recv);
+  Poster sender(net, connection.send);
+  Poster receiver(net, connection.recv);
   for (int round = 0; round < 2; ++round) {
     std::vector<std::unique_ptr<Buffer>> from;
     std::vector<std::unique_ptr<Buffer>> to;
@@ -135,8 +135,8 @@ void keeps_32_requests_in_flight(const Session& session) {
 void answers_later_when_full(const Session& session) {
   const Net& net = session.net();
   Connection connection = connect_both_ends(net, session.ctx());
-  Sender sender(net, connection.send);
-  Receiver receiver(net, connection.recv);
+  Poster sender(net, connection.send);
+  Poster receiver(net, connection.recv);
   constexpr std::size_t kCount = 1000;
   std::vector<std::uint64_t> from(kCount);
   std::vector<std::uint64_t> to(kCount);
@@ -176,8 +176,8 @@ void answers_later_when_full(const Session& session) {
 // One of two ranks: sends on one connection and receives on the other, on a thread of its own.
 void run_rank(const Net& net, void* send, void* recv, int messages, std::uint64_t send_seed, std::uint64_t recv_seed) {
   constexpr std::size_t kWindow = 8;
-  Sender sender(net, send);
-  Receiver receiver(net, recv);
+  Poster sender(net, send);
+  Poster receiver(net, recv);
   std::vector<std::unique_ptr<Buffer>> from;
   std::vector<std::unique_ptr<Buffer>> to;
   std::vector<void*> from_handles;
@@ -256,8 +256,8 @@ void refuses_sends_larger_than_receives(const Session& session) {
     Buffer to(1000);
     void* const from_handle = register_buffer(net, connection.send, &from);
     void* const to_handle = register_buffer(net, connection.recv, &to);
-    void* const receiving = Receiver(net, connection.recv).try_irecv(to.data(), 1000, to_handle);
-    void* const sending = Sender(net, connection.send).try_isend(from.data(), bytes, from_handle);
+    void* const receiving = Poster(net, connection.recv).try_irecv(to.data(), 1000, to_handle);
+    void* const sending = Poster(net, connection.send).try_isend(from.data(), bytes, from_handle);
     CHECK(receiving != nullptr && sending != nullptr);
     bool refused = false;
     wait_until("the error", [&] {

@@ -5,80 +5,37 @@
 #include <limits>
 #include <utility>
 
-#include "abi_support_tuner.h"
+#include "abi_tuner.h"
 
 namespace abi_test {
 namespace {
 
 constexpr std::size_t kHuge = std::numeric_limits<std::size_t>::max();
 
-// LL from 4 to 16 KiB per rank; then a channel for every 64 KiB per rank, up to four; then as many as NCCL likes.
-void chooses_for_two_ranks(int version) {
+// LL from 4 to 16 KiB per rank; then a channel for every 64 KiB per rank, up to four; then as many as NCCL likes. A
+// rank's share is rounded down.
+void chooses_for_few_ranks(int version) {
   with_network(version, [](const Tuner& tuner) {
-    check_choices(tuner, 2, 2,
-                  {{0, kAllNccls},
-                   {1, kAllNccls},
-                   {8 * kKiB - 1, kAllNccls},
-                   {8 * kKiB, low_latency(1)},
-                   {32 * kKiB, low_latency(1)},
-                   {32 * kKiB + 1, low_latency(1)},  // a rank's share is rounded down
-                   {32 * kKiB + 2, simple(1)},
-                   {256 * kKiB - 1, simple(1)},
-                   {256 * kKiB, simple(2)},
-                   {384 * kKiB - 1, simple(2)},
-                   {384 * kKiB, simple(3)},
-                   {512 * kKiB - 1, simple(3)},
-                   {512 * kKiB, simple(4)},
-                   {2 * kMiB, simple(4)},
-                   {2 * kMiB + 1, simple(0)},
-                   {16 * kMiB + 1, simple(0)},
-                   {kHuge, simple(0)}});
-  });
-}
-
-void chooses_for_three_ranks(int version) {
-  with_network(version, [](const Tuner& tuner) {
-    check_choices(tuner, 3, 3,
-                  {{0, kAllNccls},
-                   {1, kAllNccls},
-                   {12 * kKiB - 1, kAllNccls},
-                   {12 * kKiB, low_latency(1)},
-                   {48 * kKiB, low_latency(1)},
-                   {48 * kKiB + 2, low_latency(1)},
-                   {48 * kKiB + 3, simple(1)},
-                   {384 * kKiB - 1, simple(1)},
-                   {384 * kKiB, simple(2)},
-                   {576 * kKiB - 1, simple(2)},
-                   {576 * kKiB, simple(3)},
-                   {768 * kKiB - 1, simple(3)},
-                   {768 * kKiB, simple(4)},
-                   {2 * kMiB + 1, simple(4)},
-                   {16 * kMiB, simple(4)},
-                   {16 * kMiB + 1, simple(0)},
-                   {kHuge, simple(0)}});
-  });
-}
-
-void chooses_for_four_ranks(int version) {
-  with_network(version, [](const Tuner& tuner) {
-    check_choices(tuner, 4, 4,
-                  {{0, kAllNccls},
-                   {1, kAllNccls},
-                   {16 * kKiB - 1, kAllNccls},
-                   {16 * kKiB, low_latency(1)},
-                   {64 * kKiB, low_latency(1)},
-                   {64 * kKiB + 3, low_latency(1)},
-                   {64 * kKiB + 4, simple(1)},
-                   {512 * kKiB - 1, simple(1)},
-                   {512 * kKiB, simple(2)},
-                   {768 * kKiB - 1, simple(2)},
-                   {768 * kKiB, simple(3)},
-                   {1 * kMiB - 1, simple(3)},
-                   {1 * kMiB, simple(4)},
-                   {2 * kMiB + 1, simple(4)},
-                   {16 * kMiB, simple(4)},
-                   {16 * kMiB + 1, simple(0)},
-                   {kHuge, simple(0)}});
+    for (const std::size_t ranks : {2, 3, 4}) {
+      const std::size_t four_channels = ranks == 2 ? 2 * kMiB : 16 * kMiB;
+      check_choices(tuner, ranks, ranks,
+                    {{0, kAllNccls},
+                     {1, kAllNccls},
+                     {4 * kKiB * ranks - 1, kAllNccls},
+                     {4 * kKiB * ranks, low_latency(1)},
+                     {16 * kKiB * ranks, low_latency(1)},
+                     {16 * kKiB * ranks + ranks - 1, low_latency(1)},
+                     {16 * kKiB * ranks + ranks, simple(1)},
+                     {128 * kKiB * ranks - 1, simple(1)},
+                     {128 * kKiB * ranks, simple(2)},
+                     {192 * kKiB * ranks - 1, simple(2)},
+                     {192 * kKiB * ranks, simple(3)},
+                     {256 * kKiB * ranks - 1, simple(3)},
+                     {256 * kKiB * ranks, simple(4)},
+                     {four_channels, simple(4)},
+                     {four_channels + 1, simple(0)},
+                     {kHuge, simple(0)}});
+    }
   });
 }
 
@@ -247,9 +204,7 @@ void keeps_within_the_cost_table(int version) {
 }
 
 bool register_all() {
-  register_tuner_case("chooses_for_two_ranks", {}, chooses_for_two_ranks);
-  register_tuner_case("chooses_for_three_ranks", {}, chooses_for_three_ranks);
-  register_tuner_case("chooses_for_four_ranks", {}, chooses_for_four_ranks);
+  register_tuner_case("chooses_for_few_ranks", {}, chooses_for_few_ranks);
   register_tuner_case("chooses_for_a_broadcast", {}, chooses_for_a_broadcast);
   register_tuner_case("only_lowers_channels_between_more", {}, only_lowers_channels_between_more);
   register_tuner_case("leaves_small_shares_of_many_ranks", {}, leaves_small_shares_of_many_ranks);

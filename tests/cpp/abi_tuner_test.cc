@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "abi_support_tuner.h"
+#include "abi_tuner.h"
 
 namespace abi_test {
 namespace {
@@ -79,9 +79,9 @@ void leaves_all_without_the_network(int version) {
 
 void leaves_all_when_the_network_declined(int version) {
   const PluginLibrary library;
-  const std::unique_ptr<Net> net = library.net(kNewestVersion, &CapturedLog::log);
+  const Net net(library, kNewestVersion, &CapturedLog::log);
   void* network_ctx = nullptr;
-  CHECK(net->init(&network_ctx) != Result::kSuccess);
+  CHECK(net.init(&network_ctx) != Result::kSuccess);
   leaves_all_without_the_network(version);
 }
 

@@ -1,4 +1,4 @@
-// Connections over a table, and messages on them whose every byte is verified.
+// Connections over a network table, and messages on them whose every byte is verified.
 #pragma once
 
 #include <algorithm>
@@ -8,10 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "abi_support_net.h"
-#include "abi_support_process.h"
+#include "abi_process.h"
+#include "abi_tables.h"
 #include "support/byte_patterns.h"
-#include "support/check.h"
 
 namespace abi_test {
 
@@ -90,34 +89,30 @@ inline void* slot_content(unsigned call) {
 }
 
 // A comm with a slot for the next request. Posting answers nullptr on "later".
-class Sender {
+class Poster {
  public:
-  Sender(const Net& net, void* comm) : net_(&net), comm_(comm) {}
-  void* comm() const { return comm_; }
+  Poster(const Net& net, void* comm) : net_(&net), comm_(comm) {}
+
   void* try_isend(void* data, std::size_t bytes, void* mhandle, int tag = 7) {
-    void* request = slot_content(++calls_);
-    CHECK_SUCCESS(net_->isend(comm_, data, static_cast<std::int64_t>(bytes), tag, mhandle, &request));
-    CHECK(request != slot_content(1) && request != slot_content(2));
-    return request;
+    return post([&](void** request) {
+      return net_->isend(comm_, data, static_cast<std::int64_t>(bytes), tag, mhandle, request);
+    });
   }
-
- private:
-  const Net* net_;
-  void* comm_;
-  unsigned calls_ = 0;
-};
-class Receiver {
- public:
-  Receiver(const Net& net, void* comm) : net_(&net), comm_(comm) {}
-  void* comm() const { return comm_; }
   void* try_irecv(void* data, std::size_t bytes, void* mhandle, int tag = 7) {
+    return post([&](void** request) {
+      return net_->irecv(comm_, 1, &data, static_cast<std::int64_t>(bytes), tag, &mhandle, request);
+    });
+  }
+
+ private:
+  template <typename Call>
+  void* post(Call call) {
     void* request = slot_content(++calls_);
-    CHECK_SUCCESS(net_->irecv(comm_, 1, &data, static_cast<std::int64_t>(bytes), tag, &mhandle, &request));
+    CHECK_SUCCESS(call(&request));
     CHECK(request != slot_content(1) && request != slot_content(2));
     return request;
   }
 
- private:
   const Net* net_;
   void* comm_;
   unsigned calls_ = 0;
@@ -186,8 +181,8 @@ inline void exchange(const Net& net, const Connection& connection, std::size_t b
   from.fill(seed);
   void* const from_handle = register_buffer(net, connection.send, &from);
   void* const to_handle = register_buffer(net, connection.recv, &to);
-  Sender sender(net, connection.send);
-  Receiver receiver(net, connection.recv);
+  Poster sender(net, connection.send);
+  Poster receiver(net, connection.recv);
   void* sending = nullptr;
   void* receiving = nullptr;
   bool sent = false;
@@ -209,19 +204,19 @@ inline void exchange(const Net& net, const Connection& connection, std::size_t b
 // The plugin, opened and initialised, for the length of a case.
 class Session {
  public:
-  explicit Session(int version) : net_(library_.net(version, &CapturedLog::log)) {
-    CHECK_SUCCESS(net_->init(&ctx_));
-    CHECK(!net_->has_finalize() || ctx_ != nullptr);
+  explicit Session(int version) : net_(library_, version, &CapturedLog::log) {
+    CHECK_SUCCESS(net_.init(&ctx_));
+    CHECK(!net_.has_finalize() || ctx_ != nullptr);
   }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
-  ~Session() { net_->finalize(ctx_); }
-  const Net& net() const { return *net_; }
+  ~Session() { net_.finalize(ctx_); }
+  const Net& net() const { return net_; }
   void* ctx() const { return ctx_; }
 
  private:
   PluginLibrary library_;
-  std::unique_ptr<Net> net_;
+  Net net_;
   void* ctx_ = nullptr;
 };
 

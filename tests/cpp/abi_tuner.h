@@ -2,12 +2,9 @@
 // table of the built library, as NCCL does it.
 #pragma once
 
-#include <dlfcn.h>
-
 #include <array>
 #include <cstddef>
 #include <functional>
-#include <memory>
 #include <ostream>
 #include <sstream>
 #include <stdexcept>
@@ -15,7 +12,7 @@
 #include <vector>
 
 #include "abi/tuner_types.h"
-#include "abi_support_transfer.h"
+#include "abi_connection.h"
 
 namespace abi_test {
 
@@ -112,15 +109,7 @@ class CostTable {
 // One interface over the five tables.
 class Tuner {
  public:
-  explicit Tuner(int version) : version_(version), library_(dlopen(PluginLibrary::path(), RTLD_NOW | RTLD_LOCAL)) {
-    if (library_ == nullptr) throw std::runtime_error(std::string("cannot open the plugin: ") + dlerror());
-    const std::string symbol = "ncclTunerPlugin_v" + std::to_string(version);
-    table_ = dlsym(library_, symbol.c_str());
-    if (table_ == nullptr) throw std::runtime_error(symbol + " is not exported");
-  }
-  Tuner(const Tuner&) = delete;
-  Tuner& operator=(const Tuner&) = delete;
-  ~Tuner() { dlclose(library_); }
+  explicit Tuner(int version) : version_(version), table_(library_.table("ncclTunerPlugin", version)) {}
 
   const char* name() const { return *static_cast<const char* const*>(table_); }
 
@@ -175,18 +164,18 @@ class Tuner {
   }
 
   const int version_;
-  void* const library_;
-  const void* table_;
+  const PluginLibrary library_;
+  const void* const table_;
 };
 
 // The network is up, as it is when NCCL looks for a tuner.
 inline void with_network(int version, const std::function<void(const Tuner& tuner)>& body) {
   const PluginLibrary library;
-  const std::unique_ptr<Net> net = library.net(kNewestVersion, &CapturedLog::log);
+  const Net net(library, kNewestVersion, &CapturedLog::log);
   void* network_ctx = nullptr;
-  CHECK_SUCCESS(net->init(&network_ctx));
+  CHECK_SUCCESS(net.init(&network_ctx));
   body(Tuner(version));
-  CHECK_SUCCESS(net->finalize(network_ctx));
+  CHECK_SUCCESS(net.finalize(network_ctx));
 }
 
 inline void* tuned(const Tuner& tuner, std::size_t ranks, std::size_t nodes) {

@@ -1,5 +1,5 @@
-// Each case runs in a process of its own, with its environment, a deadline and a captured log: the plugin is one
-// instance per process and reads its settings once.
+// What cases that drive the plugin through its tables share. Each runs in a process of its own, with its environment, a
+// deadline and a captured log: the plugin is one instance per process and reads its settings once.
 #pragma once
 
 #include <dirent.h>
@@ -8,13 +8,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdarg>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
