@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from bagua.collectives import torch_internals
-from bagua.collectives.communicator_methods import CollectiveMethods
 from bagua.collectives.failure_report import failures_named, is_communication_error, is_named_around
 
 _ABORT_CHECK = datetime.timedelta(milliseconds=200)
@@ -42,9 +41,10 @@ class TorchGroupReference:
         return group
 
 
-class BaguaCommunicator(CollectiveMethods):
+class BaguaCommunicator:
     """
-    A thin view of one torch group. Ranks are positions in the group, unless named global.
+    A thin view of one torch group. Ranks are positions in the group, unless named global. Importing bagua.torch_api
+    adds the collectives as methods, as Bagua 0.9 has them.
 
     Attributes:
         ranks: global ranks, by rank of the communicator.
@@ -76,6 +76,11 @@ class BaguaCommunicator(CollectiveMethods):
     def torch_group(self) -> dist.ProcessGroup:
         """Raises RuntimeError if it has been destroyed."""
         return self._reference.get()
+
+    @property
+    def cuda_stream(self) -> torch.cuda.Stream | None:
+        """The group's stream, for work in parallel with the caller's; None without CUDA."""
+        return self._stream()
 
     def rank(self) -> int:
         """Of this process in the group."""

@@ -1,8 +1,8 @@
 """Bagua for PyTorch: `import bagua.torch_api as bagua`.
 
 Importing it adds `with_bagua` and what belongs to it to torch.nn.Module, the methods of BaguaTensor to torch.Tensor,
-and `bagua_patch` and what belongs to it to torch.distributed.ProcessGroup. It sets up nothing else: no CUDA, no process
-group.
+`bagua_patch` and what belongs to it to torch.distributed.ProcessGroup, and the collectives, as methods, to Bagua's
+communicators. It sets up nothing else: no CUDA, no process group.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from bagua.torch_api.communication import (
     scatter_inplace,
     send,
 )
+from bagua.torch_api.communicator_methods import patch_communicator
 from bagua.torch_api.distributed import BaguaModule
 from bagua.torch_api.env import get_local_rank, get_local_size, get_rank, get_world_size
 from bagua.torch_api.process_group_patch import patch_process_group
@@ -88,6 +89,7 @@ _LAZY = {
 # Of the package bagua, as which this module is often imported.
 _OUTSIDE = ("comm_hooks", "kernels", "net")
 
+patch_communicator()
 patch_process_group()
 
 

@@ -18,6 +18,7 @@ from support.import_arrows import (
     module_name,
     python_files,
 )
+from support.import_circles import circle_in, imports_within
 
 PLUGIN = REPOSITORY / "net_plugin"
 
@@ -90,6 +91,22 @@ def test_python_imports_point_down() -> None:
     files = [path for path in python_files(".") if path.parent != PACKAGE]
     assert files
     assert [violation for path in files for violation in violations_of_layers(path)] == []
+
+
+# Folders in which no modules import each other in a circle, not even inside functions.
+WITHOUT_CIRCLES = ("collectives",)
+
+
+def test_a_circle_is_found() -> None:
+    assert circle_in({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert set(circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
+
+
+@pytest.mark.parametrize("folder", WITHOUT_CIRCLES)
+def test_no_modules_import_each_other(folder: str) -> None:
+    imports = imports_within(folder)
+    assert any(imports.values())
+    assert circle_in(imports) == []
 
 
 # --- the training core -----------------------------------------------------------------------------------------------
