@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import IO, TYPE_CHECKING
 
 from bagua.cli.doctor_report import COLOURS, failed_checks, rendered
 from bagua.cli.errors import EXIT_FAILURE, EXIT_USAGE, CommandError
+from bagua.host_port import split_host_port
 
 if TYPE_CHECKING:
     from bagua.net.doctor.finding import Report
@@ -24,9 +24,6 @@ _SSH_S = 15
 _WAIT_FOR_A_PERSON_S = 300.0
 _WAIT_S = 15.0
 _LAST_WORDS = 6
-# HOST, HOST:PORT, [IPv6]:PORT, or an IPv6 address alone. No leading "-": ssh would take it for an option.
-_PEER = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[\w.][\w.-]*))(?::(?P<port>\d{1,5}))?")
-_BARE_IPV6 = re.compile(r"[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.%\w]*")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -181,13 +178,11 @@ def _wait_s(options: argparse.Namespace) -> float:
 
 
 def _host_and_port(text: str) -> tuple[str, int]:
-    if _BARE_IPV6.fullmatch(text):
-        return text, _DEFAULT_PORT
-    match = _PEER.fullmatch(text)
-    port = int(match["port"] or _DEFAULT_PORT) if match else 0
-    if match is None or not 1 <= port <= 65535:
-        raise CommandError(f"--peer {text!r} is not a host; write HOST, HOST:PORT or [IPV6]:PORT", EXIT_USAGE)
-    return match["v6"] or match["name"], port
+    try:
+        host, port = split_host_port(text)
+    except ValueError as error:
+        raise CommandError(f"--peer {error}", EXIT_USAGE) from None
+    return host, _DEFAULT_PORT if port is None else port
 
 
 def _conclusion(report: Report) -> tuple[str, str]:

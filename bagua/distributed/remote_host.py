@@ -7,9 +7,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# A name or IPv4 address, or an IPv6 address in brackets; optionally a user before it and a port behind it. No leading
-# "-": ssh would take it for an option.
-_ENTRY = re.compile(r"(?P<login>(?:[\w.][\w.-]*@)?(?:[\w.][\w.-]*|\[[\da-fA-F:.%\w]+\]))(?::(?P<port>\d{1,5}))?")
+from bagua.host_port import split_host_port
+
+# Before the host. No leading "-": ssh would take it for an option.
+_USER = re.compile(r"(?:[\w.][\w.-]*@)?")
 
 # The remote shell prints it before anything else is done: the host has answered.
 READY = "bagua: host ready"
@@ -45,11 +46,11 @@ def parse_hosts(text: str, default_port: int | None) -> tuple[RemoteHost, ...]:
     """
     hosts: list[RemoteHost] = []
     for entry in (part.strip() for part in text.split(",")):
-        match = _ENTRY.fullmatch(entry)
-        port = int(match["port"]) if match and match["port"] else default_port
-        if match is None or (port is not None and not 1 <= port <= 65535):
-            raise ValueError(f"{entry!r} is not a host: write HOST or HOST:PORT, separated by commas")
-        host = RemoteHost(entry, match["login"].replace("[", "").replace("]", ""), port)
+        user, at, name = entry.rpartition("@")
+        if not _USER.fullmatch(user + at):
+            raise ValueError(f"{entry!r} is not a host: {user!r} is no name of a user")
+        address, port = split_host_port(name)
+        host = RemoteHost(entry, f"{user}{at}{address}", default_port if port is None else port)
         if any((one.login, one.port) == (host.login, host.port) for one in hosts):
             raise ValueError(f"{entry} is there twice: one launcher starts all processes of a host")
         hosts.append(host)

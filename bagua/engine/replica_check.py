@@ -18,10 +18,10 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.object_collectives import all_gather_object, broadcast_object, start_all_gather_bytes
+from bagua.rank_list import rank_list
 
 MAX_NAME_LENGTH = 120  # characters
 MAX_VARIANTS = 3  # of what ranks have instead of what rank 0 has
-MAX_RANKS = 16
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 _T = TypeVar("_T")
@@ -215,6 +215,4 @@ def _shortened(name: str | None) -> str:
 
 
 def _have(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:MAX_RANKS]))
-    more = f" and {len(ranks) - MAX_RANKS} more" if len(ranks) > MAX_RANKS else ""
-    return f"rank {shown} has" if len(ranks) == 1 else f"ranks {shown}{more} have"
+    return f"{rank_list(ranks)} {'has' if len(ranks) == 1 else 'have'}"

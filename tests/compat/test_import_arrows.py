@@ -31,7 +31,7 @@ TORCH_MODULES = {"bagua.net.bench.nccl_ab.gpu_collectives"}
 # The same for the screen of `bagua-net top`.
 SCREEN_MODULES = {"bagua.net.top.app"}
 # Root files that load neither torch nor the compiled extension.
-ROOT_FILES = {"bagua", "bagua.version", "bagua.env", "bagua.bagua_define"}
+ROOT_FILES = {"bagua", "bagua.version", "bagua.env", "bagua.bagua_define", "bagua.host_port", "bagua.rank_list"}
 
 # For every folder: what of bagua it may import, beside itself and the root files. Lowest first.
 ALLOWED: dict[str, set[str]] = {
@@ -233,6 +233,7 @@ assert not third_party, third_party
     "module",
     [
         *("bagua", "bagua.env", "bagua.net", "bagua.net.autoload", "bagua.cli.net", "bagua.cli.net_bench"),
+        *("bagua.host_port", "bagua.rank_list"),
         *("bagua.net.stats", "bagua.net.stats.sources", "bagua.net.exporter.collector"),
         *("bagua.distributed.launch", "bagua.distributed.run", "bagua.script.baguarun"),
         *("bagua.service", "bagua.bagua_define", "bagua.tuning.memory", "bagua.cli.main"),

@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Callable[[int, Named], None], str]] = {
     ),
     "shape": (
         replaced(0, nn.Parameter(torch.zeros(4, 1)), (2, 3)),
-        r"position 0, rank 0 has '0\.weight' \(float32 \[4, 3\].*; ranks 2, 3 have '0\.weight' \(float32 \[4, 1\]",
+        r"position 0, rank 0 has '0\.weight' \(float32 \[4, 3\].*; ranks 2 and 3 have '0\.weight' \(float32 \[4, 1\]",
     ),
     "dtype": (replaced(3, nn.Parameter(torch.zeros(5).half()), (1,)), r"position 3.*float32 \[5\].*float16 \[5\]"),
     "lazy": (
@@ -90,8 +90,8 @@ CASES: dict[str, tuple[Callable[[int, Named], None], str]] = {
     "requires_grad": (freeze_on_3, r"position 1, .*trainable.*; rank 3 has '0\.bias' \(float32 \[4\], frozen"),
     "shorter": (shorten_on_2, r"position 3, rank 0 has '1\.bias' .*; rank 2 has no parameters there"),
     "longer": (lengthen_on_1, r"position 4, rank 0 has no parameters there; rank 1 has 'head\.weight'"),
-    "order": (swap_on_all_but_0, r"position 0, rank 0 has '0\.weight' .*; ranks 1, 2, 3, 4 have '0\.bias'"),
-    "nothing": (empty_on_0, r"position 0, rank 0 has no parameters there; ranks 1, 2, 3, 4 have '0\.weight'"),
+    "order": (swap_on_all_but_0, r"position 0, rank 0 has '0\.weight' .*; ranks 1 to 4 have '0\.bias'"),
+    "nothing": (empty_on_0, r"position 0, rank 0 has no parameters there; ranks 1 to 4 have '0\.weight'"),
     "long names": (
         name_by_rank,
         r"position 1, rank 0 has 'rank0\.x+\.\.\.' .*rank 1 .*rank 2 .*rank 3 .*; rank 4 has other values",
@@ -164,7 +164,7 @@ def test_only_the_first_difference_is_described(told: list[dict[str, str | None]
     (message,) = {messages["later"] for messages in told}
     assert message is not None
     assert re.search(
-        r"rank 2 has 'first difference' .*; ranks 1, 3 have the first difference at a later position", message
+        r"rank 2 has 'first difference' .*; ranks 1 and 3 have the first difference at a later position", message
     )
     assert "later difference" not in message
 
@@ -327,12 +327,12 @@ def test_optimizers_of_many_ranks() -> None:
     assert told == [told[0]] * WORLD_SIZE
     classes, numbers, parameters_first, long, spawned = told[0]
     assert (
-        "At position 1, rank 0 has torch.optim.sgd.SGD; ranks 1, 2 have torch.optim.adam.Adam; rank 4 has"
+        "At position 1, rank 0 has torch.optim.sgd.SGD; ranks 1 and 2 have torch.optim.adam.Adam; rank 4 has"
         " torch.optim.adamw.AdamW; rank 3 has the first difference at a later position.\n" in classes
     )
-    assert "numbers of optimizers: rank 0 has 2; ranks 2, 4 have 1; rank 3 has 3.\n" in numbers
+    assert "numbers of optimizers: rank 0 has 2; ranks 2 and 4 have 1; rank 3 has 3.\n" in numbers
     assert "different parameters. At position 1, " in parameters_first
     assert "optimizers" not in parameters_first
-    assert "ranks 1, 2, 3, 4 have " in long
+    assert "ranks 1 to 4 have " in long
     assert len(long) < 500
     assert spawned is None, "the main program, run here and spawned there"

@@ -196,14 +196,14 @@ def collectives() -> list[str]:
 
 def test_the_collectives_of_all_ranks() -> None:
     [said], *_ = run_ranks(WORLD, collectives)
-    assert "\neach of ranks 0 to 1 is in all_reduce, number 3 of default_pg\nrank 2 has finished all_gather, " in said
+    assert "\neach of ranks 0 and 1 is in all_reduce, number 3 of default_pg\nrank 2 has finished all_gather, " in said
 
 
 def test_ranks_of_the_same_collective_are_named_together() -> None:
     here = {"name": "all_reduce", "number": 7, "group": "default_pg", "finished": False}
     lines = described(dict.fromkeys((0, 1, 2, 5, 7, 8), here) | {3: {**here, "finished": True}, 4: None})
     assert lines == [
-        "each of ranks 0 to 2, 5 and 7 to 8 is in all_reduce, number 7 of default_pg",
+        "each of ranks 0 to 2, 5, 7 and 8 is in all_reduce, number 7 of default_pg",
         "rank 3 has finished all_reduce, number 7 of default_pg",
     ]
     assert described({0: None}) == []

@@ -24,7 +24,7 @@ def test_ranks_that_have_launched_less_than_others() -> None:
         assert findings({10}, address) == []
     with ras_service(report({7: 0, 8: 0, 9: 42})) as address:
         assert findings({9}, address) == [
-            "each of ranks 0 to 1 has launched 0 AllReduce, others up to 42 (communicator 0xabc of 3 ranks)"
+            "each of ranks 0 and 1 has launched 0 AllReduce, others up to 42 (communicator 0xabc of 3 ranks)"
         ]
     with ras_service(report({7: 42, 8: 42})) as address:
         assert findings({7}, address) == []
@@ -67,7 +67,7 @@ def test_names_of_another_user_s_service_cannot_move_the_cursor() -> None:
 
 @pytest.mark.parametrize("address", ["x", ":1", "localhost", "localhost:0", "localhost:65536", "localhost:-1"])
 def test_an_address_that_is_none(address: str) -> None:
-    with pytest.raises(ValueError, match="is not HOST:PORT"):
+    with pytest.raises(ValueError, match=r"is not a host|names no port|has port"):
         findings({1}, address)
 
 

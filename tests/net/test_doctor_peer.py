@@ -398,7 +398,7 @@ def test_names_of_peers(text: str, host: str, port: int) -> None:
     [
         (["--peer", "-oProxyCommand=x"], "expected one argument"),
         (["--peer=-oProxyCommand=x"], "is not a host"),
-        (["--peer", "node1:0"], "is not a host"),
+        (["--peer", "node1:0"], "must be between 1 and 65535"),
         (["--peer", "node1", "--serve"], "not allowed with argument"),
         (["--serve", "0"], "outside 1..65535"),
         (["--serve", "--ssh"], "--ssh belongs to --peer"),

@@ -28,6 +28,7 @@ from typing import Any
 from bagua.net.bench.errors import BenchError, BenchTimeoutError, ConnectionLostError
 from bagua.net.bench.launch_environment import LaunchEnvironment
 from bagua.net.bench.machine import package_version
+from bagua.rank_list import rank_list
 
 MAGIC = "bagua-net-bench/1"
 # A stranger (a port scanner) may hold a place in the queue for this long at most.
@@ -212,11 +213,10 @@ def _turn_away(connection: LineConnection, reason: str) -> None:
 
 
 def _absent_ranks(launch: LaunchEnvironment, members: dict[int, Member], timeout_s: float) -> str:
-    absent = [str(rank) for rank in range(launch.world_size) if rank not in members]
-    shown = ", ".join(absent[:8]) + (", ..." if len(absent) > 8 else "")
+    absent = [rank for rank in range(launch.world_size) if rank not in members]
     hint = "; in a batch script start it with srun, or give --local to run on this machine alone"
     return (
-        f"{len(absent)} of {launch.world_size} ranks (rank {shown}) did not reach port {launch.port} of"
+        f"{len(absent)} of {launch.world_size} ranks ({rank_list(absent)}) did not reach port {launch.port} of"
         f" {launch.master_address} within {timeout_s:g} s; see that {launch.launcher} started them all, that the port"
         f" is open between the hosts, or choose another with --port{hint if launch.launcher == 'Slurm' else ''}"
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bagua.host_port import require_port
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.traffic_pattern import DEPTH, SLICE_BYTES
 
@@ -17,8 +17,6 @@ RAW = "raw"
 BACKENDS = (*RING_BACKENDS, RAW)
 # Not one of the names that a user lists: --baseline-library adds it.
 BASELINE = "baseline"
-
-_HOST_PORT = re.compile(r"\[?[0-9A-Za-z.:%_-]+\]?:\d{1,5}")
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,11 @@ class DriverRequest:
             raise BenchError(f"unknown backend {self.backend!r}; known: {known}")
         if self.role not in ("ring", "server", "client") or (self.role == "ring") != (self.backend != RAW):
             raise BenchError(f"backend {self.backend!r} has no role {self.role!r}")
-        if self.role == "client" and not _HOST_PORT.fullmatch(self.connect):
-            raise BenchError(f"{self.connect!r} is no host:port to connect to")
+        if self.role == "client":
+            try:
+                require_port(self.connect)
+            except ValueError as error:
+                raise BenchError(str(error)) from None
         if (self.memory_bytes > 0) != (self.backend == RAW):
             raise BenchError(f"backend {self.backend!r} cannot be started with {self.memory_bytes} B of memory")
 

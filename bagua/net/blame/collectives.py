@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from bagua.rank_list import rank_list
 
 
 def last_collective() -> dict[str, Any] | None:
@@ -43,18 +45,9 @@ def described(collectives: Mapping[int, Any]) -> list[str]:
         if one is not None:
             state = "has finished" if one["finished"] else "is in"
             together.setdefault(f"{state} {one['name']}, number {one['number']} of {one['group']}", []).append(rank)
-    return [f"{rank_list(ranks)} {what}" for what, ranks in sorted(together.items(), key=lambda one: one[1])]
+    return [f"{each_of(ranks)} {what}" for what, ranks in sorted(together.items(), key=lambda one: one[1])]
 
 
-def rank_list(ranks: list[int]) -> str:
+def each_of(ranks: Sequence[int]) -> str:
     """ "rank 3", or "each of ranks 0 to 2 and 5"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    words = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
-    return "each of ranks " + (", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else words[0])
+    return "each of " * (len(ranks) > 1) + rank_list(ranks)

@@ -16,7 +16,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bagua.net.blame.collectives import rank_list
+from bagua.host_port import require_port
+from bagua.net.blame.collectives import each_of
 from bagua.net.stats.quantities import printable
 
 _DEFAULT_ADDRESS = "localhost:28028"
@@ -63,7 +64,7 @@ class RasCommunicator:
             if least < most:
                 behind = [one for (one, _), count in zip(answers, counts, strict=True) if count == least]
                 behind.sort(key=lambda one: one.rank)
-                who = str(behind[0]) if len(behind) == 1 else rank_list([one.rank for one in behind])
+                who = str(behind[0]) if len(behind) == 1 else each_of([one.rank for one in behind])
                 lines.append(f"{who} has launched {least} {name}, others up to {most}")
         return [f"{line} (communicator {self.id} of {len(self.ranks)} ranks)" for line in lines]
 
@@ -85,11 +86,9 @@ def findings(pids: Collection[int], address: str | None = None) -> list[str]:
 
 
 def _ask(address: str) -> list[RasCommunicator]:
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise ValueError(f"{address!r} is not HOST:PORT")
+    host_and_port = require_port(address)
     deadline = time.monotonic() + _DEADLINE_S
-    with socket.create_connection((host.strip("[]"), int(port)), timeout=2) as connection:
+    with socket.create_connection(host_and_port, timeout=2) as connection:
         lines = _lines(connection, deadline)
         for request, reply in (
             ("CLIENT PROTOCOL 2", "SERVER PROTOCOL 2"),
