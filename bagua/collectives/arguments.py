@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from bagua.collectives import torch_internals
 from bagua.collectives.communicator import BaguaCommunicator, CommMember
 from bagua.collectives.process_group import _get_default_group
 from bagua.collectives.reduce_op import ReduceOp
+from bagua.job import torch_internals
 
 
 def resolve(comm: BaguaCommunicator | None, what: str) -> BaguaCommunicator | None:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from bagua.collectives import torch_internals
 from bagua.collectives.communicator import BaguaCommunicator, under_way
+from bagua.job import torch_internals
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

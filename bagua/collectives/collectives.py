@@ -8,7 +8,7 @@ destination may share memory.
 
 Raises, all of them, before anything is sent: TypeError and ValueError for wrong arguments, naming them; RuntimeError
 without a default group or after an abort. What fails while it is under way because of a peer or the network is a
-CollectiveError, which names the ranks that are gone (see bagua.collectives.failure_report); on CPUs within the group's
+CollectiveError, which names the ranks that are gone (see bagua.job.failure_report); on CPUs within the group's
 timeout and the seconds in which the others are asked. `send` and `recv` ask their peer alone.
 """
 

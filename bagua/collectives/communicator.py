@@ -11,8 +11,8 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from bagua.collectives import torch_internals
-from bagua.collectives.failure_report import failures_named, is_communication_error, is_named_around
+from bagua.job import torch_internals
+from bagua.job.failure_report import failures_named, is_communication_error, is_named_around
 
 _ABORT_CHECK = datetime.timedelta(milliseconds=200)
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from bagua.collectives import torch_internals
+from bagua.job import torch_internals
 
 # Never reset, also not when torch is shut down and set up again: a name that was used once leaves addresses in the
 # store that would mislead the next group of that name.

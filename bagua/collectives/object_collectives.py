@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from bagua.collectives import byte_transport, torch_internals
+from bagua.collectives import byte_transport
 from bagua.collectives.arguments import check_rank, resolve
 from bagua.collectives.communicator import BaguaCommunicator
+from bagua.job import torch_internals
 
 _FAILED = -1  # instead of a size: the object could not be pickled. Without it the others would wait indefinitely.
 

@@ -16,10 +16,12 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 
-from bagua.collectives import gloo_exit, group_topology, torch_internals
+from bagua.collectives import group_topology
 from bagua.collectives.communicator import BaguaCommunicator, CommMember, TorchGroupReference
-from bagua.collectives.deadlock import OperationOrder
 from bagua.collectives.member_group import create_member_group
+from bagua.job import gloo_exit, places, torch_internals
+from bagua.job.deadlock import OperationOrder
+from bagua.job.job_thread import current_job_thread
 
 DEFAULT_TIMEOUT = datetime.timedelta(minutes=30)
 STREAM_PRIORITY = -1  # above the default: communication is what the next step waits for
@@ -60,7 +62,8 @@ class BaguaProcessGroup:
         _groups_by_name[self.group_name] = self
         if torch_group is not None:
             gloo_exit.expect_groups()
-            group_topology.publish_place(dist.get_rank())
+            places.publish_place(dist.get_rank())
+            current_job_thread()
 
     @property
     def is_member(self) -> bool:

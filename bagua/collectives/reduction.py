@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from bagua.collectives import byte_transport, torch_internals
+from bagua.collectives import byte_transport
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.reduce_op import ReduceOp, Reduction, divide_, fold, plan_reduction
+from bagua.job import torch_internals
 
 
 def plan(comm: BaguaCommunicator, tensor: torch.Tensor, op: ReduceOp) -> Reduction:

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from bagua.collectives.failure_report import failures_named
 from bagua.collectives.process_group import BaguaProcessGroup, duplicate_group
 from bagua.engine.comm_thread import join_thread
+from bagua.job.failure_report import failures_named
 
 Work = Callable[[], Tensor]
 

@@ -9,7 +9,7 @@ import time
 import weakref
 from typing import Protocol
 
-from bagua.collectives import gloo_exit
+from bagua.job import gloo_exit
 
 EXIT_S = 5.0  # for the other ranks to exit, too
 CUT_OFF_S = 1.0

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bagua.collectives import torch_internals
-from bagua.collectives.failure_report import explain_failure, failures_named
 from bagua.collectives.object_collectives import all_gather_object
 from bagua.collectives.process_group import BaguaProcessGroup, duplicate_group
+from bagua.job import torch_internals
+from bagua.job.failure_report import explain_failure, failures_named
 
 _SUM = "averaging the parameters"
 FIRST_LOOK_S = 0.0005  # at an event of the GPU; doubles each time

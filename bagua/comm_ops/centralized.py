@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from bagua.collectives import torch_internals
 from bagua.comm_ops.all_reduce import sum_over_ranks
 from bagua.comm_ops.chunk_exchange import ChunkExchange
+from bagua.job import torch_internals
 
 if TYPE_CHECKING:
     from torch import Tensor

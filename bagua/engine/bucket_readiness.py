@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 import torch
 
-from bagua.collectives import torch_internals
 from bagua.engine.bucket import Bucket
 from bagua.engine.step_state import BUCKET_TRANSITIONS, BucketEvent, BucketState, StateMachine
+from bagua.job import torch_internals
 
 
 class BucketReadiness(StateMachine[BucketState, BucketEvent]):

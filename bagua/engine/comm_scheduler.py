@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bagua.collectives.failure_report import failures_named
-from bagua.collectives.nccl_watch import watch
 from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_readiness import BucketReadiness, flag_setter
 from bagua.engine.comm_thread import CommThread, has_thread, join_thread
 from bagua.engine.step_state import BucketEvent, BucketState
 from bagua.engine.step_statistics import PassRecorder
 from bagua.engine.tensor import record_of
+from bagua.job.failure_report import failures_named
+from bagua.job.nccl_watch import watch
 
 if TYPE_CHECKING:
     import torch.distributed as dist

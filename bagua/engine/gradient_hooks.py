@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.optim import Optimizer
 
-from bagua.collectives.torch_internals import hide_from_compiler
 from bagua.engine.step_state import PassState
+from bagua.job.torch_internals import hide_from_compiler
 
 if TYPE_CHECKING:
     from bagua.engine.training_steps import TrainingSteps

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from bagua.collectives.failure_report import failures_named
 from bagua.engine.bucket_plan import plan_buckets
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.gradient_owners import refuse_second_engine
@@ -19,6 +18,7 @@ from bagua.engine.replica_check import Replica
 from bagua.engine.state_broadcast import broadcast_optimizer_state, broadcast_parameters, refuse_lbfgs
 from bagua.engine.tensor import drop_record
 from bagua.engine.training_plan import KeptPlans, TrainingPlan
+from bagua.job.failure_report import failures_named
 
 if TYPE_CHECKING:
     from bagua.engine.data_parallel import BaguaDistributedDataParallel

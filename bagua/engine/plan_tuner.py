@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from bagua.collectives.failure_report import CollectiveError, failures_named
 from bagua.collectives.object_collectives import broadcast_object
 from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES, DEFAULT_BUCKET_BYTES_ON_CPU, plan_buckets
 from bagua.engine.compression_cost import compression_s_per_byte
 from bagua.engine.tuning_fingerprint import fingerprint_of
+from bagua.job.failure_report import CollectiveError, failures_named
 from bagua.tuning import memory
 from bagua.tuning.advice import advice
 from bagua.tuning.outcome import Outcome

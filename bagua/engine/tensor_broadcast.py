@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from bagua.collectives import coalesced, torch_internals
+from bagua.collectives import coalesced
 from bagua.collectives.arguments import repeats_elements
 from bagua.collectives.communicator import BaguaCommunicator
+from bagua.job import torch_internals
 
 
 def why_unsendable(tensor: torch.Tensor) -> str | None:

@@ -21,8 +21,6 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.autograd.graph import Node
 
-from bagua.collectives.failure_report import failures_named
-from bagua.collectives.torch_internals import hide_from_compiler, is_autograd_compiled
 from bagua.engine.gradient_hooks import EndOfPass, foreign_step_hook, gradient_hook
 from bagua.engine.incomplete_step import (
     compiled_autograd,
@@ -35,6 +33,8 @@ from bagua.engine.parameters import TrainableWatch
 from bagua.engine.step_state import PASS_TRANSITIONS, PassEvent, PassState, StateMachine
 from bagua.engine.tensor import record_of
 from bagua.engine.unused_parameters import Presence, accumulates_everywhere, agree_on_presence
+from bagua.job.failure_report import failures_named
+from bagua.job.torch_internals import hide_from_compiler, is_autograd_compiled
 
 if TYPE_CHECKING:
     from bagua.collectives.communicator import BaguaCommunicator

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bagua.collectives.object_collectives import all_gather_object
 from bagua.collectives.process_group import to_bagua_process_group
-from bagua.collectives.torch_internals import all_gather_flat
+from bagua.job.torch_internals import all_gather_flat
 
 __all__ = [
     "AllGatherGrad",

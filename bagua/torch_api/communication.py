@@ -6,7 +6,6 @@ import torch.distributed as dist
 
 from bagua.collectives import coalesced, collectives
 from bagua.collectives.communicator import BaguaCommunicator, CommMember
-from bagua.collectives.failure_report import CollectiveError
 from bagua.collectives.initialization import init_process_group
 from bagua.collectives.object_collectives import broadcast_object
 from bagua.collectives.process_group import (
@@ -21,6 +20,7 @@ from bagua.collectives.process_group import (
 from bagua.collectives.reduce_op import ReduceOp
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.gradient_owners import engines_by_name
+from bagua.job.failure_report import CollectiveError
 
 broadcast_coalesced = coalesced.broadcast_coalesced
 allreduce_coalesced_inplace = coalesced.all_reduce_coalesced_inplace

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bagua.collectives import collectives, launch_environment
+from bagua.collectives import collectives
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.reduce_op import ReduceOp
+from bagua.job import launch_environment
 
 
 class CollectiveMethods:

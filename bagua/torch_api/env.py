@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import socket
 
-from bagua.collectives import launch_environment
-from bagua.collectives.launch_environment import read_integer
 from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES
 from bagua.env import EnvironmentValueError, read_size, read_switch, read_text
+from bagua.job import launch_environment
+from bagua.job.launch_environment import read_integer
 
 _MIN_SERVER_WAIT_S = 30
 

@@ -14,7 +14,7 @@ import torch
 from support.ranks import run_ranks
 from support.training import batches, begin, mlp, train
 
-from bagua.collectives.torch_internals import registered_groups
+from bagua.job.torch_internals import registered_groups
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
 

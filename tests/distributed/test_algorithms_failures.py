@@ -16,8 +16,8 @@ from support.ports import free_port
 from support.ranks import run_ranks
 from support.training import TWO_NODES_OF_TWO, loss_of, mlp
 
-from bagua.collectives.failure_report import CollectiveError
 from bagua.comm_ops import all_reduce, chunk_exchange
+from bagua.job.failure_report import CollectiveError
 
 DEATH = WARMUP_STEPS + 3  # QAdam's warm-up is over
 # Training goes on for so long if nobody notices anything: longer than it may take to notice.

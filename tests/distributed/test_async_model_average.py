@@ -41,7 +41,7 @@ from support.training import (
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua
-from bagua.collectives.failure_report import CollectiveError
+from bagua.job.failure_report import CollectiveError
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
 from bagua.torch_api.data_parallel import DistributedDataParallel

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from support.ranks import run_ranks
 from support.training import TWO_NODES_OF_TWO, batches, begin, check_ranks_equal, loss_of, message_of, mlp, momentum
 
-from bagua.collectives.failure_report import CollectiveError
 from bagua.engine import plan_tuner
+from bagua.job.failure_report import CollectiveError
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
 from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer

@@ -26,7 +26,7 @@ from support.training import (
 )
 
 import bagua.torch_api as bagua
-from bagua.collectives.failure_report import CollectiveError
+from bagua.job.failure_report import CollectiveError
 from bagua.torch_api.checkpoint import async_save_checkpoint, durable_files, layout, load_checkpoint, save_checkpoint
 
 STEPS = 4

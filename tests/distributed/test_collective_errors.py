@@ -18,8 +18,8 @@ from support.training import begin
 import bagua.torch_api as bagua
 from bagua.collectives import byte_transport, collectives
 from bagua.collectives.process_group import BaguaProcessGroup, duplicate_group
-from bagua.collectives.roll_call import current_roll_call
-from bagua.collectives.torch_internals import default_store
+from bagua.job.job_thread import current_job_thread
+from bagua.job.torch_internals import default_store
 from bagua.torch_api import communication
 
 F = torch.zeros
@@ -268,7 +268,7 @@ def abort_what_buckets_wait_for() -> list[str]:
                 thread = threading.Thread(target=lambda call=call: messages.append(_error_of(call)))
                 thread.start()
                 if call is train:
-                    wait_until(lambda: bool(current_roll_call()._waits), "the collective", 20)
+                    wait_until(lambda: bool(current_job_thread().waits), "the collective", 20)
                     group.get_global_communicator().abort()
                 thread.join(20)
                 assert not thread.is_alive()

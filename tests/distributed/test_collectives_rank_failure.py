@@ -14,11 +14,11 @@ from support.ranks import run_ranks
 
 import bagua.torch_api as bagua
 from bagua.collectives.communicator import BaguaCommunicator, CommMember
-from bagua.collectives.failure_report import CollectiveError, failures_named
 from bagua.collectives.process_group import to_bagua_process_group
-from bagua.collectives.roll_call import current_roll_call
-from bagua.collectives.torch_internals import default_store
 from bagua.engine.comm_thread import join_thread
+from bagua.job.failure_report import CollectiveError, failures_named
+from bagua.job.job_thread import current_job_thread
+from bagua.job.torch_internals import default_store
 from bagua.torch_api import communication
 
 RANKS = 3
@@ -91,7 +91,7 @@ def test_ranks_are_named_as_in_the_world_by_groups_of_some() -> None:
     outside, _, told = run_ranks(RANKS, lose_one_of_a_group, expect_death={VICTIM})
     assert outside is None
     assert told[1] == (VICTIM,)
-    assert f"ranks {VICTIM}, 2)" in told[0]
+    assert f"ranks {VICTIM} and 2)" in told[0]
 
 
 def lose_the_peer(survivor: int) -> Told | None:
@@ -130,7 +130,7 @@ def lose_one_within(where: str) -> tuple[Told, int]:
                 thread.submit(lambda: bagua.allreduce_inplace(tensor)).result()
 
     told = call_until_it_fails(call, rank == VICTIM)
-    return told, len(current_roll_call()._joined)
+    return told, current_job_thread().roll_call._joined
 
 
 @pytest.mark.parametrize("where", ["here", "thread"])
@@ -168,7 +168,7 @@ def abort_and_lose_the_peer() -> tuple[str, str] | None:
         return None
 
     def abort() -> None:
-        wait_until(lambda: bool(current_roll_call()._waits), "the reception", PATIENCE_S)
+        wait_until(lambda: bool(current_job_thread().waits), "the reception", PATIENCE_S)
         comm.abort()
 
     thread = threading.Thread(target=abort)

@@ -35,8 +35,8 @@ from support.training import (
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua
-from bagua.collectives import failure_report
-from bagua.collectives.failure_report import CollectiveError
+from bagua.job import failure_report
+from bagua.job.failure_report import CollectiveError
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm
 from bagua.torch_api.bucket import BaguaBucket

@@ -19,9 +19,9 @@ for name in sys.argv[1].split():
 
 import torch
 import torch.distributed as dist
-from bagua.collectives import gloo_exit
+from bagua.job import gloo_exit
 from bagua.collectives.process_group import from_torch_group
-from bagua.collectives.roll_call import current_roll_call
+from bagua.job.job_thread import current_job_thread
 from bagua.engine import comm_thread
 from bagua.engine.comm_thread import join_thread
 
@@ -35,7 +35,7 @@ class Time:
     sleep = staticmethod(sleep)
 
 dist.init_process_group("gloo")
-current_roll_call()
+current_job_thread()
 thread = join_thread(from_torch_group(dist.group.WORLD))
 leave = weakref.finalize(thread, thread.leave)
 may_end = threading.Event()
@@ -50,7 +50,7 @@ timer.start()
 @pytest.mark.parametrize(
     ("first", "quiet_s"),
     [
-        ("bagua.collectives.roll_call", "5"),
+        ("bagua.job.job_thread", "5"),
         ("bagua.comm_ops.averaging_exit bagua.engine.comm_thread", "5"),
         ("bagua", "0"),  # what is under way takes longer, as on a slow network
     ],

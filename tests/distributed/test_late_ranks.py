@@ -11,10 +11,10 @@ from support.ranks import run_ranks
 from support.training import begin, mlp, momentum
 
 import bagua.torch_api as bagua
-from bagua.collectives import long_waits, roll_call
 from bagua.collectives.communicator import under_way
-from bagua.collectives.failure_report import failures_named
-from bagua.collectives.torch_internals import default_store
+from bagua.job import job_thread, long_waits
+from bagua.job.failure_report import failures_named
+from bagua.job.torch_internals import default_store
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
 PATIENCE_S = 60.0
@@ -32,7 +32,7 @@ def wait_for_inquiries() -> None:
 
 def _late_in_all_ways() -> None:
     long_waits.ASK_S, long_waits.REPEAT_S, long_waits.ANSWER_S, long_waits.NAME_S = 0.6, 0.4, 0.3, 0.6
-    roll_call.SLOW_TICK_S = roll_call.TICK_S = 0.1
+    job_thread.SLOW_TICK_S = job_thread.TICK_S = 0.1
     rank, device = begin()
     net: Any = mlp(rank, device)
     net.with_bagua([momentum(net)], GradientAllReduceAlgorithm())

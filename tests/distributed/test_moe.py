@@ -16,7 +16,7 @@ from support.training import begin, check_tensor_on_ranks, message_of
 from torch import Tensor, nn
 
 import bagua.torch_api as bagua
-from bagua.collectives.failure_report import CollectiveError
+from bagua.job.failure_report import CollectiveError
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 from bagua.torch_api.model_parallel.moe import MoE
 

@@ -13,13 +13,14 @@ import torch.distributed as dist
 from support.ranks import device_for, run_ranks
 from torch import nn
 
-from bagua.collectives import coalesced, torch_internals
+from bagua.collectives import coalesced
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.initialization import init_process_group
 from bagua.collectives.object_collectives import broadcast_object
 from bagua.collectives.process_group import from_torch_group, to_bagua_process_group
 from bagua.engine import tensor_broadcast
 from bagua.engine.state_broadcast import broadcast_optimizer_state, broadcast_parameters
+from bagua.job import torch_internals
 
 WORLD_SIZE = 3
 

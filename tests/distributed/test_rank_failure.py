@@ -16,7 +16,7 @@ from support.ranks import run_ranks
 from support.training import NormNet, batches, loss_of, momentum, wrap
 from torch import nn
 
-from bagua.collectives.failure_report import CollectiveError
+from bagua.job.failure_report import CollectiveError
 
 # Without this, torch ends the process where NCCL fails, before Python can say anything: see failure_report.py.
 RAISED_BY_NCCL = {"TORCH_NCCL_BLOCKING_WAIT": "1"}

@@ -14,8 +14,9 @@ from support.ranks import DEVICE_VARIABLE, run_ranks
 from support.training import batches, begin, check_equal, check_ranks_equal, message_of, mlp, momentum, torch_ddp, train
 from torch import Tensor, nn
 
-from bagua.collectives import byte_transport, long_waits
-from bagua.collectives.failure_report import CollectiveError
+from bagua.collectives import byte_transport
+from bagua.job import long_waits
+from bagua.job.failure_report import CollectiveError
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithm
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm

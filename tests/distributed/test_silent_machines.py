@@ -25,22 +25,24 @@ SILENT_RANK = """
 import signal, sys
 import torch
 import bagua.torch_api as bagua
-from bagua.collectives import presence, roll_call
-presence.ATTEMPT_S = 1
+from bagua.job import peer_watch
+from bagua.job.job_thread import current_job_thread
+peer_watch.ATTEMPT_S = 1
 bagua.init_process_group(timeout=600)
 rank, silent = bagua.get_rank(), int(sys.argv[1])
 tensor = torch.ones(1 << 16)
 bagua.allreduce_inplace(tensor)
 if rank == silent:
-    roll_call.current_roll_call()
+    current_job_thread()
     print("ready", flush=True)
     signal.pause()
+def is_watching():
+    return (watch := current_job_thread()._lost._watch) is not None and watch._connection is not None
 def tell():
-    roll_call.current_roll_call()._peer_watch.is_verified.wait()
+    while not is_watching():
+        time.sleep(0.01)
     print("ready", flush=True)
 import threading, time
-while roll_call.current_roll_call()._peer_watch is None:
-    time.sleep(0.01)
 threading.Thread(target=tell).start()
 bagua.allreduce_inplace(tensor)
 """

@@ -17,8 +17,8 @@ from support.training import begin, check_close, check_tensor_on_ranks, counted_
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bagua.collectives.failure_report import CollectiveError
-from bagua.collectives.torch_internals import default_store
+from bagua.job.failure_report import CollectiveError
+from bagua.job.torch_internals import default_store
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 from bagua.torch_api.bucket import BaguaBucket
 from bagua.torch_api.communication import new_group

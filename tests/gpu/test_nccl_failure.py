@@ -13,8 +13,8 @@ from support.dying_rank import VICTIM, begin_to_lose_one, die
 from support.ranks import DEVICE_VARIABLE, SHARING_VARIABLE, run_ranks
 from support.training import batches, mlp, momentum, train
 
-from bagua.collectives import failure_report
-from bagua.collectives.failure_report import CollectiveError
+from bagua.job import failure_report
+from bagua.job.failure_report import CollectiveError
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
 PATIENCE_S = 40.0

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from support.ranks import device_for
 
 import bagua.torch_api as bagua
-from bagua.collectives import failure_report
-from bagua.collectives.torch_internals import default_store
+from bagua.job import failure_report
+from bagua.job.torch_internals import default_store
 
 # Of collectives: a rank that has no connection to the one that died notices so, for the others stay until all are done.
 TIMEOUT = datetime.timedelta(seconds=6)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from support.processes import wait_until
 
-from bagua.collectives import nccl_watch, torch_internals
-from bagua.collectives.failure_report import CollectiveError
 from bagua.comm_ops.averaging_group import AveragingGroup
+from bagua.job import nccl_watch, torch_internals
+from bagua.job.failure_report import CollectiveError
 
 LOST = "NCCL ended a collective: a rank exited or the network failed. Its own message is above in this log."
 LATE = LOST.replace("a rank exited or the network failed", "it timed out")

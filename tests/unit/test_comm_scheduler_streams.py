@@ -11,14 +11,15 @@ import pytest
 import torch
 
 import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
-from bagua.collectives import process_group, torch_internals
-from bagua.collectives.failure_report import CollectiveError
+from bagua.collectives import process_group
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_hooks import background
 from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_op import FunctionOp
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.step_state import BucketEvent
+from bagua.job import torch_internals
+from bagua.job.failure_report import CollectiveError
 
 
 class _Stream:

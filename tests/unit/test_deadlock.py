@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bagua.collectives.deadlock import LOG_LENGTH, OperationOrder, Post, deadlocked
+from bagua.job.deadlock import LOG_LENGTH, OperationOrder, Post, deadlocked
 
 COMMON = ("sum", "sum", "sum")
 

@@ -16,7 +16,7 @@ import torch.utils.checkpoint
 import bagua
 from bagua import env
 
-FOLDERS = ("engine", "collectives", "torch_api", "comm_ops", "comm_hooks", "lightning")
+FOLDERS = ("engine", "job", "collectives", "torch_api", "comm_ops", "comm_hooks", "lightning")
 # Of torch, with what takes them.
 ARGUMENTS_OF_TORCH: dict[str, Any] = {
     "use_reentrant": torch.utils.checkpoint.checkpoint,

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from support.processes import wait_until
 
-from bagua.collectives import group_topology, long_waits, roll_call, waiting
-from bagua.collectives.deadlock import OperationOrder
-from bagua.collectives.roll_call import RollCall
-from bagua.collectives.torch_internals import HashStore
+from bagua.job import job_thread, long_waits, lost_ranks, places, roll_call, verdicts, waiting
+from bagua.job.deadlock import OperationOrder
+from bagua.job.gone import EXITED, LEFT, Gone
+from bagua.job.job_thread import JobThread
+from bagua.job.torch_internals import HashStore
 
 STEP_S = 0.25
 SIZE = 200
@@ -77,21 +78,21 @@ class Ranks:
     def __init__(self, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
-        for module in (roll_call, waiting):
+        for module in (job_thread, lost_ranks, roll_call, verdicts, waiting):
             monkeypatch.setattr(module, "time", clock)
-        monkeypatch.setattr(roll_call, "TICK_S", 1e6)
+        monkeypatch.setattr(job_thread, "TICK_S", 1e6)
         self.store = CountingStore()
-        self.rolls = [RollCall(self.store, rank) for rank in range(size)]
+        self.rolls = [JobThread(self.store, rank) for rank in range(size)]
         self.groups = [Group(size) for _ in range(size)]
         for roll in self.rolls:
             roll.look()
         self.store.keys = self.store.bytes = 0
-        monkeypatch.setattr(roll_call, "TICK_S", STEP_S)
+        monkeypatch.setattr(job_thread, "TICK_S", STEP_S)
 
     def wait(self, rank: int, what: str) -> None:
         group = self.groups[rank]
         position = group.operations.begin(what)
-        self.rolls[rank].waiting(group.ranks, what, group, position, what == "ask").__enter__()
+        waiting.Waiting(self.rolls[rank].waits, group.ranks, what, group, position, what == "ask").__enter__()
 
     def pass_time(self, seconds: float, absent: tuple[int, ...] = ()) -> None:
         for _ in range(int(seconds / STEP_S)):
@@ -130,7 +131,7 @@ def test_a_thousand_ranks_ask_the_store_ten_times_as_much_as_a_hundred(start: An
         ranks = start(size)
         for rank in range(size - 1):
             ranks.wait(rank, "sum")
-        ranks.pass_time(roll_call.PATIENCE_S - STEP_S)
+        ranks.pass_time(waiting.PATIENCE_S - STEP_S)
         assert ranks.store.keys == 0, "short waits are nobody's business"
         ranks.pass_time(12.0)
         assert int(ranks.store.get(long_waits.INQUIRY).partition(b":")[0]) == 2
@@ -143,14 +144,16 @@ def test_a_thousand_ranks_ask_the_store_ten_times_as_much_as_a_hundred(start: An
 
 def test_a_failure_of_many_ranks_asks_as_little_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """They call the roll in the same moment, and look again with growing pauses until all have come."""
-    monkeypatch.setattr(roll_call, "TICK_S", 1e6)
+    monkeypatch.setattr(job_thread, "TICK_S", 1e6)
     store = CountingStore()
-    rolls = [RollCall(store, rank) for rank in range(SIZE)]
+    rolls = [JobThread(store, rank) for rank in range(SIZE)]
     store.keys = store.bytes = 0
-    monkeypatch.setattr(roll_call, "TICK_S", STEP_S)
+    monkeypatch.setattr(job_thread, "TICK_S", STEP_S)
     ranks = tuple(range(SIZE))
     with ThreadPoolExecutor(SIZE) as pool:
-        calls = [pool.submit(roll._call, ranks, "sum", 60.0, lambda _: None, threading.Event()) for roll in rolls]
+        calls = [
+            pool.submit(roll.roll_call._call, ranks, "sum", 60.0, lambda _: None, threading.Event()) for roll in rolls
+        ]
         found = [call.result() for call in calls]
     assert {roll.missing for roll in found} == {()}
     assert store.keys < 100 * len(rolls)
@@ -190,12 +193,14 @@ def test_a_rank_that_does_not_answer_again_is_not_deadlocked(start: Any, why: st
         ranks.wait(1, "sum")
     ranks.pass_time(long_waits.ASK_S + long_waits.ANSWER_S + 1.0)
     if why == "it has left its wait since":
-        ranks.rolls[1]._waits.clear()
+        ranks.rolls[1].waits.clear()
     ranks.pass_time(600.0, absent=(1,) if why == "its threads stand still" else ())
     assert ranks.aborted() == []
 
 
-@pytest.mark.parametrize("verdict_is", ["of this job", "of a process that was replaced", "older"])
+@pytest.mark.parametrize(
+    "verdict_is", ["of this job", "of a process that was replaced", "older", "of a rank that has left"]
+)
 def test_waits_for_a_rank_that_is_gone_end_on_all(start: Any, verdict_is: str) -> None:
     """One of them has found out. Others wait for other ranks, and go on."""
     ranks = start(4)
@@ -203,10 +208,13 @@ def test_waits_for_a_rank_that_is_gone_end_on_all(start: Any, verdict_is: str) -
         ranks.wait(rank, "sum")
     ranks.groups[2].ranks = (1, 2)
     ranks.wait(2, "sum of some")
-    place = group_topology.place_of_this_process()
-    ranks.store.set(group_topology.PLACE_KEY.format(3), json.dumps(dataclasses.asdict(place)))
+    place = places.place_of_this_process()
+    ranks.store.set(places.PLACE_KEY.format(3), json.dumps(dataclasses.asdict(place)))
     token = "another" if verdict_is == "of a process that was replaced" else place.door.token
-    written = ranks.now - 60.0 * (verdict_is == "older")
-    ranks.rolls[3]._untold.append({"gone": waiting.Gone(3, "b", waiting.EXITED), "token": token, "time": written})
-    ranks.pass_time(roll_call.END_S + 2.0)
+    how = LEFT if verdict_is == "of a rank that has left" else EXITED
+    ranks.rolls[3]._lost._untold.append((Gone(3, "b", how), token))
+    ranks.now -= 60.0 * (verdict_is == "older")
+    ranks.rolls[3].look()
+    ranks.now += 60.0 * (verdict_is == "older")
+    ranks.pass_time(lost_ranks.END_S + 2.0)
     assert ranks.aborted() == ([0, 1] if verdict_is == "of this job" else [])

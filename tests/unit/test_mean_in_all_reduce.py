@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from bagua.collectives import torch_internals
 from bagua.comm_ops.centralized import AllReduce
+from bagua.job import torch_internals
 
 GPU = torch.device("cuda", 0)
 

@@ -18,8 +18,9 @@ import pytest
 from support.processes import wait_until
 from support.ranks import run_ranks
 
-from bagua.collectives import presence
-from bagua.collectives.presence import Door, PeerWatch, Presence, own_presence, reach
+from bagua.job import peer_watch, presence
+from bagua.job.peer_watch import PeerWatch, reach
+from bagua.job.presence import Door, Presence, own_presence
 
 _ROOT = Path(__file__).resolve().parents[2]
 if str(_ROOT / "tools") not in sys.path:
@@ -98,7 +99,7 @@ def watch_one(path: Path, fate: str) -> list[str]:
         return answer.state, answer.doing
 
     one = Watched(door)
-    assert one.watch.is_verified.wait(PATIENCE_S)
+    wait_until(lambda: one.connection() is not None, "the connection", PATIENCE_S)
     one.lose_connection()
     wait_until(lambda: state() == ("here", "summing"), fate, PATIENCE_S)
     with path.with_suffix(".go").open("wb", buffering=0) as go:
@@ -147,7 +148,7 @@ def test_a_port_that_was_never_reached_proves_nothing() -> None:
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     told: list[str] = []
-    monkeypatch.setattr(presence._logger, "warning", told.append)
+    monkeypatch.setattr(peer_watch._logger, "warning", told.append)
     return told
 
 
@@ -160,7 +161,7 @@ def two_machines(ip_version: int) -> Iterator[tuple[Watched, Callable[[str], Any
         with lab.inside(0):
             one = Watched(theirs.door)
         try:
-            assert one.watch.is_verified.wait(PATIENCE_S)
+            wait_until(lambda: one.connection() is not None, "the connection", PATIENCE_S)
             yield one, lambda state: lab.run(1, ["ip", "link", "set", "eth0", state], check=True)
         finally:
             one.watch.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 from support.processes import wait_until
 
-from bagua.collectives import roll_call
-from bagua.collectives.roll_call import RollCall
-from bagua.collectives.torch_internals import HashStore
+from bagua.job import job_thread, roll_call
+from bagua.job.job_thread import JobThread
+from bagua.job.torch_internals import HashStore
+from bagua.job.waiting import Waiting
 
 WINDOW_S = 0.5
 # For answers that do come: nothing waits for so long.
@@ -24,13 +26,14 @@ class Ranks:
     """Roll calls of several ranks on one store, in one process."""
 
     def __init__(self, store: Any, count: int) -> None:
-        self.rolls = [RollCall(store, rank) for rank in range(count)]
+        self.rolls = [JobThread(store, rank) for rank in range(count)]
         self.ranks = tuple(range(count))
         self.pool = ThreadPoolExecutor(count)
 
     def call(self, *callers: int, window_s: float = WINDOW_S) -> list[roll_call.Roll]:
         """The callers' collective fails in the same moment."""
-        return list(self.pool.map(lambda rank: self.rolls[rank].call(self.ranks, f"work of {rank}", window_s), callers))
+        rolls = [thread.roll_call for thread in self.rolls]
+        return list(self.pool.map(lambda rank: rolls[rank].call(self.ranks, f"work of {rank}", window_s), callers))
 
     def stop(self) -> None:
         for roll in self.rolls:
@@ -51,7 +54,16 @@ def four(store: Any) -> Iterator[Ranks]:
 
 
 def call_number(store: Any) -> int:
-    return roll_call._parse_call(store.get(roll_call._CALL).decode())[0]
+    return roll_call.parse_call(store.get(roll_call.CALL).decode())[0]
+
+
+def waiting(thread: JobThread, ranks: tuple[int, ...], what: str) -> Waiting:
+    return Waiting(thread.waits, ranks, what)
+
+
+def known(thread: JobThread) -> tuple[int, ...] | None:
+    """The missing ranks of the call that this one has seen."""
+    return None if (last := thread.roll_call._last) is None else last[2].missing
 
 
 def test_those_who_fail_together_share_a_call(four: Ranks, store: Any) -> None:
@@ -69,7 +81,7 @@ def test_who_does_not_answer_is_missing(four: Ranks) -> None:
 
 
 def test_a_thread_answers_for_those_who_wait(four: Ranks) -> None:
-    with four.rolls[1].waiting((0, 1, 2, 3), "a gather"), four.rolls[2].waiting((1, 2), "a scatter"):
+    with waiting(four.rolls[1], (0, 1, 2, 3), "a gather"), waiting(four.rolls[2], (1, 2), "a scatter"):
         for roll in four.call(0, 3, window_s=PATIENCE_S):
             assert roll.missing == ()
             assert (roll.doing[1], roll.doing[2]) == ("a gather", "a scatter")
@@ -77,15 +89,16 @@ def test_a_thread_answers_for_those_who_wait(four: Ranks) -> None:
 
 
 def test_who_waited_knows_when_the_store_is_gone(four: Ranks) -> None:
-    waiting = four.rolls[1]
-    with waiting.waiting((0, 1, 2, 3), "a gather"):
+    one = four.rolls[1]
+    with waiting(one, (0, 1, 2, 3), "a gather"):
         four.call(0, 2)
-        wait_until(lambda: waiting._last is not None and waiting._last[1].missing == (3,), "the roll", PATIENCE_S)
-        waiting._client = GoneStore()
-        roll = waiting.call((0, 1, 2, 3), "a gather", WINDOW_S)
+        wait_until(lambda: known(one) == (3,), "the roll", PATIENCE_S)
+        one._store._client = GoneStore()
+        roll = one.roll_call.call((0, 1, 2, 3), "a gather", WINDOW_S)
     assert roll.missing == (3,)
     assert roll.store_problem == "ConnectionError: the server has left"
-    assert waiting.call((0, 1), "a gather", WINDOW_S).missing == ()
+    assert re.fullmatch(r"did not respond when asked \d s ago", roll.how)
+    assert one.roll_call.call((0, 1), "a gather", WINDOW_S).missing == ()
 
 
 def test_the_next_failure_is_a_new_call(four: Ranks, store: Any) -> None:
@@ -126,26 +139,26 @@ class StoppedStore(HashStore):
 
 def test_a_store_that_is_gone() -> None:
     store = GoneStore()
-    roll = RollCall(store, 0)
-    result = roll.call((0, 1), "work", WINDOW_S)
+    roll = JobThread(store, 0)
+    result = roll.roll_call.call((0, 1), "work", WINDOW_S)
     assert (result.missing, result.store_problem) == ((), "ConnectionError: the server has left")
     roll.stop()
 
 
 def test_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roll_call, "GRACE_S", 0.1)
-    monkeypatch.setattr(roll_call, "STOP_S", 0.1)
+    monkeypatch.setattr(job_thread, "STOP_S", 0.1)
     store = StoppedStore()
-    roll = RollCall(store, 0)
-    result = roll.call((0, 1), "work", 0.1)
+    roll = JobThread(store, 0)
+    result = roll.roll_call.call((0, 1), "work", 0.1)
     assert (result.missing, result.store_problem) == ((), "it did not answer within 0.2 s")
     roll.stop()
     store.released.set()
 
 
 def test_a_store_that_nobody_holds_any_more() -> None:
-    roll = RollCall(HashStore(), 0)
-    wait_until(lambda: roll._client is not None, "the thread's first look at the store", PATIENCE_S)
-    roll._client = None
-    assert "shut down" in (roll.call((0, 1), "work", WINDOW_S).store_problem or "")
+    roll = JobThread(HashStore(), 0)
+    wait_until(lambda: roll._store._client is not None, "the thread's first look at the store", PATIENCE_S)
+    roll._store._client = None
+    assert "shut down" in (roll.roll_call.call((0, 1), "work", WINDOW_S).store_problem or "")
     roll.stop()

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bagua.collectives.process_group import BaguaProcessGroup
-from bagua.collectives.torch_internals import all_gather_flat
+from bagua.job.torch_internals import all_gather_flat
 from bagua.torch_api.contrib.sync_batchnorm_kernels import Kernels, Reduction, Statistics, kernels_for, statistics_dtype
 
 

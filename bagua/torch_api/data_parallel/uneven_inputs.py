@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from bagua.collectives.coalesced import broadcast_coalesced
-from bagua.collectives.failure_report import failures_named
+from bagua.job.failure_report import failures_named
 from bagua.torch_api.algorithms.base import AlgorithmImpl
 
 if TYPE_CHECKING:

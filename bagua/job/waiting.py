@@ -6,11 +6,17 @@ import contextlib
 import datetime
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch.distributed as dist
 
-from bagua.collectives.deadlock import OperationOrder, Post
+from bagua.job.deadlock import OperationOrder, Post
+from bagua.job.gone import Gone
+
+# In a collective, before anybody is told: longer than collectives of a step take, so that a job that is well asks the
+# store nothing; short beside the window of a call (failure_report.ROLL_CALL_S), within which this rank has to answer.
+PATIENCE_S = 0.5
+TICK_S = 0.25  # between two looks whether a wait takes long, and whether there is news in the store
 
 
 class Members(Protocol):
@@ -42,17 +48,6 @@ def operations_of(group: Members) -> OperationOrder | None:
     """That all members begin in the same order. None: nobody counts them, as of communicators."""
     operations: OperationOrder | None = getattr(group, "operations", None)
     return operations
-
-
-EXITED = "exited"
-
-
-class Gone(NamedTuple):
-    """A rank of which it is proven that it takes part in nothing any more."""
-
-    rank: int
-    host: str
-    how: str  # EXITED, or what else its machine does
 
 
 class Waiting:

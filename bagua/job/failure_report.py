@@ -6,7 +6,7 @@ takes effect when it is printed, unless the program handles SIGTERM itself.
 
 What can be raised depends on the backend. gloo's calls raise where they wait. NCCL's do not: kernels wait on the GPU,
 and errors and timeouts are noticed by torch's watchdog thread, which by default ends the process. The ranks that are
-gone are printed before that (bagua.collectives.nccl_watch). Errors that do reach Python are: those of creating a
+gone are printed before that (bagua.job.nccl_watch). Errors that do reach Python are: those of creating a
 communicator, which the first collective does (but it waits without a limit for a rank that is gone by then), and, with
 TORCH_NCCL_BLOCKING_WAIT=1, timeouts and lost peers.
 """
@@ -24,11 +24,14 @@ from types import TracebackType
 
 import torch.distributed as dist
 
-from bagua.collectives.roll_call import FAILED, Roll, current_roll_call, waiting_for
-from bagua.collectives.waiting import EXITED, Gone, Members, Waiting, operations_of
+from bagua.job.gone import JOIN, advice
+from bagua.job.job_thread import current_job_thread, waiting_for
+from bagua.job.roll_call import FAILED, Roll
+from bagua.job.waiting import Members, Waiting, operations_of
+from bagua.rank_list import rank_list
 
 ROLL_CALL_S = 5.0
-MAX_RANKS = 16
+MAX_ELSEWHERE = 16  # ranks of which is told what they do
 MAX_ERROR_LENGTH = 200  # characters; the whole is in the error's cause
 _DEADLOCKED = ", which the other ranks do not take part in"
 
@@ -85,7 +88,7 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
         what: is being done, for the message: "the all-reduce of bucket 3".
         ranks: global; None: all of the group. Others are not asked whether they are there.
         can_give_up: an exchange of a few bytes, which is aborted if it is proven that it cannot end, because other
-            ranks wait for something else (bagua.collectives.deadlock).
+            ranks wait for something else (bagua.job.deadlock).
         in_order: one of the group's operations that all members begin in the same order, under this name. Not: what is
             only begun here, or by some, or by several threads. It counts as begun from the call on.
 
@@ -130,7 +133,11 @@ class failures_named:  # noqa: N801 - a context manager, as contextlib's
                     # A communicator that was aborted raises its own error instead of the backend's.
                     inner = error.__context__
                     cause = inner if inner is not None and is_communication_error(inner) else error
-                    raise _report_gone(cause, self._group, self._what, self._ranks, waiting.gone) from cause
+                    gone = waiting.gone
+                    roll = Roll((gone.rank,), gone.how, hosts={gone.rank: gone.host})
+                    report = _report(cause, self._group, self._what, self._ranks, roll)
+                    _print(report)
+                    raise report from cause
                 if is_communication_error(error):
                     self._group.raise_if_aborted(self._what)
                     raise explain_failure(error, self._group, self._what, self._ranks) from error
@@ -157,36 +164,27 @@ def explain_failure(
     Returns:
         the error to raise; `error` is its cause.
     """
-    window_s = ROLL_CALL_S
-    ranks = ranks or group.ranks
-    rank: int | None = None
     printed: list[str] = []
 
-    def print_early(roll: Roll) -> None:
-        printed.append(_message(error, group, ranks, what, rank, roll, window_s))
-        _print(printed[0])
+    def found(roll: Roll) -> CollectiveError:
+        report = _report(error, group, what, ranks or group.ranks, roll)
+        # Those that did not respond may have been ended by what ends this process.
+        if str(report) not in printed and (roll.is_explained or not terminated.is_set()):
+            printed.append(str(report))
+            _print(report)
+        return report
 
     with _sigterm_deferred() as terminated:
         try:
             window_s = min(ROLL_CALL_S, group.timeout.total_seconds())
-            rank = dist.get_rank()
-            roll = current_roll_call().call(ranks, what, window_s, print_early, terminated)
+            call = current_job_thread().roll_call.call
+            return found(call(ranks or group.ranks, what, window_s, found, terminated))
         except Exception as problem:  # an explanation that fails must not hide what it explains
-            roll = Roll(store_problem=_one_line(problem))
-        message = _message(error, group, ranks, what, rank, roll, window_s)
-        if message not in printed and (roll.exited or not terminated.is_set()):
-            _print(message)
-    report = CollectiveError(message, roll.missing)
-    report.__cause__ = error
-    return report
+            return found(Roll(store_problem=_one_line(problem)))
 
 
-def _report_gone(error: BaseException, group: Members, what: str, ranks: Sequence[int], gone: Gone) -> CollectiveError:
-    """As `explain_failure`, of a wait that was ended because it is known who is gone: nobody is asked."""
-    roll = Roll((gone.rank,), how=gone.how, hosts={gone.rank: gone.host})
-    message = _message(error, group, ranks, what, dist.get_rank(), roll, 0.0)
-    _print(message)
-    report = CollectiveError(message, roll.missing)
+def _report(error: BaseException, group: Members, what: str, ranks: Sequence[int], roll: Roll) -> CollectiveError:
+    report = CollectiveError(_message(error, group, ranks, what, roll), roll.missing)
     report.__cause__ = error
     return report
 
@@ -209,41 +207,22 @@ def _sigterm_deferred() -> Iterator[threading.Event]:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _print(message: str) -> None:
+def _print(report: CollectiveError) -> None:
     """As one write, so that lines of several ranks do not mix. stderr may be closed."""
     with contextlib.suppress(Exception):
-        sys.stderr.write(f"bagua: {message}\n")
+        sys.stderr.write(f"bagua: {report}\n")
         sys.stderr.flush()
 
 
-def _message(
-    error: BaseException,
-    group: Members,
-    ranks: Sequence[int],
-    what: str,
-    rank: int | None,
-    roll: Roll,
-    window_s: float,
-) -> str:
-    me = "this rank" if rank is None else f"rank {rank}"
-    where = f"Operation on {me}: {what} (group {group.group_name}, {_ranks(ranks)})."
+def _message(error: BaseException, group: Members, ranks: Sequence[int], what: str, roll: Roll) -> str:
+    me = f"rank {dist.get_rank()}" if dist.is_initialized() else "this rank"
+    where = f"Operation on {me}: {what} (group {group.group_name}, {rank_list(ranks)})."
     restart = "Then restart all ranks from the last checkpoint."
     if roll.missing:
-        if roll.how:
-            how = roll.how
-        elif roll.exited == roll.missing and roll.store_problem is None:
-            how = EXITED
-        elif roll.store_problem is None:
-            how = f"did not respond within {window_s:g} s"
-        else:
-            how = f"did not respond when asked {roll.age_s:.0f} s ago"
-        first = roll.missing[0]
         lines = [
-            f"{_ranks(roll.missing, roll.hosts).capitalize()} {how}.",
+            f"{rank_list(roll.missing, roll.hosts).capitalize()} {roll.how}.",
             where,
-            f"Check the end of rank {first}'s log; if it shows no error, look for the OOM killer in dmesg. {restart}"
-            if roll.how in (EXITED, "")
-            else f"Check whether its machine runs, and the network. {restart}",
+            f"{advice(roll.how, roll.missing[0])} {restart}",
         ]
     elif roll.store_problem is None:
         doing = {who: text.removeprefix(FAILED) for who, text in roll.doing.items()}
@@ -252,27 +231,19 @@ def _message(
         lines = [
             "A collective failed although all ranks responded.",
             where,
-            *elsewhere[:MAX_RANKS],
+            *elsewhere[:MAX_ELSEWHERE],
             f"Check {same}the network between the hosts, and whether a rank was late. {restart}",
         ]
     else:
+        is_agents = dist.is_torchelastic_launched()
+        server = "the torchrun agent of the first host" if is_agents else "rank 0"
+        early = "" if is_agents else f" If it ended normally, because it had fewer batches, {JOIN}."
         lines = [
             f"A collective failed, and the job's store is unreachable ({roll.store_problem}).",
             where,
-            f"Check the end of the log of {_store_server()}, which serves the store. {restart}",
+            f"Check the end of the log of {server}, which serves the store.{early} {restart}",
         ]
     return "\n".join([*lines, f"Backend error: {_one_line(error)}"])
-
-
-def _store_server() -> str:
-    return "the torchrun agent of the first host" if dist.is_torchelastic_launched() else "rank 0"
-
-
-def _ranks(ranks: Sequence[int], hosts: dict[int, str] | None = None) -> str:
-    hosts = hosts or {}
-    shown = [f"{rank} (host {hosts[rank]})" if rank in hosts else str(rank) for rank in ranks[:MAX_RANKS]]
-    more = f" and {len(ranks) - MAX_RANKS} more" if len(ranks) > MAX_RANKS else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(shown)}{more}"
 
 
 def _one_line(error: BaseException) -> str:

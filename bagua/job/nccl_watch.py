@@ -20,10 +20,10 @@ from typing import Protocol
 
 import torch.distributed as dist
 
-from bagua.collectives import gloo_exit, torch_internals
-from bagua.collectives.failure_report import explain_failure
-from bagua.collectives.roll_call import waiting_for
-from bagua.collectives.waiting import Members
+from bagua.job import gloo_exit, torch_internals
+from bagua.job.failure_report import explain_failure
+from bagua.job.job_thread import waiting_for
+from bagua.job.waiting import Members
 
 LOOK_S = 0.25
 QUIET_S = 2.0

@@ -17,31 +17,11 @@ import torch
 import torch.distributed as dist
 
 # torch.distributed has these as well, but does not declare them to type checkers.
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import HashStore as HashStore
+from torch._C._distributed_c10d import PrefixStore as PrefixStore
+from torch._C._distributed_c10d import Store as Store
+from torch._C._distributed_c10d import TCPStore as TCPStore
 from torch.distributed import distributed_c10d
-
-__all__ = [
-    "HashStore",
-    "PrefixStore",
-    "Store",
-    "TCPStore",
-    "abort_group",
-    "add_line",
-    "all_gather_flat",
-    "backend_error",
-    "backend_name",
-    "backend_timeout",
-    "default_store",
-    "device_types",
-    "hide_from_compiler",
-    "is_autograd_compiled",
-    "is_nccl_waited_for",
-    "no_bound_device",
-    "raw_stream_of",
-    "reduce_scatter_flat",
-    "registered_groups",
-    "registered_groups_raised_to",
-]
 
 # Flat tensors in, flat tensors out. The newer names come first: the older ones warn since torch 2.13.
 all_gather_flat: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

@@ -1,9 +1,4 @@
-"""The TCP port by which the kernel of a rank's machine tells others that the rank's process still exists.
-
-One listener per process, with a daemon thread, from the first Bagua group on. A kernel accepts connections, and answers
-keepalives, also while the process is stopped, holds the GIL or compiles, so that silence of Python proves nothing here,
-and silence of the kernel does. Whoever connects is told a token, which shows that it is this process, whatever address
-translation is between, and what the process is doing. What others send is ignored.
+"""Watches the process of another rank, over a TCP connection to its presence (bagua.job.presence), until it is gone.
 
 [Note: who watches whom] Each rank keeps a connection to one other rank: that of the same local rank on the next node,
 or on a single node the next one. So a machine that falls silent is noticed by the node before it, and a job of n ranks
@@ -21,191 +16,33 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import logging
 import os
-import secrets
-import selectors
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import NamedTuple
 
-from bagua.collectives import gloo_exit, launch_environment
-from bagua.collectives.waiting import EXITED
+from bagua.job.gone import EXITED, silent_for
+from bagua.job.presence import LEFT, MAX_LINE, Door
 
 ATTEMPT_S = 5  # seconds for an answer of a kernel; retransmits a lost packet twice
 ATTEMPTS = 6  # that fail before a kernel counts as silent: 30 s
 NAMED_ATTEMPTS = 2  # that fail before a log line: 10 s
 CONFIRMING_ATTEMPTS = 2  # of them: by new connections, after keepalives without an answer
-ACCEPT_PAUSE_S = 1.0
 STOP_S = 1.0
-MAX_CONNECTIONS = 64  # to a listener; more are others' than ranks'
-MAX_ADDRESSES = 8
-MAX_LINE = 4096
-_LEFT = b"left\n"
 _PROBES_OFFSET = 3  # of tcpi_probes in struct tcp_info
-_SIOCGIFADDR = 0x8915
 
 _logger = logging.getLogger("bagua")
 
 
-class Door(NamedTuple):
-    """Where a process can be reached, as it says."""
-
-    addresses: tuple[str, ...] = ()
-    port: int = 0
-    token: str = ""
-
-
-NO_DOOR = Door()
-
-
-class Presence:
-    """This process's listener. Any thread."""
-
-    def __init__(self) -> None:
-        self.doing: Callable[[], str] = str
-        self._listener = _listen()
-        self._connections: list[socket.socket] = []  # of the thread
-        self._selector = selectors.DefaultSelector()
-        self._ending, self._end = socket.socketpair()
-        for one in (self._listener, self._ending):
-            self._selector.register(one, selectors.EVENT_READ)
-        self.door = Door(tuple(_own_addresses())[:MAX_ADDRESSES], self._listener.getsockname()[1], secrets.token_hex(8))
-        self._thread = threading.Thread(target=self._serve, name="bagua-presence", daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._ending:
-                    return
-                if key.fileobj is self._listener:
-                    try:
-                        self._accept()
-                    except OSError:  # it has gone already, or this process has too many files open
-                        time.sleep(ACCEPT_PAUSE_S)
-                elif isinstance(key.fileobj, socket.socket):
-                    self._read(key.fileobj)
-
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        connection.setblocking(False)
-        with contextlib.suppress(OSError):
-            connection.send(json.dumps([self.door.token, self.doing()[: MAX_LINE // 8]]).encode() + b"\n")
-        self._connections.append(connection)
-        self._selector.register(connection, selectors.EVENT_READ)
-        if len(self._connections) > MAX_CONNECTIONS:
-            self._drop(self._connections[0])
-
-    def _read(self, connection: socket.socket) -> None:
-        if connection.fileno() < 0:  # dropped for another one
-            return
-        try:
-            is_open = bool(connection.recv(MAX_LINE))
-        except BlockingIOError:
-            return
-        except OSError:
-            is_open = False
-        if not is_open:
-            self._drop(connection)
-
-    def _drop(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        self._connections.remove(connection)
-        connection.close()
-
-    def leave(self, is_failing: bool = False) -> None:
-        """The process ends. The kernel answers for it until then."""
-        self._end.send(b"x")
-        self._thread.join(STOP_S)
-        for connection in () if is_failing else tuple(self._connections):
-            with contextlib.suppress(OSError):
-                connection.send(_LEFT)
-
-    def close(self) -> None:
-        """In a forked process, too: it is not this one, and must not keep the port open."""
-        self._selector.close()
-        for one in (self._listener, self._ending, self._end, *self._connections):
-            one.close()
-
-
-def _listen() -> socket.socket:
-    try:
-        listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    except (OSError, ValueError):  # no IPv6
-        listener = socket.create_server(("", 0))
-    return listener
-
-
-def _own_addresses() -> Iterator[str]:
-    """Those that others may know us by, the likeliest first, without asking a name server."""
-    found: list[str] = []
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # an interface without address
-                packed = fcntl.ioctl(datagrams, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found.append(socket.inet_ntoa(packed[20:24]))
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line.split()[0]))
-            if not address.startswith("fe80"):
-                found.append(address)
-    master = _route_to(launch_environment.master_address())
-    if master in found:
-        found.insert(0, found.pop(found.index(master)))
-    yield from sorted(found, key=lambda address: address.startswith("127.") or address == "::1")
-
-
-def _route_to(address: str) -> str | None:
-    """This machine's address on the way to that one; nothing is sent."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as datagrams:
-        socket.inet_pton(family, address)  # a name would have to be looked up
-        datagrams.connect((address, 9))
-        return str(datagrams.getsockname()[0])
-    return None
-
-
-_presence: Presence | None = None
-_creation = threading.Lock()
-
-
-def own_presence() -> Presence | None:
-    """Of this process. None: it can have none, so that it is never proven to be gone."""
-    global _presence
-    with _creation:
-        if _presence is None:
-            with contextlib.suppress(OSError, RuntimeError):
-                _presence = Presence()
-        return _presence
-
-
-@gloo_exit.before_pause
-def _leave() -> None:
-    if _presence is not None:
-        _presence.leave(gloo_exit.is_failing())
-
-
-def _forget_in_child() -> None:
-    global _presence, _creation
-    _creation = threading.Lock()
-    if _presence is not None:
-        _presence.close()
-        _presence = None
-    for watch in _watches:
-        watch.close()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
-
-
-# --- the other side ---------------------------------------------------------------------------------------------------
+def watched_by(rank: int, world_size: int, local_world_size: int) -> int | None:
+    """See [Note: who watches whom]."""
+    next_node = (rank + local_world_size) % world_size
+    watched = (rank + 1) % world_size if next_node == rank else next_node
+    return None if watched == rank else watched
 
 
 class Answer(NamedTuple):
@@ -290,7 +127,6 @@ class PeerWatch:
         self._connection: socket.socket | None = None
         self._is_named = False  # as silent
         self._is_stopped = threading.Event()
-        self.is_verified = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bagua-peer-watch", daemon=True)
         _watches.append(self)
         self._thread.start()
@@ -319,8 +155,6 @@ class PeerWatch:
             self._on_gone(EXITED)
         elif connection is None:
             _logger.info(f"{self._name} cannot be reached at port {self._door.port}; nobody watches its machine.")
-        else:
-            self.is_verified.set()
         while connection is not None:
             self._connection = connection
             attempts = self._watch(connection)
@@ -344,7 +178,7 @@ class PeerWatch:
                 continue
             except OSError:
                 piece = b""
-            if piece.endswith(_LEFT):
+            if piece.endswith(LEFT):
                 break
             if not piece:
                 return self._attempts
@@ -355,7 +189,7 @@ class PeerWatch:
         if unanswered >= NAMED_ATTEMPTS and not self._is_named:
             self._is_named = True
             _logger.warning(
-                f"{self._name} has answered no TCP packet for {unanswered * self._attempt_s} s: its machine or the"
+                f"{self._name} {silent_for(unanswered * self._attempt_s)}: its machine or the"
                 f" network is down. The job ends if that lasts {self._attempts * self._attempt_s} s."
             )
         elif self._is_named and not unanswered:
@@ -376,10 +210,18 @@ class PeerWatch:
                 self._on_gone(EXITED)
                 break
             if not attempts:
-                self._on_gone(f"has answered no TCP packet for {self._attempts * self._attempt_s} s")
+                self._on_gone(silent_for(self._attempts * self._attempt_s))
                 break
             self._is_stopped.wait(begin + self._attempt_s - time.monotonic())
         return None
 
 
 _watches: list[PeerWatch] = []
+
+
+def _forget_in_child() -> None:
+    for watch in _watches:
+        watch.close()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,19 +1,17 @@
 """What ranks that wait for long find out together: who does not take part, and whether they are deadlocked.
 
-Owned by the roll call, whose thread calls it as long as this process waits. One rank asks for all: it raises the number
-of the inquiry in the job's store, all that wait add their answer to one key, and after a while it reads that. So an
-inquiry costs each rank one request, and the one that asks a few, however many ranks there are. Another may ask after
-REPEAT_S.
+Owned by the job's thread (bagua.job.job_thread), which calls it as long as this process waits. One rank asks for all:
+it raises the number of the inquiry in the job's store, all that wait add their answer to one key, and after a while it
+reads that. So an inquiry costs each rank one request, and the one that asks a few, however many ranks there are.
+Another may ask after REPEAT_S.
 
-Who does not answer is named in a log line, with what its machine or its process says (bagua.collectives.presence); it
-may compile, or save a checkpoint, and nothing is ended for that. A deadlock that two inquiries in a row have proven
-(bagua.collectives.deadlock) is written to the verdicts, which every rank that waits reads.
+Who does not answer is named in a log line, with what its machine or its process says (bagua.job.presence); it may
+compile, or save a checkpoint, and nothing is ended for that. A deadlock that two inquiries in a row have proven
+(bagua.job.deadlock) becomes a verdict (bagua.job.verdicts), which every rank that waits reads.
 
 [Note: keys] All below "bagua/waits/":
     inquiry    "number:rank" of the last one and who asks, changed by compare_set
     <number>   the answers, a line of JSON each
-    verdicts   lines of JSON: {"gone": [rank, host, how], "token": ..., "time": ...}, with the process by its token, and
-               the clock of the writer; or {"deadlocked": [group, rank, since]}
 """
 
 from __future__ import annotations
@@ -22,30 +20,29 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from bagua.collectives import group_topology
-from bagua.collectives.deadlock import Post, deadlocked
-from bagua.collectives.presence import reach_any
-from bagua.collectives.torch_internals import Store, add_line
-from bagua.collectives.waiting import Waiting
+from bagua.job.deadlock import Post, deadlocked
+from bagua.job.peer_watch import reach_any
+from bagua.job.places import Place, places_of
+from bagua.job.torch_internals import Store, add_line
+from bagua.job.verdicts import Deadlocked, add_deadlocked
+from bagua.job.waiting import Waiting
+from bagua.rank_list import rank_list
 
 ASK_S = 5.0  # of waiting, longer than collectives of a step take
 REPEAT_S = 5.0  # after the last inquiry
-ANSWER_S = 1.5  # for answers: longer than the roll call's thread takes to look again
+ANSWER_S = 1.5  # for answers: longer than the job's thread takes to look again
 NAME_S = 10.0  # of waiting
 REACH_S = 1.0  # of each address
 MAX_NAMED = 16
 
 PREFIX = "bagua/waits"
-INQUIRY, VERDICTS = f"{PREFIX}/inquiry", f"{PREFIX}/verdicts"
-NO_INQUIRY = "0:0"
+INQUIRY, NO_INQUIRY = f"{PREFIX}/inquiry", "0:0"
 
 _logger = logging.getLogger("bagua")
-
-_Deadlocked = tuple[str, int, float]  # group, rank, since
 
 
 class LongWaits:
@@ -56,10 +53,9 @@ class LongWaits:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._seen, self._seen_at = "", 0.0
-        self._answered = 0
-        self._asked = 0
-        self._deadlocked: set[_Deadlocked] = set()
+        self._seen, self._seen_at = "", 0.0  # the last inquiry, which was answered
+        self._asked = 0  # this rank's inquiry, until it is judged
+        self._deadlocked: set[Deadlocked] = set()
         self._named: tuple[int, ...] = ()
         self._next = 0.0  # inquiry of this rank
 
@@ -70,12 +66,11 @@ class LongWaits:
             waits: of this process.
             now: time.monotonic().
         """
+        number = int(text.partition(":")[0])
         if text != self._seen:
             self._seen, self._seen_at = text, now
-        number = int(text.partition(":")[0])
-        if number > self._answered:
-            self._answered = number
-            add_line(client, f"{PREFIX}/{number}", self._answer(waits))
+            if text != NO_INQUIRY:
+                add_line(client, f"{PREFIX}/{number}", self._answer(waits))
         oldest = min((wait for wait in waits if wait.can_end), key=lambda wait: wait.since, default=None)
         if self._asked:
             if now - self._seen_at >= ANSWER_S:
@@ -109,11 +104,13 @@ class LongWaits:
                 *parts, digests = post
                 by_group.setdefault(group, {})[rank] = Post._make([*parts, tuple(digests)])
         found = {
-            (group, rank, post.since) for group, posts in by_group.items() for rank, post in deadlocked(posts).items()
+            Deadlocked(group, rank, post.since)
+            for group, posts in by_group.items()
+            for rank, post in deadlocked(posts).items()
         }
         # Seen twice: each of them still waits for the same, and its threads run.
         for one in found & self._deadlocked:
-            add_line(client, VERDICTS, json.dumps({"deadlocked": one}))
+            add_deadlocked(client, one)
         self._deadlocked = found
         with contextlib.suppress(Exception):  # not every store can
             client.delete_key(f"{PREFIX}/{self._asked - 1}")
@@ -127,13 +124,13 @@ class LongWaits:
         before, self._named = self._named, tuple(missing)
         if not missing or self._named == before:
             return
-        places = group_topology.places_of(client, missing[:MAX_NAMED])
+        places = places_of(client, missing[:MAX_NAMED])
         since = f"Rank {self._rank} has waited {now - wait.since:.0f} s ({wait.what})"
         # Where many do not answer, that takes longer than others wait for this rank's answers.
-        threading.Thread(target=_name, args=(since, missing, places, wait.deadline), daemon=True).start()
+        threading.Thread(target=_log_missing, args=(since, missing, places, wait.deadline), daemon=True).start()
 
 
-def _name(since: str, missing: Sequence[int], places: dict[int, group_topology.Place], deadline: str) -> None:
+def _log_missing(since: str, missing: Sequence[int], places: Mapping[int, Place], deadline: str) -> None:
     shown = missing[:MAX_NAMED]
     with ThreadPoolExecutor(len(shown)) as pool:
         told = pool.map(lambda rank: _told(rank, places.get(rank)), shown)
@@ -141,21 +138,14 @@ def _name(since: str, missing: Sequence[int], places: dict[int, group_topology.P
         _logger.warning(f"{since}. Not in it: {'; '.join(told)}{more}.\nThe job goes on when they come, {deadline}.")
 
 
-def _told(rank: int, place: group_topology.Place | None) -> str:
+def _told(rank: int, place: Place | None) -> str:
     if place is None:
         return f"rank {rank}: it has made no Bagua group"
-    return f"{name_of(rank, place)}: {_state(place)}"
-
-
-def _state(place: group_topology.Place) -> str:
     _, answer = reach_any(place.door, REACH_S)
     if answer.connection is not None:
         answer.connection.close()
-    return {
+    state = {
         "here": answer.doing or "it is in no collective",
         "mute": "its machine answers, its process does not: it is stopped, or Python is busy",
     }.get(answer.state, "its machine or process does not answer")
-
-
-def name_of(rank: int, place: group_topology.Place) -> str:
-    return f"rank {rank} (host {place.host})"
+    return f"{rank_list([rank], {rank: place.host})}: {state}"

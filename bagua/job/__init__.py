@@ -1,0 +1,1 @@
+"""What the processes of a job know of each other: where they run, who waits for whom, and who is gone."""

@@ -1,0 +1,32 @@
+"""How ranks are gone, in the words of messages, and what to check then. Pure functions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+EXITED = "exited"
+LEFT = "ended normally, after fewer collectives than others"
+NO_RESPONSE = "did not respond"
+JOIN = "give all ranks equal numbers of batches, or use join() of bagua.torch_api.data_parallel.DistributedDataParallel"
+
+
+class Gone(NamedTuple):
+    """A rank of which it is proven that it takes part in nothing any more."""
+
+    rank: int
+    host: str
+    how: str  # EXITED, LEFT or what `silent_for` says
+
+
+def silent_for(seconds: float) -> str:
+    """Of a rank whose machine does not answer."""
+    return f"has answered no TCP packet for {seconds:g} s"
+
+
+def advice(how: str, rank: int) -> str:
+    """What to check if ranks are gone in this way, the first of them this one."""
+    if how == LEFT:
+        return f"If it had fewer batches, {JOIN}. If it called sys.exit() after an error, see rank {rank}'s log."
+    if how == EXITED or how.startswith(NO_RESPONSE):
+        return f"Check the end of rank {rank}'s log; if it shows no error, look for the OOM killer in dmesg."
+    return "Check whether its machine runs, and the network."
