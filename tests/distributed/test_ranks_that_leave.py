@@ -1,0 +1,111 @@
+"""A rank that has ended normally, with fewer collectives than others, is told apart from one that crashed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ports import free_port
+from support.processes import wait_until
+from support.ranks import run_ranks
+
+import bagua.torch_api as bagua
+from bagua.job import failure_report
+from bagua.torch_api.communication import CollectiveError
+
+LEAVER = 1
+PATIENCE_S = 40.0
+
+
+def check(told: str, ended_normally: bool) -> None:
+    first, *_, advice, _ = told.splitlines()
+    assert first.startswith(f"Rank {LEAVER} (host ")
+    assert first.endswith(") ended normally, after fewer collectives than others.") == ended_normally
+    assert advice.startswith(
+        "If it had fewer batches, give all ranks equal numbers of batches, or use join() of bagua.torch_api."
+        if ended_normally
+        else f"Check the end of rank {LEAVER}'s log; if it shows no error, look for the OOM killer"
+    )
+
+
+# --- it destroys its group, and its process goes on -------------------------------------------------------------------
+
+
+def destroy_group(folder: str, has_failed: bool) -> str | None:
+    failure_report.ROLL_CALL_S = 2.0
+    bagua.init_process_group(timeout=60)
+    tensor = torch.ones(1 << 16)
+    bagua.allreduce_inplace(tensor)
+    told = Path(folder, "told")
+    if bagua.get_rank() == LEAVER:
+        with contextlib.suppress(ValueError):
+            try:
+                if has_failed:
+                    raise ValueError("a batch that is broken")
+            finally:
+                dist.destroy_process_group()
+                wait_until(told.exists, "the other rank", PATIENCE_S)
+        return None
+    with pytest.raises(CollectiveError) as raised:
+        bagua.allreduce_inplace(tensor)
+    told.touch()
+    assert raised.value.missing_ranks == (LEAVER,)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_rank_that_destroys_its_group(tmp_path: Path, has_failed: bool) -> None:
+    """After an error, as in `finally`, it has not ended normally."""
+    told, _ = run_ranks(2, destroy_group, str(tmp_path), has_failed)
+    check(told, ended_normally=not has_failed)
+
+
+# --- its process ends -------------------------------------------------------------------------------------------------
+
+PROGRAM = f"""
+import sys
+import torch
+import bagua.torch_api as bagua
+from bagua.job import failure_report
+
+failure_report.ROLL_CALL_S = 2.0
+bagua.init_process_group(timeout=60)
+tensor = torch.ones(1 << 16)
+bagua.allreduce_inplace(tensor)
+if bagua.get_rank() != {LEAVER}:
+    try:
+        bagua.allreduce_inplace(tensor)
+    except bagua.communication.CollectiveError as error:
+        print(error, flush=True)
+elif sys.argv[1] == "fails":
+    raise ValueError("a batch that is broken")
+"""
+
+
+@pytest.mark.parametrize("end", ["returns", "fails"])
+def test_a_rank_whose_process_ends(end: str) -> None:
+    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, end],
+            env={**os.environ, **environment, "RANK": str(rank), "RES_OPTIONS": "timeout:1 attempts:1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        told, _ = ranks[1 - LEAVER].communicate(timeout=120)
+        assert ranks[LEAVER].wait(timeout=120) == (end == "fails")
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    check(told.rstrip("\n"), ended_normally=end == "returns")
