@@ -8,7 +8,7 @@ above those of their earlier groups too, so that no name comes twice.
 
 from __future__ import annotations
 
-import datetime
+import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,6 +16,10 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from bagua.job import torch_internals
+from bagua.job.failure_report import explain_failure
+from bagua.job.job_thread import waiting_for
+from bagua.job.waiting import Members
+from bagua.rank_list import rank_list
 
 # Never reset, also not when torch is shut down and set up again: a name that was used once leaves addresses in the
 # store that would mislead the next group of that name.
@@ -23,31 +27,36 @@ _attempts: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(iter
 _used_numbers = 0
 
 
-def create_member_group(
-    ranks: Sequence[int], timeout: datetime.timedelta, backend: str | None = None
-) -> dist.ProcessGroup:
+def create_member_group(whole: Members, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup:
     """
     Args:
+        whole: a group that has all of these ranks, for its timeout and for messages.
         ranks: global, ascending, this process among them. Every one of them calls this, in the same order for the
             same ranks.
         backend: as torch.distributed.new_group has it; None: that of the default group.
 
     Raises:
-        dist.DistError: a member did not call within the timeout.
+        CollectiveError: a member did not call within the timeout; it says what others do.
     """
     global _used_numbers
     members = tuple(ranks)
     store = torch_internals.PrefixStore(
         f"bagua/member_group/{'_'.join(map(str, members))}/{next(_attempts[members])}", torch_internals.default_store()
     )
-    me = dist.get_rank()
-    store.set(str(me), str(max(torch_internals.registered_groups(), _used_numbers)))
+    store.set(str(dist.get_rank()), str(max(torch_internals.registered_groups(), _used_numbers)))
     keys = [str(rank) for rank in members]
-    store.wait(keys, timeout)
-    number = max(map(int, store.multi_get(keys)))
-
-    with torch_internals.no_bound_device(), torch_internals.registered_groups_raised_to(number):
-        group = dist.new_group(list(members), timeout=timeout, backend=backend, use_local_synchronization=True)
+    what = f"making a group of {rank_list(members)}"
+    # Not as a wait that can be ended: the one who makes a communicator holds the lock that `abort` needs.
+    with waiting_for(members, what) or contextlib.nullcontext():
+        try:
+            store.wait(keys, whole.timeout)
+        except dist.DistStoreError as error:
+            raise explain_failure(error, whole, what, members) from error
+        number = max(map(int, store.multi_get(keys)))
+        with torch_internals.no_bound_device(), torch_internals.registered_groups_raised_to(number):
+            group = dist.new_group(
+                list(members), timeout=whole.timeout, backend=backend, use_local_synchronization=True
+            )
     _used_numbers = number + 1
     assert isinstance(group, dist.ProcessGroup), "this process is a member"
     return group

@@ -153,7 +153,7 @@ class BaguaProcessGroup:
         whole.raise_if_aborted(f"making the {kind} communicator")  # the others will not come
         # Not the global group, even where it has the same members: collectives of different kinds may be under way at
         # the same time, and each needs an order of its own.
-        part = self._communicator(create_member_group(sorted(ranks), self.timeout), kind, sorted(ranks))
+        part = self._communicator(create_member_group(self, sorted(ranks)), kind, sorted(ranks))
         whole.add_follower(part)
         return part
 
@@ -287,12 +287,12 @@ def duplicate_group(group: BaguaProcessGroup, backend: str | None = None) -> Bag
         backend: as torch.distributed.new_group has it; None: that of the default group.
 
     Raises:
-        dist.DistError: a member did not call within the group's timeout.
+        CollectiveError: a member did not call within the group's timeout.
         RuntimeError: the group was aborted.
     """
     group.raise_if_aborted("making a group of the same ranks")
     ranks = sorted(group.ranks)
-    duplicate = BaguaProcessGroup(create_member_group(ranks, group.timeout, backend), ranks, timeout=group.timeout)
+    duplicate = BaguaProcessGroup(create_member_group(group, ranks, backend), ranks, timeout=group.timeout)
     group.get_global_communicator().add_follower(duplicate.get_global_communicator())
     return duplicate
 

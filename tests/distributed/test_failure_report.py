@@ -18,7 +18,12 @@ from support.processes import wait_until
 from support.ranks import run_ranks
 
 from bagua.collectives.initialization import init_process_group
-from bagua.collectives.process_group import BaguaProcessGroup, from_torch_group, to_bagua_process_group
+from bagua.collectives.process_group import (
+    BaguaProcessGroup,
+    duplicate_group,
+    from_torch_group,
+    to_bagua_process_group,
+)
 from bagua.job import failure_report, job_thread, lost_ranks, torch_internals
 from bagua.job.failure_report import CollectiveError, explain_failure, failures_named, is_communication_error
 
@@ -181,6 +186,27 @@ def test_a_rank_in_another_collective_is_told() -> None:
         assert "all ranks responded" in message
         assert "Operation on rank 2: the broadcast of the weights." in message
         assert "Operation on rank 1: the broadcast" not in message
+
+
+def make_a_group_alone() -> str | None:
+    """Rank 0 is in something else, as one whose gradients are exchanged while rank 1 saves its first checkpoint."""
+    rank, group = start(timeout_s=2.0)
+    if rank == 0:
+        with failures_named(group, "waiting for the gradients of a backward pass"):
+            hear("reported")
+        return None
+    with pytest.raises(CollectiveError) as raised:
+        duplicate_group(group)
+    say("reported")
+    return str(raised.value)
+
+
+def test_a_group_that_others_do_not_make() -> None:
+    _, told = run_ranks(2, make_a_group_alone)
+    lines = told.splitlines()
+    assert lines[0] == "A collective failed although all ranks responded."
+    assert lines[1].startswith("Operation on rank 1: making a group of ranks 0 and 1 (")
+    assert lines[2] == "Operation on rank 0: waiting for the gradients of a backward pass."
 
 
 # --- what is translated, and what is not ----------------------------------------------------------------------------
