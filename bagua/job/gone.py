@@ -18,6 +18,11 @@ class Gone(NamedTuple):
     how: str  # EXITED, LEFT or what `silent_for` says
 
 
+def no_response_within(seconds: float) -> str:
+    """Of a rank of which nothing is known. Begins with NO_RESPONSE."""
+    return f"did not respond within {seconds:g} s"
+
+
 def silent_for(seconds: float) -> str:
     """Of a rank whose machine does not answer."""
     return f"has answered no TCP packet for {seconds:g} s"

@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from bagua.job import launch_environment, places
-from bagua.job.gone import EXITED, LEFT, NO_RESPONSE
+from bagua.job.gone import EXITED, LEFT, NO_RESPONSE, no_response_within
 from bagua.job.store_client import StoreClient
 from bagua.job.torch_internals import Store, add_line
 from bagua.job.verdicts import VerdictReader
@@ -162,7 +162,7 @@ class RollCall:
                         return roll
                     is_first = True
                 if is_first or is_over:
-                    roll = self._found(client, number, ranks, f"{NO_RESPONSE} within {window_s:g} s", hurry.is_set())
+                    roll = self._found(client, number, ranks, no_response_within(window_s), hurry.is_set())
                     if is_over or not roll.missing or roll.is_explained:
                         break
                 if self._stop.wait(min(pause, left)):
