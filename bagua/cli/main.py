@@ -1,41 +1,44 @@
-"""`bagua`: what training has found out."""
+"""`bagua`: what tuning while training has measured."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from bagua.cli import tune
-from bagua.cli.errors import EXIT_INTERRUPTED, CommandError
+from bagua.cli.parsers import run_program
 from bagua.version import __version__
+
+if TYPE_CHECKING:
+    from bagua.cli.parsers import Subcommands
+
+_EPILOG = """\
+The other commands of this package:
+  bagua-net         the NCCL plugin: switch it on, check it, watch it
+  bagua-net-bench   measure the network
+  baguarun          start a job on several hosts over ssh
+  python -m bagua.distributed.run      start a job on this host, like torchrun
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = make_parser().parse_args(arguments)
-    try:
-        exit_code = int(options.execute(options))
-        sys.stdout.flush()  # what is still in the buffer would otherwise meet the closed pipe after this function
-        return exit_code
-    except CommandError as error:
-        print(f"bagua {options.subcommand}: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) has gone; Python would complain again when it closes stdout.
-        sys.stderr.close()
-        return 1
+    parser, commands = make_parser()
+    return run_program(parser, commands, arguments)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> tuple[argparse.ArgumentParser, Subcommands]:
     parser = argparse.ArgumentParser(
-        prog="bagua", description="Shows what training has found out. For the NCCL plugin, see bagua-net."
+        prog="bagua",
+        description="Shows what with_bagua(..., autotune=True) has measured on this machine.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"bagua {__version__}")
     subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     tune.add_parser(subcommands)
-    return parser
+    return parser, subcommands
 
 
 if __name__ == "__main__":

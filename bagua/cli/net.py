@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from bagua.cli import (
     net_blame,
@@ -20,8 +21,11 @@ from bagua.cli import (
     net_top,
     net_trace,
 )
-from bagua.cli.errors import EXIT_INTERRUPTED, CommandError
+from bagua.cli.parsers import run_program
 from bagua.version import __version__
+
+if TYPE_CHECKING:
+    from bagua.cli.parsers import Subcommands
 
 _EPILOG = """\
 Ways to use the plugin:
@@ -37,24 +41,16 @@ Ways to use the plugin:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    try:
-        exit_code = int(options.execute(options))
-        sys.stdout.flush()  # what is still in the buffer would otherwise meet the closed pipe after this function
-        return exit_code
-    except CommandError as error:
-        print(f"bagua-net {options.subcommand}: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) has gone; Python would complain again when it closes stdout.
-        sys.stderr.close()
-        return 1
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["bench"]:
+        from bagua.cli import net_bench
+
+        return net_bench.main(words[1:])
+    parser, commands = make_parser()
+    return run_program(parser, commands, words)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> tuple[argparse.ArgumentParser, Subcommands]:
     parser = argparse.ArgumentParser(
         prog="bagua-net",
         description="Switches Bagua-Net, the NCCL network plugin, on and off, and finds out whether it works.",
@@ -68,7 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         *(net_stats, net_top, net_blame, net_exporter, net_trace, net_knobs),
     ):
         module.add_parser(subcommands)
-    return parser
+    subcommands.add_parser("bench", help="measure the network: another name of bagua-net-bench", add_help=False)
+    return parser, subcommands
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bagua.cli.errors import EXIT_FAILURE
+from bagua.cli.errors import EXIT_FAILURE, CommandError
+from bagua.cli.net_stats import none_found
 from bagua.cli.net_top import add_host_options, sources_of
 from bagua.cli.terminal import Terminal, width_of_stdout
 from bagua.cli.text_table import Column, table
@@ -30,7 +31,7 @@ def add_parser(subcommands: Subcommands) -> None:
         help="name the process that holds a job up",
         description="Follows who waits for whom through the processes that use Bagua-Net, on one or several hosts, to "
         "the ones that have ended, are stopped, or have not posted their part. The processes are not disturbed. The "
-        "exit code is 1 if anybody waits.",
+        "exit code is 0 if nobody waits, and 1 if somebody does, no process was found, or a host was not reached.",
     )
     add_host_options(parser)
     parser.add_argument(
@@ -73,8 +74,10 @@ def execute(options: argparse.Namespace) -> int:
     for report in reports:
         for problem in report.problems:
             print(f"bagua-net blame: {report.host}: {problem}", file=sys.stderr)
-    found = verdict(reports, options.after, silent)
     count = sum(len(report.processes) for report in reports)
+    if not count and not silent:
+        raise CommandError("\n".join(none_found(report, None) for report in reports))
+    found = verdict(reports, options.after, silent)
     parties = {party for wait in found.waits for party in (wait.waiter, wait.target)}
     nccl: list[str] = []
     try:
@@ -87,13 +90,15 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"schema": 1, "processes": count, **asdict(found), "nccl": nccl}, indent=2))
     else:
-        print(_rendered(found, nccl, count, options.after, Terminal.of_stdout()))
+        if found.waits or count:
+            print(_rendered(found, nccl, count, options.after, Terminal.of_stdout()))
     return EXIT_FAILURE if failed or found.waits else 0
 
 
 def _rendered(found: Verdict, nccl: Sequence[str], processes: int, after_s: float, terminal: Terminal) -> str:
     if not found.waits:
-        return f"None of {processes} processes has waited for a peer for {after_s:g} s."
+        who = f"None of {processes} processes has" if processes > 1 else "The one process has not"
+        return f"{who} waited for a peer for {after_s:g} s."
     blocks = [terminal.bold(one.problem) + f"\n{one.advice}" for one in found.culprits]
     if not blocks:
         blocks.append(

@@ -79,6 +79,11 @@ def add_parser(subcommands: Subcommands) -> None:
         metavar="N",
         help="step times of each run to drop (default: 5, or a third if that is less)",
     )
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="run all rounds, even if the first shows that the job does not use NCCL, the network or the plugin",
+    )
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help="keep the output and NCCL's logs of each run")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="the command and its arguments")
@@ -125,7 +130,7 @@ def _settings(texts: list[str] | None) -> tuple[Setting, Setting]:
 
     base = original_environment()
     if texts is not None and len(texts) != 2:
-        raise UsageError(f"--with is given {len(texts)} times; give it twice, or not at all")
+        raise UsageError(f"--with is given {_times(len(texts))}; give it twice, or not at all")
     try:
         if texts is None:
             settings = default_settings(base)
@@ -142,6 +147,10 @@ def _settings(texts: list[str] | None) -> tuple[Setting, Setting]:
     return settings
 
 
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
 def _compare(options: argparse.Namespace, command: list[str]) -> Report:
     from bagua.net.bench.errors import UsageError
     from bagua.net.bench.export import make_folder
@@ -151,7 +160,7 @@ def _compare(options: argparse.Namespace, command: list[str]) -> Report:
     from bagua.net.compare.report import Report
     from bagua.net.compare.rounds import folder_of, run_rounds
     from bagua.net.compare.step_sources import StepSource, default_sources, source_of_pattern
-    from bagua.net.compare.verdict import judge
+    from bagua.net.compare.verdict import is_pointless, judge
 
     if options.unit is not None and options.pattern is None:
         raise UsageError(f"--unit {options.unit} is for --pattern; give both")
@@ -174,7 +183,10 @@ def _compare(options: argparse.Namespace, command: list[str]) -> Report:
 
         stack.enter_context(_sigterm_as_interrupt())
         display = stack.enter_context(Progress(2 * options.rounds))
-        rounds = run_rounds(settings, options.rounds, options.time_limit, sources, options.warmup, runner, display)
+        rounds = run_rounds(
+            *(settings, options.rounds, options.time_limit, sources, options.warmup, runner, display),
+            is_pointless=lambda found: not options.keep_going and is_pointless(found, *settings),
+        )
     return Report(command, settings, rounds, judge(rounds, *settings), describe_machine())
 
 

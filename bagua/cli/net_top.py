@@ -22,8 +22,8 @@ def add_parser(subcommands: Subcommands) -> None:
         "top",
         help="watch one or several hosts in the terminal",
         description="Shows rates, connections, retransmits and stalls by process, peer and device, live. Keys: q "
-        "quits, space pauses, a letter sorts (n rate now, a average, r rank, p peer, s stalled, t retransmits, "
-        "l lost streams, u round trip, c CPU, o oldest request), v reverses.",
+        "and Ctrl-C quit, space pauses, a letter sorts (n rate now, a average, r rank, p peer, s stalled, t "
+        "retransmits, l lost streams, u round trip, c CPU, o oldest request), v reverses.",
     )
     add_host_options(parser)
     parser.add_argument(

@@ -1,9 +1,48 @@
-"""The type of what `add_subparsers` returns, which argparse does not name in public."""
+"""What the programs with subcommands share: what they say of a word that they do not know, and how they end."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import difflib
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from bagua.cli.errors import EXIT_INTERRUPTED, CommandError
 
 if TYPE_CHECKING:
+    # What `add_subparsers` returns, which argparse does not name in public.
     Subcommands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def run_program(parser: argparse.ArgumentParser, commands: Subcommands, arguments: Sequence[str] | None = None) -> int:
+    """Parse, call the subcommand's `execute`, and return the exit code. `commands` writes to `options.subcommand`."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and not words[0].startswith("-") and words[0] not in commands.choices:
+        _refuse(parser, f"unknown command {words[0]!r}", words[0], commands.choices)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        # argparse would show the usage of the program instead of the subcommand's.
+        command = commands.choices[options.subcommand]
+        known = [option for action in command._actions for option in action.option_strings]
+        _refuse(command, f"unknown argument {unknown[0]!r}", unknown[0].partition("=")[0], known)
+    try:
+        exit_code = int(options.execute(options))
+        sys.stdout.flush()  # what is still in the buffer would otherwise meet the closed pipe after this function
+        return exit_code
+    except CommandError as error:
+        print(f"{parser.prog} {options.subcommand}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has gone; Python would complain again when it closes stdout.
+        sys.stderr.close()
+        return 1
+
+
+def _refuse(parser: argparse.ArgumentParser, what: str, word: str, known: Iterable[str]) -> NoReturn:
+    names = list(known)
+    if near := difflib.get_close_matches(word, names, n=1):
+        parser.error(f"{what}; did you mean {near[0]}?")
+    parser.error(f"{what}; `{parser.prog} --help` lists what there is")

@@ -42,8 +42,11 @@ def test_help_of_each(subcommand: str, run_command: RunCommand, bagua_net: Path,
     ("arguments", "message"),
     [
         ([], "the following arguments are required: COMMAND"),
-        (["doctr"], "invalid choice: 'doctr'"),
-        (["doctor", "--xml"], "unrecognized arguments: --xml"),
+        (["doctr"], "unknown command 'doctr'; did you mean doctor?"),
+        (["doctor", "--xml"], "bagua-net doctor: error: unknown argument '--xml'; `bagua-net doctor --help`"),
+        (["doctor", "--jsn"], "did you mean --json?"),
+        (["enable", "extra"], "usage: bagua-net enable "),
+        (["bench", "--quik"], "bagua-net-bench"),
         (["env", "--shell", "tcsh"], "invalid choice: 'tcsh'"),
     ],
 )

@@ -93,6 +93,22 @@ def test_logs_of_other_hosts_are_read_from_the_output(capsys: pytest.CaptureFixt
     assert "No difference between Bagua-Net and NCCL's own network (spread 1.000..1.000 over 3 rounds)." in output
 
 
+def test_a_first_round_without_nccl_is_the_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "gloo.py"
+    script.write_text('for step in range(12):\n    print("step_time 20 ms")\n')
+    command = ["--", sys.executable, "-S", str(script)]
+    assert compare("--rounds", "3", *command) == 0
+    output, progress = capsys.readouterr()
+    assert "NCCL was not used: no plugin can change this job." in output
+    assert "1 of 3 rounds ran: more cannot compare anything; --keep-going runs all" in " ".join(output.split())
+    assert "round 2" not in progress
+    assert compare("--rounds", "3", "--keep-going", *command) == 0
+    assert "round 3" in capsys.readouterr().err
+    # Other variables than the plugin's may matter to a job without NCCL.
+    assert compare("--rounds", "3", "--with", "X=1", "--with", "X=2", *command) == 0
+    assert "round 3" in capsys.readouterr().err
+
+
 def test_a_command_that_fails_shows_its_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert compare("--", "sh", "-c", "echo first; echo last >&2; exit 3") == 1
     output, errors = capsys.readouterr()
@@ -114,7 +130,7 @@ def test_a_command_that_does_not_end_is_ended(tmp_path: Path, capsys: pytest.Cap
     [
         ([], "no command given"),
         (["--", "-x"], "-x is neither an option of `compare` nor a command"),
-        (["--with", "X=1", "--", "true"], "--with is given 1 times"),
+        (["--with", "X=1", "--", "true"], "--with is given once"),
         (["--with", "X=1", "--with", "X=1", "--", "true"], "both settings are 'X=1'"),
         (["--unit", "ms", "--", "true"], "--unit ms is for --pattern"),
         (["--pattern", "(", "--", "true"], "not a regular expression"),
@@ -139,7 +155,10 @@ def test_ctrl_c_ends_the_command_and_reports_what_is_there(tmp_path: Path, bagua
         if [ $i -ge 2 ]; then echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 60; fi
     """
     process = subprocess.Popen(
-        [bagua_net, "compare", "--", "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [bagua_net, "compare", "--keep-going", "--", "sh", "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         wait_until((tmp_path / "pid").exists, "the third run", 30)

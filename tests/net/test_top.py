@@ -235,11 +235,12 @@ def in_terminal(
         os.close(control)
 
 
-@pytest.mark.parametrize("columns", [40, 150])
-def test_in_a_real_terminal(environment: dict[str, str], columns: int) -> None:
+@pytest.mark.parametrize(("columns", "end"), [(40, b"q"), (150, b"\x03")])
+def test_in_a_real_terminal(environment: dict[str, str], columns: int, end: bytes) -> None:
     words = [sys.executable, "-m", "bagua.cli.net", "top", "--interval", "0.2"]
     with page_of_this_process(page_bytes([BUSY], rank=7)):
-        code = in_terminal(words, environment, columns, [("10.0.0.2", b" "), ("PAUSED", b"q")])
+        before = [("More columns", b"\x1b[C")] if columns == 40 else []
+        code = in_terminal(words, environment, columns, [*before, ("10.0.0.2", b" "), ("PAUSED", end)])
     assert code == 0
 
 

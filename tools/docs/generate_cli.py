@@ -14,7 +14,7 @@ from pathlib import Path
 from generated_page import run
 
 from bagua.cli.main import make_parser as make_main_parser
-from bagua.cli.net import _parser as make_net_parser
+from bagua.cli.net import make_parser as make_net_parser
 from bagua.distributed import launch
 from bagua.distributed.run import make_bagua_parser as make_run_parser
 from bagua.net.bench.nccl_ab.options import make_parser as make_nccl_parser
@@ -80,8 +80,8 @@ def command(parser: argparse.ArgumentParser, name: str, level: int) -> Iterator[
 def render() -> str:
     """The whole page."""
     parts = [INTRODUCTION]
-    parts += command(make_main_parser(), "bagua", 2)
-    parts += command(make_net_parser(), "bagua-net", 2)
+    parts += command(make_main_parser()[0], "bagua", 2)
+    parts += command(make_net_parser()[0], "bagua-net", 2)
     parts += command(make_ring_parser(), "bagua-net-bench", 2)
     parts += command(make_peers_parser(), "bagua-net-bench --peers", 3)
     parts += command(make_nccl_parser(), "bagua-net-bench --nccl", 3)

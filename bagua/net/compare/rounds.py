@@ -47,8 +47,11 @@ def run_rounds(
     runner: Runner,
     progress: Progress,
     clock: Callable[[], float] = time.monotonic,
+    *,
+    is_pointless: Callable[[Rounds], bool] = lambda _: False,
 ) -> Rounds:
-    """Ends early, with what there is, at the first failure, on Ctrl-C, and before a round for which no time is left."""
+    """Ends early, with what there is, at the first failure, on Ctrl-C, before a round for which no time is left, and
+    after a first round that shows that more are pointless."""
     found = Rounds()
     began = clock()
     deadline = began + time_limit_s
@@ -65,6 +68,9 @@ def run_rounds(
             for setting in rotated(settings, number):
                 _run_once(found, setting, number, deadline - clock(), sources, warmup, runner, progress)
             longest = max(longest, clock() - round_began)
+            if number == 0 and rounds > 1 and is_pointless(found):
+                found.notes.append(f"1 of {rounds} rounds ran: more cannot compare anything; --keep-going runs all")
+                break
     except (RunError, ValueError, OSError) as error:
         found.error = str(error)
     except KeyboardInterrupt:

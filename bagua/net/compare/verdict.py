@@ -54,9 +54,8 @@ def networks_of(runs: Sequence[CommandRun]) -> list[str]:
 def judge(rounds: Rounds, first: Setting, second: Setting) -> Verdict:
     ratio = ratio_of(rounds, first, second)
     before, after = ([run for run, _ in rounds.of(one)] for one in (first, second))
-    idle = _not_nccl(rounds.runs) or _no_traffic(rounds.runs)
-    cause = idle or _wrong_networks(first, before, second, after)
-    if cause is not None and (first.plugin is not None or second.plugin is not None):
+    idle = _idle(rounds.runs)
+    if (cause := _nothing_compared(rounds, first, second)) is not None:
         outcome, headline, reason = cause
         return Verdict(outcome, headline, (reason,), ratio)
     outcome, headline = _by_ratio(ratio, first.name, second.name)
@@ -81,6 +80,23 @@ def _by_ratio(ratio: PairedRatio | None, first: str, second: str) -> tuple[Outco
 
 
 Cause = tuple[Outcome, str, str]
+
+
+def is_pointless(rounds: Rounds, first: Setting, second: Setting) -> bool:
+    """Whether the rounds that ran show that more of them cannot compare the plugin with anything."""
+    return _nothing_compared(rounds, first, second) is not None
+
+
+def _nothing_compared(rounds: Rounds, first: Setting, second: Setting) -> Cause | None:
+    """None where settings other than the plugin are compared: these may matter without NCCL's network."""
+    if first.plugin is None and second.plugin is None:
+        return None
+    before, after = ([run for run, _ in rounds.of(one)] for one in (first, second))
+    return _idle(rounds.runs) or _wrong_networks(first, before, second, after)
+
+
+def _idle(runs: Sequence[CommandRun]) -> Cause | None:
+    return _not_nccl(runs) or _no_traffic(runs)
 
 
 def _not_nccl(runs: Sequence[CommandRun]) -> Cause | None:

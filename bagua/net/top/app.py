@@ -51,6 +51,7 @@ class TopApp(App[None]):
     def compose(self) -> ComposeResult:
         yield Static(id="hosts", markup=False)
         yield DataTable(id="table", cursor_type="row", zebra_stripes=True)
+        yield Static("More columns: scroll with the left and right keys.", id="hint", markup=False)
         yield Static(id="details", markup=False)
         yield Footer()
 
@@ -106,6 +107,10 @@ class TopApp(App[None]):
         if current in self._rows:
             table.move_cursor(row=table.get_row_index(current))
         self._show_details()
+        self.call_after_refresh(self._show_hint)
+
+    def _show_hint(self) -> None:
+        self.query_one("#hint").display = self._table.max_scroll_x > 0
 
     def _cell(self, row: Row, number: int) -> Text:
         column = self._columns[number]
