@@ -64,6 +64,10 @@ class TopApp(App[None]):
     def _table(self) -> DataTable[Text]:
         return self.query_one("#table", DataTable)
 
+    def action_help_quit(self) -> None:
+        """Ctrl-C. Textual's own would tell the user to press another key."""
+        self.exit()
+
     def action_pause(self) -> None:
         self._paused = not self._paused
         self._show()
