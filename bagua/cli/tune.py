@@ -66,7 +66,8 @@ def execute(options: argparse.Namespace) -> int:
     for number, (path, answer) in enumerate(shown):
         head = "\n".join(terminal.wrapped(line, "  ", "") for line in _head(path, answer))
         lines = "\n".join(terminal.wrapped(f"Advice: {line}", "  ", "") for line in advice(answer))
-        print("\n" * (number > 0) + f"{head}\n\n{_table(answer, terminal)}\n\n{lines}")
+        note = f"\n\n{terminal.wrapped(_PAIRS, '')}" if _medians_disagree(answer) else ""
+        print("\n" * (number > 0) + f"{head}\n\n{_table(answer, terminal)}{note}\n\n{lines}")
     return 0
 
 
@@ -96,6 +97,19 @@ def _table(answer: Answer, terminal: Terminal) -> str:
         Column("turns", [str(one.turns) for one in tried], 4),
     ]
     return table(columns, terminal, width_of_stdout())[0]
+
+
+# Why a setting with shorter steps can have a lower speed.
+_PAIRS = (
+    "Speed compares steps with those of the default that ran right before or after them. The milliseconds are medians "
+    "over different periods of the run, in which the machine may have been faster or slower. Where the two disagree, "
+    "rely on the speed."
+)
+
+
+def _medians_disagree(answer: Answer) -> bool:
+    """Whether a setting is faster than the default by one of the two figures and slower by the other."""
+    return any((one.step_s - answer.tried[0].step_s) * (one.ratio - 1) < 0 for one in answer.tried)
 
 
 def _ms(seconds: float) -> str:

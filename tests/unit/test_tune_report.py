@@ -72,6 +72,12 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [line.split() for line in text.splitlines()]
     assert ["*", "gradient_allreduce,", "buckets", "of", "5", "MiB", "80.0", "-", "-", "1.25x", "9"] in rows
     assert ["gradient_allreduce,", "default", "buckets", "100.0", "50.0", "60.0", "1.00x", "9"] in rows
+    assert "Speed compares steps" not in text
+    slower = dataclasses.replace(answer_of(FAST, 0.05).tried[1], ratio=1.1)  # in pairs, although its median is less
+    answer = answer_of(DEFAULT, 0.05, model="Third")
+    memory.store(dataclasses.replace(answer, tried=(answer.tried[0], slower)))
+    assert main(["tune", "report", "Third"]) == 0
+    assert "Where the two disagree, rely on the speed." in " ".join(capsys.readouterr().out.split())
     assert main(["tune", "report", "--all"]) == 0
     assert "Other" in capsys.readouterr().out
     assert main(["tune", "report", "Other", "--json"]) == 0
