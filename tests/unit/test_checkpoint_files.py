@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +25,7 @@ from bagua.torch_api.checkpoint import (
     save_checkpoint,
     staging,
 )
+from bagua.torch_api.contrib import fuse_optimizer
 
 
 def filled(value: float) -> nn.Linear:
@@ -204,6 +207,45 @@ def test_strict(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="without optimizer"):
         load_checkpoint(tmp_path, filled(0), torch.optim.SGD(other.parameters()))
     assert load_checkpoint(tmp_path, filled(0), torch.optim.SGD(other.parameters()), strict=False) == 1
+
+
+def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    net = filled(1)
+    save_checkpoint(1, tmp_path, net, torch.optim.Adam(net.parameters()))
+    momentum = torch.optim.SGD(net.parameters(), momentum=0.9)
+    with pytest.raises(RuntimeError, match="an optimizer of class Adam, and here is SGD; .*optimizer=None"):
+        load_checkpoint(tmp_path, net, momentum)
+    assert load_checkpoint(tmp_path, net) == 1
+    # A fused optimizer has the same state.
+    assert load_checkpoint(tmp_path, net, fuse_optimizer(torch.optim.Adam(net.parameters()))) == 1
+
+
+def test_what_was_loaded_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bagua")
+    net = filled(1)
+    load_checkpoint(tmp_path / "typo", net)
+    load_checkpoint(tmp_path, net)
+    save_checkpoint(7, tmp_path, net, torch.optim.SGD(net.parameters()))
+    load_checkpoint(tmp_path, net, torch.optim.SGD(net.parameters()))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"no checkpoint in {tmp_path / 'typo'}, which does not exist: nothing was loaded",
+        f"no checkpoint in {tmp_path}: nothing was loaded",
+        f"loaded model, optimizer from {tmp_path / 'iter_0000007'}",
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], capture_output=True)
+    if mount.returncode:
+        pytest.skip(f"needs to mount a tmpfs: {mount.stderr.decode()}")
+    try:
+        save_checkpoint(1, tmp_path, filled(1))
+        with pytest.raises(RuntimeError, match=r"No space left on device: \d+ bytes are free"):
+            save_checkpoint(2, tmp_path, nn.Linear(1000, 500))
+        assert loaded(tmp_path) == (1, 1)
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
 
 
 class _Own:

@@ -104,6 +104,7 @@ def contents_of(
         "world_size": world_size,
         "per_rank": per_rank,
         "algorithm": subject.algorithm,
+        "optimizer": None if optimizer is None else type(optimizer).__name__,
         "engine": engine_states if len(engine_states) > 1 else next(iter(engine_states), None),
         "experts": {layer: count * world_size for layer, count in counts.items()},
     }

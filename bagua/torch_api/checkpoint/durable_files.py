@@ -7,6 +7,7 @@ Each step is on the disk before the next: a file's bytes (fsync), then its name 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -16,13 +17,28 @@ import torch
 
 from bagua.torch_api.checkpoint import layout
 
+# torch does not say why it could not write. With less room than this, the disk was full: what it had begun to write is
+# in the file already.
+_NEARLY_FULL_BYTES = 1 << 20
+
 
 def write_state(path: Path, state: Any) -> None:
-    """As torch.save."""
-    with path.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
+    """As torch.save.
+
+    Raises:
+        OSError: as the operating system says; ENOSPC where the disk is full, of which torch's error says nothing.
+    """
+    try:
+        with path.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except RuntimeError as error:
+        free = os.statvfs(path.parent).f_bavail * os.statvfs(path.parent).f_frsize
+        if free < _NEARLY_FULL_BYTES:
+            text = f"{os.strerror(errno.ENOSPC)}: {free} bytes are free. Make room, or pass keep_last"
+            raise OSError(errno.ENOSPC, text, str(path)) from error
+        raise
 
 
 def begin(root: Path, iteration: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 from collections.abc import Callable, Mapping
@@ -26,7 +27,9 @@ from bagua.torch_api.checkpoint.contents import (
 from bagua.torch_api.checkpoint.pending import finish_last
 from bagua.torch_api.checkpoint.plain_names import plain_state, without_compiler
 from bagua.torch_api.checkpoint.replica_mean import mean_of_replicas
+from bagua.torch_api.wrap_summary import configure_logging
 
+_logger = logging.getLogger("bagua")
 _UNCHANGED = "Nothing was loaded from {root}, on any rank.\nCorrect the cause on that rank, and load again."
 _HALF_LOADED = (
     "Checkpoint: {folder}; on other ranks it may be loaded by now.\n"
@@ -57,7 +60,8 @@ def load_checkpoint(
         model: a module, or a DistributedDataParallel.
         optimizer: whatever has `load_state_dict`; None: not loaded.
         lr_scheduler: likewise.
-        strict: names of the model's state must be those of the file, and the states that are asked for must be there.
+        strict: names of the model's state must be those of the file, the states that are asked for must be there, and
+            the optimizer must be of the class that was saved.
         iteration: of the checkpoint; None: the latest.
         average_replicas: where replicas differ, load the mean of all replicas on every rank, and of the states of
             their optimizers, which allows another number of ranks and another algorithm. Load before wrapping.
@@ -83,6 +87,8 @@ def load_checkpoint(
     ranks.agree("finish the save in the background", error, unchanged)
     found = ranks.by_first("find the checkpoint", lambda: _find(root, iteration, weights_only), unchanged)
     if found is None:
+        if ranks.rank == 0:
+            _say(f"no checkpoint in {root}{'' if root.exists() else ', which does not exist'}: nothing was loaded")
         return 0
     number, name, about = found
     folder = root / name
@@ -96,7 +102,7 @@ def load_checkpoint(
             _check_algorithm(about, subject, ranks.size)
             state = reader.read_own(subject.module, optimizer)
         foreign_forms.adapt(state, subject.module)
-        _check_parts(state, optimizer, lr_scheduler, strict)
+        _check_parts(state, about, optimizer, lr_scheduler, strict)
         apply = lambda: _apply(state, subject, optimizer, lr_scheduler, strict)  # noqa: E731
     except Exception as problem:
         error = problem
@@ -106,7 +112,15 @@ def load_checkpoint(
     except Exception as problem:
         error = problem
     ranks.agree(f"load checkpoint {number}", error, _HALF_LOADED.format(folder=folder))
+    if ranks.rank == 0:
+        given = {"model": model, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        _say(f"loaded {', '.join(name for name, one in given.items() if one is not None)} from {folder}")
     return number
+
+
+def _say(text: str) -> None:
+    configure_logging()
+    _logger.info(text)
 
 
 def _find(root: Path, iteration: int | None, weights_only: bool) -> tuple[int, str, dict[str, Any]] | None:
@@ -119,7 +133,14 @@ def _find(root: Path, iteration: int | None, weights_only: bool) -> tuple[int, s
     file = _read(folder / layout.MODEL_FILE, weights_only, mmap=True)  # without the tensors' values
     if not isinstance(file, dict) or "model" not in file:
         raise ValueError(f"{folder / layout.MODEL_FILE} is not of save_checkpoint: it has no state of a model")
-    about = {"world_size": None, "per_rank": False, "algorithm": None, "experts": {}, **file.get(ABOUT, {})}
+    about = {
+        "world_size": None,
+        "per_rank": False,
+        "algorithm": None,
+        "optimizer": None,
+        "experts": {},
+        **file.get(ABOUT, {}),
+    }
     about.pop("engine", None)
     return iteration, folder.name, about
 
@@ -256,7 +277,15 @@ def _check_algorithm(about: dict[str, Any], subject: Subject, size: int) -> None
         raise ValueError(f"it has no state of {here} for each rank; load it before wrapping the model")
 
 
-def _check_parts(state: Mapping[str, Any], optimizer: Any, lr_scheduler: Any, strict: bool) -> None:
+def _check_parts(
+    state: Mapping[str, Any], about: Mapping[str, Any], optimizer: Any, lr_scheduler: Any, strict: bool
+) -> None:
+    saved, here = about["optimizer"], type(optimizer).__name__
+    if strict and None not in (saved, optimizer) and saved != here:
+        raise ValueError(
+            f"it holds the state of an optimizer of class {saved}, and here is {here}; make one of class {saved}, or "
+            "pass optimizer=None to go on with a new one, or strict=False to load the state all the same"
+        )
     for name, wanted in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
         if strict and wanted is not None and state.get(name) is None:
             raise ValueError(f"it was saved without {name}; pass {name}=None, or strict=False to keep that of this run")
