@@ -27,7 +27,7 @@ def digits(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise SystemExit("this example needs scikit-learn: pip install 'bagua[examples]'") from None
+        raise SystemExit("this example needs scikit-learn: pip install scikit-learn") from None
     pictures, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     pictures = torch.tensor(pictures, dtype=torch.float32)[order].reshape(-1, 1, 8, 8) / 16

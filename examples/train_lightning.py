@@ -4,7 +4,8 @@
     python examples/train_lightning.py --strategy ddp           # Lightning's own, for comparison: the same losses
     python examples/train_lightning.py --algorithm bytegrad
 
-Needs pip install 'bagua[lightning,examples]'. Lightning starts the second process itself.
+Needs Lightning and scikit-learn: pip install '.[lightning,examples]' in the checkout. Lightning starts the second
+process itself.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def execute(options: argparse.Namespace) -> int:
         raise CommandError(
             f"`bagua-net exporter` needs the package prometheus_client: {error}.\n"
             f"It is not installed in {sys.prefix}.\n"
-            "Install it with: pip install 'bagua[prometheus]'. `bagua-net exporter --json` works without."
+            "Install it with: pip install prometheus_client. `bagua-net exporter --json` works without."
         ) from error
     registry = registry_of(collector)
     try:

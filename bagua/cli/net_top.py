@@ -66,7 +66,7 @@ def execute(options: argparse.Namespace) -> int:
         except ImportError as error:
             raise CommandError(
                 f"`bagua-net top` needs the package textual: {error}.\nIt is not installed in {sys.prefix}.\n"
-                "Install it with: pip install 'bagua[top]'. `bagua-net stats --watch` works without."
+                "Install it with: pip install textual. `bagua-net stats --watch` works without."
             ) from error
     sources = sources_of(options)
     try:

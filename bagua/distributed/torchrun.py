@@ -117,5 +117,5 @@ def _require_torch() -> None:
         import torch.distributed.run  # noqa: F401
     except ImportError as error:
         raise CommandError(
-            f"torch cannot be imported ({error}).\nInstall it in this environment: pip install 'bagua[torch]'"
+            f"torch cannot be imported ({error}).\nInstall it in this environment: pip install torch"
         ) from None

@@ -30,7 +30,7 @@ def package_in_use() -> str:
             return package
     raise ImportError(
         "Neither lightning nor pytorch_lightning is installed, and bagua.lightning needs one of them.\n"
-        "Install it: pip install 'bagua[lightning]'"
+        "Install it: pip install lightning"
     )
 
 

@@ -4,6 +4,7 @@ torch.distributed alone: they need neither Lightning nor a strategy of ours.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -114,16 +115,16 @@ def gather_all_tensors(result: Tensor, group: dist.ProcessGroup | None = None) -
     return [row[: torch.Size(shape).numel()].view(shape) for row, shape in zip(gathered, shapes, strict=True)]
 
 
-def sync_ddp(result: Tensor, group: dist.ProcessGroup | None = None, reduce_op: Any = None) -> Tensor:
+def sync_ddp(result: Tensor | complex, group: dist.ProcessGroup | None = None, reduce_op: Any = None) -> Tensor:
     """
     Args:
-        result: of the same shape and dtype on all ranks; changed in place.
+        result: of the same shape and dtype on all ranks; changed in place. Or a number.
         group: None: all ranks.
         reduce_op: "avg" or "mean" (both divide the sum by the number of ranks), "sum", "min", "max", "product", or one
             of torch.distributed.ReduceOp; None: the sum.
 
     Returns:
-        `result`; a new tensor for the mean of integers, which has a fraction.
+        `result`; a new tensor for a number, and for the mean of integers, which has a fraction.
 
     Raises:
         ValueError: an unknown operation.
@@ -136,6 +137,8 @@ def sync_ddp(result: Tensor, group: dist.ProcessGroup | None = None, reduce_op: 
             raise ValueError(
                 f"reduce_op={reduce_op!r} is unknown. Use 'mean', 'avg', 'sum', 'min', 'max' or 'product'."
             )
+    if not isinstance(result, Tensor):
+        result = torch.tensor(result, device=_device_of(group))
     dist.barrier(group=group)
     dist.all_reduce(result, op=operation, group=group)
     if not divides:
@@ -144,7 +147,14 @@ def sync_ddp(result: Tensor, group: dist.ProcessGroup | None = None, reduce_op: 
     return result.div_(ranks) if result.is_floating_point() or result.is_complex() else result / ranks
 
 
-def sync_ddp_if_available(result: Tensor, group: dist.ProcessGroup | None = None, reduce_op: Any = None) -> Tensor:
+def _device_of(group: dist.ProcessGroup | None) -> torch.device:
+    """Where tensors are that the group can carry."""
+    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+
+
+def sync_ddp_if_available(
+    result: Tensor | complex, group: dist.ProcessGroup | None = None, reduce_op: Any = None
+) -> Tensor | complex:
     """`sync_ddp`; without a process group, `result` as it is."""
     return sync_ddp(result, group, reduce_op) if distributed_available() else result
 
@@ -156,7 +166,8 @@ def init_dist_connection(
     world_size: int | None = None,
     **kwargs: Any,
 ) -> None:
-    """Initialize torch.distributed as a cluster environment of Lightning says. Does nothing where that was done.
+    """Initialize torch.distributed as a cluster environment of Lightning says, and set MASTER_ADDR and MASTER_PORT to
+    its address. Does nothing where torch.distributed is initialized.
 
     Args:
         cluster_environment: with `main_address`, `main_port`, `global_rank()` and `world_size()`.
@@ -173,6 +184,7 @@ def init_dist_connection(
     if dist.is_initialized():
         return
     address, port = cluster_environment.main_address, cluster_environment.main_port
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = str(address), str(port)
     rank = cluster_environment.global_rank() if global_rank is None else global_rank
     ranks = cluster_environment.world_size() if world_size is None else world_size
     dist.init_process_group(
@@ -185,6 +197,8 @@ def register_ddp_comm_hook(
     ddp_comm_state: object = None,
     ddp_comm_hook: Callable[..., Any] | None = None,
     ddp_comm_wrapper: Callable[..., Any] | None = None,
+    *,
+    state: object = None,
 ) -> None:
     """Register a communication hook with torch's wrapper: torch's (fp16_compress_hook, powerSGD_hook, post-local SGD),
     or ours (bagua.comm_hooks).
@@ -194,8 +208,14 @@ def register_ddp_comm_hook(
         ddp_comm_state: passed to the hook; None where it has no state.
         ddp_comm_hook: None: nothing is registered.
         ddp_comm_wrapper: of the hook, such as torch's fp16_compress_wrapper.
+        state: another name of `ddp_comm_state`, which an example of the old documentation has.
+
+    Raises:
+        TypeError: both `ddp_comm_state` and `state` are given.
     """
+    if ddp_comm_state is not None and state is not None:
+        raise TypeError("register_ddp_comm_hook: give ddp_comm_state or state, which are the same, and not both")
     if ddp_comm_hook is None:
         return
     hook = ddp_comm_hook if ddp_comm_wrapper is None else ddp_comm_wrapper(ddp_comm_hook)
-    model.register_comm_hook(ddp_comm_state, hook)
+    model.register_comm_hook(state if ddp_comm_state is None else ddp_comm_state, hook)

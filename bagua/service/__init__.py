@@ -1,5 +1,5 @@
 """The autotune service of Bagua 0.9, for scripts that use it by itself. Training needs none: see
-docs/how-to/train/tune.md. No torch; the server needs `pip install 'bagua[service]'`."""
+docs/how-to/train/tune.md. No torch; the server needs Flask (`pip install flask`)."""
 
 from __future__ import annotations
 

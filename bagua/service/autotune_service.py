@@ -172,7 +172,7 @@ def make_autotune_server(service: AutotuneService, host: str = "127.0.0.1", port
         raise ImportError(
             f"The autotune service needs Flask, which is not installed ({error}).\n"
             "It is an optional dependency of bagua.\n"
-            "Install it: pip install 'bagua[service]'"
+            "Install it: pip install flask"
         ) from error
 
     class Quiet(WSGIRequestHandler):

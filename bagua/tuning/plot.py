@@ -30,7 +30,7 @@ def write_plot(path: Path, answer: Answer) -> None:
         importlib.import_module("matplotlib").use("Agg")
         plt: Any = importlib.import_module("matplotlib.pyplot")
     except ImportError as error:
-        raise PlotError("--plot needs matplotlib, which is not installed; run: pip install 'bagua[plot]'") from error
+        raise PlotError("--plot needs matplotlib, which is not installed; run: pip install matplotlib") from error
     tried = sorted(answer.tried, key=lambda one: -one.ratio)
     figure, axes = plt.subplots(figsize=(8, 1.4 + 0.28 * len(tried)), layout="constrained")
     try:

@@ -31,7 +31,10 @@ TORCH_MODULES = {"bagua.net.bench.nccl_ab.gpu_collectives"}
 # The same for the screen of `bagua-net top`.
 SCREEN_MODULES = {"bagua.net.top.app"}
 # Root files that load neither torch nor the compiled extension.
-ROOT_FILES = {"bagua", "bagua.version", "bagua.env", "bagua.bagua_define", "bagua.host_port", "bagua.rank_list"}
+ROOT_FILES = {
+    *("bagua", "bagua.version", "bagua.env", "bagua.bagua_define"),
+    *("bagua.host_port", "bagua.lightning_name", "bagua.rank_list"),
+}
 
 # For every folder: what of bagua it may import, beside itself and the root files. Lowest first.
 ALLOWED: dict[str, set[str]] = {

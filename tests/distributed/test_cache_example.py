@@ -20,7 +20,7 @@ def _printed(*words: str) -> list[str]:
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("PIL") is None, reason="needs Pillow, which decodes images: pip install 'bagua[examples]'"
+    importlib.util.find_spec("PIL") is None, reason="needs Pillow, which decodes images: pip install pillow"
 )
 def test_samples_are_prepared_once(tmp_path: Path) -> None:
     words = ["--folder", str(tmp_path), "--images", "64", "--epochs"]

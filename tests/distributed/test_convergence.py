@@ -21,7 +21,7 @@ from bagua.net.bench.result_file import read_result
 # Found, not imported: every worker of pytest would spend seconds on it.
 pytestmark = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("sklearn", "matplotlib"))),
-    reason="needs scikit-learn, which brings the digits, and matplotlib: pip install 'bagua[examples,plot]'",
+    reason="needs scikit-learn, which brings the digits, and matplotlib: pip install scikit-learn matplotlib",
 )
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "convergence"))

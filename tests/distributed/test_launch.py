@@ -69,7 +69,7 @@ def _script(folder: Path, text: str) -> str:
 
 @pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None,
-    reason="needs scikit-learn, which brings the digits: pip install 'bagua[examples]'",
+    reason="needs scikit-learn, which brings the digits: pip install scikit-learn",
 )
 def test_a_script_of_0_9_learns_with_every_algorithm(tmp_path: Path) -> None:
     options = ["--nproc_per_node=2", f"--master_port={free_port()}", "--set_additional_flag"]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
 if importlib.util.find_spec("lightning") is None:  # not imported, which takes seconds in every worker of pytest
-    pytest.skip("needs lightning: pip install 'bagua[lightning]'", allow_module_level=True)
+    pytest.skip("needs lightning: pip install lightning", allow_module_level=True)
 
 
 def _trained(package: str, folder: str, strategies: list[Callable[[Any], Any]], **options: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from support.ranks import run_ranks
 from torch import Tensor
 
 if importlib.util.find_spec("lightning") is None:
-    pytest.skip("needs lightning: pip install 'bagua[lightning]'", allow_module_level=True)
+    pytest.skip("needs lightning: pip install lightning", allow_module_level=True)
 
 PEERS = ("decentralized", "low_precision_decentralized")
 OPTIONS: dict[str, dict[str, Any]] = {"async": {"sync_interval_ms": 1}}

@@ -16,7 +16,7 @@ from support.training import begin, message_of, mlp, torch_ddp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 if importlib.util.find_spec("lightning") is None:
-    pytest.skip("needs lightning: pip install 'bagua[lightning]'", allow_module_level=True)
+    pytest.skip("needs lightning: pip install lightning", allow_module_level=True)
 
 
 def _utilities() -> Any:
@@ -73,6 +73,8 @@ def _collectives() -> None:
         assert (
             float(utilities.sync_ddp_if_available(torch.tensor(rank + 1, device=device), reduce_op=operation)) == value
         )
+        assert float(utilities.sync_ddp(rank + 1.0, reduce_op=operation)) == value
+        assert float(utilities.sync_ddp_if_available(rank + 1, reduce_op=operation)) == value
     assert "'median' is unknown" in message_of(
         ValueError, lambda: utilities.sync_ddp(torch.ones(1, device=device), reduce_op="median")
     )
@@ -97,10 +99,32 @@ def _hooked() -> None:
         lambda hook: wrappers.append(hook) or default_hooks.fp16_compress_wrapper(hook),
     )
     assert wrappers == [default_hooks.allreduce_hook]
+    with pytest.raises(TypeError, match="ddp_comm_state or state"):
+        utilities.register_ddp_comm_hook(model, object(), default_hooks.allreduce_hook, state=object())
     model(torch.ones(2, next(model.parameters()).shape[1], device=device)).sum().backward()
     gradient = next(model.parameters()).grad
     assert gradient is not None
     assert torch.equal(gradient, gradient.half().float()), "it went as fp16"
+
+
+def _with_state() -> None:
+    """As in an example of the old documentation."""
+    _, device = begin()
+    utilities = _utilities()
+    states: list[object] = []
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations that are text
+        states.append(state)
+        return default_hooks.allreduce_hook(None, bucket)
+
+    model = torch_ddp(mlp(dist.get_rank(), device))
+    utilities.register_ddp_comm_hook(model=model, state="mine", ddp_comm_hook=hook)
+    model(torch.ones(2, next(model.parameters()).shape[1], device=device)).sum().backward()
+    assert set(states) == {"mine"}
+
+
+def test_the_state_of_a_hook_by_its_other_name() -> None:
+    run_ranks(2, _with_state, reuse=True, lightning=True)
 
 
 def test_communication_hooks() -> None:
@@ -113,6 +137,7 @@ def _alone() -> None:
     assert not utilities.distributed_available()
     assert utilities.all_gather_ddp_if_available(one, sync_grads=True) is one
     assert utilities.sync_ddp_if_available(one) is one
+    assert utilities.sync_ddp_if_available(1.5) == 1.5
     assert utilities.gather_all_tensors(one)[0] is one
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "is_available", lambda: False)
@@ -132,7 +157,9 @@ def _connected(port: int) -> int:
         global_rank=lambda: int(os.environ["RANK"]),
         world_size=lambda: int(os.environ["WORLD_SIZE"]),
     )
+    del os.environ["MASTER_PORT"]
     utilities.init_dist_connection(environment, "gloo")
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("127.0.0.1", str(port))
     return int(utilities.sync_ddp(torch.tensor(dist.get_rank() + 1)))
 
 

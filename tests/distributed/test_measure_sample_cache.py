@@ -13,7 +13,7 @@ from bagua.net.bench.result_file import read_result
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("PIL") is None, reason="needs Pillow, which decodes images: pip install 'bagua[examples]'"
+    importlib.util.find_spec("PIL") is None, reason="needs Pillow, which decodes images: pip install pillow"
 )
 def test_it_measures_every_case(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

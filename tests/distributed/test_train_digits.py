@@ -27,7 +27,7 @@ def _printed(*options: str) -> list[str]:
 
 @pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None,
-    reason="needs scikit-learn, which brings the digits: pip install 'bagua[examples]'",
+    reason="needs scikit-learn, which brings the digits: pip install scikit-learn",
 )
 def test_it_learns_and_agrees_with_ddp() -> None:
     ours, nothing = run_ranks(2, _printed, "--epochs", "4", timeout=120)

@@ -271,4 +271,4 @@ def test_a_wrong_host_is_a_usage_error(environment: dict[str, str], run_command:
 
 def test_without_textual_the_error_names_the_extra(environment: dict[str, str]) -> None:
     script = "import sys; sys.modules['textual'] = None; from bagua.cli.net import main; sys.exit(main(['top']))"
-    assert in_terminal([sys.executable, "-c", script], environment, 80, [("pip install 'bagua[top]'", b"")]) == 1
+    assert in_terminal([sys.executable, "-c", script], environment, 80, [("pip install textual", b"")]) == 1

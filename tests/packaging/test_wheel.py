@@ -222,7 +222,10 @@ def test_entry_points_name_things_that_exist(wheel: Path, installed: Installatio
         groups.optionxform = str  # type: ignore[assignment,method-assign]
         groups.read_string(archive.read(name).decode())
     assert set(groups["console_scripts"]) == {"bagua", "bagua-net", "bagua-net-bench", "baguarun"}
-    assert dict(groups["torch.backends"]) == {"bagua_net": "bagua.net.autoload:autoload"}
+    assert dict(groups["torch.backends"]) == {
+        "bagua_net": "bagua.net.autoload:autoload",
+        "bagua_lightning": "bagua.lightning_name:install",
+    }
     for target in [*groups["console_scripts"].values(), *groups["torch.backends"].values()]:
         module, _, function = target.partition(":")
         assert installed.evaluate(f"callable({module}.{function})", module) == "True"
@@ -264,7 +267,7 @@ def test_version_is_the_same_everywhere(wheel: Path, installed: Installation) ->
     assert len(set(versions.values())) == 1, versions
 
 
-def test_lightning_bagua_is_one_module_that_needs_this_version(tmp_path: Path) -> None:
+def test_lightning_bagua_has_no_module_and_needs_this_version(tmp_path: Path) -> None:
     specification = importlib.util.spec_from_file_location("build_wheels", REPOSITORY / "tools/release/build_wheels.py")
     assert specification is not None
     assert specification.loader is not None
@@ -272,7 +275,7 @@ def test_lightning_bagua_is_one_module_that_needs_this_version(tmp_path: Path) -
     specification.loader.exec_module(build_wheels)
     wheel = build_wheels.build_lightning_wheel(Path("bagua-1.2.3.dev4+gabc.tar.gz"), tmp_path)
     with zipfile.ZipFile(wheel) as archive:
-        assert [name for name in archive.namelist() if "dist-info" not in name] == ["lightning_bagua.py"]
+        assert [name for name in archive.namelist() if "dist-info" not in name] == []
         (metadata,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
     assert "Version: 1.2.3.dev4+gabc\nSummary" in metadata
     assert "Requires-Dist: bagua[lightning]==1.2.3.dev4+gabc" in metadata

@@ -213,7 +213,7 @@ def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     net = filled(1)
     save_checkpoint(1, tmp_path, net, torch.optim.Adam(net.parameters()))
     momentum = torch.optim.SGD(net.parameters(), momentum=0.9)
-    with pytest.raises(RuntimeError, match="an optimizer of class Adam, and here is SGD; .*optimizer=None"):
+    with pytest.raises(RuntimeError, match=r"an optimizer of class Adam, and here is SGD; .*optimizer=None"):
         load_checkpoint(tmp_path, net, momentum)
     assert load_checkpoint(tmp_path, net) == 1
     # A fused optimizer has the same state.

@@ -36,9 +36,7 @@ from convergence_comparison.training import CURVE_POINTS, curve_steps, learning_
 def task(request: pytest.FixtureRequest) -> Task:
     name: str = request.param
     if name != "characters":
-        pytest.importorskip(
-            "sklearn", reason="needs scikit-learn, which brings the data: pip install 'bagua[examples]'"
-        )
+        pytest.importorskip("sklearn", reason="needs scikit-learn, which brings the data: pip install scikit-learn")
     return built(name)
 
 

@@ -292,7 +292,7 @@ class TestOutput:
         assert len(result.select("loss_difference")) == 2
 
     def test_the_figure(self, outcome: Outcome, tmp_path: Path) -> None:
-        pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'bagua[plot]'")
+        pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
         path = tmp_path / "convergence.png"
         write_figure(path, outcome.trainings, "title", "caption")
         assert path.read_bytes().startswith(b"\x89PNG")

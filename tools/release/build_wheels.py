@@ -1,5 +1,5 @@
 """Build what a release publishes, and check it: the source distribution, from it a wheel for each Python at hand, and
-the wheel of lightning-bagua, one module.
+the wheel of lightning-bagua, which only depends on it.
 
     python tools/release/build_wheels.py --output dist [--python PATH ...]
 

@@ -89,6 +89,6 @@ def dataset_of_sklearn(loader: str) -> Any:
         datasets = importlib.import_module("sklearn.datasets")
     except ImportError as error:
         raise RuntimeError(
-            "this task's data comes with scikit-learn, which is not installed; run: pip install 'bagua[examples]'"
+            "this task's data comes with scikit-learn, which is not installed; run: pip install scikit-learn"
         ) from error
     return getattr(datasets, loader)()

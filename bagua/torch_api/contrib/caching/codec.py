@@ -134,11 +134,11 @@ def _unpickle(payload: bytes | memoryview) -> Any:
 
 
 def _msgpack() -> Any:
-    return import_optional("msgpack", "cache", "codec='msgpack'")
+    return import_optional("msgpack", "codec='msgpack'")
 
 
 def _numpy() -> Any:
-    return import_optional("numpy", "cache", "codec='msgpack'")
+    return import_optional("numpy", "codec='msgpack'")
 
 
 def encode(sample: Any) -> bytes:

@@ -97,11 +97,11 @@ class SharedEnvironment:
     """
 
     def __init__(self, path: Path) -> None:
-        self.lmdb = import_optional("lmdb", "cache", "backend='lmdb'")
+        self.lmdb = import_optional("lmdb", "backend='lmdb'")
         self.path = path
         self._data = path / "data.mdb"
         self._map_bytes = 0
-        self._verifier = import_optional("lmdb.verify", "cache", "backend='lmdb'")  # of version 3
+        self._verifier = import_optional("lmdb.verify", "backend='lmdb'")  # of version 3
         self._seal = FileSeal(self._data, path / "seal")
         self._damage = (_DamagedError, *(getattr(self.lmdb, name) for name in _DAMAGE))
         self._opened: Any = None

@@ -1,4 +1,4 @@
-"""Packages that only a part of Bagua needs: their absence is an error that names the extra."""
+"""Packages that only a part of Bagua needs: their absence is an error that says how to install them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 
-def import_optional(package: str, extra: str, purpose: str) -> Any:
+def import_optional(package: str, purpose: str) -> Any:
     """
     Args:
         purpose: what needs it, e.g. "backend='lmdb'".
@@ -14,12 +14,13 @@ def import_optional(package: str, extra: str, purpose: str) -> Any:
     Raises:
         ModuleNotFoundError: it is not installed.
     """
+    name = package.split(".")[0]
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != package.split(".")[0]:
+        if error.name != name:
             raise
         raise ModuleNotFoundError(
-            f"{purpose} needs the package {package}, which is not installed.\nInstall it: pip install 'bagua[{extra}]'",
+            f"{purpose} needs the package {name}, which is not installed.\nInstall it: pip install {name}",
             name=package,
         ) from None

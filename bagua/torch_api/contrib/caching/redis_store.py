@@ -47,7 +47,7 @@ class RedisStore(ClusterStore):
         cluster_mode: bool = True,
         capacity_per_node: int = 107374182400,
     ) -> None:
-        import_optional("redis", "redis", "backend='redis'")
+        import_optional("redis", "backend='redis'")
         check_capacity(capacity_per_node, _LEAST_BYTES)
         self._server = None
         if hosts is None:
@@ -76,7 +76,7 @@ class RedisServerStore(Store):
     """
 
     def __init__(self, host: Mapping[str, Any]) -> None:
-        self._redis = import_optional("redis", "redis", "backend='redis'")
+        self._redis = import_optional("redis", "backend='redis'")
         self._host = {
             "socket_timeout": _TIMEOUT_S,
             "socket_connect_timeout": _TIMEOUT_S,

@@ -1,0 +1,5 @@
+"""The package `lightning_bagua` of the wheel: Bagua's strategy for Lightning, by its old name."""
+
+from bagua.lightning import BaguaStrategy
+
+__all__ = ["BaguaStrategy"]
