@@ -27,6 +27,7 @@ from bagua.torch_api import init_process_group
 from bagua.torch_api.algorithms import Algorithm
 from bagua.torch_api.algorithms.async_model_average import AsyncModelAverageAlgorithmImpl
 from bagua.torch_api.algorithms.q_adam import QAdamAlgorithm, QAdamOptimizer
+from bagua.torch_api.algorithms.registry import resolve_algorithm
 from bagua.torch_api.checkpoint.agreement import ranks_of
 from bagua.torch_api.data_parallel import DistributedDataParallel
 
@@ -144,14 +145,12 @@ class BaguaParallel(ForPackage):
                 "For example: BaguaStrategy(algorithm='bytegrad')."
             )
         if self._algorithm != "qadam":
-            self._make_algorithm()
+            self._make_algorithm([])
 
-    def _make_algorithm(self, **more: Any) -> Algorithm:
-        if isinstance(self._algorithm, Algorithm):
-            return self._algorithm
+    def _make_algorithm(self, optimizers: list[torch.optim.Optimizer]) -> Algorithm:
         try:
-            return Algorithm.init(self._algorithm, **self._options, **more)
-        except (KeyError, TypeError, ValueError) as error:
+            return resolve_algorithm(self._algorithm, optimizers, **self._options)
+        except (TypeError, ValueError) as error:
             raise self.misconfiguration(f"BaguaStrategy: {error.args[0]}") from error
 
     # --- set-up and end ----------------------------------------------------------------------------------------------
@@ -193,7 +192,7 @@ class BaguaParallel(ForPackage):
     def _algorithm_for(self, optimizers: list[torch.optim.Optimizer]) -> Algorithm:
         is_qadam = self._algorithm == "qadam" or isinstance(self._algorithm, QAdamAlgorithm)
         if not is_qadam:
-            return self._make_algorithm()
+            return self._make_algorithm(optimizers)
         kinds = [type(optimizer).__name__ for optimizer in optimizers]
         if len(optimizers) != 1 or not isinstance(optimizers[0], QAdamOptimizer):
             raise self.misconfiguration(
@@ -206,7 +205,7 @@ class BaguaParallel(ForPackage):
                 f"The algorithm qadam takes at most one learning rate scheduler; there are"
                 f" {len(self.lr_scheduler_configs)}.\nReturn one from configure_optimizers()."
             )
-        return self._make_algorithm(q_adam_optimizer=optimizers[0])
+        return self._make_algorithm(optimizers)
 
     def on_exception(self, exception: BaseException) -> None:
         self._has_failed = True

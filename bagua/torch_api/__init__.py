@@ -41,6 +41,7 @@ from bagua.torch_api.distributed import BaguaModule
 from bagua.torch_api.env import get_local_rank, get_local_size, get_rank, get_world_size
 from bagua.torch_api.process_group_patch import patch_process_group
 from bagua.torch_api.tensor import BaguaTensor
+from bagua.torch_api.wrapping import with_bagua
 
 __all__ = [
     "BaguaModule",
@@ -77,13 +78,17 @@ __all__ = [
     "scatter_inplace",
     "send",
     "tensor",
+    "with_bagua",
 ]
 
 # Loaded when they are asked for: what they import would slow down every program that does without.
 _LAZY = {
+    "bucket": "bagua.torch_api.bucket",
     "checkpoint": "bagua.torch_api.checkpoint",
     "contrib": "bagua.torch_api.contrib",
+    "model_parallel": "bagua.torch_api.model_parallel",
     "moe": "bagua.torch_api.model_parallel.moe",
+    "utils": "bagua.torch_api.utils",
 }
 
 # Of the package bagua, as which this module is often imported.
@@ -104,3 +109,7 @@ def __getattr__(name: str) -> Any:
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):
             raise  # a package that it needs, which the message names
         raise AttributeError(f"this version of Bagua has no {path}") from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_LAZY})

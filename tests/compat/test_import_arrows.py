@@ -121,10 +121,11 @@ NAMELESS = ("job", "collectives", "engine")
 
 def algorithm_names(sources: dict[str, str]) -> set[str]:
     """The modules of algorithms, their classes, and the names under which they are registered."""
-    names = set(sources) - {"__init__", "base"}
+    of_all = {"__init__", "base", "registry"}
+    names = set(sources) - of_all
     for module, source in sources.items():
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ClassDef) and module != "base":
+            if isinstance(node, ast.ClassDef) and module not in of_all:
                 names.add(node.name)
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Registry.register"):
                 names.update(one.value for one in node.args[:1] if isinstance(one, ast.Constant))

@@ -161,7 +161,8 @@ SIGNATURES: dict[str, str] = {
     "alltoall_v": "send_tensor, send_counts, send_displs, recv_tensor, recv_counts, recv_displs, comm=None",
     "alltoall_v_inplace": "tensor, counts, displs, comm=None",
     "barrier": "comm=None",
-    "BaguaModule.with_bagua": "optimizers, algorithm, process_group=None, do_flatten=True",
+    # The module is `self` in 0.9: the method is also a function now.
+    "BaguaModule.with_bagua": "model, optimizers, algorithm, process_group=None, do_flatten=True",
     "BaguaModule.bagua_build_params": "",
     "BaguaTensor.is_bagua_tensor": "",
     "BaguaTensor.ensure_bagua_tensor": CLOSURES,

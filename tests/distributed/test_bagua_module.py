@@ -218,7 +218,7 @@ def _failed_call() -> None:
         (TypeError, lambda: net.with_bagua(optimizer, GradientAllReduceAlgorithm())),
         (TypeError, lambda: net.with_bagua([optimizer, None], GradientAllReduceAlgorithm())),
         (TypeError, lambda: net.with_bagua([optimizer], GradientAllReduceAlgorithm)),
-        (TypeError, lambda: net.with_bagua([optimizer], "gradient_allreduce")),
+        (ValueError, lambda: net.with_bagua([optimizer], "gradient_all_reduce")),
         (TypeError, lambda: net.with_bagua([optimizer], GradientAllReduceAlgorithm(), process_group="world")),
     ):
         message_of(kind, call)

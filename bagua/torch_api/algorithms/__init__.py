@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bagua.torch_api.algorithms import async_model_average, base, bytegrad, decentralized, gradient_allreduce, q_adam
-from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl, GlobalAlgorithmRegistry
+from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+from bagua.torch_api.algorithms.registry import GlobalAlgorithmRegistry, UnknownAlgorithmError
 
 __all__ = [
     "Algorithm",
     "AlgorithmImpl",
     "GlobalAlgorithmRegistry",
+    "UnknownAlgorithmError",
     "async_model_average",
     "base",
     "bytegrad",

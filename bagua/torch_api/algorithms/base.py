@@ -7,9 +7,8 @@ docs/how-to/train/write-an-algorithm.md shows how to write one.
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.engine.tensor import ensure_record, gradient_of, set_gradient
+from bagua.torch_api.algorithms.registry import GlobalAlgorithmRegistry
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -183,115 +183,21 @@ class Algorithm:
         """The algorithm that is registered as `name`, constructed with `arguments`.
 
         Raises:
-            KeyError: no such name; names the nearest one and all that are registered.
+            UnknownAlgorithmError: no such name; names the nearest one and all that are registered.
             TypeError: the algorithm has no such option, or one that it needs is missing; names the nearest one and all
                 that it has.
         """
-        algorithm = GlobalAlgorithmRegistry.get(name)
-        _check_options(name, algorithm, arguments)
-        return algorithm(**arguments)
+        return GlobalAlgorithmRegistry.make(name, **arguments)
 
-
-class AlgorithmRegistry:
-    """Algorithms by name, so that a configuration can choose one."""
-
-    def __init__(self) -> None:
-        self._entries: dict[str, tuple[Callable[..., Algorithm], str | None]] = {}
-
-    def register(self, name: str, algorithm: Callable[..., Algorithm], description: str | None = None) -> None:
-        """Make an algorithm available to `Algorithm.init`.
+    @classmethod
+    def options_from(cls, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:  # noqa: ARG003
+        """Options that follow from the optimizers of a module, for an algorithm that is given by its name alone. None
+        by default.
 
         Raises:
-            TypeError: `name` is not a string.
-            ValueError: `name` is taken.
+            ValueError: the algorithm needs other optimizers.
         """
-        if not isinstance(name, str):
-            raise TypeError(f"An algorithm's name must be a string, not {type(name).__name__} ({name!r}).")
-        if name in self._entries:
-            raise ValueError(f"An algorithm {name!r} is already registered. Choose another name.")
-        self._entries[name] = (algorithm, description)
-
-    def get(self, name: str) -> Callable[..., Algorithm]:
-        """What makes the algorithm of this name from its options.
-
-        Raises:
-            KeyError: no such name; names the nearest one and all that are registered.
-        """
-        if name not in self._entries:
-            known = self.available_algorithms()
-            raise KeyError(f"Unknown algorithm {name!r}.{_nearest(name, known)} Known algorithms: {', '.join(known)}.")
-        return self._entries[name][0]
-
-    def name_of(self, algorithm: Callable[..., Algorithm]) -> str | None:
-        """The name under which it is registered."""
-        return next((name for name, (registered, _) in self._entries.items() if registered is algorithm), None)
-
-    def description(self, name: str) -> str | None:
-        """One line about the algorithm, if it was registered with one.
-
-        Raises:
-            KeyError: no such name.
-        """
-        self.get(name)
-        return self._entries[name][1]
-
-    def available_algorithms(self) -> list[str]:
-        """All names, sorted."""
-        return sorted(self._entries)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.available_algorithms())
-
-    def __str__(self) -> str:
-        return f"Registered Algorithms: {', '.join(self.available_algorithms())}"
-
-
-GlobalAlgorithmRegistry = AlgorithmRegistry()
-
-
-def allowed_algorithms(algorithm: Algorithm, allow: Sequence[str | Algorithm]) -> list[Algorithm]:
-    """What `with_bagua(..., allow=...)` names. Those given by name sum where `algorithm` sums, and average where it
-    averages.
-
-    Raises:
-        KeyError: an unknown name; names the nearest one and all that are registered.
-        TypeError: `allow` is no list, has something else than names and algorithms, or an algorithm that needs options.
-    """
-    if isinstance(allow, str | Algorithm) or not isinstance(allow, Sequence):
-        raise TypeError(f"allow is {allow!r}. Pass a list: ['bytegrad'].")
-    found = []
-    for one in allow:
-        if isinstance(one, Algorithm):
-            found.append(one)
-        elif isinstance(one, str):
-            known = inspect.signature(GlobalAlgorithmRegistry.get(one)).parameters
-            is_sum = "average" in known and getattr(algorithm, "average", True) is False
-            found.append(Algorithm.init(one, **({"average": False} if is_sum else {})))
-        else:
-            raise TypeError(f"allow contains {one!r}. Each must be a name, or an Algorithm.")
-    return found
-
-
-def _check_options(name: str, algorithm: Callable[..., Algorithm], options: Mapping[str, Any]) -> None:
-    """Raises TypeError: see `Algorithm.init`."""
-    parameters = inspect.signature(algorithm).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return
-    has = f"Options of {name}: {', '.join(parameters) or 'none'}."
-    for option in options:
-        if option not in parameters:
-            raise TypeError(f"{name} has no option {option!r}.{_nearest(option, list(parameters))} {has}")
-    for one in parameters.values():
-        if one.default is one.empty and one.kind is not one.VAR_POSITIONAL and one.name not in options:
-            raise TypeError(f"{name} needs the option {one.name!r}. {has}")
-
-
-def _nearest(name: object, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(name), known, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+        return {}
 
 
 def _nothing(*arguments: Any) -> None:

@@ -227,6 +227,23 @@ class QAdamAlgorithm(Algorithm):
         self.hierarchical = hierarchical
         self.grad_scaler = grad_scaler
 
+    @classmethod
+    def options_from(cls, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
+        """The QAdamOptimizer among the module's optimizers.
+
+        Raises:
+            ValueError: there is none, or several.
+        """
+        found = [one for one in optimizers if isinstance(one, QAdamOptimizer)]
+        if len(found) != 1:
+            raise ValueError(
+                "The algorithm qadam needs one QAdamOptimizer; the optimizers are"
+                f" {[type(one).__name__ for one in optimizers]}.\n"
+                "Step the parameters with QAdamOptimizer(model.parameters(), lr=1e-3, warmup_steps=100)"
+                " (bagua.torch_api.algorithms.q_adam)."
+            )
+        return {"q_adam_optimizer": found[0]}
+
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles, which a copied wrapper has, are without optimizer: whoever steps the copy needs its
         gradients, averaged, whatever the momenta of the original are."""

@@ -25,10 +25,10 @@ from bagua.engine.replica_check import Replica
 from bagua.engine.sharded_parameters import refuse_sharded
 from bagua.engine.state_broadcast import broadcast_parameters
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
-from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
+from bagua.torch_api.algorithms.registry import resolve_algorithm
 from bagua.torch_api.data_parallel.uneven_inputs import UnevenInputs
-from bagua.torch_api.distributed import check_arguments
 from bagua.torch_api.wrap_summary import configure_logging, log_wrap
+from bagua.torch_api.wrapping import check_optimizers
 
 if TYPE_CHECKING:
     from bagua.engine.bucket import Bucket
@@ -65,11 +65,12 @@ class DistributedDataParallel(nn.Module, Joinable):
         gradient_as_bucket_view: gradients are views of their buckets, which saves copies and memory.
         optimizers: that step the parameters; their states are broadcast too. Algorithms other than gradient
             all-reduce may need them. None: none.
-        algorithm: what is communicated, and when.
+        algorithm: what is communicated, and when: the name of an algorithm, such as "bytegrad", or an Algorithm.
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: several devices, devices of several types, or a bucket_cap_mb that is not above 0.
+        ValueError: several devices, devices of several types, a bucket_cap_mb that is not above 0, or an algorithm's
+            name that is not registered.
         RuntimeError: no parameter needs a gradient, no process group is initialized, or the ranks' modules or
             optimizers differ.
     """
@@ -87,7 +88,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = True,
         optimizers: Sequence[torch.optim.Optimizer] | None = [],
-        algorithm: Algorithm = GradientAllReduceAlgorithm(),  # noqa: B008 - without state
+        algorithm: str | Algorithm = "gradient_allreduce",
     ) -> None:
         nn.Module.__init__(self)
         Joinable.__init__(self)
@@ -108,10 +109,10 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.is_multi_device_module = False
         self.static_graph = False
         self.module = module
-        self._recipe = algorithm
+        given = check_optimizers([] if optimizers is None else optimizers)
+        self._recipe = resolve_algorithm(algorithm, given)
         self._engine: BaguaDistributedDataParallel | None = None
         self._prepare_forward()
-        given = check_arguments([] if optimizers is None else optimizers, algorithm)
         self._start_engine(given, to_bagua_process_group(process_group))
 
     def _prepare_forward(self) -> None:

@@ -1,0 +1,164 @@
+"""with_bagua as a function, its arguments, and algorithms by name wherever one is taken."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from support.ranks import run_ranks
+from support.training import (
+    Branches,
+    batches,
+    begin,
+    check_equal,
+    check_ranks_equal,
+    loss_of,
+    message_of,
+    torch_ddp,
+)
+from torch import nn
+
+import bagua.torch_api as bagua
+from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm, ByteGradAlgorithmImpl
+from bagua.torch_api.algorithms.q_adam import QAdamAlgorithmImpl, QAdamOptimizer
+from bagua.torch_api.data_parallel import DistributedDataParallel
+
+
+def _net(rank: int, device: torch.device) -> nn.Module:
+    torch.manual_seed(rank)
+    return nn.Sequential(nn.Linear(2, 10), nn.ReLU(), nn.Linear(10, 4)).to(device)
+
+
+def _sgd(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
+def _train(model: Any, optimizer: torch.optim.Optimizer, rank: int, device: torch.device) -> None:
+    for batch in batches(rank, 4, device):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+
+
+def _function_and_method() -> None:
+    rank, device = begin()
+    first = _net(rank, device)
+    second: Any = copy.deepcopy(first)
+    third = copy.deepcopy(first)
+    optimizers = [_sgd(one) for one in (first, second, third)]
+    assert bagua.with_bagua(first, [optimizers[0]]) is first
+    assert second.with_bagua([optimizers[1]]) is second
+    for model, optimizer in zip((first, second, torch_ddp(third)), optimizers, strict=True):
+        _train(model, optimizer, rank, device)
+    check_ranks_equal(first)
+    check_equal(first, second)
+    check_equal(first, third)
+
+
+def test_the_function_and_the_method_train_as_torch_ddp_does() -> None:
+    run_ranks(2, _function_and_method)
+
+
+def test_the_method_is_the_function() -> None:
+    method: Any = nn.Module.with_bagua
+    assert method is bagua.with_bagua is bagua.BaguaModule.with_bagua
+    module: Any = nn.Linear(1, 1)
+    assert list(inspect.signature(module.with_bagua).parameters)[:2] == ["optimizers", "algorithm"]
+
+
+def _by_name() -> None:
+    rank, device = begin()
+    named, made = _net(rank, device), _net(rank, device)
+    optimizers = [_sgd(named), _sgd(made)]
+    bagua.with_bagua(named, [optimizers[0]], "bytegrad")
+    wrapped = DistributedDataParallel(made, optimizers=[optimizers[1]], algorithm="bytegrad")
+    assert isinstance(wrapped.bagua_algorithm, ByteGradAlgorithmImpl)
+    _train(named, optimizers[0], rank, device)
+    _train(wrapped, optimizers[1], rank, device)
+    check_equal(named, made)
+    again = copy.deepcopy(wrapped)
+    _train(again, _sgd(again), rank, device)
+    assert isinstance(again.bagua_algorithm, ByteGradAlgorithmImpl)
+
+
+def test_an_algorithm_by_name() -> None:
+    run_ranks(2, _by_name)
+
+
+def _qadam_by_name() -> None:
+    rank, device = begin()
+    net: Any = _net(rank, device)
+    head = nn.Linear(4, 1).to(device)
+    optimizer, other = QAdamOptimizer(net.parameters(), warmup_steps=2), _sgd(head)
+    for optimizers in ([_sgd(net)], [optimizer, QAdamOptimizer(head.parameters(), warmup_steps=2)]):
+        for wrap in (
+            lambda given=optimizers: net.with_bagua(given, "qadam"),
+            lambda given=optimizers: DistributedDataParallel(net, optimizers=given, algorithm="qadam"),
+        ):
+            kinds = [type(one).__name__ for one in optimizers]
+            assert f"needs one QAdamOptimizer; the optimizers are {kinds}" in message_of(ValueError, wrap)
+    bagua.with_bagua(net, [optimizer, other], "qadam")
+    assert isinstance(net.bagua_algorithm, QAdamAlgorithmImpl)
+    assert net.bagua_algorithm.optimizer is optimizer
+    _train(net, optimizer, rank, device)
+    check_ranks_equal(net)
+
+
+def test_qadam_by_name_finds_its_optimizer() -> None:
+    run_ranks(2, _qadam_by_name)
+
+
+def _refuse_names() -> None:
+    rank, device = begin()
+    net: Any = _net(rank, device)
+    optimizer = _sgd(net)
+    known = "Did you mean 'bytegrad'? Known algorithms: async, bytegrad, decentralized, gradient_allreduce, "
+    for wrap in (
+        lambda: bagua.with_bagua(net, [optimizer], "bytgrad"),
+        lambda: net.with_bagua([optimizer], "bytgrad"),
+        lambda: net.with_bagua([optimizer], allow=["bytgrad"]),
+        lambda: DistributedDataParallel(net, algorithm="bytgrad"),
+    ):
+        assert message_of(ValueError, wrap).startswith(f"Unknown algorithm 'bytgrad'. {known}")
+    wrong: Any = ByteGradAlgorithm
+    assert "Pass an instance: ByteGradAlgorithm()." in message_of(
+        TypeError, lambda: DistributedDataParallel(net, algorithm=wrong)
+    )
+    bagua.with_bagua(net, [optimizer])  # nothing is left behind
+
+
+def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
+    run_ranks(1, _refuse_names)
+
+
+def _unused() -> None:
+    rank, device = begin()
+    torch.manual_seed(rank)
+    ours: Any = Branches().to(device)
+    theirs = copy.deepcopy(ours)
+    optimizer, other = _sgd(ours), _sgd(theirs)
+    bagua.with_bagua(ours, [optimizer], find_unused_parameters=True)
+    reference = torch_ddp(theirs, find_unused_parameters=True)
+    takes = [("left",), ("right",), ("left", "right")]
+    for number, batch in enumerate(batches(rank, 6, device)):
+        take = takes[(number + rank) % len(takes)]
+        for model, one in ((ours, optimizer), (reference, other)):
+            one.zero_grad()
+            loss_of(model, batch, take=take).backward()
+            one.step()
+    check_equal(ours, theirs)
+    assert ours.never.weight.grad is None
+    # What any rank used in the last pass.
+    assert not [name for name, _ in ours.bagua_build_params() if name.startswith("never")]
+
+
+def test_unused_parameters_as_with_torch_ddp() -> None:
+    run_ranks(2, _unused)
+
+
+@pytest.mark.parametrize("name", ["find_unused_parameters", "autotune", "allow"])
+def test_what_0_9_did_not_have_is_keyword_only(name: str) -> None:
+    assert inspect.signature(bagua.with_bagua).parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
