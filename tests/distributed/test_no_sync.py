@@ -254,3 +254,28 @@ def _forward_twice(model_kind: str) -> None:
 @pytest.mark.parametrize("model_kind", ["plain", "with buffers"])
 def test_two_forward_passes_in_one_graph(model_kind: str) -> None:
     run_ranks(2, _forward_twice, model_kind, reuse=True)
+
+
+def _triggered() -> None:
+    """As Accelerate's `trigger_sync_in_backward`: several forward passes without communication, whose last backward
+    pass communicates."""
+    rank, device = begin()
+    both = pair("wrapper", rank, device)
+    for model, _ in both:
+        with model.no_sync():
+            losses = [loss_of(model, batch) for batch in batches(rank, 3, device)]
+            for loss in losses[:-1]:
+                loss.backward()
+            assert not model.require_forward_param_sync
+            before = model.require_backward_grad_sync, model.require_forward_param_sync
+            model.require_backward_grad_sync = model.require_forward_param_sync = True
+            model.reducer.prepare_for_backward([])
+            losses[-1].backward()
+            model.require_backward_grad_sync, model.require_forward_param_sync = before
+    for ours, theirs in zip(both[0][0].parameters(), both[1][0].parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+        check_tensor_on_ranks(ours.grad, "a gradient")
+
+
+def test_a_backward_pass_is_made_to_communicate() -> None:
+    run_ranks(2, _triggered)

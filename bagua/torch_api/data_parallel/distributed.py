@@ -26,6 +26,7 @@ from bagua.engine.sharded_parameters import refuse_sharded
 from bagua.engine.state_broadcast import broadcast_parameters
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 from bagua.torch_api.algorithms.registry import resolve_algorithm
+from bagua.torch_api.data_parallel.reducer import Reducer
 from bagua.torch_api.data_parallel.uneven_inputs import UnevenInputs
 from bagua.torch_api.wrap_summary import configure_logging, log_wrap
 from bagua.torch_api.wrapping import check_optimizers
@@ -106,6 +107,9 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.bucket_cap_mb = _checked_cap(_DEFAULT_CAP_MB if bucket_cap_mb is None else bucket_cap_mb)
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.find_unused_parameters = find_unused_parameters
+        # Whether the next forward pass may have buffers to broadcast: torch's name, which Accelerate sets.
+        self.require_forward_param_sync = True
+        self.reducer = Reducer()
         self.is_multi_device_module = False
         self.static_graph = False
         self.module = module
@@ -123,7 +127,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.process_group = group
         configure_logging()  # before anything is sent: what it refuses, one rank alone may have in its environment
         # They are broadcast here, and may be changed before the first forward pass, as `load_state_dict` does.
-        self._buffers_differ = True
+        self.require_forward_param_sync = True
         previous: BaguaDistributedDataParallel | None = self.module.__dict__.pop("bagua_ddp", None)
         if previous is not None:
             previous.detach()
@@ -183,7 +187,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         makes_them_differ = torch.is_grad_enabled() and self.require_backward_grad_sync
         if is_in_backward():
             # Of a forward pass that is repeated. The first time, gradients may have been off.
-            self._buffers_differ |= makes_them_differ
+            self.require_forward_param_sync |= makes_them_differ
             return
         if not inner.is_attached:
             raise RuntimeError(
@@ -193,12 +197,12 @@ class DistributedDataParallel(nn.Module, Joinable):
         self._uneven.before_forward()
         if self.will_sync_module_buffers():
             self._broadcast_buffers()
-        self._buffers_differ = makes_them_differ
+        self.require_forward_param_sync = makes_them_differ
 
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward pass begins with a broadcast of the buffers."""
         wanted = self.bagua_algorithm.ranks_in_step and self.broadcast_buffers
-        return wanted and self._buffers_differ and self._buffer_broadcast.has_buffers
+        return wanted and self.require_forward_param_sync and self._buffer_broadcast.has_buffers
 
     def _broadcast_buffers(self) -> None:
         self._buffer_broadcast.run(self._uneven.source_rank())

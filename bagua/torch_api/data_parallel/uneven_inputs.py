@@ -99,7 +99,7 @@ class UnevenInputs:
         self._source = 0
         self._wrapper.inner.gradient_scale = None
         self._wrapper.inner.pauses_tuning = False
-        self._wrapper._buffers_differ = False
+        self._wrapper.require_forward_param_sync = False
         # Outside of the context, ranks may call forward unequally often.
         Joinable.__init__(self._wrapper)
 

@@ -1,0 +1,40 @@
+"""Accelerate's own test of gradient accumulation, which its wheel ships, with our wrapper in place of torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks
+
+import bagua.torch_api as bagua
+from bagua.torch_api.communication import is_initialized
+from bagua.torch_api.data_parallel import DistributedDataParallel
+
+made: list[DistributedDataParallel] = []
+
+
+class OursForTorchs(DistributedDataParallel):
+    """Accelerate initializes torch.distributed by itself."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        if not is_initialized():
+            bagua.init_process_group()
+        super().__init__(*arguments, **keywords)
+        made.append(self)
+
+
+def _test_sync() -> None:
+    from accelerate.test_utils.scripts import test_sync
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.parallel, "DistributedDataParallel", OursForTorchs)
+        test_sync.main()
+    assert len(made) == 3  # the tests that it has for several ranks of CPUs
+
+
+def test_its_test_sync() -> None:
+    run_ranks(2, _test_sync, env={"ACCELERATE_USE_CPU": "true"})
