@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from support.ranks import run_ranks
 
 import bagua.torch_api as bagua
