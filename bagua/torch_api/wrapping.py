@@ -117,7 +117,8 @@ def with_bagua(
 
 
 def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-    """The optimizers as a list.
+    """The optimizers as a list. Of one that only calls another, as Accelerate's, that other one: it is the one that has
+    state and hooks.
 
     Raises:
         TypeError: something else than a list of optimizers.
@@ -130,7 +131,15 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.
     for one in given:
         if not isinstance(one, torch.optim.Optimizer):
             raise TypeError(f"optimizers contains a {type(one).__name__}. Each must be a torch.optim.Optimizer.")
-    return given
+    return [_stepping(one) for one in given]
+
+
+def _stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    inner = getattr(optimizer, "optimizer", None)
+    # One that was never initialized as an optimizer. Others may have an attribute of this name for their own use.
+    if isinstance(inner, torch.optim.Optimizer) and "_optimizer_step_pre_hooks" not in vars(optimizer):
+        return _stepping(inner)
+    return optimizer
 
 
 def _warn_of_same_name(module: nn.Module) -> None:

@@ -134,6 +134,50 @@ def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:
     run_ranks(1, _refuse_names)
 
 
+class _Calling(torch.optim.Optimizer):
+    """As Accelerate's: an optimizer by its type only, which calls another one."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+
+class _Owning(torch.optim.SGD):
+    """A whole optimizer that has another one for its own use."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+
+
+def _calls_another() -> None:
+    rank, device = begin()
+    ours = _net(rank, device)
+    theirs = copy.deepcopy(ours)
+    optimizer, other = torch.optim.Adam(ours.parameters()), torch.optim.Adam(theirs.parameters())
+    calling = _Calling(_Calling(optimizer))
+    model: Any = bagua.with_bagua(ours, [calling])
+    assert model.bagua_optimizers == [optimizer]
+    _train(model, calling, rank, device)
+    _train(torch_ddp(theirs), other, rank, device)
+    check_equal(ours, theirs)
+    wrapper = DistributedDataParallel(_net(rank, device), optimizers=[calling])
+    assert wrapper.bagua_optimizers == [optimizer]
+    owning = _Owning(theirs.parameters())
+    wrapper = DistributedDataParallel(_net(rank, device), optimizers=[owning])
+    assert wrapper.bagua_optimizers == [owning]
+
+
+def test_an_optimizer_that_only_calls_another_one() -> None:
+    run_ranks(2, _calls_another)
+
+
 def _unused() -> None:
     rank, device = begin()
     torch.manual_seed(rank)

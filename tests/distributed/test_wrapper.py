@@ -335,6 +335,7 @@ def _on_its_device() -> None:
     optimizer, other = momentum(net), momentum(twin)
     ours = DistributedDataParallel(net, device_ids=ids, optimizers=[optimizer])
     theirs = torch_ddp(twin, device_ids=ids or None)
+    assert ours.device_ids == theirs.device_ids
     for x, target in batches(rank, 4, "cpu"):
         for model, one in ((ours, optimizer), (theirs, other)):
             one.zero_grad()

@@ -84,7 +84,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         dim: int = 0,
         broadcast_buffers: bool | None = True,
         process_group: BaguaProcessGroup | dist.ProcessGroup | None = None,
-        bucket_cap_mb: float | None = _DEFAULT_CAP_MB,
+        bucket_cap_mb: float | None = 25,
         find_unused_parameters: bool = False,
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = True,
@@ -304,7 +304,9 @@ class DistributedDataParallel(nn.Module, Joinable):
             NotImplementedError: always.
         """
         raise NotImplementedError(
-            "register_comm_hook: write an Algorithm instead (docs/how-to/train/write-an-algorithm.md)"
+            "register_comm_hook: the algorithm decides how this wrapper communicates.\n"
+            "Pass algorithm='bytegrad' or another one, write a subclass of bagua.torch_api.algorithms.Algorithm, or"
+            " register the hook with torch's DistributedDataParallel."
         )
 
     def scatter(self, inputs: object, kwargs: object, device_ids: object) -> None:
@@ -347,7 +349,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """As a copy, in the default group. Raises RuntimeError: no process group is initialized."""
+        # As a copy, in the default group. Raises RuntimeError: no process group is initialized.
         self._restore(state, to_bagua_process_group(None))
 
     def _restore(self, state: dict[str, Any], group: BaguaProcessGroup) -> None:
@@ -361,6 +363,9 @@ class DistributedDataParallel(nn.Module, Joinable):
 # isinstance(wrapper, torch's DistributedDataParallel) tells torch.distributed.checkpoint, Accelerate and others that
 # the model is in `module`. So checkpoints name its parameters without that prefix, as those of torch's wrapper do.
 nn.parallel.DistributedDataParallel.register(DistributedDataParallel)
+
+# Otherwise `help` would show what nn.Module says of its own.
+DistributedDataParallel.__init__.__doc__ = DistributedDataParallel.__doc__
 
 # The name that Lightning's strategy imports, and in Bagua 0.9 that of its base class.
 DistributedDataParallel_V1_9_0 = DistributedDataParallel_V1_9_0_Interface = DistributedDataParallel
@@ -387,9 +392,10 @@ def _device_of(module: nn.Module) -> torch.device:
     return devices.pop()
 
 
-def _checked_device_ids(device_ids: Sequence[int | torch.device] | None, device: torch.device) -> list[torch.device]:
+def _checked_device_ids(device_ids: Sequence[int | torch.device] | None, device: torch.device) -> list[int] | None:
+    """As torch's wrapper has them: the index of the device, or None where inputs are not moved."""
     if not device_ids:
-        return []
+        return None
     ids = [_as_device(one) for one in device_ids]
     if len(ids) > 1:
         raise ValueError(f"device_ids={list(device_ids)}: a process trains on one device; start one process per GPU")
@@ -397,7 +403,7 @@ def _checked_device_ids(device_ids: Sequence[int | torch.device] | None, device:
         raise ValueError(
             f"device_ids={list(device_ids)}, but the module is on {device}; move it there, or leave device_ids out"
         )
-    return ids
+    return [one.index for one in ids]
 
 
 def _as_device(one: int | torch.device) -> torch.device:
