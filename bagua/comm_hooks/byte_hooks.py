@@ -60,12 +60,12 @@ class ByteGradState:
         self._places: dict[str, _Place] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the process group, as torch's PowerSGDState."""
+        # Without the process group, as torch's PowerSGDState.
         ranks, all_ranks = (to_bagua_process_group(one).ranks for one in (self.process_group, None))
         return {**self._portable(), "ranks": None if ranks == all_ranks else ranks}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """In the default group. Raises RuntimeError: none is initialized."""
+        # In the default group. Raises RuntimeError: none is initialized.
         self._restore({name: value for name, value in state.items() if name != "ranks"}, to_bagua_process_group(None))
         if state["ranks"] is not None:
             warnings.warn(
@@ -75,7 +75,7 @@ class ByteGradState:
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """In the same group, with a memory of its own."""
+        # In the same group, with a memory of its own.
         duplicate = self.__class__.__new__(self.__class__)
         memo[id(self)] = duplicate
         duplicate._restore(copy.deepcopy(self._portable(), memo), self.process_group)

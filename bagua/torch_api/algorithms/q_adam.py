@@ -245,8 +245,8 @@ class QAdamAlgorithm(Algorithm):
         return {"q_adam_optimizer": found[0]}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles, which a copied wrapper has, are without optimizer: whoever steps the copy needs its
-        gradients, averaged, whatever the momenta of the original are."""
+        # Copies and pickles, which a copied wrapper has, are without optimizer: whoever steps the copy needs its
+        # gradients, averaged, whatever the momenta of the original are.
         return {**self.__dict__, "q_adam_optimizer": None, "grad_scaler": None}
 
     def reify(self, process_group: BaguaProcessGroup) -> QAdamAlgorithmImpl:

@@ -155,7 +155,7 @@ class SyncBatchNorm(_BatchNorm):
         return group_for("batch normalization", group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """The copy shares statistics with the same ranks."""
+        # The copy shares statistics with the same ranks.
         if self.process_group is not None:
             memo[id(self.process_group)] = self.process_group
         new = type(self).__new__(type(self))

@@ -336,9 +336,9 @@ class DistributedDataParallel(nn.Module, Joinable):
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
-        """A replica of its own, in the same group. It has no optimizers: they step the original. Nothing is sent: one
-        rank alone may copy, to average or to save. All ranks take part in the copy's first forward pass that makes a
-        graph, which broadcasts the parameters of group rank 0."""
+        # A replica of its own, in the same group. It has no optimizers: they step the original. Nothing is sent: one
+        # rank alone may copy, to average or to save. All ranks take part in the copy's first forward pass that makes a
+        # graph, which broadcasts the parameters of group rank 0.
         duplicate = self.__class__.__new__(self.__class__)
         memo[id(self)] = duplicate
         duplicate._restore(copy.deepcopy(self.__getstate__(), memo), self.process_group)
