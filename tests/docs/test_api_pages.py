@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,11 @@ PRIVATE = re.compile(r"(?<!\w)_[A-Za-z]\w*")
 PROTOCOLS = {"__getstate__", "__setstate__", "__reduce__", "__deepcopy__"}
 # The engine's files say so themselves.
 KNOWN = {"bagua.engine.data_parallel.BaguaDistributedDataParallel.__deepcopy__"}
+
+
+@functools.cache
+def _package() -> Any:
+    return griffe.GriffeLoader(search_paths=[str(REPOSITORY)], allow_inspection=False).load("bagua")
 
 
 def _shown(found: Any) -> Iterator[Any]:
@@ -43,9 +49,8 @@ def test_a_page_has_an_example(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_shows_no_private_names(page: str) -> None:
     wrong = []
+    package = _package()
     for path in re.findall(r"^::: (\S+)", (FOLDER / page).read_text(), re.MULTILINE):
-        loader = griffe.GriffeLoader(search_paths=[str(REPOSITORY)], allow_inspection=False)
-        package = loader.load("bagua")
         for member in _shown(package[path.removeprefix("bagua.")]):
             if member.name in PROTOCOLS and member.path not in KNOWN:
                 wrong.append(f"{member.path} has a docstring, and is shown: make it a comment")
