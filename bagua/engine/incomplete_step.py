@@ -48,9 +48,8 @@ def incomplete_step(
         )
     else:
         remedy = (
-            "If the loss does not depend on them in every step, wrap the module with"
-            " bagua.torch_api.data_parallel.DistributedDataParallel(module, find_unused_parameters=True), which"
-            " with_bagua() does not offer. If it never does, freeze them (requires_grad_(False))."
+            "If the loss does not depend on them in every step, pass find_unused_parameters=True to with_bagua() or to"
+            " DistributedDataParallel(). If it never does, freeze them (requires_grad_(False))."
         )
     return f"{what}\n{remedy}"
 

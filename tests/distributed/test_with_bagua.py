@@ -195,6 +195,12 @@ def _unused() -> None:
             one.step()
     check_equal(ours, theirs)
     assert ours.never.weight.grad is None
+    # Without it, the error says where to pass it.
+    strict: Any = Branches().to(device)
+    one = _sgd(strict)
+    bagua.with_bagua(strict, [one])
+    loss_of(strict, batches(rank, 1, device)[0], take=("left",)).backward()
+    assert "pass find_unused_parameters=True to with_bagua() or to" in message_of(RuntimeError, one.step)
     # What any rank used in the last pass.
     assert not [name for name, _ in ours.bagua_build_params() if name.startswith("never")]
 
