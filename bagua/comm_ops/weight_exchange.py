@@ -19,15 +19,14 @@ from bagua.collectives.byte_transport import as_bytes
 from bagua.comm_ops.all_reduce import sum_over_ranks
 from bagua.comm_ops.chunk_exchange import ChunkExchange
 from bagua.comm_ops.peer_selection import shift_one_partner
-from bagua.engine.scratch_memory import scratch, scratch_like
+from bagua.kernels.half_dtypes import HALF_DTYPES
+from bagua.kernels.scratch_memory import scratch, scratch_like
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from bagua.collectives.communicator import BaguaCommunicator
     from bagua.engine.bucket import Bucket
-
-_SHORT = (torch.float16, torch.bfloat16)
 
 
 def as_real(flat: Tensor) -> Tensor:
@@ -55,7 +54,7 @@ def mean_on_leader(values: Tensor, communicator: BaguaCommunicator) -> Tensor:
         values: real; left alone if they are of two bytes per element, and the mean is scratch memory; overwritten
             otherwise.
     """
-    wide = scratch_like(values, torch.float32).copy_(values) if values.dtype in _SHORT else values
+    wide = scratch_like(values, torch.float32).copy_(values) if values.dtype in HALF_DTYPES else values
     if communicator.nranks() > 1:
         wide.mul_(1.0 / communicator.nranks())
         dist.reduce(wide, communicator.ranks[0], dist.ReduceOp.SUM, group=communicator.torch_group)
@@ -77,7 +76,7 @@ class MeanOfAll:
         """Overwrite `values`, real, with the mean. `step` makes no difference."""
         if self._communicator.nranks() == 1:
             return
-        if values.dtype in _SHORT:
+        if values.dtype in HALF_DTYPES:
             self._mix_short(values)
             return
         values.mul_(self._shares[self._communicator.rank()])
@@ -113,7 +112,7 @@ class MeanOfPairs:
         partner = shift_one_partner(communicator.rank(), communicator.nranks(), step)
         theirs = scratch_like(values)
         byte_transport.exchange(communicator, [partner], [values], [theirs])
-        if values.dtype in _SHORT:
+        if values.dtype in HALF_DTYPES:
             wide = scratch_like(values, torch.float32).copy_(values)
             values.copy_(wide.add_(theirs).mul_(0.5))
         else:

@@ -25,7 +25,7 @@ def flat_views(flat: Tensor, layouts: Sequence[Tensor], offsets: Sequence[int]) 
     """A view for each tensor, with its strides where these are dense: autograd then keeps a gradient's layout."""
     views = []
     for layout, offset in zip(layouts, offsets, strict=True):
-        if layout.is_contiguous() or not _is_dense(layout):
+        if layout.is_contiguous() or not is_dense(layout):
             view = flat[offset : offset + layout.numel()].view(layout.shape)
         else:
             view = flat.as_strided(layout.shape, layout.stride(), offset)
@@ -34,8 +34,10 @@ def flat_views(flat: Tensor, layouts: Sequence[Tensor], offsets: Sequence[int]) 
     return views
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    """Strides that are a permutation of contiguous ones, channels_last for instance."""
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill their memory, in any order of the dimensions: contiguous or channels_last, say."""
+    if tensor.is_contiguous():
+        return True
     expected = 1
     for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda one: one[1]):
         if size != 1 and stride != expected:

@@ -25,6 +25,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
+from bagua.kernels.half_dtypes import HALF_DTYPES
 from bagua.kernels.minmax_uint8_layout import ChunkLayout, chunk_layout
 
 __all__ = ["BLOCK_ELEMENTS", "compress", "compressed_bytes", "decompress", "decompress_reduce_compress"]
@@ -32,7 +33,7 @@ __all__ = ["BLOCK_ELEMENTS", "compress", "compressed_bytes", "decompress", "deco
 BLOCK_ELEMENTS = 1024
 """Elements that share a range unless the caller says otherwise; docs/design/compression.md says why this many."""
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, *HALF_DTYPES)
 """What can be compressed and decompressed."""
 
 

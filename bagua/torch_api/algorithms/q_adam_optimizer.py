@@ -9,6 +9,9 @@ always   p = p - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^min(t, W)) + eps)
 1 - b2^min(t, W) corrects for the steps in which v was estimated. With `freeze_bias_correction=False` it is 1 - b2^t:
 v stays, its correction does not, and steps grow after W, by up to 1 / sqrt(1 - b2^W).
 
+Momentum and variance of parameters in half precision are float32: in float16, eps is zero, and so are the squares of
+small gradients.
+
 It runs on the training thread. All parameters that are at the same step are updated by the same few multi-tensor calls
 (on CPUs so many at a time as the caches hold), in the order of operations of torch.optim.Adam, for the same bits.
 """
@@ -24,9 +27,8 @@ import torch
 from torch import Tensor
 
 from bagua.engine.tensor import record_of
+from bagua.kernels.half_dtypes import HALF_DTYPES
 
-# Their momentum and variance are float32: in float16, eps is zero, and so are the squares of small gradients.
-_HALF = (torch.float16, torch.bfloat16)
 # On CPUs a call is about so many bytes of parameters, or about one: what it computes on the way takes as many.
 _BYTES_AT_A_TIME = 1 << 20
 
@@ -230,7 +232,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         torch._foreach_add_(denominators, group["eps"])
         targets = _widened(parameters)
         torch._foreach_addcdiv_(targets, momenta, denominators, [-(group["lr"] / (1 - beta1**step))] * len(parameters))
-        if parameters[0].dtype in _HALF:
+        if parameters[0].dtype in HALF_DTYPES:
             torch._foreach_copy_(parameters, targets)
         for state in states:
             state["step"] = step
@@ -241,7 +243,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
     def _state_of(self, parameter: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]
         if not state:
-            dtype = torch.float32 if parameter.dtype in _HALF else parameter.dtype
+            dtype = torch.float32 if parameter.dtype in HALF_DTYPES else parameter.dtype
             state["step"] = 0
             state["exp_avg"] = torch.zeros_like(parameter, dtype=dtype)
             state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=dtype)
@@ -263,7 +265,7 @@ class QAdamOptimizer(torch.optim.Optimizer):
         names = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         own = chain.from_iterable(group["params"] for group in self.param_groups)
         for name, parameter in zip(names, own, strict=True):
-            if parameter.dtype in _HALF and name in state_dict["state"]:
+            if parameter.dtype in HALF_DTYPES and name in state_dict["state"]:
                 for key in ("exp_avg", "exp_avg_sq"):
                     saved: Tensor = state_dict["state"][name][key]
                     self.state[parameter][key] = saved.to(parameter.device, torch.float32, copy=True)
@@ -324,7 +326,7 @@ def gradients_for_momentum(
     gradients = _widened(given)
     if isinstance(unscale, Tensor):
         factor = unscale.to(gradients[0].device)
-        if in_place or given[0].dtype in _HALF:
+        if in_place or given[0].dtype in HALF_DTYPES:
             torch._foreach_mul_(gradients, factor)
         else:
             gradients = list(torch._foreach_mul(gradients, factor))
@@ -364,7 +366,7 @@ def _at_a_time(parameters: list[Tensor]) -> Iterable[list[Tensor]]:
 
 def _widened(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Of one dtype. Half precision: float32 copies. Otherwise themselves, complex numbers as pairs of real ones."""
-    if tensors[0].dtype not in _HALF:
+    if tensors[0].dtype not in HALF_DTYPES:
         return _real(tensors)
     copies = [torch.empty_like(one, dtype=torch.float32) for one in tensors]
     torch._foreach_copy_(copies, list(tensors))

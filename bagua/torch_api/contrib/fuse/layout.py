@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bagua.engine.flat_views import is_dense
 from bagua.engine.tensor import gradient_of, record_of
 from bagua.torch_api.contrib.fuse.block import Block
 from bagua.torch_api.contrib.fuse.break_even import BreakEven
-from bagua.torch_api.contrib.fuse.mutual_groups import calculate_mutual_groups, is_dense
+from bagua.torch_api.contrib.fuse.mutual_groups import calculate_mutual_groups
 
 
 class OwnLayout:

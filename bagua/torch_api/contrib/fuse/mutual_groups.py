@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from bagua.engine.flat_views import is_dense
+
 
 def calculate_mutual_groups(tensors_list: Sequence[Sequence[Tensor]]) -> list[list[int]]:
     """Which positions lie one after another in memory, in the same order, in every list.
@@ -66,15 +68,3 @@ def _span(tensor: Tensor) -> _Span:
 
 def _follows(first: _Span, second: _Span) -> bool:
     return first[0] == second[0] and first[2] == second[1] and first[3:] == second[3:] and first[4]
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill their memory, in any order of the dimensions: contiguous or channels_last, say."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda one: one[1]):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True

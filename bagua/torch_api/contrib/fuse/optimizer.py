@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from bagua.engine.sharded_parameters import refuse_sharded
+from bagua.replicas.sharded_parameters import refuse_sharded
 from bagua.torch_api.contrib.fuse.block import Block
 from bagua.torch_api.contrib.fuse.break_even import BreakEven, break_even
 from bagua.torch_api.contrib.fuse.elementwise import check_elementwise, plain_step
