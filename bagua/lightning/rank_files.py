@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bagua.error_text import listed
 from bagua.torch_api.checkpoint.agreement import Ranks
 
 STATE = "bagua"  # the key of what is ours in a checkpoint
@@ -131,9 +132,8 @@ def _places(path: str, name: str | None, rank: int) -> list[str]:
 
 
 def _missing_files(lost: Mapping[int, str]) -> str:
-    told = ", ".join(f"rank {rank} has no {place}" for rank, place in list(lost.items())[:_MAX_TOLD])
-    more = f", and {len(lost) - _MAX_TOLD} more" if len(lost) > _MAX_TOLD else ""
-    return f"was saved with a file for each rank, but {told}{more}"
+    told = listed([f"rank {rank} has no {place}" for rank, place in lost.items()], _MAX_TOLD)
+    return f"was saved with a file for each rank, but {told}"
 
 
 def _another_job(about: Mapping[str, Any]) -> str:
