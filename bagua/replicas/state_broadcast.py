@@ -19,7 +19,8 @@ from torch import nn
 from bagua.collectives.arguments import repeats_elements
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.object_collectives import all_gather_object, broadcast_object
-from bagua.engine.tensor_broadcast import broadcast_tensors, why_unsendable
+from bagua.error_text import listed, one_line
+from bagua.replicas.tensor_broadcast import broadcast_tensors, why_unsendable
 
 MAX_PROBLEMS = 3  # that one error tells
 MAX_PROBLEM_LENGTH = 300  # characters
@@ -39,7 +40,7 @@ def broadcast_parameters(named_tensors: Iterable[tuple[str, torch.Tensor]], comm
     their strides, which may differ between ranks.
 
     Args:
-        named_tensors: the same names, shapes and dtypes in the same order on every rank (bagua.engine.replica_check).
+        named_tensors: the same names, shapes and dtypes in the same order on every rank (bagua.replicas.replica_check).
             Any dtype, CPU or CUDA, also on a device that the group has no backend for.
 
     Raises:
@@ -95,7 +96,7 @@ def broadcast_optimizer_state(
         try:
             entries, tensors = _prepare(optimizer, description, left_out)
         except Exception as error:  # whatever unpickling raises; the other ranks wait for us
-            problem = _one_line(error)
+            problem = one_line(error, MAX_PROBLEM_LENGTH)
     _raise_together(problem, communicator)
     broadcast_tensors(tensors, communicator)
     assert isinstance(description, _Description)
@@ -282,16 +283,15 @@ def _try(table: _SlotTable, key: EntryKey, value: object) -> bytes | str:
         raise
     except Exception as error:  # whatever a __reduce__ raises; the other ranks wait for us
         table.forget_after(count)
-        return "" if isinstance(error, _ModuleFoundError) else _one_line(error)
+        return "" if isinstance(error, _ModuleFoundError) else one_line(error, MAX_PROBLEM_LENGTH)
     return file.getvalue()
 
 
 def _about_kept(optimizer: torch.optim.Optimizer, kept: Sequence[_Kept]) -> str:
     told = [f"{one} ({one.reason})" for one in kept if one.reason]
-    more = f"; and {len(told) - MAX_PROBLEMS} more" if len(told) > MAX_PROBLEMS else ""
     return (
         f"Of {type(optimizer).__name__}, values that cannot be sent stay as each rank has them:"
-        f" {'; '.join(told[:MAX_PROBLEMS])}{more}.\n"
+        f" {listed(told, MAX_PROBLEMS, '; ')}.\n"
         "Give the same on every rank, or something that pickle can send: a function of a module instead of a lambda."
     )
 
@@ -398,12 +398,7 @@ def _raise_together(problem: str | None, communicator: BaguaCommunicator) -> Non
     problems: list[str | None] = all_gather_object(problem, communicator)
     told = [f"rank {communicator.ranks[index]}: {text}" for index, text in enumerate(problems) if text is not None]
     if told:
-        more = f"; and {len(told) - MAX_PROBLEMS} other ranks" if len(told) > MAX_PROBLEMS else ""
         raise RuntimeError(
-            f"the optimizer cannot follow rank 0: {'; '.join(told[:MAX_PROBLEMS])}{more}.\n"
+            f"the optimizer cannot follow rank 0: {listed(told, MAX_PROBLEMS, '; ', 'other ranks')}.\n"
             "Build the same optimizer on every rank, with the same parameters in the same groups and order."
         )
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_PROBLEM_LENGTH]
