@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import GradBucket  # torch.distributed has it as
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.comm_hooks.background import Background, background_of
 from bagua.comm_ops.compressed import COMPRESSED_DTYPES, CompressedAllReduce, compressed_alignment
-from bagua.engine.scratch_memory import scratch
+from bagua.kernels.scratch_memory import scratch
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_hooks.byte_hooks import ByteGradState, reduce_flat
 from bagua.comm_ops.chunk_exchange import ChunkExchange
 from bagua.comm_ops.compressed import CompressedAllReduce
-from bagua.engine.scratch_memory import scratch, scratch_like
 from bagua.kernels.minmax_uint8 import compress, compressed_bytes, decompress
+from bagua.kernels.scratch_memory import scratch, scratch_like
 
 # After so many backward passes DDP has its final buckets: it may make new ones after the first.
 _PASSES_TO_SETTLE = 2

@@ -1,1 +1,1 @@
-"""What algorithms do with a bucket: implementations of bagua.engine.bucket_op.BucketOp."""
+"""What algorithms do with a bucket: implementations of bagua.engine.bucket.BucketOp."""

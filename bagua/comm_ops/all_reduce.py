@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from bagua.collectives import byte_transport
 from bagua.collectives.communicator import under_way
-from bagua.engine.scratch_memory import scratch
+from bagua.kernels.scratch_memory import scratch
 
 if TYPE_CHECKING:
     from torch import Tensor

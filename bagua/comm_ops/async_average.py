@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bagua.comm_ops.averaging_group import AveragingGroup
-from bagua.engine.bucket import misfit
+from bagua.engine.bucket_memory import misfit
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup

@@ -13,7 +13,9 @@ import torch.distributed as dist
 
 from bagua.comm_ops.all_reduce import sum_over_ranks
 from bagua.comm_ops.chunk_exchange import ChunkExchange
+from bagua.engine.bucket import PrescaledOp
 from bagua.job import torch_internals
+from bagua.kernels.half_dtypes import HALF_DTYPES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,10 +24,8 @@ if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
     from bagua.engine.bucket import Bucket
 
-_SHORT = (torch.float16, torch.bfloat16)
 
-
-class AllReduce:
+class AllReduce(PrescaledOp):
     """Sum or mean of the bucket over the group, in one all-reduce."""
 
     inline = True
@@ -35,7 +35,6 @@ class AllReduce:
     ) -> None:
         self._communicator = communicator
         self._options = dist.AllreduceOptions()
-        self.prescale: float | None = None
         if average and communicator.nranks() > 1:
             if _divides_exactly(communicator, device, dtype):
                 self._options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
@@ -43,14 +42,12 @@ class AllReduce:
                 self.prescale = 1.0 / communicator.nranks()
 
     def run(self, bucket: Bucket) -> dist.Work | None:
-        if self.prescale is not None and bucket.ops[0] is not self:
-            bucket.flattened_tensor().mul_(self.prescale)
         # Not dist.all_reduce, whose checks and logging cost more than this once per bucket.
         work: dist.Work = self._communicator.torch_group.allreduce([bucket.flattened_tensor()], self._options)
         return work
 
 
-class DirectAllReduce:
+class DirectAllReduce(PrescaledOp):
     """Sum or mean of the bucket over the communicator, where `sum_over_ranks` sends messages by itself."""
 
     inline = False
@@ -60,10 +57,7 @@ class DirectAllReduce:
         self.prescale = 1.0 / communicator.nranks() if average else None
 
     def run(self, bucket: Bucket) -> dist.Work | None:
-        flat = bucket.flattened_tensor()
-        if self.prescale is not None and bucket.ops[0] is not self:
-            flat.mul_(self.prescale)
-        sum_over_ranks(flat, self._communicator)
+        sum_over_ranks(bucket.flattened_tensor(), self._communicator)
         return None
 
 
@@ -126,7 +120,7 @@ def _divides_exactly(communicator: BaguaCommunicator, device: torch.device, dtyp
     pass; but it rounds 1/n to the dtype: of three ranks, all means in bfloat16 would be too large by 0.2 %."""
     if device.type != "cuda" or torch_internals.backend_name(communicator.torch_group, device) != "nccl":
         return False
-    return dtype not in _SHORT or communicator.nranks().bit_count() == 1
+    return dtype not in HALF_DTYPES or communicator.nranks().bit_count() == 1
 
 
 def _divide(flat: Tensor, ranks: int) -> None:

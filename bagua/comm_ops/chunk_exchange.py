@@ -16,8 +16,8 @@ import torch.distributed as dist
 from bagua.collectives import byte_transport
 from bagua.collectives.byte_transport import as_bytes
 from bagua.collectives.communicator import under_way
-from bagua.engine.scratch_memory import scratch_like
 from bagua.job.torch_internals import all_gather_flat
+from bagua.kernels.scratch_memory import scratch_like
 
 if TYPE_CHECKING:
     from torch import Tensor

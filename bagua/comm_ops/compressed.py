@@ -11,7 +11,7 @@ Every rank decodes the same bytes, its own chunk's too, so that all end with the
 same way. The spread of values is per range of bagua.kernels.minmax_uint8.BLOCK_ELEMENTS; a range that holds a value
 that is not finite ends as NaN, everywhere.
 
-The operations are the engine's (bagua.engine.bucket_op): with CUDA they queue work on the current stream and allocate
+The operations are the engine's (bagua.engine.bucket): with CUDA they queue work on the current stream and allocate
 what they need there, on CPU they block the thread that they run on. Two bytes and 1/n of one for each element of a
 bucket are in use while it runs; buckets run one after the other, so that the largest counts.
 """
@@ -26,8 +26,9 @@ import torch.distributed as dist
 
 from bagua.comm_ops.all_reduce import sum_over_ranks
 from bagua.comm_ops.chunk_exchange import ChunkExchange
-from bagua.engine.scratch_memory import scratch
+from bagua.engine.bucket import PrescaledOp
 from bagua.kernels.minmax_uint8 import DTYPES, compress, compressed_bytes, decompress, decompress_reduce_compress
+from bagua.kernels.scratch_memory import scratch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +51,7 @@ def compressed_alignment(group: BaguaProcessGroup, hierarchical: bool) -> int:
     return math.lcm(group.size, nodes) * CHUNK_ALIGNMENT
 
 
-class CompressedAllReduce:
+class CompressedAllReduce(PrescaledOp):
     """Sum or mean of the bucket over the group, sent as bytes.
 
     With `hierarchical` the ranks of a node reduce to their leader as they are, the leaders run the above among
@@ -113,8 +114,6 @@ class CompressedAllReduce:
         if bucket.padding_tensor is not None:
             # It shares a range with gradients, which an overflow made NaN, and nobody else writes it.
             bucket.padding_tensor.zero_()
-        if self.prescale is not None and bucket.ops[0] is not self:
-            flat.mul_(self.prescale)
         self.all_reduce(flat)
 
     def all_reduce(self, flat: Tensor) -> None:

@@ -49,7 +49,7 @@ class JointUpdates:
         self._positions: dict[int, int] = {}
         self._versions = 0
 
-    def follow(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def find_owners(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """From now on `owner_of` tells who of these steps a parameter."""
         self._positions = {}
         for index, optimizer in enumerate(optimizers):

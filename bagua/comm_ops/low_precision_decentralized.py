@@ -24,8 +24,8 @@ import torch
 from bagua.collectives import byte_transport
 from bagua.comm_ops.peer_selection import ring_neighbours
 from bagua.comm_ops.weight_exchange import as_real, broadcast_from_leader, mean_on_leader
-from bagua.engine.scratch_memory import scratch
 from bagua.kernels import minmax_uint8
+from bagua.kernels.scratch_memory import scratch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -61,6 +61,16 @@ class BucketReadiness(StateMachine[BucketState, BucketEvent]):
         self.flagged_on: list[int] = []
         self.last_stream: int | None = None
 
+    def leave_out(self) -> None:
+        """The bucket is not in the launch set of this step. Setting a flag has no effect then, because it is set
+        already; as none counts, the bucket does not seem complete."""
+        self.ready = bytearray(b"\1" * len(self.ready))
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether the bucket is not in the launch set of this step."""
+        return self.missing == len(self.ready) and any(self.ready)
+
     def set_all_flags(self) -> None:
         """At once, on the stream that is current at the launch as well."""
         if self.state is BucketState.LAUNCHED:
@@ -74,8 +84,8 @@ class BucketReadiness(StateMachine[BucketState, BucketEvent]):
         self.bucket.forget_scaled()
         self.state = BucketState.WAITING
 
-    def inherit(self, made: set[int], sent: set[int]) -> None:
-        """Take over the step of other buckets.
+    def take_over_flags(self, made: set[int], sent: set[int]) -> None:
+        """Go on in the step of other buckets.
 
         Args:
             made: ids of tensors whose gradients are there, and were not sent.

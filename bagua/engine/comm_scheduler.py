@@ -5,6 +5,9 @@ ranks start in different orders wait for each other indefinitely. The buckets fo
 flag; when all flags of the bucket at the front are set, they are cleared, its operations start, and it goes to the end
 of the queue, so that the next pass finds the same order.
 
+The queue holds the *launch set* of the step: all buckets, unless the algorithm has chosen some of them
+(`choose_buckets`). The others are not communicated in this step, and their ready flags mean nothing.
+
 Flags are set on autograd's threads (one per device), launches happen there. An operation that goes on in the background
 by itself (`inline`), alone in its bucket, is started on the spot. Others are queued, with CUDA, on the group's stream;
 the host never waits. On CPU the group's communication thread runs them (bagua.engine.comm_thread).
@@ -16,21 +19,18 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_readiness import BucketReadiness, flag_setter
 from bagua.engine.comm_thread import CommThread, has_thread, join_thread
 from bagua.engine.step_state import BucketEvent, BucketState
 from bagua.engine.step_statistics import PassRecorder
-from bagua.engine.tensor import record_of
+from bagua.engine.tensor import TensorRecord, record_of
 from bagua.job.failure_report import failures_named
 from bagua.job.nccl_watch import watch
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class CommScheduler:
-    """Of one plan of a module. Each tensor has a slot, its position in all buckets together.
+    """Of one plan of a module. The record of each tensor has what sets its ready flag.
 
     Args:
         buckets: in launch order, the same on all ranks. None: nothing is communicated.
@@ -49,10 +49,7 @@ class CommScheduler:
         recorder: takes the times.
 
     Attributes:
-        set_ready: by slot, what sets the tensor's ready flag; an argument is ignored, so that it can be a hook.
-        slots: by id of the tensor.
         sent: the buckets of the pass that was waited for last.
-        before_launch: called once, before the next bucket is launched.
 
     Raises:
         ValueError: a tensor, or its name, is in two buckets.
@@ -66,36 +63,32 @@ class CommScheduler:
         self._recorder = recorder or PassRecorder()
         self._states = [BucketReadiness(bucket) for bucket in buckets]
         self._queue = deque(self._states)
+        self._is_whole = True  # the launch set has all buckets
         self._started: list[_Started] = []
         self.sent: list[Bucket] = []
-        self.before_launch: Callable[[], None] | None = None
         # Guards all below, and the states of the buckets but for their ready flags.
         self.lock = threading.RLock()
         self._thread: CommThread | None = None
         self._leave_thread: Callable[[], object] | None = None
         # Tells the watch over NCCL that a pass was queued.
         self._has_passed = watch(group) if any(bucket.is_on_gpu for bucket in buckets) else None
-        self.set_ready: list[Callable[[object], None]] = [
-            flag_setter(state, index, self.launch_complete)
+        self._setters: list[tuple[TensorRecord, Callable[[object], None]]] = [
+            (record, flag_setter(state, index, self.launch_complete))
             for state in self._states
-            for index in range(len(state.bucket.tensors))
+            for index, record in enumerate(state.bucket.records)
         ]
-        self.slots = {id(tensor): slot for slot, tensor in enumerate(self._tensors())}
         self.register()
-
-    def _tensors(self) -> Iterator[Tensor]:
-        return chain.from_iterable(state.bucket.tensors for state in self._states)
 
     def register(self) -> None:
         """From now on a tensor's record sets its flag here."""
-        for record in chain.from_iterable(state.bucket.records for state in self._states):
-            record.scheduler = self
+        for record, set_flag in self._setters:
+            record.set_ready = set_flag
 
     def unregister(self) -> None:
         """Records set no flags here any more."""
-        for record in chain.from_iterable(state.bucket.records for state in self._states):
-            if record.scheduler is self:
-                record.scheduler = None
+        for record, set_flag in self._setters:
+            if record.set_ready is set_flag:
+                record.set_ready = None
 
     def names_of_replaced(self) -> list[str]:
         """Of tensors that are not what they were when their buckets were made, hooks included. Converting a module does
@@ -109,10 +102,31 @@ class CommScheduler:
 
     # --- ready flags and launches ------------------------------------------------------------------------------------
 
-    def set_all_ready(self) -> None:
-        """Start the operations of every bucket, with the tensors as the current stream has left them."""
+    def choose_buckets(self, buckets: Iterable[Bucket]) -> None:
+        """The launch set of this step: these buckets alone are communicated until it ends, in their usual order. All
+        ranks choose the same, before the step has set a ready flag or launched a bucket.
+
+        Raises:
+            RuntimeError: the step has begun to communicate.
+        """
+        chosen = {id(bucket) for bucket in buckets}
         with self.lock:
+            if self.has_begun:
+                raise RuntimeError("choose_buckets: this step has begun to communicate; choose at its beginning")
+            self._choose_all()
+            self._is_whole = chosen.issuperset(id(state.bucket) for state in self._states)
+            self._queue = deque(state for state in self._states if id(state.bucket) in chosen)
             for state in self._states:
+                if id(state.bucket) not in chosen:
+                    state.leave_out()
+
+    def launch_buckets(self, buckets: Sequence[Bucket]) -> None:
+        """Start the operations of these buckets now, with the tensors as the current stream has left them. They are the
+        launch set of this step. Every rank does so."""
+        with self.lock:
+            if {id(bucket) for bucket in buckets} != {id(state.bucket) for state in self._queue}:
+                self.choose_buckets(buckets)
+            for state in self._queue:
                 state.set_all_flags()
             self.launch_complete()
 
@@ -120,9 +134,6 @@ class CommScheduler:
         """The last ready flag of a bucket was set: launch it and those behind it, as far as they are complete."""
         with self.lock:
             while self._queue and self._queue[0].may_launch(pass_is_over):
-                if self.before_launch is not None:
-                    before, self.before_launch = self.before_launch, None
-                    before()
                 self._launch(self._queue[0])
 
     def _launch(self, state: BucketReadiness) -> None:
@@ -150,7 +161,7 @@ class CommScheduler:
     def _start(self, bucket: Bucket, streams: Sequence[torch.cuda.Stream]) -> _Started:
         if streams:
             _wait_for(streams, bucket)
-        is_inline = len(bucket.ops) == 1 and bucket.ops[0].inline
+        is_inline = bucket.runs_inline
         is_on_gpu, is_sampling = bucket.is_on_gpu, self._recorder.is_sampling
         if is_on_gpu and (is_sampling or not is_inline):
             return self._start_on_stream(bucket)
@@ -158,12 +169,12 @@ class CommScheduler:
         # Once there is a thread, all that is on CPU goes there: it may still have to start operations that come before
         # this one. What is on a GPU has another order, and what its streams wait for is known on this thread alone.
         if is_inline and (is_on_gpu or not has_thread(self._group)):
-            return _Started(bucket, work=bucket.ops[0].run(bucket))
+            return _Started(bucket, work=bucket.start_inline_op())
         if self._thread is None:
             self._thread = join_thread(self._group)
             self._leave_thread = weakref.finalize(self, self._thread.leave)
-        run = partial(run_ops, bucket)
-        return _Started(bucket, future=self._thread.submit(self._recorder.timed(bucket, run) if is_sampling else run))
+        run = self._recorder.timed(bucket, bucket.run_ops) if is_sampling else bucket.run_ops
+        return _Started(bucket, future=self._thread.submit(run))
 
     def _start_on_stream(self, bucket: Bucket) -> _Started:
         stream = self._group.stream_on(bucket.device)
@@ -176,7 +187,7 @@ class CommScheduler:
         begin = stream.record_event(torch.cuda.Event(enable_timing=True)) if is_sampling else None  # type: ignore[no-untyped-call]
         try:
             with torch.cuda.stream(stream):
-                run_ops(bucket)
+                bucket.run_ops()
                 bucket.copy_out()
                 event = torch.cuda.Event(enable_timing=is_sampling)  # type: ignore[no-untyped-call]
                 event.record(stream)
@@ -237,13 +248,21 @@ class CommScheduler:
         return any(state.state is not BucketState.WAITING or state.is_flagged for state in self._states)
 
     def end_step(self) -> list[str]:
-        """Names of the tensors that were not communicated while others were, since the last call. A complete step, or
-        none at all, gives an empty list."""
+        """Names of the tensors of the launch set that were not communicated while others were, since the last call. A
+        complete step, or none at all, gives an empty list. The next step communicates all buckets."""
         with self.lock:
             names = self._missing()
             for state in self._states:
                 state.on(BucketEvent.STEP_ENDS)
+            if not self._is_whole:
+                self._choose_all()
             return names
+
+    def _choose_all(self) -> None:
+        self._is_whole, self._queue = True, deque(self._states)
+        for state in self._states:
+            if state.is_left_out:
+                state.clear_flags()
 
     def _missing(self) -> list[str]:
         if not self.has_begun:
@@ -262,7 +281,7 @@ class CommScheduler:
             for name in state.unready_names()
         ]
 
-    def inherit(self, other: CommScheduler) -> None:
+    def continue_step_of(self, other: CommScheduler) -> None:
         """Go on in the step of a scheduler that this one replaces, if it is incomplete: gradients that were made, and
         not sent, are taken as they are, and what is missing is still missing. What it has launched was waited for."""
         if not other._missing():
@@ -271,18 +290,18 @@ class CommScheduler:
         sent: set[int] = set()
         for state in other._states:
             for tensor, flag in zip(state.bucket.tensors, state.ready, strict=True):
-                if flag:
+                if flag and not state.is_left_out:
                     made.add(id(tensor))
-                elif state.state is BucketState.SENT:
+                elif flag or state.state is BucketState.SENT:
                     sent.add(id(tensor))
         for state in self._states:
-            state.inherit(made, sent)
+            state.take_over_flags(made, sent)
 
     def reset(self) -> None:
         """Forget all ready flags and restore the order: after an error, before re-initialization. What was launched was
         waited for."""
         with self.lock:
-            self._queue = deque(self._states)
+            self._is_whole, self._queue = True, deque(self._states)
             for state in self._states:
                 state.reset()
 
@@ -292,14 +311,6 @@ class CommScheduler:
         if self._leave_thread is not None:
             self._leave_thread()
             self._thread = self._leave_thread = None
-
-
-def run_ops(bucket: Bucket) -> None:
-    """All operations of the bucket, one after the other, on this thread and the current stream."""
-    for op in bucket.ops:
-        work = op.run(bucket)
-        if work is not None:
-            work.wait()
 
 
 class _Started:

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from bagua.engine.scratch_memory import keep_scratch
 from bagua.job import gloo_exit, torch_internals
 from bagua.job.failure_report import CollectiveError, is_communication_error, is_named_around, set_named_around
+from bagua.kernels.scratch_memory import keep_scratch
 
 if TYPE_CHECKING:
     import torch

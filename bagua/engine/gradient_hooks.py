@@ -1,7 +1,7 @@
 """What runs when autograd has made a parameter's gradient: on autograd's thread, once per parameter and pass. And what
-runs when the pass ends, and before an optimizer of which nobody knows.
+runs when the pass ends.
 
-The hooks refer to the steps weakly. A tensor's hooks are held by C++ where Python's collector does not look: through a
+The hooks refer to the passes weakly. A tensor's hooks are held by C++ where Python's collector does not look: through a
 strong reference they, and with them the engine and the module that it trains, would never be freed.
 """
 
@@ -9,33 +9,39 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torch.optim import Optimizer
 
+from bagua.engine.backward_passes import BackwardPasses
 from bagua.engine.step_state import PassState
 from bagua.job.torch_internals import hide_from_compiler
 
-if TYPE_CHECKING:
-    from bagua.engine.training_steps import TrainingSteps
 
+def gradient_hook(
+    passes: BackwardPasses, position: int, open_pass: weakref.WeakMethod[Callable[[], None]]
+) -> Callable[[Tensor], None]:
+    """Calls what the passes have for the parameter at this position of the module: it stays when buckets change. The
+    usual one sets a ready flag, so that this is the shortest way from a gradient to its communication.
 
-def gradient_hook(steps: TrainingSteps, position: int) -> Callable[[Tensor], None]:
-    """Calls what the steps have for the parameter at this position of the module: it stays when buckets change. The
-    usual one sets a ready flag, so that this is the shortest way from a gradient to its communication."""
-    reference = weakref.ref(steps)
+    Args:
+        passes: of the module.
+        position: of the parameter in the module.
+        open_pass: called with the first gradient of a pass.
+    """
+    reference = weakref.ref(passes)
     is_open = PassState.OPEN
 
     def hook(parameter: Tensor) -> None:
-        steps = reference()
-        if steps is not None and steps.engine.require_backward_grad_sync:
-            on_gradient = steps.on_gradient[position]
+        passes = reference()
+        if passes is not None and passes.communicates:
+            on_gradient = passes.on_gradient[position]
             if on_gradient is None:
-                steps.refuse_unsynchronized(position, parameter)
+                passes.refuse_unsynchronized(position, parameter)
                 return
-            if steps.passes.state is not is_open:
-                steps.open_pass()
+            if passes.state is not is_open:
+                begin = open_pass()
+                if begin is not None:
+                    begin()
             on_gradient(parameter)
 
     # Compiled code may run backward passes, in which hooks are called by Python as any other function.
@@ -43,35 +49,30 @@ def gradient_hook(steps: TrainingSteps, position: int) -> Callable[[Tensor], Non
     return hook
 
 
-def foreign_step_hook(steps: TrainingSteps) -> Callable[[Optimizer], None]:
-    """Before the step of any optimizer: those that the engine was not told of are looked at by their parameters."""
-    reference = weakref.ref(steps)
-
-    def hook(optimizer: Optimizer) -> None:
-        steps = reference()
-        if steps is not None:
-            steps.on_foreign_step(optimizer)
-
-    return hook
-
-
 class EndOfPass:
-    """Autograd's callback at the end of a backward pass. If that ends with an exception, autograd drops it uncalled."""
+    """Autograd's callback at the end of a backward pass. If that ends with an exception, autograd drops it uncalled.
 
-    _steps: TrainingSteps | None = None  # of one that torch.compile makes, without arguments, to look at it
+    Args:
+        number: of the pass, which both functions are given.
+        on_end: called at the end.
+        on_exception: called instead, if the pass has ended with an exception.
+    """
 
-    def __init__(self, steps: TrainingSteps, number: int) -> None:
-        self._steps = steps
+    _on_exception: Callable[[int], None] | None = None  # of one that torch.compile makes, without arguments
+
+    def __init__(self, number: int, on_end: Callable[[int], None], on_exception: Callable[[int], None]) -> None:
         self._number = number
+        self._on_end = on_end
+        self._on_exception = on_exception
 
     def __call__(self) -> None:
-        steps, self._steps = self._steps, None
-        if steps is not None:
-            steps.end_pass(self._number)
+        if self._on_exception is not None:
+            self._on_exception = None
+            self._on_end(self._number)
 
     def __del__(self) -> None:
-        if self._steps is not None:
-            self._steps.note_interruption(self._number)
+        if self._on_exception is not None:
+            self._on_exception(self._number)
 
 
 hide_from_compiler(EndOfPass.__call__)

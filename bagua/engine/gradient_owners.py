@@ -12,7 +12,7 @@ import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,41 +20,48 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from bagua.engine.tensor import drop_record, record_of
 
-if TYPE_CHECKING:
-    from bagua.engine.data_parallel import BaguaDistributedDataParallel
-
 _Named = Sequence[tuple[str, nn.Parameter]]
 _Found = TypeVar("_Found")
 
+
+class Owner(Protocol):
+    """An engine, as far as others have to know it."""
+
+    @property
+    def module(self) -> nn.Module: ...
+    @property
+    def bagua_module_name(self) -> str: ...
+
+
 # Every engine at work, by the name of its module.
-engines_by_name: weakref.WeakValueDictionary[str, BaguaDistributedDataParallel] = weakref.WeakValueDictionary()
+owners_by_name: weakref.WeakValueDictionary[str, Owner] = weakref.WeakValueDictionary()
 
 _torch_ddps: weakref.WeakSet[TorchDDP] = weakref.WeakSet()
 
 
-def engine_of(parameter: Tensor) -> BaguaDistributedDataParallel | None:
+def owner_of(parameter: Tensor) -> Owner | None:
     """The engine that synchronizes a parameter. One whose module is gone has left its record, but does nothing more."""
     record = record_of(parameter)
-    return None if record is None or record.module_name is None else engines_by_name.get(record.module_name)
+    return None if record is None or record.module_name is None else owners_by_name.get(record.module_name)
 
 
-def refuse_second_engine(engine: BaguaDistributedDataParallel, parameters: _Named) -> None:
-    """Before `engine` begins to synchronize these parameters.
+def refuse_second_engine(module: nn.Module, module_name: str, parameters: _Named) -> None:
+    """Before the engine of `module` begins to synchronize these parameters of it.
 
     Raises:
         ValueError: another module's engine, or torch's DDP, reduces one of them.
     """
-    kind = type(engine.module).__name__
-    found = _confirmed(lambda: _in_other_engine(engine, parameters))
+    kind = type(module).__name__
+    found = _confirmed(lambda: _in_other_engine(module, parameters))
     if found is not None:
         name, other = found
         raise ValueError(
             f"The tensor {name!r} already belongs to module {other.bagua_module_name!r}, not to"
-            f" {engine.bagua_module_name!r}: two engines would reduce its gradient.\n"
+            f" {module_name!r}: two engines would reduce its gradient.\n"
             f"Found while wrapping {kind} with Bagua.\n"
             "Wrap one module that contains both. If you no longer train the first, call its bagua_ddp.detach()."
         )
-    wrapped = _confirmed(lambda: _in_torch_ddp(engine.module, parameters))
+    wrapped = _confirmed(lambda: _in_torch_ddp(module, parameters))
     if wrapped is not None:
         name, ddp = wrapped
         raise ValueError(
@@ -67,7 +74,7 @@ def refuse_second_engine(engine: BaguaDistributedDataParallel, parameters: _Name
         )
     for _, parameter in parameters:
         record = record_of(parameter)
-        if record is not None and record.scheduler is not None and engine_of(parameter) is None:
+        if record is not None and record.set_ready is not None and owner_of(parameter) is None:
             drop_record(parameter)  # of a module that is gone
 
 
@@ -79,12 +86,10 @@ def _confirmed(find: Callable[[], _Found | None]) -> _Found | None:
     return find()
 
 
-def _in_other_engine(
-    engine: BaguaDistributedDataParallel, parameters: _Named
-) -> tuple[str, BaguaDistributedDataParallel] | None:
+def _in_other_engine(module: nn.Module, parameters: _Named) -> tuple[str, Owner] | None:
     for name, parameter in parameters:
-        other = engine_of(parameter)
-        if other is not None and other.module is not engine.module:
+        other = owner_of(parameter)
+        if other is not None and other.module is not module:
             return name, other
     return None
 
@@ -99,9 +104,9 @@ def _in_torch_ddp(module: nn.Module, parameters: _Named) -> tuple[str, TorchDDP]
     return None
 
 
-def _in_any_engine(module: nn.Module) -> tuple[str, BaguaDistributedDataParallel] | None:
+def _in_any_engine(module: nn.Module) -> tuple[str, Owner] | None:
     for name, parameter in _reduced_by_torch(module):
-        engine = engine_of(parameter)
+        engine = owner_of(parameter)
         if engine is not None:
             return name, engine
     return None

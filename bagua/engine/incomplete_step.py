@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bagua.error_text import listed
+
 # Names that a message lists.
 _MOST_NAMES = 10
 
@@ -29,7 +31,7 @@ def incomplete_step(
     if missing:
         what = (
             f"{len(missing)} of {len(synchronized)} parameters got no gradient in the last backward pass:"
-            f" {_listed(missing)}.\nTheir buckets were not communicated."
+            f" {listed(missing, _MOST_NAMES)}.\nTheir buckets were not communicated."
         )
     else:
         what = "the communication of the last backward pass was not waited for."
@@ -42,8 +44,8 @@ def incomplete_step(
         remedy = "The module has other parameters now than when it was wrapped: wrap it again."
     elif frozen:
         remedy = (
-            f"{_listed(frozen)}: frozen since the module was wrapped or last called in training mode. Only a call"
-            " of the module in train() mode notices that.\n"
+            f"{listed(frozen, _MOST_NAMES)}: frozen since the module was wrapped or last called in training mode."
+            " Only a call of the module in train() mode notices that.\n"
             "On all ranks, call the module once in train() mode (torch.no_grad() is enough), or wrap it again."
         )
     else:
@@ -58,7 +60,7 @@ def unregistered_parameters(names: Sequence[str]) -> str:
     """Of parameters that the module did not have when it was wrapped."""
     return (
         f"{len(names)} parameters are not synchronized, since the module did not have them when it was wrapped:"
-        f" {_listed(names)}.\n"
+        f" {listed(names, _MOST_NAMES)}.\n"
         "Wrap it again, on all ranks, after you add or replace layers or parameters (load_state_dict(..., assign=True)"
         " replaces them)."
     )
@@ -94,8 +96,3 @@ def failed_reinitialization(module: str, error: BaseException) -> str:
         f"Cause: {type(error).__name__}: {error}\n"
         "Remove the cause, and wrap the module again on all ranks."
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else ""
-    return ", ".join(names[:_MOST_NAMES]) + more

@@ -117,9 +117,15 @@ class ModuleHooks:
                 optimizer.register_step_post_hook(HookCallable(lambda one, _arguments, _keywords: after(one)))
             )
 
-    def before_steps_of_others(self, hook: Callable[[torch.optim.Optimizer], None]) -> None:
-        """`hook(optimizer)` before each `step` of any optimizer in the process; it must not keep the engine alive."""
-        callable_ = HookCallable(lambda one, _arguments, _keywords: hook(one))
+    def before_steps_of_others(self, hook: weakref.WeakMethod[Callable[[torch.optim.Optimizer], None]]) -> None:
+        """`hook(optimizer)` before each `step` of any optimizer in the process, as long as its object lives."""
+
+        def call(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            method = hook()
+            if method is not None:
+                method(optimizer)
+
+        callable_ = HookCallable(call)
         finalizer = weakref.finalize(self, register_optimizer_step_pre_hook(callable_).remove)
         finalizer.atexit = False
         self._finalizers.append(finalizer)

@@ -1,12 +1,12 @@
-"""Makes the plans of one engine: what is communicated, from which values, after all ranks have agreed on it.
+"""Makes the plans of one module: what is communicated, from which values, after all ranks have agreed on it.
 
-Owned by the engine, which follows the plans. Runs on the training thread, between two steps.
+Owned by the module's TrainingSteps. Runs on the training thread, between two steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import nn
 
@@ -14,14 +14,13 @@ from bagua.engine.bucket_plan import plan_buckets
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.gradient_owners import refuse_second_engine
 from bagua.engine.parameters import TrainableWatch, left_out_parameters, trainable_parameters
-from bagua.engine.replica_check import Replica
-from bagua.engine.state_broadcast import broadcast_optimizer_state, broadcast_parameters, refuse_lbfgs
+from bagua.engine.setup import Setup
+from bagua.engine.step_statistics import PassRecorder
 from bagua.engine.tensor import drop_record
 from bagua.engine.training_plan import KeptPlans, TrainingPlan
 from bagua.job.failure_report import failures_named
-
-if TYPE_CHECKING:
-    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+from bagua.replicas.replica_check import Replica
+from bagua.replicas.state_broadcast import broadcast_optimizer_state, broadcast_parameters, refuse_lbfgs
 
 _AGREEING = "agreeing on the parameters to communicate"
 
@@ -29,18 +28,29 @@ _AGREEING = "agreeing on the parameters to communicate"
 class PlanMaker:
     """
     Args:
-        engine: whose algorithm and settings decide.
+        setup: what the first plan follows from.
+        facade: what algorithms are told of the engine.
+        recorder: takes the times of the plans.
 
     Attributes:
+        setup: of the plan in use.
+        algorithm: what the recipe of `setup` has become for this module.
+        current: the plan in use; None before `start` and after `release`.
         parameters: (name, parameter) that are synchronized, in the module's order.
         trainable: of the module, as it was when its parameters were last looked for.
     """
 
     trainable: TrainableWatch
 
-    def __init__(self, engine: BaguaDistributedDataParallel) -> None:
-        self._engine = engine
+    def __init__(self, setup: Setup, facade: object, recorder: PassRecorder) -> None:
+        self.setup = setup
+        self.algorithm: Any = setup.algorithm.reify(setup.group)
+        self.current: TrainingPlan | None = None
         self.parameters: list[tuple[str, nn.Parameter]] = []
+        self._facade = facade
+        self._recorder = recorder
+        # By id of the recipe, with the recipe: the same object each time that tuning comes back to it.
+        self._algorithms: dict[int, tuple[Any, Any]] = {id(setup.algorithm): (setup.algorithm, self.algorithm)}
         self._kept = KeptPlans()
         # Ids of parameters that all ranks had the same values of, from a broadcast on.
         self._broadcast: set[int] = set()
@@ -48,15 +58,14 @@ class PlanMaker:
         self._finish_check: tuple[failures_named, Callable[[], None]] | None = None
 
     @property
-    def phase(self) -> Hashable:
-        """Of the algorithm, now."""
-        phase: Hashable = self._engine.bagua_algorithm.phase
-        return phase
+    def is_outdated(self) -> bool:
+        """Whether the algorithm has come to another phase than the plan in use is of."""
+        return self.current is not None and self.current.phase != self.algorithm.phase
 
     # --- plans -------------------------------------------------------------------------------------------------------
 
-    def first(self, once_compared: Callable[[], None]) -> TrainingPlan:
-        """A plan of what is trained now, from rank 0's values.
+    def start(self, once_compared: Callable[[], None]) -> None:
+        """Make a plan of what is trained now, from rank 0's values.
 
         Args:
             once_compared: called when the ranks have agreed, before anything is changed.
@@ -67,45 +76,57 @@ class PlanMaker:
         """
         self._watch()
         parameters = self._wanted()
-        engine, communicator = self._engine, self._engine.communicator
+        setup, communicator = self.setup, self.setup.communicator
         replica = self._describe(parameters)
         with self._agreement():
             replica.check(communicator)
-        for optimizer in engine.bagua_optimizers:
+        for optimizer in setup.optimizers:
             refuse_lbfgs(optimizer)
         once_compared()
-        with failures_named(engine.process_group, "broadcasting parameters and optimizer states", in_order=True):
+        with failures_named(setup.group, "broadcasting parameters and optimizer states", in_order=True):
             self._replace_parameters(parameters)
             broadcast_parameters(parameters, communicator)
             self._broadcast = {id(parameter) for _, parameter in parameters}
-            left_out = left_out_parameters(engine.module, engine.parameters_to_ignore)
-            for optimizer in engine.bagua_optimizers:
+            left_out = left_out_parameters(setup.module, setup.ignored)
+            for optimizer in setup.optimizers:
                 broadcast_optimizer_state(optimizer, communicator, left_out)
-        return self._make(replica)
+        self.algorithm.start_from_broadcast()
+        self.current = self._make(replica)
 
-    def after(self, before: TrainingPlan, in_background: bool) -> TrainingPlan:
-        """A plan of what is trained now, with the values that there are, instead of `before`.
+    def replace(self, setup: Setup, in_background: bool) -> None:
+        """Make a plan of what is trained now, by this setup, with the values that there are, in place of the current
+        one. The algorithm has finished what it had under way.
 
         Args:
-            in_background: one that was used before may still be compared, until `confirm`.
+            in_background: a plan that was used before may still be compared, until `confirm`.
 
         Raises:
             RuntimeError: the ranks do not want the same; nothing is changed.
             ValueError: there is nothing to train.
         """
-        self.confirm()  # what was begun for `before`
+        before = self.setup, self.algorithm
+        self.confirm()  # what was begun for the current plan
+        if id(setup.algorithm) not in self._algorithms:
+            self._algorithms[id(setup.algorithm)] = setup.algorithm, setup.algorithm.reify(setup.group)
+        self.setup, self.algorithm = setup, self._algorithms[id(setup.algorithm)][1]
+        try:
+            self.current = self._replacement(in_background)
+        except BaseException:
+            self.setup, self.algorithm = before
+            raise
+
+    def _replacement(self, in_background: bool) -> TrainingPlan:
+        before = self.current
+        assert before is not None
         key = self._key()
         plan = self._kept.take(key)
-        if plan is not None and not plan.is_valid:
-            plan.scheduler.close()
-            plan = None
         if plan is None and self.trainable.is_outdated():
             self._watch()
         parameters = list(plan.parameters) if plan is not None else self._wanted()
         replica = plan.replica if plan is not None else self._describe(parameters)
-        communicator = self._engine.communicator
+        communicator = self.setup.communicator
         agreement = self._agreement()
-        with failures_named(self._engine.process_group, _AGREEING):
+        with failures_named(self.setup.group, _AGREEING):
             self._finish_check = agreement, replica.start_check(communicator)
         if plan is None or not in_background:
             self.confirm()
@@ -113,9 +134,7 @@ class PlanMaker:
         self._replace_parameters(parameters)
         new = [one for one in parameters if id(one[1]) not in self._broadcast]
         if new:
-            with failures_named(
-                self._engine.process_group, "broadcasting parameters that were unfrozen", in_order=True
-            ):
+            with failures_named(self.setup.group, "broadcasting parameters that were unfrozen", in_order=True):
                 broadcast_parameters(new, communicator)
             self._broadcast.update(id(parameter) for _, parameter in new)
         if plan is None:
@@ -123,16 +142,16 @@ class PlanMaker:
         else:
             plan.resume()
         if plan.holds_gradients and before.holds_gradients:
-            plan.scheduler.inherit(before.scheduler)
+            plan.scheduler.continue_step_of(before.scheduler)
         return plan
 
     @property
     def is_unconfirmed(self) -> bool:
-        """Whether the ranks are still comparing a plan."""
+        """Whether the ranks are still comparing the plan."""
         return self._finish_check is not None
 
     def confirm(self) -> None:
-        """Wait for what the other ranks say of the plan.
+        """Wait for what the other ranks say of the plan. Nothing may be communicated before.
 
         Raises:
             RuntimeError: they want another one.
@@ -143,6 +162,13 @@ class PlanMaker:
             with agreement:
                 finish()
 
+    def release(self) -> None:
+        """Give the tensors memory of their own: there is no plan any more. The algorithm has finished."""
+        plan, self.current = self.current, None
+        if plan is not None:
+            plan.suspend()
+            plan.scheduler.close()
+
     def forget_kept(self) -> None:
         """Make all plans anew."""
         self._kept.clear()
@@ -151,61 +177,61 @@ class PlanMaker:
 
     def _agreement(self) -> failures_named:
         """Of all ranks, from now on."""
-        return failures_named(self._engine.process_group, _AGREEING, can_give_up=True, in_order=True)
+        return failures_named(self.setup.group, _AGREEING, can_give_up=True, in_order=True)
 
     def _watch(self) -> None:
         self._kept.clear()
         # While the former ones live, no other has the id of one of them.
-        watch = TrainableWatch(self._engine.module, self._engine.parameters_to_ignore)
+        watch = TrainableWatch(self.setup.module, self.setup.ignored)
         self._broadcast &= {id(parameter) for _, parameter in watch.named}
         self.trainable = watch
 
     def _wanted(self) -> list[tuple[str, nn.Parameter]]:
-        module = self._engine.module
-        parameters = trainable_parameters(module, self._engine.parameters_to_ignore)
+        module = self.setup.module
+        parameters = trainable_parameters(module, self.setup.ignored)
         if not parameters:
             raise ValueError(
                 f"{type(module).__name__} has no parameters to synchronize: all are frozen or ignored.\n"
                 "Unfreeze at least one (requires_grad_()), or train the module without Bagua."
             )
-        refuse_second_engine(self._engine, parameters)
+        refuse_second_engine(module, self.setup.name, parameters)
         return parameters
 
     def _key(self) -> Hashable:
-        engine = self._engine
+        setup = self.setup
         flags = self.trainable.flags()
-        return (id(engine.bagua_algorithm), self.phase, flags, engine.bucket_bytes, engine.first_bucket_bytes)
+        return (id(self.algorithm), self.algorithm.phase, flags, setup.bucket_bytes, setup.first_bucket_bytes)
 
     def _describe(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> Replica:
-        return Replica(parameters, optimizers=self._engine.bagua_optimizers, settings=self._settings())
+        return Replica(parameters, optimizers=self.setup.optimizers, settings=self._settings())
 
     def _settings(self) -> list[str]:
         """What decides about the order and the sizes of messages, in addition to the parameters."""
-        engine = self._engine
-        sizes = (engine.first_bucket_bytes, engine.bucket_bytes)
-        shared: Mapping[str, object] = getattr(engine.algorithm, "shared_settings", dict)()
+        setup = self.setup
+        sizes = (setup.first_bucket_bytes, setup.bucket_bytes)
+        shared: Mapping[str, object] = getattr(setup.algorithm, "shared_settings", dict)()
         first, later = ("default" if size is None else f"{size} bytes" for size in sizes)
         return [
-            f"the algorithm {type(engine.bagua_algorithm).__name__}",
+            f"the algorithm {type(self.algorithm).__name__}",
             *(f"{name}={value}" for name, value in sorted(shared.items())),
-            f"find_unused_parameters={engine.find_unused_parameters}",
+            f"find_unused_parameters={setup.find_unused_parameters}",
             f"buckets of {later} (the first: {first})",
-            f"autotune={engine.tuning_space is not None}",
-            f"autotune may choose {', '.join(engine.tuning_space or ())}",
+            f"autotune={setup.tuning_space is not None}",
+            f"autotune may choose {', '.join(setup.tuning_space or ())}",
         ]
 
     def _make(self, replica: Replica) -> TrainingPlan:
         """Ask the algorithm for its tensors, buckets and operations."""
-        engine = self._engine
-        tensors = engine.bagua_algorithm.init_tensors(engine)
-        groups = plan_buckets(tensors, engine.bucket_bytes, engine.first_bucket_bytes)
-        buckets = engine.bagua_algorithm.tensors_to_buckets(
-            [[tensors[index] for index in group] for group in groups], engine.gradient_as_bucket_view
-        )
+        setup, algorithm = self.setup, self.algorithm
+        tensors = algorithm.init_tensors(self._facade)
+        groups = plan_buckets(tensors, setup.bucket_bytes, setup.first_bucket_bytes)
+        buckets = algorithm.tensors_to_buckets([[tensors[index] for index in group] for group in groups], setup.flatten)
         for bucket in buckets:
-            engine.bagua_algorithm.init_operations(engine, bucket)
-        scheduler = CommScheduler(buckets, engine.process_group, engine.recorder)
-        return TrainingPlan(self._key(), self.phase, replica, self.parameters, buckets, scheduler)
+            algorithm.init_operations(self._facade, bucket)
+        scheduler = CommScheduler(buckets, setup.group, self._recorder)
+        return TrainingPlan(
+            setup, algorithm, self._key(), algorithm.phase, replica, self.parameters, buckets, scheduler
+        )
 
     def _put_away(self, plan: TrainingPlan, is_replaced: bool) -> None:
         """Keep it, unless another one has come to its place for good."""

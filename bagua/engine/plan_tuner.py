@@ -1,5 +1,6 @@
-"""Changes how a module communicates while it is trained, until the fastest setting is found. Owned by its engine; runs
-at the end of backward passes or, where a replan has to wait for the optimizer, in front of forward passes.
+"""Says how a module should communicate while it is trained, until the fastest setting is found. Owned by the module's
+TrainingSteps; runs at the end of backward passes or, where a replan has to wait for the optimizer, in front of forward
+passes.
 
 Rank 0 searches, from its own times, and tells the others after each repetition what has turns next. All ranks change at
 the same pass, each time by a replan that they agree on.
@@ -11,24 +12,27 @@ import logging
 import math
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from bagua.collectives.object_collectives import broadcast_object
+from bagua.engine.bucket import Bucket
 from bagua.engine.bucket_plan import DEFAULT_BUCKET_BYTES, DEFAULT_BUCKET_BYTES_ON_CPU, plan_buckets
 from bagua.engine.compression_cost import compression_s_per_byte
+from bagua.engine.setup import Setup
+from bagua.engine.step_statistics import PassRecorder
+from bagua.engine.training_plan import TrainingPlan
 from bagua.engine.tuning_fingerprint import fingerprint_of
 from bagua.job.failure_report import CollectiveError, failures_named
 from bagua.tuning import memory
 from bagua.tuning.advice import advice
 from bagua.tuning.outcome import Outcome
 from bagua.tuning.search import ModelLayout, Search
-from bagua.tuning.setting import Bucket, Setting, Turn, settings_for
-
-if TYPE_CHECKING:
-    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+from bagua.tuning.setting import Bucket as TimedBucket
+from bagua.tuning.setting import Setting, Turn, settings_for
 
 STEPS_PER_TURN = 2
 WARMUP_STEPS = 5  # of training, before the first turn
@@ -39,18 +43,17 @@ _logger = logging.getLogger("bagua")
 _Orders = tuple[list[Setting], Setting | None, memory.Answer | None]
 
 
-def distinct_settings(
-    engine: BaguaDistributedDataParallel, default: Setting, algorithms: Sequence[str]
-) -> list[Setting]:
+def distinct_settings(buckets: Sequence[Bucket], default: Setting, algorithms: Sequence[str]) -> list[Setting]:
     """Those of `settings_for` that lead to different buckets, the default first.
 
     Args:
-        engine: whose tensors are communicated.
+        buckets: whose tensors are communicated.
+        default: the setting that the others are compared with.
         algorithms: labels of those that may be used.
     """
-    tensors = [tensor for bucket in engine.bagua_buckets for tensor in bucket.tensors]
+    tensors = [tensor for bucket in buckets for tensor in bucket.tensors]
     by_plan: dict[Hashable, Setting] = {}
-    for one in settings_for(sum(bucket.bytes() for bucket in engine.bagua_buckets), default, algorithms):
+    for one in settings_for(sum(bucket.bytes() for bucket in buckets), default, algorithms):
         groups = plan_buckets(tensors, one.bucket_bytes, one.first_bucket_bytes)
         by_plan.setdefault((one.algorithm, tuple(map(tuple, groups))), one)
     return list(by_plan.values())
@@ -59,21 +62,30 @@ def distinct_settings(
 class PlanTuner:
     """
     Args:
-        engine: whose plan is tuned, from its next steps on.
+        setup: the default, which other settings are compared with.
+        plan: of the setup; in use.
+        recorder: takes the times of the steps.
         algorithms: that may be used, by label: the present one first.
         allows_others: some of them have other results.
     """
 
     def __init__(
-        self, engine: BaguaDistributedDataParallel, algorithms: Mapping[str, Any], allows_others: bool = False
+        self,
+        setup: Setup,
+        plan: TrainingPlan,
+        recorder: PassRecorder,
+        algorithms: Mapping[str, Any],
+        allows_others: bool = False,
     ) -> None:
-        self._engine = engine
+        self._setup = setup
+        self._recorder = recorder
         self._allows_others = allows_others
         self._algorithms = algorithms
-        self._device = engine.bagua_buckets[0].device if engine.bagua_buckets else torch.device("cpu")
-        self._default = Setting(next(iter(algorithms)), engine.bucket_bytes, engine.first_bucket_bytes)
+        self._device = plan.buckets[0].device if plan.buckets else torch.device("cpu")
+        self._dtypes = {bucket.dtype for bucket in plan.buckets}
+        self._default = Setting(next(iter(algorithms)), setup.bucket_bytes, setup.first_bucket_bytes)
         self._remembered: memory.Answer | None = None
-        self._search = self._start_search() if engine.communicator.rank() == 0 else None
+        self._search = self._start_search(plan) if setup.communicator.rank() == 0 else None
         self._steps_left = WARMUP_STEPS
         self._turns: list[Setting] = []
         self._current: Setting | None = None
@@ -82,20 +94,21 @@ class PlanTuner:
         self._last: float | None = None
         self._steps = 0
         self.is_done = False
-        engine.recorder.samples_all = True
+        recorder.samples_all = True
 
-    def _start_search(self) -> Search:
-        engine = self._engine
+    def _start_search(self, plan: TrainingPlan) -> Search:
         # In launch order, whatever the buckets of now are.
-        sizes = [view.nbytes for bucket in engine.bagua_buckets for view in bucket.views]
-        settings = distinct_settings(engine, self._default, list(self._algorithms))
+        sizes = [view.nbytes for bucket in plan.buckets for view in bucket.views]
+        settings = distinct_settings(plan.buckets, self._default, list(self._algorithms))
         on_cpu = self._device.type == "cpu"
         layout = ModelLayout(sizes, DEFAULT_BUCKET_BYTES_ON_CPU if on_cpu else DEFAULT_BUCKET_BYTES, not on_cpu)
-        self._fingerprint = fingerprint_of(engine, list(self._algorithms), self._default, self._device)
+        self._fingerprint = fingerprint_of(
+            self._setup, plan.parameters, list(self._algorithms), self._default, self._device
+        )
         found = memory.look_up(self._fingerprint)
         if found is not None and found.setting.algorithm in self._algorithms:
             self._remembered = found
-            _logger.info(f"{engine.bagua_module_name}: checking what an earlier run found: {found}")
+            _logger.info(f"{self._setup.name}: checking what an earlier run found: {found}")
         return Search(settings, layout, None if self._remembered is None else self._remembered.to_check())
 
     # --- steps -------------------------------------------------------------------------------------------------------
@@ -113,14 +126,11 @@ class PlanTuner:
 
     @property
     def is_due(self) -> bool:
-        """`next_turn` is to be called, on all ranks."""
+        """`next_setup` is to be called, on all ranks."""
         return self._steps_left <= 0
 
-    def next_turn(self) -> bool:
-        """
-        Returns:
-            whether the engine has another setting now, and has to replan.
-        """
+    def next_setup(self) -> Setup:
+        """By which the next steps are made: maybe the one as before. When it `is_done`, that is the choice."""
         if self._current is not None:
             self._shown[self._current] = self._turn()
         choice = None
@@ -132,27 +142,29 @@ class PlanTuner:
         self._current = setting
         # The step in which the plan changes is not counted.
         self._seconds, self._last, self._steps_left = [], None, STEPS_PER_TURN + 1
-        algorithm = self._algorithms[setting.algorithm]
-        is_changed = self._engine.use(algorithm, setting.bucket_bytes, setting.first_bucket_bytes)
-        self._engine.recorder.begin_anew()
-        return is_changed
+        self._recorder.begin_anew()
+        return replace(
+            self._setup,
+            algorithm=self._algorithms[setting.algorithm],
+            bucket_bytes=setting.bucket_bytes,
+            first_bucket_bytes=setting.first_bucket_bytes,
+        )
 
     def _turn(self) -> Turn:
         """Of steps that cost different amounts, or that an evaluation came between, the shortest says the most."""
-        stats = self._engine.stats()
-        buckets = tuple(Bucket(one.nbytes, one.communication_s, one.launched_s) for one in stats.buckets)
+        stats = self._recorder.statistics()
+        buckets = tuple(TimedBucket(one.nbytes, one.communication_s, one.launched_s) for one in stats.buckets)
         known = not any(math.isnan(one.communication_s) or math.isnan(one.launched_s) for one in buckets)
         return Turn(min(self._seconds), stats.exposed_s, buckets if known else ())
 
     # --- what rank 0 says --------------------------------------------------------------------------------------------
 
     def _orders(self) -> _Orders:
-        engine = self._engine
         mine = self._decide() if self._search is not None else None
         self._shown = {}
-        communicator = engine.communicator
+        communicator = self._setup.communicator
         try:
-            with failures_named(engine.process_group, "tuning the communication", can_give_up=True, in_order=True):
+            with failures_named(self._setup.group, "tuning the communication", can_give_up=True, in_order=True):
                 orders: _Orders = broadcast_object(mine, 0, communicator)
         except CollectiveError:
             # Those that wait for this rank alone learn of it, also if this process lives on.
@@ -175,30 +187,29 @@ class PlanTuner:
             return [], outcome.setting, None
         answer = memory.Answer.of(outcome, self._fingerprint, self._steps, self._compressed_speedup(search))
         for line in advice(answer):
-            _logger.info(f"{self._engine.bagua_module_name}: {line}")
+            _logger.info(f"{self._setup.name}: {line}")
         return [], outcome.setting, answer
 
     def _compressed_speedup(self, search: Search) -> float:
         """Estimated where the user has allowed no other algorithm; NaN elsewhere."""
-        kinds = {bucket.dtype for bucket in self._engine.bagua_buckets}
-        if self._allows_others or kinds != {torch.float32}:
+        if self._allows_others or self._dtypes != {torch.float32}:
             return math.nan
         try:
-            cost = compression_s_per_byte(self._device, self._engine.communicator.nranks())
+            cost = compression_s_per_byte(self._device, self._setup.communicator.nranks())
         except RuntimeError:  # no memory for it; the other ranks wait for what this one says
             return math.nan
         return search.compressed_speedup(cost)
 
     def _log(self, outcome: Outcome, is_confirmed: bool) -> None:
         _logger.info(
-            f"{self._engine.bagua_module_name}: {'confirmed: ' if is_confirmed else ''}{outcome.setting};"
+            f"{self._setup.name}: {'confirmed: ' if is_confirmed else ''}{outcome.setting};"
             f" {outcome.speedup:.2f}x the speed of the default; {outcome.reason} ({len(outcome.tried)} settings tried"
             f" in {self._steps} steps)"
         )
 
     def _finish(self, choice: Setting, answer: memory.Answer | None) -> None:
         self.is_done = True
-        self._engine.recorder.samples_all = False
+        self._recorder.samples_all = False
         # One process of each node: after a restart rank 0 may be on another one.
         if answer is not None and self._is_first_of_node():
             memory.store(answer)
@@ -206,6 +217,6 @@ class PlanTuner:
     def _is_first_of_node(self) -> bool:
         rank = dist.get_rank()
         try:
-            return self._engine.process_group.topology.node_of(rank)[0] == rank
+            return self._setup.group.topology.node_of(rank)[0] == rank
         except (RuntimeError, ValueError):  # the launcher's variables contradict each other
-            return self._engine.communicator.rank() == 0
+            return self._setup.communicator.rank() == 0

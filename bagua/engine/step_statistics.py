@@ -11,6 +11,7 @@ later, when the GPU has passed them.
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections import deque
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 SAMPLE_EVERY = 8
 WINDOW = 64  # passes that the figures are of
+
+_logger = logging.getLogger("bagua")
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,12 @@ class PassRecorder:
 
     Attributes:
         samples_all: every pass is sampled.
+        log_every: in so many steps; 0: never.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.samples_all = False
+        self.log_every = 0
         self._clock = clock
         self._passes = 0
         self._last_end: float | None = None
@@ -212,6 +217,11 @@ class PassRecorder:
         self._exposed_s.clear()
 
     # --- read by users -----------------------------------------------------------------------------------------------
+
+    def log(self, name: str, steps: int) -> None:
+        """After so many steps of the module of this name: say what they took, if it is time to."""
+        if self.log_every and steps and steps % self.log_every == 0:
+            _logger.info(f"{name}: step {steps}: {self.statistics()}")
 
     def statistics(self) -> StepStatistics:
         self._read()

@@ -13,13 +13,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from bagua.engine.comm_scheduler import CommScheduler
 
 Getter = Callable[[Tensor], Tensor | None]
 Setter = Callable[[Tensor, Tensor], None]
@@ -32,7 +29,7 @@ class TensorRecord:
     """What Bagua knows about one proxy.
 
     view: where the effective tensor, or its copy, lies in the memory of its bucket, if nobody else may lay it out.
-    scheduler: that communicates it at the moment.
+    set_ready: sets the tensor's ready flag, and ignores its argument; None while the tensor is in no bucket in use.
     """
 
     name: str
@@ -40,7 +37,7 @@ class TensorRecord:
     getter: Getter | None
     setter: Setter | None
     view: Tensor | None = None
-    scheduler: CommScheduler | None = None
+    set_ready: Callable[[object], None] | None = None
 
     def __reduce__(self) -> tuple[type[OrderedDict[str, Any]], tuple[()]]:
         # What stands for no record: of an empty value that `torch.load(weights_only=True)`, its default, can read.
@@ -68,13 +65,11 @@ def require_record(tensor: Tensor) -> TensorRecord:
     return record
 
 
-def set_ready(tensor: Tensor) -> bool:
-    """Set the ready flag of a Bagua tensor. Whether there was one to set: False if it is in no bucket."""
-    record = record_of(tensor)
-    if record is None or record.scheduler is None:
-        return False
-    record.scheduler.set_ready[record.scheduler.slots[id(tensor)]](None)
-    return True
+def mark_ready(_name: str, parameter: Tensor) -> None:
+    """The usual backward hook of an algorithm: sets the parameter's ready flag, if it is in a bucket in use."""
+    record = record_of(parameter)
+    if record is not None and record.set_ready is not None:
+        record.set_ready(None)
 
 
 def ensure_record(

@@ -1,7 +1,7 @@
 """What is communicated while the same parameters are trained in the same phase of an algorithm: a plan.
 
-Owned by the module's engine. Plans change between two steps, on all ranks alike (BaguaDistributedDataParallel.replan).
-Those that hold gradients alone are kept: a module whose halves are frozen in turn goes to and fro between two.
+Made and owned by a PlanMaker. Plans change between two steps, on all ranks alike. Those that hold gradients alone are
+kept: a module whose halves are frozen in turn goes to and fro between two.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from bagua.engine.bucket import Bucket
-    from bagua.engine.comm_scheduler import CommScheduler
-    from bagua.engine.data_parallel import BaguaDistributedDataParallel
-    from bagua.engine.replica_check import Replica
+from bagua.engine.bucket import Bucket
+from bagua.engine.comm_scheduler import CommScheduler
+from bagua.engine.setup import Setup
+from bagua.replicas.replica_check import Replica
 
 
 @dataclass(eq=False)
@@ -32,28 +31,32 @@ class AlgorithmHooks:
     after_step: Callable[[torch.optim.Optimizer], None]
 
     @classmethod
-    def of(cls, engine: BaguaDistributedDataParallel) -> AlgorithmHooks:
-        """Asks the algorithm, when its buckets are there."""
-        algorithm = engine.bagua_algorithm
+    def of(cls, algorithm: Any, facade: object) -> AlgorithmHooks:
+        """Asks the algorithm, when its buckets are there. `facade` is what it is told of the engine."""
         return cls(
-            algorithm.init_forward_pre_hook(engine),
-            algorithm.init_backward_hook(engine),
-            algorithm.init_post_backward_hook(engine),
-            algorithm.init_pre_optimizer_step_hook(engine),
-            algorithm.init_post_optimizer_step_hook(engine),
+            algorithm.init_forward_pre_hook(facade),
+            algorithm.init_backward_hook(facade),
+            algorithm.init_post_backward_hook(facade),
+            algorithm.init_pre_optimizer_step_hook(facade),
+            algorithm.init_post_optimizer_step_hook(facade),
         )
 
 
 @dataclass(eq=False)
 class TrainingPlan:
     """
+    setup: that it was made by.
+    algorithm: what the recipe of the setup has become for the module.
     key: what the plan of a module depends on: equal keys make equal plans.
     phase: of the algorithm.
     replica: what the ranks have compared.
     parameters: (name, parameter) that are synchronized, in the module's order.
     buckets: in launch order.
+    scheduler: what launches them.
     """
 
+    setup: Setup
+    algorithm: Any
     key: Hashable
     phase: Hashable
     replica: Replica
@@ -104,8 +107,12 @@ class KeptPlans:
         self._plans: OrderedDict[Hashable, TrainingPlan] = OrderedDict()
 
     def take(self, key: Hashable) -> TrainingPlan | None:
-        """The plan of this key, which is not kept any more."""
-        return self._plans.pop(key, None)
+        """The plan of this key, if it is still valid. It is not kept any more."""
+        plan = self._plans.pop(key, None)
+        if plan is not None and not plan.is_valid:
+            plan.scheduler.close()
+            return None
+        return plan
 
     def keep(self, plan: TrainingPlan, limit_bytes: int) -> None:
         """Keep a suspended plan."""

@@ -1,5 +1,5 @@
-"""The life of a training step: what the engine does in the forward pass, in the backward pass and around the step of an
-optimizer, and what it refuses there because ranks would grow apart. Its states: bagua.engine.step_state.
+"""The life of a training step: what happens in the forward pass, in the backward pass and around the step of an
+optimizer, when the plan changes, and what is refused because ranks would grow apart. States: bagua.engine.step_state.
 
 [Note: a training step]
 forward pre-hook    step counter, another plan if the algorithm or the parameters ask for one, the algorithm's own hook
@@ -8,102 +8,74 @@ gradient hooks      one per parameter, on autograd's thread: usually set a ready
                     buckets (bagua.engine.comm_scheduler); otherwise the algorithm's backward hook
 end of backward     autograd's callback: the algorithm's post-backward hook, which usually waits for what was launched
 optimizer.step      refused while a gradient is missing; around it the algorithm's pre-step and post-step hooks
+
+Hooks enter here, and everything that they need is below: the passes, the plans, the tuner.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.graph import Node
 
-from bagua.engine.gradient_hooks import EndOfPass, foreign_step_hook, gradient_hook
-from bagua.engine.incomplete_step import (
-    compiled_autograd,
-    incomplete_step,
-    unregistered_parameters,
-    unsynchronized_gradient,
-)
+from bagua.engine.backward_passes import BackwardPasses
+from bagua.engine.gradient_hooks import EndOfPass, gradient_hook
+from bagua.engine.incomplete_step import compiled_autograd, failed_reinitialization
 from bagua.engine.module_hooks import ModuleHooks, is_in_backward
-from bagua.engine.parameters import TrainableWatch
-from bagua.engine.step_state import PASS_TRANSITIONS, PassEvent, PassState, StateMachine
-from bagua.engine.tensor import record_of
-from bagua.engine.unused_parameters import Presence, accumulates_everywhere, agree_on_presence
-from bagua.job.failure_report import failures_named
+from bagua.engine.plan_maker import PlanMaker
+from bagua.engine.plan_tuner import PlanTuner
+from bagua.engine.setup import Attendance, Setup
+from bagua.engine.step_state import PassEvent, PassState
+from bagua.engine.step_statistics import PassRecorder
+from bagua.engine.tensor import drop_record, record_of
+from bagua.engine.training_plan import AlgorithmHooks
+from bagua.engine.unused_parameters import accumulates_everywhere
 from bagua.job.torch_internals import hide_from_compiler, is_autograd_compiled
-
-if TYPE_CHECKING:
-    from bagua.collectives.communicator import BaguaCommunicator
-    from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.comm_scheduler import CommScheduler
-    from bagua.engine.training_plan import AlgorithmHooks
-
-# In the first backward pass and then in each one of so many, parameters are looked for that the module did not have
-# when it was wrapped. That goes through the module's tree, which takes as long as some ten hooks.
-_PASSES_BETWEEN_LOOKS = 100
-
-
-class StepEngine(Protocol):
-    """What the steps ask of their engine."""
-
-    module: nn.Module
-    bagua_module_name: str
-    bagua_algorithm: Any
-    bagua_optimizers: list[torch.optim.Optimizer]
-    bagua_train_step_counter: int
-    process_group: BaguaProcessGroup
-    find_unused_parameters: bool
-    require_backward_grad_sync: bool
-    replans_before_backward: bool
-    gradient_scale: float | None
-
-    @property
-    def communicator(self) -> BaguaCommunicator: ...
-    @property
-    def needs_replan(self) -> bool: ...
-    def mark_ready(self, name: str, parameter: Tensor) -> None: ...
-    def begin_step(self, may_communicate: bool) -> bool: ...
-    def end_counted_pass(self) -> bool: ...
-    def initialize_again(self) -> None: ...
-    def start_replan(self) -> None: ...
-    def finish_replan(self) -> None: ...
 
 
 class TrainingSteps:
-    """Of the module of one engine, from `install` on.
+    """Of one module, from `start` to `detach`.
+
+    Args:
+        setup: how the module is trained.
+        facade: what algorithms are told of the engine.
+        attendance: which ranks take part in a step.
 
     Attributes:
-        engine: whose buckets are communicated.
-        passes: the state between and in backward passes.
+        plans: the plan in use, and its makers.
+        passes: the backward passes.
+        recorder: of the times.
+        tuner: looks for the fastest setup; None: nobody does.
+        count: forward passes in training so far.
         is_within_forward: calls of the module belong to a forward pass that has begun, and count as none.
-        on_gradient: by the parameter's position in the module, what its gradient hook calls; None: it is not
-            synchronized, and must not get a gradient.
-        used_anywhere: names of parameters that got a gradient in the last backward pass, on any rank; None before the
-            first, and without `find_unused_parameters`.
+        replans_before_backward: parameters are frozen and unfrozen within forward passes: `before_backward` looks for
+            that.
+        failure: why there was no re-initialization.
     """
 
-    def __init__(self, engine: StepEngine) -> None:
-        self.engine = engine
-        self.passes = StateMachine(PassState.CLOSED, PASS_TRANSITIONS)
+    def __init__(self, setup: Setup, facade: object, attendance: Attendance) -> None:
+        self.recorder = PassRecorder()
+        self.plans = PlanMaker(setup, facade, self.recorder)
+        self.passes = BackwardPasses(attendance)
+        self.tuner: PlanTuner | None = None
+        self.count = 0
         self.is_within_forward = False
-        self.on_gradient: list[Callable[[Tensor], None] | None] = []
-        self.used_anywhere: set[str] | None = None
-        self._parameters: Sequence[tuple[str, nn.Parameter]] = []
-        self._parameter_ids: frozenset[int] = frozenset()
-        self._trainable: TrainableWatch
-        self._hooks: AlgorithmHooks
-        self._scheduler: CommScheduler
+        self.replans_before_backward = False
+        self.failure: str | None = None
+        self._module = setup.module
+        self._facade = facade
+        self._attendance = attendance
+        self._hooks = ModuleHooks()
+        self._of_algorithm: AlgorithmHooks
         # The algorithm asked for it while all parameters were frozen.
         self._reset_is_due = False
-        # Parameters whose algorithm's hook ran in the last backward pass.
-        self._used: set[int] = set()
-        # Of the passes so far, the fewest of those: in one with fewer still, the module may have other parameters.
-        self._fewest_used = 0
-        self._passes = 0
         # Guards the beginning of a pass: autograd has a thread for each device.
         self._opening = threading.Lock()
         # Autograd will call at the end of the running backward pass, be it one that counts or not. Such calls are
@@ -112,112 +84,213 @@ class TrainingSteps:
         self._last_queued = 0
         # Of that pass, while unused parameters are looked for.
         self._first_node: Node | None = None
-        # The algorithm communicates what the backward pass makes, as it makes it.
-        self._sends_in_pass = False
 
     # --- plans -------------------------------------------------------------------------------------------------------
 
-    def install(self, hooks: ModuleHooks, trainable: TrainableWatch) -> None:
-        """Take part in the steps of the module, by the plan that `follow` was or is given.
+    @torch.inference_mode(False)  # what is made here is used in later passes
+    def start(self, once_compared: Callable[[], None] | None = None) -> None:
+        """All ranks start from the same values: in the beginning, and when the algorithm asks for it. What is refused
+        leaves the module as it is.
 
         Args:
-            hooks: to be removed before the next call.
-            trainable: of the module.
+            once_compared: called when the ranks have agreed, before anything is changed.
         """
-        hooks.before_forward(self.engine.module, self._before_forward)
-        hooks.after_forward(self.engine.module, self._after_forward)
-        for position, (_, parameter) in enumerate(trainable.named):
-            hooks.after_gradient(parameter, gradient_hook(self, position))
-        hooks.around_step(self.engine.bagua_optimizers, self._before_step, self._after_step)
-        hooks.before_steps_of_others(foreign_step_hook(self))
+        self._hooks.remove()
+        if self.plans.current is not None:
+            # What an algorithm has under way works on the tensors that are about to be overwritten.
+            self._finish()
 
-    def follow(
-        self,
-        parameters: Sequence[tuple[str, nn.Parameter]],
-        trainable: TrainableWatch,
-        hooks: AlgorithmHooks,
-        scheduler: CommScheduler,
-    ) -> None:
-        """Communicate by this plan from now on.
+        def give_up_former() -> None:
+            if once_compared is not None:
+                once_compared()
+            self._release()
+
+        self.plans.start(give_up_former)
+        self._use_plan()
+        self._install_hooks()
+
+    def start_again(self) -> None:
+        """As `start`, in the middle of training: after an error, training is refused."""
+        with self._refusing_after_error():
+            self.start()
+
+    @torch.inference_mode(False)
+    def replan(self, setup: Setup | None = None, in_background: bool = False) -> None:
+        """Communicate by this setup, in the algorithm's present phase, what is trained now.
 
         Args:
-            parameters: (name, parameter) that are synchronized.
-            trainable: of the module, as it is now.
-            hooks: of the algorithm.
-            scheduler: of the plan's buckets.
+            setup: None: the present one.
+            in_background: a plan that was used before may still be compared; nothing is communicated before it was.
+
+        Raises:
+            RuntimeError: the ranks do not want the same; on all of them, and nothing is changed.
+            ValueError: there is nothing to train.
         """
-        self._parameters, self._trainable, self._hooks, self._scheduler = parameters, trainable, hooks, scheduler
-        self._parameter_ids = frozenset(id(parameter) for _, parameter in parameters)
-        self._trainable.remember()
-        self._fewest_used = len(parameters)
-        self._sends_in_pass = hooks.on_gradient == self.engine.mark_ready
-        sets_flags = self._sends_in_pass and not self.engine.find_unused_parameters
-        self.on_gradient = [None] * len(self._trainable.named)
-        for position, (name, parameter) in enumerate(self._trainable.named):
-            if id(parameter) not in self._parameter_ids:
-                continue
-            slot = scheduler.slots.get(id(parameter)) if sets_flags else None
-            by_algorithm = self._by_algorithm(name, parameter)
-            self.on_gradient[position] = by_algorithm if slot is None else scheduler.set_ready[slot]
+        self._finish()
+        watched = self.plans.trainable
+        self.plans.replace(setup or self.plans.setup, in_background)
+        self._use_plan()
+        if self.plans.trainable is not watched:
+            self._hooks.remove()
+            self._install_hooks()
 
-    def _by_algorithm(self, name: str, parameter: nn.Parameter) -> Callable[[Tensor], None]:
-        """The gradient of a parameter is complete: the algorithm's turn. Runs once per parameter and pass."""
-        note_use, key, on_gradient = self._used.add, id(parameter), self._hooks.on_gradient
+    def _finish(self) -> None:
+        self.passes.abandon_interrupted()
+        self.plans.algorithm.finish(self._facade)
 
-        def on_complete(parameter: Tensor) -> None:
-            note_use(key)
-            on_gradient(name, parameter)
+    def _use_plan(self) -> None:
+        plan = self.plans.current
+        assert plan is not None
+        self.recorder.forget()
+        self._of_algorithm = AlgorithmHooks.of(plan.algorithm, self._facade)
+        self.passes.use_plan(plan, self._of_algorithm, self.plans.trainable)
 
-        return on_complete
+    def _install_hooks(self) -> None:
+        hooks, optimizers = self._hooks, self.plans.setup.optimizers
+        hooks.before_forward(self._module, self._before_forward)
+        hooks.after_forward(self._module, self._after_forward)
+        open_pass = weakref.WeakMethod(self._open_pass)
+        for position, (_, parameter) in enumerate(self.plans.trainable.named):
+            hooks.after_gradient(parameter, gradient_hook(self.passes, position, open_pass))
+        hooks.around_step(optimizers, self._before_step, self._after_step)
+        hooks.before_steps_of_others(weakref.WeakMethod(self._before_foreign_step))
+
+    def detach(self) -> None:
+        """Remove every hook and give the tensors memory of their own: the module is ordinary again."""
+        self._hooks.remove()
+        try:
+            self._release()
+        finally:
+            self.plans.forget_kept()
+            for _, parameter in self.plans.parameters:
+                # Where another engine owns it, this one was refused.
+                record = record_of(parameter)
+                if record is not None and record.module_name in (None, self.plans.setup.name):
+                    drop_record(parameter)
+
+    def _release(self) -> None:
+        if self.plans.current is None:
+            return
+        try:
+            self._finish()  # before the memory that it works on is given back
+        finally:
+            self.plans.release()
+
+    @contextlib.contextmanager
+    def _refusing_after_error(self) -> Iterator[None]:
+        """A change in the middle of training. After an error the module is not synchronized any more, so that training
+        it is refused."""
+        try:
+            yield
+        except BaseException as error:
+            setup = self.plans.setup
+            with contextlib.suppress(Exception):  # of the same cause
+                self.detach()
+            self.failure = failed_reinitialization(setup.name, error)
+            self._hooks.before_forward(self._module, self._refuse_after_failure)
+            self._hooks.around_step(setup.optimizers, self._refuse_after_failure, lambda _: None)
+            raise
+
+    def _refuse_after_failure(self, _: object) -> None:
+        if torch.is_grad_enabled():
+            raise RuntimeError(self.failure)
+
+    def _replan_in_training(self, setup: Setup | None = None) -> None:
+        with self._refusing_after_error():
+            self.replan(setup, in_background=True)
+
+    def _confirm_plan(self) -> None:
+        """Before anything is communicated by a plan that was made in the background."""
+        if self.plans.is_unconfirmed:
+            with self._refusing_after_error():
+                try:
+                    self.plans.confirm()
+                except BaseException:
+                    # Only gradients are communicated by such plans, and of these none.
+                    if self.plans.current is not None:
+                        self.plans.current.scheduler.reset()
+                    raise
+
+    # --- tuning ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _active_tuner(self) -> PlanTuner | None:
+        return None if self._attendance.is_uneven else self.tuner
+
+    @property
+    def _tunes_after_pass(self) -> bool:
+        """Gradients survive a replan. Of what else is in buckets, the optimizer has to have the result first."""
+        return self.plans.current is not None and self.plans.current.holds_gradients
+
+    def _tuned_setup(self) -> Setup | None:
+        """If it is time for another one."""
+        tuner = self._active_tuner
+        if tuner is None or not tuner.is_due:
+            return None
+        setup = tuner.next_setup()
+        if tuner.is_done:
+            self.tuner = None
+            self.plans.forget_kept()  # what was tried gives its memory back
+        return None if setup.communication == self.plans.setup.communication else setup
 
     # --- forward -----------------------------------------------------------------------------------------------------
 
     def _before_forward(self, arguments: tuple[Any, ...]) -> None:
         if is_in_backward() or self.is_within_forward:
             return
-        self.engine.finish_replan()  # of a forward pass that no backward pass followed
-        needs_reset = self.engine.bagua_algorithm.need_reset()
+        self._confirm_plan()  # of a forward pass that no backward pass followed
+        needs_reset = self.plans.algorithm.need_reset()
         if torch.is_grad_enabled():
             self._refuse_incomplete("before the next forward pass")
-        is_changed = self._trainable.has_changed()
+        trainable = self.plans.trainable
+        is_changed = trainable.has_changed()
         # Buckets and hooks are left as they are: if the same parameters are unfrozen, all goes on as before.
-        is_frozen = is_changed and self._trainable.all_frozen()
+        is_frozen = is_changed and trainable.all_frozen()
         self.passes.on(PassEvent.ALL_FROZEN if is_frozen else PassEvent.SOME_TRAINED)
-        if not self.engine.module.training:
+        if not self._module.training:
             return
-        self.engine.bagua_train_step_counter += 1
+        self.count += 1
         if is_frozen:
             self._reset_is_due |= needs_reset
             return
         if needs_reset or self._reset_is_due:
             self._reset_is_due = False
-            self.engine.initialize_again()
+            self.start_again()
         else:
-            # Only then do all ranks make this pass.
-            may_communicate = torch.is_grad_enabled() and self.engine.require_backward_grad_sync
-            is_due = self.engine.begin_step(may_communicate)
-            if is_due or (is_changed and not self.engine.replans_before_backward):
-                self.engine.start_replan()
-        self._hooks.before_forward(arguments)
+            self.recorder.log(self.plans.setup.name, self.count - 1)
+            setup = self._due_setup(is_changed)
+            if setup is not None:
+                self._replan_in_training(setup)
+        self._of_algorithm.before_forward(arguments)
+
+    def _due_setup(self, is_changed: bool) -> Setup | None:
+        """The setup by which to replan, if that is due."""
+        setup = None
+        # Only then do all ranks make this pass.
+        if torch.is_grad_enabled() and self.passes.communicates:
+            if not self._tunes_after_pass:
+                setup = self._tuned_setup()
+            is_changed |= self.plans.is_outdated
+        return setup or (self.plans.setup if is_changed and not self.replans_before_backward else None)
 
     def _after_forward(self, outputs: list[Tensor]) -> None:
-        if self.is_within_forward:
-            return
-        self._expect_backward(outputs)
+        if not self.is_within_forward:
+            self._expect_backward(outputs)
 
     def before_backward(self, loss: Tensor) -> None:
-        """See BaguaDistributedDataParallel.before_backward."""
-        is_changed = self._trainable.has_changed() or self.engine.needs_replan
-        if is_changed and self.engine.module.training and not self._trainable.all_frozen():
-            self.engine.start_replan()
+        """See DataParallelEngine.before_backward."""
+        trainable = self.plans.trainable
+        is_changed = trainable.has_changed() or self.plans.is_outdated
+        if is_changed and self._module.training and not trainable.all_frozen():
+            self._replan_in_training()
         self._expect_backward([loss])
 
     def _expect_backward(self, outputs: list[Tensor]) -> None:
-        if self.engine.require_backward_grad_sync and self.passes.state is not PassState.FROZEN:
+        if self.passes.communicates and self.passes.state is not PassState.FROZEN:
+            hook = self._on_backward_start if self._module.training else self._on_backward_start_of_eval
             for output in outputs:
                 # A parameter would collect a hook in every step. What torch.func differentiates is no backward pass.
                 if not output.is_leaf and not torch._C._functorch.is_functorch_wrapped_tensor(output):
-                    hook = self._on_backward_start if self.engine.module.training else self._on_backward_start_of_eval
                     output.register_hook(hook)  # type: ignore[no-untyped-call]
 
     # --- backward ----------------------------------------------------------------------------------------------------
@@ -226,18 +299,18 @@ class TrainingSteps:
         """The outputs come first. The callback belongs to the backward pass that queues it: without this, one that
         checkpointing starts within another would end it too early. Whether this is a pass that counts shows when a
         gradient is accumulated: torch.autograd.grad accumulates none."""
-        if self.engine.require_backward_grad_sync and not self._is_end_queued:
+        if self.passes.communicates and not self._is_end_queued:
             self._queue_end()
-            if self.engine.find_unused_parameters:
+            if self.plans.setup.find_unused_parameters:
                 self._first_node = torch._C._current_autograd_node()
 
     def _on_backward_start_of_eval(self, _: Tensor) -> None:
         """One that reaches no parameter may be this rank's own business: the gradients of inputs, for instance. In
         training it counts, for where unused parameters are looked for, the others wait for what this rank says."""
-        if self.engine.require_backward_grad_sync and not self._is_end_queued:
+        if self.passes.communicates and not self._is_end_queued:
             self._queue_end()
 
-    def open_pass(self) -> None:
+    def _open_pass(self) -> None:
         """A backward pass has begun that counts; called on autograd's threads.
 
         Raises:
@@ -247,27 +320,21 @@ class TrainingSteps:
         with self._opening:
             if self.passes.state is PassState.OPEN:
                 return  # the thread of another device was first
-            if self._sends_in_pass and not self.engine.find_unused_parameters:
-                # Not before it is needed: the ranks compare the plan meanwhile.
-                self._scheduler.before_launch = self.engine.finish_replan
-            else:
-                self.engine.finish_replan()
+            self._confirm_plan()
             if self.passes.state is PassState.INTERRUPTED:
                 self._refuse_incomplete("at the beginning of a backward pass")
             if not self._is_end_queued:
                 self._queue_end()
-            self._used.clear()
-            self._passes += 1
-            self.passes.on(PassEvent.BEGINS)
+            self.passes.begin()
 
     def _queue_end(self) -> None:
         if is_autograd_compiled():
-            raise RuntimeError(compiled_autograd(self.engine.bagua_module_name))
+            raise RuntimeError(compiled_autograd(self.plans.setup.name))
         self._last_queued += 1
         self._is_end_queued = True
-        Variable._execution_engine.queue_callback(EndOfPass(self, self._last_queued))
+        Variable._execution_engine.queue_callback(EndOfPass(self._last_queued, self._end_pass, self._note_interruption))
 
-    def end_pass(self, number: int) -> None:
+    def _end_pass(self, number: int) -> None:
         """The backward pass is over for which this call was queued; called by autograd.
 
         Raises:
@@ -279,138 +346,46 @@ class TrainingSteps:
         if self.passes.state is not PassState.OPEN:
             if node is None or not accumulates_everywhere(node):
                 self._is_end_queued = False
-                self._refuse_unregistered()  # whose gradients nobody sees
+                self.passes.refuse_unregistered()  # whose gradients nobody sees
                 return
-            self.open_pass()
+            self._open_pass()
         self._is_end_queued = False
-        self.engine.finish_replan()
-        # Asked first, for what follows sets flags as well.
-        nothing_came = not self._used and not (self._sends_in_pass and self._scheduler.has_begun)
-        has_fewer = len(self._used) < self._fewest_used
-        self._fewest_used = min(self._fewest_used, len(self._used))
-        self._post_backward()
-        if nothing_came or has_fewer or self._passes % _PASSES_BETWEEN_LOOKS == 1:
-            self._refuse_unregistered()
-        if self.engine.end_counted_pass():
-            self.engine.start_replan()
+        if self.passes.end():
+            self.passes.refuse_unregistered()
+        # All ranks make it. Forward passes one may make alone.
+        if self._active_tuner is not None:
+            self._active_tuner.count_pass()
+            setup = self._tuned_setup() if self._tunes_after_pass else None
+            if setup is not None:
+                self._replan_in_training(setup)
 
-    def note_interruption(self, number: int) -> None:
+    def _note_interruption(self, number: int) -> None:
         """The backward pass of this number has ended with an exception."""
         if number == self._last_queued:
             self._is_end_queued, self._first_node = False, None
             if self.passes.state is PassState.OPEN:
                 self.passes.on(PassEvent.RAISES)
 
-    def abandon_interrupted(self) -> None:
-        """Before anything else waits for what a pass has launched that ended with an exception: its results are of no
-        use."""
-        if self.passes.state in (PassState.OPEN, PassState.INTERRUPTED):
-            self._scheduler.abandon_pass()
-
-    def refuse_unsynchronized(self, position: int, parameter: Tensor) -> None:
-        """A parameter that was frozen when buckets were made has got a gradient: it was unfrozen where nobody looks.
-        That would differ by rank.
-
-        Raises:
-            RuntimeError: unless another module's engine synchronizes it.
-        """
-        if record_of(parameter) is None:
-            name, _ = self._trainable.named[position]
-            raise RuntimeError(unsynchronized_gradient(name, self.engine.bagua_module_name))
-
-    def contribute_zeros(self) -> None:
-        """A backward pass of the other ranks, to which this one has nothing to add. Its own gradients are lost."""
-        for _, parameter in self._parameters:
-            parameter.grad = None
-        self._used.clear()
-        if not self.engine.find_unused_parameters:  # otherwise the end of the pass finds that none was used
-            for name, parameter in self._parameters:
-                self._hooks.on_gradient(name, parameter)
-        self._post_backward()
-
-    def _post_backward(self) -> None:
-        self.passes.on(PassEvent.ENDS)
-        presence: list[Presence] = []
-        # Asked once: the end of this pass may be what changes it.
-        finds_unused = self.engine.find_unused_parameters and self.engine.bagua_algorithm.ranks_in_step
-        if finds_unused:
-            presence = [self._presence(parameter) for _, parameter in self._parameters]
-            for (name, parameter), one in zip(self._parameters, presence, strict=True):
-                if one is not Presence.USED:
-                    self._hooks.on_gradient(name, parameter)
-        self._hooks.after_backward()
-        if self.engine.gradient_scale is not None and self.engine.gradient_scale != 1:
-            with torch.no_grad():
-                for bucket in self._scheduler.sent:
-                    bucket.flattened_tensor().mul_(self.engine.gradient_scale)
-                    bucket.copy_out()
-        if finds_unused:
-            self._forget_unused(presence)
-
-    def _presence(self, parameter: nn.Parameter) -> Presence:
-        if id(parameter) in self._used:
-            return Presence.USED
-        return Presence.ABSENT if parameter.grad is None else Presence.KEPT
-
-    def _forget_unused(self, presence: list[Presence]) -> None:
-        """A parameter that has a gradient on no rank keeps none, so that optimizers leave it alone."""
-        what = "finding the parameters that a backward pass used"
-        with failures_named(self.engine.process_group, what, in_order=True):
-            anywhere = agree_on_presence(presence, self.engine.communicator, self._parameters[0][1].device)
-        self.used_anywhere = set()
-        for (name, parameter), one in zip(self._parameters, anywhere, strict=True):
-            if one is Presence.USED:
-                self.used_anywhere.add(name)
-            elif one is Presence.ABSENT:
-                parameter.grad = None
-
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._refuse_incomplete("before optimizer.step()")
-        self._hooks.before_step(optimizer)
+        self._of_algorithm.before_step(optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._hooks.after_step(optimizer)
+        self._of_algorithm.after_step(optimizer)
 
-    def on_foreign_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _before_foreign_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Any optimizer of the process is about to step. One that the engine was not given may step its parameters: as
         with torch's wrapper, which is given none. Without this, a gradient that is missing in the last step would be
         found by the other ranks' deadline alone."""
-        if any(one is optimizer for one in self.engine.bagua_optimizers):
-            return
-        if any(
-            id(parameter) in self._parameter_ids for group in optimizer.param_groups for parameter in group["params"]
-        ):
+        is_listed = any(one is optimizer for one in self.plans.setup.optimizers)
+        if not is_listed and self.passes.synchronizes(optimizer):
             self._refuse_incomplete("before optimizer.step()")
 
     def _refuse_incomplete(self, when: str) -> None:
-        interrupted = self.passes.state in (PassState.OPEN, PassState.INTERRUPTED)
-        self.passes.on(PassEvent.TOLD)
         self._is_end_queued, self._first_node = False, None
-        # Even if all was sent: nobody has waited for it, and the end of the pass is missing.
-        is_unfinished = interrupted and self._sends_in_pass and self._scheduler.has_begun
-        if interrupted:
-            self._scheduler.abandon_pass()
-        names = self._scheduler.end_step()
-        if not names and not is_unfinished:
-            return
-        self._scheduler.reset()
-        raise RuntimeError(
-            f"{when}: "
-            + incomplete_step(
-                names,
-                [name for name, _ in self._parameters],
-                [name for name, parameter in self._parameters if name in names and not parameter.requires_grad],
-                ended_with_exception=interrupted,
-                has_other_parameters=self._trainable.is_outdated(),
-            )
-        )
-
-    def _refuse_unregistered(self) -> None:
-        names = self._trainable.unregistered() or self._scheduler.names_of_replaced()
-        if names:
-            raise RuntimeError(unregistered_parameters(names))
+        self.passes.refuse_incomplete(when)
 
 
 hide_from_compiler(TrainingSteps._on_backward_start)

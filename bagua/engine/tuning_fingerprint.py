@@ -7,37 +7,41 @@ import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from bagua.engine.setup import Setup
 from bagua.env import read_text
 from bagua.tuning.memory import Fingerprint
 from bagua.tuning.setting import Setting
 
-if TYPE_CHECKING:
-    from bagua.engine.data_parallel import BaguaDistributedDataParallel
-
 
 def fingerprint_of(
-    engine: BaguaDistributedDataParallel, algorithms: Sequence[str], default: Setting, device: torch.device
+    setup: Setup,
+    parameters: Sequence[tuple[str, Tensor]],
+    algorithms: Sequence[str],
+    default: Setting,
+    device: torch.device,
 ) -> Fingerprint:
     """
     Args:
+        setup: of the module.
+        parameters: (name, parameter) that are synchronized.
         algorithms: labels of those that may be used.
         device: of the gradients.
     """
-    group = engine.process_group
+    group = setup.group
     try:
         nodes = len(group.topology.nodes)
     except (RuntimeError, ValueError):  # the launcher's variables contradict each other
         nodes = 0
-    tensors = [(name, tuple(one.shape), str(one.dtype)) for name, one in engine.synchronized_parameters]
+    tensors = [(name, tuple(one.shape), str(one.dtype)) for name, one in parameters]
     digest = hashlib.sha256(repr(tensors).encode()).hexdigest()[:12]
     backend = "none" if group.torch_group is None else str(dist.get_backend(group.torch_group))
     return Fingerprint(
-        model=f"{type(engine.module).__name__} {digest}",
+        model=f"{type(setup.module).__name__} {digest}",
         world=f"{group.size} ranks on {nodes} node{'s' * (nodes != 1)}",
         hardware=_hardware(device),
         network=f"{backend}, {'one node' if nodes == 1 else _network()}",

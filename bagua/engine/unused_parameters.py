@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.autograd.graph import Node
 
 from bagua.engine.comm_thread import in_order
+from bagua.job.failure_report import failures_named
 
 if TYPE_CHECKING:
     from bagua.collectives.communicator import BaguaCommunicator
+    from bagua.collectives.process_group import BaguaProcessGroup
 
 
 class Presence(enum.IntEnum):
@@ -63,3 +66,19 @@ def agree_on_presence(
     if knows:
         return list(presence)
     return [Presence(flag) for flag in flags.tolist()]
+
+
+def forget_unused(
+    parameters: Sequence[tuple[str, nn.Parameter]], presence: Sequence[Presence], group: BaguaProcessGroup
+) -> set[str]:
+    """A parameter that has a gradient on no rank keeps none, so that optimizers leave it alone. Collective.
+
+    Returns:
+        the names of those that any rank has used.
+    """
+    with failures_named(group, "finding the parameters that a backward pass used", in_order=True):
+        anywhere = agree_on_presence(presence, group.get_global_communicator(), parameters[0][1].device)
+    for (_, parameter), one in zip(parameters, anywhere, strict=True):
+        if one is Presence.ABSENT:
+            parameter.grad = None
+    return {name for (name, _), one in zip(parameters, anywhere, strict=True) if one is Presence.USED}

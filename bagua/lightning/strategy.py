@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from bagua.collectives.process_group import is_initialized
-from bagua.engine.data_parallel import BaguaDistributedDataParallel
+from bagua.engine.data_parallel import DataParallelEngine
 from bagua.lightning.packages import ForPackage, subclass_for
 from bagua.lightning.rank_files import STATE, load_own, rank_file
 from bagua.torch_api import init_process_group
@@ -119,7 +119,7 @@ class BaguaParallel(ForPackage):
         self._bucket_cap_mb = bucket_cap_mb
         self._forward_redirection = self._redirect
         # Of the last training, also after it.
-        self._trained: BaguaDistributedDataParallel | None = None
+        self._trained: DataParallelEngine | None = None
         self._engine_state: dict[str, Any] | None = None
         # In it: by the algorithm, or in experts and excluded parameters.
         self._ranks_differ = False
@@ -283,7 +283,7 @@ class BaguaParallel(ForPackage):
         return True
 
     @property
-    def _engine(self) -> BaguaDistributedDataParallel | None:
+    def _engine(self) -> DataParallelEngine | None:
         return self.model.inner if isinstance(self.model, DistributedDataParallel) else None
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -354,6 +354,6 @@ class BaguaParallel(ForPackage):
                 self.checkpoint_io.remove_checkpoint(rank_file(filepath, rank))
         super().remove_checkpoint(filepath)  # type: ignore[misc]
 
-    def _trained_engine(self) -> BaguaDistributedDataParallel | None:
+    def _trained_engine(self) -> DataParallelEngine | None:
         """That of the module, during training and after it."""
         return self._trained if self._trained is not None and self._trained.module is self.lightning_module else None

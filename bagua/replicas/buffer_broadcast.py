@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bagua.collectives.arguments import repeats_elements
-from bagua.collectives.failure_report import failures_named
+from bagua.job.failure_report import failures_named
 from bagua.replicas.module_buffers import ModuleBuffers
 from bagua.replicas.replica_check import DIGEST_BYTES, Replica
 from bagua.replicas.tensor_broadcast import why_unsendable

@@ -19,7 +19,8 @@ from bagua.collectives.process_group import (
 )
 from bagua.collectives.reduce_op import ReduceOp
 from bagua.engine.comm_scheduler import CommScheduler
-from bagua.engine.gradient_owners import engines_by_name
+from bagua.engine.data_parallel import engine_named
+from bagua.engine.gradient_owners import owners_by_name
 from bagua.job.failure_report import CollectiveError
 
 broadcast_coalesced = coalesced.broadcast_coalesced
@@ -103,9 +104,9 @@ def get_backend(model_name: str) -> CommScheduler:
     Raises:
         ValueError: no module of this name is trained with Bagua.
     """
-    engine = engines_by_name.get(model_name)
+    engine = engine_named(model_name)
     if engine is None:
-        raise ValueError(f"no module named {model_name!r} is trained with Bagua; there are {sorted(engines_by_name)}")
+        raise ValueError(f"no module named {model_name!r} is trained with Bagua; there are {sorted(owners_by_name)}")
     return engine.scheduler
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import nn
 
-from bagua.engine.data_parallel import BaguaDistributedDataParallel
+from bagua.engine.data_parallel import DataParallelEngine
 from bagua.engine.gradient_owners import watch_torch_ddp
 from bagua.torch_api.wrapping import with_bagua
 
@@ -27,7 +27,7 @@ _KEPT_APART = ("_parameters", "_buffers", "_modules")
 class _OfEngine:
     """Reads an attribute of the module's engine. It has no `__set__`, so that a module's own attribute wins."""
 
-    def __init__(self, read: Callable[[BaguaDistributedDataParallel], Any]) -> None:
+    def __init__(self, read: Callable[[DataParallelEngine], Any]) -> None:
         self._read = read
         self.__doc__ = read.__doc__
 
@@ -62,43 +62,43 @@ class BaguaModule:
 
     def bagua_build_params(self) -> list[tuple[str, nn.Parameter]]:
         """(name, parameter) of all that are synchronized, in the module's order."""
-        engine: BaguaDistributedDataParallel = _engine(self)
+        engine: DataParallelEngine = _engine(self)
         return engine.bagua_build_params()
 
     @_OfEngine
-    def bagua_module_name(engine: BaguaDistributedDataParallel) -> str:  # noqa: N805
+    def bagua_module_name(engine: DataParallelEngine) -> str:  # noqa: N805
         """The name by which the ranks know this module. May be set before with_bagua."""
         return engine.bagua_module_name
 
     @_OfEngine
-    def bagua_algorithm(engine: BaguaDistributedDataParallel) -> AlgorithmImpl:  # noqa: N805
+    def bagua_algorithm(engine: DataParallelEngine) -> AlgorithmImpl:  # noqa: N805
         """The algorithm at work."""
         algorithm: AlgorithmImpl = engine.bagua_algorithm
         return algorithm
 
     @_OfEngine
-    def bagua_optimizers(engine: BaguaDistributedDataParallel) -> list[torch.optim.Optimizer]:  # noqa: N805
+    def bagua_optimizers(engine: DataParallelEngine) -> list[torch.optim.Optimizer]:  # noqa: N805
         """The optimizers given to with_bagua."""
         return engine.bagua_optimizers
 
     @_OfEngine
-    def bagua_buckets(engine: BaguaDistributedDataParallel) -> list[Bucket]:  # noqa: N805
+    def bagua_buckets(engine: DataParallelEngine) -> list[Bucket]:  # noqa: N805
         """The buckets, in launch order."""
         return engine.bagua_buckets
 
     @_OfEngine
-    def parameters_to_ignore(engine: BaguaDistributedDataParallel) -> list[str]:  # noqa: N805
+    def parameters_to_ignore(engine: DataParallelEngine) -> list[str]:  # noqa: N805
         """Names of parameters that are not synchronized."""
         return engine.parameters_to_ignore
 
     @_OfEngine
-    def bagua_train_step_counter(engine: BaguaDistributedDataParallel) -> int:  # noqa: N805
+    def bagua_train_step_counter(engine: DataParallelEngine) -> int:  # noqa: N805
         """Forward passes in training so far."""
         return engine.bagua_train_step_counter
 
 
-def _engine(module: Any) -> BaguaDistributedDataParallel:
-    engine: BaguaDistributedDataParallel | None = module.__dict__.get("bagua_ddp")
+def _engine(module: Any) -> DataParallelEngine:
+    engine: DataParallelEngine | None = module.__dict__.get("bagua_ddp")
     if engine is None:
         raise RuntimeError(f"{type(module).__name__} is not wrapped. Call its with_bagua(...) first.")
     return engine

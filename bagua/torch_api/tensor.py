@@ -92,10 +92,11 @@ class BaguaTensor:
             RuntimeError: it belongs to no bucket of a wrapped module.
         """
         record = engine_tensor.require_record(_tensor(self))
-        if not engine_tensor.set_ready(_tensor(self)):
+        if record.set_ready is None:
             raise RuntimeError(
                 f"tensor {record.name!r} belongs to no bucket that is communicated; wrap its module with with_bagua"
             )
+        record.set_ready(None)
 
     def bagua_mark_communication_ready_without_synchronization(self) -> None:
         """The same: streams are ordered by events, and nobody waits on the host."""

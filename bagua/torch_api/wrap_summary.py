@@ -14,7 +14,7 @@ from bagua.env import EnvironmentValueError, read_text
 from bagua.net.activation import nccl_finds_plugin
 
 if TYPE_CHECKING:
-    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+    from bagua.engine.data_parallel import DataParallelEngine
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -40,7 +40,7 @@ def configure_logging() -> None:
         _logger.addHandler(handler)
 
 
-def log_wrap(engine: BaguaDistributedDataParallel) -> None:
+def log_wrap(engine: DataParallelEngine) -> None:
     """One line about the engine and, at level debug, one about each of its buckets."""
     configure_logging()
     if engine.communicator.rank() != 0:
@@ -63,7 +63,7 @@ def _warn_of_variables() -> None:
         _logger.warning(f"{', '.join(found)}: no effect, for training uses no autotune service")
 
 
-def summary(engine: BaguaDistributedDataParallel) -> str:
+def summary(engine: DataParallelEngine) -> str:
     """For example: VGG: 138.4 M parameters in 32 tensors, 7 buckets, 527.8 MiB; GradientAllReduce over 4 ranks, nccl,
     Bagua-Net on."""
     parameters = [parameter for _, parameter in engine.synchronized_parameters]

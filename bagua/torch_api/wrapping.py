@@ -13,8 +13,7 @@ from torch import nn
 
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
-from bagua.engine.data_parallel import BaguaDistributedDataParallel
-from bagua.engine.gradient_owners import engines_by_name
+from bagua.engine.data_parallel import DataParallelEngine, engine_named
 from bagua.env import read_text
 from bagua.torch_api.algorithms.registry import allowed_algorithms, resolve_algorithm
 from bagua.torch_api.env import get_autotune_level, get_default_bucket_size
@@ -77,7 +76,7 @@ def with_bagua(
     allowed = allowed_algorithms(recipe, allow)
     group = to_bagua_process_group(process_group)
     configure_logging()  # before anything is sent: what it refuses, one rank alone may have in its environment
-    previous: BaguaDistributedDataParallel | None = model.__dict__.get("bagua_ddp")
+    previous: DataParallelEngine | None = model.__dict__.get("bagua_ddp")
 
     def replace_previous() -> None:
         if not given:  # only now: the ranks have compared their lists, so that all of them raise
@@ -97,7 +96,7 @@ def with_bagua(
         previous.bagua_algorithm.complete_exchange(previous)
     _warn_of_same_name(model)
     bucket_bytes, first_bucket_bytes = _bucket_limits()
-    engine = BaguaDistributedDataParallel(
+    engine = DataParallelEngine(
         model,
         given,
         recipe,
@@ -144,7 +143,7 @@ def _stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 def _warn_of_same_name(module: nn.Module) -> None:
     name = module.__dict__.get("bagua_module_name")
-    other = None if name is None else engines_by_name.get(name)
+    other = engine_named(name)
     # No error: a module that nobody uses any more may not have been collected yet.
     if other is not None and other.is_attached and other.module is not module:
         warnings.warn(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import json
 import os
 import re
@@ -40,7 +41,7 @@ def played(engine: Any, folder: str, fast: tuple[str | None, int | None], rank: 
         now = 0.0
 
         def perf_counter(self) -> float:
-            is_fast = fast[0] in (None, engine.algorithm.label) and fast[1] in (None, engine.bucket_bytes)
+            is_fast = fast[0] in (None, engine.setup.algorithm.label) and fast[1] in (None, engine.setup.bucket_bytes)
             self.now += (0.5 if is_fast else 1.0) * (1 + 100 * rank)
             return self.now
 
@@ -90,19 +91,25 @@ def _tuned(
         net_engine.append(net.bagua_ddp)
         engine = net.bagua_ddp
         twin.with_bagua([twin_optimizer], Algorithm.init(name))
-        rivals[name] = twin.bagua_ddp.algorithm
+        rivals[name] = twin.bagua_ddp.setup.algorithm
         done = 0
         for step, batch in enumerate(data):
-            if engine._tuner is None:
+            if engine.tuner is None:
                 break
             done = step + 1
             with engine.no_sync():
                 net(batch[0]).sum().backward()  # one that accumulates is no step
             optimizer.zero_grad()
             loss = loss_of(net, batch)
-            chosen = rivals[engine.algorithm.label], engine.bucket_bytes, engine.first_bucket_bytes
-            if twin.bagua_ddp.use(*chosen):
-                twin.bagua_ddp.replan()
+            chosen, present = engine.setup, twin.bagua_ddp.setup
+            setup = dataclasses.replace(
+                present,
+                algorithm=rivals[chosen.algorithm.label],
+                bucket_bytes=chosen.bucket_bytes,
+                first_bucket_bytes=chosen.first_bucket_bytes,
+            )
+            if setup.communication != present.communication:
+                twin.bagua_ddp.replan(setup)
             twin_optimizer.zero_grad()
             twin_loss = loss_of(twin, batch)
             assert torch.equal(loss, twin_loss), step
@@ -114,9 +121,9 @@ def _tuned(
                 net.eval()
                 net(batch[0])  # does not count
                 net.train()
-    assert engine._tuner is None, "at most so many steps"
+    assert engine.tuner is None, "at most so many steps"
     check_ranks_equal(net)
-    return (engine.algorithm.label, engine.bucket_bytes), done
+    return (engine.setup.algorithm.label, engine.setup.bucket_bytes), done
 
 
 CASES = [
@@ -154,7 +161,7 @@ def _tuned_on_nodes(fast: str, folder: str) -> str:
             loss_of(net, batch).backward()
             optimizer.step()
     check_ranks_equal(net)
-    return str(net.bagua_ddp.algorithm.label)
+    return str(net.bagua_ddp.setup.algorithm.label)
 
 
 def test_the_hierarchy_of_nodes_needs_no_permission(tmp_path: Path) -> None:
@@ -196,7 +203,7 @@ def _is_tuning() -> bool:
     rank, device = begin()
     net: Any = mlp(rank, device)
     net.with_bagua([torch.optim.SGD(net.parameters(), lr=0.1)], Algorithm.init("gradient_allreduce"))
-    return net.bagua_ddp._tuner is not None
+    return net.bagua_ddp.tuner is not None
 
 
 def _differently(autotune: list[bool], allow: list[list[str]]) -> str:
@@ -226,7 +233,8 @@ def _alone(name: str, folder: str) -> tuple[str, int | None, int]:
     is_qadam = name == "qadam"
     optimizer = QAdamOptimizer(net.parameters(), lr=0.01, warmup_steps=9) if is_qadam else momentum(net)
     algorithm = QAdamAlgorithm(optimizer) if isinstance(optimizer, QAdamOptimizer) else Algorithm.init(name)
-    with played(SimpleNamespace(algorithm=algorithm, bucket_bytes=0), folder, ("none", None), rank):
+    settings = SimpleNamespace(algorithm=algorithm, bucket_bytes=0)
+    with played(SimpleNamespace(setup=settings), folder, ("none", None), rank):
         net.with_bagua([optimizer], algorithm, autotune=True, allow=[] if is_qadam else ["bytegrad"])
         engine = net.bagua_ddp
         for step, batch in enumerate(batches(rank, 60, device)):
@@ -248,7 +256,8 @@ def _alone(name: str, folder: str) -> tuple[str, int | None, int]:
             loss_of(net, batch).backward()
             optimizer.step()
     check_ranks_equal(net)
-    return engine.algorithm.label, engine.bucket_bytes, 0 if engine._tuner is None else engine._tuner._steps
+    steps = 0 if engine.tuner is None else engine.tuner._steps
+    return engine.setup.algorithm.label, engine.setup.bucket_bytes, steps
 
 
 @pytest.mark.parametrize("name", ["gradient_allreduce", "qadam"])
@@ -270,7 +279,7 @@ def _disturbed(how: str, folder: str, who: int = 1) -> str:
     try:
         for step, batch in enumerate(batches(rank, STEPS, device)):
             if step == 10 and rank == who:
-                assert net.bagua_ddp._tuner is not None
+                assert net.bagua_ddp.tuner is not None
                 if how == "dies":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if how == "pauses":
@@ -283,7 +292,7 @@ def _disturbed(how: str, folder: str, who: int = 1) -> str:
     except CollectiveError as error:
         return str(error)
     check_ranks_equal(net)
-    return net.bagua_ddp.algorithm.label
+    return net.bagua_ddp.setup.algorithm.label
 
 
 def _stop_for_a_while() -> None:
@@ -318,8 +327,8 @@ def _joined(folder: str) -> int:
     with model.join():
         for batch in batches(rank, 20 + 20 * rank, device):
             loss_of(model, batch).backward()
-    assert model.inner._tuner is not None
-    return model.inner._tuner._steps
+    assert model.inner.tuner is not None
+    return model.inner.tuner._steps
 
 
 def test_uneven_inputs_are_not_tuned(tmp_path: Path) -> None:

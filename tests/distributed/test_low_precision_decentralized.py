@@ -3,6 +3,7 @@ quantiser; and the copies of the neighbours' weights, which are theirs to the bi
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -396,8 +397,7 @@ def _closures(job: Job) -> None:
 
 def _rebuilt(job: Job) -> None:
     """Other buckets without a broadcast: what is known of the neighbours is kept."""
-    job.engine.bucket_bytes, job.engine.first_bucket_bytes = 400, None
-    job.engine.rebuild_buckets()
+    job.engine.rebuild_buckets(dataclasses.replace(job.engine.setup, bucket_bytes=400, first_bucket_bytes=None))
     _share_out(job, _kept(job))
     check_replicas(job.net, job.reference.nodes, "rebuilt")
     for _ in range(2):

@@ -18,9 +18,9 @@ from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.initialization import init_process_group
 from bagua.collectives.object_collectives import broadcast_object
 from bagua.collectives.process_group import from_torch_group, to_bagua_process_group
-from bagua.engine import tensor_broadcast
-from bagua.engine.state_broadcast import broadcast_optimizer_state, broadcast_parameters
 from bagua.job import torch_internals
+from bagua.replicas import tensor_broadcast
+from bagua.replicas.state_broadcast import broadcast_optimizer_state, broadcast_parameters
 
 WORLD_SIZE = 3
 

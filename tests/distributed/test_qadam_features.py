@@ -80,9 +80,13 @@ def _one_switch() -> None:
     rank, device = begin()
     model, optimizer = _trained(rank, device, 1)
     changes = []
-    replan = model.bagua_ddp.start_replan
-    model.bagua_ddp.start_replan = lambda: (changes.append(model.bagua_train_step_counter), replan())
-    model.bagua_ddp._initialize = None  # nothing is broadcast again
+    steps = model.bagua_ddp._steps
+    replan = steps.replan
+    steps.replan = lambda *arguments, **keywords: (
+        changes.append(model.bagua_train_step_counter),
+        replan(*arguments, **keywords),
+    )
+    steps.start = None  # nothing is broadcast again
     for number, batch in enumerate(batches(rank, 3 * W, device, seed=1)):
         model.eval()
         with torch.no_grad():

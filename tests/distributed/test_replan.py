@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any
@@ -71,8 +72,7 @@ def _rebuilt(name: str) -> None:
         change()
         assert not any(one is other for one in model.bagua_buckets for buckets in former for other in buckets)
         former.append(list(model.bagua_buckets))
-    model.bagua_ddp.bucket_bytes = model.bagua_ddp.first_bucket_bytes = 400
-    model.bagua_ddp.replan()
+    model.bagua_ddp.replan(dataclasses.replace(model.bagua_ddp.setup, bucket_bytes=400, first_bucket_bytes=400))
     assert len(model.bagua_buckets) > len(twin.bagua_buckets)
     train(model, optimizer, data)
     check_ranks_equal(model)

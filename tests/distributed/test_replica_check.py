@@ -17,7 +17,7 @@ from torch.optim import SGD, Adam, AdamW
 from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.initialization import init_process_group
 from bagua.collectives.process_group import new_group, to_bagua_process_group
-from bagua.engine.replica_check import Replica
+from bagua.replicas.replica_check import Replica
 from bagua.torch_api.algorithms.bytegrad import ByteGradAlgorithm
 from bagua.torch_api.algorithms.decentralized import DecentralizedAlgorithm
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm

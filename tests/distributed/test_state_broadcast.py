@@ -17,7 +17,7 @@ from bagua.collectives.communicator import BaguaCommunicator
 from bagua.collectives.initialization import init_process_group
 from bagua.collectives.object_collectives import all_gather_object
 from bagua.collectives.process_group import to_bagua_process_group
-from bagua.engine.state_broadcast import broadcast_optimizer_state, broadcast_parameters
+from bagua.replicas.state_broadcast import broadcast_optimizer_state, broadcast_parameters
 
 WORLD_SIZE = 3
 # Per optimizer, what it is made with. "tensor lr" and "capturable" stand for what depends on the device.

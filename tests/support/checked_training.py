@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -259,9 +260,9 @@ class Trainer:
 
     def resize(self, size: int | None, is_rebuilt: bool = False) -> None:
         engine = self.net.bagua_ddp
-        engine.bucket_bytes = engine.first_bucket_bytes = size
+        setup = dataclasses.replace(engine.setup, bucket_bytes=size, first_bucket_bytes=size)
         try:
-            (engine.rebuild_buckets if is_rebuilt else engine.replan)()
+            (engine.rebuild_buckets if is_rebuilt else engine.replan)(setup)
         except ValueError as error:
             _expect(not self.trained, str(error))
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,11 +34,12 @@ def is_type_checking(test: ast.expr) -> bool:
     )
 
 
-def imports_of(source: str, module: str, *, is_package: bool) -> Iterator[Import]:
-    """Every import but those for type checkers. Names imported from a package count as the modules they may be."""
+def imports_of(source: str, module: str, *, is_package: bool, with_types: bool = False) -> Iterator[Import]:
+    """Every import; those for type checkers only `with_types`. Names imported from a package count as the modules they
+    may be."""
 
     def walk(node: ast.AST, lazy: bool) -> Iterator[Import]:
-        if isinstance(node, ast.If) and is_type_checking(node.test):
+        if isinstance(node, ast.If) and is_type_checking(node.test) and not with_types:
             for statement in node.orelse:
                 yield from walk(statement, lazy)
             return
@@ -66,6 +67,43 @@ def imports_of(source: str, module: str, *, is_package: bool) -> Iterator[Import
 
 def imports_of_file(path: Path) -> list[Import]:
     return list(imports_of(path.read_text(), module_name(path), is_package=path.name == "__init__.py"))
+
+
+def circles_of(sources: Mapping[str, str], others: Collection[str] = ()) -> list[list[str]]:
+    """Groups of modules of which each one imports all others, directly or not, for type checkers and lazily included.
+
+    Args:
+        sources: by the name of the module; that of a package ends with ".__init__".
+        others: modules without a source, which import nothing.
+    """
+    modules = {name.removesuffix(".__init__"): name for name in sources}
+    arrows: dict[str, set[str]] = {}
+    for module, name in modules.items():
+        found = set()
+        for one in imports_of(sources[name], module, is_package=name != module, with_types=True):
+            target = one.module
+            while target and target not in modules and target not in others:
+                target = target.rpartition(".")[0]
+            found.add(target)
+        arrows[module] = found & modules.keys() - {module}
+    reached = {module: _reachable(module, arrows) for module in arrows}
+    circles = {
+        frozenset({module} | {other for other in reached[module] if module in reached[other]})
+        for module in arrows
+        if module in reached[module]
+    }
+    return sorted(sorted(circle) for circle in circles)
+
+
+def _reachable(module: str, arrows: Mapping[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = list(arrows[module])
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.add(one)
+            waiting.extend(arrows[one])
+    return found
 
 
 def python_files(*folders: str) -> list[Path]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
-from bagua.engine.bucket import Bucket
+from bagua.engine.bucket import Bucket, FunctionOp
 from bagua.engine.tensor import ensure_record, gradient_of, set_gradient
 
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=6)
@@ -127,9 +127,7 @@ def test_a_gradient_that_was_given_other_memory_is_copied_into_its_bucket(scale:
     first, second = _parameters((2, 3), (2,))
     first.data = first.data.t().contiguous().t()
     bucket = Bucket([first, second], "b")
-    bucket.append_python_op(lambda _: None)
-    if scale is not None:
-        bucket.ops[0].prescale = scale  # type: ignore[attr-defined]
+    bucket.append_op(FunctionOp(lambda _: None, prescale=scale))
     for _ in range(2):
         first.grad, second.grad = torch.full((2, 3), 4.0), torch.full((2,), 8.0)
         bucket.copy_in()
@@ -155,8 +153,7 @@ def test_every_gradient_is_scaled_once(flatten: bool) -> None:
     fresh, view, absent = _parameters((2, 3), (2,), (4,))
     view.grad = torch.zeros(2)
     bucket = Bucket([fresh, view, absent], "b", flatten, alignment=16)
-    bucket.append_python_op(lambda _: None)
-    bucket.ops[0].prescale = 0.25  # type: ignore[attr-defined]
+    bucket.append_op(FunctionOp(lambda _: None, prescale=0.25))
     for number in (1.0, 3.0):
         fresh.grad, absent.grad = torch.full((2, 3), number), None
         view.grad.fill_(2 * number)
@@ -169,8 +166,7 @@ def test_every_gradient_is_scaled_once(flatten: bool) -> None:
 def test_gradients_that_are_gathered_one_by_one_are_scaled_once(scale: float | None) -> None:
     made, late, absent = _parameters((2, 3), (2,), (4,))
     bucket = Bucket([made, late, absent], "b")
-    bucket.append_python_op(lambda _: None)
-    bucket.ops[0].prescale = scale  # type: ignore[attr-defined]
+    bucket.append_op(FunctionOp(lambda _: None, prescale=scale))
     factor = 1.0 if scale is None else scale
     for number in (1.0, 3.0):
         made.grad, late.grad, absent.grad = torch.full((2, 3), number), torch.full((2,), 2 * number), None
@@ -189,8 +185,7 @@ def test_gradients_that_are_gathered_one_by_one_are_scaled_once(scale: float | N
 def test_what_was_gathered_one_by_one_can_be_added_to_when_it_is_unscaled() -> None:
     gathered, other = _parameters((3,), (2,))
     bucket = Bucket([gathered, other], "b")
-    bucket.append_python_op(lambda _: None)
-    bucket.ops[0].prescale = 0.25  # type: ignore[attr-defined]
+    bucket.append_op(FunctionOp(lambda _: None, prescale=0.25))
     gathered.grad, other.grad = torch.full((3,), 4.0), torch.full((2,), 8.0)
     bucket.copy_in_one(0)
     bucket.unscale()
@@ -208,8 +203,7 @@ def test_what_was_gathered_one_by_one_can_be_added_to_when_it_is_unscaled() -> N
 def test_a_gradient_that_is_replaced_after_it_was_scaled_is_scaled(given: str) -> None:
     replaced, other = _parameters((3,), (2,))
     bucket = Bucket([replaced, other], "b")
-    bucket.append_python_op(lambda _: None)
-    bucket.ops[0].prescale = 0.25  # type: ignore[attr-defined]
+    bucket.append_op(FunctionOp(lambda _: None, prescale=0.25))
     replaced.grad, other.grad = torch.full((3,), 4.0), torch.full((2,), 8.0)
     for index in (0, 1):
         bucket.copy_in_one(index)
@@ -323,3 +317,20 @@ def test_operations_can_be_appended_in_a_chain_and_cleared() -> None:
     assert calls == ["b", "b"]
     assert bucket.clear_ops() is bucket
     assert not bucket.ops
+
+
+def test_a_later_operation_finds_the_elements_multiplied() -> None:
+    """The first one's number goes into the copy, that of another one is applied before it runs."""
+    (parameter,) = _parameters((2,))
+    bucket = Bucket([parameter], "b")
+    seen: list[float] = []
+    for scale in (0.5, None, 0.25):
+        bucket.append_op(FunctionOp(lambda _: seen.append(float(bucket.flattened_tensor()[0])), prescale=scale))
+    parameter.grad = torch.full((2,), 8.0)
+    bucket.copy_in()
+    bucket.run_ops()
+    assert seen == [4.0, 4.0, 1.0]
+    bucket.clear_ops()
+    bucket.copy_in()
+    bucket.run_ops()
+    assert bucket.flattened_tensor().tolist() == [1.0, 1.0]

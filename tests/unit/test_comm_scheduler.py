@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
-from bagua.engine.bucket import Bucket
-from bagua.engine.bucket_op import BucketOp, FunctionOp
+from bagua.engine.bucket import Bucket, BucketOp, FunctionOp
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.comm_thread import EarlierFailureError
 from bagua.engine.tensor import ensure_record, gradient_of, set_gradient
@@ -144,9 +143,7 @@ def _gradients(*values: float, scale: float) -> Bucket:
     parameters: list[Any] = [nn.Parameter(torch.zeros(2)) for _ in values]
     for number, parameter in enumerate(parameters):
         ensure_record(parameter, f"p{number}", "module", gradient_of, set_gradient)
-    op: Any = FunctionOp(lambda _: None, inline=True)
-    op.prescale = scale
-    bucket = Bucket(parameters, "gradients").append_op(op)
+    bucket = Bucket(parameters, "gradients").append_op(FunctionOp(lambda _: None, inline=True, prescale=scale))
     for parameter, value in zip(parameters, values, strict=True):
         parameter.grad = torch.full((2,), value)
     return bucket
@@ -154,7 +151,7 @@ def _gradients(*values: float, scale: float) -> Bucket:
 
 @pytest.mark.parametrize("large", [1, 1000])
 def test_gradients_of_two_passes_are_added_before_they_are_scaled(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bagua.engine.bucket._LARGE_GRADIENT", large)
+    monkeypatch.setattr("bagua.engine.bucket_memory._LARGE_GRADIENT", large)
     bucket = _gradients(4.0, 12.0, scale=0.25)
     scheduler = CommScheduler([bucket], _alone())
     first, second = bucket.tensors
@@ -170,7 +167,7 @@ def test_gradients_of_two_passes_are_added_before_they_are_scaled(large: int, mo
 
 
 def test_a_gradient_that_is_added_to_after_it_was_scaled_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bagua.engine.bucket._LARGE_GRADIENT", 1)
+    monkeypatch.setattr("bagua.engine.bucket_memory._LARGE_GRADIENT", 1)
     bucket = _gradients(4.0, 12.0, scale=0.25)
     scheduler = CommScheduler([bucket], _alone())
     first = bucket.tensors[0]
@@ -223,6 +220,97 @@ def test_a_bucket_may_be_sent_more_often_than_others_in_a_step() -> None:
     # The first waited for its turn.
     assert launched == ["0", "1", "0"]
     scheduler.close()
+
+
+# --- the launch set of a step ----------------------------------------------------------------------------------------
+
+
+def test_only_the_buckets_that_were_chosen_are_communicated_in_the_step() -> None:
+    buckets, launched = _recording([2, 1, 2])
+    scheduler = CommScheduler(buckets, _alone())
+    scheduler.choose_buckets([buckets[2], buckets[1]])
+    for mark in _marks(buckets):  # those of the other bucket mean nothing, however often they come
+        mark()
+        if mark in _marks(buckets[:1]):
+            mark()
+    scheduler.wait_pending_comm_ops()
+    assert launched == ["1", "2"]
+    assert scheduler.end_step() == []
+    # The next step communicates all, unless others are chosen.
+    launched.clear()
+    for mark in reversed(_marks(buckets)):
+        mark()
+    scheduler.wait_pending_comm_ops()
+    assert launched == ["0", "1", "2"]
+    scheduler.close()
+
+
+def test_what_a_step_lacks_is_of_the_launch_set() -> None:
+    buckets, launched = _recording([2, 1, 1])
+    scheduler = CommScheduler(buckets, _alone())
+    scheduler.choose_buckets(buckets[:2])
+    for mark in (_marks(buckets)[0], _marks(buckets)[3]):
+        mark()
+    scheduler.wait_pending_comm_ops()
+    assert launched == []
+    assert scheduler.end_step() == ["0.1", "1.0"]
+    scheduler.reset()
+    scheduler.choose_buckets([])
+    for mark in _marks(buckets):
+        mark()
+    scheduler.wait_pending_comm_ops()
+    assert launched == []
+    assert scheduler.end_step() == []
+    scheduler.close()
+
+
+def test_gradients_outside_of_the_launch_set_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bagua.engine.bucket_memory._LARGE_GRADIENT", 1)
+    bucket = _gradients(4.0, 12.0, scale=0.25)
+    scheduler = CommScheduler([bucket], _alone())
+    scheduler.choose_buckets([])
+    for parameter in bucket.tensors:
+        parameter.bagua_mark_communication_ready()
+    scheduler.wait_pending_comm_ops()
+    assert [parameter.grad.tolist() for parameter in bucket.tensors] == [[4.0, 4.0], [12.0, 12.0]]
+    scheduler.close()
+
+
+def test_a_launch_set_is_chosen_at_the_beginning_of_a_step() -> None:
+    buckets, _ = _recording([2, 1])
+    scheduler = CommScheduler(buckets, _alone())
+    _marks(buckets)[0]()
+    with pytest.raises(RuntimeError, match="this step has begun to communicate"):
+        scheduler.choose_buckets(buckets[:1])
+    scheduler.close()
+
+
+def test_buckets_are_launched_as_they_are_without_ready_flags() -> None:
+    buckets, launched = _recording([2, 1, 2])
+    scheduler = CommScheduler(buckets, _alone())
+    scheduler.launch_buckets(buckets)
+    scheduler.wait_pending_comm_ops()
+    assert scheduler.end_step() == []
+    for number in (2, 0, 1):
+        scheduler.launch_buckets([buckets[number]])
+        scheduler.wait_pending_comm_ops()
+        assert scheduler.end_step() == []
+    assert launched == ["0", "1", "2", "2", "0", "1"]
+    scheduler.close()
+
+
+def test_another_scheduler_that_takes_over_does_not_miss_what_was_not_chosen() -> None:
+    buckets, _ = _recording([1, 1, 1])
+    before = CommScheduler(buckets, _alone())
+    before.choose_buckets(buckets[:2])
+    _marks(buckets)[0]()
+    before.wait_pending_comm_ops()
+    before.unregister()
+    after = CommScheduler(buckets, _alone())
+    after.continue_step_of(before)
+    assert after.end_step() == ["1.0"]
+    for scheduler in (before, after):
+        scheduler.close()
 
 
 # --- operations ------------------------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
 from bagua.collectives import process_group
 from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.comm_hooks import background
-from bagua.engine.bucket import Bucket
-from bagua.engine.bucket_op import FunctionOp
+from bagua.engine.bucket import Bucket, FunctionOp
 from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.step_state import BucketEvent
 from bagua.job import torch_internals

@@ -19,7 +19,7 @@ from memory_measurement.probe import Probe
 from memory_measurement.report import GLOO_BYTES, Measured, render, row_of
 
 from bagua.comm_ops.all_reduce import WINDOW_BYTES
-from bagua.engine.scratch_memory import KEPT_BYTES
+from bagua.kernels.scratch_memory import KEPT_BYTES
 
 MIB = 1 << 20
 PARAMETERS = 10 * MIB

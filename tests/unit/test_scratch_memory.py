@@ -13,9 +13,9 @@ pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
 import torch
 from torch import Tensor
 
-from bagua.engine import scratch_memory
 from bagua.engine.comm_thread import join_thread
-from bagua.engine.scratch_memory import ScratchMemory, keep_scratch, scratch, scratch_like
+from bagua.kernels import scratch_memory
+from bagua.kernels.scratch_memory import ScratchMemory, keep_scratch, scratch, scratch_like
 
 CPU = torch.device("cpu")
 DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.complex128)

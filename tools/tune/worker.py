@@ -9,6 +9,7 @@ best of all and the default are compared in turns.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import math
@@ -17,7 +18,6 @@ import random
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -57,8 +57,15 @@ class _Training:
 
     def turn(self, algorithm: Any, setting: Setting) -> Turn:
         """As the tuner measures it."""
-        if self.engine.use(algorithm, setting.bucket_bytes, setting.first_bucket_bytes):
-            self.engine.replan()
+        present = self.engine.setup
+        setup = dataclasses.replace(
+            present,
+            algorithm=algorithm,
+            bucket_bytes=setting.bucket_bytes,
+            first_bucket_bytes=setting.first_bucket_bytes,
+        )
+        if setup.communication != present.communication:
+            self.engine.replan(setup)
         self.engine.recorder.begin_anew()
         self.step()
         seconds = [self.step() for _ in range(STEPS_PER_TURN)]
@@ -73,13 +80,14 @@ def case(device: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:
     training = _Training(command["model"], device)
     engine = training.engine
     engine.recorder.samples_all = True
-    algorithms = {engine.algorithm.label: engine.algorithm}
+    algorithms = {engine.setup.algorithm.label: engine.setup.algorithm}
     for name in command["allow"]:
         one = Algorithm.init(name)
         algorithms[one.label] = one
-    default = Setting(engine.algorithm.label, engine.bucket_bytes, engine.first_bucket_bytes)
+    setup = engine.setup
+    default = Setting(setup.algorithm.label, setup.bucket_bytes, setup.first_bucket_bytes)
     tensor_bytes = [view.nbytes for bucket in engine.bagua_buckets for view in bucket.views]
-    settings = distinct_settings(engine, default, list(algorithms))
+    settings = distinct_settings(engine.bagua_buckets, default, list(algorithms))
     for _ in range(_WARMUP):
         training.step()
     order = random.Random(1)
@@ -105,7 +113,7 @@ def case(device: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:
         "default": default.as_tuple(),
         "best": best.as_tuple(),
         "tensor_bytes": tensor_bytes,
-        "turns": [[setting.as_tuple(), _finite(asdict(turn))] for setting, turn in turns],
+        "turns": [[setting.as_tuple(), _finite(dataclasses.asdict(turn))] for setting, turn in turns],
         "tuned": tuned,
         "pairs": pairs,
     }
@@ -115,9 +123,9 @@ def _tune(model: str, device: torch.device, allow: Sequence[str]) -> dict[str, A
     training = _Training(model, device, autotune=True, allow=allow)
     engine = training.engine
     seconds = []
-    while engine._tuner is not None and training.steps < _MOST_STEPS:
+    while engine.tuner is not None and training.steps < _MOST_STEPS:
         seconds.append(training.step())
-    setting = Setting(engine.algorithm.label, engine.bucket_bytes, engine.first_bucket_bytes)
+    setting = Setting(engine.setup.algorithm.label, engine.setup.bucket_bytes, engine.setup.first_bucket_bytes)
     engine.detach()
     return {"setting": setting.as_tuple(), "steps": training.steps, "seconds": seconds}
 

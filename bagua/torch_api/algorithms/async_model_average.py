@@ -30,6 +30,7 @@ from torch import Tensor
 from bagua.comm_ops.averaging_group import AveragingGroup
 from bagua.comm_ops.background_average import Addition, BackgroundAverage
 from bagua.comm_ops.public_bucket import BaguaBucket
+from bagua.engine.algorithm_facade import AlgorithmFacade
 from bagua.engine.tensor import ensure_record
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 from bagua.torch_api.algorithms.rounds import UnheardSteps
@@ -37,7 +38,6 @@ from bagua.torch_api.algorithms.staleness import Staleness
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.data_parallel import BaguaDistributedDataParallel
 
 __all__ = ["AsyncModelAverageAlgorithm", "AsyncModelAverageAlgorithmImpl", "Staleness"]
 
@@ -90,7 +90,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
     # --- tensors and buckets: gradients during warm-up, then parameters ----------------------------------------------
 
-    def init_tensors(self, bagua_ddp: BaguaDistributedDataParallel) -> list[Tensor]:
+    def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
         self._unheard = UnheardSteps(bagua_ddp.bagua_module_name, self.process_group.size)
         parameters = bagua_ddp.synchronized_parameters
         self._average.prepare(parameters[0][1].device)
@@ -98,7 +98,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             return super().init_tensors(bagua_ddp)
         for name, parameter in parameters:
             ensure_record(parameter, name, bagua_ddp.bagua_module_name)
-        self._average.joint_updates.follow(bagua_ddp.bagua_optimizers)
+        self._average.joint_updates.find_owners(bagua_ddp.bagua_optimizers)
         return sorted((parameter for _, parameter in parameters), key=self._average.joint_updates.owner_of)
 
     def tensors_to_buckets(self, tensors: Sequence[Sequence[Tensor]], do_flatten: bool) -> Sequence[BaguaBucket]:
@@ -110,17 +110,17 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         of_one_owner = [list(part) for group in tensors for _, part in itertools.groupby(group, owner_of)]
         return [BaguaBucket(group, str(number), flatten=False) for number, group in enumerate(of_one_owner)]
 
-    def init_operations(self, bagua_ddp: BaguaDistributedDataParallel, bucket: BaguaBucket) -> None:
+    def init_operations(self, bagua_ddp: AlgorithmFacade, bucket: BaguaBucket) -> None:
         bucket.clear_ops()
         if self.ranks_in_step:
             bucket.append_centralized_synchronous_op(average=True, group=self.process_group)
 
     # --- hooks -------------------------------------------------------------------------------------------------------
 
-    def init_forward_pre_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[Any], None]:
+    def init_forward_pre_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[Any], None]:
         return lambda _: self._before_forward(bagua_ddp)
 
-    def _before_forward(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+    def _before_forward(self, bagua_ddp: AlgorithmFacade) -> None:
         if self.ranks_in_step:
             return
         self._raise_failure()
@@ -128,7 +128,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
             self._begin(bagua_ddp)
         self._note(self._average.pass_safe_point_of_rest())
 
-    def init_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[str, Tensor], None]:
+    def init_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[str, Tensor], None]:
         def mark(name: str, parameter: Tensor) -> None:
             if self._has_begun:
                 return
@@ -139,7 +139,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
         return mark
 
-    def init_post_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[], None]:
+    def init_post_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[], None]:
         def end_warmup_step() -> None:
             if self.ranks_in_step:
                 bagua_ddp.scheduler.wait_pending_comm_ops()
@@ -151,9 +151,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
 
         return end_warmup_step
 
-    def init_post_optimizer_step_hook(
-        self, bagua_ddp: BaguaDistributedDataParallel
-    ) -> Callable[[torch.optim.Optimizer], None]:
+    def init_post_optimizer_step_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[torch.optim.Optimizer], None]:
         # Buckets are ready now, on all ranks.
         if not self.ranks_in_step and not self._is_stopped:
             self._start(bagua_ddp)
@@ -221,17 +219,16 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         if failure is not None:
             raise failure
 
-    def _check(self, model: Any) -> BaguaDistributedDataParallel:
+    def _check(self, model: Any) -> AlgorithmFacade:
         for one in (model, getattr(model, "inner", None), getattr(model, "bagua_ddp", None)):
-            if getattr(one, "__dict__", {}).get("bagua_algorithm") is self:
-                engine: BaguaDistributedDataParallel = one  # type: ignore[assignment]
-                return engine
+            if isinstance(one, AlgorithmFacade) and one.bagua_algorithm is self:
+                return one
         raise ValueError(
             f"this {type(model).__name__} is not trained by this algorithm; call model.bagua_algorithm.abort(model), or"
             " resume, with the module that with_bagua returned"
         )
 
-    def _switch_to_parameters(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+    def _switch_to_parameters(self, bagua_ddp: AlgorithmFacade) -> None:
         """The warm-up is over. On this rank alone: nothing is sent."""
         self._is_switching = True
         try:
@@ -239,17 +236,17 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         finally:
             self._is_switching = False
 
-    def _start(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+    def _start(self, bagua_ddp: AlgorithmFacade) -> None:
         self._average.start(bagua_ddp.bagua_buckets, max(0.0, self.sync_interval_ms / 1000))
 
-    def _begin(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+    def _begin(self, bagua_ddp: AlgorithmFacade) -> None:
         self._unheard.note_forward()
         self._has_begun = True
         if not self._average.has_loop:
             self._start(bagua_ddp)
         self._average.begin()
 
-    def finish(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+    def finish(self, bagua_ddp: AlgorithmFacade) -> None:
         """The module is wrapped again, by this algorithm or another, or its parameters have changed."""
         if self._is_switching:
             super().finish(bagua_ddp)
@@ -270,7 +267,7 @@ class AsyncModelAverageAlgorithmImpl(AlgorithmImpl):
         arrive."""
         return {"warmup_steps_done": self._warmup_steps_done}
 
-    def load_state_dict(self, bagua_ddp: BaguaDistributedDataParallel, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
         """
         Raises:
             RuntimeError: the warm-up is over here, and not in `state`.

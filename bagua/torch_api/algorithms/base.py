@@ -1,7 +1,7 @@
 """What an algorithm is: a recipe that users construct (Algorithm), and what it becomes for one module (AlgorithmImpl).
 
 An algorithm decides which tensors are communicated, how they are grouped, when each is ready, and what is done with a
-group that is. Everything else is the engine's (bagua.engine.data_parallel), which calls the extension points below.
+group that is. Everything else is the engine's (bagua.engine.training_steps), which calls the extension points below.
 docs/how-to/train/write-an-algorithm.md shows how to write one.
 """
 
@@ -20,7 +20,7 @@ from bagua.torch_api.algorithms.registry import GlobalAlgorithmRegistry
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+    from bagua.engine.algorithm_facade import AlgorithmFacade
 
 
 class AlgorithmImpl:
@@ -58,7 +58,11 @@ class AlgorithmImpl:
         states broadcast, and the methods below called anew."""
         return False
 
-    def init_tensors(self, bagua_ddp: BaguaDistributedDataParallel) -> list[Tensor]:
+    def start_from_broadcast(self) -> None:
+        """Called when everything is initialized, after the broadcast: all ranks have the same parameters and optimizer
+        states. What was derived from others is to be forgotten. Nothing by default."""
+
+    def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
         """The Bagua tensors to communicate, in the order in which they are expected to become ready: by default the
         gradients of all parameters, the last first."""
         tensors: list[Tensor] = []
@@ -76,42 +80,38 @@ class AlgorithmImpl:
         """
         return [BaguaBucket(group, str(number), do_flatten) for number, group in enumerate(tensors)]
 
-    def init_operations(self, bagua_ddp: BaguaDistributedDataParallel, bucket: BaguaBucket) -> None:
+    def init_operations(self, bagua_ddp: AlgorithmFacade, bucket: BaguaBucket) -> None:
         """Append the operations that communicate `bucket`."""
 
-    def init_forward_pre_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[Any], None]:
+    def init_forward_pre_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[Any], None]:
         """A function of the positional arguments, called before each forward pass in training, unless all parameters
         are frozen."""
         return _nothing
 
-    def init_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[str, Tensor], None]:
+    def init_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[str, Tensor], None]:
         """A function of name and parameter, called when the parameter's gradient is complete. By default it marks the
         parameter's tensor as ready."""
         return bagua_ddp.mark_ready
 
-    def init_post_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[], None]:
+    def init_post_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[], None]:
         """A function called at the end of each backward pass that accumulates gradients of parameters. By default it
         waits for what has been launched."""
         return bagua_ddp.scheduler.wait_pending_comm_ops
 
-    def init_pre_optimizer_step_hook(
-        self, bagua_ddp: BaguaDistributedDataParallel
-    ) -> Callable[[torch.optim.Optimizer], None]:
+    def init_pre_optimizer_step_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[torch.optim.Optimizer], None]:
         """A function of the optimizer, called before its step: the last moment before parameters change."""
         return _nothing
 
-    def init_post_optimizer_step_hook(
-        self, bagua_ddp: BaguaDistributedDataParallel
-    ) -> Callable[[torch.optim.Optimizer], None]:
+    def init_post_optimizer_step_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[torch.optim.Optimizer], None]:
         """A function of the optimizer, called after its step."""
         return _nothing
 
-    def finish(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+    def finish(self, bagua_ddp: AlgorithmFacade) -> None:
         """Called before the buckets are taken away, because everything is initialized again, or the module wrapped
         again. By default it waits for what has been launched. May be called several times."""
         bagua_ddp.scheduler.wait_pending_comm_ops()
 
-    def complete_exchange(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+    def complete_exchange(self, bagua_ddp: AlgorithmFacade) -> None:
         """Called on every rank before a state is saved, or the module wrapped again by with_bagua: communicate now what
         this rank owes its peers. Nothing by default."""
 
@@ -120,7 +120,7 @@ class AlgorithmImpl:
         theirs. Nothing by default. Tensors in it may be those at work, as in a module's."""
         return {}
 
-    def load_state_dict(self, bagua_ddp: BaguaDistributedDataParallel, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
         """Go on as the algorithm that gave `state` would. Called after the module was wrapped, with a state that has
         the names of this one's `state_dict()`. Nothing by default.
 

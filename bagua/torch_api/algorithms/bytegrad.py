@@ -23,7 +23,7 @@ from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+    from bagua.engine.algorithm_facade import AlgorithmFacade
 
 
 class ByteGradAlgorithmImpl(AlgorithmImpl):
@@ -38,7 +38,7 @@ class ByteGradAlgorithmImpl(AlgorithmImpl):
         alignment = compressed_alignment(self.process_group, self.hierarchical)
         return [BaguaBucket(group, str(number), do_flatten, alignment) for number, group in enumerate(tensors)]
 
-    def init_operations(self, bagua_ddp: BaguaDistributedDataParallel, bucket: BaguaBucket) -> None:
+    def init_operations(self, bagua_ddp: AlgorithmFacade, bucket: BaguaBucket) -> None:
         bucket.clear_ops()
         bucket.append_centralized_synchronous_op(
             hierarchical=self.hierarchical,

@@ -32,8 +32,8 @@ from bagua.torch_api.algorithms.low_precision_decentralized import (
 from bagua.torch_api.algorithms.rounds import Interval, Round, RoundEvent, RoundState, UnheardSteps, check_interval
 
 if TYPE_CHECKING:
+    from bagua.engine.algorithm_facade import AlgorithmFacade
     from bagua.engine.comm_scheduler import CommScheduler
-    from bagua.engine.data_parallel import BaguaDistributedDataParallel
 
 __all__ = [
     "DecentralizedAlgorithm",
@@ -141,12 +141,13 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
 
     # --- buckets -----------------------------------------------------------------------------------------------------
 
-    def init_tensors(self, bagua_ddp: BaguaDistributedDataParallel) -> list[Tensor]:
+    def start_from_broadcast(self) -> None:
+        self._buckets = []
+
+    def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
         self._round.restart()
         self._is_stepping = False
-        self._exchanges = (
-            0 if bagua_ddp.replicas_are_equal or not self._buckets else self._buckets[0].operation.exchanges
-        )
+        self._exchanges = self._buckets[0].operation.exchanges if self._buckets else 0
         self._unheard = UnheardSteps(bagua_ddp.bagua_module_name, self.process_group.size)
         named = bagua_ddp.synchronized_parameters
         listed = {
@@ -171,7 +172,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         ]
         return self._buckets
 
-    def init_operations(self, bagua_ddp: BaguaDistributedDataParallel, bucket: BaguaBucket) -> None:
+    def init_operations(self, bagua_ddp: AlgorithmFacade, bucket: BaguaBucket) -> None:
         assert isinstance(bucket, PeerWeightBucket)
         bucket.clear_ops()
         bucket.copy_in()
@@ -185,7 +186,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
 
     # --- a round -----------------------------------------------------------------------------------------------------
 
-    def init_forward_pre_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[Any], None]:
+    def init_forward_pre_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[Any], None]:
         def begin_round(_: Any) -> None:
             if self._round.is_due:
                 self._refuse_changed_parameters()
@@ -199,7 +200,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
             if not self._round.is_open:
                 if self._interval.count():
                     # Weights are copied now: a program that swaps them for a moment does not change what peers get.
-                    bagua_ddp.scheduler.set_all_ready()
+                    bagua_ddp.scheduler.launch_buckets(self._buckets)
                     self._mean = _PendingMean(self._buckets, bagua_ddp.scheduler)
             elif self._mean is not None and self._mean.is_void:
                 # Loaded, for instance, after a forward pass that was a mere trial: the mean of what they were is void.
@@ -209,10 +210,10 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
 
         return begin_round
 
-    def init_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[str, Tensor], None]:
+    def init_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[str, Tensor], None]:
         return self._round.note_gradient
 
-    def init_post_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[], None]:
+    def init_post_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[], None]:
         return self._end_pass
 
     def _end_pass(self) -> None:
@@ -224,25 +225,21 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         else:
             self._put_in_place()
 
-    def init_pre_optimizer_step_hook(
-        self, bagua_ddp: BaguaDistributedDataParallel
-    ) -> Callable[[torch.optim.Optimizer], None]:
+    def init_pre_optimizer_step_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[torch.optim.Optimizer], None]:
         def before_step(_: torch.optim.Optimizer) -> None:
             self._is_stepping = True
             self._put_in_place()
 
         return before_step
 
-    def init_post_optimizer_step_hook(
-        self, bagua_ddp: BaguaDistributedDataParallel
-    ) -> Callable[[torch.optim.Optimizer], None]:
+    def init_post_optimizer_step_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[torch.optim.Optimizer], None]:
         def after_step(optimizer: torch.optim.Optimizer) -> None:
             self._is_stepping = False
             self._unheard.note_step(optimizer)
 
         return after_step
 
-    def finish(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+    def finish(self, bagua_ddp: AlgorithmFacade) -> None:
         mean, self._mean = self._mean, None
         if mean is None:
             return
@@ -291,7 +288,7 @@ class DecentralizedAlgorithmImpl(AlgorithmImpl):
         }
 
     @torch.no_grad()
-    def load_state_dict(self, bagua_ddp: BaguaDistributedDataParallel, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
         peer_weights: list[Tensor] = state["peer_weights"]
         ours, theirs = (
             [(str(one.dtype), one.numel()) for one in weights]

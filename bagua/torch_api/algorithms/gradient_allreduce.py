@@ -12,7 +12,7 @@ from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+    from bagua.engine.algorithm_facade import AlgorithmFacade
 
 
 class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
@@ -23,7 +23,7 @@ class GradientAllReduceAlgorithmImpl(AlgorithmImpl):
         self.hierarchical = hierarchical
         self.average = average
 
-    def init_operations(self, bagua_ddp: BaguaDistributedDataParallel, bucket: BaguaBucket) -> None:
+    def init_operations(self, bagua_ddp: AlgorithmFacade, bucket: BaguaBucket) -> None:
         bucket.clear_ops()
         bucket.append_centralized_synchronous_op(
             hierarchical=self.hierarchical, average=self.average, group=self.process_group

@@ -24,12 +24,13 @@ from bagua.comm_ops.averaging_memory import Scratch
 from bagua.comm_ops.low_precision_decentralized import LowPrecisionRing
 from bagua.comm_ops.public_bucket import BaguaBucket, WeightBucket
 from bagua.engine.tensor import ensure_record
+from bagua.error_text import listed
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 from bagua.torch_api.algorithms.rounds import Interval, Round, RoundEvent, RoundState, check_interval
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
-    from bagua.engine.data_parallel import BaguaDistributedDataParallel
+    from bagua.engine.algorithm_facade import AlgorithmFacade
 
 _MOST_NAMES = 10  # that an error lists
 
@@ -118,11 +119,12 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
 
     # --- buckets -----------------------------------------------------------------------------------------------------
 
-    def init_tensors(self, bagua_ddp: BaguaDistributedDataParallel) -> list[Tensor]:
-        if bagua_ddp.replicas_are_equal:
-            self._kept.clear()
-        else:
-            self._kept.update((name, parts) for bucket in self._buckets for name, parts in bucket.replicas_by_name())
+    def start_from_broadcast(self) -> None:
+        self._kept.clear()
+        self._buckets = []
+
+    def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
+        self._kept.update((name, parts) for bucket in self._buckets for name, parts in bucket.replicas_by_name())
         self._stepped.clear()
         self._find_steppers(bagua_ddp)
         tensors: list[Tensor] = []
@@ -131,7 +133,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
             tensors.append(parameter)
         return tensors
 
-    def _find_steppers(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+    def _find_steppers(self, bagua_ddp: AlgorithmFacade) -> None:
         stepper_of: dict[int, int] = {}
         for position, optimizer in enumerate(bagua_ddp.bagua_optimizers):
             for group in optimizer.param_groups:
@@ -139,10 +141,9 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         named = bagua_ddp.synchronized_parameters
         missing = [name for name, parameter in named if id(parameter) not in stepper_of]
         if missing:
-            more = f" and {len(missing) - _MOST_NAMES} more" if missing[_MOST_NAMES:] else ""
             raise RuntimeError(
                 f"{len(missing)} of {len(named)} parameters are in no optimizer that was given:"
-                f" {', '.join(missing[:_MOST_NAMES])}{more}.\n"
+                f" {listed(missing, _MOST_NAMES)}.\n"
                 "This algorithm exchanges weights after the steps of the optimizers that the module was wrapped with.\n"
                 "Pass the optimizers that step these parameters, freeze them (requires_grad_(False)), or put their"
                 " names into the module's _bagua_params_and_buffers_to_ignore."
@@ -155,7 +156,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         return self._buckets
 
     @torch.no_grad()
-    def init_operations(self, bagua_ddp: BaguaDistributedDataParallel, bucket: BaguaBucket) -> None:
+    def init_operations(self, bagua_ddp: AlgorithmFacade, bucket: BaguaBucket) -> None:
         assert isinstance(bucket, ReplicaBucket)
         bucket.clear_ops()
         # After the broadcast, every rank's weights are these.
@@ -166,18 +167,16 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
 
     # --- a round -----------------------------------------------------------------------------------------------------
 
-    def init_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[str, Tensor], None]:
+    def init_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[str, Tensor], None]:
         return self._round.note_gradient
 
-    def init_post_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[], None]:
+    def init_post_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[], None]:
         def end_pass() -> None:
             self._round.end_pass()
 
         return end_pass
 
-    def init_post_optimizer_step_hook(
-        self, bagua_ddp: BaguaDistributedDataParallel
-    ) -> Callable[[torch.optim.Optimizer], None]:
+    def init_post_optimizer_step_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[torch.optim.Optimizer], None]:
         def after_step(optimizer: torch.optim.Optimizer) -> None:
             if self._round.is_due:
                 self._stepped.add(next(i for i, one in enumerate(bagua_ddp.bagua_optimizers) if one is optimizer))
@@ -186,26 +185,26 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
 
         return after_step
 
-    def init_forward_pre_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[Any], None]:
+    def init_forward_pre_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[Any], None]:
         return lambda _: self._run_pending_exchange(bagua_ddp)
 
-    def finish(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+    def finish(self, bagua_ddp: AlgorithmFacade) -> None:
         self.complete_exchange(bagua_ddp)
 
-    def _run_pending_exchange(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+    def _run_pending_exchange(self, bagua_ddp: AlgorithmFacade) -> None:
         if self._round.is_due:
             self._exchange(bagua_ddp)
 
-    def _exchange(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+    def _exchange(self, bagua_ddp: AlgorithmFacade) -> None:
         self._round.on(RoundEvent.EXCHANGED)
         self._stepped.clear()
         if self._interval.count():
-            bagua_ddp.scheduler.set_all_ready()
+            bagua_ddp.scheduler.launch_buckets(self._buckets)
             bagua_ddp.scheduler.wait_pending_comm_ops()
 
     # --- state -------------------------------------------------------------------------------------------------------
 
-    def complete_exchange(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+    def complete_exchange(self, bagua_ddp: AlgorithmFacade) -> None:
         """A rank that skipped a step makes its exchange: its neighbors wait for it in theirs. They would not make it
         again after loading what they save then."""
         if self.process_group.is_alive:  # otherwise torch was shut down, and there are no neighbors
@@ -221,7 +220,7 @@ class LowPrecisionDecentralizedAlgorithmImpl(AlgorithmImpl):
         }
 
     @torch.no_grad()
-    def load_state_dict(self, bagua_ddp: BaguaDistributedDataParallel, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, bagua_ddp: AlgorithmFacade, state: Mapping[str, Any]) -> None:
         ours, theirs = (
             [[(str(one.dtype), one.numel()) for one in replicas] for replicas in buckets]
             for buckets in ([bucket.replicas for bucket in self._buckets], state["replicas"])

@@ -39,8 +39,8 @@ from bagua.torch_api.algorithms.q_adam_optimizer import (
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
+    from bagua.engine.algorithm_facade import AlgorithmFacade
     from bagua.engine.bucket import Bucket
-    from bagua.engine.data_parallel import BaguaDistributedDataParallel
 
 __all__ = ["QAdamAlgorithm", "QAdamAlgorithmImpl", "QAdamOptimizer"]
 
@@ -123,7 +123,7 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
             self._version, self._warm = self.optimizer.phase_version, frozenset(self._to_compress())
         return self._warm
 
-    def init_tensors(self, bagua_ddp: BaguaDistributedDataParallel) -> list[Tensor]:
+    def init_tensors(self, bagua_ddp: AlgorithmFacade) -> list[Tensor]:
         """Momenta of parameters that have warmed up, gradients of all others; the last first."""
         named = bagua_ddp.synchronized_parameters
         self._parameters = [parameter for _, parameter in named]
@@ -142,7 +142,7 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
                 ensure_record(parameter, name, bagua_ddp.bagua_module_name, gradient_of, set_gradient)
         return self._parameters[::-1]
 
-    def _check_optimizers(self, bagua_ddp: BaguaDistributedDataParallel) -> None:
+    def _check_optimizers(self, bagua_ddp: AlgorithmFacade) -> None:
         if not any(one is self.optimizer for one in bagua_ddp.bagua_optimizers):
             raise ValueError(
                 "q_adam_optimizer is not among the optimizers that the module is wrapped with.\n"
@@ -176,7 +176,7 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
                 buckets.append(BaguaBucket(momenta, str(len(buckets)), do_flatten, alignment))
         return buckets
 
-    def init_operations(self, bagua_ddp: BaguaDistributedDataParallel, bucket: BaguaBucket) -> None:
+    def init_operations(self, bagua_ddp: AlgorithmFacade, bucket: BaguaBucket) -> None:
         bucket.clear_ops()
         if bucket.holds_gradients:
             bucket.append_centralized_synchronous_op(hierarchical=False, average=True, group=self.process_group)
@@ -193,7 +193,7 @@ class QAdamAlgorithmImpl(AlgorithmImpl):
         if self.grad_scaler is not None:
             bucket.append_op(_CarryOverflow())
 
-    def init_backward_hook(self, bagua_ddp: BaguaDistributedDataParallel) -> Callable[[str, Tensor], None]:
+    def init_backward_hook(self, bagua_ddp: AlgorithmFacade) -> Callable[[str, Tensor], None]:
         if not (self._compressed and bagua_ddp.find_unused_parameters):
             return bagua_ddp.mark_ready
 

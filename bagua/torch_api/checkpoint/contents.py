@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from bagua.collectives.process_group import BaguaProcessGroup
-from bagua.engine.data_parallel import BaguaDistributedDataParallel
-from bagua.engine.gradient_owners import engines_by_name
+from bagua.engine.data_parallel import DataParallelEngine, engine_named
 from bagua.engine.tensor import record_of
 from bagua.torch_api.checkpoint import expert_states, layout
 from bagua.torch_api.checkpoint.plain_names import plain_parameters, plain_state, unwrapped
@@ -33,10 +32,10 @@ class Subject:
     """
 
     module: nn.Module
-    engines: tuple[BaguaDistributedDataParallel, ...]
+    engines: tuple[DataParallelEngine, ...]
 
     @property
-    def inner_engines(self) -> list[BaguaDistributedDataParallel]:
+    def inner_engines(self) -> list[DataParallelEngine]:
         """Whose modules are in it, so that their states are, too."""
         modules = set(self.module.modules())
         return [engine for engine in self.engines if unwrapped(engine.module) in modules]
@@ -63,7 +62,7 @@ def subject_of(model: nn.Module) -> Subject:
         model: a module, wrapped by with_bagua or not, or a DistributedDataParallel, Bagua's or torch's, each compiled
             or not; what contains such modules, or is a part of one.
     """
-    known: dict[str, BaguaDistributedDataParallel] = {}
+    known: dict[str, DataParallelEngine] = {}
     for one in model.modules():
         engine = one.inner if isinstance(one, DistributedDataParallel) else one.__dict__.get("bagua_ddp")
         if engine is not None:
@@ -71,7 +70,7 @@ def subject_of(model: nn.Module) -> Subject:
     # Parameters know who trains them, whatever their module is in.
     records = filter(None, map(record_of, model.parameters()))
     names = dict.fromkeys(record.module_name for record in records if record.module_name is not None)
-    training = [known.get(name) or engines_by_name.get(name) for name in names]
+    training = [known.get(name) or engine_named(name) for name in names]
     engines = tuple(engine for engine in training if engine is not None)
     # Otherwise the outermost of those that trained it, now detached.
     return Subject(unwrapped(model), engines or tuple(known.values())[:1])

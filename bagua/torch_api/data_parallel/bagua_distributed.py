@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from bagua.engine.data_parallel import BaguaDistributedDataParallel
+from bagua.engine.data_parallel import DataParallelEngine
 
 __all__ = ["BaguaDistributedDataParallel"]
+
+BaguaDistributedDataParallel = DataParallelEngine

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.distributed.algorithms.join import Join, JoinHook
 from torch.utils import _pytree as pytree
 
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
-from bagua.engine.buffer_broadcast import BufferBroadcast
-from bagua.engine.data_parallel import BaguaDistributedDataParallel
+from bagua.engine.data_parallel import DataParallelEngine
 from bagua.engine.module_hooks import HookCallable, is_in_backward
 from bagua.engine.parameters import replicated_parameters
-from bagua.engine.replica_check import Replica
-from bagua.engine.sharded_parameters import refuse_sharded
-from bagua.engine.state_broadcast import broadcast_parameters
+from bagua.replicas.buffer_broadcast import BufferBroadcast
+from bagua.replicas.replica_check import Replica
+from bagua.replicas.sharded_parameters import refuse_sharded
+from bagua.replicas.state_broadcast import broadcast_parameters
 from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
 from bagua.torch_api.algorithms.registry import resolve_algorithm
 from bagua.torch_api.data_parallel.reducer import Reducer
-from bagua.torch_api.data_parallel.uneven_inputs import UnevenInputs
+from bagua.torch_api.data_parallel.uneven_inputs import JoinableWrapper, UnevenInputs
 from bagua.torch_api.wrap_summary import configure_logging, log_wrap
 from bagua.torch_api.wrapping import check_optimizers
 
@@ -45,7 +45,7 @@ _MIB = 1 << 20
 _DEFAULT_CAP_MB = 25
 
 
-class DistributedDataParallel(nn.Module, Joinable):
+class DistributedDataParallel(nn.Module, JoinableWrapper):
     """Data parallelism of `module`, whose replicas every rank has on one device.
 
     Parameters and buffers are broadcast from group rank 0 when it is made, buffers again at the start of the first
@@ -92,7 +92,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         algorithm: str | Algorithm = "gradient_allreduce",
     ) -> None:
         nn.Module.__init__(self)
-        Joinable.__init__(self)
+        JoinableWrapper.__init__(self)
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise RuntimeError(
                 f"{type(module).__name__} has no parameter that requires a gradient: it needs no data parallelism"
@@ -115,7 +115,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.module = module
         given = check_optimizers([] if optimizers is None else optimizers)
         self._recipe = resolve_algorithm(algorithm, given)
-        self._engine: BaguaDistributedDataParallel | None = None
+        self._engine: DataParallelEngine | None = None
         self._prepare_forward()
         self._start_engine(given, to_bagua_process_group(process_group))
 
@@ -128,10 +128,10 @@ class DistributedDataParallel(nn.Module, Joinable):
         configure_logging()  # before anything is sent: what it refuses, one rank alone may have in its environment
         # They are broadcast here, and may be changed before the first forward pass, as `load_state_dict` does.
         self.require_forward_param_sync = True
-        previous: BaguaDistributedDataParallel | None = self.module.__dict__.pop("bagua_ddp", None)
+        previous: DataParallelEngine | None = self.module.__dict__.pop("bagua_ddp", None)
         if previous is not None:
             previous.detach()
-        engine = self._engine = BaguaDistributedDataParallel(
+        engine = self._engine = DataParallelEngine(
             self.module,
             optimizers,
             self._recipe,
@@ -140,6 +140,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             find_unused_parameters=self.find_unused_parameters,
             bucket_bytes=max(1, int(self.bucket_cap_mb * _MIB)),
             first_bucket_bytes=min(FIRST_BUCKET_BYTES, max(1, int(self.bucket_cap_mb * _MIB))),
+            attendance=self._uneven.attendance,
         )
         try:
             self._buffer_broadcast = BufferBroadcast(self.module, engine.parameters_to_ignore, group)
@@ -152,7 +153,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.module.__dict__["bagua_ddp"] = engine
 
     @property
-    def inner(self) -> BaguaDistributedDataParallel:
+    def inner(self) -> DataParallelEngine:
         """The engine. A copy of a wrapper gets its own here: all ranks have to ask for the first time."""
         if self._engine is None:
             self._start_engine([], self.process_group)
@@ -196,7 +197,7 @@ class DistributedDataParallel(nn.Module, Joinable):
             )
         self._uneven.before_forward()
         if self.will_sync_module_buffers():
-            self._broadcast_buffers()
+            self.sync_module_buffers(self._uneven.source)
         self.require_forward_param_sync = makes_them_differ
 
     def will_sync_module_buffers(self) -> bool:
@@ -204,8 +205,11 @@ class DistributedDataParallel(nn.Module, Joinable):
         wanted = self.bagua_algorithm.ranks_in_step and self.broadcast_buffers
         return wanted and self.require_forward_param_sync and self._buffer_broadcast.has_buffers
 
-    def _broadcast_buffers(self) -> None:
-        self._buffer_broadcast.run(self._uneven.source_rank())
+    def sync_module_buffers(self, source: int) -> None:
+        """Make the buffers those of group rank `source`, if there are any. Every rank calls it."""
+        if self._buffer_broadcast.has_buffers:
+            self._buffer_broadcast.run(source)
+        self.require_forward_param_sync = False
 
     def replicated_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """(name, parameter) of all that are alike on all ranks, trained or frozen."""
@@ -354,7 +358,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     def _restore(self, state: dict[str, Any], group: BaguaProcessGroup) -> None:
         nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
-        Joinable.__init__(self)
+        JoinableWrapper.__init__(self)
         self.process_group = group
         self._engine = None
         self._prepare_forward()

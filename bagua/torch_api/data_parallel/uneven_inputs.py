@@ -13,29 +13,66 @@ When all are done, what the last ones learned is broadcast from one of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from abc import abstractmethod
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from bagua.collectives.coalesced import broadcast_coalesced
+from bagua.collectives.process_group import BaguaProcessGroup
+from bagua.engine.data_parallel import DataParallelEngine
+from bagua.engine.setup import Attendance
 from bagua.job.failure_report import failures_named
 from bagua.torch_api.algorithms.base import AlgorithmImpl
-
-if TYPE_CHECKING:
-    from bagua.torch_api.data_parallel.distributed import DistributedDataParallel
 
 # Positions of the flags, which are summed over the ranks.
 _ACTIVE, _BACKWARD, _BUFFERS = range(3)
 
 
-class UnevenInputs:
-    """Of one wrapper; idle outside of `join`."""
+class JoinableWrapper(Joinable):
+    """What uneven inputs ask of the wrapper that they belong to.
 
-    def __init__(self, wrapper: DistributedDataParallel) -> None:
+    Attributes:
+        device: of the replica.
+        process_group: the ranks that train together.
+    """
+
+    device: torch.device
+    process_group: BaguaProcessGroup
+
+    @property
+    @abstractmethod
+    def inner(self) -> DataParallelEngine:
+        """The engine."""
+
+    @abstractmethod
+    def will_sync_module_buffers(self) -> bool:
+        """Whether the next forward pass begins with a broadcast of the buffers."""
+
+    @abstractmethod
+    def sync_module_buffers(self, source: int) -> None:
+        """Make the buffers those of group rank `source`, if there are any."""
+
+    @abstractmethod
+    def replicated_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """(name, parameter) of all that are alike on all ranks, trained or frozen."""
+
+
+class UnevenInputs:
+    """Of one wrapper; idle outside of `join`.
+
+    Attributes:
+        attendance: what the engine asks: which ranks take part in a step.
+        source: the group rank whose buffers count.
+    """
+
+    def __init__(self, wrapper: JoinableWrapper) -> None:
         self._wrapper = wrapper
-        self._source = 0
+        self.attendance = Attendance()
+        self.source = 0
         self._divide_by_active = False
 
     def hook(self, divide_by_initial_world_size: bool = True, **_: Any) -> JoinHook:
@@ -56,22 +93,17 @@ class UnevenInputs:
                 f"{', or begins to in some step' if changes else ''}. A rank without inputs cannot take part in that.\n"
                 "Give every rank the same number of batches."
             )
-        engine.gradient_scale = None
-        engine.pauses_tuning = True  # a rank without inputs does not see what the others change
+        self.attendance.is_uneven, self.attendance.gradient_scale = True, 1.0
         # Of a sum there is nothing to divide.
         self._divide_by_active = not divide_by_initial_world_size and getattr(engine.bagua_algorithm, "average", True)
         return _ShadowStep(self._wrapper, self)
-
-    def source_rank(self) -> int:
-        """The group rank whose buffers count."""
-        return self._source
 
     def before_forward(self) -> None:
         """On a rank that has inputs: tell those that have none what this step will do."""
         wrapper = self._wrapper
         if not wrapper._join_config.enable:
             return
-        backward = torch.is_grad_enabled() and wrapper.require_backward_grad_sync
+        backward = torch.is_grad_enabled() and wrapper.inner.require_backward_grad_sync
         self.exchange(active=True, backward=backward, buffers=wrapper.will_sync_module_buffers())
 
     def exchange(self, active: bool, backward: bool, buffers: bool) -> tuple[bool, bool]:
@@ -89,17 +121,15 @@ class UnevenInputs:
                 counted.wait()
         running = [rank for rank in range(ranks) if table[rank][_ACTIVE]]
         # The last one, as torch's DDP has it.
-        self._source = running[-1] if running else 0
+        self.source = running[-1] if running else 0
         if self._divide_by_active and running:
-            wrapper.inner.gradient_scale = ranks / len(running)
+            self.attendance.gradient_scale = ranks / len(running)
         return any(row[_BACKWARD] for row in table), any(row[_BUFFERS] for row in table)
 
     def finish(self) -> None:
         """All ranks have run out, and have the same parameters and buffers."""
-        self._source = 0
-        self._wrapper.inner.gradient_scale = None
-        self._wrapper.inner.pauses_tuning = False
-        self._wrapper.require_forward_param_sync = False
+        self.source = 0
+        self.attendance.is_uneven, self.attendance.gradient_scale = False, 1.0
         # Outside of the context, ranks may call forward unequally often.
         Joinable.__init__(self._wrapper)
 
@@ -107,7 +137,7 @@ class UnevenInputs:
 class _ShadowStep(JoinHook):
     """What a rank without inputs does, step by step."""
 
-    def __init__(self, wrapper: DistributedDataParallel, uneven: UnevenInputs) -> None:
+    def __init__(self, wrapper: JoinableWrapper, uneven: UnevenInputs) -> None:
         super().__init__()
         self._wrapper = wrapper
         self._uneven = uneven
@@ -116,7 +146,7 @@ class _ShadowStep(JoinHook):
         wrapper = self._wrapper
         backward, buffers = self._uneven.exchange(active=False, backward=False, buffers=False)
         if buffers:
-            wrapper._broadcast_buffers()
+            wrapper.sync_module_buffers(self._uneven.source)
         if backward:
             wrapper.inner.contribute_zeros()
 
@@ -129,6 +159,5 @@ class _ShadowStep(JoinHook):
             dist.all_reduce(chosen, dist.ReduceOp.MAX, group=communicator.torch_group)
             last = int(chosen.item())
             broadcast_coalesced([parameter for _, parameter in wrapper.replicated_parameters()], last, communicator)
-        if wrapper._buffer_broadcast.has_buffers:
-            wrapper._buffer_broadcast.run(last)
+        wrapper.sync_module_buffers(last)
         self._uneven.finish()

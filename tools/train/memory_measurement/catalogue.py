@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 SGD, ADAM, QADAM = "sgd", "adam", "qadam"
 # With which QAdam begins to compress; it is over when steps are measured.
 QADAM_WARMUP_STEPS = 2
-# bagua.engine.scratch_memory.KEPT_BYTES and bagua.comm_ops.all_reduce.WINDOW_BYTES, which need torch.
+# bagua.kernels.scratch_memory.KEPT_BYTES and bagua.comm_ops.all_reduce.WINDOW_BYTES, which need torch.
 THREAD_KEEPS_BYTES = 64 << 20
 SUMMED_AT_ONCE_BYTES = 32 << 20
 _ELEMENT_BYTES = 4

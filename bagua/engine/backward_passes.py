@@ -1,0 +1,205 @@
+"""The backward passes of one module: what is called for each gradient, which gradients came, and what happens at the
+end of a pass.
+
+Owned by the module's TrainingSteps, which say when a pass begins and ends. Gradients come on autograd's threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from bagua.engine.incomplete_step import incomplete_step, unregistered_parameters, unsynchronized_gradient
+from bagua.engine.parameters import TrainableWatch
+from bagua.engine.setup import Attendance
+from bagua.engine.step_state import PASS_TRANSITIONS, PassEvent, PassState, StateMachine
+from bagua.engine.tensor import mark_ready, record_of
+from bagua.engine.training_plan import AlgorithmHooks, TrainingPlan
+from bagua.engine.unused_parameters import Presence, forget_unused
+
+# In the first backward pass and then in each one of so many, parameters are looked for that the module did not have
+# when it was wrapped. That goes through the module's tree, which takes as long as some ten hooks.
+_PASSES_BETWEEN_LOOKS = 100
+
+
+class BackwardPasses(StateMachine[PassState, PassEvent]):
+    """
+    Args:
+        attendance: which ranks take part.
+
+    Attributes:
+        state: between and in backward passes.
+        communicates: backward passes do; otherwise they only accumulate gradients.
+        on_gradient: by the parameter's position in the module, what its gradient hook calls; None: it is not
+            synchronized, and must not get a gradient.
+        used_anywhere: names of parameters that got a gradient in the last backward pass, on any rank; None before the
+            first, and without `find_unused_parameters`.
+    """
+
+    def __init__(self, attendance: Attendance) -> None:
+        super().__init__(PassState.CLOSED, PASS_TRANSITIONS)
+        self.communicates = True
+        self.on_gradient: list[Callable[[Tensor], None] | None] = []
+        self.used_anywhere: set[str] | None = None
+        self._attendance = attendance
+        self._plan: TrainingPlan
+        self._hooks: AlgorithmHooks
+        self._trainable: TrainableWatch
+        self._ids: frozenset[int] = frozenset()
+        # Parameters whose algorithm's hook ran in the last backward pass.
+        self._used: set[int] = set()
+        # Of the passes so far, the fewest of those: in one with fewer still, the module may have other parameters.
+        self._fewest_used = 0
+        self._passes = 0
+        # The algorithm communicates what the backward pass makes, as it makes it.
+        self._sends_in_pass = False
+
+    def use_plan(self, plan: TrainingPlan, hooks: AlgorithmHooks, trainable: TrainableWatch) -> None:
+        """Communicate by this plan from now on.
+
+        Args:
+            plan: whose scheduler is registered.
+            hooks: of the plan's algorithm.
+            trainable: of the module, as it is now.
+        """
+        self._plan, self._hooks, self._trainable = plan, hooks, trainable
+        self._ids = frozenset(id(parameter) for _, parameter in plan.parameters)
+        trainable.remember()
+        self._fewest_used = len(plan.parameters)
+        self._sends_in_pass = hooks.on_gradient is mark_ready
+        self.on_gradient = [
+            self._setter_of(name, parameter) if id(parameter) in self._ids else None
+            for name, parameter in trainable.named
+        ]
+
+    def _setter_of(self, name: str, parameter: nn.Parameter) -> Callable[[Tensor], None]:
+        record = record_of(parameter)
+        if self._sends_in_pass and not self._plan.setup.find_unused_parameters and record and record.set_ready:
+            return record.set_ready
+        note_use, key, on_gradient = self._used.add, id(parameter), self._hooks.on_gradient
+
+        def on_complete(parameter: Tensor) -> None:
+            """The algorithm's turn. Runs once per parameter and pass."""
+            note_use(key)
+            on_gradient(name, parameter)
+
+        return on_complete
+
+    # --- a pass ------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A pass begins that counts."""
+        self._used.clear()
+        self._passes += 1
+        self.on(PassEvent.BEGINS)
+
+    def end(self) -> bool:
+        """The pass is over: the algorithm waits for its results.
+
+        Returns:
+            whether parameters should be looked for that the module did not have before.
+        """
+        # Asked first, for what follows sets flags as well.
+        nothing_came = not self._used and not (self._sends_in_pass and self._plan.scheduler.has_begun)
+        has_fewer = len(self._used) < self._fewest_used
+        self._fewest_used = min(self._fewest_used, len(self._used))
+        self._end()
+        return nothing_came or has_fewer or self._passes % _PASSES_BETWEEN_LOOKS == 1
+
+    def contribute_zeros(self) -> None:
+        """A backward pass of the other ranks, to which this one has nothing to add. Its own gradients are lost."""
+        for _, parameter in self._plan.parameters:
+            parameter.grad = None
+        self._used.clear()
+        if not self._plan.setup.find_unused_parameters:  # otherwise the end of the pass finds that none was used
+            for name, parameter in self._plan.parameters:
+                self._hooks.on_gradient(name, parameter)
+        self._end()
+
+    def _end(self) -> None:
+        self.on(PassEvent.ENDS)
+        presence: list[Presence] = []
+        plan = self._plan
+        # Asked once: the end of this pass may be what changes it.
+        finds_unused = plan.setup.find_unused_parameters and plan.algorithm.ranks_in_step
+        if finds_unused:
+            presence = [self._presence(parameter) for _, parameter in plan.parameters]
+            for (name, parameter), one in zip(plan.parameters, presence, strict=True):
+                if one is not Presence.USED:
+                    self._hooks.on_gradient(name, parameter)
+        self._hooks.after_backward()
+        scale = self._attendance.gradient_scale
+        if scale != 1:
+            with torch.no_grad():
+                for bucket in self._plan.scheduler.sent:
+                    bucket.flattened_tensor().mul_(scale)
+                    bucket.copy_out()
+        if finds_unused:
+            self.used_anywhere = forget_unused(plan.parameters, presence, plan.setup.group)
+
+    def _presence(self, parameter: nn.Parameter) -> Presence:
+        if id(parameter) in self._used:
+            return Presence.USED
+        return Presence.ABSENT if parameter.grad is None else Presence.KEPT
+
+    def abandon_interrupted(self) -> None:
+        """Before anything else waits for what a pass has launched that ended with an exception: its results are of no
+        use."""
+        if self.state in (PassState.OPEN, PassState.INTERRUPTED):
+            self._plan.scheduler.abandon_pass()
+
+    # --- what is refused ---------------------------------------------------------------------------------------------
+
+    def synchronizes(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimizer steps a parameter that is synchronized."""
+        return any(id(parameter) in self._ids for group in optimizer.param_groups for parameter in group["params"])
+
+    def refuse_unsynchronized(self, position: int, parameter: Tensor) -> None:
+        """A parameter that was frozen when buckets were made has got a gradient: it was unfrozen where nobody looks.
+        That would differ by rank.
+
+        Raises:
+            RuntimeError: unless another module's engine synchronizes it.
+        """
+        if record_of(parameter) is None:
+            name, _ = self._trainable.named[position]
+            raise RuntimeError(unsynchronized_gradient(name, self._plan.setup.name))
+
+    def refuse_unregistered(self) -> None:
+        """
+        Raises:
+            RuntimeError: the module has got parameters that are not synchronized.
+        """
+        names = self._trainable.unregistered() or self._plan.scheduler.names_of_replaced()
+        if names:
+            raise RuntimeError(unregistered_parameters(names))
+
+    def refuse_incomplete(self, when: str) -> None:
+        """The step ends.
+
+        Raises:
+            RuntimeError: only some of its gradients were communicated.
+        """
+        interrupted = self.state in (PassState.OPEN, PassState.INTERRUPTED)
+        self.on(PassEvent.TOLD)
+        scheduler, parameters = self._plan.scheduler, self._plan.parameters
+        # Even if all was sent: nobody has waited for it, and the end of the pass is missing.
+        is_unfinished = interrupted and self._sends_in_pass and scheduler.has_begun
+        if interrupted:
+            scheduler.abandon_pass()
+        names = scheduler.end_step()
+        if not names and not is_unfinished:
+            return
+        scheduler.reset()
+        raise RuntimeError(
+            f"{when}: "
+            + incomplete_step(
+                names,
+                [name for name, _ in parameters],
+                [name for name, parameter in parameters if name in names and not parameter.requires_grad],
+                ended_with_exception=interrupted,
+                has_other_parameters=self._trainable.is_outdated(),
+            )
+        )

@@ -1,0 +1,68 @@
+"""How a module is trained: what its user has chosen, as one value. Tuning, and whoever changes the sizes of buckets,
+makes another one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
+
+if TYPE_CHECKING:
+    from bagua.collectives.communicator import BaguaCommunicator
+    from bagua.collectives.process_group import BaguaProcessGroup
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """
+    module: this rank's replica.
+    optimizers: whose state is made that of group rank 0, and after whose steps the algorithm may communicate.
+    group: the ranks that train together.
+    algorithm: the recipe, a bagua.torch_api.algorithms.Algorithm.
+    name: by which the ranks know the module.
+    ignored: names of parameters and buffers that are not synchronized.
+    flatten: what is communicated lies in the memory of its bucket.
+    find_unused_parameters: parameters that a backward pass does not reach contribute zeros.
+    bucket_bytes: the size at which a bucket is closed; None: the default of its device.
+    first_bucket_bytes: the same of the first bucket, which is launched earliest; None: as the others.
+    tuning_space: labels of the algorithms that tuning may choose; None: no tuning was asked for.
+    """
+
+    module: nn.Module
+    optimizers: tuple[Optimizer, ...]
+    group: BaguaProcessGroup
+    algorithm: Any
+    name: str
+    ignored: list[str]
+    flatten: bool = True
+    find_unused_parameters: bool = False
+    bucket_bytes: int | None = None
+    first_bucket_bytes: int | None = FIRST_BUCKET_BYTES
+    tuning_space: tuple[str, ...] | None = None
+
+    @property
+    def communicator(self) -> BaguaCommunicator:
+        """Of all ranks that train together."""
+        communicator: BaguaCommunicator = self.group.get_global_communicator()
+        return communicator
+
+    @property
+    def communication(self) -> tuple[Any, int | None, int | None]:
+        """What may differ from one plan to the next."""
+        return self.algorithm, self.bucket_bytes, self.first_bucket_bytes
+
+
+@dataclass
+class Attendance:
+    """Which ranks take part in a step. Whoever lets ranks stop earlier than others owns one, and the engine asks it.
+
+    is_uneven: some ranks only repeat what others communicate. They do not see changes of the plan, so there are none.
+    gradient_scale: by which communicated gradients are multiplied, because some ranks contributed nothing.
+    """
+
+    is_uneven: bool = False
+    gradient_scale: float = 1.0
