@@ -380,8 +380,7 @@ def _appended() -> None:
         bucket.append_centralized_synchronous_op(
             hierarchical=hierarchical, average=average, scattergather=True, compression="MinMaxUInt8"
         )
-        for op in bucket.ops:
-            op.run(bucket)
+        bucket.run_ops()
         result = bucket.flattened_tensor()
         torch.testing.assert_close(result[:100], torch.full_like(result[:100], 1.5 if average else 3.0))
         assert torch.equal(result[100:], torch.zeros_like(result[100:]))

@@ -166,8 +166,8 @@ def _whole_module(reentrant: bool, how: str) -> None:
     data = batches(rank, 5, device)
     broadcasts = []
     if how == "wrapper":
-        broadcast = ours._broadcast_buffers
-        ours._broadcast_buffers = lambda: broadcasts.append(broadcast())
+        broadcast = ours.sync_module_buffers
+        ours.sync_module_buffers = lambda source: broadcasts.append(broadcast(source))
     train(repeated, optimizer, data)
     assert len(broadcasts) == (5 if how == "wrapper" else 0)
     counter = (ours.inner if how == "wrapper" else ours.bagua_ddp).bagua_train_step_counter

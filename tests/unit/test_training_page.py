@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 HOW_TO = REPOSITORY / "docs" / "how-to" / "train"
 FAILURES = (HOW_TO / "handle-failures.md").read_text()
 LOG = (HOW_TO / "log.md").read_text()
-CORE = ("job", "collectives", "engine", "comm_ops", "torch_api")
+CORE = ("job", "collectives", "replicas", "engine", "comm_ops", "torch_api")
 # Of torch.
 NOT_OURS = {"terminate called without an active exception", "TORCH_NCCL_BLOCKING_WAIT"}
 EXCEPTION = re.compile(r"^\w+Error: ")  # Python's way to print one

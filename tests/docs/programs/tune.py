@@ -21,7 +21,7 @@ run_blocks("docs/how-to/train/tune.md", 1)
 for _ in range(3):
     model(torch.randn(8, 64)).sum().backward()
     optimizer.step()
-assert model.bagua_ddp.tuning_space == ["gradient_allreduce", "bytegrad"]
+assert model.bagua_ddp.setup.tuning_space == ("gradient_allreduce", "bytegrad")
 
 wrapped = bagua.data_parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
 wrapped.inner.autotune([ByteGradAlgorithm()])
