@@ -1,5 +1,5 @@
-"""Runs the Python blocks of the documentation on gloo ranks: the programs of tests/docs/programs, and complete scripts,
-that of the README by torchrun as its readers do."""
+"""Runs the Python blocks of the documentation on gloo ranks: the programs of tests/docs/programs, and complete scripts
+by torchrun, as their readers do."""
 
 from __future__ import annotations
 
@@ -25,16 +25,6 @@ def run_program(path: str, folder: str) -> None:
     runpy.run_path(path, run_name="__main__")
 
 
-def run_script(name: str, folder: str) -> None:
-    """Which ends the process in its last line."""
-    codes: list[int] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "_exit", codes.append)
-        patch.setattr(sys, "argv", [name])
-        run_program(name, folder)
-    assert codes == [0]
-
-
 @pytest.mark.parametrize("program", sorted(PROGRAMS.glob("*.py")), ids=lambda program: program.stem)
 def test_program(program: Path, tmp_path: Path) -> None:
     lightning = "lightning" in program.stem
@@ -45,9 +35,6 @@ def test_program(program: Path, tmp_path: Path) -> None:
 def test_script(page: str, tmp_path: Path) -> None:
     name, source = SCRIPTS[page]
     (tmp_path / name).write_text(source)
-    if page != "README.md":
-        run_ranks(2, run_script, name, str(tmp_path))
-        return
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2"]
     result = subprocess.run([*torchrun, name], cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stdout + result.stderr
