@@ -252,8 +252,8 @@ class DataParallelEngine(AlgorithmFacade):
         """Remove every hook and give the tensors memory of their own: the module is ordinary again."""
         self._steps.detach()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copy of the module has no engine: wrap it again."""
+    # A copy of the module has no engine: wrap it again.
+    def __deepcopy__(self, memo: dict[int, Any]) -> None: ...
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _no_engine, ()
