@@ -13,7 +13,7 @@ from bagua.net.bench.progress import Progress
 from bagua.net.bench.ring.interleaved_run import RunResults, Visit, run_interleaved
 from bagua.net.bench.ring.iteration_plan import IterationPlan, fixed_plan
 from bagua.net.bench.ring.sessions import Sample, Verification
-from bagua.net.bench.rotation import rotated
+from bagua.net.bench.turns import rotated
 
 Call = tuple[str, int, int, int]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bagua.net.bench.paired_ratio import paired_ratio
 from bagua.net.bench.ring.interleaved_run import RunResults
 from bagua.net.bench.ring.sessions import Sample, Verification, default_raw_streams
 from bagua.net.bench.ring.summary import best_raw_only, compare, comparisons, measurements, raw_limit
+from bagua.net.bench.verdict import paired_ratio
 
 MIB = 1 << 20
 

@@ -18,6 +18,7 @@ from support.fake_driver import install_fake_driver
 from support.perf_tool import TOOLS, Repository
 from support.processes import living_pids, wait_until
 
+from bagua.net.bench.progress import Progress
 from bagua.net.bench.result_file import Figure, ResultFile, read_result
 
 from perf.base_build import TARGET, build_base, build_type  # isort: skip (support.perf_tool puts it on the path)
@@ -261,8 +262,7 @@ def test_base_and_tree_change_places_and_the_ratio_does_not(tmp_path: Path) -> N
     assert ("--no-verify" in straight, "--no-verify" in turned) == (False, True)
 
 
-def test_the_rounds_are_counted(tree: Tree) -> None:
-    told: list[tuple[str, int]] = []
+def test_base_and_tree_are_measured_in_both_places_of_each_part(tree: Tree) -> None:
     parts = (Part(2, "8", "8", 0.5), Part(8, "1K", "4K", 0.5))
     rows = measure(
         Libraries(tree.library, tree.library, tree.driver),
@@ -270,24 +270,29 @@ def test_the_rounds_are_counted(tree: Tree) -> None:
         seconds=60,
         environment=tree.environment(),
         parts=parts,
-        advance=lambda what, runs: told.append((what, runs)),
+        progress=Progress(1, quiet=True),
     )
     assert list(rows) == [(2, 8), (8, 1024), (8, 4096)]
     assert all(samples.time_ratios == pytest.approx([1.0, 1.0]) for samples in rows.values())
-    assert told[:2] == [("round 1/2, 2 channels", 0), ("round 1/2, 2 channels", 1)]
-    assert sum(runs for _, runs in told) == 4
+    assert all(len(samples.over_bare) == 1 for samples in rows.values()), "of the tree alone"
 
 
 def test_a_slow_machine_gets_fewer_rounds_but_never_too_few(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perf.rounds._run_bench", lambda *_: None)
+    now = [0.0]
+
+    def run(*_: object) -> None:
+        now[0] += 10.0
+
+    monkeypatch.setattr("perf.rounds._run_bench", run)
     monkeypatch.setattr("perf.rounds.read_result", lambda _: bench_result(1.0, 1.0, swapped=False))
     rows = measure(
         Libraries(tree.library, tree.library, tree.driver),
         rounds=1000,
-        seconds=0,
+        seconds=1,
         environment={},
         parts=(Part(2, "8", "8", 1.0),),
-        advance=lambda _what, _runs: None,
+        progress=Progress(1, quiet=True),
+        clock=lambda: now[0],
     )
     assert [len(samples.time_ratios) for samples in rows.values()] == [12], "the even number after MIN_ROUNDS"
 

@@ -30,7 +30,7 @@ from sweep.sweep_run import SweepInterruptedError, SweepOutcome, SweepRun
 
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.machine import describe_machine
-from bagua.net.bench.paired_ratio import PairedRatio
+from bagua.net.bench.verdict import PairedRatio
 
 
 def row(algorithm: str, speed_up: float | None = None, low: float | None = None, **changes: Any) -> Row:

@@ -24,8 +24,7 @@ from .base_build import build_base
 from .base_commit import check_repository, describe_tree, resolve_base
 from .errors import PerfError
 from .report import judged, render_closing, render_table, result_of_comparison
-from .rounds import PARTS, Libraries, measure
-from .verdict import MIN_ROUNDS
+from .rounds import MIN_ROUNDS, PARTS, Libraries, measure
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # With the build of the base and a tree to be installed within five minutes on two cores.
@@ -140,14 +139,14 @@ def _compare(options: argparse.Namespace) -> int:
         machine = describe_machine()
         print(f"{machine.caption()}\n", flush=True)
         libraries = Libraries(built.path.absolute(), installed.absolute(), driver.absolute())
-        with Progress(options.rounds * len(PARTS)) as progress:
+        with Progress(-(-options.rounds // 2) * 2 * len(PARTS)) as progress:
             progress.message(f"measuring: {options.rounds} rounds, about {options.seconds:.0f} s")
             rows = measure(
                 libraries,
                 rounds=options.rounds,
                 seconds=options.seconds,
                 environment=os.environ,
-                advance=progress.advance,
+                progress=progress,
             )
     verdicts = judged(rows)
     print(render_table(verdicts, colour=shows_colour(sys.stdout)))

@@ -10,17 +10,18 @@ from bagua.net.bench.figures import result_of
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.result_file import Figure, ResultFile
 from bagua.net.bench.sizes import format_size
-from bagua.net.bench.table import BOLD, LOUD, MISSING, RESET, format_time_us
+from bagua.net.bench.table import MISSING, Column, format_time_us, render_rows
+from bagua.net.bench.verdict import PairedRatio, Verdict, ratio_of
 
 from .base_commit import BaseCommit, WorkingTree
-from .rounds import Rows, RowSamples
-from .verdict import ERROR_CHANCE, FLOOR, MIN_ROUNDS, Judgement, Verdict, judge
+from .rounds import ERROR_CHANCE, MIN_ROUNDS, Rows, RowSamples
 
+# Changes up to this are not called, however steady: the same code at another place in memory can differ by as much.
+FLOOR = 0.01
 _TIME_WORDS = {Verdict.LESS: "faster", Verdict.SAME: "same", Verdict.MORE: "slower"}
 _CPU_WORDS = {Verdict.LESS: "less CPU", Verdict.SAME: "", Verdict.MORE: "more CPU"}
 # An idle machine resolves a few percent.
 _NOISY = 0.1
-_HEAD = ("channels", "size", "base us", "tree us", "time ratio", "spread", "CPU ratio", "spread", "vs bare", "verdict")
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Row:
     rounds: int
     base_us: float
     tree_us: float
-    time: Judgement
-    cpu: Judgement | None  # None: the kernel counted no CPU time
+    time: PairedRatio  # of tree over base; above 1 the tree takes more
+    cpu: PairedRatio | None  # None: the kernel counted no CPU time
     over_bare: float
 
     @staticmethod
@@ -43,19 +44,24 @@ class Row:
             len(samples.time_ratios),
             statistics.median(samples.base_us),
             statistics.median(samples.tree_us),
-            judge(samples.time_ratios),
-            judge(samples.cpu_ratios) if complete else None,
+            ratio_of(samples.time_ratios, ERROR_CHANCE),
+            ratio_of(samples.cpu_ratios, ERROR_CHANCE) if complete else None,
             statistics.median(samples.over_bare),
         )
 
     @property
     def verdict(self) -> str:
-        cpu = "" if self.cpu is None else _CPU_WORDS[self.cpu.verdict]
-        return ", ".join(word for word in (_TIME_WORDS[self.time.verdict], cpu) if word)
+        cpu = "" if self.cpu is None else _CPU_WORDS[self.cpu.verdict(floor=FLOOR)]
+        return ", ".join(word for word in (_TIME_WORDS[self.time.verdict(floor=FLOOR)], cpu) if word)
 
     @property
     def is_worse(self) -> bool:
-        return Verdict.MORE in (self.time.verdict, None if self.cpu is None else self.cpu.verdict)
+        return any(one is not None and one.verdict(floor=FLOOR) is Verdict.MORE for one in (self.time, self.cpu))
+
+    @property
+    def resolution(self) -> float:
+        """The smallest change of time that such a spread would have shown, as a share."""
+        return max(self.time.high / self.time.median - 1, self.time.median / self.time.low - 1, FLOOR)
 
     @property
     def title(self) -> str:
@@ -63,9 +69,9 @@ class Row:
 
     def figures(self) -> list[Figure]:
         case = {"channels": self.channels, "size_bytes": self.bytes, "baseline": "base"}
-        found = [Figure({**case, "verdict": self.verdict}, "time_ratio", "x", *self.time.spread, self.rounds)]
+        found = [Figure({**case, "verdict": self.verdict}, "time_ratio", "x", *_spread(self.time), self.rounds)]
         if self.cpu is not None:
-            found.append(Figure(case, "cpu_ratio", "x", *self.cpu.spread, self.rounds))
+            found.append(Figure(case, "cpu_ratio", "x", *_spread(self.cpu), self.rounds))
         for metric, unit, value in (("time", "us", self.tree_us), ("base_time", "us", self.base_us)):
             found.append(Figure(case, metric, unit, value, repetitions=self.rounds))
         bare = {**case, "baseline": "bare"}
@@ -87,41 +93,43 @@ def judged(rows: Rows) -> list[Row]:
     ]
 
 
+def _spread(ratio: PairedRatio) -> tuple[float, float, float]:
+    return ratio.median, ratio.low, ratio.high
+
+
+def _range(ratio: PairedRatio | None) -> str:
+    return MISSING if ratio is None else f"{ratio.low:.3f}..{ratio.high:.3f}"
+
+
+COLUMNS: tuple[Column[Row], ...] = (
+    Column("channels", "", lambda row: str(row.channels)),
+    Column("size", "", lambda row: format_size(row.bytes)),
+    Column("base", "us", lambda row: format_time_us(row.base_us)),
+    Column("tree", "us", lambda row: format_time_us(row.tree_us)),
+    Column("time", "ratio", lambda row: f"{row.time.median:.3f}"),
+    Column("spread", "", lambda row: _range(row.time)),
+    Column("CPU", "ratio", lambda row: MISSING if row.cpu is None else f"{row.cpu.median:.3f}"),
+    Column("spread", "", lambda row: _range(row.cpu)),
+    Column("vs bare", "", lambda row: f"{row.over_bare:.2f}"),
+    Column("verdict", "", lambda row: row.verdict, left=True),
+)
+
+
 def render_table(rows: Sequence[Row], *, colour: bool = False) -> str:
-    """Aligned; a blank line between the parts."""
-    grid = [list(_HEAD), *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in grid) for column in range(len(_HEAD))]
-    lines = []
-    for number, cells in enumerate(grid):
-        # The verdict is words, the rest figures.
-        parts = [cell.rjust(width) for cell, width in zip(cells[:-1], widths[:-1], strict=True)]
-        text = "  ".join([*parts, cells[-1]]).rstrip()
-        if number == 0:
-            text = f"{BOLD}{text}{RESET}" if colour else text
-        else:
-            row = rows[number - 1]
-            if number > 1 and rows[number - 2].channels != row.channels:
-                lines.append("")
-            text = f"{LOUD}{text}{RESET}" if colour and row.is_worse else text
-        lines.append(text)
-    return "\n".join(lines) + "\n"
-
-
-def _cells(row: Row) -> list[str]:
-    cpu = [MISSING, MISSING] if row.cpu is None else _ratio_cells(row.cpu)
-    times = [format_time_us(row.base_us), format_time_us(row.tree_us)]
-    head = [str(row.channels), format_size(row.bytes), *times]
-    return [*head, *_ratio_cells(row.time), *cpu, f"{row.over_bare:.2f}", row.verdict]
-
-
-def _ratio_cells(judgement: Judgement) -> list[str]:
-    return [f"{judgement.ratio:.3f}", f"{judgement.low:.3f}..{judgement.high:.3f}"]
+    """A blank line is between the parts."""
+    return render_rows(
+        rows,
+        COLUMNS,
+        begins_block=lambda before, row: before.channels != row.channels,
+        is_loud=lambda row: row.is_worse,
+        colour=colour,
+    )
 
 
 def render_closing(rows: Sequence[Row]) -> str:
     if not rows:
         return f"verdict: none, no size was measured in {MIN_ROUNDS} rounds; give more --seconds\n"
-    seen = [row.time.resolution for row in rows]
+    seen = [row.resolution for row in rows]
     best, typical, worst = min(seen), statistics.median(seen), max(seen)
     lines = [
         f"ratio: tree over base, below 1 the tree is better; the median of {rows[0].rounds} rounds of fresh processes",

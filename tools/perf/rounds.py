@@ -17,13 +17,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES
+from bagua.net.bench.progress import Progress
 from bagua.net.bench.result_file import ResultFile, read_result
 from bagua.net.bench.settings import BASELINE
+from bagua.net.bench.turns import Turns
+from bagua.net.bench.verdict import least_repetitions
 
 from .errors import PerfError
-from .verdict import MIN_ROUNDS
 
+# The spread holds the true median but for this chance. Of 40 judgements without a change (20 rows, time and CPU) one is
+# then wrong in every 25 runs, and half of those say slower.
+ERROR_CHANCE = 0.001
+# Fewer could not be that sure. A round is a fresh start of all processes, and a start has its luck: where buffers,
+# ports and threads come to lie shifts a ratio by some percent for as long as the processes live. So the rounds are the
+# sample, and not the repetitions within one.
+MIN_ROUNDS = least_repetitions(ERROR_CHANCE)
 PLUGIN, BARE = "plugin", "bare"
+# The orders of the two: whatever depends on the place falls on both alike.
+_TREE_FIRST, _BASE_FIRST = "tree first", "base first"
 # A round's ratio is the median of so many paired ones. Odd, so that it is one of them.
 REPEATS = 5
 # The least that bagua-net-bench takes.
@@ -80,30 +91,40 @@ def measure(
     seconds: float,
     environment: Mapping[str, str],
     parts: tuple[Part, ...] = PARTS,
-    advance: Callable[[str, int], None],
+    progress: Progress,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Rows:
-    """Fewer rounds, but never less than MIN_ROUNDS, where the machine is too slow for all of them.
-
-    advance(what, runs) is called before every bench run with 0, and after it with 1.
-    """
+    """Fewer rounds, but never less than MIN_ROUNDS, where the machine is too slow for all of them. Base and tree have
+    each place equally often: two rounds are one of `Turns`."""
     rows: Rows = {}
-    deadline = time.monotonic() + seconds
+    by_name = {f"{part.channels} channels": part for part in parts}
+    pairs = -(-rounds // 2)
+    deadline = clock() + seconds
     with tempfile.TemporaryDirectory(prefix="bagua-perf-") as folder:
         result = Path(folder) / "round.json"
-        for number in range(rounds):
-            # After an even number base and tree had each place equally often.
-            if number >= MIN_ROUNDS and number % 2 == 0 and time.monotonic() > deadline:
-                break
-            of_round = (deadline - time.monotonic()) / (rounds - number) - _OVERHEAD_S * len(parts)
-            for part in parts:
-                what = f"round {number + 1}/{rounds}, {part.channels} channels"
-                advance(what, 0)
-                budget_s = max(_MIN_BUDGET_S, of_round * part.share)
-                swapped = number % 2 == 1
-                command = bench_command(libraries, part, budget_s, result, swapped=swapped, verify=number == 0)
-                _run_bench(command, environment, budget_s + _PATIENCE_S)
-                add_round(rows, part.channels, read_result(result), swapped=swapped)
-                advance(what, 1)
+        taken: list[str] = []
+
+        def turn(name: str, order: str, _pair: int) -> None:
+            part, swapped = by_name[name], order == _BASE_FIRST
+            of_round = (deadline - clock()) / (2 * pairs - len(taken) / len(parts)) - _OVERHEAD_S * len(parts)
+            budget_s = max(_MIN_BUDGET_S, of_round * part.share)
+            verify = name not in taken
+            taken.append(name)
+            command = bench_command(libraries, part, budget_s, result, swapped=swapped, verify=verify)
+            _run_bench(command, environment, budget_s + _PATIENCE_S)
+            add_round(rows, part.channels, read_result(result), swapped=swapped)
+
+        Turns[None]().take(
+            dict.fromkeys(by_name, (_TREE_FIRST, _BASE_FIRST)),
+            pairs,
+            turn,
+            time_limit_s=seconds,
+            rounds_first=True,
+            least_rounds=-(-MIN_ROUNDS // 2),
+            failures=(),
+            progress=progress,
+            clock=clock,
+        )
     return dict(sorted(rows.items()))
 
 

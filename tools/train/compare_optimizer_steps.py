@@ -28,9 +28,9 @@ from bagua.net.bench.argument_types import names_of, within
 from bagua.net.bench.export import check_writable
 from bagua.net.bench.figures import figures, speedup
 from bagua.net.bench.machine import describe_machine
-from bagua.net.bench.paired_ratio import PairedRatio
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.result_file import Figure
+from bagua.net.bench.verdict import PairedRatio
 
 COLUMNS: list[Column[Row]] = [
     Column("optimizer", "", lambda row: row.optimizer, left=True),

@@ -37,8 +37,8 @@ from bagua.net.bench.argument_types import within
 from bagua.net.bench.export import check_writable
 from bagua.net.bench.figures import figures as figures_of
 from bagua.net.bench.machine import describe_machine
-from bagua.net.bench.paired_ratio import paired_ratio
 from bagua.net.bench.result_file import Figure
+from bagua.net.bench.verdict import paired_ratio
 from bagua.torch_api.algorithms.gradient_allreduce import GradientAllReduceAlgorithm
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from bagua.net.bench.machine import MachineFacts, source_commit
 from bagua.net.bench.measurement import Measurement
-from bagua.net.bench.paired_ratio import PairedRatio
 from bagua.net.bench.result_file import Figure, Label, ResultFile
+from bagua.net.bench.verdict import PairedRatio
 
 _FACTS = ("cpu_model", "cpus_usable", "kernel", "tcp_congestion_control")
 _BACKENDS = {

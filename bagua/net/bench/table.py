@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Generic, TextIO, TypeVar
 
 from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.sizes import format_size
@@ -16,6 +16,8 @@ LOUD = "\x1b[1;97;41m"
 RESET = "\x1b[0m"
 
 MISSING = "-"
+
+Row = TypeVar("Row")
 
 
 def shows_colour(stream: TextIO) -> bool:
@@ -53,15 +55,54 @@ def _optional(value: float | None, style: Callable[[float], str]) -> str:
 
 
 @dataclass(frozen=True)
-class Column:
+class Column(Generic[Row]):
     title: str
     unit: str
-    cell: Callable[[Measurement], str]
+    cell: Callable[[Row], str]
     left: bool = False
     optional: bool = False  # left out when no row has a value
 
 
-COLUMNS: tuple[Column, ...] = (
+def render_rows(
+    rows: Sequence[Row],
+    columns: Sequence[Column[Row]],
+    *,
+    begins_block: Callable[[Row, Row], bool] = lambda _before, _row: False,
+    is_loud: Callable[[Row], bool] = lambda _row: False,
+    colour: bool = False,
+) -> str:
+    """Two head lines (title, unit), then one line a row.
+
+    Args:
+        begins_block: of a row and the next, between which a blank line is then.
+        is_loud: what a colour terminal shows in white on red.
+    """
+    cells = [[column.cell(row) for row in rows] for column in columns]
+    shown = [
+        (column, texts)
+        for column, texts in zip(columns, cells, strict=True)
+        if not column.optional or any(text not in ("", MISSING) for text in texts)
+    ]
+    widths = [max(len(text) for text in (column.title, column.unit, *texts)) for column, texts in shown]
+
+    def line(texts: Sequence[str]) -> str:
+        parts = [
+            text.ljust(width) if column.left else text.rjust(width)
+            for text, width, (column, _) in zip(texts, widths, shown, strict=True)
+        ]
+        return "  ".join(parts).rstrip()
+
+    head = [line([column.title for column, _ in shown]), line([column.unit for column, _ in shown])]
+    lines = [f"{BOLD}{head[0]}{RESET}", f"{DIM}{head[1]}{RESET}"] if colour else head
+    for number, row in enumerate(rows):
+        if number and begins_block(rows[number - 1], row):
+            lines.append("")
+        text = line([texts[number] for _, texts in shown])
+        lines.append(f"{LOUD}{text}{RESET}" if colour and is_loud(row) else text)
+    return "\n".join(lines) + "\n"
+
+
+COLUMNS: tuple[Column[Measurement], ...] = (
     Column("size", "", lambda m: format_size(m.bytes)),
     Column("backend", "", lambda m: m.backend, left=True),
     Column("time", "us", lambda m: format_time_us(m.time_us)),
@@ -89,27 +130,10 @@ def _begins_block(before: Measurement, row: Measurement) -> bool:
 
 
 def render_table(
-    measurements: Iterable[Measurement], *, colour: bool = False, columns: Sequence[Column] = COLUMNS
+    measurements: Iterable[Measurement], *, colour: bool = False, columns: Sequence[Column[Measurement]] = COLUMNS
 ) -> str:
-    """Two head lines (title, unit), then one line a measurement; a blank line where the size or collective changes."""
+    """A blank line is where the size or collective changes."""
     rows = list(measurements)
-    cells = {id(column): [column.cell(row) for row in rows] for column in columns}
-    shown = [c for c in columns if not c.optional or any(text not in ("", MISSING) for text in cells[id(c)])]
-    widths = [max(len(text) for text in (c.title, c.unit, *cells[id(c)])) for c in shown]
-
-    def line(texts: Sequence[str]) -> str:
-        parts = [
-            text.ljust(width) if column.left else text.rjust(width)
-            for text, width, column in zip(texts, widths, shown, strict=True)
-        ]
-        return "  ".join(parts).rstrip()
-
-    head = [line([c.title for c in shown]), line([c.unit for c in shown])]
-    lines = [f"{BOLD}{head[0]}{RESET}", f"{DIM}{head[1]}{RESET}"] if colour else head
-    for index, row in enumerate(rows):
-        before = rows[index - 1] if index else None
-        if before is not None and _begins_block(before, row):
-            lines.append("")
-        text = line([cells[id(c)][index] for c in shown])
-        lines.append(f"{LOUD}{text}{RESET}" if colour and row.verified is False else text)
-    return "\n".join(lines) + "\n"
+    return render_rows(
+        rows, columns, begins_block=_begins_block, is_loud=lambda row: row.verified is False, colour=colour
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bagua.net.bench.progress import Progress
-from bagua.net.bench.rotation import rotated
+from bagua.net.bench.turns import Turns
 from bagua.net.compare.command_run import CommandRun, RunError
 from bagua.net.compare.run_figure import RunFigure, figure_of
 from bagua.net.compare.setting import Setting
@@ -53,28 +53,32 @@ def run_rounds(
     """Ends early, with what there is, at the first failure, on Ctrl-C, before a round for which no time is left, and
     after a first round that shows that more are pointless."""
     found = Rounds()
-    began = clock()
-    deadline = began + time_limit_s
-    longest = 0.0
+    deadline = clock() + time_limit_s
+    by_name = {setting.name: setting for setting in settings}
+    turns: Turns[None] = Turns()
+
+    def measure(_case: str, name: str, number: int) -> None:
+        _run_once(found, by_name[name], number, deadline - clock(), sources, warmup, runner, progress)
+
+    def needless(ran: int) -> str | None:
+        return "more cannot compare anything; --keep-going runs all" if ran == 1 and is_pointless(found) else None
+
     try:
-        for number in range(rounds):
-            round_began = clock()
-            if number and longest > deadline - round_began:
-                found.notes.append(
-                    f"{number} of {rounds} rounds ran: another takes {longest:.0f} s, and"
-                    f" {max(0.0, deadline - round_began):.0f} s are left of --time-limit {time_limit_s:g}"
-                )
-                break
-            for setting in rotated(settings, number):
-                _run_once(found, setting, number, deadline - clock(), sources, warmup, runner, progress)
-            longest = max(longest, clock() - round_began)
-            if number == 0 and rounds > 1 and is_pointless(found):
-                found.notes.append(f"1 of {rounds} rounds ran: more cannot compare anything; --keep-going runs all")
-                break
+        turns.take(
+            {"": list(by_name)},
+            rounds,
+            measure,
+            time_limit_s=time_limit_s,
+            rounds_first=True,
+            needless=needless,
+            failures=(),
+            clock=clock,
+        )
     except (RunError, ValueError, OSError) as error:
         found.error = str(error)
     except KeyboardInterrupt:
         found.interrupted = True
+    found.notes += turns.notes
     return found
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from bagua.net.bench import verdict as paired
 from bagua.net.bench.nccl_ab.backend import PLUGIN_NETWORK
-from bagua.net.bench.paired_ratio import MIN_REPETITIONS, PairedRatio, paired_ratio
+from bagua.net.bench.verdict import PairedRatio, paired_ratio
 from bagua.net.compare.command_run import CommandRun
 from bagua.net.compare.rounds import Rounds
 from bagua.net.compare.setting import Setting
@@ -66,16 +67,16 @@ def judge(rounds: Rounds, first: Setting, second: Setting) -> Verdict:
 
 
 def _by_ratio(ratio: PairedRatio | None, first: str, second: str) -> tuple[Outcome, str]:
-    if ratio is None or ratio.repetitions < MIN_REPETITIONS:
+    found = paired.Verdict.TOO_FEW if ratio is None else ratio.verdict()
+    if ratio is None or found is paired.Verdict.TOO_FEW:
         done = 0 if ratio is None else ratio.repetitions
-        return Outcome.TOO_FEW_ROUNDS, f"No verdict: {done} of at least {MIN_REPETITIONS} rounds ran."
-    if ratio.low <= 1 <= ratio.high:
-        spread = f"spread {ratio.low:.3f}..{ratio.high:.3f} over {ratio.repetitions} rounds"
+        return Outcome.TOO_FEW_ROUNDS, f"No verdict: {done} of at least {paired.MIN_REPETITIONS} rounds ran."
+    low, high = (1 / ratio.high, 1 / ratio.low) if found is paired.Verdict.LESS else (ratio.low, ratio.high)
+    spread = f"spread {low:.3f}..{high:.3f} over {ratio.repetitions} rounds"
+    if found is paired.Verdict.SAME:
         return Outcome.NO_DIFFERENCE, f"No difference between {second} and {first} ({spread})."
-    if ratio.low > 1:
-        spread = f"spread {ratio.low:.3f}..{ratio.high:.3f} over {ratio.repetitions} rounds"
+    if found is paired.Verdict.MORE:
         return Outcome.FASTER, f"{second} is faster than {first}: {ratio.median:.3f}x ({spread})."
-    spread = f"spread {1 / ratio.high:.3f}..{1 / ratio.low:.3f} over {ratio.repetitions} rounds"
     return Outcome.SLOWER, f"{second} is slower than {first}: steps take {1 / ratio.median:.3f}x as long ({spread})."
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from rank_team.renewed_team import RenewedTeam, Team
 
 from bagua.net.bench.progress import Progress
-from bagua.net.bench.rotation import rotated
+from bagua.net.bench.turns import rotated
 from convergence_comparison.catalogue import cases_of
 from convergence_comparison.options import Options
 from convergence_comparison.statistics import TrainingResult, training_result

@@ -15,7 +15,7 @@ from rank_team.renewed_team import RenewedTeam, Team
 
 from bagua.net.bench.endpoint import Event
 from bagua.net.bench.progress import Progress
-from bagua.net.bench.rotation import rotated
+from bagua.net.bench.turns import rotated
 from core_comparison.options import TRACED_STEPS, Options
 from core_comparison.step_statistics import TurnResult, turn_result
 

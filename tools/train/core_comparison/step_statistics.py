@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from bagua.net.bench.endpoint import Event
-from bagua.net.bench.paired_ratio import PairedRatio, paired_ratio
+from bagua.net.bench.verdict import PairedRatio, paired_ratio
 from core_comparison.catalogue import ALGORITHMS, ALL_REDUCE, REFERENCE, Promise
 
 MIB = 1 << 20

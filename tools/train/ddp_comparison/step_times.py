@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME
-from bagua.net.bench.paired_ratio import PairedRatio, paired_ratio
+from bagua.net.bench.verdict import PairedRatio, paired_ratio
 from ddp_comparison.training_run import Training
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bagua.net.bench.paired_ratio import PairedRatio, paired_ratio
+from bagua.net.bench.verdict import PairedRatio, paired_ratio
 from bagua.torch_api.contrib import fuse_optimizer
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {

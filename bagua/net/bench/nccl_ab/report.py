@@ -14,9 +14,9 @@ from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.group import Group
 from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME, NOISE, BestTuned, Ratio, Results
 from bagua.net.bench.nccl_ab.run import RunOutcome
-from bagua.net.bench.paired_ratio import SMALL_BYTES
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import BOLD, DIM, LOUD, MISSING, RESET, format_bandwidth, format_time_us
+from bagua.net.bench.verdict import SMALL_BYTES
 
 # Up to so many, every backend has a column.
 MAX_COLUMNS = 4

@@ -10,7 +10,7 @@ from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.nccl_ab.group import Group
 from bagua.net.bench.nccl_ab.plan import Case, link_bytes
 from bagua.net.bench.nccl_ab.run import RunOutcome
-from bagua.net.bench.paired_ratio import PairedRatio, paired_ratio
+from bagua.net.bench.verdict import PairedRatio, paired_ratio
 
 BEST_TUNED_NAME = "best tuned"
 

@@ -10,7 +10,6 @@ from typing import Any
 from bagua.net.bench.figures import figures, measurement_case, measurement_figures, result_of, speedup
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.measurement import Measurement
-from bagua.net.bench.paired_ratio import PairedRatio, paired_ratio
 from bagua.net.bench.peers.results import PeersResults
 from bagua.net.bench.peers.session import RANKS, PeersSession
 from bagua.net.bench.result_file import Figure, ResultFile
@@ -25,6 +24,7 @@ from bagua.net.bench.table import (
     format_verified,
     render_table,
 )
+from bagua.net.bench.verdict import PairedRatio, paired_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def describe_backends(sessions: Sequence[PeersSession]) -> dict[str, str]:
 
 def _column(
     title: str, unit: str, cell: Callable[[PeersMeasurement], str], *, left: bool = False, optional: bool = False
-) -> Column:
+) -> Column[Measurement]:
     def checked(row: Measurement) -> str:
         assert isinstance(row, PeersMeasurement)
         return cell(row)

@@ -17,9 +17,9 @@ from bagua.net.bench.peers.report import PeersReport, describe_backends, peers_r
 from bagua.net.bench.peers.results import PeersResults
 from bagua.net.bench.peers.session import RANKS, IdleCost, PeersSession
 from bagua.net.bench.progress import Progress
-from bagua.net.bench.rotation import rotated
 from bagua.net.bench.settings import DriverRequest, DriverSettings, check_driver, check_library
 from bagua.net.bench.sizes import format_size
+from bagua.net.bench.turns import rotated
 from bagua.net.library import MissingFileError, driver_path, library_path
 
 # A command may take this many times its estimate before it counts as hung.

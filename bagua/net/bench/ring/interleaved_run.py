@@ -15,8 +15,8 @@ from bagua.net.bench.errors import BenchError
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.ring.iteration_plan import IterationPlan
 from bagua.net.bench.ring.sessions import Sample, Session, Verification
-from bagua.net.bench.rotation import rotated
 from bagua.net.bench.sizes import format_size
+from bagua.net.bench.turns import rotated
 
 # Enough for an estimate that is not one scheduling accident.
 _CALIBRATION_SMALL = 20

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES, Measurement, busbw_factor
-from bagua.net.bench.paired_ratio import LARGE_BYTES, SMALL_BYTES, PairedRatio, paired_ratio
 from bagua.net.bench.ring.interleaved_run import RunResults
 from bagua.net.bench.ring.sessions import Sample
 from bagua.net.bench.settings import RAW
 from bagua.net.bench.sizes import format_size
+from bagua.net.bench.verdict import LARGE_BYTES, SMALL_BYTES, PairedRatio, paired_ratio
 
 LONG_TRANSFER_BYTES = 64 << 20
 

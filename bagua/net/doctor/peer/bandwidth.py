@@ -10,7 +10,7 @@ from bagua.net.bench.errors import BenchError, ConnectionLostError
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.ring.places import Place
 from bagua.net.bench.ring.sessions import RawSession
-from bagua.net.bench.rotation import rotated
+from bagua.net.bench.turns import rotated
 
 STREAMS = (1, 4, 16)
 REPETITIONS = 3
