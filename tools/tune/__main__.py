@@ -1,9 +1,0 @@
-"""`python -m tune`, with tools/ on PYTHONPATH."""
-
-from __future__ import annotations
-
-import sys
-
-from .cli import main
-
-sys.exit(main())
