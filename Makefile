@@ -156,7 +156,7 @@ sweep: $(VENV)/.bagua ## Which algorithm is the fastest at which rate and delay 
 convergence: $(VENV)/.bagua ## Does every algorithm train as well as gradient all-reduce? Half an hour on two cores
 	@mkdir -p build/convergence
 	@echo "== convergence $(CONVERGENCE_ARGS)"
-	@$(BIN)/python tools/convergence/compare_convergence.py \
+	@PYTHONPATH=tools $(BIN)/python -m measure convergence \
 	  --json build/convergence/results.json --plot build/convergence/curves.png $(CONVERGENCE_ARGS)
 
 .PHONY: test

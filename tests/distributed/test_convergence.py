@@ -1,5 +1,5 @@
-"""tools/convergence with real ranks: how models are averaged and evaluated, and compare_convergence.py with a few steps
-of the digits. What needs no ranks is in tests/unit/test_convergence*.py."""
+"""`measure convergence` with real ranks: how models are averaged and evaluated, and a few steps of the digits. What
+needs no ranks is in tests/unit/test_convergence*.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
 import torch
 from support.ranks import device_for, run_ranks
-from support.tool_module import load_script
 
 from bagua.net.bench.result_file import read_result
 
@@ -24,14 +23,14 @@ pytestmark = pytest.mark.skipif(
     reason="needs scikit-learn, which brings the digits, and matplotlib: pip install scikit-learn matplotlib",
 )
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "convergence"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 
 def averaged_and_evaluated() -> dict[str, Any]:
     """Each rank has a linear model of its own, of ten samples all evaluate their part."""
-    from convergence_comparison.evaluation import evaluate, evaluate_alone, mean_over_ranks
-    from convergence_comparison.replicas import average
-    from convergence_comparison.task import Split, Task
+    from measure.convergence.evaluation import evaluate, evaluate_alone, mean_over_ranks
+    from measure.convergence.replicas import average
+    from measure.convergence.task import Split, Task
 
     import bagua.torch_api as bagua
 
@@ -73,10 +72,12 @@ def test_algorithms_train_from_the_same_start(tmp_path: Path, capsys: pytest.Cap
     details, result, plot = tmp_path / "details.json", tmp_path / "convergence.json", tmp_path / "curves.png"
     words = ["--device", "cpu", "--tasks", "digits", "--algorithms", "bytegrad,decentralized,async"]
     words += ["--seeds", "1", "--steps", "60", "--details", str(details), "--json", str(result), "--plot", str(plot)]
-    code = load_script("tools/convergence/compare_convergence.py").main(words)
+    from measure.convergence import tool
+
+    code = tool.main(words)
     document = json.loads(details.read_text())
     assert document["errors"] == [], capsys.readouterr().out
-    trainings = document["trainings"]
+    trainings = document["turns"]
     assert [one["case"] for one in trainings] == [row["case"] for row in document["summary"]]
     assert [one["case"] for one in trainings] == ["gradient_allreduce", "bytegrad", "decentralized", "async"]
     assert len({one["curve_loss"][0] for one in trainings}) == 1, "all algorithms begin with the same model"

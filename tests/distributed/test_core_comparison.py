@@ -1,4 +1,4 @@
-"""tools/train/compare_core.py with two real ranks on CPUs: one comparison of all algorithms. What needs no ranks is in
+"""`measure core` with two real ranks on CPUs: one comparison of all algorithms. What needs no ranks is in
 tests/unit/test_core_comparison.py."""
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.tool_module import load_script
 
 pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
-from core_comparison.catalogue import ALGORITHMS
+from measure.core import tool
+from measure.core.catalogue import ALGORITHMS
 
 from bagua.net.bench.result_file import read_result
 
@@ -26,7 +26,7 @@ def test_every_algorithm_keeps_what_it_promises(tmp_path: Path, capsys: pytest.C
     words += ["--steps", "2", "--warmup", "3", "--rounds", "1", "--baseline", "with-bagua", "--deterministic"]
     # Two ranks: sums of two have one order, so that whatever carries them ends with the same bits.
     words += ["--tolerance", "0", "--timeout", "60", "--details", str(details), "--json", str(result)]
-    code = load_script("tools/train/compare_core.py").main(words)
+    code = tool.main(words)
     printed = capsys.readouterr().out
     assert code == 0, printed
     document = json.loads(details.read_text())

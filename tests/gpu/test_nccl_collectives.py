@@ -3,7 +3,7 @@ own network in the same run; and training through it gives the same losses."""
 
 from __future__ import annotations
 
-import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,20 +66,19 @@ def test_a_backend_that_did_not_get_its_network_fails_the_run(tmp_path: Path) ->
     assert "bagua-net should have used network BaguaNet, but rank 0 used Socket" in done.stdout
 
 
-@pytest.mark.skipif(len(visible_gpus()) < RANKS, reason=f"compare_ddp.py gives each of {RANKS} ranks a GPU")
+@pytest.mark.skipif(len(visible_gpus()) < RANKS, reason=f"measure networks gives each of {RANKS} ranks a GPU")
 @pytest.mark.timeout(300)
 def test_training_through_the_plugin_gives_the_same_losses(repository: Path, tmp_path: Path) -> None:
-    words = ["--nproc-per-node", str(RANKS), "--model", "resnet", "--steps", "10", "--rounds", "1", "--tuned", "none"]
+    words = ["--nproc-per-node", str(RANKS), "--model", "convnet", "--steps", "10", "--rounds", "1", "--tuned", "none"]
+    path = tmp_path / "networks.json"
     done = subprocess.run(
-        [
-            *(sys.executable, str(repository / "tools" / "train" / "compare_ddp.py")),
-            *(*words, "--output-dir", str(tmp_path)),
-        ],
+        [sys.executable, "-m", "measure", "networks", *words, "--json", str(path), "--output-dir", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(repository / "tools")},
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stderr + done.stdout
-    document = json.loads((tmp_path / "ddp-runs.json").read_text())
-    assert document["losses"]["differences"] == {"bagua-net": "0.0"}
+    losses = {one.case["backend"]: one.median for one in read_result(path).select("loss")}
+    assert losses["plugin"] == losses["nccl"]

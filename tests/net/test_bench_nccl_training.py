@@ -1,9 +1,7 @@
-"""The DDP example and its comparison (tools/train/compare_ddp.py), on CPUs with gloo."""
+"""The DDP example, and the comparison of networks (`measure networks`), on CPUs with gloo."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,14 +11,12 @@ import pytest
 
 pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
-from ddp_comparison import training_run
-from ddp_comparison.options import parse_arguments
-from ddp_comparison.training_run import RunError
+from measure import networks
 from support.tool_module import load_script
 
-DEADLINE_S = 240.0
+from bagua.net.bench.result_file import read_result
 
 
 @pytest.fixture(scope="module")
@@ -30,35 +26,18 @@ def ddp_train() -> ModuleType:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_comparison_trains_and_finds_equal_losses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["--nproc-per-node", "2", "--model", "mlp", "--image-size", "16", "--steps", "16", "--rounds", "1"]
-    words += ["--tuned", "none", "--backend", "gloo", "--run-timeout", "100", "--time-limit", "220"]
-    code = load_script("tools/train/compare_ddp.py").main([*words, "--output-dir", str(tmp_path)])
-    assert code == 0, capfd.readouterr()
-    document = json.loads((tmp_path / "ddp-runs.json").read_text())
-    order = [(run["backend"], run["round"]) for run in document["runs"]]
-    assert order == [("NCCL default", 0), ("bagua-net", 0)]
-    assert document["losses"]["allowed"] == 0.0
-    assert document["best_tuned"] is None, "NCCL's default is alone"
-    assert [speedup["baseline"] for speedup in document["speedups"]] == ["NCCL default"]
-    assert document["errors"] == []
-    losses = [run["losses"] for run in document["runs"]]
+def test_the_comparison_trains_and_finds_equal_losses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "networks.json"
+    words = ["--device", "cpu", "--model", "mlp", "--length", "16", "--steps", "16", "--rounds", "1", "--warmup", "0"]
+    words += ["--tuned", "none", "--timeout", "100", "--time-limit", "220", "--json", str(path)]
+    code = networks.main([*words, "--output-dir", str(tmp_path)])
+    assert code == 0, capsys.readouterr()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("mlp ")]
+    result = read_result(path)
+    losses = [result.find("loss", backend=name, algorithm="torch_ddp").median for name in ("nccl", "plugin")]
     assert losses[0] == losses[1]
-    assert losses[0][-1] < losses[0][0] / 2, "the model learns, so equal losses mean something"
-    assert all(run["replicas_agree"] for run in document["runs"])
-    assert (tmp_path / "ddp.png").stat().st_size > 10_000
-
-
-@pytest.mark.slow
-def test_a_run_that_fails_shows_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "example.py"
-    script.write_text("raise SystemExit('no batch left')")
-    monkeypatch.setattr(training_run, "EXAMPLE", script)
-    arguments = parse_arguments(["--tuned", "none", "--backend", "gloo", "--output-dir", str(tmp_path)])
-    with pytest.raises(RunError) as failure:
-        training_run.train_once(arguments.backends[0], 0, arguments, os.environ, timeout_s=DEADLINE_S)
-    assert "exit code 1" in str(failure.value)
-    assert "no batch left" in str(failure.value)
+    assert losses[0] < float(rows[0][-3]) / 2, "the model learns, so equal losses mean something"
+    assert result.find("speedup", backend="plugin").repetitions == 1
 
 
 def test_vgg16_is_the_published_model(ddp_train: ModuleType) -> None:

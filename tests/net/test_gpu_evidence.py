@@ -1,4 +1,4 @@
-"""tools/train/gpu_evidence.sh without GPUs: a python3 of ours notes what each part would run and leaves its results."""
+"""tools/measure/gpu_evidence.sh without GPUs: a python3 of ours notes what each part would run and leaves results."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ import pytest
 from support.processes import is_alive, wait_until
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "kernels"))
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "convergence"))
 
 import compare_minmax_uint8
-import convergence_comparison.options
-import core_comparison.options
-import measure_memory
+import measure.convergence.tool
+import measure.core.tool
+import measure.memory.tool
+import measure.networks
 import sweep.options
-from ddp_comparison.options import parse_arguments
 
 from bagua.net.bench.nccl_ab.options import parse_options
 
@@ -63,7 +61,7 @@ def evidence(repository: Path, tmp_path: Path) -> Run:
         environment = {**os.environ, **variables, "NOTES": str(notes), "TMPDIR": str(tmp_path)}
         environment["PATH"] = f"{played.parent}:{environment['PATH']}"
         done = subprocess.run(
-            ["bash", str(repository / "tools" / "train" / "gpu_evidence.sh"), str(tmp_path / "out"), "4", *parts],
+            ["bash", str(repository / "tools" / "measure" / "gpu_evidence.sh"), str(tmp_path / "out"), "4", *parts],
             env=environment,
             capture_output=True,
             text=True,
@@ -80,6 +78,14 @@ def nccl_words(command: list[str]) -> list[str]:
     return command[3:]
 
 
+def measure_words(command: list[str], tool: str) -> list[str]:
+    assert command[:3] == ["-m", "measure", tool]
+    for option in ("--json", "--output-dir", "--trace"):  # the script's folder is gone
+        if option in command:
+            Path(command[command.index(option) + 1]).parent.mkdir(parents=True, exist_ok=True)
+    return command[3:]
+
+
 def test_every_part_of_best_is_a_command_that_the_benchmark_takes(evidence: Run, tmp_path: Path) -> None:
     done, commands = evidence("best")
     assert done.returncode == 0, done.stderr
@@ -93,10 +99,9 @@ def test_every_part_of_best_is_a_command_that_the_benchmark_takes(evidence: Run,
         assert (options.ranks, options.sizes[0], options.sizes[-1]) == (4, 8, 1 << 30)
         assert options.time_limit_s == 110
     assert collectives == ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"]
-    assert commands[-1][0].endswith("tools/train/compare_ddp.py")
-    arguments = parse_arguments([*commands[-1][1:], "--output-dir", str(tmp_path / "ddp")])
-    assert len(arguments.backends) == 10
-    assert (arguments.nproc_per_node, arguments.model, arguments.dtype) == (4, "vgg16", "bf16")
+    given = measure.networks.parse_options(measure_words(commands[-1], "networks"), gpus=lambda: 4)
+    assert len(measure.networks.backends_of(given)) == 10
+    assert (given.ranks, given.model, given.dtype) == (4, ("vgg16",), "bf16")
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"best_all_reduce-4.json", "best_send_recv-4.png", "best_ddp-4.json"} <= written
     assert any(name.startswith("logs-4-best_all_reduce+") for name in written)
@@ -118,17 +123,15 @@ def test_the_parts_of_training_are_commands_that_the_tools_take(evidence: Run) -
         Path(command[command.index("--json") + 1]).parent.mkdir(parents=True, exist_ok=True)
     core, core_tcp, algorithms, networks, delays, convergence, memory, kernels = commands
     for command, network in ((core, "nvlink"), (core_tcp, "tcp"), (algorithms, "tcp")):
-        assert command[0] == str(TOOLS / "train" / "compare_core.py")
-        options = core_comparison.options.parse_options(command[1:], gpus=gpus)
+        options = measure.core.tool.parse_options(measure_words(command, "core"), gpus=gpus)
         assert (options.ranks, options.network, options.rounds) == (4, network, 1)
     for command in (networks, delays):
         assert command[:2] == ["-m", "sweep"]
-        planned = sweep.options.parse_options(command[2:], gpus=gpus).comparison
+        planned = sweep.options.parse_options(command[2:], gpus=gpus)
         assert (planned.ranks, planned.device, planned.rounds) == (4, "cuda", 1)
-    assert convergence[0] == str(TOOLS / "convergence" / "compare_convergence.py")
-    assert convergence_comparison.options.parse_options(convergence[1:], gpus=gpus).tasks == ("digits",)
-    assert memory[0] == str(TOOLS / "train" / "measure_memory.py")
-    assert measure_memory.make_parser().parse_args(memory[1:]).nproc_per_node == 4
+    words = measure_words(convergence, "convergence")
+    assert measure.convergence.tool.parse_options(words, gpus=gpus).tasks == ("digits",)
+    assert measure.memory.tool.parse_options(measure_words(memory, "memory"), gpus=gpus).ranks == 4
     assert kernels[0] == str(TOOLS / "kernels" / "compare_minmax_uint8.py")
     assert compare_minmax_uint8.make_parser().parse_args(kernels[1:]).rounds == 3
 
@@ -148,11 +151,13 @@ def test_ranks_share_gpus_where_they_can(evidence: Run, tmp_path: Path) -> None:
     library.write_bytes(b"")
     asked = parse_options([*nccl_words(collectives), "--library", str(library)])
     assert (asked.share_gpus, asked.ranks, any(one.shared_memory for one in asked.backends)) == (True, 4, False)
-    sharing = [core_comparison.options.parse_options(one[1:], gpus=gpus).sharing for one in (core_tcp, algorithms)]
-    sharing += [sweep.options.parse_options(one[2:], gpus=gpus).comparison.sharing for one in (networks, delays)]
-    sharing.append(convergence_comparison.options.parse_options(convergence[1:], gpus=gpus).sharing)
-    assert [one is not None and one.gpus for one in sharing] == [1] * 5
-    assert measure_memory.make_parser().parse_args(memory[1:]).share_gpus
+    core, memory_options = measure.core.tool.parse_options, measure.memory.tool.parse_options
+    sharing = [core(measure_words(one, "core"), gpus=gpus).sharing for one in (core_tcp, algorithms)]
+    sharing += [sweep.options.parse_options(one[2:], gpus=gpus).sharing for one in (networks, delays)]
+    words = measure_words(convergence, "convergence")
+    sharing.append(measure.convergence.tool.parse_options(words, gpus=gpus).sharing)
+    sharing.append(memory_options(measure_words(memory, "memory"), gpus=gpus).sharing)
+    assert [one is not None and one.gpus for one in sharing] == [1] * 6
     _, unshared = evidence("algorithms")
     assert "--share-gpus" not in unshared[-1]
 
@@ -170,7 +175,7 @@ def test_the_part_that_runs_ends_with_the_script(evidence: Run, repository: Path
     evidence("memory")  # makes the played python3
     environment = {**os.environ, "NOTES": str(tmp_path / "notes"), "TMPDIR": str(tmp_path), "PLAYED_S": "300"}
     environment["PATH"] = f"{tmp_path / 'bin'}:{environment['PATH']}"
-    script = repository / "tools" / "train" / "gpu_evidence.sh"
+    script = repository / "tools" / "measure" / "gpu_evidence.sh"
     running = tmp_path / "notes.running"
     with subprocess.Popen(["bash", str(script), str(tmp_path / "out"), "4", "memory"], env=environment) as started:
         wait_until(lambda: running.exists() and running.read_text().endswith("\n"), "the part", 30)
@@ -184,7 +189,7 @@ def test_without_parts_the_usual_ones_run(evidence: Run) -> None:
     assert done.returncode == 0, done.stderr
     assert [command[1] if command[0] == "-m" else Path(command[0]).name for command in commands] == [
         "bagua.cli.net_bench",
-        "compare_ddp.py",
+        "measure",
         "bagua.cli.net_bench",
         "pytest",
     ]
@@ -217,7 +222,7 @@ def test_an_unknown_part_is_refused_before_anything_runs(evidence: Run, part: st
 
 @pytest.mark.parametrize("gpus", ["ddp", "0", "-1"])
 def test_a_word_in_the_place_of_the_gpus_is_refused(gpus: str, repository: Path, tmp_path: Path) -> None:
-    script, out = repository / "tools" / "train" / "gpu_evidence.sh", tmp_path / "out"
+    script, out = repository / "tools" / "measure" / "gpu_evidence.sh", tmp_path / "out"
     done = subprocess.run(["bash", str(script), str(out), gpus], capture_output=True, text=True, timeout=30)
     assert done.returncode == 2
     assert f"GPUS is '{gpus}', which is no number of GPUs" in done.stderr

@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
-from core_comparison.averaging_cycles import AveragingCycles
-from core_comparison.wrapping import Averaging
+from measure.core.averaging_cycles import AveragingCycles
+from measure.core.wrapping import Averaging
 
 
 class Training:

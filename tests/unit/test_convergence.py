@@ -1,4 +1,4 @@
-"""tools/convergence without ranks: tasks, sharding, the schedule, what is compared with what. Statistics and output are
+"""`measure convergence` without ranks: tasks, sharding, the schedule, what is compared with what. Statistics are
 in test_convergence_report.py, real ranks in tests/distributed/test_convergence.py."""
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import pytest
 pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
 import torch
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "convergence"))
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
-from convergence_comparison.catalogue import (
+from measure.convergence.catalogue import (
     ADAM,
     BASELINE,
     BASELINE_ADAM,
@@ -26,10 +25,10 @@ from convergence_comparison.catalogue import (
     learning_rate_of,
     optimizer_of,
 )
-from convergence_comparison.replicas import put_back, snapshot
-from convergence_comparison.sharding import evaluation_share, shard, steps_per_epoch
-from convergence_comparison.task import Split, Task, build_task
-from convergence_comparison.training import CURVE_POINTS, curve_steps, learning_rate_factor
+from measure.convergence.replicas import put_back, snapshot
+from measure.convergence.sharding import evaluation_share, shard, steps_per_epoch
+from measure.convergence.task import Split, Task, build_task
+from measure.convergence.training import CURVE_POINTS, curve_steps, learning_rate_factor
 
 
 @pytest.fixture(params=list(TASKS))
@@ -93,7 +92,7 @@ class TestTasks:
 
     def test_patches_for_testing_share_no_pixel_with_those_for_training(self) -> None:
         pytest.importorskip("sklearn", reason="needs scikit-learn, which brings the photographs")
-        from convergence_comparison import photographs
+        from measure.convergence import photographs
 
         picture = torch.arange(200 * 300 * 3).reshape(200, 300, 3)
         noisy, _, is_test, is_train = photographs._patches(picture, torch.Generator())

@@ -1,10 +1,10 @@
-"""tools/convergence without ranks: statistics, verdicts, the order of trainings, output, options. Tasks are in
+"""`measure convergence` without ranks: statistics, verdicts, the order of trainings, output. Tasks are in
 test_convergence.py, real ranks in tests/distributed/test_convergence.py."""
 
 from __future__ import annotations
 
+import argparse
 import io
-import json
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -15,16 +15,13 @@ import pytest
 
 pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "convergence"))
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
-from convergence_comparison import statistics
-from convergence_comparison.catalogue import BASELINE, CASES, TASKS
-from convergence_comparison.comparison_run import ComparisonRun, Outcome, trainings_of
-from convergence_comparison.figure import differences, style_of, write_figure
-from convergence_comparison.options import Options, parse_options
-from convergence_comparison.report import closing_lines, heading, render, write_document, write_result_file
-from convergence_comparison.statistics import (
+from measure.convergence import statistics
+from measure.convergence.catalogue import BASELINE, CASES
+from measure.convergence.figure import differences, style_of, write_figure
+from measure.convergence.report import report_of
+from measure.convergence.statistics import (
     HOLDS,
     Difference,
     TrainingResult,
@@ -34,16 +31,16 @@ from convergence_comparison.statistics import (
     rows_of,
     verdict,
 )
+from measure.convergence.tool import ConvergenceRun, parse_options
 
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.progress import Progress
-from bagua.net.bench.result_file import read_result
+from bagua.net.bench.turns import Turns
 
 POINTS = [0.0, 1.0, 2.0]
 
 
-def options(*words: str) -> Options:
+def options(*words: str) -> argparse.Namespace:
     return parse_options(["--device", "cpu", *words])
 
 
@@ -184,15 +181,18 @@ def answers(seconds: float = 1.0) -> list[Any]:
 
 
 class TestRun:
-    def run(self, given: Options, answer: Callable[[Mapping[str, Any]], list[Any]], clock: Any) -> tuple[Outcome, Any]:
+    def run(
+        self, given: argparse.Namespace, answer: Callable[[Mapping[str, Any]], list[Any]], clock: Any
+    ) -> tuple[ConvergenceRun, list[StubTeam]]:
         teams: list[StubTeam] = []
 
         def start() -> StubTeam:
             teams.append(StubTeam(answer))
             return teams[-1]
 
-        progress = Progress(1, stream=io.StringIO())
-        return ComparisonRun(given, start, progress, clock).run(), teams
+        run = ConvergenceRun(given, start, Progress(1, stream=io.StringIO()), clock)
+        run.run()
+        return run, teams
 
     def test_algorithms_take_turns_within_a_seed(self) -> None:
         asked: list[tuple[str, str, int]] = []
@@ -202,15 +202,14 @@ class TestRun:
             return answers()
 
         given = options("--tasks", "digits,photographs", "--algorithms", "bytegrad,async", "--seeds", "2")
-        outcome, teams = self.run(given, answer, lambda: 0.0)
+        run, teams = self.run(given, answer, lambda: 0.0)
         order = [BASELINE, "bytegrad", "async"]
         turned = [*order[1:], order[0]]
         tasks = ("digits", "photographs")
         assert asked == [(task, case, 1) for task in tasks for case in order] + [
             (task, case, 2) for task in tasks for case in turned
         ]
-        assert len(outcome.trainings) == 12
-        assert not outcome.errors
+        assert (len(run.trainings), run.turns.errors) == (12, [])
         assert [team.closed for team in teams] == [[False]]
 
     def test_what_failed_is_left_out_and_the_rest_goes_on_with_other_ranks(self) -> None:
@@ -219,120 +218,44 @@ class TestRun:
                 raise BenchError("rank 1 died")
             return answers()
 
-        outcome, teams = self.run(
-            options("--tasks", "digits", "--algorithms", "async", "--seeds", "3"), answer, lambda: 0
-        )
-        assert outcome.errors == ["async with digits, seed 1: rank 1 died"]
-        assert [one.case for one in outcome.trainings] == [BASELINE] * 3
+        given = options("--tasks", "digits", "--algorithms", "async", "--seeds", "3")
+        run, teams = self.run(given, answer, lambda: 0)
+        assert run.turns.errors == ["async with digits: rank 1 died"]
+        assert [one.case for one in run.trainings] == [BASELINE] * 3
         assert [team.closed for team in teams] == [[True], [False]]
-
-    def test_the_number_of_trainings_is_known_before(self) -> None:
-        assert trainings_of(options("--seeds", "2", "--algorithms", "bytegrad")) == 2 * 2 * len(TASKS)
-
-    def test_no_training_begins_that_would_be_late(self) -> None:
-        now = [0.0]
-
-        def answer(_: Mapping[str, Any]) -> list[Any]:
-            now[0] += 4.0
-            return answers()
-
-        given = options("--tasks", "digits", "--algorithms", "bytegrad", "--seeds", "3", "--time-limit", "15")
-        outcome, _ = self.run(given, answer, lambda: now[0])
-        assert len(outcome.trainings) == 3
-        (error,) = outcome.errors
-        assert error.startswith("--time-limit 15 s ended the run at seed 2 of 3, before gradient_allreduce with digits")
 
 
 class TestOutput:
     @pytest.fixture
-    def outcome(self) -> Outcome:
-        trainings = [training(case, seed, 0.1 * seed) for seed in (1, 2) for case in (BASELINE, "bytegrad")]
-        trainings.append(training("async", 1, 0.2, 0.8, spread=0.01, replica_test_loss=0.4))
+    def trainings(self) -> list[TrainingResult]:
+        found = [training(case, seed, 0.1 * seed) for seed in (1, 2) for case in (BASELINE, "bytegrad")]
+        return [*found, training("async", 1, 0.2, 0.8, spread=0.01, replica_test_loss=0.4)]
+
+    def test_the_report(self, trainings: list[TrainingResult]) -> None:
         sizes = {"digits": {"train_samples": 100, "test_samples": 20, "parameters": 5}}
-        return Outcome(trainings, {"torch": "2.13.0", "device": "cpu", "threads": 1}, sizes, ["an error"], ["a note"])
-
-    def test_one_thread_is_no_threads(self, outcome: Outcome) -> None:
-        options = parse_options(["--device", "cpu"])
-        assert heading(options, outcome).endswith(", torch 2.13.0, gloo, 1 thread each")
-        outcome.facts = {**outcome.facts, "threads": 2}
-        assert heading(options, outcome).endswith(", gloo, 2 threads each")
-
-    def test_the_table(self, outcome: Outcome) -> None:
-        rows = rows_of(outcome.trainings)
-        lines = render(rows).splitlines()
-        assert len({line.index("loss") for line in lines[:1]}) == 1
+        facts = {"torch": "2.13.0", "device": "cpu", "threads": 1}
+        report = report_of(trainings, sizes, options(), facts, Turns())
+        assert report.heading == "2 ranks on cpu, torch 2.13.0, 1 thread each"
+        lines = report.table.splitlines()
         assert [line.split()[1] for line in lines[2:]] == [BASELINE, "bytegrad", "async"]
         assert lines[3].endswith("holds")
         assert "falls short: train loss +1e+02 %, test loss +1e+02 %, accuracy -10 points" in lines[4]
         assert "1.0e-02" in lines[4]
-        assert "\x1b" not in "".join(lines)
-        assert render(rows, colour=True).count("\x1b[1;97;41m") == 1
-        text = "\n".join(closing_lines(rows, outcome))
-        assert "digits: 100 samples to train with, 20 to test, 5 parameters, 100 steps of 60 samples" in text
-        assert text.endswith("note: a note\nERROR: an error")
-
-    def test_the_document(self, outcome: Outcome, tmp_path: Path) -> None:
-        path = tmp_path / "convergence.json"
-        write_document(path, options(), rows_of(outcome.trainings), outcome, describe_machine())
-        document = json.loads(path.read_text())
-        assert [row["case"] for row in document["summary"]] == [BASELINE, "bytegrad", "async"]
-        assert len(document["trainings"]) == 5
-        assert document["tasks"]["digits"]["learning_rates"] == dict(TASKS["digits"].learning_rates)
-        assert document["algorithms"][1]["options"] == {"hierarchical": False}
-
-    def test_the_result_file_has_curves_and_differences(self, outcome: Outcome, tmp_path: Path) -> None:
-        path = tmp_path / "convergence.json"
-        write_result_file(path, options(), rows_of(outcome.trainings), outcome, describe_machine())
-        result = read_result(path)
-        labels = {"model": "digits", "algorithm": "bytegrad"}
-        at_the_end = next(one for one in result.select("loss", **labels) if "epoch" not in one.case)
-        curve = [one for one in result.select("loss", **labels) if "epoch" in one.case]
+        assert report.lines[0].startswith("digits: 100 samples to train with, 20 to test, 5 parameters, 100 steps")
+        found = [one for one in report.figures if one.case["algorithm"] == "bytegrad"]
+        (at_the_end,) = (one for one in found if one.metric == "loss" and "epoch" not in one.case)
+        curve = [one for one in found if one.metric == "loss" and "epoch" in one.case]
         assert curve[-1].median == at_the_end.median
-        assert result.find("accuracy", **labels).unit == "%"
-        assert len(result.select("loss_difference")) == 2
+        assert [one.unit for one in found if one.metric == "accuracy"] == ["%"]
+        settings = report.parameters["settings"]
+        assert [(one["name"], one["options"]) for one in settings][1] == ("bytegrad", {"hierarchical": False})
 
-    def test_the_figure(self, outcome: Outcome, tmp_path: Path) -> None:
+    def test_the_figure(self, trainings: list[TrainingResult], tmp_path: Path) -> None:
         pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
         path = tmp_path / "convergence.png"
-        write_figure(path, outcome.trainings, "title", "caption")
+        write_figure(path, trainings, "title", "caption")
         assert path.read_bytes().startswith(b"\x89PNG")
-        gaps = differences(outcome.trainings, "digits", "async")
+        gaps = differences(trainings, "digits", "async")
         assert [round(gap.mean) for gap in gaps] == [0, 100, 100]
-        assert differences(outcome.trainings, "digits", BASELINE) == []
+        assert differences(trainings, "digits", BASELINE) == []
         assert len({style_of(case)[0] for case in CASES}) == len(CASES)
-
-
-class TestOptions:
-    @pytest.mark.parametrize(
-        ("words", "says"),
-        [
-            (["--tasks", "digits,letters"], "unknown task 'letters'; give a comma-separated list of digits"),
-            (["--algorithms", "adam"], "unknown algorithm 'adam'"),
-            (["--nproc-per-node", "5"], "5 is outside 2..4"),
-            (["--seeds", "0"], "0 is outside 1..100"),
-            (["--json", "/nowhere/a.json"], "folder '/nowhere' does not exist"),
-            (["--plot", "curves.gif"], "has suffix '.gif'"),
-            (["--seed", "3"], "unrecognized arguments"),
-        ],
-    )
-    def test_errors_name_value_and_remedy(
-        self, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with pytest.raises(SystemExit) as ended:
-            options(*words)
-        assert ended.value.code == 2
-        assert says in capsys.readouterr().err
-
-    def test_a_rank_needs_a_gpu_of_its_own(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert parse_options([], gpus=lambda: 2).device == "cuda"
-        assert parse_options([], gpus=lambda: 1).device == "cpu"
-        with pytest.raises(SystemExit):
-            parse_options(["--device", "cuda"], gpus=lambda: 1)
-        assert "--nproc-per-node 2 needs as many GPUs, this machine shows 1" in capsys.readouterr().err
-
-    def test_or_one_that_ranks_share(self) -> None:
-        options = parse_options(["--share-gpus"], gpus=lambda: 1)
-        assert options.sharing is not None
-        assert options.device == "cuda"
-        outcome = Outcome(facts={"device": "NVIDIA H200", "nccl": "2.28.9"})
-        assert heading(options, outcome).startswith(f"2 ranks on NVIDIA H200, {options.sharing}, torch")

@@ -1,8 +1,9 @@
-"""tools/train/compare_core.py without ranks: options, statistics, the order of turns, models.
+"""`measure core` without ranks: options, statistics, the order of turns, models.
 Real ranks are in tests/distributed/test_core_comparison.py."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -16,36 +17,32 @@ import pytest
 pytest.importorskip("torch", reason="needs PyTorch, which is what trains")
 import torch
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
-from core_comparison import compression_code
-from core_comparison.agreement import Reference, parameters_on_host
-from core_comparison.catalogue import (
-    ALGORITHMS,
+from measure.core import compression_code
+from measure.core.agreement import Reference, parameters_on_host
+from measure.core.catalogue import (
     DEFAULT_ALGORITHMS,
     DEFAULT_MODELS,
     DEFAULT_MODELS_ON_CPU,
-    GROUPS,
     MODELS,
     REFERENCE,
-    Promise,
 )
-from core_comparison.comparison_run import ComparisonRun, Outcome
-from core_comparison.compression_code import compression_facts
-from core_comparison.models import Gpt2, ModelSize, build, resnet50, tiny
-from core_comparison.options import Options, parse_options
-from core_comparison.report import closing_lines, heading, render, write_document, write_result_file
-from core_comparison.step_statistics import TurnResult, faults_of, quantile, rows_of, turn_result
+from measure.core.compression_code import compression_facts
+from measure.core.models import Gpt2, ModelSize, build, resnet50, tiny
+from measure.core.report import closing_lines, report_of
+from measure.core.run import CoreRun, size_of
+from measure.core.step_statistics import TurnResult, faults_of, quantile, rows_of, turn_result
+from measure.core.tool import parse_options
 
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.result_file import read_result
 
 MIB = 1 << 20
 
 
-def options(*words: str) -> Options:
+def options(*words: str) -> argparse.Namespace:
     return parse_options(["--device", "cpu", *words])
 
 
@@ -54,18 +51,14 @@ class TestOptions:
         ("words", "says"),
         [
             (["--model", "vgg16,vgg17"], "unknown model 'vgg17'; give a comma-separated list of resnet50"),
-            (["--algorithms", "ddp"], "unknown algorithm 'ddp'"),
             (["--algorithms", "with-bagua"], "has nothing to be compared with; add torch-ddp"),
             (["--algorithms", "core", "--baseline", "bytegrad"], "--baseline bytegrad is none of --algorithms"),
             (
                 ["--algorithms", "all", "--warmup", "2"],
                 "--warmup 2: ddp-powersgd compresses only after some steps; give 3",
             ),
-            (["--steps", "0"], "0 is outside 1..100000"),
             (["--network", "tcp"], "--network tcp is a choice of NCCL's"),
             (["--json", "/nowhere/core.json"], "folder '/nowhere' does not exist"),
-            (["--trace", "/proc/traces"], "--trace '/proc/traces' cannot be created (No such file or directory)"),
-            (["--step", "3"], "unrecognized arguments"),
         ],
     )
     def test_errors_name_value_and_remedy(
@@ -76,44 +69,20 @@ class TestOptions:
         assert ended.value.code == 2
         assert says in capsys.readouterr().err
 
-    def test_a_rank_needs_a_gpu_of_its_own(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit):
-            parse_options(["--nproc-per-node", "4"], gpus=lambda: 2)
-        assert "--nproc-per-node 4 needs as many GPUs, this machine shows 2" in capsys.readouterr().err
-
     def test_ranks_of_one_gpu_reach_each_other_over_tcp(self, capsys: pytest.CaptureFixture[str]) -> None:
         words = ["--nproc-per-node", "4", "--share-gpus"]
         with pytest.raises(SystemExit):
             parse_options(words, gpus=lambda: 2)
         assert "add --network tcp, or give as many ranks as there are GPUs, 2" in capsys.readouterr().err
-        settings = parse_options([*words, "--network", "tcp"], gpus=lambda: 2)
-        assert settings.sharing is not None
-        assert (settings.sharing.gpus, settings.device) == (2, "cuda")
-        outcome = Outcome([], facts={"device": "NVIDIA H200"})
-        assert heading(settings, outcome).startswith(f"4 ranks on NVIDIA H200, {settings.sharing}, torch")
-        assert f"note: {settings.sharing.note}" in closing_lines([], settings, outcome)
-
-    def test_groups_are_names_for_several_algorithms(self) -> None:
-        assert options().algorithms == DEFAULT_ALGORITHMS
-        assert options("--algorithms", "algorithms").algorithms == GROUPS["algorithms"]
-        assert options("--algorithms", "bytegrad,core").algorithms == ("bytegrad", *DEFAULT_ALGORITHMS)
-        promises = {name: entry.promise for name, entry in ALGORITHMS.items()}
-        assert set(promises) == set(GROUPS["all"])
-        assert promises["qadam"] is promises["ddp-fp16"] is Promise.EQUAL
-        assert promises["decentralized"] is Promise.OWN
+        given = parse_options([*words, "--network", "tcp"], gpus=lambda: 2)
+        assert (given.sharing.gpus, given.device) == (2, "cuda")
 
     def test_the_device_decides_models_and_sizes(self) -> None:
         on_gpu, on_cpu = parse_options([], gpus=lambda: 2), parse_options([], gpus=lambda: 0)
-        assert (on_gpu.device, on_gpu.models, on_gpu.network) == ("cuda", DEFAULT_MODELS, "nvlink")
-        assert (on_cpu.device, on_cpu.models, on_cpu.network) == ("cpu", DEFAULT_MODELS_ON_CPU, None)
-        assert on_gpu.turn("gpt2") == {"model": "gpt2", "length": 1024, "batch_size": 4, "dtype": "bf16"}
-        assert on_cpu.turn("vgg16")["dtype"] == "float32"
-        assert options("--length", "64", "--batch-size", "3", "--dtype", "bf16").turn("vgg16") == {
-            "model": "vgg16",
-            "length": 64,
-            "batch_size": 3,
-            "dtype": "bf16",
-        }
+        assert (on_gpu.device, on_gpu.model, on_gpu.network) == ("cuda", DEFAULT_MODELS, "nvlink")
+        assert (on_cpu.device, on_cpu.model, on_cpu.network) == ("cpu", DEFAULT_MODELS_ON_CPU, None)
+        assert size_of(on_gpu, "gpt2") == {"model": "gpt2", "length": 1024, "batch_size": 4, "dtype": "bf16"}
+        assert size_of(options("--length", "64"), "vgg16")["length"] == 64
 
 
 def turn(algorithm: str, number: int, steps_ms: list[float], **changes: Any) -> TurnResult:
@@ -123,7 +92,7 @@ def turn(algorithm: str, number: int, steps_ms: list[float], **changes: Any) -> 
         "round": number,
         "step_seconds": [ms / 1e3 for ms in steps_ms],
         "steps": len(steps_ms),
-        "last_loss": 1.0,
+        "losses": [1.0],
         "parameters": 10,
         "gradients": 2,
         "peak_bytes": None,
@@ -144,7 +113,7 @@ def answer(seconds: list[float], **changes: Any) -> dict[str, Any]:
         "event": "turn",
         "step_seconds": seconds,
         "steps": len(seconds),
-        "last_loss": 2.0,
+        "losses": [2.0],
         "parameters": 10,
         "gradients": 2,
         "peak_bytes": 3 * MIB,
@@ -205,7 +174,7 @@ class TestStatistics:
         turns += [turn("bytegrad", 0, [1]), turn("decentralized", 0, [1] * 3)]
         found = {row.algorithm: row.steps_per_averaging for row in rows_of(turns)}
         assert found == {"async": 3, "bytegrad": None, "decentralized": None}
-        lines = closing_lines(rows_of(turns), options(), Outcome(turns))
+        lines = closing_lines(rows_of(turns), turns, REFERENCE)
         assert "async, mlp: parameters were averaged once in 3.0 steps" in lines
 
     def test_quantiles_lie_between_values(self) -> None:
@@ -217,7 +186,7 @@ class TestStatistics:
         ("changes", "says"),
         [
             ({"replicas_agree": False}, "the ranks ended with different parameters"),
-            ({"last_loss": math.nan}, "the loss became nan"),
+            ({"losses": [1.0, math.nan]}, "the loss became nan"),
             ({"relative_difference": 0.2}, "differ from torch-ddp's by 0.2 of the way from the start; allowed 0.1"),
             ({"relative_difference": math.inf}, "differ from torch-ddp's by inf"),
             ({"relative_difference": math.nan}, "differ from torch-ddp's by nan"),
@@ -250,80 +219,6 @@ class TestStatistics:
         assert len(faults_of([*turns, turn("bagua-ddp", 0, [1], relative_difference=0.31)], 0.1)) == 1
 
 
-class TestReport:
-    def test_the_table_shows_what_there_is(self) -> None:
-        turns = [turn(REFERENCE, 0, [10.0] * 3, peak_bytes=100 * MIB), turn("with-bagua", 0, [8, 9, 10])]
-        turns += [turn(REFERENCE, 0, [0.5], model="convnet", replicas_agree=False)]
-        lines = render(rows_of(turns), options()).splitlines()
-        head = "model algorithm step p10..p90 over DDP by round samples peak from DDP replicas"
-        assert lines[0].split() == head.split()
-        assert lines[2].split() == ["mlp", "torch-ddp", "10.0", "10.0..10.0", "-", "-", "6400", "100", "0", "agree"]
-        ours = "mlp with-bagua 9.00 8.20..9.80 1.111 1.111..1.111 7111 - 0 agree"
-        assert lines[3].split() == ours.split()
-        assert lines[4] == ""
-        assert lines[5].split()[-1] == "DIFFER"
-
-    def test_the_table_names_the_baseline_and_holds_nobody_to_what_he_does_not_promise(self) -> None:
-        turns = [turn("with-bagua", 0, [8], machine_busy=0.5, steps_peak_bytes=20)]
-        turns += [turn("async", 0, [4], replicas_agree=False, steps_peak_bytes=70, largest_difference=0.3)]
-        settings = options("--algorithms", "with-bagua,async", "--baseline", "with-bagua")
-        rows = rows_of(turns, settings.baseline)
-        lines = render(rows, settings).splitlines()
-        assert lines[0].split()[-9:] == [
-            "with-bagua",
-            "by",
-            "round",
-            "samples",
-            "extra",
-            "CPU",
-            "from",
-            "DDP",
-            "replicas",
-        ]
-        assert lines[3].split() == [
-            "mlp",
-            "async",
-            "4.00",
-            "4.00..4.00",
-            "2.000",
-            "2.000..2.000",
-            "1.6e+04",
-            "+5.0",
-            "-",
-            "-",
-            "own",
-        ]
-        closing = closing_lines(rows, settings, Outcome(turns))
-        assert closing[0].startswith("over with-bagua: step time of with-bagua over the algorithm's")
-        assert "another training than DDP's, in which every rank has parameters of its own: async" in closing
-
-    def test_closing_lines_end_with_errors(self) -> None:
-        turns = [turn(REFERENCE, 0, [10]), turn("bagua-ddp", 0, [8])]
-        turns.insert(1, turn("with-bagua", 0, [8], largest_difference=1e-6, relative_difference=1e-7))
-        lines = closing_lines(rows_of(turns), options(), Outcome(turns, errors=["it broke"], notes=["a note"]))
-        assert lines[1] == (
-            "final parameters compared with those of torch-ddp, mlp: with-bagua at most 1e-06 apart (1e-07 of the way"
-            " from the start), bagua-ddp equal"
-        )
-        assert lines[-2:] == ["note: a note", "ERROR: it broke"]
-
-    def test_a_package_without_compiled_compression_is_named(self) -> None:
-        facts = {"python_compression": "/somewhere/bagua/__init__.py"}
-        turns = [turn(REFERENCE, 0, [10])]
-        *_, note = closing_lines(rows_of(turns), options(), Outcome(turns, facts=facts))
-        assert note.startswith("note: /somewhere/bagua/__init__.py has no compiled bagua.kernels._minmax_uint8")
-        assert "make install" in note
-        assert not any("compiled" in line for line in closing_lines(rows_of(turns), options(), Outcome(turns)))
-
-    def test_the_document_is_json_whatever_the_loss(self, tmp_path: Path) -> None:
-        turns = [turn(REFERENCE, 0, [10], last_loss=math.nan)]
-        path = tmp_path / "core.json"
-        write_document(path, options(), rows_of(turns), Outcome(turns), describe_machine())
-        document = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-        assert document["turns"][0]["last_loss"] is None
-        assert document["parameters"]["models"]["mlp"]["gradients"] == 2
-
-
 class PlayedTeam:
     """Answers at once, fails where a test says, and lets the clock pass."""
 
@@ -344,7 +239,9 @@ class PlayedTeam:
         self._journal.append("killed" if failed else "closed")
 
 
-def play(settings: Options, fails: Callable[[str, str, str], bool] = lambda *_: False) -> tuple[list[str], Outcome]:
+def play(
+    settings: argparse.Namespace, fails: Callable[[str, str, str], bool] = lambda *_: False
+) -> tuple[list[str], CoreRun]:
     """Every question takes a second."""
     journal: list[str] = []
     now = [0.0]
@@ -352,43 +249,37 @@ def play(settings: Options, fails: Callable[[str, str, str], bool] = lambda *_: 
     def advance() -> None:
         now[0] += 1.0
 
-    run = ComparisonRun(
-        settings, lambda: PlayedTeam(journal, fails, advance), Progress(1, quiet=True), clock=lambda: now[0]
-    )
-    return journal, run.run()
+    run = CoreRun(settings, lambda: PlayedTeam(journal, fails, advance), Progress(1, quiet=True), lambda: now[0])
+    run.run()
+    return journal, run
 
 
 class TestRun:
     def test_every_round_begins_with_another_algorithm(self, tmp_path: Path) -> None:
-        journal, outcome = play(options("--model", "mlp", "--rounds", "2", "--trace", str(tmp_path)))
+        journal, run = play(options("--model", "mlp", "--rounds", "2", "--trace", str(tmp_path)))
         first, second, third = (f"mlp {name}" for name in DEFAULT_ALGORITHMS)
         asked = [f"turn {name}" for name in (first, second, third, second, third, first)]
-        assert journal == [
-            "start",
-            f"settle {first}",
-            *asked,
-            *(f"trace {name}" for name in (first, second, third)),
-            "closed",
-        ]
-        assert [turn.round for turn in outcome.turns] == [0, 0, 0, 1, 1, 1]
-        assert outcome.traces == [tmp_path / f"mlp.{name}.json.gz" for name in DEFAULT_ALGORITHMS]
+        traced = [f"trace {name}" for name in (first, second, third)]
+        assert journal == ["start", f"settle {first}", *asked, *traced, "closed"]
+        assert run.traces == [tmp_path / f"mlp.{name}.json.gz" for name in DEFAULT_ALGORITHMS]
 
     def test_who_fails_is_left_out_of_that_model_and_ranks_start_anew(self) -> None:
         settings = options("--model", "mlp,convnet", "--rounds", "2", "--algorithms", "torch-ddp,with-bagua")
-        journal, outcome = play(settings, lambda _, model, name: (model, name) == ("mlp", "with-bagua"))
+        journal, run = play(settings, lambda _, model, name: (model, name) == ("mlp", "with-bagua"))
         assert journal[2:5] == ["turn mlp torch-ddp", "turn mlp with-bagua", "killed"]
         assert journal[5:7] == ["start", "settle mlp torch-ddp"], "also what a new process does once is in no turn"
         assert journal.count("turn mlp with-bagua") == 1
         assert journal.count("turn mlp torch-ddp") == journal.count("turn convnet with-bagua") == 2
-        assert outcome.errors == ["with-bagua with mlp: rank 1 failed"]
+        assert run.turns.errors == ["with-bagua with mlp: rank 1 failed"]
 
     def test_what_the_installation_lacks_is_reported_once_and_costs_the_others_nothing(self) -> None:
         settings = options("--model", "mlp", "--rounds", "2", "--algorithms", "torch-ddp,async")
         journal: list[str] = []
         team = PlayedTeam(journal, lambda *_: False, lambda: None)
         team.facts = {"torch": "2", "unavailable": {"async": "no such algorithm"}}
-        outcome = ComparisonRun(settings, lambda: team, Progress(1, quiet=True)).run()
-        assert outcome.errors == ["async: no such algorithm"]
+        run = CoreRun(settings, lambda: team, Progress(1, quiet=True))
+        run.run()
+        assert run.turns.errors == ["async: no such algorithm"]
         assert journal == ["start", "settle mlp torch-ddp", *["turn mlp torch-ddp"] * 2, "closed"]
 
     def test_ranks_that_cannot_start_anew_cost_nothing_that_was_measured(self) -> None:
@@ -400,19 +291,68 @@ class TestRun:
                 raise BenchError("no port is free")
             return teams.pop()
 
-        outcome = ComparisonRun(settings, start, Progress(1, quiet=True)).run()
-        assert [turn.algorithm for turn in outcome.turns] == [REFERENCE]
-        assert outcome.errors[1] == "the ranks could not be started anew: no port is free"
+        run = CoreRun(settings, start, Progress(1, quiet=True))
+        run.run()
+        assert [turn.algorithm for turn in run.results] == [REFERENCE]
+        assert run.turns.errors[1] == "the ranks could not be started anew: no port is free"
         with pytest.raises(BenchError, match="no port is free"):
-            ComparisonRun(settings, start, Progress(1, quiet=True)).run()
+            CoreRun(settings, start, Progress(1, quiet=True)).run()
 
-    def test_models_share_the_time_and_no_round_is_cut_short(self) -> None:
-        settings = options("--model", "mlp,convnet", "--rounds", "100", "--time-limit", "16")
-        _, outcome = play(settings)
-        rounds = {model: {turn.round for turn in outcome.turns if turn.model == model} for model in settings.models}
-        assert rounds == {"mlp": {0, 1}, "convnet": {0, 1}}, "of 8 s each, one to settle and two rounds of three turns"
-        assert len(outcome.turns) == 12
-        assert len(outcome.notes) == 2
+
+def played_run(turns: list[TurnResult], settings: argparse.Namespace, **facts: Any) -> CoreRun:
+    """That has measured these."""
+    team = PlayedTeam([], lambda *_: False, lambda: None)
+    run = CoreRun(settings, lambda: team, Progress(1, quiet=True))
+    run._ranks.facts = facts
+    for one in turns:
+        run.turns.samples.setdefault((one.model, one.algorithm), {})[one.round] = one
+    return run
+
+
+class TestReport:
+    def test_the_table_shows_what_there_is_and_holds_nobody_to_what_he_does_not_promise(self) -> None:
+        turns = [turn("with-bagua", 0, [8], machine_busy=0.5, steps_peak_bytes=20)]
+        turns += [turn("async", 0, [4], replicas_agree=False, steps_peak_bytes=70, largest_difference=0.3)]
+        settings = options("--algorithms", "with-bagua,async", "--baseline", "with-bagua", "--model", "mlp")
+        lines = report_of(played_run(turns, settings), settings).table.splitlines()
+        assert lines[0].split()[-9:] == [
+            "with-bagua",
+            "by",
+            "round",
+            "samples",
+            "extra",
+            "CPU",
+            "from",
+            "DDP",
+            "replicas",
+        ]
+        ours = "mlp async 4.00 4.00..4.00 2.000 2.000..2.000 1.6e+04 +5.0 - - own"
+        assert lines[3].split() == ours.split()
+
+    def test_a_package_without_compiled_compression_is_named(self) -> None:
+        settings = options()
+        run = played_run([turn(REFERENCE, 0, [10])], settings, python_compression="/somewhere/bagua/__init__.py")
+        (note,) = report_of(run, settings).notes
+        assert note.startswith("/somewhere/bagua/__init__.py has no compiled bagua.kernels._minmax_uint8")
+
+    def test_what_is_printed_and_written(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path, details = tmp_path / "core.json", tmp_path / "details.json"
+        settings = options("--json", str(path), "--details", str(details))
+        turns = [turn(REFERENCE, number, [10 + number]) for number in (0, 1)]
+        turns += [turn("with-bagua", number, [5], steps_peak_bytes=3 * MIB) for number in (0, 1)]
+        run = played_run([*turns, turn("bagua-ddp", 0, [5], losses=[math.nan])], settings, torch="2.13.0", device="cpu")
+        run.turns.notes.append("a note")
+        assert report_of(run, settings).publish(settings) == 1
+        printed = capsys.readouterr().out
+        assert "note: a note\nERROR: bagua-ddp with mlp, round 0: the loss became nan\nwritten: " in printed
+        result = read_result(path)
+        step = result.find("step_time", algorithm="torch_ddp", model="mlp", ranks=2, gpus=0, rate_gbps=None)
+        assert (step.median, step.low, step.high, step.unit) == pytest.approx((10.5, 10, 11, "ms"))
+        assert result.find("speedup", algorithm="gradient_allreduce").median == pytest.approx(2.1)
+        assert result.find("memory", algorithm="gradient_allreduce").median == 3
+        assert (result.versions["torch"], result.notes[0]) == ("2.13.0", "a note")
+        document = json.loads(details.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        assert document["turns"][-1]["losses"] == [None]
 
 
 class TestCompressionCode:
@@ -495,16 +435,3 @@ class TestAgreement:
         with torch.no_grad():
             model.weight.fill_(math.nan)
         assert Reference([torch.zeros(1, 1)], [torch.zeros(1, 1)]).compare(model).relative == math.inf
-
-
-def test_the_result_file_has_a_figure_for_each_quantity(tmp_path: Path) -> None:
-    turns = [turn(REFERENCE, number, [10 + number]) for number in (0, 1)]
-    turns += [turn("with-bagua", number, [5], steps_peak_bytes=3 * MIB) for number in (0, 1)]
-    path, outcome = tmp_path / "core.json", Outcome(turns, facts={"torch": "2.13.0"}, notes=["a note"])
-    write_result_file(path, options(), rows_of(turns), outcome, describe_machine())
-    result = read_result(path)
-    step = result.find("step_time", algorithm="torch_ddp", model="mlp", ranks=2, gpus=0, rate_gbps=None)
-    assert (step.median, step.low, step.high, step.unit) == pytest.approx((10.5, 10, 11, "ms"))
-    assert result.find("speedup", algorithm="gradient_allreduce").median == pytest.approx(2.1)
-    assert result.find("memory", algorithm="gradient_allreduce").median == 3
-    assert (result.versions["torch"], result.notes) == ("2.13.0", ("a note",))

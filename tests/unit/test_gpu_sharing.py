@@ -14,10 +14,9 @@ import pytest
 pytest.importorskip("torch", reason="needs PyTorch: the tools' ranks train")
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "train"))
 
-from device_option import ChosenDevice, add_sharing_option, chosen_device
-from rank_team.placement import HostPlacement
+from measure.options import add_ranks, choose_device
+from measure.ranks.placement import HostPlacement
 from sweep.lab_placement import LabPlacement
 
 from bagua.net.bench.gpu_sharing import GpuSharing, gpu_name, mps_is_running, sharing_of
@@ -80,26 +79,27 @@ def test_gpus_are_those_that_we_see() -> None:
     assert gpu_name(1, {"CUDA_VISIBLE_DEVICES": "3, GPU-5"}) == "GPU-5"
 
 
-def chosen(*words: str, gpus: int) -> ChosenDevice:
+def chosen(*words: str, gpus: int) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--nproc-per-node", type=int, default=2)
-    parser.add_argument("--device", default="auto")
-    add_sharing_option(parser)
-    return chosen_device(parser, parser.parse_args(words), lambda: gpus)
+    add_ranks(parser)
+    given = parser.parse_args(words)
+    choose_device(parser, given, lambda: gpus)
+    return given
 
 
 class TestOption:
     def test_it_changes_nothing_with_a_gpu_for_each_rank(self) -> None:
-        assert chosen("--share-gpus", gpus=2) == ChosenDevice("cuda")
+        given = chosen("--share-gpus", gpus=2)
+        assert (given.device, given.sharing) == ("cuda", None)
 
     def test_it_makes_one_gpu_enough(self) -> None:
-        assert chosen(gpus=1) == ChosenDevice("cpu")
+        assert chosen(gpus=1).device == "cpu"
         for device in ("auto", "cuda"):
             shared = chosen("--share-gpus", "--device", device, gpus=1)
-            assert (shared.type, shared.sharing is not None and shared.sharing.gpus) == ("cuda", 1)
+            assert (shared.device, shared.sharing.gpus) == ("cuda", 1)
 
     def test_without_a_gpu_it_is_of_no_use(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert chosen("--share-gpus", gpus=0) == ChosenDevice("cpu")
+        assert chosen("--share-gpus", gpus=0).device == "cpu"
         with pytest.raises(SystemExit):
             chosen("--share-gpus", "--device", "cuda", gpus=0)
         error = capsys.readouterr().err

@@ -10,12 +10,16 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Started by other programs only.
-INTERNAL = {REPOSITORY / "tools" / "train" / "rank_team" / "rank_process.py"}
+INTERNAL = {REPOSITORY / "tools" / "measure" / "ranks" / "rank_process.py"}
 
 
 def scripts() -> list[Path]:
     files = [path for folder in ("tools", "examples") for path in (REPOSITORY / folder).rglob("*.py")]
-    return sorted(path for path in set(files) - INTERNAL if "ArgumentParser(" in path.read_text())
+    return sorted(
+        path
+        for path in set(files) - INTERNAL
+        if any(one in path.read_text() for one in ("ArgumentParser(", "parser_of("))
+    )
 
 
 def faults(source: str) -> Iterator[str]:
@@ -32,9 +36,12 @@ def faults(source: str) -> Iterator[str]:
             and "help" not in keywords
         ):
             yield f"{node.lineno}: {ast.unparse(node.args[0])} has no help"
-        if ast.unparse(node.func).endswith("ArgumentParser"):
+        function = ast.unparse(node.func)
+        if function.endswith("ArgumentParser") or function == "parser_of":
             # The whole docstring of a module is fine, a part of it breaks off when somebody writes it anew.
-            description = keywords.get("description")
+            description = node.args[1] if function == "parser_of" else keywords.get("description")
+            if isinstance(description, ast.Name) and description.id == "description":
+                continue  # parser_of's own, of measure.options
             text = description.value if isinstance(description, ast.Constant) else None
             if not (ast.unparse(description) == "__doc__" if description else False) and not str(text).endswith("."):
                 yield f"{node.lineno}: the description does not end with a full stop"

@@ -19,17 +19,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-# Python itself adds the script's folder, but not with PYTHONSAFEPATH. At the end: nothing there may hide a package.
-sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))
-
-from aligned_table import Column, render
 
 from bagua.net.bench.argument_types import byte_size, within
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.sizes import format_size
+from bagua.net.bench.table import Column, render_rows
 
 _PIECE_BYTES = 1 << 20
 _PATIENCE_S = 30.0
@@ -124,7 +119,7 @@ def _run(rank: int, address: tuple[str, int], given: argparse.Namespace, listene
             Column[Row]("CPU", "s/GB", lambda row: f"{row.cpu:.2f}"),
         ]
         print(f"TCP between two ranks, {format_size(given.memory)} for each process; {describe_machine().caption()}")
-        print(render(rows, columns, block=lambda _: None, is_loud=lambda _: False), flush=True)
+        print(render_rows(rows, columns), end="", flush=True)
     return 0
 
 

@@ -17,19 +17,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-# Python itself adds the script's folder, but not with PYTHONSAFEPATH. At the end: nothing there may hide a package.
-sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))
-
-from aligned_table import Column, render
-
 from bagua.net.bench.argument_types import byte_size, within
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.sizes import format_size
+from bagua.net.bench.table import Column, render_rows
 
 # An all-reduce is of buckets, as a training's is.
 _BUCKET_BYTES = 25 << 20
@@ -75,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 Column[Row]("all-reduce", "us", lambda row: f"{row.all_reduce_us:.0f}"),
             ]
             print(f"two ranks, {'NCCL' if has_gpu else 'gloo'}; {describe_machine().caption()}")
-            print(render(rows, columns, block=lambda _: None, is_loud=lambda _: False), flush=True)
+            print(render_rows(rows, columns), end="", flush=True)
     finally:
         dist.destroy_process_group()
     return 0

@@ -32,14 +32,13 @@ import torch.distributed as dist
 
 # Python itself adds the script's folder, but not with PYTHONSAFEPATH. At the end: nothing there may hide a package.
 sys.path.append(str(Path(__file__).resolve().parent))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))
 
-from aligned_table import Column, render
 from plugin_table import Plugin
 
 from bagua.comm_ops.peer_selection import ring_neighbours, shift_one_partner
 from bagua.net.bench.argument_types import byte_size, names_of, within
 from bagua.net.bench.machine import describe_machine
+from bagua.net.bench.table import Column, render_rows
 from bagua.net.library import library_path
 
 CHANNELS = 2
@@ -195,7 +194,7 @@ def main(words: Sequence[str] | None = None) -> int:
             Column[Row]("longest", "ms", lambda row: f"{max(row.seconds) * 1e3:.0f}"),
         ]
         print(f"{ranks} ranks, {given.bytes} bytes in {given.turns} turns each; {describe_machine().caption()}")
-        print(render(rows, columns, block=lambda _: None, is_loud=lambda _: False), flush=True)
+        print(render_rows(rows, columns), end="", flush=True)
     here.leave()
     return 0
 

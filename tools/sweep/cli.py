@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -9,8 +10,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from core_comparison.report import sharing_notes, write_json
-from device_option import device_text
+from measure.core.run import size_of
+from measure.report import device_text, sharing_notes, write_json
 from netlab import NetlabError, missing_requirement
 
 from bagua.net.bench.machine import describe_machine
@@ -18,7 +19,7 @@ from bagua.net.bench.progress import Progress
 
 from .capacity import PROBE_DELAY_MS, measure_capacity_gbit
 from .grid import PlannedNetwork, expected_seconds, in_measuring_order, plan_networks
-from .options import SweepOptions, parse_options
+from .options import parse_options
 from .plot import write_plot
 from .report import Grid, document, render, write_result_file
 from .sweep_run import LabMeasurement, SweepOutcome, SweepRun
@@ -41,43 +42,42 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"sweep: {error}", file=sys.stderr)
         return 1
     # Without delays there is still a sweep.
-    delays = options.delays_ms if True in capacity else tuple(delay for delay in options.delays_ms if not delay)
+    delays = options.delays if True in capacity else tuple(delay for delay in options.delays if not delay)
     if not delays:
         print(f"sweep: {notes[0]}; add 0 to --delays", file=sys.stderr)
         return 1
-    planned = plan_networks(options.rates_gbit, delays, capacity)
+    planned = plan_networks(options.rates, delays, capacity)
     order = in_measuring_order(planned)
     print(plan_text(order, options, capacity), flush=True)
-    if options.only_plan:
+    if options.plan:
         return 0
     machine = describe_machine()
     # As Ctrl-C: a program that limits our time shall find what was measured on stdout.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def write(outcome: SweepOutcome) -> None:
-        if options.details_path is not None:
-            write_json(options.details_path, document(planned, options.comparison, outcome, capacity, machine))
-        if options.json_path is not None:
-            write_result_file(options.json_path, options.comparison, outcome, capacity, machine)
+        if options.details is not None:
+            write_json(options.details, document(planned, options, outcome, capacity, machine))
+        if options.json is not None:
+            write_result_file(options.json, options, outcome, capacity, machine)
 
-    outcome = _run(options, order, [*sharing_notes(options.comparison), *notes], write)
+    outcome = _run(options, order, [*sharing_notes(options), *notes], write)
     grid = Grid(planned, outcome.results)
-    print("\n" + render(grid, options.comparison, outcome, capacity))
+    print("\n" + render(grid, options, outcome, capacity))
     written: list[Path] = []
     write(outcome)
-    written += [path for path in (options.json_path, options.details_path) if path is not None]
-    if options.plot_path is not None:
-        comparison = options.comparison
-        device = device_text(outcome.facts.get("device", "?"), comparison.sharing)
-        title = f"The fastest algorithm by network: {comparison.ranks} ranks, {device}"
-        write_plot(options.plot_path, grid, comparison.models, title=title, caption=_caption(grid, machine.caption()))
-        written.append(options.plot_path)
+    written += [path for path in (options.json, options.details) if path is not None]
+    if options.plot is not None:
+        device = device_text(outcome.facts.get("device", "?"), options.sharing)
+        title = f"The fastest algorithm by network: {options.ranks} ranks, {device}"
+        write_plot(options.plot, grid, options.model, title=title, caption=_caption(grid, machine.caption()))
+        written.append(options.plot)
     if written:
         print("written: " + ", ".join(map(str, written)))
     return 1 if outcome.errors or not any(result.rows for result in outcome.results) else 0
 
 
-def probe(options: SweepOptions) -> tuple[dict[bool, float], list[str]]:
+def probe(options: argparse.Namespace) -> tuple[dict[bool, float], list[str]]:
     """What the machine moves, by whether there is a delay, and what is to be said of it.
 
     Raises:
@@ -85,7 +85,7 @@ def probe(options: SweepOptions) -> tuple[dict[bool, float], list[str]]:
     """
     flows = max(1, min(4, (os.cpu_count() or 2) // 2))
     capacity = {False: measure_capacity_gbit(0.0, flows)}
-    if any(options.delays_ms):
+    if any(options.delays):
         try:
             capacity[True] = measure_capacity_gbit(PROBE_DELAY_MS, flows)
         except NetlabError as error:
@@ -93,25 +93,24 @@ def probe(options: SweepOptions) -> tuple[dict[bool, float], list[str]]:
     return capacity, []
 
 
-def plan_text(order: Sequence[PlannedNetwork], options: SweepOptions, capacity: dict[bool, float]) -> str:
-    comparison = options.comparison
-    steps = comparison.warmup + comparison.steps
+def plan_text(order: Sequence[PlannedNetwork], options: argparse.Namespace, capacity: dict[bool, float]) -> str:
+    steps = options.warmup + options.steps
     head = (
-        f"{len(order)} networks, {len(comparison.algorithms)} algorithms, {', '.join(comparison.models)}; up to"
-        f" {comparison.rounds} rounds of {steps} steps, {options.time_limit_s:g} s for all"
+        f"{len(order)} networks, {len(options.algorithms)} algorithms, {', '.join(options.model)}; up to"
+        f" {options.rounds} rounds of {steps} steps, {options.time_limit:g} s for all"
     )
     lines = [head]
     total = 0.0
     for planned in order:
         network = planned.network
-        seconds = _START_SECONDS[comparison.device]
-        for model in comparison.models:
+        seconds = _START_SECONDS[options.device]
+        for model in options.model:
             seconds += expected_seconds(
                 network,
-                gradient_bytes=round(4 * _elements(model, comparison.turn(model))),
-                algorithms=len(comparison.algorithms),
+                gradient_bytes=round(4 * _elements(model, size_of(options, model))),
+                algorithms=len(options.algorithms),
                 steps=steps,
-                compute_seconds=_COMPUTE_SECONDS[comparison.device],
+                compute_seconds=_COMPUTE_SECONDS[options.device],
                 capacity_gbit=capacity[network.delay_ms > 0],
                 start_seconds=0.0,
             )
@@ -138,18 +137,17 @@ def _caption(grid: Grid, machine: str) -> str:
 
 
 def _run(
-    options: SweepOptions,
+    options: argparse.Namespace,
     order: Sequence[PlannedNetwork],
     notes: Sequence[str],
     write: Callable[[SweepOutcome], None],
 ) -> SweepOutcome:
-    comparison = options.comparison
-    turns = len(order) * len(comparison.models) * len(comparison.algorithms) * comparison.rounds
+    turns = len(order) * len(options.model) * len(options.algorithms) * options.rounds
     with tempfile.TemporaryDirectory(prefix="sweep-") as temporary, Progress(turns) as progress:
-        measurement = LabMeasurement(options.output_folder or Path(temporary), progress)
+        measurement = LabMeasurement(options.output_dir or Path(temporary), progress)
 
         def write_so_far(outcome: SweepOutcome) -> None:
             outcome.facts, outcome.notes = measurement.facts, list(notes)
             write(outcome)
 
-        return SweepRun(comparison, order, options.time_limit_s, measurement, write_so_far).run()
+        return SweepRun(options, order, options.time_limit, measurement, write_so_far).run()

@@ -13,7 +13,7 @@ _OWN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "M
 
 
 class LabPlacement:
-    """Implements rank_team.placement.Placement. With `gpus`, rank k sees one of them alone: GPU k, modulo
+    """Implements measure.ranks.placement.Placement. With `gpus`, rank k sees one of them alone: GPU k, modulo
     their number."""
 
     alone_on_node = True

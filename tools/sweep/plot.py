@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from core_comparison.catalogue import ALGORITHMS, ALL_REDUCE
+from measure.core.catalogue import ALGORITHMS, ALL_REDUCE
 
 from bagua.net.bench.plot import check_plot_path
 

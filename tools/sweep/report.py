@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import figures
-from core_comparison.catalogue import ALL_REDUCE, REFERENCE
-from core_comparison.compression_code import compression_notes
-from core_comparison.options import Options
-from core_comparison.report import format_ms
-from core_comparison.step_statistics import Row
+from measure.core.catalogue import ALL_REDUCE, REFERENCE
+from measure.core.compression_code import compression_notes
+from measure.core.run import size_of
+from measure.core.step_statistics import Row
+from measure.report import format_ms, plain
+from measure.results import case_of, step_figures
 from netlab import DelayUsage
 
+from bagua.net.bench.figures import result_of
 from bagua.net.bench.machine import MachineFacts
+from bagua.net.bench.result_file import write_result
 from bagua.net.bench.table import MISSING
 
 from .grid import PlannedNetwork
@@ -139,10 +142,10 @@ def winner_text(winner: Winner | None) -> str:
     return "all-reduce" if winner.algorithm == ALL_REDUCE else f"{winner.algorithm} {winner.speed_up:.2f}x"
 
 
-def render(grid: Grid, options: Options, outcome: SweepOutcome, capacity_gbit: Mapping[bool, float]) -> str:
+def render(grid: Grid, options: argparse.Namespace, outcome: SweepOutcome, capacity_gbit: Mapping[bool, float]) -> str:
     parts = []
-    for model in options.models:
-        size = options.turn(model)
+    for model in options.model:
+        size = size_of(options, model)
         parts.append(f"== {model}, length {size['length']}, batch size {size['batch_size']} per rank, {size['dtype']}")
         parts.append(step_tables(grid, model, options.algorithms))
         for which, choice in _TABLES.items():
@@ -193,7 +196,7 @@ def lateness_ms(usages: Sequence[DelayUsage]) -> float:
 
 def document(
     planned: Sequence[PlannedNetwork],
-    options: Options,
+    options: argparse.Namespace,
     outcome: SweepOutcome,
     capacity_gbit: Mapping[bool, float],
     machine: MachineFacts,
@@ -202,17 +205,7 @@ def document(
     return {
         "machine": machine.as_dict(),
         "ranks": dict(outcome.facts),
-        "parameters": {
-            "baseline": options.baseline,
-            "algorithms": list(options.algorithms),
-            "device": options.device,
-            "gpus_shared": None if options.sharing is None else asdict(options.sharing),
-            "models": {model: options.turn(model) for model in options.models},
-            "ranks": options.ranks,
-            "rounds": options.rounds,
-            "steps": options.steps,
-            "warmup": options.warmup,
-        },
+        "parameters": plain({**vars(options), "models": {model: size_of(options, model) for model in options.model}}),
         "capacity_gbit": {"without_delay": capacity_gbit[False], "with_delay": capacity_gbit.get(True)},
         "networks": [_network_entry(one, grid, options) for one in planned],
         "notes": outcome.notes,
@@ -222,7 +215,7 @@ def document(
 
 def write_result_file(
     path: Path,
-    options: Options,
+    options: argparse.Namespace,
     outcome: SweepOutcome,
     capacity_gbit: Mapping[bool, float],
     machine: MachineFacts,
@@ -232,21 +225,21 @@ def write_result_file(
     for result in outcome.results:
         rate = result.network.rate_gbit if result.is_limited else None
         delay = result.network.delay_ms
-        labels = figures.case_of(options.ranks, options.device, options.sharing, rate_gbps=rate, delay_ms=delay)
-        found += figures.step_figures(result.rows, labels)
-    models = {model: options.turn(model) for model in options.models}
-    figures.write(
-        path,
-        f"Step time by network: {', '.join(options.models)} on {options.ranks} ranks, emulated networks",
+        labels = case_of(options.ranks, options.device, options.sharing, rate_gbps=rate, delay_ms=delay)
+        found += step_figures(result.rows, labels)
+    result = result_of(
+        f"Step time by network: {', '.join(options.model)} on {options.ranks} ranks, emulated networks",
         found,
         machine=machine,
-        ranks=outcome.facts,
-        parameters={"models": models, "rounds": options.rounds, "steps": options.steps, "warmup": options.warmup},
+        parameters=plain({**vars(options), "models": {model: size_of(options, model) for model in options.model}}),
+        versions={name: outcome.facts.get(name) for name in ("torch", "nccl")},
+        gpu=None if options.device == "cpu" else outcome.facts.get("device"),
         notes=[f"Without a limit this machine moves {_moved(capacity_gbit)}.", *outcome.notes, *outcome.errors],
     )
+    write_result(path, result)
 
 
-def _network_entry(planned: PlannedNetwork, grid: Grid, options: Options) -> dict[str, Any]:
+def _network_entry(planned: PlannedNetwork, grid: Grid, options: argparse.Namespace) -> dict[str, Any]:
     network = planned.network
     entry: dict[str, Any] = {**asdict(network), "is_limited": planned.is_limited}
     if planned.measured_as is not None:
@@ -258,8 +251,8 @@ def _network_entry(planned: PlannedNetwork, grid: Grid, options: Options) -> dic
         **entry,
         "tcp_buffer_bytes": network.tcp_buffer_bytes,
         "seconds": result.seconds,
-        "winners": {model: _winners(result.rows_of(model)) for model in options.models},
-        "rows": [row.as_dict() for row in result.rows],
+        "winners": {model: _winners(result.rows_of(model)) for model in options.model},
+        "rows": [asdict(row) for row in result.rows],
         "turns": [asdict(turn) for turn in result.turns],
         "delays": [asdict(usage) for usage in result.delays],
         "notes": result.notes,

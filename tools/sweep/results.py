@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from core_comparison.catalogue import ALGORITHMS, ALL_REDUCE, Promise
-from core_comparison.step_statistics import Row, TurnResult
+from measure.core.catalogue import ALGORITHMS, ALL_REDUCE, Promise
+from measure.core.step_statistics import Row, TurnResult
 from netlab import DelayUsage
 
 from .grid import Network

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from core_comparison.comparison_run import ComparisonRun, Outcome
-from core_comparison.options import Options
-from core_comparison.ranks import start_ranks
-from core_comparison.step_statistics import faults_of, rows_of
+from measure.core.ranks import start_ranks
+from measure.core.run import CoreRun
+from measure.core.step_statistics import faults_of, rows_of
 from netlab import Lab, NetlabError
 
 from bagua.net.bench.errors import BenchError
@@ -31,7 +31,7 @@ class SweepInterruptedError(Exception):
 
 
 # Makes the network, trains all algorithms in it and removes it.
-Measure = Callable[[PlannedNetwork, Options], NetworkResult]
+Measure = Callable[[PlannedNetwork, argparse.Namespace], NetworkResult]
 
 
 @dataclass
@@ -52,7 +52,7 @@ class SweepRun:
 
     def __init__(
         self,
-        options: Options,
+        options: argparse.Namespace,
         planned: Sequence[PlannedNetwork],
         time_limit_s: float,
         measure: Measure,
@@ -81,7 +81,7 @@ class SweepRun:
             share = left / (len(self._planned) - place)
             began = self._clock()
             try:
-                result = self._measure(planned, replace(self._options, time_limit_s=share))
+                result = self._measure(planned, argparse.Namespace(**{**vars(self._options), "time_limit": share}))
             except (BenchError, NetlabError) as error:
                 result = NetworkResult(planned.network, planned.is_limited, errors=[str(error)])
             except (SweepInterruptedError, KeyboardInterrupt) as interruption:
@@ -109,7 +109,7 @@ class LabMeasurement:
         self._progress = progress
         self.facts: Mapping[str, Any] = {}  # of the last ranks
 
-    def __call__(self, planned: PlannedNetwork, options: Options) -> NetworkResult:
+    def __call__(self, planned: PlannedNetwork, options: argparse.Namespace) -> NetworkResult:
         """Raises SweepInterruptedError instead of KeyboardInterrupt, once the network has ranks."""
         network = planned.network
         lab = Lab(
@@ -124,24 +124,23 @@ class LabMeasurement:
             if options.device == "cuda":
                 gpus = options.ranks if options.sharing is None else options.sharing.gpus
             placement = LabPlacement(lab, gpus=gpus)
-            run = ComparisonRun(options, lambda: start_ranks(options, self._log_folder, placement), self._progress)
+            run = CoreRun(options, lambda: start_ranks(options, self._log_folder, placement), self._progress)
             try:
-                outcome = run.run()
+                run.run()
             except KeyboardInterrupt:
-                self.facts = run.outcome.facts
-                raise SweepInterruptedError(_result(planned, options, run.outcome, lab.delay_usage())) from None
-            delays = lab.delay_usage()
-        self.facts = outcome.facts
-        return _result(planned, options, outcome, delays)
+                raise SweepInterruptedError(_result(planned, options, run, lab.delay_usage())) from None
+            finally:
+                self.facts = run.facts
+            return _result(planned, options, run, lab.delay_usage())
 
 
-def _result(planned: PlannedNetwork, options: Options, outcome: Outcome, delays: list[Any]) -> NetworkResult:
+def _result(planned: PlannedNetwork, options: argparse.Namespace, run: CoreRun, delays: list[Any]) -> NetworkResult:
     return NetworkResult(
         planned.network,
         planned.is_limited,
-        rows=rows_of(outcome.turns, options.baseline),
-        turns=outcome.turns,
+        rows=rows_of(run.results, options.baseline),
+        turns=run.results,
         delays=delays,
-        notes=outcome.notes,
-        errors=outcome.errors + faults_of(outcome.turns, options.tolerance),
+        notes=run.turns.notes,
+        errors=run.turns.errors + faults_of(run.results, options.tolerance),
     )

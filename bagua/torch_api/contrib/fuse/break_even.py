@@ -37,7 +37,7 @@ class BreakEven(NamedTuple):
 
 
 # By device type, implementation, and what is computed: SGD without and with momentum, and optimizers with more states.
-# Measured with new gradients in each step, on one core of a CPU and on an H100 (compare_optimizer_steps.py).
+# Measured with new gradients in each step, on one core of a CPU and on an H100 (`measure optimizers`).
 _MEASURED = {
     ("cpu", "for-loop"): {"sgd": (12, 4096), "momentum": (4, 12288), "states": (4, 16384)},
     ("cpu", "foreach"): {"sgd": (32, 2048), "momentum": (8, 8192), "states": (6, 16384)},

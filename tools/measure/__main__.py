@@ -1,0 +1,36 @@
+"""`PYTHONPATH=tools python -m measure NAME [options]`; without a name, the list of tools."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+# Imported when it runs: not every tool needs torch.
+TOOLS = {
+    "core": ("measure.core.tool", "Bagua's algorithms and torch's DDP: step time, memory, final models"),
+    "networks": ("measure.networks", "DDP over NCCL's own network, hand-tuned, and over Bagua-Net"),
+    "convergence": ("measure.convergence.tool", "does every algorithm train as well as gradient all-reduce?"),
+    "memory": ("measure.memory.tool", "what each algorithm needs beyond plain training, measured and as documented"),
+    "optimizers": ("measure.optimizers", "steps of optimizers, fused and not"),
+    "balance": ("measure.balance", "samplers on samples with a heavy tail of lengths"),
+    "cache": ("measure.cache", "samples per second of a DataLoader with and without a cache"),
+    "moe": ("measure.moe", "layers of MoE compared with dense layers"),
+}
+
+
+def main(words: Sequence[str]) -> int:
+    if not words or words[0] not in TOOLS:
+        wrong = bool(words) and words[0] not in ("-h", "--help")
+        stream = sys.stderr if wrong else sys.stdout
+        print(f"unknown tool {words[0]!r}; " if wrong else "", end="", file=stream)
+        print("usage: PYTHONPATH=tools python -m measure NAME [options]\n", file=stream)
+        for name, (_, about) in TOOLS.items():
+            print(f"  {name:<12} {about}", file=stream)
+        return 2 if wrong else 0
+    code: int = importlib.import_module(TOOLS[words[0]][0]).main(words[1:])
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""`measure convergence`: final losses of all algorithms, on data that packages ship."""

@@ -1,0 +1,1 @@
+"""`measure core`: step time, memory and final models of algorithms."""

@@ -1,0 +1,110 @@
+"""The run: models are the cases, algorithms the variants, and a turn trains a fresh model on all ranks."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bagua.net.bench.endpoint import Event
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.progress import Progress
+from bagua.net.bench.turns import Turns
+from measure.core.catalogue import FLOAT32, MODELS
+from measure.core.step_statistics import TurnResult, turn_result
+from measure.ranks.renewed_team import RenewedTeam, Team, keeping
+
+TRACED_STEPS = 3
+
+
+def size_of(given: argparse.Namespace, model: str) -> dict[str, Any]:
+    """The command's part that says how large the model is."""
+    entry = MODELS[model]
+    on_gpu = given.device == "cuda"
+    return {
+        "model": model,
+        "length": given.length or (entry.length if on_gpu else entry.length_on_cpu),
+        "batch_size": given.batch_size or (entry.batch_size if on_gpu else entry.batch_size_on_cpu),
+        "dtype": given.dtype or (entry.dtype if on_gpu else FLOAT32),
+    }
+
+
+class CoreRun:
+    """`given`: the options of measure.core.tool.
+
+    Attributes:
+        traces: that rank 0 has written.
+    """
+
+    def __init__(
+        self,
+        given: argparse.Namespace,
+        start: Callable[[], Team],
+        progress: Progress,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._given = given
+        self._progress = progress
+        self._clock = clock
+        self._ranks = RenewedTeam(start)
+        self._settled: set[tuple[str, int]] = set()  # models that these ranks have trained
+        self.turns: Turns[TurnResult] = Turns()
+        self.traces: list[Path] = []
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return self._ranks.facts
+
+    @property
+    def results(self) -> list[TurnResult]:
+        return [sample for by_round in self.turns.samples.values() for sample in by_round.values()]
+
+    def run(self) -> None:
+        """Raises BenchError only when no ranks can be started at all; later on it is one of the errors."""
+        given = self._given
+        with keeping(self.turns, self._ranks):
+            lacking: Mapping[str, str] = self._ranks.ready().facts.get("unavailable", {})
+            self.turns.errors += [f"{algorithm}: {reason}" for algorithm, reason in lacking.items()]
+            algorithms = [name for name in given.algorithms if name not in lacking]
+            self.turns.take(
+                dict.fromkeys(given.model, algorithms),
+                given.rounds,
+                self._turn,
+                time_limit_s=given.time_limit,
+                progress=self._progress,
+                clock=self._clock,
+            )
+            if given.trace is not None:
+                for model, algorithm in self.turns.samples:
+                    self._trace(model, algorithm)
+
+    def _turn(self, model: str, algorithm: str, number: int) -> TurnResult:
+        given = self._given
+        self._ranks.ready()
+        # What these processes do once (load kernels, meet memory and peers) would be in the first turn's figures.
+        if (model, self._ranks.starts) not in self._settled:
+            self._ask("settle", model, algorithm, steps=max(1, given.warmup))
+            self._settled.add((model, self._ranks.starts))
+        turn = turn_result(model, algorithm, number, self._ask("turn", model, algorithm, steps=given.steps))
+        note = f"{algorithm} did not free everything with {model}"
+        # Stated once: what is said of later turns' memory is then wrong by as much.
+        if turn.kept is not None and not any(text.startswith(note) for text in self.turns.notes):
+            self.turns.notes.append(f"{note} ({turn.kept})")
+        return turn
+
+    def _trace(self, model: str, algorithm: str) -> None:
+        self._progress.advance(f"{model}, {algorithm}, trace", 0)
+        path = self._given.trace / f"{model}.{algorithm}.json.gz"
+        if (model, algorithm) in self.turns.failed:
+            return
+        try:
+            self._ask("trace", model, algorithm, steps=TRACED_STEPS, path=str(path))
+            self.traces.append(path)
+        except BenchError as error:
+            self.turns.errors.append(f"{algorithm} with {model}, trace: {error}")
+
+    def _ask(self, operation: str, model: str, algorithm: str, **fields: object) -> list[Event]:
+        fields = {"algorithm": algorithm, "warmup": self._given.warmup, **size_of(self._given, model), **fields}
+        return self._ranks.ask(operation, self._given.timeout, **fields)

@@ -1,0 +1,1 @@
+"""`measure memory`: bytes per parameter of each algorithm."""

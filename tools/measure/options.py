@@ -1,0 +1,135 @@
+"""The options that tools share: ranks and their device, how long, and where results go."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from bagua.net.bench.argument_types import within
+from bagua.net.bench.export import check_output_files, make_folder
+from bagua.net.bench.gpu_sharing import sharing_of
+from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
+
+
+def parser_of(tool: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"PYTHONPATH=tools python -m measure {tool}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def add_ranks(parser: argparse.ArgumentParser, *, least: int = 1, most: int = 128) -> None:
+    """Leaves `ranks`, `device` and `share_gpus`."""
+    parser.add_argument(
+        "--nproc-per-node",
+        type=within(int, least, most),
+        default=2,
+        metavar="N",
+        dest="ranks",
+        help="ranks, one per GPU (default 2)",
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: CUDA if there are GPUs"
+    )
+    add_sharing_option(parser)
+
+
+def add_sharing_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--share-gpus",
+        action="store_true",
+        help="give a GPU to several ranks where there are more ranks than GPUs; NCCL then takes each for a host of its"
+        " own",
+    )
+
+
+def add_length(
+    parser: argparse.ArgumentParser, *, rounds: int, time_limit_s: float | None = None, timeout_s: float | None = None
+) -> argparse._ArgumentGroup:
+    length = parser.add_argument_group("how long")
+    length.add_argument(
+        "--rounds", type=within(int, 1, 1000), default=rounds, help=f"turns of each in each case (default {rounds})"
+    )
+    if time_limit_s is not None:
+        length.add_argument(
+            "--time-limit",
+            type=within(float, 1.0, 86400.0),
+            default=time_limit_s,
+            metavar="S",
+            help=f"seconds for all; no round begins that is longer than what is left (default {time_limit_s:g})",
+        )
+    if timeout_s is not None:
+        length.add_argument(
+            "--timeout",
+            type=within(float, 1.0, 86400.0),
+            default=timeout_s,
+            metavar="S",
+            help=f"for one turn (default {timeout_s:g})",
+        )
+    return length
+
+
+def add_results(parser: argparse.ArgumentParser, *, plot: bool = False) -> argparse._ArgumentGroup:
+    output = parser.add_argument_group("results")
+    output.add_argument("--json", type=Path, metavar="PATH", help="result file: medians and their range")
+    output.add_argument("--details", type=Path, metavar="PATH", help="every turn, as JSON")
+    if plot:
+        output.add_argument("--plot", type=Path, metavar="PATH", help="a picture (.png, .svg or .pdf)")
+    return output
+
+
+def check_results(parser: argparse.ArgumentParser, given: argparse.Namespace, *folders: str) -> None:
+    """Ends the program if a file cannot be written. Makes the folders that these options name."""
+    try:
+        check_output_files([("--json", given.json), ("--details", given.details)])
+        if getattr(given, "plot", None) is not None:
+            check_plot_path(given.plot)
+            check_output_files([("--plot", given.plot)])
+        for option in folders:
+            name = option.removeprefix("--").replace("-", "_")
+            folder: Path | None = getattr(given, name)
+            if folder is not None:
+                make_folder(option, folder)
+                setattr(given, name, folder.absolute())
+    except (ValueError, PlotUnavailableError) as error:
+        parser.error(str(error))
+
+
+def choose_device(
+    parser: argparse.ArgumentParser,
+    given: argparse.Namespace,
+    gpus: Callable[[], int] | None = None,
+    *,
+    ranks_option: str = "--nproc-per-node",
+    auto_is_cuda_with_any: bool = False,
+) -> None:
+    """Turns `given.device` into "cuda" or "cpu", and adds `sharing`: how ranks share GPUs, or None.
+
+    Ends the program if there are fewer GPUs than ranks that are to have one.
+
+    Args:
+        gpus: counts them; by default `count_gpus`.
+        auto_is_cuda_with_any: by default `auto` is CUDA only with a GPU for each rank, or one that they share.
+    """
+    found = (gpus or count_gpus)() if given.device != "cpu" else 0
+    auto_needs = 1 if auto_is_cuda_with_any or given.share_gpus else given.ranks
+    is_cuda = given.device == "cuda" or (given.device == "auto" and found >= auto_needs)
+    if is_cuda and found < given.ranks and not (found and given.share_gpus):
+        share = "add --share-gpus to have several ranks on a GPU, " if found else ""
+        parser.error(
+            f"{ranks_option} {given.ranks} needs as many GPUs, this machine shows {found}; lower it, {share}or use"
+            " --device cpu"
+        )
+    given.device = "cuda" if is_cuda else "cpu"
+    given.sharing = sharing_of(given.ranks, found) if is_cuda else None
+
+
+def count_gpus() -> int:
+    """Those that torch would use: a driver without them, or hidden ones, are none."""
+    import torch
+
+    return torch.cuda.device_count()

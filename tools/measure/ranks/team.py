@@ -1,0 +1,114 @@
+"""The rank processes, seen from the tool that started them: asked, ended. Main thread only: they die with it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import bagua
+from bagua.net.bench.driver_group import DriverGroup
+from bagua.net.bench.endpoint import Event, ask, gather
+from measure.ranks.placement import HostPlacement, Placement
+
+# Interpreters load torch, and the process group forms.
+START_TIMEOUT_S = 180.0
+# Of a launcher that the tool itself may run under.
+_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_PORT")
+
+
+class RankTeam:
+    """All ranks of one process group, each `python -m MODULE` with measure.ranks.rank_process in it. Whatever goes
+    wrong with one of them is a BenchError, after which the team can only be closed: the others may be waiting for it in
+    a collective.
+
+    Args:
+        module: what the interpreters run.
+        device: "cuda", where the placement says which GPU a rank has, or "cpu".
+        timeout_s: of a collective.
+        environment: of a rank, by its number; see rank_environment.
+        placement: by default this host.
+        join: what the ranks are told when they join, besides the store.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        ranks: int,
+        device: str,
+        *,
+        timeout_s: float,
+        environment: Callable[[int], Mapping[str, str]],
+        placement: Placement | None = None,
+        join: Mapping[str, object] | None = None,
+    ) -> None:
+        """Raises BenchError when the ranks cannot be started."""
+        self._drivers = DriverGroup()
+        placement = placement or HostPlacement()
+        try:
+            self._ranks = [
+                self._drivers.start(
+                    f"rank {rank}",
+                    placement.command(rank, _command(module, rank, ranks, device, timeout_s, placement.alone_on_node)),
+                    {**environment(rank), **placement.environment(rank)},
+                )
+                for rank in range(ranks)
+            ]
+            store = gather(self._ranks[:1], "store", START_TIMEOUT_S, "starting")[0]
+            line = json.dumps({"op": "join", "host": placement.store_host, "port": store["port"], **(join or {})})
+            self.facts: Mapping[str, Any] = ask(self._ranks, line, "ready", START_TIMEOUT_S)[0]
+        except BaseException:
+            self._drivers.close(failed=True)
+            raise
+
+    def ask(self, operation: str, timeout_s: float, **fields: object) -> list[Event]:
+        """One answer of each rank, in their order."""
+        return ask(self._ranks, json.dumps({"op": operation, **fields}), operation, timeout_s)
+
+    def close(self, *, failed: bool) -> None:
+        self._drivers.close(failed=failed)
+
+
+def _command(module: str, rank: int, ranks: int, device: str, timeout_s: float, alone_on_node: bool) -> list[str]:
+    return [
+        *(sys.executable, "-m", module, f"--rank={rank}", f"--ranks={ranks}", f"--device={device}"),
+        *(f"--timeout-s={timeout_s}", f"--parent-pid={os.getpid()}"),
+        *(["--alone-on-node"] if alone_on_node else []),
+    ]
+
+
+def rank_environment(
+    inherited: Mapping[str, str] = os.environ,
+    *,
+    settings: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """`settings` come on top of all others."""
+    environment = {name: value for name, value in inherited.items() if name not in _LAUNCHER}
+    # The package is found where the parent found it, also when that is no installation.
+    paths = [Path(bagua.__file__).resolve().parents[1], Path(__file__).resolve().parents[2]]
+    further = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = ":".join([*map(str, paths), *([further] if further else [])])
+    environment["ENABLE_BAGUA_NET"] = "0"
+    environment["OMP_NUM_THREADS"] = "1"
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # A program that uses NVLink multicast can harm other users of a host's GPUs.
+    environment.setdefault("NCCL_NVLS_ENABLE", "0")
+    return {**environment, **(settings or {})}
+
+
+def on_this_host(
+    module: str, given: argparse.Namespace, timeout_s: float, settings: Mapping[str, str] | None = None
+) -> Callable[[], RankTeam]:
+    """What starts `given.ranks` ranks of a module; see measure.options.add_ranks."""
+    return lambda: RankTeam(
+        module,
+        given.ranks,
+        given.device,
+        timeout_s=timeout_s,
+        environment=lambda _: rank_environment(settings=settings),
+        placement=HostPlacement(given.sharing),
+    )

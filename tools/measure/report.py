@@ -1,0 +1,125 @@
+"""What a tool prints and writes: heading, table, closing lines; a result file, and every turn."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from bagua.net.bench.figures import result_of
+from bagua.net.bench.gpu_sharing import GpuSharing
+from bagua.net.bench.machine import MachineFacts, describe_machine
+from bagua.net.bench.result_file import Figure, write_result
+from bagua.net.bench.table import MISSING
+
+
+@dataclass
+class Report:
+    """
+    Attributes:
+        title: of the result file.
+        lines: after the table.
+        facts: what the ranks said of themselves (torch, nccl, device).
+        parameters: beside the options.
+        rows, samples: dataclasses, for --details.
+        written: files that the tool has written itself.
+    """
+
+    title: str
+    heading: str
+    table: str
+    figures: Sequence[Figure]
+    lines: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    errors: Sequence[str] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    rows: Sequence[Any] = ()
+    samples: Sequence[Any] = ()
+    written: list[Path] = field(default_factory=list)
+
+    def publish(self, given: argparse.Namespace, machine: MachineFacts | None = None) -> int:
+        """Prints and writes it. Returns the exit status: 1 if there are errors or nothing was measured."""
+        if self.rows:
+            print(f"{self.heading}\n\n{self.table}")
+        for line in (*self.lines, *(f"note: {one}" for one in self.notes), *(f"ERROR: {one}" for one in self.errors)):
+            print(line)
+        machine = machine or describe_machine()
+        parameters = plain({**vars(given), **self.parameters})
+        if given.json is not None:
+            device = self.facts.get("device")
+            result = result_of(
+                self.title,
+                self.figures,
+                machine=machine,
+                parameters=parameters,
+                versions={name: self.facts.get(name) for name in ("torch", "nccl")},
+                gpu=None if device == "cpu" else device,
+                notes=[*self.notes, *self.errors],
+            )
+            write_result(given.json, result)
+            self.written.append(given.json)
+        if given.details is not None:
+            facts = {"machine": machine.as_dict(), "ranks": dict(self.facts), "parameters": parameters}
+            said = {"notes": list(self.notes), "errors": list(self.errors)}
+            turns = {"summary": list(self.rows), "turns": list(self.samples)}
+            write_json(given.details, {**facts, **said, **turns})
+            self.written.append(given.details)
+        if self.written:
+            print("written: " + ", ".join(map(str, self.written)))
+        return 1 if self.errors or not self.rows else 0
+
+
+def plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """What JSON takes, without paths."""
+    values = {name: value for name, value in parameters.items() if not isinstance(value, Path)}
+    return {name: asdict(value) if is_dataclass(value) else value for name, value in values.items()}
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """JSON has no infinities; what is no number is written as null."""
+    path.write_text(json.dumps(_finite(document), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if is_dataclass(value) and not isinstance(value, type):
+        return _finite(asdict(value))
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def number(value: float | None, style: str) -> str:
+    return MISSING if value is None else format(value, style)
+
+
+def format_ms(value: float) -> str:
+    """Three to four significant digits: 0.938, 9.38, 93.8, 938."""
+    if value < 1:
+        return f"{value:.3f}"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def ranks_text(given: argparse.Namespace, facts: Mapping[str, Any]) -> str:
+    """For a heading: how many ranks, and on what."""
+    sharing: GpuSharing | None = given.sharing
+    device = device_text(facts.get("device", "?"), sharing)
+    nccl = f", NCCL {facts['nccl']}" if facts.get("nccl") else ""
+    threads = facts.get("threads", "?")
+    each = f", {threads} thread{'' if threads == 1 else 's'} each" if given.device == "cpu" else ""
+    return f"{given.ranks} ranks on {device}, torch {facts.get('torch', '?')}{nccl}{each}"
+
+
+def device_text(name: object, sharing: GpuSharing | None) -> str:
+    """What ranks computed on."""
+    return str(name) if sharing is None else f"{name}, {sharing}"
+
+
+def sharing_notes(given: argparse.Namespace) -> list[str]:
+    return [] if given.sharing is None else [given.sharing.note]

@@ -1,1 +1,0 @@
-"""The parts of compare_core.py, one concept a file. The script makes it importable."""

@@ -1,1 +1,0 @@
-"""The parts of compare_ddp.py, one concept a file. The script makes it importable."""

@@ -1,1 +1,0 @@
-"""The parts of measure_memory.py, one concept a file. The script makes it importable."""

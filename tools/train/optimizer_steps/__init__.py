@@ -1,1 +1,0 @@
-"""What compare_optimizer_steps.py consists of."""
