@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,18 +17,16 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 from measure.core.catalogue import ALGORITHMS, ALL_REDUCE, GROUPS
 from measure.core.step_statistics import Row
-from measure.report import write_json
 from netlab import DelayUsage, NetlabError
 from sweep import cli
 from sweep.grid import Network, PlannedNetwork, expected_seconds, in_measuring_order, plan_networks
 from sweep.options import parse_options
 from sweep.plot import label, shade, tick_labels, write_plot
-from sweep.report import Grid, closing_lines, document, lateness_ms, render, winner_text
+from sweep.report import Grid, lateness_ms, report_of, winner_text
 from sweep.results import NetworkResult, Winner, winner_of
-from sweep.sweep_run import SweepInterruptedError, SweepOutcome, SweepRun
+from sweep.sweep_run import SweepInterruptedError, SweepOutcome, run_sweep
 
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.verdict import PairedRatio
 
 
@@ -163,7 +160,6 @@ class TestRun:
         """Every network takes `seconds`. Returns (rate, share of the time) of each that was measured."""
         now = [0.0]
         seen: list[tuple[float, float]] = []
-        known: list[int] = []
 
         def measure(planned: PlannedNetwork, options: Any) -> NetworkResult:
             seen.append((planned.network.rate_gbit, options.time_limit))
@@ -173,17 +169,8 @@ class TestRun:
             return result(planned.network, [BASE])
 
         planned = plan_networks([1, 2, 4], [0], {False: 100})
-        run = SweepRun(
-            settings(),
-            planned,
-            limit,
-            measure,
-            lambda so_far: known.append(len(so_far.results)),
-            lambda: now[0],
-        )
-        outcome = run.run()
-        assert known == [1, 2, 3][: len(seen)], "what is known after each network is handed out"
-        return seen, outcome
+        given = settings("--time-limit", str(limit))
+        return seen, run_sweep(given, planned, measure, clock=lambda: now[0])
 
     def test_what_one_network_leaves_the_others_share(self) -> None:
         seen, outcome = self.run(seconds=10, limit=90)
@@ -193,16 +180,16 @@ class TestRun:
     def test_networks_after_the_time_limit_are_named(self) -> None:
         seen, outcome = self.run(seconds=50, limit=90)
         assert [rate for rate, _ in seen] == [1, 2]
-        assert outcome.notes == ["--time-limit 90 s was over before: 4 Gb/s, 0 ms"]
+        assert outcome.errors[0].startswith("--time-limit 90 s was over before 4 Gb/s, 0 ms;")
 
     def test_a_network_that_fails_costs_only_itself(self) -> None:
         _, outcome = self.run(seconds=1, limit=90, fails=[1, 2])
         assert outcome.errors == ["1 Gb/s, 0 ms: a rank died", "2 Gb/s, 0 ms: no namespace"]
-        assert [len(one.rows) for one in outcome.results] == [0, 0, 1]
+        assert [len(one.rows) for one in outcome.results] == [1]
 
     @pytest.mark.parametrize("has_ranks", [True, False])
     def test_what_was_measured_before_an_interruption_is_kept(self, has_ranks: bool) -> None:
-        planned = plan_networks([1, 2, 4], [0], {False: 100})
+        known: list[int] = []
 
         def measure(one: PlannedNetwork, _: Any) -> NetworkResult:
             if one.network.rate_gbit == 2:
@@ -211,9 +198,11 @@ class TestRun:
                 raise SweepInterruptedError(result(one.network, [row("bytegrad")]))
             return result(one.network, [BASE])
 
-        outcome = SweepRun(settings(), planned, 90, measure).run()
-        assert [len(one.rows) for one in outcome.results] == ([1, 1] if has_ranks else [1])
-        assert outcome.errors == ["interrupted in 2 Gb/s, 0 ms after 0 turns there; networks not begun: 1"]
+        planned = plan_networks([1, 2, 4], [0], {False: 100})
+        outcome = run_sweep(settings(), planned, measure, lambda so_far: known.append(len(so_far.results)))
+        assert len(outcome.results) == (2 if has_ranks else 1)
+        assert known == [1, len(outcome.results)], "what is known after each network is handed out"
+        assert outcome.errors == ["interrupted; networks not begun: 1"]
 
 
 CAPACITY = {False: 100.0, True: 12.0}
@@ -238,7 +227,7 @@ def sweep_outcome() -> SweepOutcome:
 class TestReport:
     def test_tables_have_a_line_a_algorithm_and_a_column_a_network(self) -> None:
         outcome, options = sweep_outcome(), settings()
-        text = render(Grid(PLANNED, outcome.results), options, outcome, CAPACITY).splitlines()
+        text = report_of(PLANNED, options, outcome, CAPACITY).table.splitlines()
         head = next(line for line in text if line.startswith("delay 0 ms"))
         assert head.split() == ["delay", "0", "ms", "10", "Gb/s", "25", "Gb/s", "100", "Gb/s"]
         assert next(line for line in text if line.startswith("bytegrad")).split() == [
@@ -254,7 +243,7 @@ class TestReport:
 
     def test_winners_are_a_grid_of_all_rates_and_delays(self) -> None:
         outcome, options = sweep_outcome(), settings()
-        text = render(Grid(PLANNED, outcome.results), options, outcome, CAPACITY)
+        text = report_of(PLANNED, options, outcome, CAPACITY).table.rstrip()
         tables = {block.splitlines()[0]: block.splitlines()[1:] for block in text.split("\n\n") if block[:2] == "--"}
         equal, waiting, everything = (
             [" ".join(line.split()) for line in tables[f"-- the fastest, {which} (wide)"]]
@@ -273,35 +262,20 @@ class TestReport:
         assert everything[2] == "5 ms async 4.00x async 4.50x* async 4.50x*"
 
     def test_closing_lines_say_what_limits_and_what_failed(self) -> None:
-        outcome = sweep_outcome()
-        lines = closing_lines(Grid(PLANNED, outcome.results), outcome, CAPACITY)
-        assert any(
-            line.startswith("*: more than this machine moves (100 Gb/s without delay, 12 Gb/s with)") for line in lines
-        )
-        assert any(line.startswith("steps per average: of async") for line in lines)
-        assert "CPUs 90 % busy or more, so that they limit as well: 25 Gb/s, 0 ms" in lines
-        assert "packets were kept 0.50 ms longer than the delay at most, on average (10 Gb/s, 5 ms)" in lines
-        assert lines[-4].startswith("note: /a/bagua has no compiled bagua.kernels._minmax_uint8")
-        assert lines[-3:] == ["note: too late", "note: 10 Gb/s, 5 ms: one round", "ERROR: 10 Gb/s, 5 ms: it broke"]
+        report = report_of(PLANNED, settings(), sweep_outcome(), CAPACITY)
+        moves = "*: more than this machine moves (100 Gb/s without delay, 12 Gb/s with)"
+        assert any(line.startswith(moves) for line in report.lines)
+        assert any(line.startswith("steps per average: of async") for line in report.lines)
+        assert "CPUs 90 % busy or more, so that they limit as well: 25 Gb/s, 0 ms" in report.lines
+        assert "packets were kept 0.50 ms longer than the delay at most, on average (10 Gb/s, 5 ms)" in report.lines
+        assert report.notes[0].startswith("/a/bagua has no compiled bagua.kernels._minmax_uint8")
+        assert report.notes[1:3] == ["too late", "10 Gb/s, 5 ms: one round"]
+        assert report.errors == ["10 Gb/s, 5 ms: it broke"]
 
     def test_lateness_is_of_all_packets(self) -> None:
         usages = [DelayUsage(1, 1, 0, 0, 4.0, 4.0), DelayUsage(3, 1, 0, 0, 0.0, 0.0)]
         assert lateness_ms(usages) == 1.0
         assert lateness_ms([]) == 0.0
-
-    def test_the_document_has_every_network_and_its_winners(self, tmp_path: Path) -> None:
-        outcome, options = sweep_outcome(), settings()
-        path = tmp_path / "sweep.json"
-        write_json(path, document(PLANNED, options, outcome, CAPACITY, describe_machine()))
-        read = json.loads(path.read_text())
-        assert read["capacity_gbit"] == {"without_delay": 100.0, "with_delay": 12.0}
-        by_place = {(one["rate_gbit"], one["delay_ms"]): one for one in read["networks"]}
-        assert len(by_place) == 6
-        assert by_place[100, 5]["measured_as"] == {"rate_gbit": 25, "delay_ms": 5}
-        assert "rows" not in by_place[100, 0]
-        assert by_place[25, 5]["winners"]["wide"]["of all"] == {"algorithm": "async", "speed_up": 4.5}
-        assert by_place[10, 5]["delays"][0]["mean_late_ms"] == 0.5
-        assert read["parameters"]["models"]["wide"]["length"] == 1024
 
 
 class TestPlot:

@@ -48,7 +48,13 @@ class Report:
             print(f"{self.heading}\n\n{self.table}")
         for line in (*self.lines, *(f"note: {one}" for one in self.notes), *(f"ERROR: {one}" for one in self.errors)):
             print(line)
-        machine = machine or describe_machine()
+        self.written += self.write(given, machine or describe_machine())
+        if self.written:
+            print("written: " + ", ".join(map(str, self.written)))
+        return 1 if self.errors or not self.rows else 0
+
+    def write(self, given: argparse.Namespace, machine: MachineFacts) -> list[Path]:
+        """The files of --json and --details."""
         parameters = plain({**vars(given), **self.parameters})
         if given.json is not None:
             device = self.facts.get("device")
@@ -62,16 +68,12 @@ class Report:
                 notes=[*self.notes, *self.errors],
             )
             write_result(given.json, result)
-            self.written.append(given.json)
         if given.details is not None:
             facts = {"machine": machine.as_dict(), "ranks": dict(self.facts), "parameters": parameters}
             said = {"notes": list(self.notes), "errors": list(self.errors)}
             turns = {"summary": list(self.rows), "turns": list(self.samples)}
             write_json(given.details, {**facts, **said, **turns})
-            self.written.append(given.details)
-        if self.written:
-            print("written: " + ", ".join(map(str, self.written)))
-        return 1 if self.errors or not self.rows else 0
+        return [path for path in (given.json, given.details) if path is not None]
 
 
 def plain(parameters: Mapping[str, Any]) -> dict[str, Any]:

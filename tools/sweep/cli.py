@@ -7,11 +7,11 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from measure.core.run import size_of
-from measure.report import device_text, sharing_notes, write_json
+from measure.report import device_text
 from netlab import NetlabError, missing_requirement
 
 from bagua.net.bench.machine import describe_machine
@@ -21,8 +21,8 @@ from .capacity import PROBE_DELAY_MS, measure_capacity_gbit
 from .grid import PlannedNetwork, expected_seconds, in_measuring_order, plan_networks
 from .options import parse_options
 from .plot import write_plot
-from .report import Grid, document, render, write_result_file
-from .sweep_run import LabMeasurement, SweepOutcome, SweepRun
+from .report import Grid, report_of
+from .sweep_run import LabMeasurement, SweepOutcome, run_sweep
 
 # For what is said of the time beforehand: elements of the parameters, with the lengths that models have on GPUs.
 _ELEMENTS = {"resnet50": 25.6e6, "vgg16": 138.4e6, "gpt2": 124.4e6, "tiny-2000": 0.5e6, "mlp": 0.6e6, "convnet": 0.1e6}
@@ -54,27 +54,24 @@ def main(words: Sequence[str] | None = None) -> int:
     machine = describe_machine()
     # As Ctrl-C: a program that limits our time shall find what was measured on stdout.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    turns = len(order) * len(options.model) * len(options.algorithms) * options.rounds
+    with tempfile.TemporaryDirectory(prefix="sweep-") as temporary, Progress(turns) as progress:
+        measurement = LabMeasurement(options.output_dir or Path(temporary), progress)
 
-    def write(outcome: SweepOutcome) -> None:
-        if options.details is not None:
-            write_json(options.details, document(planned, options, outcome, capacity, machine))
-        if options.json is not None:
-            write_result_file(options.json, options, outcome, capacity, machine)
+        def write_so_far(outcome: SweepOutcome) -> None:
+            outcome.facts = measurement.facts
+            report_of(planned, options, outcome, capacity).write(options, machine)
 
-    outcome = _run(options, order, [*sharing_notes(options), *notes], write)
-    grid = Grid(planned, outcome.results)
-    print("\n" + render(grid, options, outcome, capacity))
-    written: list[Path] = []
-    write(outcome)
-    written += [path for path in (options.json, options.details) if path is not None]
+        outcome = run_sweep(options, order, measurement, write_so_far)
+    outcome.notes += notes
+    report = report_of(planned, options, outcome, capacity)
     if options.plot is not None:
+        grid = Grid(planned, outcome.results)
         device = device_text(outcome.facts.get("device", "?"), options.sharing)
         title = f"The fastest algorithm by network: {options.ranks} ranks, {device}"
         write_plot(options.plot, grid, options.model, title=title, caption=_caption(grid, machine.caption()))
-        written.append(options.plot)
-    if written:
-        print("written: " + ", ".join(map(str, written)))
-    return 1 if outcome.errors or not any(result.rows for result in outcome.results) else 0
+        report.written.append(options.plot)
+    return report.publish(options, machine)
 
 
 def probe(options: argparse.Namespace) -> tuple[dict[bool, float], list[str]]:
@@ -134,20 +131,3 @@ def _caption(grid: Grid, machine: str) -> str:
     if any(not grid.is_limited(delay, rate) for delay in grid.delays for rate in grid.rates):
         text += " Dashed: a rate beyond what the machine moves, measured without a limit."
     return f"{text} {machine}"
-
-
-def _run(
-    options: argparse.Namespace,
-    order: Sequence[PlannedNetwork],
-    notes: Sequence[str],
-    write: Callable[[SweepOutcome], None],
-) -> SweepOutcome:
-    turns = len(order) * len(options.model) * len(options.algorithms) * options.rounds
-    with tempfile.TemporaryDirectory(prefix="sweep-") as temporary, Progress(turns) as progress:
-        measurement = LabMeasurement(options.output_dir or Path(temporary), progress)
-
-        def write_so_far(outcome: SweepOutcome) -> None:
-            outcome.facts, outcome.notes = measurement.facts, list(notes)
-            write(outcome)
-
-        return SweepRun(options, order, options.time_limit, measurement, write_so_far).run()

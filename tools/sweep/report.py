@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from measure.core.catalogue import ALL_REDUCE, REFERENCE
 from measure.core.compression_code import compression_notes
 from measure.core.run import size_of
 from measure.core.step_statistics import Row
-from measure.report import format_ms, plain
+from measure.report import Report, format_ms, ranks_text, sharing_notes
 from measure.results import case_of, step_figures
 from netlab import DelayUsage
 
-from bagua.net.bench.figures import result_of
-from bagua.net.bench.machine import MachineFacts
-from bagua.net.bench.result_file import write_result
+from bagua.net.bench.result_file import Figure
 from bagua.net.bench.table import MISSING
 
 from .grid import PlannedNetwork
@@ -142,15 +137,45 @@ def winner_text(winner: Winner | None) -> str:
     return "all-reduce" if winner.algorithm == ALL_REDUCE else f"{winner.algorithm} {winner.speed_up:.2f}x"
 
 
-def render(grid: Grid, options: argparse.Namespace, outcome: SweepOutcome, capacity_gbit: Mapping[bool, float]) -> str:
-    parts = []
-    for model in options.model:
-        size = size_of(options, model)
-        parts.append(f"== {model}, length {size['length']}, batch size {size['batch_size']} per rank, {size['dtype']}")
-        parts.append(step_tables(grid, model, options.algorithms))
-        for which, choice in _TABLES.items():
-            parts.append(f"-- the fastest, {which} ({model})\n{winner_table(grid, model, choice)}")
-    return "\n\n".join([*parts, "\n".join(closing_lines(grid, outcome, capacity_gbit))])
+def report_of(
+    planned: Sequence[PlannedNetwork],
+    options: argparse.Namespace,
+    outcome: SweepOutcome,
+    capacity_gbit: Mapping[bool, float],
+) -> Report:
+    grid = Grid(planned, outcome.results)
+    found: list[Figure] = []
+    for result in outcome.results:
+        # A network that the machine is too slow for was measured without a limit, and has no rate.
+        rate = result.network.rate_gbit if result.is_limited else None
+        delay = result.network.delay_ms
+        labels = case_of(options.ranks, options.device, options.sharing, rate_gbps=rate, delay_ms=delay)
+        found += step_figures(result.rows, labels)
+    moved = f"Without a limit this machine moves {_moved(capacity_gbit)}."
+    of_networks = [f"{result.network}: {note}" for result in outcome.results for note in result.notes]
+    return Report(
+        title=f"Step time by network: {', '.join(options.model)} on {options.ranks} ranks, emulated networks",
+        heading=ranks_text(options, outcome.facts),
+        table="\n\n".join(_tables(grid, model, options) for model in options.model) + "\n",
+        figures=found,
+        lines=closing_lines(grid, outcome, capacity_gbit),
+        notes=[*sharing_notes(options), *compression_notes(outcome.facts), *outcome.notes, *of_networks, moved],
+        errors=outcome.errors,
+        facts=outcome.facts,
+        parameters={"models": {model: size_of(options, model) for model in options.model}},
+        rows=[row for result in outcome.results for row in result.rows],
+        samples=outcome.results,
+    )
+
+
+def _tables(grid: Grid, model: str, options: argparse.Namespace) -> str:
+    size = size_of(options, model)
+    parts = [f"== {model}, length {size['length']}, batch size {size['batch_size']} per rank, {size['dtype']}"]
+    parts.append(step_tables(grid, model, options.algorithms))
+    parts += [
+        f"-- the fastest, {which} ({model})\n{winner_table(grid, model, choice)}" for which, choice in _TABLES.items()
+    ]
+    return "\n\n".join(parts)
 
 
 def closing_lines(grid: Grid, outcome: SweepOutcome, capacity_gbit: Mapping[bool, float]) -> list[str]:
@@ -174,9 +199,7 @@ def closing_lines(grid: Grid, outcome: SweepOutcome, capacity_gbit: Mapping[bool
     if late:
         worst = max(late, key=lambda network: late[network])
         lines.append(f"packets were kept {late[worst]:.2f} ms longer than the delay at most, on average ({worst})")
-    lines += [f"note: {note}" for note in (*compression_notes(outcome.facts), *outcome.notes)]
-    lines += [f"note: {result.network}: {note}" for result in outcome.results for note in result.notes]
-    return lines + [f"ERROR: {error}" for error in outcome.errors]
+    return lines
 
 
 def _is_busy(row: Row) -> bool:
@@ -192,75 +215,3 @@ def lateness_ms(usages: Sequence[DelayUsage]) -> float:
     """The mean over all packets."""
     packets = sum(usage.packets for usage in usages)
     return sum(usage.mean_late_ms * usage.packets for usage in usages) / max(1, packets)
-
-
-def document(
-    planned: Sequence[PlannedNetwork],
-    options: argparse.Namespace,
-    outcome: SweepOutcome,
-    capacity_gbit: Mapping[bool, float],
-    machine: MachineFacts,
-) -> dict[str, Any]:
-    grid = Grid(planned, outcome.results)
-    return {
-        "machine": machine.as_dict(),
-        "ranks": dict(outcome.facts),
-        "parameters": plain({**vars(options), "models": {model: size_of(options, model) for model in options.model}}),
-        "capacity_gbit": {"without_delay": capacity_gbit[False], "with_delay": capacity_gbit.get(True)},
-        "networks": [_network_entry(one, grid, options) for one in planned],
-        "notes": outcome.notes,
-        "errors": outcome.errors,
-    }
-
-
-def write_result_file(
-    path: Path,
-    options: argparse.Namespace,
-    outcome: SweepOutcome,
-    capacity_gbit: Mapping[bool, float],
-    machine: MachineFacts,
-) -> None:
-    """A network that the machine is too slow for was measured without a limit, and has no rate."""
-    found = []
-    for result in outcome.results:
-        rate = result.network.rate_gbit if result.is_limited else None
-        delay = result.network.delay_ms
-        labels = case_of(options.ranks, options.device, options.sharing, rate_gbps=rate, delay_ms=delay)
-        found += step_figures(result.rows, labels)
-    result = result_of(
-        f"Step time by network: {', '.join(options.model)} on {options.ranks} ranks, emulated networks",
-        found,
-        machine=machine,
-        parameters=plain({**vars(options), "models": {model: size_of(options, model) for model in options.model}}),
-        versions={name: outcome.facts.get(name) for name in ("torch", "nccl")},
-        gpu=None if options.device == "cpu" else outcome.facts.get("device"),
-        notes=[f"Without a limit this machine moves {_moved(capacity_gbit)}.", *outcome.notes, *outcome.errors],
-    )
-    write_result(path, result)
-
-
-def _network_entry(planned: PlannedNetwork, grid: Grid, options: argparse.Namespace) -> dict[str, Any]:
-    network = planned.network
-    entry: dict[str, Any] = {**asdict(network), "is_limited": planned.is_limited}
-    if planned.measured_as is not None:
-        return {**entry, "measured_as": asdict(planned.measured_as)}
-    result = grid.result(network.delay_ms, network.rate_gbit)
-    if result is None:
-        return entry
-    return {
-        **entry,
-        "tcp_buffer_bytes": network.tcp_buffer_bytes,
-        "seconds": result.seconds,
-        "winners": {model: _winners(result.rows_of(model)) for model in options.model},
-        "rows": [asdict(row) for row in result.rows],
-        "turns": [asdict(turn) for turn in result.turns],
-        "delays": [asdict(usage) for usage in result.delays],
-        "notes": result.notes,
-        "errors": result.errors,
-    }
-
-
-def _winners(rows: Sequence[Row]) -> dict[str, dict[str, Any] | None]:
-    """Under the names of _TABLES, each with `algorithm` and `speed_up`."""
-    found = {which: winner_of(rows, **choice) for which, choice in _TABLES.items()}
-    return {which: None if winner is None else asdict(winner) for which, winner in found.items()}

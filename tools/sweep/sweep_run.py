@@ -16,6 +16,7 @@ from netlab import Lab, NetlabError
 
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.progress import Progress
+from bagua.net.bench.turns import Turns
 
 from .grid import PlannedNetwork
 from .lab_placement import LabPlacement
@@ -46,59 +47,54 @@ class SweepOutcome:
         return self.errors_of_run + [f"{result.network}: {error}" for result in self.results for error in result.errors]
 
 
-class SweepRun:
-    """`time_limit_s` is divided anew before each network among those that are left, so that none takes the time of
-    those after it; but one round of each is always run, unless the time is over when it would begin."""
+def run_sweep(
+    options: argparse.Namespace,
+    planned: Sequence[PlannedNetwork],
+    measure: Measure,
+    after_each: Callable[[SweepOutcome], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> SweepOutcome:
+    """What fails in one network is one of its errors; the others are measured. What was measured until somebody
+    interrupts it is returned, with an error.
 
-    def __init__(
-        self,
-        options: argparse.Namespace,
-        planned: Sequence[PlannedNetwork],
-        time_limit_s: float,
-        measure: Measure,
-        after_each: Callable[[SweepOutcome], None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`after_each` network: with what is known then, for a run that may be cut."""
-        self._options = options
-        self._planned = planned
-        self._time_limit_s = time_limit_s
-        self._measure = measure
-        self._after_each = after_each
-        self._clock = clock
+    The time limit is divided anew before each network among those that are left, so that none takes the time of those
+    after it; but one round of each is always run, unless the time is over when it would begin.
 
-    def run(self) -> SweepOutcome:
-        """What fails in one network is one of its errors; the others are measured. What was measured until somebody
-        interrupts it is returned, with a note."""
-        outcome = SweepOutcome()
-        deadline = self._clock() + self._time_limit_s
-        for place, planned in enumerate(self._planned):
-            left = deadline - self._clock()
-            if left <= 0:
-                names = "; ".join(str(one.network) for one in self._planned[place:])
-                outcome.notes.append(f"--time-limit {self._time_limit_s:g} s was over before: {names}")
-                break
-            share = left / (len(self._planned) - place)
-            began = self._clock()
-            try:
-                result = self._measure(planned, argparse.Namespace(**{**vars(self._options), "time_limit": share}))
-            except (BenchError, NetlabError) as error:
-                result = NetworkResult(planned.network, planned.is_limited, errors=[str(error)])
-            except (SweepInterruptedError, KeyboardInterrupt) as interruption:
-                turns = 0
-                if isinstance(interruption, SweepInterruptedError):
-                    outcome.results.append(interruption.result)
-                    turns = len(interruption.result.turns)
-                    self._after_each(outcome)
-                outcome.errors_of_run.append(
-                    f"interrupted in {planned.network} after {turns} turns there;"
-                    f" networks not begun: {len(self._planned) - place - 1}"
-                )
-                break
-            result.seconds = self._clock() - began
-            outcome.results.append(result)
-            self._after_each(outcome)
-        return outcome
+    Args:
+        after_each: network, is called with what is known then, for a run that may be cut.
+    """
+    outcome = SweepOutcome()
+    deadline = clock() + options.time_limit
+    left = {str(one.network): one for one in planned}
+
+    def turn(name: str, _variant: str, _round: int) -> None:
+        began = clock()
+        share = (deadline - began) / len(left)
+        one = left.pop(name)
+        try:
+            result = measure(one, argparse.Namespace(**{**vars(options), "time_limit": share}))
+        except SweepInterruptedError as interruption:
+            outcome.results.append(interruption.result)
+            raise KeyboardInterrupt from None
+        result.seconds = clock() - began
+        outcome.results.append(result)
+        after_each(outcome)
+
+    turns: Turns[None] = Turns()
+    try:
+        turns.take(
+            dict.fromkeys(left, ("",)),
+            1,
+            turn,
+            time_limit_s=options.time_limit,
+            failures=(BenchError, NetlabError),
+            clock=clock,
+        )
+    except KeyboardInterrupt:
+        after_each(outcome)
+        turns.errors.append(f"interrupted; networks not begun: {len(left)}")
+    outcome.errors_of_run = turns.errors
+    return outcome
 
 
 class LabMeasurement:

@@ -127,7 +127,7 @@ class Turns(Generic[Sample]):
         try:
             self.samples.setdefault((case, variant), {})[number] = measure(case, variant, number)
         except failures as error:
-            text = f"{variant} with {case}: {error}" if case else f"{variant}: {error}"
+            text = f"{' with '.join(word for word in (variant, case) if word)}: {error}"
             self.failed.add((case, variant))
             self.errors.append(text)
             if progress is not None:
