@@ -13,9 +13,8 @@ import pytest
 from support.processes import is_alive, wait_until
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools" / "kernels"))
 
-import compare_minmax_uint8
+import measure.compression
 import measure.convergence.tool
 import measure.core.tool
 import measure.memory.tool
@@ -23,8 +22,6 @@ import measure.networks
 import sweep.options
 
 from bagua.net.bench.nccl_ab.options import parse_options
-
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 Run = Callable[..., tuple[subprocess.CompletedProcess[str], list[list[str]]]]
 
@@ -132,8 +129,8 @@ def test_the_parts_of_training_are_commands_that_the_tools_take(evidence: Run) -
     words = measure_words(convergence, "convergence")
     assert measure.convergence.tool.parse_options(words, gpus=gpus).tasks == ("digits",)
     assert measure.memory.tool.parse_options(measure_words(memory, "memory"), gpus=gpus).ranks == 4
-    assert kernels[0] == str(TOOLS / "kernels" / "compare_minmax_uint8.py")
-    assert compare_minmax_uint8.make_parser().parse_args(kernels[1:]).rounds == 3
+    words = ["--device", "cpu", *measure_words(kernels, "compression")]
+    assert measure.compression.parse_options(words).rounds == 3
 
 
 def test_ranks_share_gpus_where_they_can(evidence: Run, tmp_path: Path) -> None:

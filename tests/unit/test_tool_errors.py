@@ -13,16 +13,13 @@ from support.tool_module import load_script
 pytest.importorskip("torch", reason="needs PyTorch, which these scripts measure")
 import torch
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
+
+from measure import compression
+
+from bagua.net.bench.result_file import read_result
+
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
-
-
-def told(capsys: pytest.CaptureFixture[str], path: str, *words: str) -> str:
-    """What it says on stderr, having found fault with its command line."""
-    module = load_script(f"tools/{path}")
-    with pytest.raises(SystemExit) as ended:
-        module.main(words)
-    assert ended.value.code == 2
-    return capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -30,33 +27,31 @@ def told(capsys: pytest.CaptureFixture[str], path: str, *words: str) -> str:
     [
         (["--device", "cuda"], "--device cuda needs a GPU, and torch sees none"),
         (["--device", "cpu", "--tune"], "--tune is about kernels on CUDA devices"),
-        (["--device", "cpu", "--single-calls"], "--single-calls is about kernels on CUDA devices"),
-        (["--device", "cpu", "--dtypes", "f32,f64"], "--dtypes names ['f64']"),
+        (["--device", "cpu", "--dtypes", "f32,f64"], "unknown dtype 'f64'"),
         (["--device", "cpu", "--elements", "0"], "--elements: '0' has a 0; give 1 or more"),
-        (["--device", "cpu", "--versions", "2,0"], "--versions: '2,0' has a 0; give 1 or more"),
-        (["--device", "cpu", "--threads", "0"], "--threads: '0' has a 0; give 1 or more"),
         (["--device", "cpu", "--blocks", "none,x"], "--blocks: 'x' is not an integer; give one in 1..1073741824"),
-        (["--device", "cpu", "--blocks", "0"], "--blocks: 0 is outside 1..1073741824"),
-        (["--device", "cpu", "--json", "/nonexistent/x.json"], "folder '/nonexistent' does not exist"),
     ],
 )
 def test_comparison_of_kernels(
     words: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert says in told(capsys, "kernels/compare_minmax_uint8.py", *words)
+    with pytest.raises(SystemExit) as ended:
+        compression.main(words)
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
 
 
-def test_comparison_of_kernels_prints_a_row_once_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    module = load_script("tools/kernels/compare_minmax_uint8.py")
+def test_comparison_of_kernels_has_a_row_for_each_operation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "compression.json"
     words = ["--device", "cpu", "--elements", "64K", "--dtypes", "f32", "--versions", "2", "--threads", "1"]
-    assert module.main([*words, "--rounds", "3"]) == 0
-    printed = capsys.readouterr()
-    title, head, *rows = printed.out.splitlines()
-    assert title.startswith("MinMaxUInt8 compared with a copy")
-    assert head.split()[:2] == ["threads", "operation"]
-    assert [row.split()[1] for row in rows] == ["compress", "decompress", "reduce"]
-    assert len(printed.err.splitlines()) == len(rows), "progress"
+    assert compression.main([*words, "--rounds", "3", "--json", str(path)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("1 ")]
+    assert [row[1] for row in rows] == ["compress", "decompress", "reduce"]
+    for metric in ("time", "of_copy"):
+        found = read_result(path).select(metric)
+        assert [one.case["operation"] for one in found] == ["compress", "decompress", "reduce 2"]
+        assert all(one.median > 0 and one.repetitions == 3 for one in found)
 
 
 @pytest.mark.parametrize(

@@ -186,8 +186,8 @@ for chosen in "${parts[@]}"; do
       ;;
     kernels)
       # shellcheck disable=SC2086
-      part kernels 240 python3 "$repository/tools/kernels/compare_minmax_uint8.py" --elements 1M,16M,256M \
-        --blocks 1024,none --rounds 7 --json "$work/kernels/kernels.json" ${KERNEL_OPTIONS:-}
+      PYTHONPATH=$repository/tools${PYTHONPATH:+:$PYTHONPATH} part kernels 240 python3 -m measure compression \
+        --elements 1M,16M,256M --blocks 1024,none --rounds 7 --json "$work/kernels/kernels.json" ${KERNEL_OPTIONS:-}
       ;;
     tests)
       tests tests tests/gpu
