@@ -71,7 +71,7 @@ def render_rows(
     is_loud: Callable[[Row], bool] = lambda _row: False,
     colour: bool = False,
 ) -> str:
-    """Two head lines (title, unit), then one line a row.
+    """A head line of titles and, if there are any, one of units; then one line a row.
 
     Args:
         begins_block: of a row and the next, between which a blank line is then.
@@ -92,8 +92,10 @@ def render_rows(
         ]
         return "  ".join(parts).rstrip()
 
-    head = [line([column.title for column, _ in shown]), line([column.unit for column, _ in shown])]
-    lines = [f"{BOLD}{head[0]}{RESET}", f"{DIM}{head[1]}{RESET}"] if colour else head
+    head = line([column.title for column, _ in shown])
+    lines = [f"{BOLD}{head}{RESET}" if colour else head]
+    if units := line([column.unit for column, _ in shown]):
+        lines.append(f"{DIM}{units}{RESET}" if colour else units)
     for number, row in enumerate(rows):
         if number and begins_block(rows[number - 1], row):
             lines.append("")
@@ -123,7 +125,7 @@ COLUMNS: tuple[Column[Measurement], ...] = (
 )
 
 
-def _begins_block(before: Measurement, row: Measurement) -> bool:
+def begins_block(before: Measurement, row: Measurement) -> bool:
     # Raw TCP stands beside the collective whose limit it is.
     other_collective = before.collective != row.collective and "one_way" not in (before.collective, row.collective)
     return before.bytes != row.bytes or other_collective
@@ -135,5 +137,5 @@ def render_table(
     """A blank line is where the size or collective changes."""
     rows = list(measurements)
     return render_rows(
-        rows, columns, begins_block=_begins_block, is_loud=lambda row: row.verified is False, colour=colour
+        rows, columns, begins_block=begins_block, is_loud=lambda row: row.verified is False, colour=colour
     )

@@ -6,8 +6,7 @@ then stand in one column, the best of each size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.nccl_ab.backend import Backend
@@ -15,7 +14,7 @@ from bagua.net.bench.nccl_ab.group import Group
 from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME, NOISE, BestTuned, Ratio, Results
 from bagua.net.bench.nccl_ab.run import RunOutcome
 from bagua.net.bench.sizes import format_size
-from bagua.net.bench.table import BOLD, DIM, LOUD, MISSING, RESET, format_bandwidth, format_time_us
+from bagua.net.bench.table import BOLD, MISSING, RESET, Column, format_bandwidth, format_time_us, render_rows
 from bagua.net.bench.verdict import SMALL_BYTES
 
 # Up to so many, every backend has a column.
@@ -32,12 +31,6 @@ def hand_tuned_names(backends: Sequence[Backend]) -> list[str]:
     return [backend.name for backend in backends[1:] if backend.is_own_tcp]
 
 
-@dataclass(frozen=True)
-class _Column:
-    title: str
-    cell: Callable[[int], str]  # of a size
-
-
 def render_tables(
     results: Results, backends: Sequence[Backend], *, all_columns: bool = False, colour: bool = False
 ) -> str:
@@ -49,22 +42,13 @@ def render_tables(
 def _render_one(collective: str, results: Results, backends: Sequence[Backend], all_columns: bool, colour: bool) -> str:
     rows = {(row.bytes, row.backend): row for row in results.rows if row.collective == collective}
     sizes = list(dict.fromkeys(size for size, _ in rows))
-    columns = _columns(collective, results, backends, rows, all_columns)
+    columns: list[Column[int]] = [Column("size", "", format_size)]
+    columns += _columns(collective, results, backends, rows, all_columns)
     states = {size: {row.verified for (at, _), row in rows.items() if at == size} for size in sizes}
-    columns.append(_Column("verified", lambda size: _verified(states[size])))
-    grid = [["size", *(column.title for column in columns)]]
-    grid += [[format_size(size), *(column.cell(size) for column in columns)] for size in sizes]
-    widths = [max(len(line[place]) for line in grid) for place in range(len(grid[0]))]
+    columns.append(Column("verified", "", lambda size: _verified(states[size])))
     title = f"{collective}: time in us (busbw in GB/s), median over repetitions"
-    lines = [f"{BOLD}{title}{RESET}" if colour else title]
-    for number, line in enumerate(grid):
-        text = "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        if colour and number == 0:
-            text = f"{DIM}{text}{RESET}"
-        elif colour and False in states[sizes[number - 1]]:
-            text = f"{LOUD}{text}{RESET}"
-        lines.append(text)
-    return "\n".join(lines) + "\n"
+    table = render_rows(sizes, columns, is_loud=lambda size: False in states[size], colour=colour)
+    return f"{BOLD}{title}{RESET}\n{table}" if colour else f"{title}\n{table}"
 
 
 def _columns(
@@ -73,7 +57,7 @@ def _columns(
     backends: Sequence[Backend],
     rows: Mapping[tuple[int, str], Measurement],
     all_columns: bool,
-) -> list[_Column]:
+) -> list[Column[int]]:
     best = results.best_of(collective)
     envelope = has_envelope(backends, all_columns=all_columns)
     hidden = hand_tuned_names(backends) if envelope else []
@@ -84,22 +68,22 @@ def _columns(
         if backend.name in measured and backend.name not in hidden
     ]
     if best and envelope:
-        columns.insert(1, _Column(BEST_TUNED_NAME, lambda size: _best_figures(best.get(size))))
+        columns.insert(1, Column(BEST_TUNED_NAME, "", lambda size: _best_figures(best.get(size))))
     elif best:
-        columns.append(_Column(BEST_TUNED_NAME, lambda size: best[size].setting if size in best else MISSING))
+        columns.append(Column(BEST_TUNED_NAME, "", lambda size: best[size].setting if size in best else MISSING))
     for title, baseline in (("over default", backends[0].name), ("over best", BEST_TUNED_NAME)):
         if ratios := results.ratios_to(baseline, collective):
             columns.append(_speedup_column(title, ratios))
     return columns
 
 
-def _backend_column(name: str, rows: Mapping[tuple[int, str], Measurement]) -> _Column:
-    return _Column(name, lambda size: _figures(rows.get((size, name))))
+def _backend_column(name: str, rows: Mapping[tuple[int, str], Measurement]) -> Column[int]:
+    return Column(name, "", lambda size: _figures(rows.get((size, name))))
 
 
-def _speedup_column(title: str, ratios: Sequence[Ratio]) -> _Column:
+def _speedup_column(title: str, ratios: Sequence[Ratio]) -> Column[int]:
     by_size = {ratio.case.bytes: f"{ratio.speedup.median:.2f}x" for ratio in ratios}
-    return _Column(title, lambda size: by_size.get(size, MISSING))
+    return Column(title, "", lambda size: by_size.get(size, MISSING))
 
 
 def _figures(row: Measurement | None) -> str:

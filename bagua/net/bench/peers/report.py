@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,11 @@ from bagua.net.bench.table import (
     MISSING,
     RESET,
     Column,
+    begins_block,
     format_bandwidth,
     format_cpu,
     format_verified,
-    render_table,
+    render_rows,
 )
 from bagua.net.bench.verdict import PairedRatio, paired_ratio
 
@@ -117,44 +118,34 @@ def describe_backends(sessions: Sequence[PeersSession]) -> dict[str, str]:
     return described
 
 
-def _column(
-    title: str, unit: str, cell: Callable[[PeersMeasurement], str], *, left: bool = False, optional: bool = False
-) -> Column[Measurement]:
-    def checked(row: Measurement) -> str:
-        assert isinstance(row, PeersMeasurement)
-        return cell(row)
-
-    return Column(title, unit, checked, left=left, optional=optional)
-
-
 def _slowest_to_fastest(row: PeersMeasurement) -> str:
     slowest, fastest = row.busbw_range_gb_s
     return f"{format_bandwidth(slowest)}..{format_bandwidth(fastest)}"
 
 
-_COMMS = _column("comms", "each way", lambda row: str(row.comms))
-_BACKEND = _column("backend", "", lambda row: row.backend, left=True)
+_COMMS: Column[PeersMeasurement] = Column("comms", "each way", lambda row: str(row.comms))
+_BACKEND: Column[PeersMeasurement] = Column("backend", "", lambda row: row.backend, left=True)
 
-TRAFFIC_COLUMNS = (
-    _column("message", "", lambda row: format_size(row.bytes)),
+TRAFFIC_COLUMNS: tuple[Column[PeersMeasurement], ...] = (
+    Column("message", "", lambda row: format_size(row.bytes)),
     _COMMS,
     _BACKEND,
-    _column("rate", "GB/s", lambda row: format_bandwidth(row.algbw_gb_s)),
-    _column("min..max", "GB/s", _slowest_to_fastest),
-    _column("of fewest", "x", lambda row: f"{row.rate_ratio:.2f}"),
-    _column("spread", "x", lambda row: f"{row.rate_ratio_low:.2f}..{row.rate_ratio_high:.2f}"),
-    _column("CPU", "s/GB", lambda row: MISSING if row.cpu_s_per_gb is None else format_cpu(row.cpu_s_per_gb)),
-    _column("verified", "", lambda row: format_verified(row.verified)),
+    Column("rate", "GB/s", lambda row: format_bandwidth(row.algbw_gb_s)),
+    Column("min..max", "GB/s", _slowest_to_fastest),
+    Column("of fewest", "x", lambda row: f"{row.rate_ratio:.2f}"),
+    Column("spread", "x", lambda row: f"{row.rate_ratio_low:.2f}..{row.rate_ratio_high:.2f}"),
+    Column("CPU", "s/GB", lambda row: MISSING if row.cpu_s_per_gb is None else format_cpu(row.cpu_s_per_gb)),
+    Column("verified", "", lambda row: format_verified(row.verified)),
 )
 
-PROCESS_COLUMNS = (
+PROCESS_COLUMNS: tuple[Column[PeersMeasurement], ...] = (
     _COMMS,
     _BACKEND,
-    _column("threads", "", lambda row: str(row.threads)),
-    _column("descriptors", "", lambda row: str(row.descriptors)),
-    _column("TCP sockets", "", lambda row: str(row.tcp_sockets)),
-    _column("memory", "KiB", lambda row: f"{row.idle_resident_bytes / 1024:.0f}"),
-    _column(
+    Column("threads", "", lambda row: str(row.threads)),
+    Column("descriptors", "", lambda row: str(row.descriptors)),
+    Column("TCP sockets", "", lambda row: str(row.tcp_sockets)),
+    Column("memory", "KiB", lambda row: f"{row.idle_resident_bytes / 1024:.0f}"),
+    Column(
         "per comm",
         "KiB",
         lambda row: (
@@ -162,9 +153,9 @@ PROCESS_COLUMNS = (
         ),
         optional=True,
     ),
-    _column("sockets' per comm", "KiB", lambda row: f"{row.idle_socket_bytes_per_comm / 1024:.1f}"),
-    _column("idle CPU", "us", lambda row: f"{row.idle_cpu_s * 1e6:.0f}"),
-    _column("wake-ups", "", lambda row: str(row.idle_wakeups)),
+    Column("sockets' per comm", "KiB", lambda row: f"{row.idle_socket_bytes_per_comm / 1024:.1f}"),
+    Column("idle CPU", "us", lambda row: f"{row.idle_cpu_s * 1e6:.0f}"),
+    Column("wake-ups", "", lambda row: str(row.idle_wakeups)),
 )
 
 
@@ -189,11 +180,13 @@ class PeersReport:
     def tables(self, *, colour: bool = False) -> str:
         # What a process holds is the same at every message size.
         processes = [row for row in self.rows if row.bytes == self.rows[0].bytes]
-        return (
-            render_table(self.rows, colour=colour, columns=TRAFFIC_COLUMNS)
-            + f"\na process after the traffic, and {self.idle_s:g} s of silence:\n"
-            + render_table(processes, colour=colour, columns=PROCESS_COLUMNS)
+        traffic, footprint = (
+            render_rows(
+                rows, columns, begins_block=begins_block, is_loud=lambda row: row.verified is False, colour=colour
+            )
+            for rows, columns in ((self.rows, TRAFFIC_COLUMNS), (processes, PROCESS_COLUMNS))
         )
+        return f"{traffic}\na process after the traffic, and {self.idle_s:g} s of silence:\n{footprint}"
 
     def closing(self, *, colour: bool = False) -> str:
         lines = []
