@@ -10,17 +10,17 @@ from pathlib import Path
 from bagua.net import unknown_settings
 from bagua.net.bench.command import EXIT_FAILED, run_in_order
 from bagua.net.bench.errors import UsageError
+from bagua.net.bench.export import check_outputs
 from bagua.net.bench.figures import write_csv
 from bagua.net.bench.launch_environment import LaunchEnvironment, launch_of_run
 from bagua.net.bench.peers.options import PROGRAM as PEERS_PROGRAM
 from bagua.net.bench.peers.options import PeersOptions, parse_peers_options
-from bagua.net.bench.peers.options import check_outputs as check_peers_outputs
 from bagua.net.bench.peers.report import PeersReport
 from bagua.net.bench.peers.run import run_peers
 from bagua.net.bench.plot import write_plot
 from bagua.net.bench.result_file import write_result
 from bagua.net.bench.ring.busy_cpus import busy_cpus
-from bagua.net.bench.ring.options import PROGRAM, Options, check_outputs, parse_options
+from bagua.net.bench.ring.options import PROGRAM, Options, parse_options
 from bagua.net.bench.ring.report import Report
 from bagua.net.bench.ring.run import run_bench
 from bagua.net.bench.ring.team import follow, lead_team, local_team
@@ -47,7 +47,7 @@ def _run(options: Options) -> int:
     launch = launch_of_run(environment, local=options.local, port=options.port, ranks=options.ranks)
     follows = launch is not None and launch.rank > 0
     if not follows:
-        check_outputs(options)
+        check_outputs(options.json_path, options.csv_path, options.plot_path)
     # Before the ranks meet, so that every host is busy before the first measurement.
     with busy_cpus(_busy_per_cpu_here(options, launch), options.driver, options.timeout_s, environment):
         if launch is not None and follows:
@@ -72,7 +72,7 @@ def _busy_per_cpu_here(options: Options, launch: LaunchEnvironment | None) -> in
 
 
 def _run_peers(options: PeersOptions) -> int:
-    check_peers_outputs(options)
+    check_outputs(options.json_path, options.csv_path)
     report = run_peers(options, dict(os.environ))
     colour = shows_colour(sys.stdout)
     print(report.head())

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from bagua.cli import net_bench
+from bagua.net.bench import export
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.memory_check import check_memory
-from bagua.net.bench.ring.options import check_outputs, parse_options
+from bagua.net.bench.ring.options import Options, parse_options
 from bagua.version import __version__
 
 MIB = 1 << 20
@@ -128,6 +129,10 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "torchrun" in text
     assert "exit status" in text
+
+
+def check_outputs(options: Options) -> None:
+    export.check_outputs(options.json_path, options.csv_path, options.plot_path)
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,12 @@ import pytest
 from bagua.net.bench.ring.interleaved_run import RunResults
 from bagua.net.bench.ring.sessions import Sample, Verification, default_raw_streams
 from bagua.net.bench.ring.summary import best_raw_only, compare, comparisons, measurements, raw_limit
-from bagua.net.bench.verdict import paired_ratio
 
 MIB = 1 << 20
 
 
 def sample(seconds: float, cpu: float = 1.0, moved: int = 10**9, iterations: tuple[float, ...] = ()) -> Sample:
     return Sample(len(iterations) or 1, seconds, iterations, cpu, moved)
-
-
-def test_a_ratio_is_taken_within_each_repetition() -> None:
-    # The machine is three times slower in the last repetition; the ratio does not see it.
-    ratio = paired_ratio([1.0, 1.1, 3.3], [1.0, 1.0, 3.0])
-    assert (ratio.median, ratio.low, ratio.high) == pytest.approx((1.1, 1.0, 1.1))
-    assert str(ratio) == "no clear difference (spread 1.00..1.10x)"
-    assert str(paired_ratio([1.2, 1.1, 1.3], [1.0] * 3)) == "1.20x (spread 1.10..1.30)"
-    assert str(paired_ratio([1.2] * 2, [1.0] * 2)) == "too few iterations for a verdict (2 of 3 repetitions)"
 
 
 def test_comparison_speaks_of_128_mib_and_1_kib() -> None:

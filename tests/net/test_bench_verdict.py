@@ -38,10 +38,14 @@ def test_without_a_chance_the_spread_is_from_the_smallest_to_the_largest() -> No
     assert paired_ratio([2.0, 6.0, 4.0], [2.0, 2.0, 2.0]) == PairedRatio(2.0, 1.0, 3.0, 3)
 
 
-def test_two_repetitions_carry_no_verdict() -> None:
-    ratio = paired_ratio([2.0, 2.0], [1.0, 1.0])
-    assert ratio.verdict() is Verdict.TOO_FEW
-    assert str(ratio) == "too few iterations for a verdict (2 of 3 repetitions)"
+def test_a_ratio_is_taken_within_each_repetition() -> None:
+    # The machine is three times slower in the last repetition; the ratio does not see it.
+    ratio = paired_ratio([1.0, 1.1, 3.3], [1.0, 1.0, 3.0])
+    assert (ratio.median, ratio.low, ratio.high) == pytest.approx((1.1, 1.0, 1.1))
+    assert str(ratio) == "no clear difference (spread 1.00..1.10x)"
+    assert str(paired_ratio([1.2, 1.1, 1.3], [1.0] * 3)) == "1.20x (spread 1.10..1.30)"
+    assert paired_ratio([1.2] * 2, [1.0] * 2).verdict() is Verdict.TOO_FEW
+    assert str(paired_ratio([1.2] * 2, [1.0] * 2)) == "too few iterations for a verdict (2 of 3 repetitions)"
 
 
 def test_a_clear_change_is_called() -> None:

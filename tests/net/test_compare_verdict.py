@@ -165,6 +165,18 @@ def test_settings_take_turns_in_both_orders() -> None:
     assert [figure.seconds for _, figure in found.of(WITH)] == [2.0] * 4
 
 
+def test_two_settings_of_one_name_are_two() -> None:
+    """What differs where nothing does: `--with plugin --with plugin`."""
+    twins = [Setting("Bagua-Net", {"TWIN": which}) for which in "ab"]
+
+    def runner(setting: Setting, number: int, _timeout_s: float, _on_line: object) -> CommandRun:
+        return CommandRun(setting, number, 1.0, [])
+
+    with Progress(1, quiet=True) as quiet:
+        found = run_rounds(twins, 2, 100.0, [WallTime()], None, runner, quiet, lambda: 0.0)
+    assert [[run.setting for run, _ in found.of(one)] for one in twins] == [[one, one] for one in twins]
+
+
 def test_no_round_begins_that_is_longer_than_what_is_left() -> None:
     found = played({"NCCL": [20.0] * 4, "Bagua-Net": [20.0] * 4}, [], [0.0])
     assert len(found.runs) == 4

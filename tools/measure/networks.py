@@ -1,9 +1,9 @@
 """`measure networks`: train with torch's DDP over NCCL's own network, hand-tuned, and over Bagua-Net, and compare
 losses and step times.
 
-A turn is a fresh start of all ranks, because NCCL reads its settings once per process. Ours is switched on as a user
-does it, by ENABLE_BAGUA_NET=1 alone. It is an error if losses differ, ranks disagree, a turn fails, or NCCL's log shows
-another network than the backend's.
+Each turn starts new ranks, because NCCL reads its settings once per process. Bagua-Net is enabled as users do it, with
+ENABLE_BAGUA_NET=1 alone. Errors: the losses of two networks differ, ranks end with different parameters, a turn fails,
+or NCCL's log names another network than that of the backend.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ DEFAULT_TOLERANCE = 0.02
 
 
 def relative_difference(left: Sequence[float], right: Sequence[float]) -> float:
-    """The largest over all steps, relative to the first loss: late losses are near zero, and so is their meaning."""
+    """The largest difference of any step, relative to the first loss, because late losses are close to zero."""
     gaps = [abs(a - b) for a, b in zip(left, right, strict=True)]
-    # A loss that is not a number compares as false with everything, and so would pass any limit.
+    # NaN compares as false with everything, so it would pass any limit.
     if not all(math.isfinite(gap) for gap in gaps):
         return math.inf
     return max(gaps) / max(abs(left[0]), 1e-12)
@@ -77,7 +77,7 @@ class Row:
 
 
 def best_tuned(turns: Turns[TurnResult], model: str, backends: Sequence[Backend]) -> str | None:
-    """The fastest of NCCL's own settings. One that failed on the way has fewer rounds and cannot be it."""
+    """The fastest of NCCL's own settings. A setting that failed has fewer rounds and is not considered."""
     own = {one.name: turns.of(model, one.name) for one in backends if one.is_own_tcp}
     most = max(map(len, own.values()), default=0)
     whole = {name: _median_ms(found) for name, found in own.items() if found and len(found) == most}
@@ -120,8 +120,8 @@ def rows_of(turns: Turns[TurnResult], model: str, backends: Sequence[Backend], s
 
 
 def loss_faults(rows: Sequence[Row], own_spread: float, tolerance: float) -> list[str]:
-    """`own_spread`: between rounds of NCCL's default: what this machine's arithmetic does by itself."""
-    # Where even the default's losses are no numbers nothing can be compared, and nothing may pass.
+    """`own_spread`: the difference between rounds of NCCL's default, which is due to the order of summation."""
+    # If even the default's losses are NaN, nothing can be compared, and nothing may pass.
     allowed = max(tolerance, own_spread) if math.isfinite(own_spread) else tolerance
     return [
         f"losses of {row.backend} with {row.model} differ from NCCL's default by {row.loss_difference:.3g} (relative to"

@@ -1,4 +1,4 @@
-"""The options that tools share: ranks and their device, how long, and where results go."""
+"""The options that all tools share: ranks and device, duration, and output files."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def add_results(parser: argparse.ArgumentParser, *, plot: bool = False) -> argpa
 
 
 def check_results(parser: argparse.ArgumentParser, given: argparse.Namespace, *folders: str) -> None:
-    """Ends the program if a file cannot be written. Makes the folders that these options name."""
+    """Ends the program if an output file cannot be written. Creates the folders that the given options name."""
     try:
         check_output_files([("--json", given.json), ("--details", given.details)])
         if getattr(given, "plot", None) is not None:
@@ -107,13 +107,13 @@ def choose_device(
     ranks_option: str = "--nproc-per-node",
     auto_is_cuda_with_any: bool = False,
 ) -> None:
-    """Turns `given.device` into "cuda" or "cpu", and adds `sharing`: how ranks share GPUs, or None.
+    """Sets `given.device` to "cuda" or "cpu", and `given.sharing` to how ranks share GPUs, or None.
 
-    Ends the program if there are fewer GPUs than ranks that are to have one.
+    Ends the program if there are not enough GPUs.
 
     Args:
-        gpus: counts them; by default `count_gpus`.
-        auto_is_cuda_with_any: by default `auto` is CUDA only with a GPU for each rank, or one that they share.
+        gpus: Returns the number of GPUs. Default: `count_gpus`.
+        auto_is_cuda_with_any: Let `auto` mean CUDA if there is any GPU, even if there are fewer than ranks.
     """
     found = (gpus or count_gpus)() if given.device != "cpu" else 0
     auto_needs = 1 if auto_is_cuda_with_any or given.share_gpus else given.ranks
@@ -129,7 +129,7 @@ def choose_device(
 
 
 def count_gpus() -> int:
-    """Those that torch would use: a driver without them, or hidden ones, are none."""
+    """The GPUs that torch can use."""
     import torch
 
     return torch.cuda.device_count()

@@ -1,4 +1,4 @@
-"""What a tool prints and writes: heading, table, closing lines; a result file, and every turn."""
+"""The output of a tool: heading, table and closing lines on stdout, a result file, and all samples as JSON."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from bagua.net.bench.table import MISSING
 class Report:
     """
     Attributes:
-        title: of the result file.
-        lines: after the table.
-        facts: what the ranks said of themselves (torch, nccl, device).
-        parameters: beside the options.
-        rows, samples: dataclasses, for --details.
-        written: files that the tool has written itself.
+        title: The title of the result file.
+        lines: The lines after the table.
+        facts: What the ranks reported about themselves: torch, nccl, device.
+        parameters: Parameters of the result file in addition to the options.
+        rows, samples: Dataclasses that --details writes.
+        written: Files that the tool has already written.
     """
 
     title: str
@@ -43,7 +43,7 @@ class Report:
     written: list[Path] = field(default_factory=list)
 
     def publish(self, given: argparse.Namespace, machine: MachineFacts | None = None) -> int:
-        """Prints and writes it. Returns the exit status: 1 if there are errors or nothing was measured."""
+        """Prints and writes the report. Returns the exit status: 1 if there are errors or no measurements."""
         if self.rows:
             print(f"{self.heading}\n\n{self.table}")
         for line in (*self.lines, *(f"note: {one}" for one in self.notes), *(f"ERROR: {one}" for one in self.errors)):
@@ -54,7 +54,7 @@ class Report:
         return 1 if self.errors or not self.rows else 0
 
     def write(self, given: argparse.Namespace, machine: MachineFacts) -> list[Path]:
-        """The files of --json and --details."""
+        """Writes the files of --json and --details, and returns their paths."""
         parameters = plain({**vars(given), **self.parameters})
         if given.json is not None:
             device = self.facts.get("device")
@@ -77,13 +77,13 @@ class Report:
 
 
 def plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON takes, without paths."""
+    """The parameters without paths, with dataclasses as dictionaries."""
     values = {name: value for name, value in parameters.items() if not isinstance(value, Path)}
     return {name: asdict(value) if is_dataclass(value) else value for name, value in values.items()}
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """JSON has no infinities; what is no number is written as null."""
+    """Writes infinities and NaN as null, because JSON has neither."""
     path.write_text(json.dumps(_finite(document), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
@@ -109,7 +109,7 @@ def format_ms(value: float) -> str:
 
 
 def ranks_text(given: argparse.Namespace, facts: Mapping[str, Any]) -> str:
-    """For a heading: how many ranks, and on what."""
+    """The number of ranks, their device and versions, for a heading."""
     sharing: GpuSharing | None = given.sharing
     device = device_text(facts.get("device", "?"), sharing)
     nccl = f", NCCL {facts['nccl']}" if facts.get("nccl") else ""
@@ -119,7 +119,7 @@ def ranks_text(given: argparse.Namespace, facts: Mapping[str, Any]) -> str:
 
 
 def device_text(name: object, sharing: GpuSharing | None) -> str:
-    """What ranks computed on."""
+    """The device of the ranks, and how they share it."""
     return str(name) if sharing is None else f"{name}, {sharing}"
 
 

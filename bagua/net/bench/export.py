@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from bagua.net.bench.errors import UsageError
+from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
+
 
 def check_writable(option: str, path: Path) -> None:
     """Raise before the run, so that minutes of measuring are not lost to a misspelt folder."""
@@ -31,6 +34,16 @@ def check_output_files(outputs: Sequence[tuple[str, Path | None]]) -> None:
         # Not of a device, such as /dev/null.
         if path.is_file() and (other := options.setdefault(path.resolve(), option)) != option:
             raise ValueError(f"{other} and {option} both name {str(path)!r}; give each a file of its own")
+
+
+def check_outputs(json_path: Path | None, csv_path: Path | None, plot_path: Path | None = None) -> None:
+    """--json, --csv and --plot, on rank 0 only: the other hosts need not have those folders. Raises UsageError."""
+    try:
+        if plot_path is not None:
+            check_plot_path(plot_path)
+        check_output_files((("--json", json_path), ("--csv", csv_path), ("--plot", plot_path)))
+    except (ValueError, PlotUnavailableError) as error:
+        raise UsageError(str(error)) from error
 
 
 def make_folder(option: str, path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Who is measured when: variants of several cases in turns, so that a drift of the machine falls on all of them alike.
+"""Interleaved measurement: the variants of each case take turns, so that drift of the machine affects all of them.
 
-Every comparison stands on this: a case is what is measured (a model, a network, a size), a variant is one way to do it
-(an algorithm, a backend, a commit), and a sample is what the caller's function returns of one turn. Ratios are taken
-within a round, see bagua.net.bench.verdict.
+All comparisons use it. A case is what is measured (a model, a network, a size), a variant is one way to do it (an
+algorithm, a backend, a commit), and a sample is what the caller's function returns for one turn. Ratios are computed
+within a round; see bagua.net.bench.verdict.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _Runner = TypeVar("_Runner")
 
 
 def rotated(sessions: Sequence[_Runner], turn: int) -> list[_Runner]:
-    """Whoever runs first finds the caches and the CPU's clock as another left them; each takes its turn."""
+    """The order of one turn. The first one to run finds caches and CPU clocks as another left them, so all take this
+    position equally often."""
     if not sessions:
         return []
     start = turn % len(sessions)
@@ -28,13 +29,13 @@ def rotated(sessions: Sequence[_Runner], turn: int) -> list[_Runner]:
 
 
 class Turns(Generic[Sample]):
-    """What was measured, and what was not. One thread. Whatever `take` raises, what was measured until then stays.
+    """The samples of a comparison, with errors and notes. If `take` raises, the samples until then are kept.
 
     Attributes:
-        samples: of each (case, variant), by round.
-        errors: what failed or was never measured.
-        notes: of how many rounds there was no time for.
-        failed: (case, variant) that failed, and so had no further turns.
+        samples: by (case, variant), then by round.
+        errors: failures, and cases that were never measured.
+        notes: why a case has fewer rounds than requested.
+        failed: each (case, variant) that failed and was therefore skipped from then on.
     """
 
     def __init__(self) -> None:
@@ -44,11 +45,11 @@ class Turns(Generic[Sample]):
         self.failed: set[tuple[str, str]] = set()
 
     def of(self, case: str, variant: str) -> list[Sample]:
-        """In the order of the rounds."""
+        """The samples in the order of their rounds."""
         return [sample for _, sample in sorted(self.samples.get((case, variant), {}).items())]
 
     def pairs(self, case: str, one: str, other: str) -> list[tuple[Sample, Sample]]:
-        """Of the rounds that both have."""
+        """The samples of both variants, of the rounds that both have."""
         mine, theirs = (self.samples.get((case, name), {}) for name in (one, other))
         return [(mine[number], theirs[number]) for number in sorted(mine) if number in theirs]
 
@@ -61,24 +62,27 @@ class Turns(Generic[Sample]):
         time_limit_s: float = math.inf,
         rounds_first: bool = False,
         least_rounds: int = 1,
-        needless: Callable[[int], str | None] = lambda _: None,
+        stop_reason: Callable[[int], str | None] = lambda _: None,
         failures: tuple[type[Exception], ...] = (BenchError,),
         progress: Progress | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
-            plan: the variants of each case, in the order in which the first round has them; the next round begins with
-                the next variant.
-            measure: takes a turn: case, variant, round. If it raises one of `failures`, the variant is left out of that
-                case from then on.
-            time_limit_s: for all. Cases share it evenly, so that a slow one does not take the time of those after it.
-                A round is not begun if the longest one before it would not fit, and never cut short: variants have
-                equally many.
-            rounds_first: all cases have a round before any has the next; otherwise a case has all of its rounds.
-            least_rounds: this many are begun even if there is no time for them, but the first only before the limit.
-            needless: asked with the number of rounds that ran; why no more of the case are needed.
-            progress: has a step for each turn.
+            plan: The variants of each case, in the order of the first round. Each further round starts with the next
+                variant.
+            rounds: The number of samples of each variant in each case.
+            measure: Called with case, variant and round number; returns the sample. If it raises one of `failures`,
+                the variant is skipped in the further rounds of this case.
+            time_limit_s: The limit for all cases. Each case gets an equal share, so that a slow one does not take the
+                time of the others. A round does not start if the longest one so far would not fit, and it is never cut
+                short, so that all variants have the same number of samples.
+            rounds_first: Run a round of all cases before the next round. By default all rounds of a case run before the
+                next case.
+            least_rounds: The number of rounds that run even without time for them, if the first starts in time.
+            stop_reason: Called with the number of rounds that ran; returns why no more are needed, or None.
+            failures: The exceptions that skip a variant. All others end the measurement.
+            progress: Advanced by one step for each turn.
         """
         deadline = clock() + time_limit_s
         groups = [list(plan)] if rounds_first else [[case] for case in plan]
@@ -95,14 +99,13 @@ class Turns(Generic[Sample]):
             longest = 0.0
             for number in range(rounds):
                 began = clock()
-                why = needless(number) if number else None
+                why = stop_reason(number) if number else None
                 if why is None and number >= least_rounds and longest > end - began:
                     left = f"{max(0.0, end - began):.0f} s are left of --time-limit {time_limit_s:g}"
                     why = f"another takes {longest:.0f} s, and {left}"
                 if why is not None:
-                    self.notes.append(
-                        f"{'' if rounds_first else f'{cases[0]}: '}{number} of {rounds} rounds ran: {why}"
-                    )
+                    where = "" if rounds_first else f"{cases[0]}: "
+                    self.notes.append(f"{where}{number} of {rounds} rounds ran: {why}")
                     break
                 for case in cases:
                     for variant in rotated(plan[case], number):

@@ -1,8 +1,8 @@
-"""How much faster one of two is than the other, and whether chance alone could have made the difference.
+"""How much faster one variant is than another, and whether the difference is more than noise.
 
-All comparisons judge by this one rule: ratios are taken within a round, so that a drift of the machine cancels; their
-spread is made of ranks and not of means, because it has far outliers (a neighbour wakes up); and where the spread
-straddles 1, nothing is called a difference.
+All comparisons use the same rule. Ratios are computed within a round, so that drift of the machine cancels. The spread
+of the ratios is the interval between two of the sorted values, because outliers are frequent and large. If the spread
+includes 1, there is no difference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIN_REPETITIONS = 3
 
 
 class Verdict(enum.Enum):
-    """Of a ratio: the first of two takes less, as much, or more."""
+    """Whether the first of two values is less than the second one."""
 
     LESS = "less"
     SAME = "same"
@@ -31,7 +31,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class PairedRatio:
-    """A ratio of two, taken within each repetition. `low` and `high` are the spread, see `ratio_of`."""
+    """The ratio of two values, computed within each repetition. `low` and `high` are the spread; see `ratio_of`."""
 
     median: float
     low: float
@@ -39,7 +39,7 @@ class PairedRatio:
     repetitions: int = MIN_REPETITIONS
 
     def verdict(self, *, floor: float = 0.0) -> Verdict:
-        """`floor`: differences up to this part are not called, however steady."""
+        """`floor`: relative differences up to this size count as none, even if they are steady."""
         if self.repetitions < MIN_REPETITIONS:
             return Verdict.TOO_FEW
         if self.low <= 1 <= self.high or abs(self.median - 1) <= floor:
@@ -57,21 +57,21 @@ class PairedRatio:
 
 
 def ratio_of(ratios: Sequence[float], error_chance: float = 0.0) -> PairedRatio:
-    """The spread is as narrow as this chance allows that the true median lies outside of it: between two of the ordered
-    ratios. With a chance of 0, and with few ratios, it is from the smallest to the largest."""
+    """The median of the ratios with its spread: the narrowest interval between two of the sorted ratios that misses the
+    true median with at most this probability. With a probability of 0, or with few ratios, it is the whole range."""
     ordered = sorted(ratios)
     skipped = ranks_outside(len(ordered), error_chance)
     return PairedRatio(statistics.median(ordered), ordered[skipped], ordered[-1 - skipped], len(ordered))
 
 
 def paired_ratio(above: Sequence[float], below: Sequence[float], error_chance: float = 0.0) -> PairedRatio:
-    """Of above[i] / below[i] of each repetition i."""
+    """The ratio above[i] / below[i] of each repetition i."""
     return ratio_of([a / b for a, b in zip(above, below, strict=True)], error_chance)
 
 
 def ranks_outside(count: int, error_chance: float) -> int:
-    """How many values at each end the spread leaves out. Each ratio is above the true median or below it with even
-    chance, whatever the distribution."""
+    """The number of sorted values that the spread leaves out at each end. Each ratio is above or below the true median
+    with equal probability, whatever the distribution."""
     outside = 0
     tail = 1  # ways in which at most `outside` of `count` are below
     while 2 * (tail + math.comb(count, outside + 1)) <= error_chance * 2**count:
@@ -81,5 +81,5 @@ def ranks_outside(count: int, error_chance: float) -> int:
 
 
 def least_repetitions(error_chance: float) -> int:
-    """With fewer, not even the smallest and the largest hold the true median so surely."""
+    """With fewer ratios, even the whole range misses the true median more often."""
     return max(MIN_REPETITIONS, math.ceil(1 - math.log2(error_chance)))

@@ -54,23 +54,23 @@ def run_rounds(
     after a first round that shows that more are pointless."""
     found = Rounds()
     deadline = clock() + time_limit_s
-    by_name = {setting.name: setting for setting in settings}
+    numbered = {str(number): setting for number, setting in enumerate(settings)}  # names may be the same
     turns: Turns[None] = Turns()
 
-    def measure(_case: str, name: str, number: int) -> None:
-        _run_once(found, by_name[name], number, deadline - clock(), sources, warmup, runner, progress)
+    def measure(_case: str, which: str, number: int) -> None:
+        _run_once(found, numbered[which], number, deadline - clock(), sources, warmup, runner, progress)
 
-    def needless(ran: int) -> str | None:
+    def stop_reason(ran: int) -> str | None:
         return "more cannot compare anything; --keep-going runs all" if ran == 1 and is_pointless(found) else None
 
     try:
         turns.take(
-            {"": list(by_name)},
+            {"": list(numbered)},
             rounds,
             measure,
             time_limit_s=time_limit_s,
             rounds_first=True,
-            needless=needless,
+            stop_reason=stop_reason,
             failures=(),
             clock=clock,
         )

@@ -1,4 +1,4 @@
-"""The run: models are the cases, algorithms the variants, and a turn trains a fresh model on all ranks."""
+"""Runs the comparison: models are the cases, algorithms the variants, and a turn trains a new model on all ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRACED_STEPS = 3
 
 
 def size_of(given: argparse.Namespace, model: str) -> dict[str, Any]:
-    """The command's part that says how large the model is."""
+    """The part of the command that describes the model and its size."""
     entry = MODELS[model]
     on_gpu = given.device == "cuda"
     return {
@@ -32,10 +32,12 @@ def size_of(given: argparse.Namespace, model: str) -> dict[str, Any]:
 
 
 class CoreRun:
-    """`given`: the options of measure.core.tool.
+    """
+    Args:
+        given: The options of measure.core.tool.
 
     Attributes:
-        traces: that rank 0 has written.
+        traces: The files that rank 0 has written.
     """
 
     def __init__(
@@ -83,13 +85,13 @@ class CoreRun:
     def _turn(self, model: str, algorithm: str, number: int) -> TurnResult:
         given = self._given
         self._ranks.ready()
-        # What these processes do once (load kernels, meet memory and peers) would be in the first turn's figures.
+        # Initialization (loading kernels, allocating memory, connecting) would distort the first turn.
         if (model, self._ranks.starts) not in self._settled:
             self._ask("settle", model, algorithm, steps=max(1, given.warmup))
             self._settled.add((model, self._ranks.starts))
         turn = turn_result(model, algorithm, number, self._ask("turn", model, algorithm, steps=given.steps))
         note = f"{algorithm} did not free everything with {model}"
-        # Stated once: what is said of later turns' memory is then wrong by as much.
+        # Noted once: the memory figures of all later turns include it.
         if turn.kept is not None and not any(text.startswith(note) for text in self.turns.notes):
             self.turns.notes.append(f"{note} ({turn.kept})")
         return turn

@@ -1,11 +1,11 @@
-"""`measure memory`: what each algorithm needs beyond plain training, in bytes per parameter, and what the documentation
-states.
+"""`measure memory`: the memory that each algorithm needs in addition to plain training, in bytes per parameter, compared
+with what the documentation states.
 
-Plain training is the same model and optimizer without Bagua: parameters, gradients, the optimizer's state. `kept` is
-there between the steps, `at the peak` the most at any time in a step, with gradients that stay where they are. With
-`fresh gradients`, those that zero_grad(set_to_none=True) lets autograd make in each step, the ones that wait for their
-bucket come on top. Something that needs more than is stated is an error. Of a model that is so small that noise would
-hide a whole copy of its parameters, the verdict is that nothing can be told.
+Plain training is the same model and optimizer without Bagua: parameters, gradients and the state of the optimizer.
+`kept` is allocated between steps, `at the peak` is the maximum within a step; both with gradients that are reused. With
+`fresh gradients`, which autograd allocates in each step after zero_grad(set_to_none=True), the gradients that wait for
+their bucket are added. An algorithm that needs more than is stated is an error. If the model is so small that noise
+would hide a copy of its parameters, the verdict is "too small to tell".
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The ranks of a run: started when they are first needed, and anew after a failure, because those that are left may be
-stuck in a collective. One thread uses them."""
+"""The ranks of a run: started on first use, and restarted after a failure, because the remaining ones may be stuck in a
+collective. For use by one thread."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Team(Protocol):
 
 
 class RanksLostError(Exception):
-    """No ranks can be started, so that nothing more can be measured."""
+    """Ranks cannot be started, so no further measurement is possible."""
 
 
 class RenewedTeam:
-    """Use it in a `with` statement, which closes the ranks.
+    """A context manager, which closes the ranks.
 
     Args:
-        start: raises BenchError when the ranks cannot be started.
+        start: Starts the ranks. Raises BenchError if they cannot be started.
 
     Attributes:
-        starts: how often ranks were started: what processes do once is done anew by the next ones.
-        facts: what the last ones said of themselves.
+        starts: How often ranks were started. Each start repeats the initialization of the processes.
+        facts: What the last started ranks reported about themselves.
     """
 
     def __init__(self, start: Callable[[], Team]) -> None:
@@ -49,7 +49,7 @@ class RenewedTeam:
         self._close(failed=kind is not None)
 
     def ready(self) -> Team:
-        """Raises RanksLostError when they cannot be started."""
+        """The running ranks. Raises RanksLostError if they cannot be started."""
         if self._team is None:
             try:
                 self._team = self._start()
@@ -60,7 +60,7 @@ class RenewedTeam:
         return self._team
 
     def ask(self, operation: str, timeout_s: float, **fields: object) -> list[Event]:
-        """One answer of each rank. Raises BenchError when one failed, and then has no ranks until it is asked again."""
+        """Returns one answer of each rank. If a rank fails, raises BenchError and closes all ranks."""
         team = self.ready()
         try:
             return team.ask(operation, timeout_s, **fields)
@@ -76,8 +76,8 @@ class RenewedTeam:
 
 @contextmanager
 def keeping(turns: Turns[Any], ranks: RenewedTeam) -> Iterator[None]:
-    """Closes the ranks at the end. Raises BenchError when they could not be started and nothing was measured; if
-    something was, that is one of the errors."""
+    """Closes the ranks at the end. If they cannot be started, raises BenchError, or adds an error to `turns` if these
+    already have samples."""
     try:
         with ranks:
             yield

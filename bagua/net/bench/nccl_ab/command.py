@@ -24,7 +24,7 @@ from bagua.net.bench.nccl_ab.backend import ignored_variables
 from bagua.net.bench.nccl_ab.crew import START_S, Crew, leading_crew, local_crew, worker_settings
 from bagua.net.bench.nccl_ab.group import Group
 from bagua.net.bench.nccl_ab.memory import check_memory
-from bagua.net.bench.nccl_ab.options import PROGRAM, NcclOptions, check_outputs, parse_options
+from bagua.net.bench.nccl_ab.options import PROGRAM, NcclOptions, check_files, parse_options
 from bagua.net.bench.nccl_ab.outputs import write_outputs
 from bagua.net.bench.nccl_ab.places import LocalWorkers, WorkerRequest, serve_workers
 from bagua.net.bench.nccl_ab.plan import ELEMENT_BYTES, Case, make_cases
@@ -47,7 +47,7 @@ def run_nccl_ab(options: NcclOptions) -> int:
         raise BenchError("--nccl needs PyTorch, which brings NCCL, and it is not installed; run: pip install torch")
     launch = launch_of_run(environment, local=options.local, port=options.port, ranks=options.ranks)
     if launch is None or launch.rank == 0:
-        check_outputs(options)
+        check_files(options)
     with _log_folder(options) as logs:
         if launch is not None and launch.rank > 0:
             return _follow(launch, options, environment, logs)

@@ -10,7 +10,7 @@ from pathlib import Path
 from bagua.net.bench.argument_types import byte_size, names_of, within
 from bagua.net.bench.command import OptionParser
 from bagua.net.bench.errors import BenchError, UsageError
-from bagua.net.bench.export import check_output_files, make_folder
+from bagua.net.bench.export import check_outputs, make_folder
 from bagua.net.bench.nccl_ab.backend import (
     BEST,
     BEST_TUNED,
@@ -20,7 +20,6 @@ from bagua.net.bench.nccl_ab.backend import (
     tuned_settings,
 )
 from bagua.net.bench.nccl_ab.plan import ELEMENT_BYTES, GPU_COLLECTIVES
-from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 from bagua.net.bench.settings import check_library
 from bagua.net.bench.sizes import size_series
 from bagua.net.library import MissingFileError, library_path
@@ -274,13 +273,11 @@ def _result_path(given: Path | None, folder: Path | None, name: str) -> Path | N
     return given if given is not None or folder is None else folder / name
 
 
-def check_outputs(options: NcclOptions) -> None:
-    """Before the run, and on rank 0 only: the other hosts need not have those folders."""
+def check_files(options: NcclOptions) -> None:
+    """Makes the folder. Raises UsageError."""
     try:
         if options.output_dir is not None:
             make_folder("--output-dir", options.output_dir)
-        if options.plot_path is not None:
-            check_plot_path(options.plot_path)
-        check_output_files((("--json", options.json_path), ("--csv", options.csv_path), ("--plot", options.plot_path)))
-    except (ValueError, PlotUnavailableError) as error:
+    except ValueError as error:
         raise UsageError(str(error)) from error
+    check_outputs(options.json_path, options.csv_path, options.plot_path)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from bagua.net.bench.argument_types import byte_size, names_of, within
 from bagua.net.bench.command import OptionParser
-from bagua.net.bench.errors import UsageError
-from bagua.net.bench.export import check_output_files
 from bagua.net.bench.sizes import format_size
 
 PROGRAM = "bagua-net-bench --peers"
@@ -175,10 +173,3 @@ def parse_peers_options(arguments: Sequence[str]) -> PeersOptions:
         json_path=given.json,
         csv_path=given.csv,
     )
-
-
-def check_outputs(options: PeersOptions) -> None:
-    try:
-        check_output_files((("--json", options.json_path), ("--csv", options.csv_path)))
-    except ValueError as error:
-        raise UsageError(str(error)) from error

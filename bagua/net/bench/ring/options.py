@@ -9,9 +9,6 @@ from pathlib import Path
 
 from bagua.net.bench.argument_types import byte_size, names_of, within
 from bagua.net.bench.command import OptionParser
-from bagua.net.bench.errors import UsageError
-from bagua.net.bench.export import check_output_files
-from bagua.net.bench.plot import PlotUnavailableError, check_plot_path
 from bagua.net.bench.settings import BACKENDS, BASELINE, RAW
 from bagua.net.bench.sizes import size_series
 from bagua.version import __version__
@@ -255,14 +252,3 @@ def _sizes(given: argparse.Namespace) -> list[int]:
     if given.minbytes is not None and given.maxbytes is None:
         end = max(begin, end)
     return size_series(begin, end, 2 if given.stepfactor is None else given.stepfactor)
-
-
-def check_outputs(options: Options) -> None:
-    """Before the run, and on rank 0 only: the other hosts need not have those folders."""
-    outputs = (("--json", options.json_path), ("--csv", options.csv_path), ("--plot", options.plot_path))
-    try:
-        if options.plot_path is not None:
-            check_plot_path(options.plot_path)
-        check_output_files(outputs)
-    except (ValueError, PlotUnavailableError) as error:
-        raise UsageError(str(error)) from error
