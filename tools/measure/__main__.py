@@ -34,4 +34,8 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        # `python -m` puts the working directory first. In a checkout, that is the source of bagua, which hides the
+        # installed package and has no compiled modules.
+        del sys.path[0]
     sys.exit(main(sys.argv[1:]))

@@ -1,5 +1,5 @@
-"""`measure memory`: the memory that each algorithm needs in addition to plain training, in bytes per parameter, compared
-with what the documentation states.
+"""`measure memory`: the memory that each algorithm needs in addition to plain training, in bytes per parameter,
+compared with what the documentation states.
 
 Plain training is the same model and optimizer without Bagua: parameters, gradients and the state of the optimizer.
 `kept` is allocated between steps, `at the peak` is the maximum within a step; both with gradients that are reused. With

@@ -92,6 +92,7 @@ def rank_environment(
     paths = [Path(bagua.__file__).resolve().parents[1], Path(__file__).resolve().parents[2]]
     further = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = ":".join([*map(str, paths), *([further] if further else [])])
+    environment["PYTHONSAFEPATH"] = "1"  # the working directory may be a checkout, without compiled modules
     environment["ENABLE_BAGUA_NET"] = "0"
     environment["OMP_NUM_THREADS"] = "1"
     environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
