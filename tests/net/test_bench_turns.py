@@ -93,3 +93,10 @@ def test_the_least_number_of_rounds_is_measured_whatever_it_takes() -> None:
     turns.take(PLAN, 9, played, time_limit_s=30.0, least_rounds=4, rounds_first=True, clock=played.clock)
     assert [len(turns.of(case, "a")) for case in PLAN] == [4, 4]
     assert turns.notes == ["4 of 9 rounds ran: another takes 60 s, and 0 s are left of --time-limit 30"]
+
+
+def test_no_more_rounds_run_when_more_are_pointless() -> None:
+    turns = Turns[float]()
+    turns.take({"x": ["a"]}, 5, Played(), stop_reason=lambda ran: "nothing is compared" if ran == 2 else None)
+    assert turns.notes == ["x: 2 of 5 rounds ran: nothing is compared"]
+    assert turns.all() == turns.of("x", "a") == [1, 2]

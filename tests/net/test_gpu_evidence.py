@@ -181,17 +181,6 @@ def test_the_part_that_runs_ends_with_the_script(evidence: Run, repository: Path
     wait_until(lambda: not is_alive(int(running.read_text())), "the part ends", 30)
 
 
-def test_without_parts_the_usual_ones_run(evidence: Run) -> None:
-    done, commands = evidence()
-    assert done.returncode == 0, done.stderr
-    assert [command[1] if command[0] == "-m" else Path(command[0]).name for command in commands] == [
-        "bagua.cli.net_bench",
-        "measure",
-        "bagua.cli.net_bench",
-        "pytest",
-    ]
-
-
 def test_options_of_the_caller_come_last(evidence: Run) -> None:
     _, commands = evidence(
         "best_all_gather", "ddp", AB_OPTIONS="--sizes 8,1M", DDP_OPTIONS="--steps 3", SECONDS_BEST="30"
@@ -215,12 +204,3 @@ def test_an_unknown_part_is_refused_before_anything_runs(evidence: Run, part: st
     assert f"unknown part {part}" in done.stderr
     assert "best_all_to_all" in done.stderr
     assert commands == []
-
-
-@pytest.mark.parametrize("gpus", ["ddp", "0", "-1"])
-def test_a_word_in_the_place_of_the_gpus_is_refused(gpus: str, repository: Path, tmp_path: Path) -> None:
-    script, out = repository / "tools" / "measure" / "gpu_evidence.sh", tmp_path / "out"
-    done = subprocess.run(["bash", str(script), str(out), gpus], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 2
-    assert f"GPUS is '{gpus}', which is no number of GPUs" in done.stderr
-    assert not out.exists()

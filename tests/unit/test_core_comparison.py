@@ -50,15 +50,12 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("words", "says"),
         [
-            (["--model", "vgg16,vgg17"], "unknown model 'vgg17'; give a comma-separated list of resnet50"),
             (["--algorithms", "with-bagua"], "has nothing to be compared with; add torch-ddp"),
             (["--algorithms", "core", "--baseline", "bytegrad"], "--baseline bytegrad is none of --algorithms"),
             (
                 ["--algorithms", "all", "--warmup", "2"],
                 "--warmup 2: ddp-powersgd compresses only after some steps; give 3",
             ),
-            (["--network", "tcp"], "--network tcp is a choice of NCCL's"),
-            (["--json", "/nowhere/core.json"], "folder '/nowhere' does not exist"),
         ],
     )
     def test_errors_name_value_and_remedy(

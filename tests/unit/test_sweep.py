@@ -21,7 +21,7 @@ from netlab import DelayUsage, NetlabError
 from sweep import cli
 from sweep.grid import Network, PlannedNetwork, expected_seconds, in_measuring_order, plan_networks
 from sweep.options import parse_options
-from sweep.plot import label, shade, tick_labels, write_plot
+from sweep.plot import tick_labels, write_plot
 from sweep.report import Grid, lateness_ms, report_of, winner_text
 from sweep.results import NetworkResult, Winner, winner_of
 from sweep.sweep_run import SweepInterruptedError, SweepOutcome, run_sweep
@@ -59,23 +59,6 @@ class TestOptions:
     def test_gpus_train_the_published_models_through_the_plugin(self) -> None:
         given = parse_options(["--device", "cuda", "--ranks", "4", "--share-gpus"], gpus=lambda: 2)
         assert (given.model, given.network, given.sharing.gpus) == (("vgg16", "gpt2"), "tcp", 2)
-
-    @pytest.mark.parametrize(
-        ("words", "says"),
-        [
-            (["--rates", "1"], "rate '1' is not a number with a unit"),
-            (["--algorithms", "bytegrad"], "--algorithms lacks with-bagua"),
-            (["--warmup", "1"], "--warmup 1: ddp-powersgd compresses only after some steps; give 3 or more"),
-            (["--device", "cuda", "--ranks", "4"], "--ranks 4 needs as many GPUs, this machine shows 2"),
-        ],
-    )
-    def test_errors_name_value_and_remedy(
-        self, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with pytest.raises(SystemExit) as ended:
-            parse_options(words, gpus=lambda: 2)
-        assert ended.value.code == 2
-        assert says in capsys.readouterr().err
 
 
 class TestPlan:
@@ -279,13 +262,6 @@ class TestReport:
 
 
 class TestPlot:
-    def test_equal_factors_are_equal_steps_of_colour(self) -> None:
-        assert [shade(factor) for factor in (0.5, 1, 2, 4, 16, 99)] == [0, 0, 1, 2, 4, 4]
-
-    def test_labels_are_short_lines(self) -> None:
-        assert label(ALL_REDUCE, 1.0) == "all-reduce"
-        assert label("low-precision-decentralized", 1.5) == "low precision\ndecentralized\n1.50x"
-
     def test_rates_that_are_one_measurement_are_one_cell(self) -> None:
         grid = Grid(PLANNED, sweep_outcome().results)
         assert grid.distinct_rates == [10, 25, 100], "100 is a measurement of its own without a delay"

@@ -264,5 +264,5 @@ def main(words: Sequence[str] | None = None) -> int:
         errors=turns.errors,
         facts=run.facts,
         rows=rows,
-        samples=[turn for by_round in turns.samples.values() for turn in by_round.values()],
+        samples=turns.all(),
     ).publish(given)

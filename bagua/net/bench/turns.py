@@ -48,6 +48,10 @@ class Turns(Generic[Sample]):
         """The samples in the order of their rounds."""
         return [sample for _, sample in sorted(self.samples.get((case, variant), {}).items())]
 
+    def all(self) -> list[Sample]:
+        """All samples, case by case, variant by variant."""
+        return [sample for by_round in self.samples.values() for sample in by_round.values()]
+
     def pairs(self, case: str, one: str, other: str) -> list[tuple[Sample, Sample]]:
         """The samples of both variants, of the rounds that both have."""
         mine, theirs = (self.samples.get((case, name), {}) for name in (one, other))

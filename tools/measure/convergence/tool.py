@@ -120,7 +120,7 @@ class ConvergenceRun:
 
     @property
     def trainings(self) -> list[TrainingResult]:
-        return [training for by_seed in self.turns.samples.values() for training in by_seed.values()]
+        return self.turns.all()
 
     def run(self) -> None:
         """Raises BenchError only when no ranks can be started at all; later on it is one of the errors."""

@@ -61,7 +61,7 @@ class CoreRun:
 
     @property
     def results(self) -> list[TurnResult]:
-        return [sample for by_round in self.turns.samples.values() for sample in by_round.values()]
+        return self.turns.all()
 
     def run(self) -> None:
         """Raises BenchError only when no ranks can be started at all; later on it is one of the errors."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES
+from bagua.net.bench.turns import rotated
 
 GPU_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast")
 ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
@@ -84,6 +85,6 @@ def make_cases(collectives: Sequence[str], sizes: Sequence[int], element_bytes: 
 def turns(cases: Sequence[Case], backends: int, repetitions: int) -> Iterator[Turn]:
     for repetition in range(repetitions):
         for index, case in enumerate(cases):
-            for place in range(backends):
-                # The shift by the case as well keeps one backend from always following the same large transfer.
-                yield Turn(case, (place + repetition + index) % backends, repetition)
+            # The shift by the case as well keeps one backend from always following the same large transfer.
+            for backend in rotated(range(backends), repetition + index):
+                yield Turn(case, backend, repetition)
