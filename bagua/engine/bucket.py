@@ -79,8 +79,17 @@ class Bucket(BucketMemory):
         return self._ops
 
     def append_op(self, op: BucketOp) -> Bucket:
-        """Run `op` after those before it. Returns the bucket."""
+        """Run `op` after those before it. Returns the bucket.
+
+        Raises:
+            TypeError: `op` has a `prescale`, but is not a PrescaledOp: it would run on values that are not scaled.
+        """
         scale = op.prescale if isinstance(op, PrescaledOp) else None
+        if hasattr(op, "prescale") and not isinstance(op, PrescaledOp):
+            raise TypeError(
+                f"{type(op).__name__} has prescale={op.prescale!r}, which has no effect.\n"
+                "Derive the operation from bagua.engine.bucket.PrescaledOp, or remove the attribute."
+            )
         if self._ops:
             self._scales.append(scale)
         else:

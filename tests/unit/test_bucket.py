@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import bagua.torch_api.tensor  # noqa: F401 - gives tensors their methods
-from bagua.engine.bucket import Bucket, FunctionOp
+from bagua.engine.bucket import Bucket, FunctionOp, PrescaledOp
 from bagua.engine.tensor import ensure_record, gradient_of, set_gradient
 
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=6)
@@ -334,3 +334,36 @@ def test_a_later_operation_finds_the_elements_multiplied() -> None:
     bucket.copy_in()
     bucket.run_ops()
     assert bucket.flattened_tensor().tolist() == [1.0, 1.0]
+
+
+class _BareScale:
+    """The engine would not see the number."""
+
+    inline = False
+    prescale: float | None = 0.25
+
+    def run(self, bucket: Bucket) -> None:
+        raise AssertionError
+
+
+class _DerivedScale(_BareScale, PrescaledOp):
+    def run(self, bucket: Bucket) -> None:
+        return None
+
+
+class _WithoutScale:
+    inline = False
+
+    def run(self, bucket: Bucket) -> None:
+        return None
+
+
+def test_an_operation_that_would_not_be_scaled_is_refused() -> None:
+    bucket = Bucket(_parameters((2,)), "b")
+    with pytest.raises(TypeError, match=r"_BareScale has prescale=0\.25.*\n.*bagua\.engine\.bucket\.PrescaledOp"):
+        bucket.append_op(_BareScale())
+    assert list(bucket.ops) == []
+    bucket.append_op(_DerivedScale())
+    bucket.append_op(_WithoutScale())
+    assert bucket.prescale == 0.25
+    assert len(bucket.ops) == 2
