@@ -11,13 +11,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from bagua.engine.incomplete_step import incomplete_step, unregistered_parameters, unsynchronized_gradient
+from bagua.engine.incomplete_step import (
+    incomplete_step,
+    left_out_gradient,
+    unregistered_parameters,
+    unsynchronized_gradient,
+)
 from bagua.engine.parameters import TrainableWatch
 from bagua.engine.setup import Attendance
+from bagua.engine.static_graph import StaticGraph
 from bagua.engine.step_state import PASS_TRANSITIONS, PassEvent, PassState, StateMachine
 from bagua.engine.tensor import mark_ready, record_of
 from bagua.engine.training_plan import AlgorithmHooks, TrainingPlan
-from bagua.engine.unused_parameters import Presence, forget_unused
+from bagua.engine.unused_parameters import Presence, agree_on_unused, forget_unused
 
 # In the first backward pass and then in each one of so many, parameters are looked for that the module did not have
 # when it was wrapped. That goes through the module's tree, which takes as long as some ten hooks.
@@ -55,6 +61,8 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
         self._passes = 0
         # The algorithm communicates what the backward pass makes, as it makes it.
         self._sends_in_pass = False
+        # With `static_graph`, of the plan.
+        self._static: StaticGraph | None = None
 
     def use_plan(self, plan: TrainingPlan, hooks: AlgorithmHooks, trainable: TrainableWatch) -> None:
         """Communicate by this plan from now on.
@@ -69,6 +77,7 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
         trainable.remember()
         self._fewest_used = len(plan.parameters)
         self._sends_in_pass = hooks.on_gradient is mark_ready
+        self._static = StaticGraph() if plan.setup.static_graph else None
         self.on_gradient = [
             self._setter_of(name, parameter) if id(parameter) in self._ids else None
             for name, parameter in trainable.named
@@ -79,11 +88,15 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
         if self._sends_in_pass and not self._plan.setup.find_unused_parameters and record and record.set_ready:
             return record.set_ready
         note_use, key, on_gradient = self._used.add, id(parameter), self._hooks.on_gradient
+        static, finds_unused = self._static, self._plan.setup.find_unused_parameters
 
         def on_complete(parameter: Tensor) -> None:
             """The algorithm's turn. Runs once per parameter and pass."""
+            if finds_unused and parameter.grad is None:
+                return  # reached, with an undefined gradient: not used
             note_use(key)
-            on_gradient(name, parameter)
+            if static is None or static.count(key, name):
+                on_gradient(name, parameter)
 
         return on_complete
 
@@ -92,6 +105,8 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
     def begin(self) -> None:
         """A pass begins that counts."""
         self._used.clear()
+        if self._static is not None:
+            self._static.begin_pass()
         self._passes += 1
         self.on(PassEvent.BEGINS)
 
@@ -105,8 +120,25 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
         nothing_came = not self._used and not (self._sends_in_pass and self._plan.scheduler.has_begun)
         has_fewer = len(self._used) < self._fewest_used
         self._fewest_used = min(self._fewest_used, len(self._used))
+        if self._static is not None:
+            self._complete_static(self._static)
         self._end()
         return nothing_came or has_fewer or self._passes % _PASSES_BETWEEN_LOOKS == 1
+
+    def _complete_static(self, static: StaticGraph) -> None:
+        """Raises RuntimeError: the pass differs from the first one; what it has launched is abandoned."""
+        plan, was_counting = self._plan, static.is_counting
+        try:
+            static.end_pass({id(parameter): name for name, parameter in plan.parameters})
+        except RuntimeError:
+            self.on(PassEvent.ENDS)
+            plan.scheduler.abandon_pass()
+            plan.scheduler.reset()
+            raise
+        if was_counting:
+            for name, parameter in plan.parameters:
+                if id(parameter) in self._used:
+                    self._hooks.on_gradient(name, parameter)
 
     def contribute_zeros(self) -> None:
         """A backward pass of the other ranks, to which this one has nothing to add. Its own gradients are lost."""
@@ -137,7 +169,12 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
                     bucket.flattened_tensor().mul_(scale)
                     bucket.copy_out()
         if finds_unused:
-            self.used_anywhere = forget_unused(plan.parameters, presence, plan.setup.group)
+            anywhere = self._static.anywhere if self._static is not None else None
+            if anywhere is None:
+                anywhere = agree_on_unused(plan.parameters, presence, plan.setup.group)
+            if self._static is not None:
+                self._static.anywhere = anywhere
+            self.used_anywhere = forget_unused(plan.parameters, anywhere)
 
     def _presence(self, parameter: nn.Parameter) -> Presence:
         if id(parameter) in self._used:
@@ -165,6 +202,8 @@ class BackwardPasses(StateMachine[PassState, PassEvent]):
         """
         if record_of(parameter) is None:
             name, _ = self._trainable.named[position]
+            if name in self._plan.setup.left_out:
+                raise RuntimeError(left_out_gradient(name))
             raise RuntimeError(unsynchronized_gradient(name, self._plan.setup.name))
 
     def refuse_unregistered(self) -> None:

@@ -44,6 +44,10 @@ class DataParallelEngine(AlgorithmFacade):
         allow: algorithms that tuning may choose, too.
         once_compared: called when the ranks have compared models, optimizers and settings, before anything is changed.
         attendance: which ranks take part in a step; None: all.
+        static_graph: all backward passes are like the first one: a parameter may get its gradient in several parts,
+            and the ranks agree on unused parameters only once.
+        synchronizes_first: the ranks compare modules, optimizers and settings when this is made, and take the values of
+            group rank 0. Otherwise nothing is communicated, and the caller ensures that they are equal.
 
     Raises:
         ValueError: nothing to train, not a member of the group, an optimizer whose state cannot be synchronized, or
@@ -66,6 +70,8 @@ class DataParallelEngine(AlgorithmFacade):
         allow: Sequence[Any] = (),
         once_compared: Callable[[], None] | None = None,
         attendance: Attendance | None = None,
+        static_graph: bool = False,
+        synchronizes_first: bool = True,
     ) -> None:
         if not process_group.is_member:
             raise ValueError(
@@ -82,11 +88,13 @@ class DataParallelEngine(AlgorithmFacade):
             bagua_module_name or f"{kind}_{next(_module_counts[kind])}",
             ignored_names(module),
             gradient_as_bucket_view,
-            find_unused_parameters,
+            find_unused_parameters or static_graph,
             bucket_bytes,
             first_bucket_bytes,
             # Named in the comparison of the ranks' settings.
             tuple(_labels([algorithm, *allow])) if autotune else None,
+            static_graph,
+            synchronizes_first,
         )
         super().__init__(setup, attendance or Attendance())
         try:
@@ -139,6 +147,12 @@ class DataParallelEngine(AlgorithmFacade):
     @replans_before_backward.setter
     def replans_before_backward(self, replans: bool) -> None:
         self._steps.replans_before_backward = replans
+
+    @property
+    def after_backward(self) -> list[Callable[[], None]]:
+        """Functions that are called at the end of each backward pass that communicates, when its results are in place.
+        They may replan. Whoever wants one appends it."""
+        return self._steps.after_backward
 
     def before_backward(self, loss: Tensor) -> None:
         """For frameworks whose step runs several backward passes in a forward pass, each of other parameters: follow

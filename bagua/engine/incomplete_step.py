@@ -78,6 +78,15 @@ def unsynchronized_gradient(name: str, module: str) -> str:
     )
 
 
+def left_out_gradient(name: str) -> str:
+    """Of a parameter that no rank used in the first backward pass, see `leave_out`."""
+    return (
+        f"{name!r} got a gradient, but is not synchronized.\n"
+        "No rank used it in the first backward pass, so that skip_all_reduce_unused_params=True left it out.\n"
+        "If the loss does not depend on it in every step, use find_unused_parameters=True alone."
+    )
+
+
 def compiled_autograd(module: str) -> str:
     """Of a backward pass whose end nobody tells."""
     return (

@@ -78,6 +78,12 @@ class PlanMaker:
         parameters = self._wanted()
         setup, communicator = self.setup, self.setup.communicator
         replica = self._describe(parameters)
+        self._broadcast = {id(parameter) for _, parameter in parameters}
+        if not setup.synchronizes_first:
+            once_compared()
+            self._replace_parameters(parameters)
+            self.current = self._make(replica)
+            return
         with self._agreement():
             replica.check(communicator)
         for optimizer in setup.optimizers:
@@ -86,7 +92,6 @@ class PlanMaker:
         with failures_named(setup.group, "broadcasting parameters and optimizer states", in_order=True):
             self._replace_parameters(parameters)
             broadcast_parameters(parameters, communicator)
-            self._broadcast = {id(parameter) for _, parameter in parameters}
             left_out = left_out_parameters(setup.module, setup.ignored)
             for optimizer in setup.optimizers:
                 broadcast_optimizer_state(optimizer, communicator, left_out)
@@ -188,7 +193,8 @@ class PlanMaker:
 
     def _wanted(self) -> list[tuple[str, nn.Parameter]]:
         module = self.setup.module
-        parameters = trainable_parameters(module, self.setup.ignored)
+        trainable = trainable_parameters(module, self.setup.ignored)
+        parameters = [one for one in trainable if one[0] not in self.setup.left_out]
         if not parameters:
             raise ValueError(
                 f"{type(module).__name__} has no parameters to synchronize: all are frozen or ignored.\n"
@@ -199,8 +205,9 @@ class PlanMaker:
 
     def _key(self) -> Hashable:
         setup = self.setup
-        flags = self.trainable.flags()
-        return (id(self.algorithm), self.algorithm.phase, flags, setup.bucket_bytes, setup.first_bucket_bytes)
+        sizes = setup.bucket_bytes, setup.first_bucket_bytes
+        unused = setup.find_unused_parameters, setup.static_graph, setup.left_out
+        return id(self.algorithm), self.algorithm.phase, self.trainable.flags(), *sizes, *unused
 
     def _describe(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> Replica:
         return Replica(parameters, optimizers=self.setup.optimizers, settings=self._settings())
@@ -215,6 +222,7 @@ class PlanMaker:
             f"the algorithm {type(self.algorithm).__name__}",
             *(f"{name}={value}" for name, value in sorted(shared.items())),
             f"find_unused_parameters={setup.find_unused_parameters}",
+            f"static_graph={setup.static_graph}",
             f"buckets of {later} (the first: {first})",
             f"autotune={setup.tuning_space is not None}",
             f"autotune may choose {', '.join(setup.tuning_space or ())}",

@@ -129,8 +129,8 @@ class PlanTuner:
         """`next_setup` is to be called, on all ranks."""
         return self._steps_left <= 0
 
-    def next_setup(self) -> Setup:
-        """By which the next steps are made: maybe the one as before. When it `is_done`, that is the choice."""
+    def next_setup(self, present: Setup) -> Setup:
+        """By which the next steps are made: maybe the present one. When it `is_done`, that is the choice."""
         if self._current is not None:
             self._shown[self._current] = self._turn()
         choice = None
@@ -144,7 +144,7 @@ class PlanTuner:
         self._seconds, self._last, self._steps_left = [], None, STEPS_PER_TURN + 1
         self._recorder.begin_anew()
         return replace(
-            self._setup,
+            present,
             algorithm=self._algorithms[setting.algorithm],
             bucket_bytes=setting.bucket_bytes,
             first_bucket_bytes=setting.first_bucket_bytes,

@@ -30,6 +30,11 @@ class Setup:
     bucket_bytes: the size at which a bucket is closed; None: the default of its device.
     first_bucket_bytes: the same of the first bucket, which is launched earliest; None: as the others.
     tuning_space: labels of the algorithms that tuning may choose; None: no tuning was asked for.
+    static_graph: all backward passes are like the first one, see bagua.engine.static_graph. Needs
+        `find_unused_parameters`.
+    synchronizes_first: the ranks compare modules, optimizers and settings before the first plan, and take the values of
+        group rank 0. Otherwise nothing is communicated, and the caller ensures that they are equal.
+    left_out: names of parameters that no rank uses: they are not communicated, and must not get gradients.
     """
 
     module: nn.Module
@@ -43,6 +48,9 @@ class Setup:
     bucket_bytes: int | None = None
     first_bucket_bytes: int | None = FIRST_BUCKET_BYTES
     tuning_space: tuple[str, ...] | None = None
+    static_graph: bool = False
+    synchronizes_first: bool = True
+    left_out: frozenset[str] = frozenset()
 
     @property
     def communicator(self) -> BaguaCommunicator:

@@ -55,6 +55,7 @@ class TrainingSteps:
         tuner: looks for the fastest setup; None: nobody does.
         count: forward passes in training so far.
         is_within_forward: calls of the module belong to a forward pass that has begun, and count as none.
+        after_backward: called at the end of each backward pass that communicates, when its results are in place.
         replans_before_backward: parameters are frozen and unfrozen within forward passes: `before_backward` looks for
             that.
         failure: why there was no re-initialization.
@@ -65,6 +66,7 @@ class TrainingSteps:
         self.plans = PlanMaker(setup, facade, self.recorder)
         self.passes = BackwardPasses(attendance)
         self.tuner: PlanTuner | None = None
+        self.after_backward: list[Callable[[], None]] = []
         self.count = 0
         self.is_within_forward = False
         self.replans_before_backward = False
@@ -227,7 +229,7 @@ class TrainingSteps:
         tuner = self._active_tuner
         if tuner is None or not tuner.is_due:
             return None
-        setup = tuner.next_setup()
+        setup = tuner.next_setup(self.plans.setup)
         if tuner.is_done:
             self.tuner = None
             self.plans.forget_kept()  # what was tried gives its memory back
@@ -352,6 +354,8 @@ class TrainingSteps:
         self._is_end_queued = False
         if self.passes.end():
             self.passes.refuse_unregistered()
+        for function in tuple(self.after_backward):
+            function()
         # All ranks make it. Forward passes one may make alone.
         if self._active_tuner is not None:
             self._active_tuner.count_pass()

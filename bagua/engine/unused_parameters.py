@@ -68,16 +68,23 @@ def agree_on_presence(
     return [Presence(flag) for flag in flags.tolist()]
 
 
-def forget_unused(
+def agree_on_unused(
     parameters: Sequence[tuple[str, nn.Parameter]], presence: Sequence[Presence], group: BaguaProcessGroup
-) -> set[str]:
-    """A parameter that has a gradient on no rank keeps none, so that optimizers leave it alone. Collective.
+) -> list[Presence]:
+    """As `agree_on_presence`, for these parameters and with an error that says what was done. Collective."""
+    with failures_named(group, "finding the parameters that a backward pass used", in_order=True):
+        return agree_on_presence(presence, group.get_global_communicator(), parameters[0][1].device)
+
+
+def forget_unused(parameters: Sequence[tuple[str, nn.Parameter]], anywhere: Sequence[Presence]) -> set[str]:
+    """A parameter that has a gradient on no rank keeps none, so that optimizers leave it alone.
+
+    Args:
+        anywhere: what the ranks have agreed on.
 
     Returns:
         the names of those that any rank has used.
     """
-    with failures_named(group, "finding the parameters that a backward pass used", in_order=True):
-        anywhere = agree_on_presence(presence, group.get_global_communicator(), parameters[0][1].device)
     for (_, parameter), one in zip(parameters, anywhere, strict=True):
         if one is Presence.ABSENT:
             parameter.grad = None
