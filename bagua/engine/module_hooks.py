@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,6 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
+
+# Where torch.compile is told to compile all of it, this is in its error.
+_NOT_COMPILED = (
+    "Bagua communicates in hooks of the wrapped module, which cannot be compiled. Leave out fullgraph, or compile the"
+    " parts of the module before it is wrapped: for block in model.blocks: block.compile()"
+)
 
 
 class HookCallable:
@@ -40,7 +47,10 @@ class HookCallable:
 @functools.cache
 def _keep_compiler_out() -> None:
     # Not a decorator: the compiler takes seconds to import. Every optimizer imports it, but no module should.
-    HookCallable.__call__ = torch.compiler.disable(HookCallable.__call__)  # type: ignore[method-assign, no-untyped-call]
+    disable: Any = torch.compiler.disable
+    takes_reason = "reason" in inspect.signature(disable).parameters  # torch 2.7 and later
+    reason = {"reason": _NOT_COMPILED} if takes_reason else {}
+    HookCallable.__call__ = disable(HookCallable.__call__, **reason)  # type: ignore[method-assign]
 
 
 def do_nothing(module: Any = None, *_arguments: Any, **_keywords: Any) -> None:

@@ -135,7 +135,7 @@ def _different(case: str) -> list[str]:
     rank, device = begin()
     model: Any = DistributedDataParallel(_Net().to(device))
     net = model.module
-    model.sync_module_buffers(0)
+    model.forward_buffers.run(0)
     changed = {
         "on rank 0": (lambda: net.register_buffer("mean", torch.zeros(3, device=device))) if rank == 0 else None,
         "length": lambda: net.register_buffer("mean", torch.zeros(3 + rank, device=device)),
@@ -150,7 +150,7 @@ def _different(case: str) -> list[str]:
     messages = []
     for _ in range(1 if device.type == "cpu" else 2):
         try:
-            model.sync_module_buffers(0)
+            model.forward_buffers.run(0)
         except RuntimeError as error:
             messages.append(str(error))
             break

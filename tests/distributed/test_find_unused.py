@@ -175,8 +175,7 @@ def test_a_missing_gradient_is_named_where_it_is_missing(how: str, small_buckets
     assert "right.bias" in message
     assert "trunk" not in message
     assert "left" not in message
-    # with_bagua has no such argument: what has it is named.
-    assert "bagua.torch_api.data_parallel.DistributedDataParallel(module, find_unused_parameters=True)" in message
+    assert "find_unused_parameters=True to with_bagua() or to DistributedDataParallel()" in message
 
 
 def _missing_last_bucket() -> str:

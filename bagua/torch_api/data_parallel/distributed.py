@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
-import numbers
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.join import Join, JoinHook
 from torch.utils import _pytree as pytree
 
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.engine.bucket_plan import FIRST_BUCKET_BYTES
 from bagua.engine.data_parallel import DataParallelEngine
 from bagua.engine.module_hooks import HookCallable, is_in_backward
-from bagua.engine.parameters import replicated_parameters
-from bagua.replicas.buffer_broadcast import BufferBroadcast
 from bagua.replicas.replica_check import Replica
 from bagua.replicas.sharded_parameters import refuse_sharded
 from bagua.replicas.state_broadcast import broadcast_parameters
-from bagua.torch_api.algorithms.base import Algorithm, AlgorithmImpl
+from bagua.torch_api.algorithms.base import Algorithm
 from bagua.torch_api.algorithms.registry import resolve_algorithm
+from bagua.torch_api.data_parallel import arguments
+from bagua.torch_api.data_parallel.engine_names import EngineNames
+from bagua.torch_api.data_parallel.forward_buffers import ForwardBuffers
+from bagua.torch_api.data_parallel.left_out import leave_out_unused_after_first_pass
+from bagua.torch_api.data_parallel.mixed_precision import MixedPrecision
+from bagua.torch_api.data_parallel.optimizer_in_backward import take_over_optimizers
 from bagua.torch_api.data_parallel.reducer import Reducer
+from bagua.torch_api.data_parallel.split_graphs import SplitGraphs
+from bagua.torch_api.data_parallel.torch_methods import TorchMethods
+from bagua.torch_api.data_parallel.tuned_all_reduce import AllReduceOptions, TunedAllReduceAlgorithm
 from bagua.torch_api.data_parallel.uneven_inputs import JoinableWrapper, UnevenInputs
 from bagua.torch_api.wrap_summary import configure_logging, log_wrap
 from bagua.torch_api.wrapping import check_optimizers
 
 if TYPE_CHECKING:
-    from bagua.engine.bucket import Bucket
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = [
     "DistributedDataParallel",
@@ -41,39 +45,70 @@ __all__ = [
     "to_bagua_process_group",
 ]
 
-_MIB = 1 << 20
-_DEFAULT_CAP_MB = 25
+
+# What a copy or a pickle does not have.
+_OF_THIS_OBJECT = frozenset(
+    (
+        *("_engine", "_group", "_recipe", "_uneven", "forward_buffers", "_before_forward", "_after_forward"),
+        *("_join_config", "device_mesh", "_split_graphs", "_has_buffer_hook", "_mixed", "_has_looked_for_optimizers"),
+    )
+)
 
 
-class DistributedDataParallel(nn.Module, JoinableWrapper):
-    """Data parallelism of `module`, whose replicas every rank has on one device.
+class DistributedDataParallel(TorchMethods, EngineNames, nn.Module, JoinableWrapper):
+    """Trains `module` in parallel with the same module of the other ranks, each on one device.
 
-    Parameters and buffers are broadcast from group rank 0 when it is made, buffers again at the start of the first
-    forward pass and of each one that follows a forward pass whose backward pass communicates. `state_dict` has the
-    prefix `module.`, as torch's.
+    Parameters and buffers are broadcast from group rank 0 when the wrapper is made. Buffers are broadcast again before
+    the first forward pass, and before each one that follows a forward pass whose backward pass communicates. The
+    backward pass communicates gradients while it runs, by default their mean. `state_dict` has the prefix `module.`.
+
+    Arguments up to `gradient_as_bucket_view` have the positions and the defaults of Bagua 0.9; pass them by name.
+    Arguments that follow the `*` have torch's names and defaults.
 
     Args:
-        module: to train; its `forward` takes what this module's takes.
-        device_ids: None, or the one CUDA device of the module; inputs are moved there.
-        output_device: where outputs are moved; default: they stay.
-        dim: of the batch, where inputs are split over several devices; there is one, so it says nothing.
-        broadcast_buffers: whether forward begins with a broadcast of the buffers; None: it does.
-        process_group: Bagua's or torch's; None: the default group.
-        bucket_cap_mb: the size at which a bucket is closed, in MiB; None: 25.
-        find_unused_parameters: parameters that a backward pass does not reach count as zeros; costs a small
-            all-reduce a step.
-        check_reduction: kept for old code: missing gradients are always found.
-        gradient_as_bucket_view: gradients are views of their buckets, which saves copies and memory.
-        optimizers: that step the parameters; their states are broadcast too. Algorithms other than gradient
-            all-reduce may need them. None: none.
-        algorithm: what is communicated, and when: the name of an algorithm, such as "bytegrad", or an Algorithm.
+        module: The module to train. Calls are forwarded to it. All its parameters are on one device, a CPU or a GPU.
+        device_ids: The one GPU of the module, to which inputs are moved, as `[rank]`. None: inputs are not moved.
+        output_device: The device to which outputs are moved. None: they are not moved.
+        dim: Ignored. Kept for compatibility with torch.
+        broadcast_buffers: Whether forward passes begin with a broadcast of the buffers. None: True.
+        process_group: The ranks that train together: a group of torch or of Bagua. None: the default group.
+        bucket_cap_mb: The size at which a bucket of gradients is closed, in MiB. None: 25.
+        find_unused_parameters: Whether parameters that a backward pass does not reach count as zeros. It costs a small
+            all-reduce per step. Without it, a missing gradient is an error.
+        check_reduction: Ignored. Kept for compatibility with torch: missing gradients are always found.
+        gradient_as_bucket_view: Whether `.grad` is a view of its bucket, which saves copies and memory.
+        optimizers: The optimizers that step the parameters. Their states are broadcast too, and `step` raises an error
+            if gradients are missing. Algorithms other than gradient all-reduce may need them. None: none.
+        algorithm: What is communicated, and when: the name of an algorithm, such as "bytegrad", or an Algorithm.
+        static_graph: Whether all backward passes are like the first one. Parameters may get their gradients in several
+            parts then, as with reentrant checkpoints of a module that is used several times, and unused parameters are
+            found once. For algorithms that only average gradients.
+        delay_all_reduce_named_params: A list of (name, parameter) whose gradients are communicated after that of
+            `param_to_hook_all_reduce`. For gradient all-reduce.
+        param_to_hook_all_reduce: See `delay_all_reduce_named_params`; both or none are given.
+        mixed_precision: The dtypes in which forward and backward passes compute (`param_dtype`), in which gradients
+            travel (`reduce_dtype`; None: as `param_dtype`) and which buffers have (`buffer_dtype`), as torch's
+            `_MixedPrecision`. Parameters, gradients and optimizer states keep their own. For gradient all-reduce.
+        device_mesh: A mesh of one dimension, instead of `process_group`.
+        skip_all_reduce_unused_params: Whether parameters that no rank uses in the first backward pass are left out of
+            the communication from then on. With `find_unused_parameters` or `static_graph`. For algorithms that only
+            average gradients.
+        bucket_cap_mb_list: The sizes of the buckets in launch order, in MiB, instead of `bucket_cap_mb`. The last one
+            counts for all that follow. For gradient all-reduce.
+        batched_grad_copy: Ignored. Kept for compatibility with torch: on GPUs a bucket is always filled with one copy.
+        forward_sync_buffers: The same as `broadcast_buffers`, which it overrides. None: as `broadcast_buffers`.
+        init_sync: Whether ranks compare their modules and take the values of rank 0 when the wrapper is made. If False,
+            nothing is communicated, and you ensure that the values are the same. For algorithms that only average
+            gradients.
 
     Raises:
-        TypeError: an argument of another type.
-        ValueError: several devices, devices of several types, a bucket_cap_mb that is not above 0, or an algorithm's
-            name that is not registered.
-        RuntimeError: no parameter needs a gradient, no process group is initialized, or the ranks' modules or
-            optimizers differ.
+        TypeError: An argument has the wrong type.
+        ValueError: There are several devices or types of device, a size of a bucket is not above 0, the name of an
+            algorithm is not registered, or one of `delay_all_reduce_named_params` and `param_to_hook_all_reduce` is
+            missing.
+        NotImplementedError: The algorithm cannot do what an argument asks for.
+        RuntimeError: No parameter requires a gradient, no process group is initialized, the ranks' modules or
+            optimizers differ, or both `process_group` and `device_mesh` are given.
     """
 
     def __init__(
@@ -90,6 +125,17 @@ class DistributedDataParallel(nn.Module, JoinableWrapper):
         gradient_as_bucket_view: bool = True,
         optimizers: Sequence[torch.optim.Optimizer] | None = [],
         algorithm: str | Algorithm = "gradient_allreduce",
+        *,
+        static_graph: bool = False,
+        delay_all_reduce_named_params: Sequence[tuple[str, nn.Parameter]] | None = None,
+        param_to_hook_all_reduce: nn.Parameter | None = None,
+        mixed_precision: Any = None,
+        device_mesh: DeviceMesh | None = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+        init_sync: bool = True,
     ) -> None:
         nn.Module.__init__(self)
         JoinableWrapper.__init__(self)
@@ -97,40 +143,80 @@ class DistributedDataParallel(nn.Module, JoinableWrapper):
             raise RuntimeError(
                 f"{type(module).__name__} has no parameter that requires a gradient: it needs no data parallelism"
             )
-        self.device = _device_of(module)
+        self.device = arguments.device_of(module)
         self.device_type = self.device.type
-        self.device_ids = _checked_device_ids(device_ids, self.device)
-        self.output_device = None if output_device is None else _as_device(output_device)
+        self.device_ids = arguments.device_ids_of(device_ids, self.device)
+        self.output_device = None if output_device is None else arguments.as_device(output_device)
         self.dim = dim
         # None is torch's own default of these two.
         self.broadcast_buffers = True if broadcast_buffers is None else broadcast_buffers
-        self.bucket_cap_mb = _checked_cap(_DEFAULT_CAP_MB if bucket_cap_mb is None else bucket_cap_mb)
+        if forward_sync_buffers is not None:
+            self.broadcast_buffers = forward_sync_buffers
+        self.bucket_cap_mb = arguments.cap_of(arguments.DEFAULT_CAP_MB if bucket_cap_mb is None else bucket_cap_mb)
+        self.bucket_bytes_cap_list = arguments.cap_list_of(bucket_cap_mb_list)
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.find_unused_parameters = find_unused_parameters
-        # Whether the next forward pass may have buffers to broadcast: torch's name, which Accelerate sets.
-        self.require_forward_param_sync = True
+        self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self.static_graph = static_graph
+        self.mixed_precision = mixed_precision
+        self.init_sync = init_sync
         self.reducer = Reducer()
         self.is_multi_device_module = False
-        self.static_graph = False
         self.module = module
+        self._delayed = arguments.delayed_of(module, delay_all_reduce_named_params, param_to_hook_all_reduce)
         given = check_optimizers([] if optimizers is None else optimizers)
-        self._recipe = resolve_algorithm(algorithm, given)
+        self._given_algorithm = resolve_algorithm(algorithm, given)
+        self._recipe = self._make_recipe()
         self._engine: DataParallelEngine | None = None
         self._prepare_forward()
-        self._start_engine(given, to_bagua_process_group(process_group))
+        if device_mesh is not None:
+            self.device_mesh = device_mesh
+        self._start_engine(given, arguments.group_of(process_group, device_mesh))
+
+    def _make_recipe(self) -> Algorithm:
+        """The algorithm with what the other arguments ask of it.
+
+        Raises:
+            NotImplementedError: it cannot do that.
+        """
+        given = self._given_algorithm
+        for name, is_used in (
+            ("static_graph=True", self.static_graph),
+            ("skip_all_reduce_unused_params=True", self.skip_all_reduce_unused_params),
+            ("init_sync=False", not self.init_sync),
+        ):
+            if is_used:
+                arguments.refuse_without_gradients(name, given, f"Leave {name.partition('=')[0]} out")
+        config = self.mixed_precision
+        options = AllReduceOptions(
+            self.bucket_bytes_cap_list,
+            *self._delayed,
+            reduce_dtype=None if config is None else config.reduce_dtype or config.param_dtype,
+        )
+        if config is None and options.is_default:
+            return given
+        name = "mixed_precision" if config is not None else "bucket_cap_mb_list"
+        if self._delayed[0]:
+            name = "delay_all_reduce_named_params"
+        instead = "Use torch.autocast" if config is not None else f"Leave {name} out"
+        return TunedAllReduceAlgorithm(arguments.refuse_without_all_reduce(name, given, instead), options)
 
     def _prepare_forward(self) -> None:
         self._uneven = UnevenInputs(self)
         self._before_forward = HookCallable(self._begin_forward)
+        self._after_forward = HookCallable(self._end_forward)
+        self._split_graphs = SplitGraphs(int(self.bucket_cap_mb * arguments.MIB))
+        self._has_buffer_hook = False
+        self._mixed: MixedPrecision | None = None
+        self._has_looked_for_optimizers = False
 
     def _start_engine(self, optimizers: list[torch.optim.Optimizer], group: BaguaProcessGroup) -> None:
-        self.process_group = group
+        self._group = group
         configure_logging()  # before anything is sent: what it refuses, one rank alone may have in its environment
-        # They are broadcast here, and may be changed before the first forward pass, as `load_state_dict` does.
-        self.require_forward_param_sync = True
         previous: DataParallelEngine | None = self.module.__dict__.pop("bagua_ddp", None)
         if previous is not None:
             previous.detach()
+        bucket_bytes = max(1, int(self.bucket_cap_mb * arguments.MIB))
         engine = self._engine = DataParallelEngine(
             self.module,
             optimizers,
@@ -138,31 +224,46 @@ class DistributedDataParallel(nn.Module, JoinableWrapper):
             group,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             find_unused_parameters=self.find_unused_parameters,
-            bucket_bytes=max(1, int(self.bucket_cap_mb * _MIB)),
-            first_bucket_bytes=min(FIRST_BUCKET_BYTES, max(1, int(self.bucket_cap_mb * _MIB))),
+            bucket_bytes=bucket_bytes,
+            first_bucket_bytes=min(FIRST_BUCKET_BYTES, bucket_bytes),
+            static_graph=self.static_graph,
+            synchronizes_first=self.init_sync,
             attendance=self._uneven.attendance,
         )
         try:
-            self._buffer_broadcast = BufferBroadcast(self.module, engine.parameters_to_ignore, group)
-            self._broadcast_what_is_not_trained()
+            self.forward_buffers = ForwardBuffers(engine)
+            if self.init_sync:
+                self._broadcast_what_is_not_trained()
+            if self.mixed_precision is not None:
+                self._mixed = MixedPrecision(self.module, self.mixed_precision, engine.parameters_to_ignore)
+                self.forward_buffers.lay_out()
             log_wrap(engine)
         except BaseException:
             engine.detach()  # so that the module can be wrapped by something that works
             self._engine = None
             raise
+        if self.skip_all_reduce_unused_params:
+            leave_out_unused_after_first_pass(engine)
         self.module.__dict__["bagua_ddp"] = engine
 
     @property
     def inner(self) -> DataParallelEngine:
         """The engine. A copy of a wrapper gets its own here: all ranks have to ask for the first time."""
         if self._engine is None:
-            self._start_engine([], self.process_group)
+            self._start_engine([], self._group)
             assert self._engine is not None
         return self._engine
 
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """The torch group of all ranks that train together. `bagua_pg` of it is the Bagua group."""
+        group = self._group.torch_group
+        assert group is not None
+        return group
+
     def _broadcast_what_is_not_trained(self) -> None:
         frozen = [one for one in self.replicated_parameters() if not one[1].requires_grad]
-        others = [*frozen, *self._buffer_broadcast.named_buffers()]
+        others = [*frozen, *self.forward_buffers.named()]
         refuse_sharded(others, f"wrapping {type(self.module).__name__}")
         Replica(others, "frozen parameters and buffers").check(self.inner.communicator)
         broadcast_parameters(others, self.inner.communicator)
@@ -178,8 +279,18 @@ class DistributedDataParallel(nn.Module, JoinableWrapper):
         self._before_forward()
         if self.device_ids:
             inputs, kwargs = _moved((inputs, kwargs), self.device)
-        output = self.module(*inputs, **kwargs)
+        output = self._run_module(inputs, kwargs)
+        if self._has_buffer_hook:
+            self._after_forward()
         return output if self.output_device is None else _moved(output, self.output_device)
+
+    def _run_module(self, inputs: Any, kwargs: Any) -> Any:
+        mixed = self._mixed
+        if mixed is None:
+            return self._split_graphs.call(self.module, inputs, kwargs)
+        inputs, kwargs = mixed.cast_inputs((inputs, kwargs))
+        with mixed.cast_parameters():
+            return self.module(*inputs, **kwargs)
 
     def _begin_forward(self) -> None:
         if self._engine is None and not torch.is_grad_enabled():
@@ -188,154 +299,31 @@ class DistributedDataParallel(nn.Module, JoinableWrapper):
         makes_them_differ = torch.is_grad_enabled() and self.require_backward_grad_sync
         if is_in_backward():
             # Of a forward pass that is repeated. The first time, gradients may have been off.
-            self.require_forward_param_sync |= makes_them_differ
+            self.forward_buffers.differ |= makes_them_differ
             return
         if not inner.is_attached:
             raise RuntimeError(
                 f"{type(self.module).__name__} was wrapped again. This wrapper no longer communicates.\n"
                 "Use the new wrapper."
             )
+        if not self._has_looked_for_optimizers:
+            self._has_looked_for_optimizers = True
+            take_over_optimizers(inner, self._given_algorithm)
         self._uneven.before_forward()
-        if self.will_sync_module_buffers():
-            self.sync_module_buffers(self._uneven.source)
-        self.require_forward_param_sync = makes_them_differ
+        self.forward_buffers.before_forward(self.broadcast_buffers, self._uneven.source, makes_them_differ)
+
+    def _end_forward(self) -> None:
+        self.forward_buffers.after_forward(self._uneven.source)
 
     def will_sync_module_buffers(self) -> bool:
         """Whether the next forward pass begins with a broadcast of the buffers."""
-        wanted = self.bagua_algorithm.ranks_in_step and self.broadcast_buffers
-        return wanted and self.require_forward_param_sync and self._buffer_broadcast.has_buffers
-
-    def sync_module_buffers(self, source: int) -> None:
-        """Make the buffers those of group rank `source`, if there are any. Every rank calls it."""
-        if self._buffer_broadcast.has_buffers:
-            self._buffer_broadcast.run(source)
-        self.require_forward_param_sync = False
-
-    def replicated_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter) of all that are alike on all ranks, trained or frozen."""
-        return replicated_parameters(self.module, self.inner.parameters_to_ignore)
+        return self.inner.is_attached and self.forward_buffers.will_run(self.broadcast_buffers)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes within accumulate gradients without communication; the next one outside sends their sum."""
         with self.inner.no_sync():
             yield
-
-    # --- uneven inputs -----------------------------------------------------------------------------------------------
-
-    def join(
-        self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
-    ) -> Join:
-        """A context in which ranks may run out of inputs at different times: those that have take part with zeros.
-
-        Args:
-            divide_by_initial_world_size: gradients are divided by the number of ranks; otherwise by the number of those
-                that still have inputs. An algorithm that sums them (average=False) divides by neither.
-            enable: False: the context does nothing.
-            throw_on_early_termination: all ranks raise as soon as one runs out.
-
-        Raises:
-            NotImplementedError: the algorithm communicates something else than gradients.
-        """
-        return Join(
-            [self], enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size
-        )
-
-    def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Used by torch.distributed.algorithms.Join."""
-        return self._uneven.hook(**kwargs)
-
-    @property
-    def join_device(self) -> torch.device:
-        """Of the small tensors by which the ranks count those that still have inputs."""
-        return self.device
-
-    @property
-    def join_process_group(self) -> dist.ProcessGroup:
-        """The torch group of all ranks that train together."""
-        return self.inner.communicator.torch_group
-
-    # --- what algorithms and users see -------------------------------------------------------------------------------
-
-    @property
-    def require_backward_grad_sync(self) -> bool:
-        """Whether backward communicates; see no_sync. May be set, as torch's: False while gradients are accumulated."""
-        return self.inner.require_backward_grad_sync
-
-    @require_backward_grad_sync.setter
-    def require_backward_grad_sync(self, communicates: bool) -> None:
-        self.inner.require_backward_grad_sync = bool(communicates)
-
-    @property
-    def parameters_to_ignore(self) -> list[str]:
-        """Names of parameters and buffers that are not synchronized."""
-        return self.inner.parameters_to_ignore
-
-    def bagua_build_params(self) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter) of all that are synchronized, in the module's order."""
-        return self.inner.bagua_build_params()
-
-    @property
-    def bagua_module_name(self) -> str:
-        """The name by which the ranks know this module."""
-        return self.inner.bagua_module_name
-
-    @property
-    def bagua_algorithm(self) -> AlgorithmImpl:
-        """The algorithm at work."""
-        algorithm: AlgorithmImpl = self.inner.bagua_algorithm
-        return algorithm
-
-    @property
-    def bagua_optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers that were given."""
-        return self.inner.bagua_optimizers
-
-    @property
-    def bagua_buckets(self) -> list[Bucket]:
-        """The buckets, in launch order."""
-        return self.inner.bagua_buckets
-
-    @property
-    def bagua_train_step_counter(self) -> int:
-        """Forward passes in training so far."""
-        return self.inner.bagua_train_step_counter
-
-    def register_comm_hook(self, state: object, hook: object) -> None:
-        """Not for Bagua's wrapper: an algorithm is what decides about communication.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError(
-            "register_comm_hook: the algorithm decides how this wrapper communicates.\n"
-            "Pass algorithm='bytegrad' or another one, write a subclass of bagua.torch_api.algorithms.Algorithm, or"
-            " register the hook with torch's DistributedDataParallel."
-        )
-
-    def scatter(self, inputs: object, kwargs: object, device_ids: object) -> None:
-        """Not here: a process has one device, to which `forward` moves inputs.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError("scatter: a process trains on one device, to which forward moves its inputs")
-
-    def to_kwargs(self, inputs: object, kwargs: object, device_id: object) -> None:
-        """As scatter.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError("to_kwargs: a process trains on one device, to which forward moves its inputs")
-
-    def gather(self, outputs: object, output_device: object) -> None:
-        """Not here: a process has one device, so that there is nothing to gather.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError("gather: a process trains on one device; its outputs are there already")
 
     # --- copies ------------------------------------------------------------------------------------------------------
 
@@ -345,12 +333,11 @@ class DistributedDataParallel(nn.Module, JoinableWrapper):
         # graph, which broadcasts the parameters of group rank 0.
         duplicate = self.__class__.__new__(self.__class__)
         memo[id(self)] = duplicate
-        duplicate._restore(copy.deepcopy(self.__getstate__(), memo), self.process_group)
+        duplicate._restore(copy.deepcopy(self.__getstate__(), memo), self._group)
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = {"_engine", "process_group", "_uneven", "_buffer_broadcast", "_before_forward", "_join_config"}
-        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_OBJECT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # As a copy, in the default group. Raises RuntimeError: no process group is initialized.
@@ -359,8 +346,9 @@ class DistributedDataParallel(nn.Module, JoinableWrapper):
     def _restore(self, state: dict[str, Any], group: BaguaProcessGroup) -> None:
         nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
         JoinableWrapper.__init__(self)
-        self.process_group = group
+        self._group = group
         self._engine = None
+        self._recipe = self._make_recipe()  # without a communication hook
         self._prepare_forward()
 
 
@@ -373,45 +361,6 @@ DistributedDataParallel.__init__.__doc__ = DistributedDataParallel.__doc__
 
 # The name that Lightning's strategy imports, and in Bagua 0.9 that of its base class.
 DistributedDataParallel_V1_9_0 = DistributedDataParallel_V1_9_0_Interface = DistributedDataParallel
-
-
-def _checked_cap(megabytes: Any) -> float:
-    if not isinstance(megabytes, numbers.Real):
-        raise TypeError(f"bucket_cap_mb={megabytes!r}: must be a number of MiB, or None for {_DEFAULT_CAP_MB}")
-    cap = float(megabytes)
-    if not (cap > 0 and math.isfinite(cap * _MIB)):
-        raise ValueError(
-            f"bucket_cap_mb={megabytes}: must be more than 0 MiB, and finite; for buckets without a limit give the size"
-            " of the model"
-        )
-    return cap
-
-
-def _device_of(module: nn.Module) -> torch.device:
-    devices = {parameter.device for parameter in module.parameters()}
-    if len(devices) > 1:
-        raise ValueError(
-            f"the parameters of {type(module).__name__} are on {sorted(map(str, devices))}; a replica has one device"
-        )
-    return devices.pop()
-
-
-def _checked_device_ids(device_ids: Sequence[int | torch.device] | None, device: torch.device) -> list[int] | None:
-    """As torch's wrapper has them: the index of the device, or None where inputs are not moved."""
-    if not device_ids:
-        return None
-    ids = [_as_device(one) for one in device_ids]
-    if len(ids) > 1:
-        raise ValueError(f"device_ids={list(device_ids)}: a process trains on one device; start one process per GPU")
-    if device.type != "cuda" or ids[0] != device:
-        raise ValueError(
-            f"device_ids={list(device_ids)}, but the module is on {device}; move it there, or leave device_ids out"
-        )
-    return [one.index for one in ids]
-
-
-def _as_device(one: int | torch.device) -> torch.device:
-    return torch.device("cuda", one) if isinstance(one, int) else torch.device(one)
 
 
 def _moved(tree: Any, device: torch.device) -> Any:

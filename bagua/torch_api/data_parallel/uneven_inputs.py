@@ -8,7 +8,7 @@ indefinitely. torch.distributed.algorithms.Join tells it that a step begins; aft
 3. the operations of every bucket, with zeros
 4. with find_unused_parameters, the agreement on what was used
 
-When all are done, what the last ones learned is broadcast from one of them.
+When all are done, what the last ones learned is broadcast from one of them. Gradients that it has dropped are dropped.
 """
 
 from __future__ import annotations
@@ -22,26 +22,30 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from bagua.collectives.coalesced import broadcast_coalesced
-from bagua.collectives.process_group import BaguaProcessGroup
 from bagua.engine.data_parallel import DataParallelEngine
 from bagua.engine.setup import Attendance
 from bagua.job.failure_report import failures_named
 from bagua.torch_api.algorithms.base import AlgorithmImpl
+from bagua.torch_api.data_parallel.forward_buffers import ForwardBuffers
 
 # Positions of the flags, which are summed over the ranks.
 _ACTIVE, _BACKWARD, _BUFFERS = range(3)
 
 
 class JoinableWrapper(Joinable):
-    """What uneven inputs ask of the wrapper that they belong to.
+    """A base class of the wrapper: torch.distributed.algorithms.Join with one module, and what uneven inputs ask of the
+    wrapper that they belong to.
 
     Attributes:
         device: of the replica.
-        process_group: the ranks that train together.
+        broadcast_buffers: whether the wrapper synchronizes buffers.
+        forward_buffers: does that.
     """
 
     device: torch.device
-    process_group: BaguaProcessGroup
+    broadcast_buffers: bool
+    forward_buffers: ForwardBuffers
+    _uneven: UnevenInputs
 
     @property
     @abstractmethod
@@ -49,16 +53,40 @@ class JoinableWrapper(Joinable):
         """The engine."""
 
     @abstractmethod
-    def will_sync_module_buffers(self) -> bool:
-        """Whether the next forward pass begins with a broadcast of the buffers."""
-
-    @abstractmethod
-    def sync_module_buffers(self, source: int) -> None:
-        """Make the buffers those of group rank `source`, if there are any."""
-
-    @abstractmethod
     def replicated_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """(name, parameter) of all that are alike on all ranks, trained or frozen."""
+
+    def join(
+        self, divide_by_initial_world_size: bool = True, enable: bool = True, throw_on_early_termination: bool = False
+    ) -> Join:
+        """A context in which ranks may run out of inputs at different times: those that have take part with zeros.
+
+        Args:
+            divide_by_initial_world_size: Whether gradients are divided by the number of ranks, or else by the number of
+                those that still have inputs. An algorithm that sums them (average=False) divides by neither.
+            enable: If False, the context does nothing.
+            throw_on_early_termination: Whether all ranks raise an error as soon as one runs out.
+
+        Raises:
+            NotImplementedError: the algorithm communicates something else than gradients.
+        """
+        return Join(
+            [self], enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size
+        )
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Used by torch.distributed.algorithms.Join."""
+        return self._uneven.hook(**kwargs)
+
+    @property
+    def join_device(self) -> torch.device:
+        """Of the small tensors by which the ranks count those that still have inputs."""
+        return self.device
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        """The torch group of all ranks that train together."""
+        return self.inner.communicator.torch_group
 
 
 class UnevenInputs:
@@ -104,7 +132,8 @@ class UnevenInputs:
         if not wrapper._join_config.enable:
             return
         backward = torch.is_grad_enabled() and wrapper.inner.require_backward_grad_sync
-        self.exchange(active=True, backward=backward, buffers=wrapper.will_sync_module_buffers())
+        buffers = wrapper.forward_buffers.will_run(wrapper.broadcast_buffers)
+        self.exchange(active=True, backward=backward, buffers=buffers)
 
     def exchange(self, active: bool, backward: bool, buffers: bool) -> tuple[bool, bool]:
         """All ranks: (whether the step's backward pass communicates, whether buffers are broadcast)."""
@@ -113,7 +142,7 @@ class UnevenInputs:
         ranks = communicator.nranks()
         flags = torch.zeros(ranks, 3, dtype=torch.int32, device=wrapper.device)
         flags[communicator.rank()] = torch.tensor([active, backward, buffers], dtype=torch.int32, device="cpu")
-        with failures_named(wrapper.process_group, "counting the ranks that still have inputs"):
+        with failures_named(wrapper.inner.process_group, "counting the ranks that still have inputs"):
             counted = Join.notify_join_context(wrapper) if active else None
             dist.all_reduce(flags, group=communicator.torch_group)
             table = flags.tolist()
@@ -130,6 +159,7 @@ class UnevenInputs:
         """All ranks have run out, and have the same parameters and buffers."""
         self.source = 0
         self.attendance.is_uneven, self.attendance.gradient_scale = False, 1.0
+        self._wrapper.forward_buffers.differ = False
         # Outside of the context, ranks may call forward unequally often.
         Joinable.__init__(self._wrapper)
 
@@ -146,7 +176,7 @@ class _ShadowStep(JoinHook):
         wrapper = self._wrapper
         backward, buffers = self._uneven.exchange(active=False, backward=False, buffers=False)
         if buffers:
-            wrapper.sync_module_buffers(self._uneven.source)
+            wrapper.forward_buffers.run(self._uneven.source)
         if backward:
             wrapper.inner.contribute_zeros()
 
@@ -155,9 +185,24 @@ class _ShadowStep(JoinHook):
         communicator = wrapper.inner.communicator
         mine = communicator.rank() if is_last_joiner else -1
         chosen = torch.tensor([mine], dtype=torch.int32, device=wrapper.device)
-        with failures_named(wrapper.process_group, "broadcasting the final parameters and buffers"):
+        with failures_named(wrapper.inner.process_group, "broadcasting the final parameters and buffers"):
             dist.all_reduce(chosen, dist.ReduceOp.MAX, group=communicator.torch_group)
             last = int(chosen.item())
             broadcast_coalesced([parameter for _, parameter in wrapper.replicated_parameters()], last, communicator)
-        wrapper.sync_module_buffers(last)
+            self._drop_gradients_like(last)
+        if wrapper.broadcast_buffers and wrapper.forward_buffers.has_buffers:
+            wrapper.forward_buffers.broadcast_from(last)
         self._uneven.finish()
+
+    def _drop_gradients_like(self, last: int) -> None:
+        """Group rank `last` may have dropped its gradients, after a step of its optimizer. Others still have those of
+        its last backward pass, to which their next one would add."""
+        engine = self._wrapper.inner
+        communicator = engine.communicator
+        parameters = [parameter for _, parameter in engine.synchronized_parameters]
+        has_gradient = torch.tensor([one.grad is not None for one in parameters], dtype=torch.int32)
+        flags = has_gradient.to(self._wrapper.device)
+        dist.broadcast(flags, communicator.ranks[last], group=communicator.torch_group)
+        for parameter, kept in zip(parameters, flags.tolist(), strict=True):
+            if not kept:
+                parameter.grad = None

@@ -1,0 +1,130 @@
+"""torch.compile of a wrapped module: of all of it, or of its blocks."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from support.ranks import run_ranks
+from support.training import begin, check_ranks_equal, message_of, momentum
+from torch import Tensor, nn
+
+from bagua.engine.comm_scheduler import CommScheduler
+from bagua.torch_api.data_parallel import DistributedDataParallel
+
+BLOCKS = 4
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.relu(self.linear(x))
+
+
+class _NoteBackward(torch.autograd.Function):
+    """In front of a block: its backward pass is done."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, events: list[str], name: str) -> Tensor:
+        ctx.events, ctx.name = events, name
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        ctx.events.append(ctx.name)
+        return gradients[0], None, None
+
+
+def _order_of_events() -> list[str]:
+    """What the backward pass does when blocks are compiled: they are done, and buckets are launched."""
+    _, device = begin()
+    warnings.simplefilter("default")  # the compiler's own, where a graph ends at a tensor that needs a gradient
+    blocks = nn.ModuleList(_Block() for _ in range(BLOCKS)).to(device)
+    for block in blocks:
+        block.compile(backend="aot_eager", fullgraph=True)
+    events: list[str] = []
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = blocks
+
+        def forward(self, x: Tensor) -> Tensor:
+            for number, block in enumerate(self.blocks):
+                x = block(_NoteBackward.apply(x, events, f"block {number}"))  # type: ignore[no-untyped-call]
+            return x
+
+    model: Any = DistributedDataParallel(Net(), bucket_cap_mb=4 * (64 * 64 + 64) / (1 << 20))
+    assert len(model.bagua_buckets) == BLOCKS
+    optimizer = momentum(model)
+    launch = CommScheduler._launch
+
+    def noting(scheduler: CommScheduler, state: Any) -> None:
+        events.append("launch")
+        launch(scheduler, state)
+
+    CommScheduler._launch = noting  # type: ignore[method-assign]
+    try:
+        for _ in range(2):
+            events.clear()
+            optimizer.zero_grad()
+            model(torch.ones(2, 64, device=device, requires_grad=True)).sum().backward()
+            optimizer.step()
+    finally:
+        CommScheduler._launch = launch  # type: ignore[method-assign]
+    check_ranks_equal(model)
+    return events
+
+
+@pytest.mark.slow
+def test_each_compiled_block_is_communicated_while_the_next_one_computes() -> None:
+    for events in run_ranks(2, _order_of_events, timeout=240):
+        assert events.count("launch") == BLOCKS
+        assert events.index("launch") < events.index(f"block {BLOCKS - 2}"), events
+
+
+def _launched_in_whole() -> list[int]:
+    """How many graphs one call of a compiled wrapper makes, and how many buckets it has."""
+    _, device = begin()
+    warnings.simplefilter("default")
+    width = 600  # 1.4 MiB
+    net = nn.Sequential(*(_Block(width) for _ in range(BLOCKS))).to(device)
+    model: Any = DistributedDataParallel(net, bucket_cap_mb=1.2)
+    graphs = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend)
+    compiled(torch.ones(2, width, device=device)).sum().backward()
+    check_ranks_equal(model)
+    return [len(graphs), len(model.bagua_buckets)]
+
+
+@pytest.mark.slow
+def test_a_compiled_wrapper_has_a_graph_for_each_bucket() -> None:
+    assert run_ranks(2, _launched_in_whole, timeout=240) == [[BLOCKS, BLOCKS]] * 2
+
+
+def _full_graph() -> str:
+    _, device = begin()
+    model = DistributedDataParallel(_Block().to(device))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    return message_of(torch._dynamo.exc.Unsupported, lambda: compiled(torch.ones(1, 64, device=device)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "reason" not in inspect.signature(torch.compiler.disable).parameters, reason="this torch cannot be told a reason"
+)
+def test_a_full_graph_is_refused_with_what_to_do_instead() -> None:
+    for text in run_ranks(2, _full_graph, timeout=240):
+        assert "Bagua communicates in hooks" in text
+        assert "block.compile()" in text
