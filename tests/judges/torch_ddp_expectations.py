@@ -22,6 +22,8 @@ FAILS = {
     "test_skip_all_reduce_unused_parameters": _LOGGING,
     "test_static_graph_api_cpu": _LOGGING,
     "test_sync_bn_logged": _LOGGING,
+    "test_compute_bucket_assignment_by_size_sparse_error_with_logger": _LOGGING,
+    "test_ddp_profiling_execution_trace": _PROFILING,
     "test_ddp_profiling_torch_profiler": _PROFILING,
     "test_ddp_build_debug_param_to_name_mapping": _REDUCER,
     "test_ddp_build_debug_param_to_name_mapping_requires_grad": _REDUCER,
