@@ -5,8 +5,7 @@
 // - any thread; nothing waits for a peer;
 // - no exception leaves; every failure is logged once as a WARN and becomes a result code;
 // - `*request` and `*comm` are always written: NULL on "later" and on failure. NCCL clears neither (the slot of an
-// irecv
-//   may hold the hint 0x1) and tests whatever it finds.
+//   irecv may hold the hint 0x1) and tests whatever it finds.
 #pragma once
 
 #include <cstdint>

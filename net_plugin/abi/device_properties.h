@@ -1,5 +1,5 @@
-// The answer to getProperties. Each function fills what its version added to the one before; all fields of all versions
-// are covered, because NCCL passes an uninitialised structure.
+// The answer to getProperties, with what each version added to the one before. All fields of all versions are covered,
+// because NCCL passes an uninitialised structure.
 #pragma once
 
 #include "abi/common_entry.h"
@@ -7,8 +7,8 @@
 
 namespace bagua_net::abi {
 
-template <typename Properties>
-void fill_properties_v5(const DeviceFacts& device, Properties* props) {
+template <int kVersion, typename Properties>
+void fill_properties(const DeviceFacts& device, Properties* props) {
   *props = Properties{};
   props->name = device.name;
   props->pciPath = device.pci_path;  // NULL: NCCL attaches the device to the first CPU
@@ -21,43 +21,26 @@ void fill_properties_v5(const DeviceFacts& device, Properties* props) {
   props->latency = 0;
   props->maxComms = 65536;  // stored, never read
   props->maxRecvs = 1;      // grouped receives save handshakes of RDMA; TCP has none to save
-}
-
-template <typename Properties>
-void fill_properties_v7(const DeviceFacts& device, Properties* props) {
-  fill_properties_v5(device, props);
-  props->netDeviceType = nccl::NetDeviceType::kHost;  // NCCL skips a plugin whose type it does not know
-  props->netDeviceVersion = nccl::kNetDeviceInvalidVersion;
-}
-
-template <typename Properties>
-void fill_properties_v8(const DeviceFacts& device, Properties* props) {
-  fill_properties_v7(device, props);
-  props->regIsGlobal = 0;  // deregistering stops the I/O of one comm, so a registration belongs to one
-}
-
-template <typename Properties>
-void fill_properties_v9(const DeviceFacts& device, Properties* props) {
-  fill_properties_v8(device, props);
-  props->forceFlush = 0;  // matters with GPU memory only
-  props->vProps.ndevs = 1;
-  props->vProps.devs[0] = device.index;
-  // test reports sizes as int, so no message may be longer than one can say; 0 or above 2^40 would fail connecting.
-  props->maxP2pBytes = kMaxMessageBytes;
-  props->maxCollBytes = kMaxMessageBytes;
-}
-
-template <typename Properties>
-void fill_properties_v11(const DeviceFacts& device, Properties* props) {
-  fill_properties_v9(device, props);
-  props->maxMultiRequestSize = 1;
-}
-
-template <typename Properties>
-void fill_properties_v12(const DeviceFacts& device, Properties* props) {
-  fill_properties_v11(device, props);
-  props->railId = nccl::kUndefined;  // undefined: NCCL keeps rings on a rail by guid and port
-  props->planeId = nccl::kUndefined;
+  if constexpr (kVersion >= 7) {
+    props->netDeviceType = nccl::NetDeviceType::kHost;  // NCCL skips a plugin whose type it does not know
+    props->netDeviceVersion = nccl::kNetDeviceInvalidVersion;
+  }
+  if constexpr (kVersion >= 8) {
+    props->regIsGlobal = 0;  // deregistering stops the I/O of one comm, so a registration belongs to one
+  }
+  if constexpr (kVersion >= 9) {
+    props->forceFlush = 0;  // matters with GPU memory only
+    props->vProps.ndevs = 1;
+    props->vProps.devs[0] = device.index;
+    // test reports sizes as int, so no message may be longer than one can say; 0 or above 2^40 would fail connecting.
+    props->maxP2pBytes = kMaxMessageBytes;
+    props->maxCollBytes = kMaxMessageBytes;
+  }
+  if constexpr (kVersion >= 11) props->maxMultiRequestSize = 1;
+  if constexpr (kVersion >= 12) {
+    props->railId = nccl::kUndefined;  // undefined: NCCL keeps rings on a rail by guid and port
+    props->planeId = nccl::kUndefined;
+  }
 }
 
 }  // namespace bagua_net::abi

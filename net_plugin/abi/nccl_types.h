@@ -20,9 +20,9 @@ enum class Result : int {
   kTimeout = 8,
 };
 
-// kAttention, "noteworthy, and no error", came with NCCL 2.31. Earlier ones would drop it as finer than kTrace, and
-// nothing tells a network plugin which it is called by: what is worth attention goes out as kWarn.
-enum class LogLevel : int { kNone = 0, kVersion = 1, kWarn = 2, kInfo = 3, kAbort = 4, kTrace = 5, kAttention = 6 };
+// Without level 6 (ATTN, "noteworthy, and no error") of NCCL 2.31: earlier ones would drop it as finer than kTrace, and
+// nothing tells a network plugin which it is called by. What is worth attention goes out as kWarn.
+enum class LogLevel : int { kNone = 0, kVersion = 1, kWarn = 2, kInfo = 3, kAbort = 4, kTrace = 5 };
 
 // Which of NCCL_DEBUG_SUBSYS lets a message through; several may be given.
 constexpr unsigned long kLogInit = 0x1;
@@ -48,8 +48,21 @@ constexpr int kNetDeviceInvalidVersion = 0;  // "no device version"
 static_assert(sizeof(void*) == 8 && sizeof(int) == 4 && sizeof(long) == 8, "NCCL's ABI is described for LP64 only");
 static_assert(sizeof(Result) == sizeof(int) && sizeof(LogLevel) == sizeof(int), "C enums are ints");
 
+// These are all the slots of a table, in its order. Slots are pointers, so that this gives the offset of each.
+template <typename Table, typename... Slots>
+constexpr bool are_slots_of(const Slots&... slots) {
+  const void* const addresses[] = {&slots...};
+  for (std::size_t i = 1; i < sizeof...(Slots); ++i) {
+    if (addresses[i] <= addresses[i - 1]) return false;
+  }
+  return ((sizeof(Slots) == sizeof(void*)) && ...) && sizeof(Table) == sizeof...(Slots) * sizeof(void*);
+}
+
 }  // namespace bagua_net::nccl
 
-// Checks one slot of a table: NCCL reads the tables by position.
-#define BAGUA_NET_ASSERT_SLOT(table, slot, index) \
-  static_assert(offsetof(table, slot) == (index) * sizeof(void*), #table "::" #slot " is slot " #index)
+// Checks the slots of a table, by their names: NCCL reads the tables by position.
+#define BAGUA_NET_ASSERT_SLOTS(Table, ...)                                                           \
+  struct SlotsOf##Table : Table {                                                                    \
+    constexpr bool are_right() const { return ::bagua_net::nccl::are_slots_of<Table>(__VA_ARGS__); } \
+  };                                                                                                 \
+  static_assert(SlotsOf##Table{}.are_right(), #Table " has the slots " #__VA_ARGS__)

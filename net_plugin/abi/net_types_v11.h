@@ -106,28 +106,8 @@ struct NetTableSince11 {
 
 using NetTableV11 = NetTableSince11<NetPropertiesV11, VirtualDevicePropertiesV9>;
 
-BAGUA_NET_ASSERT_SLOT(NetTableV11, name, 0);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, init, 1);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, devices, 2);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, getProperties, 3);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, listen, 4);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, connect, 5);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, accept, 6);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, regMr, 7);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, regMrDmaBuf, 8);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, deregMr, 9);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, isend, 10);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, irecv, 11);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, iflush, 12);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, test, 13);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, closeSend, 14);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, closeRecv, 15);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, closeListen, 16);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, getDeviceMr, 17);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, irecvConsumed, 18);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, makeVDevice, 19);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, finalize, 20);
-BAGUA_NET_ASSERT_SLOT(NetTableV11, setNetAttr, 21);
-static_assert(sizeof(NetTableV11) == 22 * sizeof(void*));
+BAGUA_NET_ASSERT_SLOTS(NetTableV11, name, init, devices, getProperties, listen, connect, accept, regMr, regMrDmaBuf,
+                       deregMr, isend, irecv, iflush, test, closeSend, closeRecv, closeListen, getDeviceMr,
+                       irecvConsumed, makeVDevice, finalize, setNetAttr);
 
 }  // namespace bagua_net::nccl

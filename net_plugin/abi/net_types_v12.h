@@ -53,8 +53,8 @@ static_assert(sizeof(NetPropertiesV12) == 128);
 
 using NetTableV12 = NetTableSince11<NetPropertiesV12, VirtualDevicePropertiesV12>;
 
-BAGUA_NET_ASSERT_SLOT(NetTableV12, name, 0);
-BAGUA_NET_ASSERT_SLOT(NetTableV12, setNetAttr, 21);
-static_assert(sizeof(NetTableV12) == 22 * sizeof(void*));
+BAGUA_NET_ASSERT_SLOTS(NetTableV12, name, init, devices, getProperties, listen, connect, accept, regMr, regMrDmaBuf,
+                       deregMr, isend, irecv, iflush, test, closeSend, closeRecv, closeListen, getDeviceMr,
+                       irecvConsumed, makeVDevice, finalize, setNetAttr);
 
 }  // namespace bagua_net::nccl

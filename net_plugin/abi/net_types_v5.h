@@ -63,22 +63,7 @@ struct NetTableV5 {
   CloseV5* closeListen;
 };
 
-BAGUA_NET_ASSERT_SLOT(NetTableV5, name, 0);
-BAGUA_NET_ASSERT_SLOT(NetTableV5, init, 1);
-BAGUA_NET_ASSERT_SLOT(NetTableV5, devices, 2);
-BAGUA_NET_ASSERT_SLOT(NetTableV5, getProperties, 3);
-BAGUA_NET_ASSERT_SLOT(NetTableV5, listen, 4);
-BAGUA_NET_ASSERT_SLOT(NetTableV5, connect, 5);
-BAGUA_NET_ASSERT_SLOT(NetTableV5, accept, 6);
-BAGUA_NET_ASSERT_SLOT(NetTableV5, regMr, 7);
-BAGUA_NET_ASSERT_SLOT(NetTableV5, deregMr, 8);
-BAGUA_NET_ASSERT_SLOT(NetTableV5, isend, 9);
-BAGUA_NET_ASSERT_SLOT(NetTableV5, irecv, 10);
-BAGUA_NET_ASSERT_SLOT(NetTableV5, iflush, 11);
-BAGUA_NET_ASSERT_SLOT(NetTableV5, test, 12);
-BAGUA_NET_ASSERT_SLOT(NetTableV5, closeSend, 13);
-BAGUA_NET_ASSERT_SLOT(NetTableV5, closeRecv, 14);
-BAGUA_NET_ASSERT_SLOT(NetTableV5, closeListen, 15);
-static_assert(sizeof(NetTableV5) == 16 * sizeof(void*));
+BAGUA_NET_ASSERT_SLOTS(NetTableV5, name, init, devices, getProperties, listen, connect, accept, regMr, deregMr, isend,
+                       irecv, iflush, test, closeSend, closeRecv, closeListen);
 
 }  // namespace bagua_net::nccl

@@ -30,23 +30,7 @@ struct NetTableV6 {
   CloseV5* closeListen;
 };
 
-BAGUA_NET_ASSERT_SLOT(NetTableV6, name, 0);
-BAGUA_NET_ASSERT_SLOT(NetTableV6, init, 1);
-BAGUA_NET_ASSERT_SLOT(NetTableV6, devices, 2);
-BAGUA_NET_ASSERT_SLOT(NetTableV6, getProperties, 3);
-BAGUA_NET_ASSERT_SLOT(NetTableV6, listen, 4);
-BAGUA_NET_ASSERT_SLOT(NetTableV6, connect, 5);
-BAGUA_NET_ASSERT_SLOT(NetTableV6, accept, 6);
-BAGUA_NET_ASSERT_SLOT(NetTableV6, regMr, 7);
-BAGUA_NET_ASSERT_SLOT(NetTableV6, regMrDmaBuf, 8);
-BAGUA_NET_ASSERT_SLOT(NetTableV6, deregMr, 9);
-BAGUA_NET_ASSERT_SLOT(NetTableV6, isend, 10);
-BAGUA_NET_ASSERT_SLOT(NetTableV6, irecv, 11);
-BAGUA_NET_ASSERT_SLOT(NetTableV6, iflush, 12);
-BAGUA_NET_ASSERT_SLOT(NetTableV6, test, 13);
-BAGUA_NET_ASSERT_SLOT(NetTableV6, closeSend, 14);
-BAGUA_NET_ASSERT_SLOT(NetTableV6, closeRecv, 15);
-BAGUA_NET_ASSERT_SLOT(NetTableV6, closeListen, 16);
-static_assert(sizeof(NetTableV6) == 17 * sizeof(void*));
+BAGUA_NET_ASSERT_SLOTS(NetTableV6, name, init, devices, getProperties, listen, connect, accept, regMr, regMrDmaBuf,
+                       deregMr, isend, irecv, iflush, test, closeSend, closeRecv, closeListen);
 
 }  // namespace bagua_net::nccl

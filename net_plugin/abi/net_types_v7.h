@@ -52,15 +52,17 @@ using AcceptV7 = Result(void* listenComm, void** recvComm, NetDeviceHandle** rec
 using GetDeviceMrV7 = Result(void* comm, void* mhandle, void** dptrMhandle);
 using IrecvConsumedV7 = Result(void* recvComm, int n, void* request);
 
-struct NetTableV7 {
+// Version 8 changed how sizes are given, and no slot.
+template <typename Properties, typename RegMr>
+struct NetTableSince7 {
   const char* name;
   InitV5* init;
   DevicesV5* devices;
-  GetProperties<NetPropertiesV7>* getProperties;
+  GetProperties<Properties>* getProperties;
   ListenV5* listen;
   ConnectV7* connect;
   AcceptV7* accept;
-  RegMrV5* regMr;
+  RegMr* regMr;
   RegMrDmaBufV6* regMrDmaBuf;
   DeregMrV5* deregMr;
   IsendV5* isend;
@@ -74,25 +76,10 @@ struct NetTableV7 {
   IrecvConsumedV7* irecvConsumed;
 };
 
-BAGUA_NET_ASSERT_SLOT(NetTableV7, name, 0);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, init, 1);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, devices, 2);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, getProperties, 3);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, listen, 4);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, connect, 5);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, accept, 6);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, regMr, 7);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, regMrDmaBuf, 8);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, deregMr, 9);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, isend, 10);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, irecv, 11);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, iflush, 12);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, test, 13);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, closeSend, 14);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, closeRecv, 15);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, closeListen, 16);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, getDeviceMr, 17);
-BAGUA_NET_ASSERT_SLOT(NetTableV7, irecvConsumed, 18);
-static_assert(sizeof(NetTableV7) == 19 * sizeof(void*));
+using NetTableV7 = NetTableSince7<NetPropertiesV7, RegMrV5>;
+
+BAGUA_NET_ASSERT_SLOTS(NetTableV7, name, init, devices, getProperties, listen, connect, accept, regMr, regMrDmaBuf,
+                       deregMr, isend, irecv, iflush, test, closeSend, closeRecv, closeListen, getDeviceMr,
+                       irecvConsumed);
 
 }  // namespace bagua_net::nccl

@@ -36,47 +36,10 @@ static_assert(sizeof(NetPropertiesV8) == 64);
 
 using RegMrV8 = Result(void* comm, void* data, std::size_t size, int type, void** mhandle);
 
-struct NetTableV8 {
-  const char* name;
-  InitV5* init;
-  DevicesV5* devices;
-  GetProperties<NetPropertiesV8>* getProperties;
-  ListenV5* listen;
-  ConnectV7* connect;
-  AcceptV7* accept;
-  RegMrV8* regMr;
-  RegMrDmaBufV6* regMrDmaBuf;
-  DeregMrV5* deregMr;
-  IsendV5* isend;
-  IrecvV5* irecv;
-  IflushV5* iflush;
-  TestV5* test;
-  CloseV5* closeSend;
-  CloseV5* closeRecv;
-  CloseV5* closeListen;
-  GetDeviceMrV7* getDeviceMr;
-  IrecvConsumedV7* irecvConsumed;
-};
+using NetTableV8 = NetTableSince7<NetPropertiesV8, RegMrV8>;
 
-BAGUA_NET_ASSERT_SLOT(NetTableV8, name, 0);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, init, 1);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, devices, 2);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, getProperties, 3);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, listen, 4);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, connect, 5);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, accept, 6);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, regMr, 7);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, regMrDmaBuf, 8);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, deregMr, 9);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, isend, 10);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, irecv, 11);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, iflush, 12);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, test, 13);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, closeSend, 14);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, closeRecv, 15);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, closeListen, 16);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, getDeviceMr, 17);
-BAGUA_NET_ASSERT_SLOT(NetTableV8, irecvConsumed, 18);
-static_assert(sizeof(NetTableV8) == 19 * sizeof(void*));
+BAGUA_NET_ASSERT_SLOTS(NetTableV8, name, init, devices, getProperties, listen, connect, accept, regMr, regMrDmaBuf,
+                       deregMr, isend, irecv, iflush, test, closeSend, closeRecv, closeListen, getDeviceMr,
+                       irecvConsumed);
 
 }  // namespace bagua_net::nccl

@@ -56,19 +56,21 @@ using IrecvV9 = Result(void* recvComm, int n, void** data, std::size_t* sizes, i
 template <typename VirtualProperties>
 using MakeVirtualDevice = Result(int* d, VirtualProperties* props);
 
-struct NetTableV9 {
+// Version 10 changed these signatures, and no slot.
+template <typename Init, typename Connect, typename Isend, typename Irecv>
+struct NetTableSince9 {
   const char* name;
-  InitV5* init;
+  Init* init;
   DevicesV5* devices;
   GetProperties<NetPropertiesV9>* getProperties;
   ListenV5* listen;
-  ConnectV7* connect;
+  Connect* connect;
   AcceptV7* accept;
   RegMrV8* regMr;
   RegMrDmaBufV6* regMrDmaBuf;
   DeregMrV5* deregMr;
-  IsendV9* isend;
-  IrecvV9* irecv;
+  Isend* isend;
+  Irecv* irecv;
   IflushV5* iflush;
   TestV5* test;
   CloseV5* closeSend;
@@ -79,26 +81,10 @@ struct NetTableV9 {
   MakeVirtualDevice<VirtualDevicePropertiesV9>* makeVDevice;
 };
 
-BAGUA_NET_ASSERT_SLOT(NetTableV9, name, 0);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, init, 1);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, devices, 2);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, getProperties, 3);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, listen, 4);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, connect, 5);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, accept, 6);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, regMr, 7);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, regMrDmaBuf, 8);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, deregMr, 9);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, isend, 10);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, irecv, 11);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, iflush, 12);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, test, 13);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, closeSend, 14);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, closeRecv, 15);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, closeListen, 16);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, getDeviceMr, 17);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, irecvConsumed, 18);
-BAGUA_NET_ASSERT_SLOT(NetTableV9, makeVDevice, 19);
-static_assert(sizeof(NetTableV9) == 20 * sizeof(void*));
+using NetTableV9 = NetTableSince9<InitV5, ConnectV7, IsendV9, IrecvV9>;
+
+BAGUA_NET_ASSERT_SLOTS(NetTableV9, name, init, devices, getProperties, listen, connect, accept, regMr, regMrDmaBuf,
+                       deregMr, isend, irecv, iflush, test, closeSend, closeRecv, closeListen, getDeviceMr,
+                       irecvConsumed, makeVDevice);
 
 }  // namespace bagua_net::nccl

@@ -22,51 +22,69 @@ void start_net_event(Profiler* profiler, EventHandle parent, const nccl::Profile
   profiler->origin_of(parent, static_cast<MessageOrigin*>(event.data));
 }
 
-// The kinds of events that all versions have.
-template <typename Event>
-EventHandle start(Profiler* profiler, ProfiledCommunicator* communicator, const Event& event,
-                  const nccl::ProfiledColl& collective, const nccl::ProfiledP2p& p2p) {
-  switch (event.type) {
-    case nccl::kProfileGroup: return profiler->start_call(communicator, event.type, nullptr, 0, nullptr);
-    case nccl::kProfileColl: return profiler->start_collective(communicator, collective);
-    case nccl::kProfileP2p: return profiler->start_p2p(communicator, p2p);
-    case nccl::kProfileProxyOp:
-      return profiler->start_operation(communicator, event_of(event.parentObj), event.proxyOp);
-    case nccl::kProfileProxyStep: return profiler->start_step(communicator, event_of(event.parentObj));
-    case nccl::kProfileNetPlugin: start_net_event(profiler, event_of(event.parentObj), event.netPlugin); return 0;
-    default: return 0;
-  }
-}
-
+// What v7 added.
 template <typename Call>
 std::uint64_t user_tag(const Call& /*call*/) {
   return 0;
 }
 std::uint64_t user_tag(const nccl::ProfiledCollApiV7& call) { return call.userTag; }
 std::uint64_t user_tag(const nccl::ProfiledP2pApiV7& call) { return call.userTag; }
+std::uint64_t user_tag(const nccl::ProfiledCeCollV7& call) { return call.userTag; }
 
-template <typename Event>
-EventHandle start_api(Profiler* profiler, ProfiledCommunicator* communicator, const Event& event) {
-  switch (event.type) {
-    case nccl::kProfileCollApi:
-      return profiler->start_call(communicator, event.type, event.collApi.func, event.collApi.count,
-                                  event.collApi.datatype, user_tag(event.collApi));
-    case nccl::kProfileP2pApi:
-      return profiler->start_call(communicator, event.type, event.p2pApi.func, event.p2pApi.count,
-                                  event.p2pApi.datatype, user_tag(event.p2pApi));
-    case nccl::kProfileGroupApi:
-    case nccl::kProfileKernelLaunch: return profiler->start_call(communicator, event.type, nullptr, 0, nullptr);
-    default: return start(profiler, communicator, event, event.coll.coll, event.p2p.p2p);
-  }
+// What stands at the beginning of a structure that later versions have extended.
+const nccl::ProfiledColl& original(const nccl::ProfiledColl& collective) { return collective; }
+const nccl::ProfiledColl& original(const nccl::ProfiledCollV5& collective) { return collective.coll; }
+const nccl::ProfiledColl& original(const nccl::ProfiledCollV7& collective) { return collective.coll; }
+const nccl::ProfiledP2p& original(const nccl::ProfiledP2p& p2p) { return p2p; }
+const nccl::ProfiledP2p& original(const nccl::ProfiledP2pV5& p2p) { return p2p.p2p; }
+const nccl::ProfiledP2p& original(const nccl::ProfiledP2pV7& p2p) { return p2p.p2p; }
+const nccl::ProfiledCeColl& original(const nccl::ProfiledCeColl& collective) { return collective; }
+const nccl::ProfiledCeColl& original(const nccl::ProfiledCeCollV7& collective) { return collective.ceColl; }
+
+template <typename Call>
+EventHandle start_call(Profiler* profiler, ProfiledCommunicator* communicator, std::uint64_t type, const Call& call,
+                       std::uint64_t tag) {
+  return profiler->start_call(communicator, type, call.func, call.count, call.datatype, tag);
 }
 
-template <typename Event, typename Start>
-nccl::Result start_event(void* context, void** handle, const Event* event, Start start_one) {
+template <int kVersion, typename Event>
+EventHandle start(Profiler* profiler, ProfiledCommunicator* communicator, const Event& event) {
+  switch (event.type) {
+    case nccl::kProfileGroup: return profiler->start_call(communicator, event.type, nullptr, 0, nullptr);
+    case nccl::kProfileColl: return profiler->start_collective(communicator, original(event.coll));
+    case nccl::kProfileP2p: return profiler->start_p2p(communicator, original(event.p2p));
+    case nccl::kProfileProxyOp:
+      return profiler->start_operation(communicator, event_of(event.parentObj), event.proxyOp);
+    case nccl::kProfileProxyStep: return profiler->start_step(communicator, event_of(event.parentObj));
+    case nccl::kProfileNetPlugin: start_net_event(profiler, event_of(event.parentObj), event.netPlugin); return 0;
+    default: break;
+  }
+  if constexpr (kVersion >= 5) {
+    switch (event.type) {
+      case nccl::kProfileCollApi:
+        return start_call(profiler, communicator, event.type, event.collApi, user_tag(event.collApi));
+      case nccl::kProfileP2pApi:
+        return start_call(profiler, communicator, event.type, event.p2pApi, user_tag(event.p2pApi));
+      case nccl::kProfileGroupApi:
+      case nccl::kProfileKernelLaunch: return profiler->start_call(communicator, event.type, nullptr, 0, nullptr);
+      default: break;
+    }
+  }
+  if constexpr (kVersion >= 6) {
+    if (event.type == nccl::kProfileCeColl) {
+      return start_call(profiler, communicator, event.type, original(event.ceColl), user_tag(event.ceColl));
+    }
+  }
+  return 0;
+}
+
+template <int kVersion, typename Event>
+nccl::Result start_event_of(void* context, void** handle, const Event* event) {
   if (handle == nullptr) return nccl::Result::kSuccess;
   *handle = nullptr;
   Profiler* const profiler = ProcessInstance::get().profiler();
   if (profiler == nullptr || context == nullptr || event == nullptr) return nccl::Result::kSuccess;
-  *handle = handle_of(start_one(profiler, static_cast<ProfiledCommunicator*>(context)));
+  *handle = handle_of(start<kVersion>(profiler, static_cast<ProfiledCommunicator*>(context), *event));
   return nccl::Result::kSuccess;
 }
 
@@ -90,37 +108,17 @@ nccl::Result init(void** context, int* mask, const char* name, std::uint64_t id,
   }
 }
 
-nccl::Result start_event_v4(void* context, void** handle, nccl::ProfilerEventV4* event) {
-  return start_event(context, handle, event, [event](Profiler* profiler, ProfiledCommunicator* communicator) {
-    return start(profiler, communicator, *event, event->coll, event->p2p);
-  });
+nccl::Result start_event(void* context, void** handle, nccl::ProfilerEventV4* event) {
+  return start_event_of<4>(context, handle, event);
 }
-
-nccl::Result start_event_v5(void* context, void** handle, nccl::ProfilerEventV5* event) {
-  return start_event(context, handle, event, [event](Profiler* profiler, ProfiledCommunicator* communicator) {
-    return start_api(profiler, communicator, *event);
-  });
+nccl::Result start_event(void* context, void** handle, nccl::ProfilerEventV5* event) {
+  return start_event_of<5>(context, handle, event);
 }
-
-nccl::Result start_event_v6(void* context, void** handle, nccl::ProfilerEventV6* event) {
-  return start_event(context, handle, event, [event](Profiler* profiler, ProfiledCommunicator* communicator) {
-    if (event->type == nccl::kProfileCeColl) {
-      return profiler->start_call(communicator, event->type, event->ceColl.func, event->ceColl.count,
-                                  event->ceColl.datatype);
-    }
-    return start_api(profiler, communicator, *event);
-  });
+nccl::Result start_event(void* context, void** handle, nccl::ProfilerEventV6* event) {
+  return start_event_of<6>(context, handle, event);
 }
-
-nccl::Result start_event_v7(void* context, void** handle, nccl::ProfilerEventV7* event) {
-  return start_event(context, handle, event, [event](Profiler* profiler, ProfiledCommunicator* communicator) {
-    if (event->type == nccl::kProfileCeColl) {
-      const nccl::ProfiledCeColl& collective = event->ceColl.ceColl;
-      return profiler->start_call(communicator, event->type, collective.func, collective.count, collective.datatype,
-                                  event->ceColl.userTag);
-    }
-    return start_api(profiler, communicator, *event);
-  });
+nccl::Result start_event(void* context, void** handle, nccl::ProfilerEventV7* event) {
+  return start_event_of<7>(context, handle, event);
 }
 
 nccl::Result stop_event(void* handle) {

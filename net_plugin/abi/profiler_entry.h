@@ -13,18 +13,18 @@ namespace bagua_net::abi::profiler {
 nccl::Result init(void** context, int* mask, const char* name, std::uint64_t id, int ranks, int rank,
                   nccl::Logger* logger) noexcept;
 
-inline nccl::Result init_v4(void** context, int* mask, const char* name, std::uint64_t id, int /*nodes*/, int ranks,
-                            int rank, nccl::Logger* logger) {
+inline nccl::Result init(void** context, int* mask, const char* name, std::uint64_t id, int /*nodes*/, int ranks,
+                         int rank, nccl::Logger* logger) {
   return init(context, mask, name, id, ranks, rank, logger);
 }
-inline nccl::Result init_v5(void** context, std::uint64_t id, int* mask, const char* name, int /*nodes*/, int ranks,
-                            int rank, nccl::Logger* logger) {
+inline nccl::Result init(void** context, std::uint64_t id, int* mask, const char* name, int /*nodes*/, int ranks,
+                         int rank, nccl::Logger* logger) {
   return init(context, mask, name, id, ranks, rank, logger);
 }
-nccl::Result start_event_v4(void* context, void** handle, nccl::ProfilerEventV4* event);
-nccl::Result start_event_v5(void* context, void** handle, nccl::ProfilerEventV5* event);
-nccl::Result start_event_v6(void* context, void** handle, nccl::ProfilerEventV6* event);
-nccl::Result start_event_v7(void* context, void** handle, nccl::ProfilerEventV7* event);
+nccl::Result start_event(void* context, void** handle, nccl::ProfilerEventV4* event);
+nccl::Result start_event(void* context, void** handle, nccl::ProfilerEventV5* event);
+nccl::Result start_event(void* context, void** handle, nccl::ProfilerEventV6* event);
+nccl::Result start_event(void* context, void** handle, nccl::ProfilerEventV7* event);
 nccl::Result stop_event(void* handle);
 nccl::Result record_event_state(void* handle, nccl::ProfilerState state, nccl::ProfilerStateArgs* arguments);
 nccl::Result finalize(void* context);

@@ -314,14 +314,9 @@ static_assert(offsetof(ProfiledCeCollV7, userTag) == 88);
 static_assert(offsetof(ProfilerEventV7, parentObj) == 8 && offsetof(ProfilerEventV7, rank) == 16);
 static_assert(offsetof(ProfilerEventV7, coll) == 24 && sizeof(ProfilerEventV7) == 136);
 static_assert(sizeof(ProfilerStateArgs) == 8);
-BAGUA_NET_ASSERT_SLOT(ProfilerTableV4, name, 0);
-BAGUA_NET_ASSERT_SLOT(ProfilerTableV4, init, 1);
-BAGUA_NET_ASSERT_SLOT(ProfilerTableV4, startEvent, 2);
-BAGUA_NET_ASSERT_SLOT(ProfilerTableV4, stopEvent, 3);
-BAGUA_NET_ASSERT_SLOT(ProfilerTableV4, recordEventState, 4);
-BAGUA_NET_ASSERT_SLOT(ProfilerTableV4, finalize, 5);
-static_assert(sizeof(ProfilerTableV4) == 6 * sizeof(void*));
-static_assert(sizeof(ProfilerTableV5) == sizeof(ProfilerTableV4) && sizeof(ProfilerTableV6) == sizeof(ProfilerTableV4));
-static_assert(sizeof(ProfilerTableV7) == sizeof(ProfilerTableV4));
+BAGUA_NET_ASSERT_SLOTS(ProfilerTableV4, name, init, startEvent, stopEvent, recordEventState, finalize);
+BAGUA_NET_ASSERT_SLOTS(ProfilerTableV5, name, init, startEvent, stopEvent, recordEventState, finalize);
+BAGUA_NET_ASSERT_SLOTS(ProfilerTableV6, name, init, startEvent, stopEvent, recordEventState, finalize);
+BAGUA_NET_ASSERT_SLOTS(ProfilerTableV7, name, init, startEvent, stopEvent, recordEventState, finalize);
 
 }  // namespace bagua_net::nccl

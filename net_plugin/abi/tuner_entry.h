@@ -26,34 +26,30 @@ void choose(const void* ctx, nccl::TunedFunction function, std::size_t bytes, fl
             int protocols, int* channels) noexcept;
 nccl::Result finalize(void* ctx) noexcept;
 
-inline nccl::Result init_v2(std::size_t ranks, std::size_t nodes, nccl::Logger* logger, void** ctx) {
-  return init(ranks, nodes, logger, ctx);
-}
-inline nccl::Result init_v5(void** ctx, std::uint64_t /*comm_id*/, std::size_t ranks, std::size_t nodes,
-                            nccl::Logger* logger, nccl::TunerNvlDomain* /*nvl_domain*/,
-                            nccl::TunerConstants* /*constants*/) {
+// The same from the argument lists of the versions; the type of a table's slot chooses.
+inline nccl::Result init(void** ctx, std::uint64_t /*comm_id*/, std::size_t ranks, std::size_t nodes,
+                         nccl::Logger* logger, nccl::TunerNvlDomain* /*nvl_domain*/,
+                         nccl::TunerConstants* /*constants*/) {
   return init(ranks, nodes, logger, ctx);
 }
 
-inline nccl::Result get_coll_info_v2(void* ctx, nccl::TunedFunction function, std::size_t bytes,
-                                     int /*coll_net_support*/, int /*nvls_support*/, int /*pipe_ops*/, int* algorithm,
-                                     int* protocol, int* channels) {
+inline nccl::Result get_coll_info(void* ctx, nccl::TunedFunction function, std::size_t bytes, int /*coll_net_support*/,
+                                  int /*nvls_support*/, int /*pipe_ops*/, int* algorithm, int* protocol,
+                                  int* channels) {
   choose(ctx, function, bytes, algorithm, protocol, channels);
   return nccl::Result::kSuccess;
 }
-inline nccl::Result get_coll_info_v3(void* ctx, nccl::TunedFunction function, std::size_t bytes, int /*pipe_ops*/,
-                                     float** cost_table, int algorithms, int protocols, int* channels) {
+inline nccl::Result get_coll_info(void* ctx, nccl::TunedFunction function, std::size_t bytes, int /*pipe_ops*/,
+                                  float** cost_table, int algorithms, int protocols, int* channels) {
   choose(ctx, function, bytes, cost_table, algorithms, protocols, channels);
   return nccl::Result::kSuccess;
 }
 // Whether buffers are registered is each rank's own view, and so of no use here.
-inline nccl::Result get_coll_info_v4(void* ctx, nccl::TunedFunction function, std::size_t bytes, int /*pipe_ops*/,
-                                     float** cost_table, int algorithms, int protocols, int /*registered*/,
-                                     int* channels) {
+inline nccl::Result get_coll_info(void* ctx, nccl::TunedFunction function, std::size_t bytes, int /*pipe_ops*/,
+                                  float** cost_table, int algorithms, int protocols, int /*registered*/,
+                                  int* channels) {
   choose(ctx, function, bytes, cost_table, algorithms, protocols, channels);
   return nccl::Result::kSuccess;
 }
-
-inline nccl::Result finalize_v2(void* ctx) { return finalize(ctx); }
 
 }  // namespace bagua_net::abi::tuner

@@ -74,31 +74,10 @@ struct TunerTableV6 {
 };
 
 static_assert(sizeof(TunedFunction) == sizeof(int), "C enums are ints");
-BAGUA_NET_ASSERT_SLOT(TunerTableV2, name, 0);
-BAGUA_NET_ASSERT_SLOT(TunerTableV2, init, 1);
-BAGUA_NET_ASSERT_SLOT(TunerTableV2, getCollInfo, 2);
-BAGUA_NET_ASSERT_SLOT(TunerTableV2, destroy, 3);
-static_assert(sizeof(TunerTableV2) == 4 * sizeof(void*));
-BAGUA_NET_ASSERT_SLOT(TunerTableV3, name, 0);
-BAGUA_NET_ASSERT_SLOT(TunerTableV3, init, 1);
-BAGUA_NET_ASSERT_SLOT(TunerTableV3, getCollInfo, 2);
-BAGUA_NET_ASSERT_SLOT(TunerTableV3, destroy, 3);
-static_assert(sizeof(TunerTableV3) == 4 * sizeof(void*));
-BAGUA_NET_ASSERT_SLOT(TunerTableV4, name, 0);
-BAGUA_NET_ASSERT_SLOT(TunerTableV4, init, 1);
-BAGUA_NET_ASSERT_SLOT(TunerTableV4, getCollInfo, 2);
-BAGUA_NET_ASSERT_SLOT(TunerTableV4, destroy, 3);
-static_assert(sizeof(TunerTableV4) == 4 * sizeof(void*));
-BAGUA_NET_ASSERT_SLOT(TunerTableV5, name, 0);
-BAGUA_NET_ASSERT_SLOT(TunerTableV5, init, 1);
-BAGUA_NET_ASSERT_SLOT(TunerTableV5, getCollInfo, 2);
-BAGUA_NET_ASSERT_SLOT(TunerTableV5, finalize, 3);
-static_assert(sizeof(TunerTableV5) == 4 * sizeof(void*));
-BAGUA_NET_ASSERT_SLOT(TunerTableV6, name, 0);
-BAGUA_NET_ASSERT_SLOT(TunerTableV6, init, 1);
-BAGUA_NET_ASSERT_SLOT(TunerTableV6, getCollInfo, 2);
-BAGUA_NET_ASSERT_SLOT(TunerTableV6, finalize, 3);
-BAGUA_NET_ASSERT_SLOT(TunerTableV6, getChunkSize, 4);
-static_assert(sizeof(TunerTableV6) == 5 * sizeof(void*));
+BAGUA_NET_ASSERT_SLOTS(TunerTableV2, name, init, getCollInfo, destroy);
+BAGUA_NET_ASSERT_SLOTS(TunerTableV3, name, init, getCollInfo, destroy);
+BAGUA_NET_ASSERT_SLOTS(TunerTableV4, name, init, getCollInfo, destroy);
+BAGUA_NET_ASSERT_SLOTS(TunerTableV5, name, init, getCollInfo, finalize);
+BAGUA_NET_ASSERT_SLOTS(TunerTableV6, name, init, getCollInfo, finalize, getChunkSize);
 
 }  // namespace bagua_net::nccl
