@@ -2,7 +2,6 @@
 
 #include <strings.h>
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +13,7 @@
 #include "abi/plugin_name.h"
 #include "abi/process_instance.h"
 #include "base/log_sink.h"
+#include "base/text_parsing.h"
 #include "config/plugin_config.h"
 
 namespace bagua_net::abi::tuner {
@@ -50,13 +50,10 @@ std::string shape(std::size_t nodes, std::size_t ranks) {
 // "^A,B" with neither of `ours`. NCCL's longer form, a list per collective, counts as a choice.
 bool only_forbids_others(std::string_view value, const std::vector<const char*>& ours) {
   if (value.empty() || value.front() != '^' || value.find_first_of(":;") != std::string_view::npos) return false;
-  value.remove_prefix(1);
-  while (!value.empty()) {
-    const std::string name(value.substr(0, value.find(',')));
+  for (const std::string_view name : split(value.substr(1), ',')) {
     for (const char* mine : ours) {
-      if (strcasecmp(name.c_str(), mine) == 0) return false;
+      if (strcasecmp(std::string(name).c_str(), mine) == 0) return false;
     }
-    value.remove_prefix(std::min(value.size(), name.size() + 1));
   }
   return true;
 }

@@ -1,10 +1,11 @@
 #include "config/fault_plan.h"
 
-#include <charconv>
 #include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
+
+#include "base/text_parsing.h"
 
 namespace bagua_net {
 namespace {
@@ -16,25 +17,11 @@ constexpr char kSyntax[] =
     "a comma-separated list of cut=RATE, drop=RATE, delay=TIME@PROBABILITY, flip=PROBABILITY and seed=NUMBER, such as "
     "seed=7,cut=1/s,delay=5ms@0.01,flip=1e-6";
 
-template <typename Number>
-std::optional<Number> number_of(std::string_view text) {
-  Number number{};
-  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || rest != text.data() + text.size()) return std::nullopt;
-  return number;
-}
-
 // Splits at the first mark; without one, all is in the first half.
-std::pair<std::string_view, std::optional<std::string_view>> split(std::string_view text, char mark) {
+std::pair<std::string_view, std::optional<std::string_view>> cut(std::string_view text, char mark) {
   const std::size_t position = text.find(mark);
   if (position == std::string_view::npos) return {text, std::nullopt};
   return {text.substr(0, position), text.substr(position + 1)};
-}
-
-std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
-  while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
-  return text;
 }
 
 // Written so that a NaN is refused.
@@ -42,15 +29,15 @@ bool is_probability(double number) { return number >= 0 && number <= 1; }
 
 // Each returns what the value must be, or "".
 std::string_view parse_rate(std::string_view text, double* per_s) {
-  const auto [number, unit] = split(text, '/');
-  const auto rate = number_of<double>(number);
+  const auto [number, unit] = cut(text, '/');
+  const auto rate = parse_number<double>(number);
   if (!rate || unit != "s" || !(*rate >= 0 && *rate <= kMaxRate)) return "a rate from 0/s to 1000/s, such as 0.5/s";
   *per_s = *rate;
   return "";
 }
 
 std::string_view parse_probability(std::string_view text, double* probability) {
-  const auto number = number_of<double>(text);
+  const auto number = parse_number<double>(text);
   if (!number || !is_probability(*number)) return "a probability from 0 to 1, such as 1e-6";
   *probability = *number;
   return "";
@@ -58,13 +45,13 @@ std::string_view parse_probability(std::string_view text, double* probability) {
 
 std::string_view parse_delay(std::string_view text, FaultPlan* plan) {
   static constexpr char kRequirement[] = "a time from 0us to 10s and a probability from 0 to 1, such as 5ms@0.01";
-  const auto [time, share] = split(text, '@');
+  const auto [time, share] = cut(text, '@');
   const std::size_t digits = time.find_last_of("0123456789.");
   if (digits == std::string_view::npos) return kRequirement;
   const std::string_view unit = time.substr(digits + 1);
-  const auto number = number_of<double>(time.substr(0, digits + 1));
+  const auto number = parse_number<double>(time.substr(0, digits + 1));
   const double unit_us = unit == "us" ? 1 : unit == "ms" ? 1e3 : unit == "s" ? 1e6 : -1;
-  const auto probability = share ? number_of<double>(*share) : 1.0;
+  const auto probability = share ? parse_number<double>(*share) : 1.0;
   if (!number || unit_us < 0 || !probability || !is_probability(*probability)) return kRequirement;
   if (!(*number >= 0 && *number * unit_us <= kMaxDelayUs)) return kRequirement;
   plan->delay_us = static_cast<std::int64_t>(*number * unit_us);
@@ -78,7 +65,7 @@ std::string_view parse_part(std::string_view name, std::string_view value, Fault
   if (name == "flip") return parse_probability(value, &plan->flip_probability);
   if (name == "delay") return parse_delay(value, plan);
   if (name != "seed") return "one of cut, drop, delay, flip and seed";
-  const auto seed = number_of<std::uint64_t>(value);
+  const auto seed = parse_number<std::uint64_t>(value);
   if (!seed) return "an integer from 0 to 18446744073709551615";
   plan->seed = *seed;
   return "";
@@ -92,11 +79,9 @@ std::string parse_fault_plan(const std::string& text, FaultPlan* plan) {
   };
   FaultPlan parsed;
   std::set<std::string_view> names;
-  for (std::optional<std::string_view> rest = text; rest;) {
-    const auto [untrimmed, next] = split(*rest, ',');
-    rest = next;
+  for (const std::string_view untrimmed : split(text, ',')) {
     const std::string_view part = trimmed(untrimmed);
-    const auto [name, value] = split(part, '=');
+    const auto [name, value] = cut(part, '=');
     if (!value) return refusal(part, "has no value");
     if (!names.insert(name).second) return refusal(part, "is named twice");
     const std::string_view requirement = parse_part(name, *value, &parsed);

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
+#include <type_traits>
+
+#include "base/text_parsing.h"
 
 namespace bagua_net {
 namespace {
@@ -11,15 +13,6 @@ std::string lowered(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(),
                  [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
   return text;
-}
-
-// A decimal number and nothing else; nullopt for anything more, less or too large.
-std::optional<std::int64_t> parse_decimal(const std::string& text) {
-  std::int64_t number = 0;
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || rest != end) return std::nullopt;
-  return number;
 }
 
 // "65536", "64K", "2m": K, M and G are powers of 1024.
@@ -37,7 +30,7 @@ std::optional<std::int64_t> parse_size(std::string text) {
     }
   }
   if (factor != 1) text.pop_back();
-  const auto number = parse_decimal(text);
+  const auto number = parse_number<std::int64_t>(text);
   std::int64_t bytes = 0;
   if (!number || __builtin_mul_overflow(*number, factor, &bytes)) return std::nullopt;
   return bytes;
@@ -71,37 +64,45 @@ Knob boolean_knob(std::string name, bool PluginConfig::* member, std::string mea
           std::move(parse)};
 }
 
-Knob integer_knob(std::string name, int PluginConfig::* member, int minimum, int maximum, std::string unit,
-                  std::string meaning) {
-  const std::string range = std::to_string(minimum) + " to " + std::to_string(maximum);
-  std::string requirement = "an integer from " + range + (unit.empty() ? std::string() : " (" + unit + ")");
-  auto parse = [member, minimum, maximum, requirement](const std::string& text, PluginConfig* config) -> std::string {
-    const auto number = parse_decimal(text);
+namespace {
+
+// Member: int, or an optional int that "auto" leaves empty.
+template <typename Member>
+Knob any_integer_knob(std::string name, Member PluginConfig::* member, int minimum, int maximum, std::string unit,
+                      std::string meaning) {
+  constexpr bool kHasAuto = !std::is_same_v<Member, int>;
+  std::string range = std::to_string(minimum) + " to " + std::to_string(maximum);
+  const std::string requirement = "an integer from " + range +
+                                  (kHasAuto       ? ", or \"auto\""
+                                   : unit.empty() ? std::string()
+                                                  : " (" + unit + ")");
+  auto parse = [=](const std::string& text, PluginConfig* config) -> std::string {
+    if (kHasAuto && lowered(text) == "auto") {
+      config->*member = {};
+      return "";
+    }
+    const auto number = parse_number<std::int64_t>(text);
     if (!number || *number < minimum || *number > maximum) return requirement;
     config->*member = static_cast<int>(*number);
     return "";
   };
-  return {{std::move(name), "integer", std::to_string(defaults().*member), range, std::move(unit), std::move(meaning)},
+  const std::optional<int> initial = defaults().*member;
+  if (kHasAuto) range += ", or auto";
+  return {{std::move(name), "integer", initial ? std::to_string(*initial) : "auto", std::move(range), std::move(unit),
+           std::move(meaning)},
           std::move(parse)};
+}
+
+}  // namespace
+
+Knob integer_knob(std::string name, int PluginConfig::* member, int minimum, int maximum, std::string unit,
+                  std::string meaning) {
+  return any_integer_knob(std::move(name), member, minimum, maximum, std::move(unit), std::move(meaning));
 }
 
 Knob integer_or_auto_knob(std::string name, std::optional<int> PluginConfig::* member, int minimum, int maximum,
                           std::string unit, std::string meaning) {
-  const std::string range = std::to_string(minimum) + " to " + std::to_string(maximum);
-  auto parse = [member, minimum, maximum, range](const std::string& text, PluginConfig* config) -> std::string {
-    if (lowered(text) == "auto") {
-      (config->*member).reset();
-      return "";
-    }
-    const auto number = parse_decimal(text);
-    if (!number || *number < minimum || *number > maximum) return "an integer from " + range + ", or \"auto\"";
-    config->*member = static_cast<int>(*number);
-    return "";
-  };
-  const std::optional<int>& initial = defaults().*member;
-  return {{std::move(name), "integer", initial ? std::to_string(*initial) : "auto", range + ", or auto",
-           std::move(unit), std::move(meaning)},
-          std::move(parse)};
+  return any_integer_knob(std::move(name), member, minimum, maximum, std::move(unit), std::move(meaning));
 }
 
 namespace {
@@ -135,8 +136,8 @@ Knob size_or_zero_knob(std::string name, std::int64_t PluginConfig::* member, st
 }
 
 template <typename Choice>
-Knob any_choice_knob(std::string name, Choice PluginConfig::* member,
-                     std::vector<std::pair<std::string, Choice>> choices, std::string meaning) {
+Knob choice_knob(std::string name, Choice PluginConfig::* member, std::vector<std::pair<std::string, Choice>> choices,
+                 std::string meaning) {
   std::string range;
   std::string initial;
   for (std::size_t i = 0; i < choices.size(); ++i) {
@@ -156,15 +157,10 @@ Knob any_choice_knob(std::string name, Choice PluginConfig::* member,
   return {{std::move(name), "choice", std::move(initial), range, "", std::move(meaning)}, std::move(parse)};
 }
 
-Knob choice_knob(std::string name, CongestionControl PluginConfig::* member,
-                 std::vector<std::pair<std::string, CongestionControl>> choices, std::string meaning) {
-  return any_choice_knob(std::move(name), member, std::move(choices), std::move(meaning));
-}
-
-Knob choice_knob(std::string name, Recovery PluginConfig::* member,
-                 std::vector<std::pair<std::string, Recovery>> choices, std::string meaning) {
-  return any_choice_knob(std::move(name), member, std::move(choices), std::move(meaning));
-}
+template Knob choice_knob(std::string, CongestionControl PluginConfig::*,
+                          std::vector<std::pair<std::string, CongestionControl>>, std::string);
+template Knob choice_knob(std::string, Recovery PluginConfig::*, std::vector<std::pair<std::string, Recovery>>,
+                          std::string);
 
 Knob path_knob(std::string name, std::string PluginConfig::* member, std::string meaning) {
   auto parse = [member](const std::string& text, PluginConfig* config) -> std::string {

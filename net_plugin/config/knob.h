@@ -36,10 +36,9 @@ Knob size_knob(std::string name, std::int64_t PluginConfig::* member, std::int64
                std::string meaning);
 Knob size_or_zero_knob(std::string name, std::int64_t PluginConfig::* member, std::int64_t minimum,
                        std::int64_t maximum, std::string meaning);
-Knob choice_knob(std::string name, CongestionControl PluginConfig::* member,
-                 std::vector<std::pair<std::string, CongestionControl>> choices, std::string meaning);
-Knob choice_knob(std::string name, Recovery PluginConfig::* member,
-                 std::vector<std::pair<std::string, Recovery>> choices, std::string meaning);
+template <typename Choice>
+Knob choice_knob(std::string name, Choice PluginConfig::* member, std::vector<std::pair<std::string, Choice>> choices,
+                 std::string meaning);
 // A file. Absence means none, which no value does.
 Knob path_knob(std::string name, std::string PluginConfig::* member, std::string meaning);
 Knob fault_plan_knob(std::string name, FaultPlan PluginConfig::* member, std::string meaning);

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <string_view>
 #include <utility>
 
+#include "base/text_parsing.h"
 #include "config/knob.h"
 
 extern char** environ;
@@ -14,12 +16,6 @@ namespace {
 constexpr char kPrefix[] = "BAGUA_NET_";
 constexpr char kMinChunkName[] = "BAGUA_NET_MIN_CHUNKSIZE";
 constexpr char kMaxChunkName[] = "BAGUA_NET_MAX_CHUNKSIZE";
-
-std::string trimmed(const std::string& text) {
-  const auto begin = text.find_first_not_of(" \t\r\n");
-  if (begin == std::string::npos) return "";
-  return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
-}
 
 // Every setting once. Parsing, the doctor and the settings page of the documentation all read these rows.
 const std::vector<Knob>& knob_table() {
@@ -73,10 +69,11 @@ const std::vector<Knob>& knob_table() {
           "If an operation waits for a peer this long, one line of NCCL's log (NCCL_DEBUG=WARN) says for "
           "whom and what the kernel says of the connection; another says when it goes on. Ranks of a torch job "
           "also report to rank 0, which logs who holds the job up. 0: never."),
-      choice_knob("BAGUA_NET_RECOVERY", &Config::recovery,
-                  {{"auto", Recovery::kAuto}, {"1", Recovery::kOn}, {"0", Recovery::kOff}},
-                  "Replace lost connections and send again what they did not deliver. auto: between hosts. 0: the "
-                  "first lost connection fails the communicator."),
+      choice_knob<Recovery>(
+          "BAGUA_NET_RECOVERY", &Config::recovery,
+          {{"auto", Recovery::kAuto}, {"1", Recovery::kOn}, {"0", Recovery::kOff}},
+          "Replace lost connections and send again what they did not deliver. auto: between hosts. 0: the "
+          "first lost connection fails the communicator."),
       boolean_knob("BAGUA_NET_CHECKSUM", &Config::checksum,
                    "1: Everything that is sent carries CRC-32C checksums. Data that arrives damaged is discarded, and "
                    "sent again over a new connection; without recovery, it fails the communicator. Both ends "
@@ -96,14 +93,15 @@ const std::vector<Knob>& knob_table() {
       size_or_zero_knob("BAGUA_NET_SOCKET_BUFFER", &Config::socket_buffer_bytes, 64 * kKibibyte, kGibibyte,
                         "Size of the send and receive buffers of each connection. 0: the kernel's autotuning, which is "
                         "nearly always better."),
-      choice_knob("BAGUA_NET_CONGESTION_CONTROL", &Config::congestion_control,
-                  {{"auto", CongestionControl::kAuto},
-                   {"system", CongestionControl::kSystem},
-                   {"cubic", CongestionControl::kCubic},
-                   {"reno", CongestionControl::kReno},
-                   {"bbr", CongestionControl::kBbr}},
-                  "TCP congestion control of the plugin's connections. system: the kernel's setting. auto: "
-                  "cubic within a host, the kernel's setting between hosts."),
+      choice_knob<CongestionControl>(
+          "BAGUA_NET_CONGESTION_CONTROL", &Config::congestion_control,
+          {{"auto", CongestionControl::kAuto},
+           {"system", CongestionControl::kSystem},
+           {"cubic", CongestionControl::kCubic},
+           {"reno", CongestionControl::kReno},
+           {"bbr", CongestionControl::kBbr}},
+          "TCP congestion control of the plugin's connections. system: the kernel's setting. auto: "
+          "cubic within a host, the kernel's setting between hosts."),
       fault_plan_knob("BAGUA_NET_FAULT", &Config::faults,
                       "For tests only: this process damages its own connections. cut: so many connections are closed "
                       "or reset per second. drop: so many go silent. delay: with this probability, a read or write "
@@ -116,7 +114,7 @@ const std::vector<Knob>& knob_table() {
 std::optional<std::string> set_value(const EnvironmentReader& environment, const std::string& name) {
   const auto value = environment(name);
   if (!value) return std::nullopt;
-  std::string text = trimmed(*value);
+  std::string text(trimmed(*value));
   if (text.empty()) return std::nullopt;
   return text;
 }
@@ -139,15 +137,8 @@ std::size_t edit_distance(const std::string& left, const std::string& right) {
   return row.back();
 }
 
-std::vector<std::string> sorted_words(const std::string& name) {
-  std::vector<std::string> words(1);
-  for (const char letter : name) {
-    if (letter == '_') {
-      words.emplace_back();
-    } else {
-      words.back() += letter;
-    }
-  }
+std::vector<std::string_view> sorted_words(std::string_view name) {
+  std::vector<std::string_view> words = split(name, '_');
   std::sort(words.begin(), words.end());
   return words;
 }
