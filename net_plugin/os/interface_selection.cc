@@ -7,13 +7,15 @@
 //    running or not, whatever its family; all but docker, lo and virbr; docker; lo; virbr.
 #include "os/interface_selection.h"
 
-#include <arpa/inet.h>
 #include <net/if.h>
 #include <netdb.h>
 
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string_view>
+
+#include "base/text_parsing.h"
 
 namespace bagua_net {
 namespace {
@@ -35,12 +37,9 @@ struct NameFilter {
       exact = true;
       ++at;
     }
-    while (at <= text.size() && names.size() < kMaxInterfaces) {
-      const std::size_t comma = std::min(text.find(',', at), text.size());
-      std::string name = text.substr(at, comma - at);
-      name.resize(std::min(name.find(':'), name.size()));
-      if (!name.empty()) names.push_back(std::move(name));
-      at = comma + 1;
+    for (const std::string_view part : split(std::string_view(text).substr(at), ',')) {
+      const std::string_view name = part.substr(0, part.find(':'));
+      if (!name.empty() && names.size() < kMaxInterfaces) names.emplace_back(name);
     }
   }
 
@@ -80,13 +79,6 @@ Status read_settings(const EnvironmentReader& environment, Settings* settings) {
   const auto comm_id = environment("NCCL_COMM_ID");
   if (comm_id && comm_id->size() > 1) settings->comm_id = *comm_id;
   return Status::ok();
-}
-
-const sockaddr_in6& as_ipv6(const SocketAddress& address) {
-  return *reinterpret_cast<const sockaddr_in6*>(address.data());
-}
-const sockaddr_in& as_ipv4(const SocketAddress& address) {
-  return *reinterpret_cast<const sockaddr_in*>(address.data());
 }
 
 // The host of "10.0.0.1:5000", "node1:5000", "[fd00::1]:5000" or "[fe80::1%eth0]:5000".
@@ -249,18 +241,14 @@ std::string nothing_usable(const Settings& settings, const std::vector<Interface
 
 bool same_subnet(const InterfaceAddress& row, const SocketAddress& remote) {
   if (row.address.family() != remote.family() || row.netmask.family() != remote.family()) return false;
-  if (remote.is_ipv4()) {
-    const auto different = as_ipv4(row.address).sin_addr.s_addr ^ as_ipv4(remote).sin_addr.s_addr;
-    return (different & as_ipv4(row.netmask).sin_addr.s_addr) == 0;
-  }
-  const std::uint8_t* local_bytes = as_ipv6(row.address).sin6_addr.s6_addr;
-  const std::uint8_t* remote_bytes = as_ipv6(remote).sin6_addr.s6_addr;
-  const std::uint8_t* mask_bytes = as_ipv6(row.netmask).sin6_addr.s6_addr;
-  for (int i = 0; i < 16; ++i) {
-    if (((local_bytes[i] ^ remote_bytes[i]) & mask_bytes[i]) != 0) return false;
+  const SocketAddress::Bytes local_bytes = row.address.bytes();
+  const SocketAddress::Bytes remote_bytes = remote.bytes();
+  const SocketAddress::Bytes mask = row.netmask.bytes();
+  for (std::size_t i = 0; i < mask.size(); ++i) {
+    if (((local_bytes[i] ^ remote_bytes[i]) & mask[i]) != 0) return false;
   }
   // Every link has the subnet fe80::/64: only the scope tells them apart.
-  return as_ipv6(row.address).sin6_scope_id == as_ipv6(remote).sin6_scope_id;
+  return row.address.scope() == remote.scope();
 }
 
 Status select_interfaces(const std::vector<InterfaceAddress>& rows, const EnvironmentReader& environment,

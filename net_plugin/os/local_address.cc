@@ -49,7 +49,7 @@ bool shares_subnet(const NetworkInterface& interface) {
 bool is_tentative(const SocketAddress& address) {
   if (!address.is_ipv6()) return false;
   std::string wanted;
-  for (const std::uint8_t byte : reinterpret_cast<const sockaddr_in6*>(address.data())->sin6_addr.s6_addr) {
+  for (const std::uint8_t byte : address.bytes()) {
     char text[3];
     std::snprintf(text, sizeof text, "%02x", byte);
     wanted += text;

@@ -6,20 +6,30 @@
 #include <cstring>
 
 namespace bagua_net {
-namespace {
-
-const sockaddr_in& as_ipv4(const sockaddr_storage& storage) { return reinterpret_cast<const sockaddr_in&>(storage); }
-const sockaddr_in6& as_ipv6(const sockaddr_storage& storage) { return reinterpret_cast<const sockaddr_in6&>(storage); }
-
-}  // namespace
-
 SocketAddress::SocketAddress(const sockaddr* address, socklen_t length) {
   std::memcpy(&storage_, address, length < sizeof storage_ ? length : sizeof storage_);
 }
 
+SocketAddress::SocketAddress(int family, const Bytes& bytes, std::uint16_t port, std::uint32_t scope) {
+  storage_.ss_family = static_cast<sa_family_t>(family);
+  if (is_ipv4()) std::memcpy(&reinterpret_cast<sockaddr_in&>(storage_).sin_addr, bytes.data(), sizeof(in_addr));
+  if (is_ipv6()) {
+    std::memcpy(&reinterpret_cast<sockaddr_in6&>(storage_).sin6_addr, bytes.data(), sizeof(in6_addr));
+    reinterpret_cast<sockaddr_in6&>(storage_).sin6_scope_id = scope;
+  }
+  set_port(port);
+}
+
+SocketAddress::Bytes SocketAddress::bytes() const {
+  Bytes bytes{};
+  if (is_ipv4()) std::memcpy(bytes.data(), &ipv4().sin_addr, sizeof(in_addr));
+  if (is_ipv6()) std::memcpy(bytes.data(), &ipv6().sin6_addr, sizeof(in6_addr));
+  return bytes;
+}
+
 std::uint16_t SocketAddress::port() const {
-  if (is_ipv4()) return ntohs(as_ipv4(storage_).sin_port);
-  if (is_ipv6()) return ntohs(as_ipv6(storage_).sin6_port);
+  if (is_ipv4()) return ntohs(ipv4().sin_port);
+  if (is_ipv6()) return ntohs(ipv6().sin6_port);
   return 0;
 }
 
@@ -35,35 +45,22 @@ socklen_t SocketAddress::length() const {
 }
 
 bool SocketAddress::is_loopback() const {
-  if (is_ipv4()) return (ntohl(as_ipv4(storage_).sin_addr.s_addr) >> 24) == 127;
-  if (is_ipv6()) return IN6_IS_ADDR_LOOPBACK(&as_ipv6(storage_).sin6_addr);
+  if (is_ipv4()) return bytes()[0] == 127;
+  if (is_ipv6()) return IN6_IS_ADDR_LOOPBACK(&ipv6().sin6_addr);
   return false;
 }
 
 bool SocketAddress::same_host(const SocketAddress& other) const {
-  if (family() != other.family()) return false;
-  if (is_ipv4()) return as_ipv4(storage_).sin_addr.s_addr == as_ipv4(other.storage_).sin_addr.s_addr;
-  if (is_ipv6()) {
-    return std::memcmp(&as_ipv6(storage_).sin6_addr, &as_ipv6(other.storage_).sin6_addr, sizeof(in6_addr)) == 0;
-  }
-  return false;
+  return length() != 0 && family() == other.family() && bytes() == other.bytes();
 }
 
 std::string SocketAddress::host() const {
+  if (length() == 0) return "no address";
   char text[INET6_ADDRSTRLEN] = "";
-  if (is_ipv4()) {
-    inet_ntop(AF_INET, &as_ipv4(storage_).sin_addr, text, sizeof text);
-    return text;
-  }
-  if (is_ipv6()) {
-    inet_ntop(AF_INET6, &as_ipv6(storage_).sin6_addr, text, sizeof text);
-    std::string host = text;
-    char interface[IF_NAMESIZE];
-    const unsigned scope = as_ipv6(storage_).sin6_scope_id;
-    if (scope != 0) host += std::string("%") + (if_indextoname(scope, interface) ? interface : std::to_string(scope));
-    return host;
-  }
-  return "no address";
+  inet_ntop(family(), bytes().data(), text, sizeof text);
+  if (scope() == 0) return text;
+  char interface[IF_NAMESIZE];
+  return text + std::string("%") + (if_indextoname(scope(), interface) ? interface : std::to_string(scope()));
 }
 
 std::string SocketAddress::to_string() const {
