@@ -57,6 +57,10 @@ def interfaces(environment: Mapping[str, str]) -> list[_Interface]:
     Raises ValueError, with the interfaces that exist, if none can be used or an NCCL variable has a bad value.
     """
 
+def launchers() -> list[tuple[str, str, str, str, str]]:
+    """Of each launcher its name and the variables for rank, world size, local rank and local world size, in the order
+    in which they are looked for."""
+
 def cpu_budget() -> _CpuBudget:
     """CPUs that this process may use, and ranks of this host that share them."""
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import MutableMapping, Sequence
 
+from bagua.net.launchers import stated_local_rank
+
 # Not BAGUA_NET_*: it is no knob, and the library warns about unknown names of that kind.
 _SAID_VARIABLE = "_BAGUA_NET_SAID"
-_LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "RANK")
 
 
 def report(messages: Sequence[str], environment: MutableMapping[str, str]) -> None:
@@ -23,7 +24,7 @@ def report(messages: Sequence[str], environment: MutableMapping[str, str]) -> No
     if not new:
         return
     environment[_SAID_VARIABLE] = " ".join([*said, *map(_digest, new)])
-    if _local_rank(environment) not in ("", "0"):
+    if (stated_local_rank(environment) or environment.get("RANK", "").strip()) not in ("", "0"):
         return
     # Imported here: most processes have nothing to say.
     import logging
@@ -34,10 +35,3 @@ def report(messages: Sequence[str], environment: MutableMapping[str, str]) -> No
 
 def _digest(message: str) -> str:
     return f"{zlib.crc32(message.encode(errors='replace')):08x}"
-
-
-def _local_rank(environment: MutableMapping[str, str]) -> str:
-    for name in _LOCAL_RANK_VARIABLES:
-        if name in environment:
-            return environment[name].strip()
-    return ""

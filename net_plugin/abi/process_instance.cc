@@ -11,6 +11,7 @@
 #include "base/inherited_sockets.h"
 #include "base/log_sink.h"
 #include "base/version.h"
+#include "os/launcher.h"
 #include "os/rdma_probe.h"
 
 namespace bagua_net::abi {
@@ -30,17 +31,10 @@ void abandon_parents_instance() {
   instance.store(nullptr, std::memory_order_release);
 }
 
-// By the launcher's variables; true if there are none. Every rank of a host has the same misspelt setting.
-bool is_first_of_its_host(const EnvironmentReader& environment) {
-  for (const char* name : {"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}) {
-    if (const auto value = environment(name)) return *value == "0";
-  }
-  return true;
-}
-
 void log_active(int table_version, const std::string& summary) {
   BAGUA_NET_INFO(std::string(active_banner()) + ": table v" + std::to_string(table_version) + ", " + summary);
-  if (is_first_of_its_host(process_environment())) {
+  // Every rank of a host has the same misspelt setting.
+  if (job_position(process_environment()).is_first_of_its_host()) {
     for (const std::string& warning : unknown_knob_warnings()) BAGUA_NET_WARN(warning);
   }
   const std::string rdma = rdma_replaced_warning(process_environment(), "/sys");
@@ -105,8 +99,8 @@ Status ProcessInstance::init(int table_version, std::uint64_t communicator_id, n
     return Status::ok();
   }
   auto created = std::make_unique<Communicator>(Communicator{communicator_id, callback});
-  communicators_.insert(created.get());
-  *communicator = created.release();
+  *communicator = created.get();
+  communicators_.emplace(*communicator, std::move(created));
   return Status::ok();
 }
 
@@ -120,11 +114,11 @@ void ProcessInstance::finalize(Communicator* communicator) {
   {
     const std::lock_guard<std::mutex> comms_lock(comms_mutex_);
     for (auto entry = comms_.begin(); entry != comms_.end();) {
-      if ((*entry)->owner != communicator) {
+      if (entry->first->owner != communicator) {
         ++entry;
         continue;
       }
-      left_open.emplace_back(*entry);
+      left_open.push_back(std::move(entry->second));
       entry = comms_.erase(entry);
     }
   }
@@ -133,7 +127,6 @@ void ProcessInstance::finalize(Communicator* communicator) {
 
   const std::lock_guard<std::mutex> lock(mutex_);
   if (communicators_.erase(communicator) == 0) return;
-  const std::unique_ptr<Communicator> owned(communicator);
   if (!communicators_.empty() || has_user_without_finalize_) return;
   current_epoch.store(0, std::memory_order_release);
   transport_.reset();
@@ -190,15 +183,15 @@ void* ProcessInstance::add_comm(TransportContext* transport, AnyComm comm, const
   auto open =
       std::make_unique<OpenComm>(OpenComm{current_epoch.load(std::memory_order_acquire), transport, comm, owner});
   const std::lock_guard<std::mutex> lock(comms_mutex_);
-  comms_.insert(open.get());
-  const std::uint64_t epoch = open->epoch;
-  return handle_of(open.release(), epoch);
+  OpenComm* const added = open.get();
+  comms_.emplace(added, std::move(open));
+  return handle_of(added, added->epoch);
 }
 
-std::unordered_set<OpenComm*>::iterator ProcessInstance::entry_of(void* comm) {
+ProcessInstance::OpenComms::iterator ProcessInstance::entry_of(void* comm) {
   const auto entry = comms_.find(address_in<OpenComm>(comm));
   // Another may live at that address meanwhile.
-  return entry == comms_.end() || is_of_epoch(comm, (*entry)->epoch) ? entry : comms_.end();
+  return entry == comms_.end() || is_of_epoch(comm, entry->first->epoch) ? entry : comms_.end();
 }
 
 Status ProcessInstance::find_comm(void* comm, OpenComm** open) {
@@ -209,7 +202,7 @@ Status ProcessInstance::find_comm(void* comm, OpenComm** open) {
         "this process has no such comm: it was closed, or opened before a fork or by a communicator that was "
         "finalized");
   }
-  *open = *entry;
+  *open = entry->first;
   return Status::ok();
 }
 
@@ -219,7 +212,7 @@ void ProcessInstance::close(void* comm) {
     const std::lock_guard<std::mutex> lock(comms_mutex_);
     const auto entry = entry_of(comm);
     if (entry == comms_.end()) return;
-    open.reset(*entry);
+    open = std::move(entry->second);
     comms_.erase(entry);
   }
   close_in_transport(*open);

@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <variant>
 #include <vector>
@@ -83,11 +84,12 @@ class ProcessInstance {
   void open_trace();               // once; the caller holds mutex_
   Status startup_failure() const;  // the caller holds mutex_
   static void close_in_transport(const OpenComm& open);
-  std::unordered_set<OpenComm*>::iterator entry_of(void* comm);  // the caller holds comms_mutex_
+  using OpenComms = std::unordered_map<OpenComm*, std::unique_ptr<OpenComm>>;
+  OpenComms::iterator entry_of(void* comm);  // the caller holds comms_mutex_
 
   // Guards the members down to interned_. Held while threads are started and joined.
   std::mutex mutex_;
-  std::unordered_set<Communicator*> communicators_;
+  std::unordered_map<Communicator*, std::unique_ptr<Communicator>> communicators_;
   bool has_user_without_finalize_ = false;
   bool announced_ = false;
   std::unique_ptr<TransportContext> transport_;
@@ -101,7 +103,7 @@ class ProcessInstance {
   std::unordered_set<std::string> interned_;  // node based: text stays where it is
 
   std::mutex comms_mutex_;  // guards comms_
-  std::unordered_set<OpenComm*> comms_;
+  OpenComms comms_;
 };
 
 // The transport that is up now; 0 = none. An isend compares its comm's with it, so that it never touches a transport of

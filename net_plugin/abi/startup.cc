@@ -9,8 +9,8 @@
 
 #include "abi/plugin_name.h"
 #include "base/log_sink.h"
+#include "os/launcher.h"
 #include "os/network_interface.h"
-#include "stats/stats_page.h"
 #include "transport/device.h"
 
 namespace bagua_net::abi {

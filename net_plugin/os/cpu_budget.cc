@@ -1,21 +1,20 @@
 #include "os/cpu_budget.h"
 
-#include <dirent.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <climits>
 #include <cstdint>
 #include <fstream>
-#include <memory>
-#include <optional>
 #include <set>
 #include <sstream>
+#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "base/text_parsing.h"
+#include "os/launcher.h"
 #include "os/sysfs_file.h"
 
 namespace bagua_net {
@@ -27,44 +26,15 @@ constexpr int kBusyThreads = 2;  // per rank: the application's own and NCCL's p
 // more (docs/design/performance.md).
 constexpr int kMaxDefaultWorkers = 12;
 
-constexpr int kMaxRanks = 4096;  // more on one host is a misread variable
-
-std::optional<int> parse_count(const std::string& text, int maximum) {
-  int number = 0;
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || rest != end || number < 1 || number > maximum) return std::nullopt;
-  return number;
-}
-
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, separator);) parts.push_back(part);
-  return parts;
-}
-
-std::vector<std::string> directory_entries(const std::string& path) {
-  std::vector<std::string> names;
-  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(path.c_str()), ::closedir);
-  if (!directory) return names;
-  while (const dirent* entry = ::readdir(directory.get())) {
-    if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
-  }
-  return names;
-}
-
 // "0-3,8": adds the CPUs to *cpus.
 void add_cpu_list(const std::string& list, std::set<int>* cpus) {
-  for (const std::string& range : split(list, ',')) {
-    int first = 0;
-    int last = 0;
-    const char* end = range.data() + range.size();
-    auto parsed = std::from_chars(range.data(), end, first);
-    if (parsed.ec != std::errc()) continue;
-    last = first;
-    if (parsed.ptr != end && *parsed.ptr == '-') std::from_chars(parsed.ptr + 1, end, last);
-    for (int cpu = first; cpu <= last && last < CPU_SETSIZE * 64; ++cpu) cpus->insert(cpu);
+  for (const std::string_view range : split(list, ',')) {
+    const auto dash = range.find('-');
+    const auto first = parse_number<int>(range.substr(0, dash));
+    if (!first) continue;
+    const int last =
+        dash == std::string_view::npos ? *first : parse_number<int>(range.substr(dash + 1)).value_or(*first);
+    for (int cpu = *first; cpu <= last && last < CPU_SETSIZE * 64; ++cpu) cpus->insert(cpu);
   }
 }
 
@@ -161,49 +131,6 @@ int cpus_in_cgroup_quota(const std::string& proc_root, const std::string& cgroup
   return least;
 }
 
-// Slurm's "4(x2),1": 4 tasks on each of the first two nodes, 1 on the third. The entry of node `node`, or the largest
-// if that is not known.
-std::optional<int> slurm_tasks_on_node(const std::string& text, std::optional<int> node) {
-  int first_node = 0;
-  std::optional<int> largest;
-  for (const std::string& group : split(text, ',')) {
-    const auto open = group.find("(x");
-    const auto tasks = parse_count(group.substr(0, open), kMaxRanks);
-    if (!tasks) return std::nullopt;
-    int nodes = 1;
-    if (open != std::string::npos) {
-      if (group.back() != ')') return std::nullopt;
-      const auto repeated = parse_count(group.substr(open + 2, group.size() - open - 3), INT_MAX / 2);
-      if (!repeated) return std::nullopt;
-      nodes = *repeated;
-    }
-    if (node && *node >= first_node && *node - first_node < nodes) return tasks;
-    first_node = std::min(first_node, INT_MAX / 2) + nodes;
-    if (!largest || *tasks > *largest) largest = tasks;
-  }
-  return largest;
-}
-
-std::optional<int> environment_count(const EnvironmentReader& environment, const char* name, int maximum) {
-  const auto text = environment(name);
-  return text ? parse_count(*text, maximum) : std::nullopt;
-}
-
-std::optional<int> slurm_local_ranks(const EnvironmentReader& environment) {
-  std::optional<int> node;
-  if (const auto text = environment("SLURM_NODEID")) {
-    // Node 0 is no count: parse_count starts at 1.
-    node = *text == "0" ? std::optional<int>(0) : parse_count(*text, INT_MAX);
-  }
-  // The step's own numbers first: an `srun` may start fewer tasks than the job has room for.
-  for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"}) {
-    const auto text = environment(name);
-    if (!text) continue;
-    if (const auto tasks = slurm_tasks_on_node(*text, node)) return tasks;
-  }
-  return std::nullopt;
-}
-
 struct LocalRanks {
   int all;      // of this host
   int in_mask;  // that share this rank's CPUs
@@ -220,19 +147,16 @@ LocalRanks bound_ranks(int all, const std::string& proc_root, int cpus_in_mask) 
 }
 
 LocalRanks ranks_that_share(const EnvironmentReader& environment, const std::string& proc_root, int cpus_in_mask) {
-  for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}) {
-    if (const auto ranks = environment_count(environment, name, kMaxRanks)) {
-      return bound_ranks(*ranks, proc_root, cpus_in_mask);
-    }
-  }
-  if (const auto ranks = slurm_local_ranks(environment)) {
+  const int started = job_position(environment).local_world_size;
+  if (started > 0) return bound_ranks(started, proc_root, cpus_in_mask);
+  if (const auto tasks = slurm_tasks(environment)) {
     // Slurm can bind each task to CPUs of its own. A mask that is no larger than one task's share is such a one, and
     // nobody shares it; a mask for all tasks would be larger.
-    const auto cpus_per_task = environment_count(environment, "SLURM_CPUS_PER_TASK", INT_MAX);
-    return cpus_per_task && cpus_in_mask <= *cpus_per_task ? LocalRanks{1, 1} : LocalRanks{*ranks, *ranks};
+    const bool is_bound = tasks->cpus_per_task && cpus_in_mask <= *tasks->cpus_per_task;
+    return is_bound ? LocalRanks{1, 1} : LocalRanks{tasks->on_node, tasks->on_node};
   }
   const auto gpus = directory_entries(proc_root + "/driver/nvidia/gpus").size();
-  const int ranks = std::clamp(static_cast<int>(gpus), 1, kMaxRanks);
+  const int ranks = std::clamp(static_cast<int>(gpus), 1, kMaxLocalRanks);
   return {ranks, ranks};
 }
 

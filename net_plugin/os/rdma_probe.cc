@@ -3,40 +3,26 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <optional>
-#include <system_error>
+
+#include "os/sysfs_file.h"
 
 namespace bagua_net {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr std::size_t kPortsNamed = 4;
-
-// Entries of a directory, sorted; none if it cannot be read.
-std::vector<fs::path> entries(const fs::path& directory) {
-  std::vector<fs::path> found;
-  std::error_code error;
-  for (fs::directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error)) {
-    found.push_back(entry->path());
-  }
-  std::sort(found.begin(), found.end());
-  return found;
-}
 
 }  // namespace
 
 std::vector<std::string> active_rdma_ports(const std::string& sysfs_root) {
   std::vector<std::string> active;
-  for (const fs::path& device : entries(fs::path(sysfs_root) / "class" / "infiniband")) {
-    for (const fs::path& port : entries(device / "ports")) {
+  const std::string devices = sysfs_root + "/class/infiniband/";
+  for (const std::string& device : directory_entries(devices)) {
+    const std::string ports = devices + device + "/ports/";
+    for (const std::string& port : directory_entries(ports)) {
       // "4: ACTIVE"; 5 is ACTIVE_DEFER, a port that is losing its link.
-      std::ifstream file(port / "state");
-      std::string state;
-      if (!std::getline(file, state) || state.rfind("4:", 0) != 0) continue;
-      active.push_back(device.filename().string() + " port " + port.filename().string());
+      const std::optional<std::string> state = read_first_line(ports + port + "/state");
+      if (state && state->rfind("4:", 0) == 0) active.push_back(device + " port " + port);
     }
   }
   return active;

@@ -12,9 +12,11 @@
 #include "base/version.h"
 #include "config/plugin_config.h"
 #include "os/cpu_budget.h"
+#include "os/launcher.h"
 #include "os/network_interface.h"
 
 namespace py = pybind11;
+using namespace py::literals;  // _a
 
 namespace bagua_net {
 namespace {
@@ -71,14 +73,8 @@ void raise_if_error(const Status& status) {
 py::list knobs() {
   py::list rows;
   for (const KnobDescription& knob : knob_descriptions()) {
-    py::dict row;
-    row["name"] = knob.name;
-    row["type"] = knob.type;
-    row["default_value"] = knob.default_value;
-    row["range"] = knob.range;
-    row["unit"] = knob.unit;
-    row["meaning"] = knob.meaning;
-    rows.append(std::move(row));
+    rows.append(py::dict("name"_a = knob.name, "type"_a = knob.type, "default_value"_a = knob.default_value,
+                         "range"_a = knob.range, "unit"_a = knob.unit, "meaning"_a = knob.meaning));
   }
   return rows;
 }
@@ -86,10 +82,7 @@ py::list knobs() {
 py::list retired() {
   py::list rows;
   for (const RetiredKnob& knob : retired_knobs()) {
-    py::dict row;
-    row["name"] = knob.name;
-    row["replacement"] = knob.replacement;
-    rows.append(std::move(row));
+    rows.append(py::dict("name"_a = knob.name, "replacement"_a = knob.replacement));
   }
   return rows;
 }
@@ -127,18 +120,20 @@ py::list interfaces(const py::object& environment) {
   }
   raise_if_error(status);
   py::list rows;
-  for (const InterfaceChoice& choice : choices) {
-    const bool has_address = choice.interface.address.family() != AF_UNSPEC;
-    py::dict row;
-    row["name"] = choice.interface.name;
-    row["address"] = has_address ? choice.interface.address.host() : "";
-    row["speed_mbps"] = choice.interface.speed_mbps;
-    row["numa_node"] = choice.interface.numa_node;
-    row["pci_path"] = choice.interface.pci_path;
-    row["loopback"] = choice.interface.is_loopback;
-    row["used"] = choice.used;
-    row["reason"] = text_of(choice.reason);
-    rows.append(std::move(row));
+  for (const auto& [interface, used, reason] : choices) {
+    const bool has_address = interface.address.family() != AF_UNSPEC;
+    rows.append(py::dict("name"_a = interface.name, "address"_a = has_address ? interface.address.host() : "",
+                         "speed_mbps"_a = interface.speed_mbps, "numa_node"_a = interface.numa_node,
+                         "pci_path"_a = interface.pci_path, "loopback"_a = interface.is_loopback, "used"_a = used,
+                         "reason"_a = text_of(reason)));
+  }
+  return rows;
+}
+
+py::list launcher_variables() {
+  py::list rows;
+  for (const LauncherVariables& names : launchers()) {
+    rows.append(py::make_tuple(names.launcher, names.rank, names.world_size, names.local_rank, names.local_world_size));
   }
   return rows;
 }
@@ -146,10 +141,7 @@ py::list interfaces(const py::object& environment) {
 // The two below read the process environment with getenv: with the GIL, which Python holds when it changes it.
 py::dict cpu_budget() {
   const CpuBudget budget = measure_cpu_budget(process_environment());
-  py::dict row;
-  row["usable_cpus"] = budget.usable_cpus;
-  row["local_ranks"] = budget.local_ranks;
-  return row;
+  return py::dict("usable_cpus"_a = budget.usable_cpus, "local_ranks"_a = budget.local_ranks);
 }
 
 int default_workers() { return default_worker_count(measure_cpu_budget(process_environment())); }
@@ -174,6 +166,10 @@ PYBIND11_MODULE(_core, module) {
   module.def("interfaces", &bagua_net::interfaces, py::arg("environment"),
              "Every network interface, the used ones first, with the reason for each verdict. Raises ValueError, with "
              "the interfaces that exist, if none can be used or an NCCL variable has a bad value.");
+  module.def(
+      "launchers", &bagua_net::launcher_variables,
+      "Of each launcher its name and the variables for rank, world size, local rank and local world size, in the "
+      "order in which they are looked for.");
   module.def("cpu_budget", &bagua_net::cpu_budget,
              "CPUs that this process may use, and ranks of this host that share them.");
   module.def("default_workers", &bagua_net::default_workers,

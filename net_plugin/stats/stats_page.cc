@@ -3,9 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
-#include <ctime>
 #include <new>
 
 #include "base/monotonic_clock.h"
@@ -27,24 +25,6 @@ void add_counters(Counters* sum, const Counters* added) {
   auto* to = reinterpret_cast<Counter*>(sum);
   const auto* from = reinterpret_cast<const Counter*>(added);
   for (std::size_t i = 0; i < sizeof(Counters) / sizeof(Counter); ++i) to[i].add(from[i].get());
-}
-
-std::int64_t unix_ms() {
-  timespec now;
-  ::clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<std::int64_t>(now.tv_sec) * 1000 + now.tv_nsec / 1000000;
-}
-
-int number_of(const std::function<std::optional<std::string>(const std::string& name)>& environment,
-              std::initializer_list<const char*> names) {
-  for (const char* name : names) {
-    const std::optional<std::string> text = environment(name);
-    int number = 0;
-    if (text && std::from_chars(text->data(), text->data() + text->size(), number).ec == std::errc() && number >= 0) {
-      return number;
-    }
-  }
-  return -1;
 }
 
 template <typename Slot>
@@ -81,13 +61,6 @@ class StatsPage::Change {
   PageHeader* const header_;
 };
 
-// As torchrun, Slurm, Open MPI and MPICH name them.
-JobPosition job_position(const std::function<std::optional<std::string>(const std::string& name)>& environment) {
-  return {number_of(environment, {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}),
-          number_of(environment, {"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}),
-          number_of(environment, {"WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})};
-}
-
 StatsPage::StatsPage(bool shared, const JobPosition& position, const std::string& host, int workers)
     : memory_(kPageName, kPageBytes, shared) {
   if (memory_.data() == nullptr) {
@@ -106,7 +79,7 @@ StatsPage::StatsPage(bool shared, const JobPosition& position, const std::string
   header_->stream_slots = kStreamSlots;
   header_->stream_bytes = sizeof(StreamSlot);
   header_->pid = ::getpid();
-  header_->started_unix_ms = unix_ms();
+  header_->started_unix_ms = unix_ns() / 1'000'000;
   header_->started_ms = monotonic_ms();
   header_->rank = position.rank;
   header_->local_rank = position.local_rank;

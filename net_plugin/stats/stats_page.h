@@ -7,28 +7,18 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "os/launcher.h"
 #include "stats/page_layout.h"
 #include "stats/shared_memory.h"
 
 namespace bagua_net {
 
 constexpr char kPageName[] = "bagua-net-stats";
-
-// What a launcher says of this process; -1: nothing.
-struct JobPosition {
-  int rank = -1;
-  int local_rank = -1;
-  int world_size = -1;
-};
-
-JobPosition job_position(const std::function<std::optional<std::string>(const std::string& name)>& environment);
 
 class StatsPage {
  public:

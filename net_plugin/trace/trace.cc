@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <ctime>
 
 #include "base/background_thread.h"
 #include "base/log_sink.h"
@@ -30,12 +29,6 @@ constexpr std::int64_t kTellOfWaitingNs = 1'000'000'000;
 
 // What is written at once.
 constexpr std::size_t kBatchBytes = 1u << 20;
-
-std::int64_t unix_ns() {
-  timespec now;
-  ::clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<std::int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
-}
 
 // What the monotonic clock showed at the time that the file counts from. Looked at once: later steps of the wall clock
 // would make times go back.

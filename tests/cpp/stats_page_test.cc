@@ -255,21 +255,6 @@ TEST_CASE(a_reader_never_takes_a_half_changed_page_for_whole) {
   writer.join();
 }
 
-TEST_CASE(the_launcher_says_which_rank_it_is) {
-  const auto of = [](std::vector<std::pair<std::string, std::string>> variables) {
-    return job_position([variables](const std::string& name) -> std::optional<std::string> {
-      for (const auto& [key, value] : variables) {
-        if (key == name) return value;
-      }
-      return std::nullopt;
-    });
-  };
-  CHECK_EQ(of({}).rank, -1);
-  CHECK_EQ(of({{"RANK", "7"}, {"SLURM_PROCID", "0"}}).rank, 7);
-  CHECK_EQ(of({{"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "16"}}).world_size, 16);
-  CHECK_EQ(of({{"RANK", "none"}}).rank, -1);
-}
-
 }  // namespace bagua_net
 
 CHECK_MAIN

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bagua.net.bench.errors import UsageError
+from bagua.net.launchers import LAUNCHERS, LauncherVariables
 
 LOOPBACK = "127.0.0.1"
 # Outside Linux's ephemeral range (32768..60999), so that no outgoing connection holds it.
@@ -34,31 +35,9 @@ class LaunchEnvironment:
     job: str
 
 
-@dataclass(frozen=True)
-class _Variables:
-    launcher: str
-    rank: str
-    world_size: str
-    local_rank: str
-    local_world_size: str
-
-
-# In the order in which they are looked for: mpirun inside a Slurm allocation leaves SLURM_PROCID of its own daemon in
-# the environment, and srun --mpi=pmi2 sets PMI_* and SLURM_* alike.
-_LAUNCHERS = (
-    _Variables("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    _Variables(
-        "Open MPI",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    _Variables("PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    _Variables("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
-    # An srun too old to count its step's tasks.
-    _Variables("Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""),
-)
+_SLURM = LAUNCHERS[-1]
+# An srun says how many tasks its step has, unless it is too old for that.
+_LAUNCHERS = (*LAUNCHERS[:-1], _SLURM._replace(world_size="SLURM_STEP_NUM_TASKS"), _SLURM)
 
 
 def detect_launch(
@@ -123,7 +102,7 @@ def _optional_integer(environment: Mapping[str, str], name: str) -> int | None:
 
 def _master_address(
     environment: Mapping[str, str],
-    variables: _Variables,
+    variables: LauncherVariables,
     world_size: int,
     local_world_size: int | None,
     show_hostnames: Callable[[str], list[str]] | None,
