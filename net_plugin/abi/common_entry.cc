@@ -267,8 +267,8 @@ nccl::Result isend(void* send_comm, void* data, std::int64_t bytes, void* mhandl
     SendComm* comm = nullptr;
     BAGUA_NET_RETURN_IF_ERROR(comm_of_kind(send_comm, "sendComm", &open, &comm));
     Request* posted = nullptr;
-    BAGUA_NET_RETURN_IF_ERROR(TransportContext::isend(comm, data, static_cast<std::size_t>(bytes),
-                                                      static_cast<MemoryRegistration*>(mhandle), &posted));
+    BAGUA_NET_RETURN_IF_ERROR(
+        comm->isend(data, static_cast<std::size_t>(bytes), static_cast<MemoryRegistration*>(mhandle), &posted));
     if (posted == nullptr) return Status::ok();
     *request = handle_of(posted, open->epoch);
     if (comm->is_traced()) trace_origin(comm, open->owner, *posted, phandle);
@@ -295,8 +295,7 @@ nccl::Result irecv(void* recv_comm, int n, void** data, std::int64_t bytes, void
     BAGUA_NET_RETURN_IF_ERROR(comm_of_kind(recv_comm, "recvComm", &open, &comm));
     auto* const registration = mhandles == nullptr ? nullptr : static_cast<MemoryRegistration*>(mhandles[0]);
     Request* posted = nullptr;
-    BAGUA_NET_RETURN_IF_ERROR(
-        TransportContext::irecv(comm, buffer, static_cast<std::size_t>(bytes), registration, &posted));
+    BAGUA_NET_RETURN_IF_ERROR(comm->irecv(buffer, static_cast<std::size_t>(bytes), registration, &posted));
     if (posted == nullptr) return Status::ok();
     *request = handle_of(posted, open->epoch);
     if (comm->is_traced() && phandles != nullptr) trace_origin(comm, open->owner, *posted, phandles[0]);
