@@ -127,7 +127,10 @@ class Comm : public FailureSink, public Recoverable {
   Status failure();
   bool has_failed() const { return failed_.load(); }
   bool has_unfinished_requests() const;
-  void log(std::string line) { log_.push_back(std::move(line)); }
+  // Written by the recovery thread.
+  void log(std::string line) {
+    if (recovery_ != nullptr) log_.push_back(std::move(line));
+  }
   // Anything that makes an unfinished request hopeless, beyond a failure. With mutex_ held.
   virtual Status check_progress_possible() { return Status::ok(); }
   // What an unfinished request waits for. With mutex_ held.

@@ -11,7 +11,6 @@
 namespace bagua_net {
 namespace {
 
-constexpr int kLogMs = 10000;
 // One may be lost; the kernel gives a connection up after the third.
 constexpr int kUnansweredProbes = 2;
 // A comm on which nothing else arrives has failed: a chunk of 1 MiB gets through, with this many attempts, where one
@@ -74,11 +73,8 @@ StreamPhase RecvComm::on_lost(DataStream& stream) {
   last_loss_was_silent_ = error_number == ETIMEDOUT || error_number == EHOSTUNREACH || error_number == ENETUNREACH;
   last_loss_ = "data stream " + std::to_string(stream.index()) + ": " + stream.loss().message();
   if (stream.loss().code() == StatusCode::kDamagedData) count_damage(stream.loss());
-  const std::int64_t now_ms = monotonic_ms();
   // One that was about to join, say, which its sender has given up.
-  const bool is_unused = static_cast<RecvStream&>(stream).is_unused();
-  if (now_ms < next_log_ms_ || is_unused) return StreamPhase::kFree;
-  next_log_ms_ = now_ms + kLogMs;
+  if (static_cast<RecvStream&>(stream).is_unused()) return StreamPhase::kFree;
   log("Bagua-Net: a connection from " + peer_ + " was lost (" + last_loss_ + "): waiting for another one; " +
       std::to_string(losses_) + " lost on this communicator" +
       (damages_ > 0 ? ", " + std::to_string(damages_) + " of them for damaged data" : ""));

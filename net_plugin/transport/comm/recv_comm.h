@@ -81,7 +81,6 @@ class RecvComm final : public Comm {
   PeerProbe probe_;
   std::int64_t answered_ms_ = 0;  // when the sender's process answered last since then
   std::int64_t refused_ms_ = 0;   // since when it refuses; 0: it does not
-  std::int64_t next_log_ms_ = 0;
 };
 
 }  // namespace bagua_net

@@ -31,8 +31,6 @@ constexpr std::size_t kMaxAloneBytes = 1u << 20;
 
 // For connections that could not be opened, while the comm has others.
 constexpr int kReplaceAgainMs = 10000;
-// A warning for each loss would fill the log of a job whose network closes connections all the time.
-constexpr int kLogMs = 10000;
 // What closing a comm may take: NCCL aborts within a second.
 constexpr int kLingerMs = 700;
 // Of that, for a peer to say whether what its kernel has is damaged. It may not call its comm any more, and there are
@@ -382,11 +380,8 @@ StreamPhase SendComm::on_lost(DataStream& stream) {
   ++losses_;
   lost_ms_ = monotonic_ms();
   last_loss_ = "data stream " + std::to_string(index) + ": " + lost.loss().message();
-  if (lost_ms_ >= next_log_ms_) {
-    next_log_ms_ = lost_ms_ + kLogMs;
-    log("Bagua-Net: a connection to " + peer_ + " was lost (" + last_loss_ + "): opening another one and sending " +
-        std::to_string(chunks.size()) + " chunks again; " + std::to_string(losses_) + " lost on this communicator");
-  }
+  log("Bagua-Net: a connection to " + peer_ + " was lost (" + last_loss_ + "): opening another one and sending " +
+      std::to_string(chunks.size()) + " chunks again; " + std::to_string(losses_) + " lost on this communicator");
   replay_of(index).put(std::move(chunks));
   ask_lost_ms_ = 0;
   return StreamPhase::kLost;

@@ -141,7 +141,6 @@ class SendComm final : public Comm {
   std::int64_t ask_lost_ms_ = 0;      // when to ask for the streams in kLost, unless something depends on them
   std::int64_t silent_since_ms_ = 0;  // streams were given up for silence, and nothing was acknowledged since; 0: not
   std::int64_t lost_ms_ = 0;          // when the last stream was lost
-  std::int64_t next_log_ms_ = 0;
   std::size_t losses_ = 0;
   std::string last_loss_;
   std::int64_t close_by_ms_ = 0;   // 0: nobody closes the comm

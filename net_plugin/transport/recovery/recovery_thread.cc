@@ -164,7 +164,12 @@ void RecoveryThread::run() {
         const auto found = entries_.find(id);
         if (found != entries_.end()) lines = found->second.recoverable->recover();
       }
-      for (const std::string& line : lines) BAGUA_NET_WARN(line);
+      // A peer that ends without a word loses a connection of each comm, and a network that closes connections all the
+      // time would fill the log.
+      for (std::string& line : lines) {
+        log_.add_if_due(LogLevel::kWarn, "", [&] { return std::move(line); });
+      }
+      for (const RareLog::Line& line : log_.take()) BAGUA_NET_WARN(line.text);
     }
     const bool closes = close_some();
     const std::int64_t rest_ms = std::max<std::int64_t>(tick_ms + kTickMs - monotonic_ms(), 0);

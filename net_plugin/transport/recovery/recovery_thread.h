@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/rare_log.h"
 #include "base/status.h"
 #include "os/epoll_poller.h"
 
@@ -25,7 +26,8 @@ namespace bagua_net {
 class Recoverable {
  public:
   virtual ~Recoverable() = default;
-  // Replaces what was lost, as far as that is possible now. Returns what is to be logged.
+  // Replaces what was lost, as far as that is possible now. Returns what is to be logged, unless somebody else has
+  // just said as much.
   virtual std::vector<std::string> recover() = 0;
   // There is no recovery any more, and never will be.
   virtual void fail(Status status) = 0;
@@ -69,6 +71,7 @@ class RecoveryThread {
   bool close_some();
 
   EpollPoller poller_;
+  RareLog log_;  // the thread's
   std::thread thread_;
   std::mutex run_mutex_;  // held while a comm recovers; guards the next
   std::map<std::uint64_t, Entry> entries_;

@@ -1,4 +1,4 @@
-#include "transport/connect/rare_log.h"
+#include "base/rare_log.h"
 
 namespace bagua_net {
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/log_sink.h"
+#include "base/monotonic_clock.h"
 
 namespace bagua_net {
 
@@ -23,6 +24,12 @@ class RareLog {
   // True: a line of this kind is due now, to be given to add(). Kinds are a few constants.
   bool is_due(LogLevel level, const std::string& kind, std::int64_t now_ms);
   void add(LogLevel level, const std::string& kind, std::string text);
+
+  // The text is made if it is due.
+  template <typename MakeText>
+  void add_if_due(LogLevel level, const std::string& kind, MakeText make_text) {
+    if (is_due(level, kind, monotonic_ms())) add(level, kind, make_text());
+  }
 
   std::vector<Line> take() { return std::exchange(lines_, {}); }
 
