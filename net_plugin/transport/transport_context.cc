@@ -8,6 +8,7 @@
 
 #include "base/log_sink.h"
 #include "os/cpu_budget.h"
+#include "os/launcher.h"
 
 namespace bagua_net {
 namespace {
@@ -24,8 +25,6 @@ HandshakeSettings handshake_settings(const PluginConfig& config, int workers) {
   settings.max_chunk_bytes = static_cast<std::uint32_t>(config.max_chunk_bytes);
   settings.connect_timeout_ms = config.connect_timeout_ms;
   settings.handshake_timeout_ms = config.handshake_timeout_ms;
-  settings.stall_ms = config.stall_s * 1000;
-  settings.rank = job_position(process_environment()).rank;
   char name[256] = "";
   ::gethostname(name, sizeof name - 1);
   settings.host_name = name;
@@ -52,12 +51,6 @@ int workers_between_hosts(const PluginConfig& config, const std::vector<Device>&
   return std::max(kMin, (fastest + kMbpsPerWorker - 1) / kMbpsPerWorker);
 }
 
-Status check_size(std::size_t bytes) {
-  if (bytes <= kMaxMessageBytes) return Status::ok();
-  return Status::invalid_argument("a message of " + std::to_string(bytes) + " bytes is larger than the limit of " +
-                                  std::to_string(kMaxMessageBytes) + " bytes that the device properties name");
-}
-
 }  // namespace
 
 Status TransportContext::create(const PluginConfig& config, std::vector<Device> devices,
@@ -76,12 +69,13 @@ TransportContext::TransportContext(const PluginConfig& config, std::vector<Devic
       devices_(std::move(devices)),
       settings_(handshake_settings(config, workers)),
       faults_(FaultInjector::create(config.faults)),
-      stalls_(config.stall_s * 1000),
+      stalls_(config.stall_s * 1000, job_position(process_environment()).rank),
       pool_(workers, config.spin_us, affinity, workers_between_hosts(config, devices_, workers)),
       stats_(
           std::make_shared<StatsPage>(config.stats, job_position(process_environment()), settings_.host_name, workers)),
       trace_(std::move(trace)) {
   settings_.optional = &optional_;
+  settings_.stalls = stalls();
   if (!stats_->failure().empty()) {
     BAGUA_NET_INFO("`bagua-net stats` cannot show this process: " + stats_->failure());
   }
@@ -210,20 +204,6 @@ Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
   *comm = created.get();
   comms_.emplace(*comm, std::move(created));
   return Status::ok();
-}
-
-Status TransportContext::isend(SendComm* comm, const void* data, std::size_t bytes, MemoryRegistration* registration,
-                               Request** request) {
-  *request = nullptr;
-  BAGUA_NET_RETURN_IF_ERROR(check_size(bytes));
-  return comm->isend(data, bytes, registration, request);
-}
-
-Status TransportContext::irecv(RecvComm* comm, void* data, std::size_t bytes, MemoryRegistration* registration,
-                               Request** request) {
-  *request = nullptr;
-  BAGUA_NET_RETURN_IF_ERROR(check_size(bytes));
-  return comm->irecv(data, bytes, registration, request);
 }
 
 void TransportContext::close(ListenComm* listen_comm) {

@@ -1,7 +1,7 @@
 // TransportContext: owns everything that lives while a process uses the plugin: listening sockets, handshakes, worker
-// pool, comms. The functions below are all that `abi` calls; they know no NCCL type. Every one may be called from any
-// thread; calls on one comm come from one thread at a time. None blocks on the peer, but closing the last comm: it
-// waits until all that were closed before have delivered what they sent, 0.7 s at most.
+// pool, comms. These and the comms' own functions are all that `abi` calls; they know no NCCL type. Every one may be
+// called from any thread; calls on one comm come from one thread at a time. None blocks on the peer, but closing the
+// last comm: it waits until all that were closed before have delivered what they sent, 0.7 s at most.
 //
 // Threads run only while something is open: they start with the first listen or connect and are joined when the last
 // comm is closed, so NCCL versions whose tables have no finalize leave no thread behind either. After a connect that
@@ -36,7 +36,7 @@
 namespace bagua_net {
 
 constexpr std::size_t kHandleBytes = kConnectHandleBytes;  // NCCL_NET_HANDLE_MAXSIZE from 2.12 on
-constexpr std::size_t kMaxMessageBytes = 1u << 30;         // what every NCCL version can ask for
+constexpr std::size_t kMaxMessageBytes = 1u << 30;         // what every NCCL version can ask for; abi checks it
 
 class TransportContext {
  public:
@@ -55,12 +55,6 @@ class TransportContext {
   // *comm == nullptr: not yet, call again with the same handle buffer (state is kept in it).
   Status connect(int device, std::uint8_t* handle, SendComm** comm);
   Status accept(ListenComm* listen_comm, RecvComm** comm);
-
-  // *request == nullptr: no room now, call again. Sizes above kMaxMessageBytes are kInvalidArgument.
-  static Status isend(SendComm* comm, const void* data, std::size_t bytes, MemoryRegistration* registration,
-                      Request** request);
-  static Status irecv(RecvComm* comm, void* data, std::size_t bytes, MemoryRegistration* registration,
-                      Request** request);
 
   void close(ListenComm* listen_comm);
   void close(SendComm* comm);

@@ -26,7 +26,6 @@ class Request {
     data_ = static_cast<std::uint8_t*>(data);
     capacity_ = capacity;
     registration_ = registration;
-    claimed_ = 0;
     size_known_ = false;
     moved_.store(0, std::memory_order_relaxed);
     done_.store(false, std::memory_order_relaxed);
@@ -58,7 +57,6 @@ class Request {
   std::size_t capacity_ = 0;  // send: size of the message; receive: room for it
   // Receive: size of the message once its first chunk came (guarded by the receive table's mutex until done).
   std::size_t message_bytes_ = 0;
-  std::size_t claimed_ = 0;  // of them, in chunks that have begun; same guard
   bool size_known_ = false;
   MemoryRegistration* registration_ = nullptr;
   std::atomic<std::size_t> moved_{0};

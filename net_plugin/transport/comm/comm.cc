@@ -24,8 +24,6 @@ constexpr std::size_t kCallerTurnBytes = 1u << 20;
 constexpr std::size_t kOneMove = 1;
 constexpr int kCallerRounds = 8;
 
-constexpr int kLookMs = 1000;
-
 }  // namespace
 
 Status Request::test(bool* done, std::size_t* bytes) { return comm_->test(this, done, bytes); }
@@ -347,11 +345,15 @@ Status Comm::test(Request* request, bool* done, std::size_t* bytes) {
 std::string Comm::look_for_stall() {
   const std::int64_t now_ms = coarse_monotonic_ms();
   if (now_ms < look_ms_) return {};
-  look_ms_ = now_ms + std::min(kLookMs, stalls_->after_ms());
+  look_ms_ = now_ms + stalls_->look_again_ms();
   const std::int64_t waited_ms = stats_.oldest_request_ms();
   if (waited_ms < stalls_->after_ms()) return {};
   is_stalled_ = true;
-  return stalls_->waits(this, {peer_, direction_ == Direction::kReceive, waited_ms, stall_reason()}, now_ms);
+  return stalls_->waits(
+      this,
+      {peer_, direction_ == Direction::kReceive ? StallReport::Waits::kToReceive : StallReport::Waits::kToSend,
+       waited_ms, stall_reason()},
+      now_ms);
 }
 
 Status Comm::test_locked(Request* request, bool* done, std::size_t* bytes, std::string* line) {

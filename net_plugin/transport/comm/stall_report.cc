@@ -13,14 +13,30 @@ constexpr std::int64_t kGatherMs = 1500;
 // A rank may wait for all others: the line names those that it waits for longest.
 constexpr std::size_t kNamedPeers = 4;
 
+// Whoever waits says so once a second.
+constexpr std::int64_t kForgetMs = 5000;
+
 std::string seconds(std::int64_t ms) { return std::to_string(ms / 1000) + " s"; }
+
+const char* words(StallReport::Waits what) {
+  switch (what) {
+    case StallReport::Waits::kToReceive: return "to receive from ";
+    case StallReport::Waits::kToBeConnected: return "for a peer to connect to ";
+    case StallReport::Waits::kToSend: return "to send to ";
+  }
+  return "";
+}
 
 }  // namespace
 
 std::string StallReport::waits(const void* comm, Wait wait, std::int64_t now_ms) {
   const std::lock_guard<std::mutex> lock(mutex_);
   longest_ms_ = std::max(longest_ms_, wait.ms);
+  wait.said_ms = now_ms;
   waiting_[comm] = std::move(wait);
+  for (auto other = waiting_.begin(); other != waiting_.end();) {
+    other = now_ms - other->second.said_ms > kForgetMs ? waiting_.erase(other) : std::next(other);
+  }
   if (due_ms_ == 0) due_ms_ = now_ms + std::min<std::int64_t>(kGatherMs, after_ms_);
   if (now_ms < due_ms_) return {};
   // Ever rarer: after twice the time again.
@@ -40,24 +56,23 @@ std::string StallReport::goes_on(const void* comm) {
 
 std::string StallReport::line() const {
   // NCCL opens several comms between the same two ranks, which wait for the same reason. Only the ports differ.
-  std::map<std::pair<std::string, bool>, std::pair<const Wait*, int>> by_peer;
+  std::map<std::pair<std::string, Waits>, std::pair<const Wait*, int>> by_peer;
   for (const auto& [comm, wait] : waiting_) {
-    auto& [longest, count] =
-        by_peer[{wait.peer.substr(std::min(wait.peer.find(" ("), wait.peer.size())), wait.receives}];
+    auto& [longest, count] = by_peer[{wait.peer.substr(std::min(wait.peer.find(" ("), wait.peer.size())), wait.what}];
     if (longest == nullptr || longest->ms < wait.ms) longest = &wait;
     ++count;
   }
   std::vector<std::pair<const Wait*, int>> waits;
   for (const auto& [peer, found] : by_peer) waits.push_back(found);
-  // What is received decides: who waits to send may do so because the other waits in turn.
   std::sort(waits.begin(), waits.end(), [](const auto& one, const auto& other) {
-    return std::tuple(!one.first->receives, -one.first->ms) < std::tuple(!other.first->receives, -other.first->ms);
+    return std::tuple(one.first->what, -one.first->ms) < std::tuple(other.first->what, -other.first->ms);
   });
-  std::string text = "waiting for " + seconds(longest_ms_) + ": ";
+  std::string text = (rank_ < 0 ? std::string("this process") : "rank " + std::to_string(rank_)) + " has waited for " +
+                     seconds(longest_ms_) + ": ";
   for (std::size_t number = 0; number < std::min(waits.size(), kNamedPeers); ++number) {
     const auto& [wait, comms] = waits[number];
     if (number > 0) text += "; ";
-    text += (wait->receives ? "to receive from " : "to send to ") + wait->peer;
+    text += words(wait->what) + wait->peer;
     if (comms > 1) text += " on " + std::to_string(comms) + " channels";
     text += ": " + wait->why;
   }

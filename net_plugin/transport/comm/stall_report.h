@@ -1,8 +1,9 @@
-// StallReport: what a process says in the log when its comms wait for peers unusually long: one line for whom, and one
-// when all go on. Shared by all comms of a process; each reports for itself from the thread that calls it, once a
-// second at most. Any thread; the clock is passed in.
+// StallReport: what a process says in the log when its comms, open or about to be, wait for peers unusually long: one
+// line for whom, and one when all go on. Shared by all of them; each reports for itself from the thread that calls it,
+// once a second at most. Who does not any more, as after an abort, is forgotten. Any thread; the clock is passed in.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -13,15 +14,22 @@ namespace bagua_net {
 class StallReport {
  public:
   // after_ms: from then on a request waits long; 0: nothing is reported.
-  explicit StallReport(int after_ms) : after_ms_(after_ms) {}
+  // rank: of this process; -1: unknown.
+  explicit StallReport(int after_ms, int rank = -1) : after_ms_(after_ms), rank_(rank) {}
 
   int after_ms() const { return after_ms_; }
+  // How long nobody needs to look whether it waits long.
+  int look_again_ms() const { return std::min(1000, after_ms_); }
+
+  // In the order in which they are named. Who waits to send may do so because the other waits in turn.
+  enum class Waits { kToReceive, kToBeConnected, kToSend };
 
   struct Wait {
-    std::string peer;
-    bool receives = false;
-    std::int64_t ms = 0;  // of its oldest request
-    std::string why;      // what is outstanding, and what the kernel says of the connections
+    std::string peer;  // kToBeConnected: the address where it is waited for
+    Waits what = Waits::kToReceive;
+    std::int64_t ms = 0;       // of its oldest request
+    std::string why;           // what is outstanding, and what the kernel says of the connections
+    std::int64_t said_ms = 0;  // when it said so; set by waits()
   };
 
   // A comm waits, and still does. Returns the line that is due now; "": none.
@@ -33,6 +41,7 @@ class StallReport {
   std::string line() const;
 
   const int after_ms_;
+  const int rank_;
   std::mutex mutex_;  // guards everything below
   std::map<const void*, Wait> waiting_;
   std::int64_t due_ms_ = 0;      // when to write a line; 0: nobody waits

@@ -102,8 +102,8 @@ void ConnectionService::run() {
       if (stopping_) return;
       for (const EpollPoller::Event& event : events) {
         // Ids are never used twice, so an event of something closed meanwhile belongs to nobody.
-        if (inbound_.owns(event.id)) inbound_.handle_event(event.id);
-        if (outbound_.owns(event.id)) outbound_.handle_event(event.id);
+        inbound_.handle_event(event.id);
+        outbound_.handle_event(event.id);
       }
       const std::int64_t now_ms = monotonic_ms();
       inbound_.expire(now_ms);

@@ -7,6 +7,7 @@
 
 #include "config/plugin_config.h"
 #include "os/tcp_socket.h"
+#include "transport/comm/stall_report.h"
 #include "transport/connect/optional_connections.h"
 
 namespace bagua_net {
@@ -26,10 +27,9 @@ struct HandshakeSettings {
   std::uint32_t max_chunk_bytes = 524288;
   int connect_timeout_ms = 60000;
   int handshake_timeout_ms = 10000;
-  int stall_ms = 30000;  // who waits so long for a peer says so; 0: nobody does
-  int rank = -1;         // of this process, for the log; -1: unknown
   std::string host_name;
   std::uint64_t process_id = 0;
+  StallReport* stalls = nullptr;            // outlives whoever has the settings; nullptr: nothing is reported
   OptionalConnections* optional = nullptr;  // outlives whoever has the settings; nullptr: without limits
 };
 

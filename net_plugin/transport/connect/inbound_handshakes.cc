@@ -4,44 +4,14 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <limits>
 
 #include "base/monotonic_clock.h"
-#include "os/local_address.h"
 #include "os/process_room.h"
 #include "os/random_bytes.h"
 #include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {
 namespace {
-
-void fill_handle_address(const SocketAddress& address, ConnectHandle* handle) {
-  handle->port = address.port();
-  if (address.is_ipv6()) {
-    const auto* ipv6 = reinterpret_cast<const sockaddr_in6*>(address.data());
-    handle->address_family = 6;
-    std::memcpy(handle->address.data(), &ipv6->sin6_addr, sizeof ipv6->sin6_addr);
-    handle->scope_id = ipv6->sin6_scope_id;
-  } else {
-    const auto* ipv4 = reinterpret_cast<const sockaddr_in*>(address.data());
-    handle->address_family = 4;
-    std::memcpy(handle->address.data(), &ipv4->sin_addr, sizeof ipv4->sin_addr);
-  }
-}
-
-const char* listen_remedy(const Status& status) {
-  switch (status.error_number()) {
-    case EADDRNOTAVAIL:
-    case ENODEV:
-      return " (it has lost this address since the job began: bring it up again, or choose another with "
-             "NCCL_SOCKET_IFNAME)";
-    case EMFILE:
-    case ENFILE: return " (too many open files: raise the limit, ulimit -n)";
-    default: return "";
-  }
-}
 
 // In one turn: connections that come as fast as they are accepted would keep every call from NCCL waiting.
 constexpr int kAcceptsPerTurn = 32;
@@ -72,31 +42,12 @@ InboundHandshakes::InboundHandshakes(const HandshakeSettings& settings, EpollPol
       next_id_(next_id),
       log_(log),
       outbound_(outbound),
-      max_unauthenticated_(max_unauthenticated(kMaxUnauthenticated)) {}
-
-Status InboundHandshakes::open_listening_socket(const NetworkInterface& interface, ListeningSocket** listening) {
-  const auto found = listening_.find(interface.name);
-  if (found != listening_.end()) {
-    *listening = &found->second;
-    return Status::ok();
-  }
-  ListeningSocket opened;
-  opened.interface = interface.name;
-  opened.address = interface.address;
-  opened.address.set_port(0);
-  const Status status = shares_subnet(interface) ? tcp_listen(interface, &opened.address, &opened.socket, &opened.bound)
-                                                 : tcp_listen(&opened.address, &opened.socket);
-  if (!status.is_ok()) return status.with_context("listening on interface " + interface.name + listen_remedy(status));
-  opened.id = (*next_id_)++;
-  BAGUA_NET_RETURN_IF_ERROR(watch(opened));
-  *listening = &listening_.emplace(interface.name, std::move(opened)).first->second;
-  listening_ids_[(*listening)->id] = *listening;
-  return Status::ok();
-}
+      max_unauthenticated_(max_unauthenticated(kMaxUnauthenticated)),
+      sockets_(poller, next_id, log) {}
 
 Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id) {
-  ListeningSocket* listening = nullptr;
-  BAGUA_NET_RETURN_IF_ERROR(open_listening_socket(interface, &listening));
+  const ListeningSocket* listening = nullptr;
+  BAGUA_NET_RETURN_IF_ERROR(sockets_.open(interface, &listening));
   ConnectHandle encoded;
   BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.token.data(), encoded.token.size()));
   BAGUA_NET_RETURN_IF_ERROR(fill_random(encoded.listen_id.data(), encoded.listen_id.size()));
@@ -104,7 +55,10 @@ Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t
   listen.at = listening;
   listen.token = encoded.token;
   *id = encoded.listen_id;
-  fill_handle_address(listening->address, &encoded);
+  encoded.address_family = listening->address.is_ipv6() ? 6 : 4;
+  encoded.address = listening->address.bytes();
+  encoded.port = listening->address.port();
+  encoded.scope_id = listening->address.scope();
   encoded.max_streams = static_cast<std::uint16_t>(most_streams());
   encode_connect_handle(encoded, handle);
   return Status::ok();
@@ -122,18 +76,13 @@ Status InboundHandshakes::accept(const RandomId& id, bool* ready, EstablishedCon
     listen.connection.arrivals->set_streams(static_cast<int>(listen.connection.sockets.size()));
     remember_accepted(id, listen);
     *connection = std::move(listen.connection);
-    listens_.erase(found);
+    stop_listening(id);
     *ready = true;
     return Status::ok();
   }
   const std::int64_t now_ms = monotonic_ms();
   if (listen.state == ListenState::kWaiting) {
-    listen.asked_ms = now_ms;
-    if (listen.first_asked_ms == 0) listen.first_asked_ms = now_ms;
-    if (tell_ms_ == 0 && settings_.stall_ms > 0) {
-      tell_ms_ = now_ms + settings_.stall_ms;
-      poller_->wake();  // it sleeps without a limit
-    }
+    tell_of_waiting(listen, now_ms);
     return Status::ok();
   }
   BAGUA_NET_RETURN_IF_ERROR(check_assembling(listen, now_ms));
@@ -145,27 +94,24 @@ Status InboundHandshakes::accept(const RandomId& id, bool* ready, EstablishedCon
       "BAGUA_NET_CONNECT_TIMEOUT_MS sets the deadline");
 }
 
-void InboundHandshakes::tell_of_waiting(std::int64_t now_ms) {
-  const Listen* longest = nullptr;
-  int waiting = 0;
-  for (const auto& [id, listen] : listens_) {
-    if (listen.state != ListenState::kWaiting || listen.asked_ms == 0 || now_ms - listen.asked_ms > kAskedMs) continue;
-    ++waiting;
-    if (longest == nullptr || listen.first_asked_ms < longest->first_asked_ms) longest = &listen;
-  }
-  tell_ms_ = 0;
-  if (longest == nullptr) return;
-  const std::int64_t waited_ms = now_ms - longest->first_asked_ms;
-  // Ever rarer: after twice the time again.
-  tell_ms_ = now_ms + (waited_ms < settings_.stall_ms ? settings_.stall_ms - waited_ms : waited_ms);
-  if (waited_ms < settings_.stall_ms) return;
-  const std::string self = settings_.rank < 0 ? "this process" : "rank " + std::to_string(settings_.rank);
-  log_->add(LogLevel::kWarn, "waiting",
-            "Bagua-Net: " + self + " has waited for " + std::to_string(waited_ms / 1000) + " s for " +
-                (waiting == 1 ? "a peer" : std::to_string(waiting) + " peers") + " to connect to " +
-                longest->at->address.to_string() + " (" + longest->at->interface + "), and goes on waiting. " +
-                (waiting == 1 ? "That rank is late or has failed" : "Those ranks are late or have failed") +
-                ", or a firewall blocks the way. `bagua-net blame` on the other hosts says more");
+void InboundHandshakes::tell_of_waiting(Listen& listen, std::int64_t now_ms) {
+  if (settings_.stalls == nullptr) return;
+  if (listen.first_asked_ms == 0) listen.first_asked_ms = now_ms;
+  if (now_ms < listen.look_ms) return;
+  listen.look_ms = now_ms + settings_.stalls->look_again_ms();
+  const std::int64_t waited_ms = now_ms - listen.first_asked_ms;
+  if (waited_ms < settings_.stalls->after_ms()) return;
+  log_stall(settings_.stalls->waits(
+      &listen,
+      {listen.at->address.to_string() + " (" + listen.at->interface + ")", StallReport::Waits::kToBeConnected,
+       waited_ms, "that rank is late or has failed, or a firewall blocks the way"},
+      now_ms));
+}
+
+void InboundHandshakes::log_stall(std::string line) {
+  if (line.empty()) return;
+  log_->add(LogLevel::kWarn, "stall", std::move(line));
+  poller_->wake();  // the service's thread writes it
 }
 
 Status InboundHandshakes::check_assembling(Listen& listen, std::int64_t now_ms) {
@@ -185,56 +131,37 @@ Status InboundHandshakes::check_assembling(Listen& listen, std::int64_t now_ms) 
                               "see its log");
 }
 
-void InboundHandshakes::stop_listening(const RandomId& id) { listens_.erase(id); }
+void InboundHandshakes::stop_listening(const RandomId& id) {
+  const auto found = listens_.find(id);
+  if (found == listens_.end()) return;
+  if (settings_.stalls != nullptr) log_stall(settings_.stalls->goes_on(&found->second));
+  listens_.erase(found);
+}
 
 std::uint16_t InboundHandshakes::listening_port(const NetworkInterface& interface) {
   if (settings_.recovery == Recovery::kOff) return 0;
-  ListeningSocket* listening = nullptr;
-  return open_listening_socket(interface, &listening).is_ok() ? listening->address.port() : 0;
+  const ListeningSocket* listening = nullptr;
+  return sockets_.open(interface, &listening).is_ok() ? listening->address.port() : 0;
 }
 
 void InboundHandshakes::close_listening_sockets() {
   unauthenticated_.clear();
-  listening_ids_.clear();
-  listening_.clear();
+  sockets_.close_all();
 }
 
 void InboundHandshakes::handle_event(std::uint64_t id) {
-  const auto listening = listening_ids_.find(id);
-  if (listening != listening_ids_.end()) {
-    accept_peers(*listening->second);
+  if (ListeningSocket* const listening = sockets_.find(id)) {
+    accept_peers(*listening);
   } else if (unauthenticated_.count(id) != 0) {
     handle_peer(id);
   }
 }
 
-Status InboundHandshakes::watch(const ListeningSocket& listening) {
-  Status status = poller_->add(listening.socket.get(), listening.id, EPOLLIN);
-  if (status.is_ok() && listening.bound.is_open()) status = poller_->add(listening.bound.get(), listening.id, EPOLLIN);
-  return status;
-}
-
 void InboundHandshakes::accept_peers(ListeningSocket& listening) {
   // The listener is level-triggered: what is left comes with the next turn.
-  for (int accepted = 0; accepted < kAcceptsPerTurn; ++accepted) {
-    OwnedFd socket;
-    SocketAddress from;
-    Status status;
-    if (listening.bound.is_open()) status = tcp_accept(listening.bound.get(), &socket, &from);
-    if (status.is_ok() && !socket.is_open()) status = tcp_accept(listening.socket.get(), &socket, &from);
-    if (!status.is_ok()) {
-      // Out of descriptors or memory: a level-triggered listener would spin. Pause it, and say so.
-      constexpr char kKind[] = "accept";
-      if (log_->is_due(LogLevel::kWarn, kKind, monotonic_ms())) {
-        log_->add(LogLevel::kWarn, kKind,
-                  "Bagua-Net: " + status.message() + " on " + listening.address.to_string() +
-                      ": trying again; raise the limit of open files (ulimit -n) if this persists");
-      }
-      for (const OwnedFd* each : {&listening.socket, &listening.bound}) poller_->remove(each->get());
-      listening.paused_until_ms = monotonic_ms() + kAcceptRetryMs;
-      return;
-    }
-    if (!socket.is_open()) return;
+  OwnedFd socket;
+  SocketAddress from;
+  for (int accepted = 0; accepted < kAcceptsPerTurn && sockets_.accept(listening, &socket, &from); ++accepted) {
     make_room();
     const std::uint64_t id = (*next_id_)++;
     if (!poller_->add(socket.get(), id, EPOLLIN).is_ok()) continue;
@@ -272,12 +199,9 @@ bool InboundHandshakes::greet(UnauthenticatedPeer& peer) {
     case UnauthenticatedPeer::Step::kDone: break;
     case UnauthenticatedPeer::Step::kFailed: return false;
     case UnauthenticatedPeer::Step::kOtherProtocol: {
-      constexpr char kKind[] = "other protocol";
-      if (log_->is_due(LogLevel::kInfo, kKind, monotonic_ms())) {
-        log_->add(
-            LogLevel::kInfo, kKind,
-            "Bagua-Net: closed a connection from " + peer.address.to_string() + " that does not speak its protocol");
-      }
+      log_->add_if_due(LogLevel::kInfo, "other protocol", [&] {
+        return "Bagua-Net: closed a connection from " + peer.address.to_string() + " that does not speak its protocol";
+      });
       return false;
     }
     case UnauthenticatedPeer::Step::kOtherVersion: {
@@ -341,11 +265,11 @@ void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hell
   // The comm of a stream that would join was closed meanwhile; the peer goes on without.
   const LogLevel level = hello.stream_index >= kAskingStream ? LogLevel::kInfo : LogLevel::kWarn;
   const std::string kind = handshake_verdict_name(verdict);
-  if (!log_->is_due(level, kind, monotonic_ms())) return;
-  log_->add(level, kind,
-            "Bagua-Net: refused a connection from " + peer.to_string() + " (host " + hello.host_name + ", process " +
-                std::to_string(hello.process_id) + ", protocol version " + std::to_string(hello.protocol_version) +
-                ", ours " + std::to_string(kProtocolVersion) + "): " + kind);
+  log_->add_if_due(level, kind, [&] {
+    return "Bagua-Net: refused a connection from " + peer.to_string() + " (host " + hello.host_name + ", process " +
+           std::to_string(hello.process_id) + ", protocol version " + std::to_string(hello.protocol_version) +
+           ", ours " + std::to_string(kProtocolVersion) + "): " + kind;
+  });
 }
 
 InboundHandshakes::Admission InboundHandshakes::admit(const UnauthenticatedPeer& peer, const Hello& hello) {
@@ -447,9 +371,8 @@ void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admi
     options = limit_unanswered_writes(peer.socket.get(), recovers ? receiver_silence_ms(settings_.tcp.keepalive_s)
                                                                   : settings_.tcp.keepalive_s * 1000);
   }
-  constexpr char kKind[] = "options";
-  if (!options.is_ok() && log_->is_due(LogLevel::kWarn, kKind, monotonic_ms())) {
-    log_->add(LogLevel::kWarn, kKind, "Bagua-Net: " + options.message());
+  if (!options.is_ok()) {
+    log_->add_if_due(LogLevel::kWarn, "options", [&] { return "Bagua-Net: " + options.message(); });
   }
   poller_->remove(peer.socket.get());
   if (admission.arrivals != nullptr) {
@@ -473,27 +396,18 @@ void InboundHandshakes::drop_unauthenticated(std::uint64_t id) {
 }
 
 void InboundHandshakes::expire(std::int64_t now_ms) {
-  if (tell_ms_ != 0 && now_ms >= tell_ms_) tell_of_waiting(now_ms);
   for (auto peer = unauthenticated_.begin(); peer != unauthenticated_.end();) {
     const auto current = peer++;
     if (now_ms >= current->second.deadline_ms) drop_unauthenticated(current->first);
   }
-  for (auto& [name, listening] : listening_) {
-    if (listening.paused_until_ms == 0 || now_ms < listening.paused_until_ms) continue;
-    listening.paused_until_ms = 0;
-    if (!watch(listening).is_ok()) listening.paused_until_ms = now_ms + kAcceptRetryMs;
-  }
+  sockets_.expire(now_ms);
 }
 
 std::int64_t InboundHandshakes::next_deadline_ms() const {
-  std::int64_t deadline = std::numeric_limits<std::int64_t>::max();
+  const std::int64_t deadline_ms = sockets_.next_deadline_ms();
   // All unauthenticated peers have the same time: the oldest is due first.
-  if (!unauthenticated_.empty()) deadline = unauthenticated_.begin()->second.deadline_ms;
-  if (tell_ms_ != 0) deadline = std::min(deadline, tell_ms_);
-  for (const auto& [name, listening] : listening_) {
-    if (listening.paused_until_ms != 0) deadline = std::min(deadline, listening.paused_until_ms);
-  }
-  return deadline;
+  if (unauthenticated_.empty()) return deadline_ms;
+  return std::min(deadline_ms, unauthenticated_.begin()->second.deadline_ms);
 }
 
 }  // namespace bagua_net

@@ -1,5 +1,5 @@
-// InboundHandshakes: the listening side. Owns the listening sockets (one per interface), what is listened for (one
-// token per listen comm), and the accepted sockets that have not proved yet that they belong to one.
+// InboundHandshakes: the listening side. Owns the listening sockets, what is listened for (one token per listen comm),
+// and the accepted sockets that have not proved yet that they belong to one.
 //
 //   accepted socket --hello that names a listen or comm of ours--> challenged --proof of its token-->
 //      stream 0 of a listen    : the listen's comm is being assembled --all joined--> ready
@@ -19,14 +19,15 @@
 #include <string>
 #include <vector>
 
+#include "base/rare_log.h"
 #include "os/epoll_poller.h"
 #include "os/network_interface.h"
 #include "os/tcp_socket.h"
 #include "transport/chunks/limits.h"
 #include "transport/connect/established_connection.h"
 #include "transport/connect/handshake_settings.h"
+#include "transport/connect/listening_sockets.h"
 #include "transport/connect/outbound_handshakes.h"
-#include "transport/connect/rare_log.h"
 #include "transport/connect/unauthenticated_peer.h"
 #include "wire/handshake_message.h"
 
@@ -48,7 +49,7 @@ class InboundHandshakes {
   // Where this process listens on that interface; opened if need be. 0: it cannot, or need not.
   std::uint16_t listening_port(const NetworkInterface& interface);
 
-  bool owns(std::uint64_t id) const { return listening_ids_.count(id) != 0 || unauthenticated_.count(id) != 0; }
+  // Ignored if it is of something else.
   void handle_event(std::uint64_t id);
   void expire(std::int64_t now_ms);
   std::int64_t next_deadline_ms() const;  // INT64_MAX: none
@@ -58,20 +59,6 @@ class InboundHandshakes {
 
  private:
   static constexpr std::size_t kMaxUnauthenticated = 1024;
-  static constexpr std::int64_t kAcceptRetryMs = 100;
-  // A stream that was reset while others join may come again: a connector tries it after 100 ms.
-  static constexpr std::int64_t kRejoinMs = 1000;
-  // Whose accept was not called for so long waits no more: NCCL asks all the time, until it aborts.
-  static constexpr std::int64_t kAskedMs = 5000;
-
-  struct ListeningSocket {
-    std::string interface;
-    OwnedFd socket;
-    OwnedFd bound;  // for what comes in by that interface, where another is in the same subnet
-    SocketAddress address;
-    std::uint64_t id = 0;
-    std::int64_t paused_until_ms = 0;  // out of descriptors: look again then; 0: not paused
-  };
   enum class ListenState {
     kWaiting,     // for stream 0
     kAssembling,  // stream 0 was accepted, others are still to join
@@ -86,7 +73,7 @@ class InboundHandshakes {
     std::size_t joined = 0;
     EstablishedConnection connection;
     std::int64_t first_asked_ms = 0;      // accept was called; 0: not yet
-    std::int64_t asked_ms = 0;            // the last time
+    std::int64_t look_ms = 0;             // when to look again whether that takes long
     std::int64_t deadline_ms = 0;         // for all streams to join, once the first has
     std::int64_t rejoin_deadline_ms = 0;  // of a stream that was reset; 0: none was
   };
@@ -98,8 +85,6 @@ class InboundHandshakes {
     std::uint64_t returned = 0;              // a bit for each of the first streams whose connection came again
     std::weak_ptr<StreamArrivals> arrivals;  // expires with the comm
   };
-  Status open_listening_socket(const NetworkInterface& interface, ListeningSocket** listening);
-  Status watch(const ListeningSocket& listening);
   void accept_peers(ListeningSocket& listening);
   void make_room();
   void handle_peer(std::uint64_t id);
@@ -127,7 +112,8 @@ class InboundHandshakes {
   void log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict);
   void take_in(UnauthenticatedPeer& peer, const Admission& admission);
   Status check_assembling(Listen& listen, std::int64_t now_ms);
-  void tell_of_waiting(std::int64_t now_ms);
+  void tell_of_waiting(Listen& listen, std::int64_t now_ms);
+  void log_stall(std::string line);
   void remember_accepted(const RandomId& id, const Listen& listen);
   int most_streams() const { return settings_.streams.value_or(kMaxStreams); }
   void drop_unauthenticated(std::uint64_t id);
@@ -138,12 +124,10 @@ class InboundHandshakes {
   RareLog* const log_;
   const OutboundHandshakes* const outbound_;
   const std::size_t max_unauthenticated_;
-  std::map<std::string, ListeningSocket> listening_;         // by interface name
-  std::map<std::uint64_t, ListeningSocket*> listening_ids_;  // by poller id; map nodes do not move
+  ListeningSockets sockets_;
   std::map<RandomId, Listen> listens_;
   std::map<RandomId, Accepted> accepted_;                         // by comm id
   std::map<std::uint64_t, UnauthenticatedPeer> unauthenticated_;  // by poller id: the oldest first
-  std::int64_t tell_ms_ = 0;                                      // when to look who waits for a peer; 0: nobody does
 };
 
 }  // namespace bagua_net

@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <limits>
 
 #include "base/monotonic_clock.h"
 #include "os/local_address.h"
 #include "os/random_bytes.h"
+#include "transport/connect/handshake_io.h"
 #include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {
@@ -19,24 +19,11 @@ namespace {
 // A link-local address is good on one link, and the handle has the listener's number of it. Hosts number their
 // interfaces differently: from another host the link is that of the device that NCCL connects by.
 SocketAddress handle_address(const ConnectHandle& handle, const NetworkInterface& interface) {
-  if (handle.address_family == 6) {
-    sockaddr_in6 address{};
-    address.sin6_family = AF_INET6;
-    std::memcpy(&address.sin6_addr, handle.address.data(), sizeof address.sin6_addr);
-    address.sin6_port = htons(handle.port);
-    address.sin6_scope_id = handle.scope_id;
-    if (IN6_IS_ADDR_LINKLOCAL(&address.sin6_addr) &&
-        !is_of_this_host({reinterpret_cast<const sockaddr*>(&address), sizeof address})) {
-      const unsigned own_number = ::if_nametoindex(interface.name.c_str());
-      if (own_number != 0) address.sin6_scope_id = own_number;
-    }
-    return {reinterpret_cast<const sockaddr*>(&address), sizeof address};
-  }
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  std::memcpy(&address.sin_addr, handle.address.data(), sizeof address.sin_addr);
-  address.sin_port = htons(handle.port);
-  return {reinterpret_cast<const sockaddr*>(&address), sizeof address};
+  if (handle.address_family == 4) return {AF_INET, handle.address, handle.port, 0};
+  const SocketAddress address(AF_INET6, handle.address, handle.port, handle.scope_id);
+  if (!address.is_link_local() || is_of_this_host(address)) return address;
+  const unsigned own_number = ::if_nametoindex(interface.name.c_str());
+  return own_number == 0 ? address : SocketAddress(AF_INET6, handle.address, handle.port, own_number);
 }
 
 Joining joining_as(std::uint16_t stream_index) {
@@ -55,36 +42,33 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint1
   const std::uint64_t number = load_connect_state(handle);
   if (number == 0) {
     Attempt attempt;
-    attempt.address = handle_address(decoded, interface);
-    attempt.interface = interface;
-    attempt.timeout_ms = settings_.connect_timeout_ms;
-    attempt.deadline_ms = monotonic_ms() + attempt.timeout_ms;
+    attempt.ticket.address = handle_address(decoded, interface);
+    attempt.ticket.interface = interface;
+    attempt.ticket.token = decoded.token;
+    attempt.ticket.timeout_ms = settings_.connect_timeout_ms;
     int wanted = settings_.streams.value_or(first_auto_streams(settings_.has_workers));
     if (!settings_.streams && settings_.optional != nullptr) {
       attempt.connection.optional = std::make_shared<OptionalConnections::Share>(settings_.optional);
       wanted = 1 + attempt.connection.optional->take(wanted - 1);
     }
     const int most = std::max<int>(decoded.max_streams, 1);
-    attempt.hello.streams_wanted = static_cast<std::uint16_t>(std::clamp(wanted, 1, most));
-    attempt.connection.most_streams =
-        settings_.streams ? attempt.hello.streams_wanted : std::min(kMaxAutoStreams, most);
-    attempt.token = decoded.token;
-    attempt.hello.listen_id = decoded.listen_id;
-    BAGUA_NET_RETURN_IF_ERROR(fill_random(attempt.hello.comm_id.data(), attempt.hello.comm_id.size()));
-    attempt.hello.port = port;
-    attempt.hello.process_id = settings_.process_id;
-    attempt.hello.host_name = settings_.host_name;
-    attempt.hello.max_chunk_bytes = settings_.max_chunk_bytes;
-    attempt.hello.features = kFeatureAcknowledgements | (settings_.checksums ? kFeatureChecksums : 0);
+    Hello& hello = attempt.ticket.hello;
+    hello.streams_wanted = static_cast<std::uint16_t>(std::clamp(wanted, 1, most));
+    attempt.connection.most_streams = settings_.streams ? hello.streams_wanted : std::min(kMaxAutoStreams, most);
+    hello.listen_id = decoded.listen_id;
+    BAGUA_NET_RETURN_IF_ERROR(fill_random(hello.comm_id.data(), hello.comm_id.size()));
+    hello.port = port;
+    hello.process_id = settings_.process_id;
+    hello.host_name = settings_.host_name;
+    hello.max_chunk_bytes = settings_.max_chunk_bytes;
+    hello.features = kFeatureAcknowledgements | (settings_.checksums ? kFeatureChecksums : 0);
     attempt.streams.resize(1);
-    const std::uint64_t started = next_attempt_++;
-    store_connect_state(handle, started);
-    start(attempts_.emplace(started, std::move(attempt)).first->second, started, 0);
+    store_connect_state(handle, begin(std::move(attempt)));
     return Status::ok();
   }
   const auto found = attempts_.find(number);
   // The number comes with the peer's handle, and could be that of another comm's attempt.
-  if (found == attempts_.end() || found->second.is_join || found->second.hello.listen_id != decoded.listen_id) {
+  if (found == attempts_.end() || found->second.is_join || found->second.ticket.hello.listen_id != decoded.listen_id) {
     return Status::internal_error("connect with a handle whose attempt is over: listen again for a new connection");
   }
   if (!found->second.over) return Status::ok();
@@ -106,25 +90,27 @@ bool OutboundHandshakes::has_comm(const RandomId& comm_id) const {
   }
   // The peer may have all of its connections, and lose them, before this rank fetches them.
   return std::any_of(attempts_.begin(), attempts_.end(), [&](const auto& entry) {
-    return !entry.second.is_join && entry.second.hello.comm_id == comm_id && entry.second.failure.is_ok();
+    return !entry.second.is_join && entry.second.ticket.hello.comm_id == comm_id && entry.second.failure.is_ok();
   });
 }
 
 void OutboundHandshakes::join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals) {
   Attempt attempt;
   attempt.is_join = true;
-  attempt.address = ticket.address;
-  attempt.interface = ticket.interface;
-  attempt.hello = ticket.hello;
-  attempt.token = ticket.token;
+  attempt.ticket = ticket;
   attempt.arrivals = arrivals;
-  if (!is_joining(attempt.hello.stream_index)) attempt.hello.stream_index = kJoiningStream;
-  attempt.timeout_ms = ticket.timeout_ms > 0 ? ticket.timeout_ms : settings_.connect_timeout_ms;
-  attempt.deadline_ms = monotonic_ms() + attempt.timeout_ms;
+  if (!is_joining(ticket.hello.stream_index)) attempt.ticket.hello.stream_index = kJoiningStream;
+  if (ticket.timeout_ms == 0) attempt.ticket.timeout_ms = settings_.connect_timeout_ms;
   attempt.streams.resize(static_cast<std::size_t>(count));
+  begin(std::move(attempt));
+}
+
+std::uint64_t OutboundHandshakes::begin(Attempt attempt) {
   const std::uint64_t number = next_attempt_++;
-  Attempt& started = attempts_.emplace(number, std::move(attempt)).first->second;
-  for (std::size_t index = 0; index < started.streams.size() && !started.over; ++index) start(started, number, index);
+  Attempt& begun = attempts_.emplace(number, std::move(attempt)).first->second;
+  begun.deadline_ms = monotonic_ms() + begun.ticket.timeout_ms;
+  for (std::size_t index = 0; index < begun.streams.size() && !begun.over; ++index) start(begun, number, index);
+  return number;
 }
 
 std::size_t OutboundHandshakes::attempt_count() const {
@@ -139,9 +125,9 @@ std::size_t OutboundHandshakes::attempt_count() const {
 // tried by turns with one that is not, and counts as unanswered early; what replaces a lost connection is not bound;
 // without recovery, none is. Once a peer was reached only without, the interface is left alone.
 bool OutboundHandshakes::is_to_be_bound(const Attempt& attempt) const {
-  if (settings_.recovery == Recovery::kOff || left_interfaces_.count(attempt.interface.name) != 0) return false;
-  if (attempt.is_join && attempt.hello.stream_index != kJoiningStream) return false;
-  return leaves_elsewhere(attempt.address, attempt.interface);
+  if (settings_.recovery == Recovery::kOff || left_interfaces_.count(attempt.ticket.interface.name) != 0) return false;
+  if (attempt.is_join && attempt.ticket.hello.stream_index != kJoiningStream) return false;
+  return leaves_elsewhere(attempt.ticket.address, attempt.ticket.interface);
 }
 
 void OutboundHandshakes::start(Attempt& attempt, std::uint64_t number, std::size_t index) {
@@ -149,10 +135,10 @@ void OutboundHandshakes::start(Attempt& attempt, std::uint64_t number, std::size
   const bool is_odd = ++stream.tries % 2 != 0;
   stream.state = JoinState::kConnecting;
   stream.received = 0;
-  stream.due_ms = monotonic_ms() + (is_odd ? kAnswerMs : kLongAnswerMs);
+  stream.due_ms = monotonic_ms() + (is_odd ? kConnectAnswerMs : kLongConnectAnswerMs);
   stream.is_bound = is_odd && is_to_be_bound(attempt);
-  const Status status =
-      tcp_connect(attempt.address, settings_.tcp, stream.is_bound ? &attempt.interface : nullptr, &stream.socket);
+  const Status status = tcp_connect(attempt.ticket.address, settings_.tcp,
+                                    stream.is_bound ? &attempt.ticket.interface : nullptr, &stream.socket);
   if (!status.is_ok()) {
     fail(attempt, index, status);
     return;
@@ -167,7 +153,9 @@ void OutboundHandshakes::start(Attempt& attempt, std::uint64_t number, std::size
 }
 
 void OutboundHandshakes::handle_event(std::uint64_t id) {
-  const StreamOf owner = stream_ids_.at(id);
+  const auto found = stream_ids_.find(id);
+  if (found == stream_ids_.end()) return;
+  const StreamOf owner = found->second;
   Attempt& attempt = attempts_.at(owner.attempt);
   switch (attempt.streams[owner.index].state) {
     case JoinState::kConnecting: finish_connect(attempt, owner.index); break;
@@ -182,12 +170,12 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   Stream& stream = attempt.streams[index];
   const int error_number = tcp_connect_result(stream.socket.get());
   if (error_number != 0) {
-    fail(attempt, index, Status::system_error("connect to " + attempt.address.to_string(), error_number));
+    fail(attempt, index, Status::system_error("connect to " + attempt.ticket.address.to_string(), error_number));
     return;
   }
   if (!stream.is_bound && stream.tries > 1 && is_to_be_bound(attempt)) tell_of_other_way(attempt);
   const SocketAddress own = local_address(stream.socket.get());
-  if (own.same_host(attempt.address)) {
+  if (own.same_host(attempt.ticket.address)) {
     // Now it is known to be the same host, whatever its address.
     attempt.connection.same_host = true;
     const Status options = apply_tcp_options(stream.socket.get(), settings_.tcp, true);
@@ -198,12 +186,12 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   }
   // Within a host nothing breaks connections, and acknowledging small messages costs a tenth of their rate.
   if (settings_.recovery == Recovery::kOn || (settings_.recovery == Recovery::kAuto && !attempt.connection.same_host)) {
-    attempt.hello.features |= kFeatureRecovery;
+    attempt.ticket.hello.features |= kFeatureRecovery;
   }
-  Hello hello = attempt.hello;
-  hello.stream_index = attempt.is_join ? attempt.hello.stream_index : static_cast<std::uint16_t>(index);
+  Hello hello = attempt.ticket.hello;
+  hello.stream_index = attempt.is_join ? attempt.ticket.hello.stream_index : static_cast<std::uint16_t>(index);
   // The peer asks at the address that it sees.
-  if (!own.same_host(attempt.interface.address)) hello.port = 0;
+  if (!own.same_host(attempt.ticket.interface.address)) hello.port = 0;
   const Status random = fill_random(hello.nonce.data(), hello.nonce.size());
   if (!random.is_ok()) {
     give_up(attempt, random);
@@ -212,19 +200,18 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   encode_hello(hello, stream.hello.data());
   if (!send_or_retry(attempt, index, stream.hello.data(), stream.hello.size())) return;
   stream.state = JoinState::kGreeting;
-  stream.due_ms = monotonic_ms() + (stream.is_bound ? std::min<std::int64_t>(kAnswerMs, settings_.handshake_timeout_ms)
-                                                    : settings_.handshake_timeout_ms);
+  stream.due_ms =
+      monotonic_ms() + (stream.is_bound ? std::min<std::int64_t>(kConnectAnswerMs, settings_.handshake_timeout_ms)
+                                        : settings_.handshake_timeout_ms);
   const Status status = poller_->modify(stream.socket.get(), stream.id, EPOLLIN);
   if (!status.is_ok()) fail(attempt, index, status);
 }
 
 bool OutboundHandshakes::send_or_retry(Attempt& attempt, std::size_t index, const std::uint8_t* bytes,
                                        std::size_t count) {
-  // A fresh socket buffer always has room for so few bytes.
-  const ssize_t sent = ::send(attempt.streams[index].socket.get(), bytes, count, MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (sent == static_cast<ssize_t>(count)) return true;
-  retry(attempt, index, sent < 0 ? errno : ECONNRESET);
-  return false;
+  const int error_number = write_handshake(attempt.streams[index].socket.get(), bytes, count);
+  if (error_number != 0) retry(attempt, index, error_number);
+  return error_number == 0;
 }
 
 std::string OutboundHandshakes::refusal_in(const Stream& stream) {
@@ -241,20 +228,13 @@ std::string OutboundHandshakes::refusal_in(const Stream& stream) {
 
 bool OutboundHandshakes::read_answer(Attempt& attempt, std::size_t index, std::size_t bytes) {
   Stream& stream = attempt.streams[index];
-  while (stream.received < bytes) {
-    const ssize_t got =
-        ::recv(stream.socket.get(), stream.answer.data() + stream.received, bytes - stream.received, MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
-    if (got <= 0) {
-      // A listener that has more connections than it can keep while their hello is on its way closes the oldest.
-      stream.was_closed = true;
-      retry(attempt, index, ECONNRESET, refusal_in(stream));
-      return false;
-    }
-    stream.received += static_cast<std::size_t>(got);
+  const HandshakeStep step = read_handshake(stream.socket.get(), stream.answer.data(), bytes, &stream.received);
+  if (step == HandshakeStep::kFailed) {
+    // A listener that has more connections than it can keep while their hello is on its way closes the oldest.
+    stream.was_closed = true;
+    retry(attempt, index, ECONNRESET, refusal_in(stream));
   }
-  return true;
+  return step == HandshakeStep::kDone;
 }
 
 void OutboundHandshakes::read_challenge(Attempt& attempt, std::uint64_t number, std::size_t index) {
@@ -266,7 +246,7 @@ void OutboundHandshakes::read_challenge(Attempt& attempt, std::uint64_t number, 
     return;
   }
   std::copy_n(stream.answer.begin(), kChallengeBytes, stream.challenge.begin());
-  const HandshakeProof proof = connector_proof(attempt.token, stream.hello.data(), stream.challenge.data());
+  const HandshakeProof proof = connector_proof(attempt.ticket.token, stream.hello.data(), stream.challenge.data());
   if (!send_or_retry(attempt, index, proof.data(), proof.size())) return;
   stream.state = JoinState::kProving;
   stream.received = 0;
@@ -285,7 +265,7 @@ void OutboundHandshakes::read_reply(Attempt& attempt, std::uint64_t number, std:
   // and closes the connection instead.
   const bool is_proving = stream.state == JoinState::kProving;
   if (is_proving && !read_answer(attempt, index, kReplyBytes + kProofBytes)) return;
-  const bool is_proven = is_proving && is_same_proof(listener_proof(attempt.token, stream.hello.data(),
+  const bool is_proven = is_proving && is_same_proof(listener_proof(attempt.ticket.token, stream.hello.data(),
                                                                     stream.challenge.data(), stream.answer.data()),
                                                      stream.answer.data() + kReplyBytes);
   if (reply.verdict == HandshakeVerdict::kAccepted) {
@@ -294,14 +274,15 @@ void OutboundHandshakes::read_reply(Attempt& attempt, std::uint64_t number, std:
   } else if (!is_proven || reply.verdict == HandshakeVerdict::kNoPlace) {
     retry(attempt, index, ECONNRESET, refusal_in(stream));
   } else {
-    give_up(attempt, Status::remote_error("connect to " + attempt.address.to_string() + ": " + refusal_in(stream)));
+    give_up(attempt,
+            Status::remote_error("connect to " + attempt.ticket.address.to_string() + ": " + refusal_in(stream)));
   }
 }
 
 void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply) {
-  if (reply.streams < 1 || reply.streams > attempt.hello.streams_wanted || reply.max_chunk_bytes < 1 ||
-      reply.max_chunk_bytes > attempt.hello.max_chunk_bytes) {
-    give_up(attempt, Status::remote_error("the listener at " + attempt.address.to_string() + " granted " +
+  if (reply.streams < 1 || reply.streams > attempt.ticket.hello.streams_wanted || reply.max_chunk_bytes < 1 ||
+      reply.max_chunk_bytes > attempt.ticket.hello.max_chunk_bytes) {
+    give_up(attempt, Status::remote_error("the listener at " + attempt.ticket.address.to_string() + " granted " +
                                           std::to_string(reply.streams) + " streams and chunks of " +
                                           std::to_string(reply.max_chunk_bytes) + " bytes, more than asked for"));
     return;
@@ -312,14 +293,15 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
   stream.state = JoinState::kJoined;
   if (attempt.is_join) {
     if (const auto arrivals = attempt.arrivals.lock()) {
-      arrivals->hand_in(std::move(stream.socket), joining_as(attempt.hello.stream_index));
+      arrivals->hand_in(std::move(stream.socket), joining_as(attempt.ticket.hello.stream_index));
     }
   } else if (index == 0) {
     attempt.connection.max_chunk_bytes = reply.max_chunk_bytes;
     attempt.connection.acknowledges = (reply.features & kFeatureAcknowledgements) != 0;
-    attempt.connection.recovers = (reply.features & attempt.hello.features & kFeatureRecovery) != 0;
+    attempt.connection.recovers = (reply.features & attempt.ticket.hello.features & kFeatureRecovery) != 0;
     attempt.connection.checksums = (reply.features & kFeatureChecksums) != 0;
-    attempt.connection.peer = attempt.address.to_string() + " (process " + std::to_string(reply.process_id) + ")";
+    attempt.connection.peer =
+        attempt.ticket.address.to_string() + " (process " + std::to_string(reply.process_id) + ")";
     attempt.streams.resize(reply.streams);
     for (std::size_t other = 1; other < attempt.streams.size() && !attempt.over; ++other) {
       start(attempt, number, other);
@@ -335,7 +317,8 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
   if (!attempt.is_join) {
     EstablishedConnection& connection = attempt.connection;
     for (Stream& stream : attempt.streams) connection.sockets.push_back(std::move(stream.socket));
-    connection.ticket = {attempt.address, attempt.interface, attempt.hello, attempt.token};
+    connection.ticket = attempt.ticket;
+    connection.ticket.timeout_ms = 0;  // a joining connection has its own
     // Within a host nothing limits a flow.
     connection.may_grow =
         !connection.same_host && connection.most_streams > static_cast<int>(connection.sockets.size());
@@ -364,7 +347,7 @@ void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_nu
   const bool has_answered = !attempt.is_join && attempt.streams[0].state == JoinState::kJoined;
   if (error_number == ECONNREFUSED && !attempt.is_join && (stream.was_closed || has_answered)) {
     give_up(attempt,
-            Status::remote_error("the listener at " + attempt.address.to_string() +
+            Status::remote_error("the listener at " + attempt.ticket.address.to_string() +
                                  (has_answered ? " accepted the first data stream" : " closed the connection") +
                                  " during the handshake, and is gone: that rank has failed; see its log"));
     return;
@@ -374,25 +357,25 @@ void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_nu
   } else if (stream.refused_ms == 0) {
     stream.refused_ms = now_ms;
   } else if (now_ms - stream.refused_ms >= kRefusedMs) {
-    give_up(attempt,
-            Status::remote_error(error_number == ECONNREFUSED
-                                     ? "nobody listens at " + attempt.address.to_string() +
-                                           " any more: the peer's process has ended; see that rank's log"
-                                     : "connect to " + attempt.address.to_string() + ": " + attempt.trouble.refusal));
+    give_up(attempt, Status::remote_error(error_number == ECONNREFUSED
+                                              ? "nobody listens at " + attempt.ticket.address.to_string() +
+                                                    " any more: the peer's process has ended; see that rank's log"
+                                              : "connect to " + attempt.ticket.address.to_string() + ": " +
+                                                    attempt.trouble.refusal));
     return;
   }
   stream.state = JoinState::kBackingOff;
-  stream.due_ms = now_ms + kRetryMs;
+  stream.due_ms = now_ms + kConnectAgainMs;
 }
 
 // Once for each interface.
 void OutboundHandshakes::tell_of_other_way(const Attempt& attempt) {
-  const std::string& name = attempt.interface.name;
+  const std::string& name = attempt.ticket.interface.name;
   if (!left_interfaces_.insert(name).second) return;
   log_->add(
       LogLevel::kWarn, name,
-      "Bagua-Net: " + attempt.address.host() + " cannot be reached over " + name + " (" +
-          attempt.interface.address.host() +
+      "Bagua-Net: " + attempt.ticket.address.host() + " cannot be reached over " + name + " (" +
+          attempt.ticket.interface.address.host() +
           "): the connection leaves by another interface, and shares its bandwidth. Give " + name +
           " a route to that network, or leave it out of NCCL_SOCKET_IFNAME. If both interfaces are in one subnet, "
           "set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2 on every host");
@@ -412,9 +395,9 @@ void OutboundHandshakes::release(Stream& stream) {
 }
 
 void OutboundHandshakes::give_up(Attempt& attempt, Status failure) {
-  if (attempt.is_join && attempt.hello.stream_index != kJoiningStream) {
+  if (attempt.is_join && attempt.ticket.hello.stream_index != kJoiningStream) {
     if (const auto arrivals = attempt.arrivals.lock()) {
-      arrivals->report({joining_as(attempt.hello.stream_index), failure.message()});
+      arrivals->report({joining_as(attempt.ticket.hello.stream_index), failure.message()});
     }
   }
   for (Stream& stream : attempt.streams) release(stream);
@@ -439,7 +422,7 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
         constexpr char kKind[] = "join";
         if (log_->is_due(LogLevel::kInfo, kKind, now_ms)) {
           log_->add(LogLevel::kInfo, kKind,
-                    "Bagua-Net: no further connection to " + attempt.address.to_string() +
+                    "Bagua-Net: no further connection to " + attempt.ticket.address.to_string() +
                         ", going on without: " + attempt.failure.message());
         }
       }
@@ -452,13 +435,13 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
       continue;
     }
     if (now_ms >= attempt.deadline_ms) {
-      give_up(attempt,
-              Status::remote_error("could not connect to " + attempt.address.to_string() + " within " +
-                                   std::to_string(attempt.timeout_ms) +
-                                   " ms: " + cause_of(attempt.trouble, attempt.address, attempt.interface) + ". " +
-                                   (attempt.timeout_ms == settings_.connect_timeout_ms ? "BAGUA_NET_CONNECT_TIMEOUT_MS"
-                                                                                       : "BAGUA_NET_KEEPALIVE_S") +
-                                   " sets the deadline"));
+      give_up(attempt, Status::remote_error(
+                           "could not connect to " + attempt.ticket.address.to_string() + " within " +
+                           std::to_string(attempt.ticket.timeout_ms) + " ms: " +
+                           cause_of(attempt.trouble, attempt.ticket.address, attempt.ticket.interface) + ". " +
+                           (attempt.ticket.timeout_ms == settings_.connect_timeout_ms ? "BAGUA_NET_CONNECT_TIMEOUT_MS"
+                                                                                      : "BAGUA_NET_KEEPALIVE_S") +
+                           " sets the deadline"));
       continue;
     }
     for (std::size_t index = 0; index < attempt.streams.size() && !attempt.over; ++index) {

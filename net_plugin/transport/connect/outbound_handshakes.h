@@ -22,13 +22,13 @@
 #include <string>
 #include <vector>
 
+#include "base/rare_log.h"
 #include "os/epoll_poller.h"
 #include "os/network_interface.h"
 #include "os/tcp_socket.h"
 #include "transport/connect/connect_failure.h"
 #include "transport/connect/established_connection.h"
 #include "transport/connect/handshake_settings.h"
-#include "transport/connect/rare_log.h"
 #include "wire/handshake_message.h"
 #include "wire/handshake_proof.h"
 
@@ -53,7 +53,7 @@ class OutboundHandshakes {
   // A peer asks: that comm was opened here, or is about to be, and has not ended.
   bool has_comm(const RandomId& comm_id) const;
 
-  bool owns(std::uint64_t id) const { return stream_ids_.count(id) != 0; }
+  // Ignored if it is of something else.
   void handle_event(std::uint64_t id);
   void expire(std::int64_t now_ms);
   std::int64_t next_deadline_ms() const;  // INT64_MAX: none
@@ -64,12 +64,6 @@ class OutboundHandshakes {
   void give_up_all(const Status& failure);
 
  private:
-  static constexpr std::int64_t kRetryMs = 100;
-  // The kernel repeats what is not answered after longer and longer times, and over the same path. New sockets, and the
-  // kernel's first repetition, ask once a second instead. Every other one waits longer, for paths that take a second.
-  static constexpr std::int64_t kAnswerMs = 900;
-  static constexpr std::int64_t kLongAnswerMs = 1900;
-
   enum class JoinState { kConnecting, kGreeting, kProving, kJoined, kBackingOff };
   struct Stream {
     JoinState state = JoinState::kConnecting;
@@ -86,13 +80,9 @@ class OutboundHandshakes {
     std::int64_t refused_ms = 0;  // of a join: since when; 0: it is not
   };
   struct Attempt {
-    SocketAddress address;
-    NetworkInterface interface;
-    Hello hello;
-    Token token{};
+    JoinTicket ticket;
     std::vector<Stream> streams;
     ConnectFailure trouble;  // the last one
-    int timeout_ms = 0;
     std::int64_t deadline_ms = 0;
     bool is_join = false;
     std::weak_ptr<StreamArrivals> arrivals;  // of a join: expires with the comm
@@ -101,6 +91,8 @@ class OutboundHandshakes {
     EstablishedConnection connection;
   };
 
+  // A new attempt whose first stream is being connected, or all streams of a join.
+  std::uint64_t begin(Attempt attempt);
   void start(Attempt& attempt, std::uint64_t number, std::size_t index);
   void finish_connect(Attempt& attempt, std::size_t index);
   bool send_or_retry(Attempt& attempt, std::size_t index, const std::uint8_t* bytes, std::size_t count);

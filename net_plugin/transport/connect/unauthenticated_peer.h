@@ -11,6 +11,7 @@
 #include "base/owned_fd.h"
 #include "os/socket_address.h"
 #include "os/tcp_socket.h"
+#include "transport/connect/handshake_io.h"
 #include "wire/handshake_message.h"
 #include "wire/handshake_proof.h"
 
@@ -21,14 +22,8 @@ class UnauthenticatedPeer {
   UnauthenticatedPeer(OwnedFd connection, const SocketAddress& from, std::int64_t deadline)
       : socket(std::move(connection)), address(from), deadline_ms(deadline) {}
 
-  enum class Step {
-    kWaiting,  // more has to come
-    kDone,     // hello or proof is there
-    kFailed,   // the peer is gone, or the system refused
-    kOtherProtocol,
-    kOtherVersion,  // other_version() says which
-  };
-
+  using Step = HandshakeStep;
+  // kOtherVersion: other_version() says which.
   Step read_hello();
   // After read_hello() is done.
   Hello hello() const;
@@ -49,9 +44,6 @@ class UnauthenticatedPeer {
   const std::int64_t deadline_ms;  // of the whole handshake
 
  private:
-  Step read(std::uint8_t* bytes, std::size_t count);
-  bool send(const std::uint8_t* bytes, std::size_t count) const;
-
   bool is_challenged_ = false;
   std::size_t received_ = 0;  // of the hello, then of the proof
   std::array<std::uint8_t, kHelloBytes> hello_;

@@ -1,14 +1,15 @@
 #include "transport/recovery/peer_probe.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <cerrno>
+
+#include "transport/connect/handshake_io.h"
+#include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {
 namespace {
 
-constexpr int kAnswerMs = 900;  // before the kernel asks again itself, after longer and longer times
 constexpr int kAskAgainMs = 200;
 
 static_assert(kReplyBytes == kChallengeBytes);
@@ -26,7 +27,7 @@ PeerAnswer PeerProbe::ask(std::int64_t now_ms) {
     if (now_ms < due_ms_) return last_;
     is_connected_ = false;
     received_ = 0;
-    due_ms_ = now_ms + kAnswerMs;
+    due_ms_ = now_ms + kConnectAnswerMs;
     const Status status = tcp_connect(contact_.address, {}, nullptr, &socket_);
     if (!status.is_ok()) socket_.reset();  // no way there, no descriptor, no port: as good as no answer
   }
@@ -48,18 +49,12 @@ PeerAnswer PeerProbe::look(std::int64_t now_ms) {
     is_connected_ = true;
     std::array<std::uint8_t, kHelloBytes> hello;
     encode_hello(contact_.hello, hello.data());
-    // A fresh socket buffer always has room for so few bytes.
-    if (::send(socket_.get(), hello.data(), hello.size(), MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
-      return PeerAnswer::kUnanswered;
-    }
+    if (write_handshake(socket_.get(), hello.data(), hello.size()) != 0) return PeerAnswer::kUnanswered;
   }
-  const ssize_t got = ::recv(socket_.get(), answer_.data() + received_, answer_.size() - received_, MSG_DONTWAIT);
-  const bool is_pending = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
-  if (is_pending && !is_late) return PeerAnswer::kNone;
+  const HandshakeStep step = read_handshake(socket_.get(), answer_.data(), answer_.size(), &received_);
+  if (step == HandshakeStep::kWaiting && !is_late) return PeerAnswer::kNone;
   // It says nothing: a process that is stopped or ends, or one with more connections than it can keep.
-  if (got <= 0) return PeerAnswer::kUnanswered;
-  received_ += static_cast<std::size_t>(got);
-  if (received_ < answer_.size()) return PeerAnswer::kNone;
+  if (step != HandshakeStep::kDone) return PeerAnswer::kUnanswered;
   Challenge challenge;
   return decode_challenge(answer_.data(), &challenge) ? PeerAnswer::kAlive : PeerAnswer::kGone;
 }

@@ -35,9 +35,7 @@ void pump(EpollPoller& poller, Handshakes& handshakes) {
   for (int turn = 0; turn < 50; ++turn) {
     poller.wait(0, &events);
     if (events.empty()) return;
-    for (const EpollPoller::Event& event : events) {
-      if (handshakes.owns(event.id)) handshakes.handle_event(event.id);
-    }
+    for (const EpollPoller::Event& event : events) handshakes.handle_event(event.id);
   }
 }
 

@@ -1,0 +1,93 @@
+#include "transport/connect/listening_sockets.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+
+#include "base/monotonic_clock.h"
+#include "os/local_address.h"
+#include "os/tcp_socket.h"
+
+namespace bagua_net {
+namespace {
+
+const char* listen_remedy(const Status& status) {
+  switch (status.error_number()) {
+    case EADDRNOTAVAIL:
+    case ENODEV:
+      return " (it has lost this address since the job began: bring it up again, or choose another with "
+             "NCCL_SOCKET_IFNAME)";
+    case EMFILE:
+    case ENFILE: return " (too many open files: raise the limit, ulimit -n)";
+    default: return "";
+  }
+}
+
+}  // namespace
+
+Status ListeningSockets::open(const NetworkInterface& interface, const ListeningSocket** listening) {
+  const auto found = sockets_.find(interface.name);
+  if (found != sockets_.end()) {
+    *listening = &found->second;
+    return Status::ok();
+  }
+  ListeningSocket opened;
+  opened.interface = interface.name;
+  opened.address = interface.address;
+  opened.address.set_port(0);
+  const Status status = shares_subnet(interface) ? tcp_listen(interface, &opened.address, &opened.socket, &opened.bound)
+                                                 : tcp_listen(&opened.address, &opened.socket);
+  if (!status.is_ok()) return status.with_context("listening on interface " + interface.name + listen_remedy(status));
+  opened.id = (*next_id_)++;
+  BAGUA_NET_RETURN_IF_ERROR(watch(opened));
+  *listening = &sockets_.emplace(interface.name, std::move(opened)).first->second;
+  return Status::ok();
+}
+
+void ListeningSockets::close_all() { sockets_.clear(); }
+
+ListeningSocket* ListeningSockets::find(std::uint64_t id) {
+  const auto found =
+      std::find_if(sockets_.begin(), sockets_.end(), [id](const auto& entry) { return entry.second.id == id; });
+  return found == sockets_.end() ? nullptr : &found->second;
+}
+
+Status ListeningSockets::watch(const ListeningSocket& listening) {
+  Status status = poller_->add(listening.socket.get(), listening.id, EPOLLIN);
+  if (status.is_ok() && listening.bound.is_open()) status = poller_->add(listening.bound.get(), listening.id, EPOLLIN);
+  return status;
+}
+
+bool ListeningSockets::accept(ListeningSocket& listening, OwnedFd* socket, SocketAddress* from) {
+  Status status;
+  socket->reset();
+  if (listening.bound.is_open()) status = tcp_accept(listening.bound.get(), socket, from);
+  if (status.is_ok() && !socket->is_open()) status = tcp_accept(listening.socket.get(), socket, from);
+  if (status.is_ok()) return socket->is_open();
+  // Out of descriptors or memory: a level-triggered listener would spin. Pause it, and say so.
+  log_->add_if_due(LogLevel::kWarn, "accept", [&] {
+    return "Bagua-Net: " + status.message() + " on " + listening.address.to_string() +
+           ": trying again; raise the limit of open files (ulimit -n) if this persists";
+  });
+  for (const OwnedFd* each : {&listening.socket, &listening.bound}) poller_->remove(each->get());
+  listening.paused_until_ms = monotonic_ms() + kAcceptRetryMs;
+  return false;
+}
+
+void ListeningSockets::expire(std::int64_t now_ms) {
+  for (auto& [name, listening] : sockets_) {
+    if (listening.paused_until_ms == 0 || now_ms < listening.paused_until_ms) continue;
+    listening.paused_until_ms = 0;
+    if (!watch(listening).is_ok()) listening.paused_until_ms = now_ms + kAcceptRetryMs;
+  }
+}
+
+std::int64_t ListeningSockets::next_deadline_ms() const {
+  std::int64_t deadline = std::numeric_limits<std::int64_t>::max();
+  for (const auto& [name, listening] : sockets_) {
+    if (listening.paused_until_ms != 0) deadline = std::min(deadline, listening.paused_until_ms);
+  }
+  return deadline;
+}
+
+}  // namespace bagua_net
