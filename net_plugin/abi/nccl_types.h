@@ -51,7 +51,7 @@ static_assert(sizeof(Result) == sizeof(int) && sizeof(LogLevel) == sizeof(int), 
 // These are all the slots of a table, in its order. Slots are pointers, so that this gives the offset of each.
 template <typename Table, typename... Slots>
 constexpr bool are_slots_of(const Slots&... slots) {
-  const void* const addresses[] = {&slots...};
+  const void* const addresses[] = {static_cast<const void*>(&slots)...};
   for (std::size_t i = 1; i < sizeof...(Slots); ++i) {
     if (addresses[i] <= addresses[i - 1]) return false;
   }

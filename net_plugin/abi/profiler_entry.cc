@@ -32,14 +32,14 @@ std::uint64_t user_tag(const nccl::ProfiledP2pApiV7& call) { return call.userTag
 std::uint64_t user_tag(const nccl::ProfiledCeCollV7& call) { return call.userTag; }
 
 // What stands at the beginning of a structure that later versions have extended.
-const nccl::ProfiledColl& original(const nccl::ProfiledColl& collective) { return collective; }
-const nccl::ProfiledColl& original(const nccl::ProfiledCollV5& collective) { return collective.coll; }
-const nccl::ProfiledColl& original(const nccl::ProfiledCollV7& collective) { return collective.coll; }
-const nccl::ProfiledP2p& original(const nccl::ProfiledP2p& p2p) { return p2p; }
-const nccl::ProfiledP2p& original(const nccl::ProfiledP2pV5& p2p) { return p2p.p2p; }
-const nccl::ProfiledP2p& original(const nccl::ProfiledP2pV7& p2p) { return p2p.p2p; }
-const nccl::ProfiledCeColl& original(const nccl::ProfiledCeColl& collective) { return collective; }
-const nccl::ProfiledCeColl& original(const nccl::ProfiledCeCollV7& collective) { return collective.ceColl; }
+const nccl::ProfiledColl* original(const nccl::ProfiledColl* collective) { return collective; }
+const nccl::ProfiledColl* original(const nccl::ProfiledCollV5* collective) { return &collective->coll; }
+const nccl::ProfiledColl* original(const nccl::ProfiledCollV7* collective) { return &collective->coll; }
+const nccl::ProfiledP2p* original(const nccl::ProfiledP2p* p2p) { return p2p; }
+const nccl::ProfiledP2p* original(const nccl::ProfiledP2pV5* p2p) { return &p2p->p2p; }
+const nccl::ProfiledP2p* original(const nccl::ProfiledP2pV7* p2p) { return &p2p->p2p; }
+const nccl::ProfiledCeColl* original(const nccl::ProfiledCeColl* collective) { return collective; }
+const nccl::ProfiledCeColl* original(const nccl::ProfiledCeCollV7* collective) { return &collective->ceColl; }
 
 template <typename Call>
 EventHandle start_call(Profiler* profiler, ProfiledCommunicator* communicator, std::uint64_t type, const Call& call,
@@ -51,8 +51,8 @@ template <int kVersion, typename Event>
 EventHandle start(Profiler* profiler, ProfiledCommunicator* communicator, const Event& event) {
   switch (event.type) {
     case nccl::kProfileGroup: return profiler->start_call(communicator, event.type, nullptr, 0, nullptr);
-    case nccl::kProfileColl: return profiler->start_collective(communicator, original(event.coll));
-    case nccl::kProfileP2p: return profiler->start_p2p(communicator, original(event.p2p));
+    case nccl::kProfileColl: return profiler->start_collective(communicator, *original(&event.coll));
+    case nccl::kProfileP2p: return profiler->start_p2p(communicator, *original(&event.p2p));
     case nccl::kProfileProxyOp:
       return profiler->start_operation(communicator, event_of(event.parentObj), event.proxyOp);
     case nccl::kProfileProxyStep: return profiler->start_step(communicator, event_of(event.parentObj));
@@ -72,7 +72,7 @@ EventHandle start(Profiler* profiler, ProfiledCommunicator* communicator, const 
   }
   if constexpr (kVersion >= 6) {
     if (event.type == nccl::kProfileCeColl) {
-      return start_call(profiler, communicator, event.type, original(event.ceColl), user_tag(event.ceColl));
+      return start_call(profiler, communicator, event.type, *original(&event.ceColl), user_tag(event.ceColl));
     }
   }
   return 0;

@@ -72,10 +72,12 @@ Knob any_integer_knob(std::string name, Member PluginConfig::* member, int minim
                       std::string meaning) {
   constexpr bool kHasAuto = !std::is_same_v<Member, int>;
   std::string range = std::to_string(minimum) + " to " + std::to_string(maximum);
-  const std::string requirement = "an integer from " + range +
-                                  (kHasAuto       ? ", or \"auto\""
-                                   : unit.empty() ? std::string()
-                                                  : " (" + unit + ")");
+  std::string requirement = "an integer from " + range;
+  if (kHasAuto) {
+    requirement += ", or \"auto\"";
+  } else if (!unit.empty()) {
+    requirement += " (" + unit + ")";
+  }
   auto parse = [=](const std::string& text, PluginConfig* config) -> std::string {
     if (kHasAuto && lowered(text) == "auto") {
       config->*member = {};
