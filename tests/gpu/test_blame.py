@@ -29,7 +29,7 @@ def test_a_rank_that_is_late_and_one_that_is_stopped(run_job: RunJob) -> None:
         assert re.match(rf"rank 1 \(\S+, pid {result['pid']}\) has launched \d+ AllReduce, others up to ", late), late
         assert re.match(rf"rank 1 \(\S+, pid {result['pid']}\) does not answer NCCL", stopped), stopped
     # Rank 0 says for whom it waits, ever more rarely, and that it goes on.
-    lines = [line for line in job.logs.splitlines() if "waiting for" in line and f"process {result['pid']})" in line]
+    lines = [line for line in job.logs.splitlines() if "has waited for" in line and f"process {result['pid']})" in line]
     assert 1 <= len(lines) <= 8, job.logs
     assert "to receive from" in lines[0]
     assert "goes on, after at least" in job.logs

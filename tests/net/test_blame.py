@@ -249,7 +249,7 @@ def test_a_real_ring_that_is_held_up(
     ranks[2].process.send_signal(signal.SIGSTOP)
     wait_until(lambda: (pids[2], "stopped") in blamed(), "the rank that is stopped", ANSWER_S)
     # One line of each rank that waits says for whom.
-    wait_until(lambda: all("waiting for" in rank.log() for rank in ranks[:2]), "the lines of both", ANSWER_S)
+    wait_until(lambda: all("has waited for" in rank.log() for rank in ranks[:2]), "the lines of both", ANSWER_S)
     assert f"process {pids[2]}" in ranks[0].log()
     assert "nothing has arrived" in ranks[0].log()
     ranks[2].process.send_signal(signal.SIGCONT)
@@ -258,7 +258,7 @@ def test_a_real_ring_that_is_held_up(
         rank.expect("verified")
     for rank in ranks[:2]:
         assert "goes on, after at least" in rank.log()
-        assert rank.log().count("waiting for") <= 3
+        assert rank.log().count("has waited for") <= 3
     quit_all(ranks)
 
 
