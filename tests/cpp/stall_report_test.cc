@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/log_sink.h"
+#include "base/monotonic_clock.h"
 #include "support/comm_pair.h"
 #include "support/cut_connections.h"
 
@@ -21,7 +22,8 @@ constexpr int kAfterMs = 30000;
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 StallReport::Wait wait(const std::string& peer, bool receives, std::int64_t ms) {
-  return {"10.0.0.1:" + std::to_string(ms) + " (" + peer + ")", receives, ms, "reason of " + peer};
+  return {"10.0.0.1:" + std::to_string(ms) + " (" + peer + ")",
+          receives ? StallReport::Waits::kToReceive : StallReport::Waits::kToSend, ms, "reason of " + peer};
 }
 
 std::vector<std::string>& logged() {
@@ -79,9 +81,11 @@ TEST_CASE(comms_that_wait_are_gathered_into_one_line) {
   CHECK_EQ(report.waits(&comms[2], wait("b", true, 30900), 400), "");
   const std::string line = report.waits(&comms[0], wait("a", false, 32500), 1500);
   // What is received comes first, one entry for the two comms with that peer.
-  CHECK_EQ(line.find("waiting for 32 s: to receive from 10.0.0.1:30900 (b) on 2 channels: reason of b; to send to "
-                     "10.0.0.1:32500 (a): reason of a. "),
-           0u);
+  CHECK_EQ(
+      line.find(
+          "this process has waited for 32 s: to receive from 10.0.0.1:30900 (b) on 2 channels: reason of b; to send to "
+          "10.0.0.1:32500 (a): reason of a. "),
+      0u);
   CHECK(has(line, "bagua-net blame"));
 }
 
@@ -109,6 +113,15 @@ TEST_CASE(the_end_is_reported_once_when_no_comm_waits_any_more) {
   // The next is a stall of its own.
   CHECK_EQ(report.waits(&comms[0], wait("a", true, kAfterMs), 90000), "");
   CHECK_EQ(report.goes_on(&comms[0]), "");
+}
+
+TEST_CASE(who_says_no_more_that_it_waits_is_forgotten) {
+  StallReport report(kAfterMs, 3);
+  const int comms[2] = {};
+  CHECK_EQ(report.waits(&comms[0], wait("a", true, kAfterMs), 0), "");
+  CHECK(has(report.waits(&comms[1], wait("b", true, kAfterMs), 1500), "(a)"));
+  const std::string line = report.waits(&comms[1], wait("b", true, 4 * kAfterMs), 3 * kAfterMs);
+  CHECK_EQ(line.find("rank 3 has waited for 120 s: to receive from 10.0.0.1:120000 (b): reason of b. "), 0u);
 }
 
 TEST_CASE(with_many_peers_those_that_are_waited_for_longest_are_named) {
@@ -145,8 +158,8 @@ TEST_CASE(a_comm_that_has_failed_waits_no_more) {
   CHECK(!outcome(received).is_ok());
   const int other = 0;
   std::string line;
-  for (const std::int64_t now_ms : {std::int64_t{1} << 40, (std::int64_t{1} << 40) + 2000}) {
-    line += connection.stalls.waits(&other, wait("a", true, kAfterMs), now_ms);
+  for (const int later_ms : {0, 2000}) {
+    line += connection.stalls.waits(&other, wait("a", true, kAfterMs), coarse_monotonic_ms() + later_ms);
   }
   CHECK(has(line, "reason of a"));
   CHECK(!has(line, "sender"));

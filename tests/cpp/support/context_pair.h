@@ -61,12 +61,12 @@ inline RecvComm* accept_from(TransportContext& context, ListenComm* listener) {
 
 inline Request* send(SendComm* comm, const std::vector<std::uint8_t>& message) {
   Request* request = nullptr;
-  CHECK_OK(TransportContext::isend(comm, message.data(), message.size(), nullptr, &request));
+  CHECK_OK(comm->isend(message.data(), message.size(), nullptr, &request));
   return request;
 }
 inline Request* receive(RecvComm* comm, std::vector<std::uint8_t>& room) {
   Request* request = nullptr;
-  CHECK_OK(TransportContext::irecv(comm, room.data(), room.size(), nullptr, &request));
+  CHECK_OK(comm->irecv(room.data(), room.size(), nullptr, &request));
   return request;
 }
 
