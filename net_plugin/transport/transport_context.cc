@@ -117,7 +117,7 @@ CommStats TransportContext::comm_stats(CommDirection direction, int device,
 Status TransportContext::listen(int device, std::uint8_t* handle, ListenComm** listen_comm) {
   *listen_comm = nullptr;
   BAGUA_NET_RETURN_IF_ERROR(check_device(device));
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   ConnectionService* connections = nullptr;
   BAGUA_NET_RETURN_IF_ERROR(service(&connections));
   auto created = std::make_unique<ListenComm>();
@@ -132,7 +132,7 @@ Status TransportContext::listen(int device, std::uint8_t* handle, ListenComm** l
 Status TransportContext::connect(int device, std::uint8_t* handle, SendComm** comm) {
   *comm = nullptr;
   BAGUA_NET_RETURN_IF_ERROR(check_device(device));
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   ConnectionService* connections = nullptr;
   BAGUA_NET_RETURN_IF_ERROR(service(&connections));
   bool ready = false;
@@ -183,7 +183,7 @@ SendPolicy TransportContext::send_policy(int device, const EstablishedConnection
 
 Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
   *comm = nullptr;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   ConnectionService* connections = nullptr;
   BAGUA_NET_RETURN_IF_ERROR(service(&connections));
   bool ready = false;
@@ -208,7 +208,7 @@ Status TransportContext::accept(ListenComm* listen_comm, RecvComm** comm) {
 
 void TransportContext::close(ListenComm* listen_comm) {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     if (service_ != nullptr) service_->stop_listening(listen_comm->id);
     listen_comms_.erase(listen_comm);
   }
@@ -223,7 +223,7 @@ void TransportContext::close(RecvComm* comm) { close_comm(comm); }
 void TransportContext::close_comm(Comm* comm) {
   std::unique_ptr<Comm> closing;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = comms_.find(comm);
     if (found == comms_.end()) return;
     closing = std::move(found->second);
@@ -232,14 +232,14 @@ void TransportContext::close_comm(Comm* comm) {
   }
   pool_.close(std::move(closing));
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     --closing_;
   }
   rest_if_idle();
 }
 
 void TransportContext::rest_if_idle() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   while (is_idle() && pool_.is_closing()) {
     ++closing_;  // so that the threads stay
     lock.unlock();

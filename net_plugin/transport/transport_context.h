@@ -14,10 +14,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "config/plugin_config.h"
 #include "stats/stats_page.h"
@@ -64,17 +64,17 @@ class TransportContext {
   TransportContext(const PluginConfig& config, std::vector<Device> devices, int workers, const cpu_set_t& affinity,
                    std::shared_ptr<Trace> trace);
 
-  // The running connection service, started if need be. With mutex_ held.
-  Status service(ConnectionService** service);
+  // The running connection service, started if need be.
+  Status service(ConnectionService** service) REQUIRES(mutex_);
   Status check_device(int device) const;
   CommStats comm_stats(CommDirection direction, int device, const EstablishedConnection& connection) const;
-  // How a send comm over this connection sends. With mutex_ held.
-  SendPolicy send_policy(int device, const EstablishedConnection& connection);
+  // How a send comm over this connection sends.
+  SendPolicy send_policy(int device, const EstablishedConnection& connection) REQUIRES(mutex_);
   StallReport* stalls() { return stalls_.after_ms() > 0 ? &stalls_ : nullptr; }
-  void close_comm(Comm* comm);
-  bool is_idle() const { return comms_.empty() && listen_comms_.empty() && closing_ == 0; }
-  // Ends the threads if nothing is open any more. Without mutex_.
-  void rest_if_idle();
+  void close_comm(Comm* comm) EXCLUDES(mutex_);
+  bool is_idle() const REQUIRES(mutex_) { return comms_.empty() && listen_comms_.empty() && closing_ == 0; }
+  // Ends the threads if nothing is open any more.
+  void rest_if_idle() EXCLUDES(mutex_);
 
   const PluginConfig config_;
   const std::vector<Device> devices_;
@@ -85,12 +85,12 @@ class TransportContext {
   WorkerPool pool_;
   const std::shared_ptr<StatsPage> stats_;
   const std::shared_ptr<Trace> trace_;
-  std::mutex mutex_;  // guards everything below
-  std::unique_ptr<ConnectionService> service_;
-  std::map<std::string, StreamGrowth> growth_;  // by interface name; outlives the comms
-  std::map<ListenComm*, std::unique_ptr<ListenComm>> listen_comms_;
-  std::map<Comm*, std::unique_ptr<Comm>> comms_;
-  int closing_ = 0;  // calls that close a comm, in mid-course
+  Mutex mutex_;
+  std::unique_ptr<ConnectionService> service_ GUARDED_BY(mutex_);
+  std::map<std::string, StreamGrowth> growth_ GUARDED_BY(mutex_);  // by interface name; outlives the comms
+  std::map<ListenComm*, std::unique_ptr<ListenComm>> listen_comms_ GUARDED_BY(mutex_);
+  std::map<Comm*, std::unique_ptr<Comm>> comms_ GUARDED_BY(mutex_);
+  int closing_ GUARDED_BY(mutex_) = 0;  // calls that close a comm, in mid-course
 };
 
 }  // namespace bagua_net

@@ -27,7 +27,7 @@ std::size_t ChunkPolicy::next_chunk_bytes(std::size_t remaining) const {
 }
 
 void ChunkScheduler::set_streams(int first, int end, std::uint64_t lost) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   streams_.clear();
   for (int stream = first; stream < end; ++stream) {
     if ((lost >> stream & 1) == 0)
@@ -41,13 +41,13 @@ void ChunkScheduler::set_streams(int first, int end, std::uint64_t lost) {
 }
 
 void ChunkScheduler::limit_flows(std::size_t min_bytes, bool limited) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   policy_.min_bytes = min_bytes;
   flows_are_limited_ = limited;
 }
 
 std::size_t ChunkScheduler::push(Request* request) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   queue_[tail_ % queue_.size()] = request;
   ++tail_;
   waiting_bytes_ += request->capacity_;
@@ -55,7 +55,7 @@ std::size_t ChunkScheduler::push(Request* request) {
 }
 
 Pull ChunkScheduler::pull(int stream, const Backlog& backlog, Chunk* chunk, int* better) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (head_ == tail_) return Pull::kNothing;
   Request* request = queue_[head_ % queue_.size()];
   std::size_t bytes = policy_.next_chunk_bytes(request->capacity_ - offset_);
@@ -117,15 +117,15 @@ bool ChunkScheduler::would_be_late(const Puller& puller, std::size_t bytes, int*
 }
 
 void ChunkScheduler::set_pace(int stream, const Pace& pace) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   puller(stream).pace = pace;
   find_fastest();
 }
 
 bool ChunkScheduler::outlasts_a_round_trip(std::size_t bytes) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (fastest_ == 0) return false;
-  return std::all_of(streams_.begin(), streams_.end(), [&](int stream) {
+  return std::all_of(streams_.begin(), streams_.end(), [&](int stream) REQUIRES(mutex_) {
     const Pace& pace = puller(stream).pace;
     return pace.bytes_per_ns < fastest_ || static_cast<double>(bytes) / fastest_ > pace.round_trip_ns;
   });

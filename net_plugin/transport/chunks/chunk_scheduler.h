@@ -14,9 +14,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "transport/chunks/chunk.h"
 #include "transport/chunks/limits.h"
 #include "transport/chunks/request.h"
@@ -64,7 +64,7 @@ class ChunkScheduler {
   Pull pull(int stream, const Backlog& backlog, Chunk* chunk, int* better);
   // Some of a message has not been taken yet.
   bool has_chunks() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     return head_ != tail_;
   }
   // Streams whose pace is unknown count as being as fast as the fastest.
@@ -78,26 +78,26 @@ class ChunkScheduler {
     Backlog backlog;  // when the stream pulled last
   };
 
-  Puller& puller(int stream) { return pullers_[static_cast<std::size_t>(stream)]; }
+  Puller& puller(int stream) REQUIRES(mutex_) { return pullers_[static_cast<std::size_t>(stream)]; }
   // What a stream so much slower than the fastest should take of a chunk of the usual size.
-  std::size_t suitable_bytes(const Pace& pace, std::size_t usual) const;
+  std::size_t suitable_bytes(const Pace& pace, std::size_t usual) const REQUIRES(mutex_);
   // From now until the peer has these bytes, if the stream takes them.
-  double delivery_ns(const Puller& puller, std::size_t bytes) const;
+  double delivery_ns(const Puller& puller, std::size_t bytes) const REQUIRES(mutex_);
   // Another stream would deliver these bytes noticeably sooner.
-  bool would_be_late(const Puller& puller, std::size_t bytes, int* better) const;
-  void find_fastest();
+  bool would_be_late(const Puller& puller, std::size_t bytes, int* better) const REQUIRES(mutex_);
+  void find_fastest() REQUIRES(mutex_);
 
-  std::mutex mutex_;  // guards everything below
-  ChunkPolicy policy_;
-  bool flows_are_limited_ = false;
-  std::vector<int> streams_{0};  // that pull; never empty
-  std::array<Request*, kMaxRequestsPerComm> queue_{};
-  std::uint64_t head_ = 0;  // the message being cut
-  std::uint64_t tail_ = 0;
-  std::size_t offset_ = 0;         // of the next chunk in it
-  std::size_t waiting_bytes_ = 0;  // of all messages in the queue, what no stream has taken yet
-  std::array<Puller, kMaxStreams> pullers_{};
-  double fastest_ = 0;  // of the streams that pull, bytes per ns; 0: unknown
+  Mutex mutex_;
+  ChunkPolicy policy_ GUARDED_BY(mutex_);
+  bool flows_are_limited_ GUARDED_BY(mutex_) = false;
+  std::vector<int> streams_ GUARDED_BY(mutex_){0};  // that pull; never empty
+  std::array<Request*, kMaxRequestsPerComm> queue_ GUARDED_BY(mutex_){};
+  std::uint64_t head_ GUARDED_BY(mutex_) = 0;  // the message being cut
+  std::uint64_t tail_ GUARDED_BY(mutex_) = 0;
+  std::size_t offset_ GUARDED_BY(mutex_) = 0;         // of the next chunk in it
+  std::size_t waiting_bytes_ GUARDED_BY(mutex_) = 0;  // of all messages in the queue, what no stream has taken yet
+  std::array<Puller, kMaxStreams> pullers_ GUARDED_BY(mutex_){};
+  double fastest_ GUARDED_BY(mutex_) = 0;  // of the streams that pull, bytes per ns; 0: unknown
 };
 
 }  // namespace bagua_net

@@ -21,7 +21,7 @@ Status do_not_fit_together(const FrameHeader& header) {
 
 std::uint64_t ReceiveTable::post(Request* request, Comm* comm, std::uint64_t number, void* data, std::size_t capacity,
                                  MemoryRegistration* registration) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   request->start(comm, number, data, capacity, registration);
   posted_[number % posted_.size()] = request;
   received_[number % posted_.size()].clear();
@@ -30,7 +30,7 @@ std::uint64_t ReceiveTable::post(Request* request, Comm* comm, std::uint64_t num
 }
 
 Status ReceiveTable::find(const FrameHeader& header, int stream_index, Request** request, Arrival* arrival) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   *request = nullptr;
   if (header.message_number >= posted_count_) {
     parked_streams_ |= bit(stream_index);
@@ -99,7 +99,7 @@ Status ReceiveTable::find(const FrameHeader& header, int stream_index, Request**
 }
 
 void ReceiveTable::finish(const FrameHeader& header, int stream_index) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if ((claiming_streams_ & bit(stream_index)) == 0) return;
   claiming_streams_ &= ~bit(stream_index);
   ChunkClaim& claim = claims_[static_cast<std::size_t>(stream_index)];
@@ -112,12 +112,12 @@ void ReceiveTable::finish(const FrameHeader& header, int stream_index) {
 }
 
 std::uint64_t ReceiveTable::parked_streams() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   return parked_streams_;
 }
 
 void ReceiveTable::release(int stream_index) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   claiming_streams_ &= ~bit(stream_index);
   parked_streams_ &= ~bit(stream_index);
 }

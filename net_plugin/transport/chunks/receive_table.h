@@ -20,8 +20,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "transport/chunks/chunk_scheduler.h"
 #include "transport/chunks/received_ranges.h"
@@ -83,7 +83,7 @@ class ReceiveTable {
   void finish(const FrameHeader& header, int stream_index);
   // Chunks that counted.
   std::uint64_t finished_chunks() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     return finished_chunks_;
   }
   // The stream is over: what it claims may come on another one.
@@ -97,14 +97,14 @@ class ReceiveTable {
 
  private:
   const bool tolerates_replays_;
-  std::mutex mutex_;  // guards everything below, but for the claims' states
-  std::array<Request*, kMaxRequestsPerComm> posted_{};
-  std::array<ReceivedRanges, kMaxRequestsPerComm> received_;
-  std::array<ChunkClaim, kMaxStreams> claims_;
-  std::uint64_t claiming_streams_ = 0;
-  std::uint64_t posted_count_ = 0;
-  std::uint64_t finished_chunks_ = 0;
-  std::uint64_t parked_streams_ = 0;
+  Mutex mutex_;
+  std::array<Request*, kMaxRequestsPerComm> posted_ GUARDED_BY(mutex_){};
+  std::array<ReceivedRanges, kMaxRequestsPerComm> received_ GUARDED_BY(mutex_);
+  std::array<ChunkClaim, kMaxStreams> claims_;  // also guarded by mutex_, but for their states
+  std::uint64_t claiming_streams_ GUARDED_BY(mutex_) = 0;
+  std::uint64_t posted_count_ GUARDED_BY(mutex_) = 0;
+  std::uint64_t finished_chunks_ GUARDED_BY(mutex_) = 0;
+  std::uint64_t parked_streams_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace bagua_net

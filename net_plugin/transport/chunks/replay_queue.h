@@ -6,10 +6,10 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "transport/chunks/chunk.h"
 
 namespace bagua_net {
@@ -20,7 +20,7 @@ class ReplayQueue {
   bool any() const { return any_.load(std::memory_order_acquire); }
 
   void put(std::vector<Chunk> chunks) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     for (Chunk& chunk : chunks) {
       const Position position{chunk.message_number, chunk.offset};
       chunks_.emplace(position, std::move(chunk));
@@ -29,7 +29,7 @@ class ReplayQueue {
   }
   // The first chunk of the message least_number or a later one; false: there is none.
   bool pull(std::uint64_t least_number, Chunk* chunk) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = chunks_.lower_bound({least_number, 0});
     if (found == chunks_.end()) return false;
     *chunk = std::move(found->second);
@@ -43,7 +43,7 @@ class ReplayQueue {
     std::uint64_t first_message = 0;
   };
   Summary summary() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     Summary summary;
     summary.chunks = chunks_.size();
     if (!chunks_.empty()) summary.first_message = chunks_.begin()->first.first;
@@ -54,8 +54,8 @@ class ReplayQueue {
  private:
   using Position = std::pair<std::uint64_t, std::size_t>;  // message number, offset
 
-  std::mutex mutex_;  // guards everything below
-  std::multimap<Position, Chunk> chunks_;
+  Mutex mutex_;
+  std::multimap<Position, Chunk> chunks_ GUARDED_BY(mutex_);
   std::atomic<bool> any_{false};
 };
 

@@ -41,7 +41,7 @@ Status Comm::start_streams(std::vector<std::unique_ptr<ByteStream>> streams) {
       arrivals_->set_on_change([recovery = recovery_, id = recovery_id_] { recovery->notify(id); });
     }
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   int index = 0;
   for (std::unique_ptr<ByteStream>& bytes : streams) {
     BAGUA_NET_RETURN_IF_ERROR(add_stream(make_stream(std::move(bytes), index++), StreamPhase::kLive));
@@ -70,7 +70,7 @@ Status Comm::add_stream(std::unique_ptr<DataStream> stream, StreamPhase phase) {
   stream->set_stats(stats_.open_stream(stream->index()));
   {
     // Either fail() sees this stream, or this sees the failure.
-    const std::lock_guard<std::mutex> lock(failure_mutex_);
+    const MutexLock lock(failure_mutex_);
     place.stream = std::move(stream);
     if (has_failed()) place.stream->shutdown();
   }
@@ -94,18 +94,19 @@ void Comm::watch(const StreamTable::Place& place) {
   if (!status.is_ok()) log("Bagua-Net: a connection to " + peer_ + " is not watched: " + status.message());
 }
 
-void Comm::detach(StreamTable::Place& place) {
+void Comm::detach(std::size_t index) {
+  StreamTable::Place& place = streams_[index];
   EventLoopWorker* worker = place.worker.exchange(nullptr);
   if (worker != nullptr) worker->detach(place.stream.get(), place.worker_stream_id.load());
 }
 
 void Comm::remove(std::size_t index, StreamPhase to) {
   StreamTable::Place& place = streams_[index];
-  detach(place);
+  detach(index);
   if (recovery_ != nullptr && is_own(index)) recovery_->unwatch(place.stream->fd());
   std::unique_ptr<DataStream> gone;
   {
-    const std::lock_guard<std::mutex> lock(failure_mutex_);
+    const MutexLock lock(failure_mutex_);
     gone = std::move(place.stream);
   }
   move(index, to);
@@ -130,7 +131,7 @@ bool Comm::take_away_streams() {
     }
     if (place.stream->state() != StreamState::kLost) continue;
     stats_->streams_lost.add(1);
-    detach(place);
+    detach(index);
     const StreamPhase to = on_lost(*place.stream);
     remove(index, to);
     any = true;
@@ -175,7 +176,7 @@ bool Comm::adopt_arrivals() {
 }
 
 std::vector<std::string> Comm::recover() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!stopped_ && !has_failed()) {
     tick();
     adopt_changes();
@@ -196,11 +197,11 @@ void Comm::stop_recovering() {
 
 void Comm::drive_alone() {
   alone_ = true;
-  for (std::size_t index = 0; index < streams_.size(); ++index) detach(streams_[index]);
+  for (std::size_t index = 0; index < streams_.size(); ++index) detach(index);
 }
 
 void Comm::stop_streams() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   stop_driving();
 }
 
@@ -211,7 +212,7 @@ void Comm::stop_driving() {
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     StreamTable::Place& place = streams_[index];
     if (place.stream == nullptr) continue;
-    detach(place);
+    detach(index);
     if (is_orderly) place.stream->say_goodbye(next_number_);
     place.stream->abandon();
   }
@@ -219,7 +220,7 @@ void Comm::stop_driving() {
 }
 
 Status Comm::register_memory(void* data, std::size_t bytes, MemoryRegistration** registration) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   registrations_.push_back(std::make_unique<MemoryRegistration>(MemoryRegistration{data, bytes}));
   *registration = registrations_.back().get();
   return Status::ok();
@@ -228,7 +229,7 @@ Status Comm::register_memory(void* data, std::size_t bytes, MemoryRegistration**
 Status Comm::deregister_memory(MemoryRegistration* registration) {
   bool in_use = false;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     in_use = std::any_of(requests_.begin(), requests_.end(), [&](const Request& request) {
       return request.in_use_ && request.registration_ == registration && !request.is_done();
     });
@@ -237,7 +238,7 @@ Status Comm::deregister_memory(MemoryRegistration* registration) {
     fail(Status::remote_error("the communicator was aborted while data was in flight"));
     stop_streams();
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = std::find_if(registrations_.begin(), registrations_.end(),
                                   [&](const auto& owned) { return owned.get() == registration; });
   if (found == registrations_.end()) {
@@ -249,7 +250,7 @@ Status Comm::deregister_memory(MemoryRegistration* registration) {
 
 void Comm::fail(Status status) {
   {
-    const std::lock_guard<std::mutex> lock(failure_mutex_);
+    const MutexLock lock(failure_mutex_);
     if (!failure_.is_ok()) return;
     failure_ = status;
     try {
@@ -262,9 +263,9 @@ void Comm::fail(Status status) {
   failed_.store(true);
   if (stalls_ != nullptr) [[maybe_unused]]
     const std::string ignored = stalls_->goes_on(this);
-  const std::lock_guard<std::mutex> lock(failure_mutex_);
+  const MutexLock lock(failure_mutex_);
   for (std::size_t index = 0; index < kMaxStreams; ++index) {
-    if (streams_[index].stream != nullptr) streams_[index].stream->shutdown();
+    if (shared_streams()[index].stream != nullptr) shared_streams()[index].stream->shutdown();
   }
 }
 
@@ -274,7 +275,7 @@ Status Comm::give_up() {
 }
 
 Status Comm::failure() {
-  const std::lock_guard<std::mutex> lock(failure_mutex_);
+  const MutexLock lock(failure_mutex_);
   return failure_;
 }
 
@@ -312,7 +313,7 @@ bool Comm::drive_own_streams() {
 
 void Comm::kick(int stream_index) {
   // A kick that comes after the stream was detached finds nobody.
-  const StreamTable::Place& place = streams_[static_cast<std::size_t>(stream_index)];
+  const StreamTable::Place& place = shared_streams()[static_cast<std::size_t>(stream_index)];
   EventLoopWorker* worker = place.worker.load(std::memory_order_acquire);
   if (worker != nullptr) worker->kick(place.worker_stream_id.load(std::memory_order_acquire));
 }
@@ -335,7 +336,7 @@ Status Comm::test(Request* request, bool* done, std::size_t* bytes) {
   std::string line;
   Status status = Status::ok();
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     status = test_locked(request, done, bytes, &line);
   }
   if (!line.empty()) BAGUA_NET_WARN(line);

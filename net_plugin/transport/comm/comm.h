@@ -15,10 +15,10 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "stats/comm_stats.h"
 #include "transport/chunks/chunk_scheduler.h"
@@ -82,99 +82,98 @@ class Comm : public FailureSink, public Recoverable {
   // Called once by the constructor's owner.
   Status start_streams(std::vector<std::unique_ptr<ByteStream>> streams);
   bool has_arrivals() const { return arrivals_ != nullptr && arrivals_->any(); }
-  bool has_changes() const {
+  bool has_changes() const REQUIRES(mutex_) {
     return has_arrivals() || some_are_over_.load(std::memory_order_relaxed) ||
            streams_.count(StreamPhase::kReplaying) + streams_.count(StreamPhase::kLost) != 0;
   }
-  // Takes away the streams that were lost and takes in those that have joined meanwhile. The comm may fail. With mutex_
-  // held.
-  void adopt_changes();
-  virtual std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) = 0;
-  // The stream was lost; nobody drives it, and it goes when this returns. Returns the phase of its place then. With
-  // mutex_ held.
-  virtual StreamPhase on_lost(DataStream& stream) = 0;
-  // Where a stream that joins is to go; -1: nowhere. With mutex_ held.
-  virtual int place_of(Joining joining) = 0;
-  // A stream in kReplaying has moved what was sent before. With mutex_ held.
-  virtual bool has_replayed(const DataStream& stream) const = 0;
-  virtual void on_join_failure(const StreamArrivals::Failure& /*failure*/) {}
-  // Streams were lost or have joined. With mutex_ held.
-  virtual void on_change() {}
-  // Places may wait for that. With mutex_ held.
-  virtual void ask_for_streams() {}
-  // Looks after what nobody waits for. With mutex_ held.
-  virtual void tick() {}
+  // Takes away the streams that were lost and takes in those that have joined meanwhile. The comm may fail.
+  void adopt_changes() REQUIRES(mutex_);
+  virtual std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) REQUIRES(mutex_) = 0;
+  // The stream was lost; nobody drives it, and it goes when this returns. Returns the phase of its place then.
+  virtual StreamPhase on_lost(DataStream& stream) REQUIRES(mutex_) = 0;
+  // Where a stream that joins is to go; -1: nowhere.
+  virtual int place_of(Joining joining) REQUIRES(mutex_) = 0;
+  // A stream in kReplaying has moved what was sent before.
+  virtual bool has_replayed(const DataStream& stream) const REQUIRES(mutex_) = 0;
+  virtual void on_join_failure(const StreamArrivals::Failure& /*failure*/) REQUIRES(mutex_) {}
+  // Streams were lost or have joined.
+  virtual void on_change() REQUIRES(mutex_) {}
+  // Places may wait for that.
+  virtual void ask_for_streams() REQUIRES(mutex_) {}
+  // Looks after what nobody waits for.
+  virtual void tick() REQUIRES(mutex_) {}
 
   // Takes every stream away from its driver, for good. Derived destructors call it before their members go.
-  void stop_streams();
-  void stop_driving();  // the same, with mutex_ held
-  // No recovery any more: what derived destructors begin with. Without mutex_.
-  void stop_recovering();
-  // Every stream is the comm's own from now on, also those that join. With mutex_ held.
-  void drive_alone();
-  // What a caller is told of a failed comm: from then on its memory is its own again. With mutex_ held.
-  Status give_up();
+  void stop_streams() EXCLUDES(mutex_);
+  void stop_driving() REQUIRES(mutex_);  // the same
+  // No recovery any more: what derived destructors begin with.
+  void stop_recovering() EXCLUDES(mutex_);
+  // Every stream is the comm's own from now on, also those that join.
+  void drive_alone() REQUIRES(mutex_);
+  // What a caller is told of a failed comm: from then on its memory is its own again.
+  Status give_up() REQUIRES(mutex_);
 
   // The next free request of the ring; nullptr when the oldest is not finished: "later".
-  Request* free_request();
-  // Hands the comm's own streams some time; true: they want more at once. With mutex_ held.
-  bool drive_own_streams();
+  Request* free_request() REQUIRES(mutex_);
+  // Hands the comm's own streams some time; true: they want more at once.
+  bool drive_own_streams() REQUIRES(mutex_);
   void kick(int stream_index);  // any thread
-  // The first stream that is not the comm's own has a worker, and that one does not sleep. With mutex_ held.
-  bool has_awake_worker() const;
-  // Wakes the workers of the first so many of those streams. With mutex_ held.
-  void rouse_workers(std::size_t streams);
-  Status failure();
+  // The first stream that is not the comm's own has a worker, and that one does not sleep.
+  bool has_awake_worker() const REQUIRES(mutex_);
+  // Wakes the workers of the first so many of those streams.
+  void rouse_workers(std::size_t streams) REQUIRES(mutex_);
+  Status failure() EXCLUDES(failure_mutex_);
   bool has_failed() const { return failed_.load(); }
-  bool has_unfinished_requests() const;
+  bool has_unfinished_requests() const REQUIRES(mutex_);
   // Written by the recovery thread.
-  void log(std::string line) {
+  void log(std::string line) REQUIRES(mutex_) {
     if (recovery_ != nullptr) log_.push_back(std::move(line));
   }
-  // Anything that makes an unfinished request hopeless, beyond a failure. With mutex_ held.
-  virtual Status check_progress_possible() { return Status::ok(); }
-  // What an unfinished request waits for. With mutex_ held.
-  virtual std::string stall_reason() = 0;
+  // Anything that makes an unfinished request hopeless, beyond a failure.
+  virtual Status check_progress_possible() REQUIRES(mutex_) { return Status::ok(); }
+  // What an unfinished request waits for.
+  virtual std::string stall_reason() REQUIRES(mutex_) = 0;
   virtual bool has_own_work(const Request& request) const = 0;
   virtual std::size_t message_bytes(const Request& request) const = 0;
-  // The request is done and about to be given back. With mutex_ held.
-  virtual void on_finished(const Request&) {}
+  // The request is done and about to be given back.
+  virtual void on_finished(const Request&) REQUIRES(mutex_) {}
 
   CommStats stats_;  // before the streams: they count in it
 
-  bool is_own(std::size_t index) const { return alone_ || index == 0 || pool_->size() == 0; }
-  // Gives the stream to its worker, unless it is the comm's own. With mutex_ held.
-  Status drive(std::size_t index);
-  // Takes it from its worker, if it has one. With mutex_ held.
-  static void detach(StreamTable::Place& place);
-  // Takes a stream away, for good. With mutex_ held.
-  void remove(std::size_t index, StreamPhase to);
-  // Every change of a phase. With mutex_ held.
-  void move(std::size_t index, StreamPhase to);
+  bool is_own(std::size_t index) const REQUIRES(mutex_) { return alone_ || index == 0 || pool_->size() == 0; }
+  // Gives the stream to its worker, unless it is the comm's own.
+  Status drive(std::size_t index) REQUIRES(mutex_);
+  // Takes it from its worker, if it has one.
+  void detach(std::size_t index) REQUIRES(mutex_);
+  // Takes a stream away, for good.
+  void remove(std::size_t index, StreamPhase to) REQUIRES(mutex_);
+  // Every change of a phase.
+  void move(std::size_t index, StreamPhase to) REQUIRES(mutex_);
 
-  // Guards the own streams, the table, the ring and the registrations. NCCL calls a comm from one thread at a time, but
-  // tears it down from another than the one that moved its data.
-  std::mutex mutex_;
-  StreamTable streams_;
-  std::array<Request, kMaxRequestsPerComm> requests_;
-  std::uint64_t next_number_ = 0;
+  // NCCL calls a comm from one thread at a time, but tears it down from another than the one that moved its data.
+  Mutex mutex_;
+  StreamTable streams_ GUARDED_BY(mutex_);
+  std::array<Request, kMaxRequestsPerComm> requests_ GUARDED_BY(mutex_);
+  std::uint64_t next_number_ GUARDED_BY(mutex_) = 0;
   const std::string peer_;
   const bool recovers_;
 
  private:
-  Status add_stream(std::unique_ptr<DataStream> stream, StreamPhase phase);
+  Status add_stream(std::unique_ptr<DataStream> stream, StreamPhase phase) REQUIRES(mutex_);
   // True: there were some.
-  bool adopt_arrivals();
-  bool take_away_streams();
-  void end_replaying();
+  bool adopt_arrivals() REQUIRES(mutex_);
+  bool take_away_streams() REQUIRES(mutex_);
+  void end_replaying() REQUIRES(mutex_);
   // Streams from the first on that are the comm's own.
-  std::size_t own_streams() const { return alone_ || pool_->size() == 0 ? streams_.size() : 1; }
+  std::size_t own_streams() const REQUIRES(mutex_) { return alone_ || pool_->size() == 0 ? streams_.size() : 1; }
   // Lets the recovery thread know what becomes of one of the comm's own streams.
-  void watch(const StreamTable::Place& place);
+  void watch(const StreamTable::Place& place) REQUIRES(mutex_);
+  // What may be looked at without mutex_: by kick() the atomics, and by fail(), with failure_mutex_, the streams.
+  StreamTable& shared_streams() NO_THREAD_SAFETY_ANALYSIS { return streams_; }
   Status test(Request* request, bool* done, std::size_t* bytes);
-  Status test_locked(Request* request, bool* done, std::size_t* bytes, std::string* line);
-  // Looks once a second whether requests wait too long. With mutex_ held.
-  std::string look_for_stall();
+  Status test_locked(Request* request, bool* done, std::size_t* bytes, std::string* line) REQUIRES(mutex_);
+  // Looks once a second whether requests wait too long.
+  std::string look_for_stall() REQUIRES(mutex_);
 
   const Direction direction_;
   WorkerPool* const pool_;
@@ -182,19 +181,19 @@ class Comm : public FailureSink, public Recoverable {
   const std::shared_ptr<StreamArrivals> arrivals_;
   FaultInjector* const faults_;
   StallReport* const stalls_;
-  std::int64_t look_ms_ = 0;  // when to look for a stall again
-  bool is_stalled_ = false;   // it was reported
-  bool stopped_ = false;      // guarded by mutex_: no stream is driven any more
-  bool alone_ = false;        // drive_alone()
-  std::size_t next_own_ = 0;  // of the own streams, which begins
-  std::vector<std::string> log_;
-  std::vector<std::unique_ptr<MemoryRegistration>> registrations_;
+  std::int64_t look_ms_ GUARDED_BY(mutex_) = 0;  // when to look for a stall again
+  bool is_stalled_ GUARDED_BY(mutex_) = false;   // it was reported
+  bool stopped_ GUARDED_BY(mutex_) = false;      // no stream is driven any more
+  bool alone_ GUARDED_BY(mutex_) = false;        // drive_alone()
+  std::size_t next_own_ GUARDED_BY(mutex_) = 0;  // of the own streams, which begins
+  std::vector<std::string> log_ GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<MemoryRegistration>> registrations_ GUARDED_BY(mutex_);
   RecoveryThread* recovery_ = nullptr;  // nullptr: no recovery, or none any more
   std::uint64_t recovery_id_ = 0;
   std::atomic<bool> some_are_over_{false};  // streams whose phase does not say so yet
-  std::mutex failure_mutex_;                // innermost but for the recovery thread's
-  Status failure_;                          // guarded by failure_mutex_; so are the streams in their places for fail()
-  std::atomic<bool> failed_{false};         // set after failure_ was written
+  Mutex failure_mutex_;                     // held also to put a stream into its place or take it away
+  Status failure_ GUARDED_BY(failure_mutex_);
+  std::atomic<bool> failed_{false};  // set after failure_ was written
 };
 
 }  // namespace bagua_net

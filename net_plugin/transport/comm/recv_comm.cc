@@ -53,7 +53,7 @@ std::unique_ptr<DataStream> RecvComm::make_stream(std::unique_ptr<ByteStream> by
 
 Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* registration, Request** request) {
   *request = nullptr;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (has_failed()) return give_up();
   Request* posted = free_request();
   if (posted == nullptr) return Status::ok();
@@ -106,7 +106,7 @@ int RecvComm::place_of(Joining joining) {
   }
   // Its sender knows that it is lost, and sends all of it again that was not acknowledged.
   if (DataStream* const lost = streams_[0].stream.get(); lost != nullptr) {
-    detach(streams_[0]);
+    detach(0);
     static_cast<RecvStream*>(lost)->give_up(Status::remote_error("the peer has replaced it"));
     remove(0, on_lost(*lost));
   }

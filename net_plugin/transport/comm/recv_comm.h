@@ -50,37 +50,37 @@ class RecvComm final : public Comm {
         table_(policy_.recovers),
         probe_(policy_.contact) {}
 
-  std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) override;
-  StreamPhase on_lost(DataStream& stream) override;
-  int place_of(Joining joining) override;
-  bool has_replayed(const DataStream& stream) const override;
-  Status check_progress_possible() override;
-  std::string stall_reason() override;
+  std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) REQUIRES(mutex_) override;
+  StreamPhase on_lost(DataStream& stream) REQUIRES(mutex_) override;
+  int place_of(Joining joining) REQUIRES(mutex_) override;
+  bool has_replayed(const DataStream& stream) const REQUIRES(mutex_) override;
+  Status check_progress_possible() REQUIRES(mutex_) override;
+  std::string stall_reason() REQUIRES(mutex_) override;
   bool has_own_work(const Request&) const override { return true; }  // any message may come on stream 0
   std::size_t message_bytes(const Request& request) const override;
-  void on_finished(const Request& request) override;
+  void on_finished(const Request& request) REQUIRES(mutex_) override;
   // A stream was lost because of damaged data: the comm fails if nothing else arrives.
-  void count_damage(const Status& damage);
+  void count_damage(const Status& damage) REQUIRES(mutex_);
   // No connection is left, and no other will come: why; empty: one may come.
-  std::string why_none_will_come();
+  std::string why_none_will_come() REQUIRES(mutex_);
   // The failure of the first receive that waits; ok: none does. sent: messages that the sender has sent, if it says so.
-  Status fail_waiting(const std::string& why, std::optional<std::uint64_t> sent = {});
+  Status fail_waiting(const std::string& why, std::optional<std::uint64_t> sent = {}) REQUIRES(mutex_);
 
   const RecvPolicy policy_;
   const int first_streams_;  // that the comm began with
   ReceiveTable table_;
 
-  // All below: with mutex_ held.
-  std::size_t losses_ = 0;
-  std::size_t damages_ = 0;            // of them, for damaged data
-  std::size_t damages_in_a_row_ = 0;   // with no chunk in between that arrived intact
-  std::uint64_t intact_chunks_ = 0;    // when the last of them was seen
-  bool last_loss_was_silent_ = false;  // no answer, rather than a word of the peer's host or the network
-  std::string last_loss_;
-  std::int64_t none_left_ms_ = 0;  // since when no stream is left; 0: there are some
-  PeerProbe probe_;
-  std::int64_t answered_ms_ = 0;  // when the sender's process answered last since then
-  std::int64_t refused_ms_ = 0;   // since when it refuses; 0: it does not
+  std::size_t losses_ GUARDED_BY(mutex_) = 0;
+  std::size_t damages_ GUARDED_BY(mutex_) = 0;           // of them, for damaged data
+  std::size_t damages_in_a_row_ GUARDED_BY(mutex_) = 0;  // with no chunk in between that arrived intact
+  std::uint64_t intact_chunks_ GUARDED_BY(mutex_) = 0;   // when the last of them was seen
+  bool last_loss_was_silent_ GUARDED_BY(mutex_) =
+      false;  // no answer, rather than a word of the peer's host or the network
+  std::string last_loss_ GUARDED_BY(mutex_);
+  std::int64_t none_left_ms_ GUARDED_BY(mutex_) = 0;  // since when no stream is left; 0: there are some
+  PeerProbe probe_ GUARDED_BY(mutex_);
+  std::int64_t answered_ms_ GUARDED_BY(mutex_) = 0;  // when the sender's process answered last since then
+  std::int64_t refused_ms_ GUARDED_BY(mutex_) = 0;   // since when it refuses; 0: it does not
 };
 
 }  // namespace bagua_net

@@ -81,7 +81,7 @@ Status SendComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::s
       new SendComm(std::move(peer), std::move(arrivals), std::move(policy), pool, count, std::move(stats)));
   BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
   {
-    const std::lock_guard<std::mutex> lock(created->mutex_);
+    const MutexLock lock(created->mutex_);
     created->follow_target(count, 0);
   }
   *comm = std::move(created);
@@ -117,7 +117,7 @@ bool SendComm::wants_workers(std::size_t bytes) const {
 
 Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* registration, Request** request) {
   *request = nullptr;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (has_failed()) return give_up();
   Request* posted = free_request();
   if (posted == nullptr) return Status::ok();
@@ -200,7 +200,7 @@ void SendComm::give_back_streams(std::size_t kept, std::int64_t now_ns) {
   while (streams_.size() > std::max(kept, in_use_)) {
     const std::size_t last = streams_.size() - 1;
     if (streams_[last].phase() != StreamPhase::kLive || stream(last)->is_over()) return;
-    detach(streams_[last]);
+    detach(last);
     stream(last)->listen();
     if (!stream(last)->is_acknowledged()) {
       stream(last)->ask_for_acknowledgement();
@@ -358,7 +358,7 @@ void SendComm::check_liveness() {
     }
     if (silent_ms[index] < stream_ms) continue;
     silent_since_ms_ = since_ms;
-    detach(streams_[index]);
+    detach(index);
     stream(index)->give_up(
         Status::remote_error("no answer for " + std::to_string(silent_ms[index] / 1000) + " s on this connection"));
   }
@@ -423,7 +423,7 @@ bool SendComm::has_replayed(const DataStream& stream) const {
 }
 
 bool SendComm::depends_on_missing_streams() {
-  const auto depends = [this](ChunkScheduler& chunks, ReplayQueue& replay) {
+  const auto depends = [this](ChunkScheduler& chunks, ReplayQueue& replay) REQUIRES(mutex_) {
     const ReplayQueue::Summary lost = replay.summary();
     bool takes_new = false;
     bool takes_lost = lost.chunks == 0;
@@ -476,7 +476,7 @@ void SendComm::on_join_failure(const StreamArrivals::Failure& failed) {
 }
 
 bool SendComm::is_closed(std::int64_t now_ms) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!recovers_ || has_failed() || has_unfinished_requests()) return true;
   if (close_by_ms_ == 0) {
     close_by_ms_ = now_ms + kLingerMs;

@@ -68,28 +68,28 @@ class SendComm final : public Comm {
   SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, SendPolicy policy, WorkerPool* pool,
            std::size_t streams, CommStats stats);
 
-  std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) override;
-  StreamPhase on_lost(DataStream& stream) override;
-  int place_of(Joining joining) override;
-  bool has_replayed(const DataStream& stream) const override;
-  void on_join_failure(const StreamArrivals::Failure& failure) override;
-  void on_change() override;
-  void ask_for_streams() override;
-  void tick() override;
-  std::string stall_reason() override;
+  std::unique_ptr<DataStream> make_stream(std::unique_ptr<ByteStream> bytes, int index) REQUIRES(mutex_) override;
+  StreamPhase on_lost(DataStream& stream) REQUIRES(mutex_) override;
+  int place_of(Joining joining) REQUIRES(mutex_) override;
+  bool has_replayed(const DataStream& stream) const REQUIRES(mutex_) override;
+  void on_join_failure(const StreamArrivals::Failure& failure) REQUIRES(mutex_) override;
+  void on_change() REQUIRES(mutex_) override;
+  void ask_for_streams() REQUIRES(mutex_) override;
+  void tick() REQUIRES(mutex_) override;
+  std::string stall_reason() REQUIRES(mutex_) override;
   bool has_own_work(const Request& request) const override;
   std::size_t message_bytes(const Request& request) const override;
-  void on_finished(const Request& request) override;
-  Status check_progress_possible() override;
-  void check_liveness();
-  bool should_stripe(std::size_t bytes) const;
+  void on_finished(const Request& request) REQUIRES(mutex_) override;
+  Status check_progress_possible() REQUIRES(mutex_) override;
+  void check_liveness() REQUIRES(mutex_);
+  bool should_stripe(std::size_t bytes) const REQUIRES(mutex_);
   // The calling thread moves a message of this size, and would rather not have to move the next.
   bool wants_workers(std::size_t bytes) const;
-  void kick_streams(std::size_t waiting_bytes);
+  void kick_streams(std::size_t waiting_bytes) REQUIRES(mutex_);
   // The network is known to limit single connections: the comm grew.
-  bool flows_are_limited() const { return in_use_ > first_streams_; }
-  std::size_t min_chunk_bytes() const;
-  std::size_t chunks_in(std::size_t bytes) const;
+  bool flows_are_limited() const REQUIRES(mutex_) { return in_use_ > first_streams_; }
+  std::size_t min_chunk_bytes() const REQUIRES(mutex_);
+  std::size_t chunks_in(std::size_t bytes) const REQUIRES(mutex_);
 
   // The streams that large messages may take: all, or from 1 on where workers drive those.
   std::size_t first_wide_stream() const { return workers_own_stripes_ ? 1 : 0; }
@@ -97,26 +97,28 @@ class SendComm final : public Comm {
   // Large enough for more than one chunk where each flow is limited.
   bool is_large(std::size_t bytes) const { return bytes > policy_.min_chunk_bytes / kLimitedFlowShare; }
   // Growth: tells of a large message, and brings the streams in use to the number that StreamGrowth names.
-  void watch_growth(std::size_t bytes);
-  bool all_streams_are_full() const;
-  void follow_target(std::size_t target, std::int64_t now_ns);
+  void watch_growth(std::size_t bytes) REQUIRES(mutex_);
+  bool all_streams_are_full() const REQUIRES(mutex_);
+  void follow_target(std::size_t target, std::int64_t now_ns) REQUIRES(mutex_);
   // Closes a stream that a trial has opened for nothing, once the peer has all of it.
-  void give_back_streams(std::size_t kept, std::int64_t now_ns);
+  void give_back_streams(std::size_t kept, std::int64_t now_ns) REQUIRES(mutex_);
   // Which streams take new chunks, after the number in use or the streams themselves have changed.
-  void use_streams(std::size_t in_use);
+  void use_streams(std::size_t in_use) REQUIRES(mutex_);
 
   bool is_striped(std::size_t index) const { return workers_own_stripes_ && index > 0; }
   ReplayQueue& replay_of(std::size_t index) { return is_striped(index) ? striped_replay_ : own_replay_; }
   const ReplayQueue& replay_of(std::size_t index) const { return is_striped(index) ? striped_replay_ : own_replay_; }
   // What stands there, as what it is; nullptr: nothing.
-  SendStream* stream(std::size_t index) const { return static_cast<SendStream*>(streams_[index].stream.get()); }
-  std::uint64_t missing_streams() const {
+  SendStream* stream(std::size_t index) const REQUIRES(mutex_) {
+    return static_cast<SendStream*>(streams_[index].stream.get());
+  }
+  std::uint64_t missing_streams() const REQUIRES(mutex_) {
     return streams_.places_in(StreamPhase::kLost) | streams_.places_in(StreamPhase::kAsked);
   }
   // Something is to be sent that no stream which is left would take.
-  bool depends_on_missing_streams();
+  bool depends_on_missing_streams() REQUIRES(mutex_);
   // What is under way, and for how long nothing has happened, as the end of an error.
-  std::string outstanding();
+  std::string outstanding() REQUIRES(mutex_);
 
   const SendPolicy policy_;
   const std::size_t first_streams_;  // that the comm began with
@@ -127,24 +129,26 @@ class SendComm final : public Comm {
   ReplayQueue own_replay_;
   ReplayQueue striped_replay_;
 
-  // All below: with mutex_ held.
-  std::size_t in_use_ = 0;       // streams that take new chunks, from the first on
-  std::size_t next_kicked_ = 0;  // of the wide streams, where each flow is limited
-  std::size_t large_under_way_ = 0;
-  std::size_t striped_under_way_ = 0;
-  std::size_t asked_for_ = 0;      // streams in all, those that are here included
-  std::int64_t ask_again_ns_ = 0;  // when to give up on those that did not come
-  std::int64_t give_back_ns_ = 0;  // when to look for streams to close; 0: there are none
-  std::int64_t check_liveness_ms_ = 0;
-  std::array<std::int64_t, kMaxStreams> answered_ms_{};  // when all that it sent was answered, as far as was looked
+  std::size_t in_use_ GUARDED_BY(mutex_) = 0;       // streams that take new chunks, from the first on
+  std::size_t next_kicked_ GUARDED_BY(mutex_) = 0;  // of the wide streams, where each flow is limited
+  std::size_t large_under_way_ GUARDED_BY(mutex_) = 0;
+  std::size_t striped_under_way_ GUARDED_BY(mutex_) = 0;
+  std::size_t asked_for_ GUARDED_BY(mutex_) = 0;      // streams in all, those that are here included
+  std::int64_t ask_again_ns_ GUARDED_BY(mutex_) = 0;  // when to give up on those that did not come
+  std::int64_t give_back_ns_ GUARDED_BY(mutex_) = 0;  // when to look for streams to close; 0: there are none
+  std::int64_t check_liveness_ms_ GUARDED_BY(mutex_) = 0;
+  std::array<std::int64_t, kMaxStreams> answered_ms_
+      GUARDED_BY(mutex_){};  // when all that it sent was answered, as far as was looked
 
-  std::int64_t ask_lost_ms_ = 0;      // when to ask for the streams in kLost, unless something depends on them
-  std::int64_t silent_since_ms_ = 0;  // streams were given up for silence, and nothing was acknowledged since; 0: not
-  std::int64_t lost_ms_ = 0;          // when the last stream was lost
-  std::size_t losses_ = 0;
-  std::string last_loss_;
-  std::int64_t close_by_ms_ = 0;   // 0: nobody closes the comm
-  std::int64_t delivered_ms_ = 0;  // since when the peer's kernel has everything
+  std::int64_t ask_lost_ms_ GUARDED_BY(mutex_) =
+      0;  // when to ask for the streams in kLost, unless something depends on them
+  std::int64_t silent_since_ms_ GUARDED_BY(mutex_) =
+      0;  // streams were given up for silence, and nothing was acknowledged since; 0: not
+  std::int64_t lost_ms_ GUARDED_BY(mutex_) = 0;  // when the last stream was lost
+  std::size_t losses_ GUARDED_BY(mutex_) = 0;
+  std::string last_loss_ GUARDED_BY(mutex_);
+  std::int64_t close_by_ms_ GUARDED_BY(mutex_) = 0;   // 0: nobody closes the comm
+  std::int64_t delivered_ms_ GUARDED_BY(mutex_) = 0;  // since when the peer's kernel has everything
 };
 
 }  // namespace bagua_net

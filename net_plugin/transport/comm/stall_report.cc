@@ -30,7 +30,7 @@ const char* words(StallReport::Waits what) {
 }  // namespace
 
 std::string StallReport::waits(const void* comm, Wait wait, std::int64_t now_ms) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   longest_ms_ = std::max(longest_ms_, wait.ms);
   wait.said_ms = now_ms;
   waiting_[comm] = std::move(wait);
@@ -46,7 +46,7 @@ std::string StallReport::waits(const void* comm, Wait wait, std::int64_t now_ms)
 }
 
 std::string StallReport::goes_on(const void* comm) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (waiting_.erase(comm) == 0 || !waiting_.empty()) return {};
   due_ms_ = 0;
   const std::int64_t longest_ms = std::exchange(longest_ms_, 0);

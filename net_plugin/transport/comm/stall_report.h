@@ -6,8 +6,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
+
+#include "base/mutex.h"
 
 namespace bagua_net {
 
@@ -38,15 +39,15 @@ class StallReport {
   std::string goes_on(const void* comm);
 
  private:
-  std::string line() const;
+  std::string line() const REQUIRES(mutex_);
 
   const int after_ms_;
   const int rank_;
-  std::mutex mutex_;  // guards everything below
-  std::map<const void*, Wait> waiting_;
-  std::int64_t due_ms_ = 0;      // when to write a line; 0: nobody waits
-  std::int64_t longest_ms_ = 0;  // that a comm has waited in this stall
-  bool is_written_ = false;      // there was a line
+  Mutex mutex_;
+  std::map<const void*, Wait> waiting_ GUARDED_BY(mutex_);
+  std::int64_t due_ms_ GUARDED_BY(mutex_) = 0;      // when to write a line; 0: nobody waits
+  std::int64_t longest_ms_ GUARDED_BY(mutex_) = 0;  // that a comm has waited in this stall
+  bool is_written_ GUARDED_BY(mutex_) = false;      // there was a line
 };
 
 }  // namespace bagua_net

@@ -1,7 +1,5 @@
 #include "transport/connect/connection_service.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -20,7 +18,7 @@ ConnectionService::ConnectionService(HandshakeSettings settings)
 ConnectionService::~ConnectionService() {
   if (!thread_.joinable()) return;
   {
-    const CallersLock lock(this);
+    const CallersLock lock(mutex_);
     stopping_ = true;
   }
   poller_.wake();
@@ -34,25 +32,25 @@ Status ConnectionService::start() {
 }
 
 Status ConnectionService::listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id) {
-  const CallersLock lock(this);
+  const CallersLock lock(mutex_);
   BAGUA_NET_RETURN_IF_ERROR(failure_);
   return inbound_.listen(interface, handle, id);
 }
 
 Status ConnectionService::accept(const RandomId& id, bool* ready, EstablishedConnection* connection) {
-  const CallersLock lock(this);
+  const CallersLock lock(mutex_);
   BAGUA_NET_RETURN_IF_ERROR(failure_);
   return inbound_.accept(id, ready, connection);
 }
 
 void ConnectionService::stop_listening(const RandomId& id) {
-  const CallersLock lock(this);
+  const CallersLock lock(mutex_);
   inbound_.stop_listening(id);
 }
 
 Status ConnectionService::connect(const NetworkInterface& interface, std::uint8_t* handle, bool* ready,
                                   EstablishedConnection* connection) {
-  const CallersLock lock(this);
+  const CallersLock lock(mutex_);
   BAGUA_NET_RETURN_IF_ERROR(failure_);
   const bool is_new = load_connect_state(handle) == 0;
   const Status status =
@@ -62,32 +60,32 @@ Status ConnectionService::connect(const NetworkInterface& interface, std::uint8_
 }
 
 void ConnectionService::join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals) {
-  const CallersLock lock(this);
+  const CallersLock lock(mutex_);
   outbound_.join(ticket, count, arrivals);
   if (!failure_.is_ok()) outbound_.give_up_all(failure_);
   poller_.wake();  // a new deadline to look after
 }
 
 bool ConnectionService::is_idle() {
-  const CallersLock lock(this);
+  const CallersLock lock(mutex_);
   return inbound_.listen_count() == 0 && outbound_.attempt_count() == 0;
 }
 
 void ConnectionService::rest() {
-  const CallersLock lock(this);
+  const CallersLock lock(mutex_);
   resting_ = true;
   if (!failure_.is_ok()) has_ended_ = true;
   poller_.wake();
 }
 
 bool ConnectionService::resume() {
-  const CallersLock lock(this);
+  const CallersLock lock(mutex_);
   resting_ = false;
   return !has_ended_;
 }
 
 void ConnectionService::fail(const Status& failure) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   failure_ = failure;
   outbound_.give_up_all(failure);
 }
@@ -96,9 +94,10 @@ void ConnectionService::run() {
   std::vector<EpollPoller::Event> events;
   for (;;) {
     int timeout_ms = -1;
+    bool ends = false;
     std::vector<RareLog::Line> lines;
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       if (stopping_) return;
       for (const EpollPoller::Event& event : events) {
         // Ids are never used twice, so an event of something closed meanwhile belongs to nobody.
@@ -115,13 +114,13 @@ void ConnectionService::run() {
       lines = log_.take();
       if (resting_ && inbound_.listen_count() == 0 && outbound_.attempt_count() == 0) {
         inbound_.close_listening_sockets();
-        has_ended_ = true;
+        has_ended_ = ends = true;
       }
     }
     for (const RareLog::Line& line : lines) log_message(line.level, __FILE__, __LINE__, line.text);
-    if (has_ended_) return;  // written by this thread alone
+    if (ends) return;
     poller_.wait(timeout_ms, &events);
-    while (callers_.load() > 0) sched_yield();
+    mutex_.step_aside();
   }
 }
 

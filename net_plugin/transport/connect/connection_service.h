@@ -3,12 +3,11 @@
 // under way it never wakes. Any thread may call the public functions.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <thread>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "os/epoll_poller.h"
 #include "transport/connect/inbound_handshakes.h"
@@ -39,36 +38,21 @@ class ConnectionService {
   bool resume();  // false: the thread has ended, the service is of no more use
 
  private:
-  // mutex_, for a caller. The thread steps aside for it: with many unauthenticated peers it would otherwise retake the
-  // mutex before the caller that waits for it wakes.
-  class CallersLock {
-   public:
-    explicit CallersLock(ConnectionService* service) : lock_(service->mutex_, std::defer_lock) {
-      service->callers_.fetch_add(1);
-      lock_.lock();
-      service->callers_.fetch_sub(1);
-    }
-
-   private:
-    std::unique_lock<std::mutex> lock_;
-  };
-
   void run();
   void fail(const Status& failure);
 
   const HandshakeSettings settings_;
   EpollPoller poller_;
   std::thread thread_;
-  std::atomic<int> callers_{0};  // that wait for mutex_
-  std::mutex mutex_;             // guards everything below; never held while the thread waits or logs
-  std::uint64_t next_id_ = 0;
-  RareLog log_;
-  OutboundHandshakes outbound_;
-  InboundHandshakes inbound_;
-  bool stopping_ = false;
-  bool resting_ = false;
-  bool has_ended_ = false;
-  Status failure_;  // the thread has ended with it
+  LoopMutex mutex_;  // never held while the thread waits or logs
+  std::uint64_t next_id_ GUARDED_BY(mutex_) = 0;
+  RareLog log_ GUARDED_BY(mutex_);
+  OutboundHandshakes outbound_ GUARDED_BY(mutex_);
+  InboundHandshakes inbound_ GUARDED_BY(mutex_);
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  bool resting_ GUARDED_BY(mutex_) = false;
+  bool has_ended_ GUARDED_BY(mutex_) = false;
+  Status failure_ GUARDED_BY(mutex_);  // the thread has ended with it
 };
 
 }  // namespace bagua_net

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <algorithm>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "os/process_room.h"
 
 namespace bagua_net {
@@ -40,19 +40,19 @@ class OptionalConnections {
  private:
   int take(int count) {
     if (count <= 0) return 0;
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     const int room = std::min(optional_descriptors(), optional_ports() - taken_);
     const int taken = std::clamp(room, 0, count);
     taken_ += taken;
     return taken;
   }
   void give_back(int count) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     taken_ -= count;
   }
 
-  std::mutex mutex_;  // guards the next
-  int taken_ = 0;
+  Mutex mutex_;
+  int taken_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace bagua_net

@@ -5,11 +5,11 @@
 
 #include <atomic>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/owned_fd.h"
 
 namespace bagua_net {
@@ -35,12 +35,12 @@ class StreamArrivals {
 
   // One will be handed in for certain; from here on the peer may use it.
   void announce() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     ++announced_;
     any_.store(true, std::memory_order_release);
   }
   void hand_in_announced(OwnedFd socket, Joining joining = Joining::kMore) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     --announced_;
     if (closed_.load()) return;  // the socket closes, and its peer does not wait for it
     arrivals_.push_back({std::move(socket), joining});
@@ -51,7 +51,7 @@ class StreamArrivals {
     hand_in_announced(std::move(socket), joining);
   }
   void report(Failure failure) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     failures_.push_back(std::move(failure));
     any_.store(true, std::memory_order_release);
     if (on_change_) on_change_();
@@ -61,46 +61,46 @@ class StreamArrivals {
   bool any() const { return any_.load(std::memory_order_acquire); }
 
   std::vector<Arrival> take() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     any_.store(announced_ > 0 || !failures_.empty(), std::memory_order_relaxed);
     return std::exchange(arrivals_, {});
   }
   std::vector<Failure> take_failures() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     any_.store(announced_ > 0 || !arrivals_.empty(), std::memory_order_relaxed);
     return std::exchange(failures_, {});
   }
 
   // Streams that the comm has. Its table says so after every change.
   void set_streams(int streams) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     streams_ = streams;
   }
   // One more would still be one of so many, those included that the comm has not taken yet.
   bool has_room(int most) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     return streams_ + announced_ + static_cast<int>(arrivals_.size()) < most;
   }
   // The comm takes nothing any more: it has failed.
   void close() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     closed_.store(true);
     arrivals_.clear();
   }
   bool is_closed() const { return closed_.load(); }
   // Called with the lock held, when a replacement or a failure has come. Empty: the comm is about to go.
   void set_on_change(std::function<void()> on_change) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     on_change_ = std::move(on_change);
   }
 
  private:
-  std::mutex mutex_;  // guards everything below, but for the atomics
-  std::vector<Arrival> arrivals_;
-  std::vector<Failure> failures_;
-  int announced_ = 0;
-  int streams_ = 0;
-  std::function<void()> on_change_;
+  Mutex mutex_;
+  std::vector<Arrival> arrivals_ GUARDED_BY(mutex_);
+  std::vector<Failure> failures_ GUARDED_BY(mutex_);
+  int announced_ GUARDED_BY(mutex_) = 0;
+  int streams_ GUARDED_BY(mutex_) = 0;
+  std::function<void()> on_change_ GUARDED_BY(mutex_);
   std::atomic<bool> any_{false};
   std::atomic<bool> closed_{false};
 };

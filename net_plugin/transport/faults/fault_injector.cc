@@ -37,7 +37,7 @@ FaultInjector::~FaultInjector() {
 }
 
 std::int64_t FaultInjector::pause_ns(double per_s) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   return static_cast<std::int64_t>(1e9 * std::exponential_distribution<double>(per_s)(random_));
 }
 

@@ -6,9 +6,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <random>
 
+#include "base/mutex.h"
 #include "base/owned_fd.h"
 #include "config/fault_plan.h"
 #include "transport/stream/byte_stream.h"
@@ -49,8 +49,8 @@ class FaultInjector {
   const FaultPlan plan_;
   Counts counts_;
   std::atomic<std::uint64_t> streams_{0};
-  std::mutex mutex_;  // guards random_
-  std::mt19937_64 random_;
+  Mutex mutex_;
+  std::mt19937_64 random_ GUARDED_BY(mutex_);
   std::atomic<std::int64_t> next_cut_ns_{0};
   std::atomic<std::int64_t> next_drop_ns_{0};
 };

@@ -17,7 +17,7 @@ constexpr int kCloseStepMs = 1;
 RecoveryThread::~RecoveryThread() {
   if (!thread_.joinable()) return;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
   poller_.wake();
@@ -32,12 +32,12 @@ Status RecoveryThread::start() {
 
 void RecoveryThread::fail(const Status& failure) {
   {
-    const std::lock_guard<std::mutex> running(run_mutex_);
+    const MutexLock running(run_mutex_);
     failure_ = failure;
     for (const auto& [id, entry] : entries_) entry.recoverable->fail(failure);
   }
   // There may be no memory.
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   has_ended_ = true;
   for (; !closing_.empty(); closing_.pop_back()) {
     std::unique_ptr<Recoverable> closed = std::move(closing_.back());
@@ -49,11 +49,11 @@ void RecoveryThread::fail(const Status& failure) {
 }
 
 std::uint64_t RecoveryThread::add(Recoverable* recoverable, bool ticks) {
-  const std::lock_guard<std::mutex> running(run_mutex_);
+  const MutexLock running(run_mutex_);
   std::uint64_t id = 0;
   bool first = false;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     id = next_id_++;
     if (ticks) first = ticking_++ == 0;
   }
@@ -64,11 +64,11 @@ std::uint64_t RecoveryThread::add(Recoverable* recoverable, bool ticks) {
 }
 
 void RecoveryThread::remove(std::uint64_t id) {
-  const std::lock_guard<std::mutex> running(run_mutex_);
+  const MutexLock running(run_mutex_);
   const auto found = entries_.find(id);
   if (found == entries_.end()) return;
   if (found->second.ticks) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     --ticking_;
   }
   entries_.erase(found);
@@ -76,7 +76,7 @@ void RecoveryThread::remove(std::uint64_t id) {
 
 void RecoveryThread::notify(std::uint64_t id) {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     if (std::find(notified_.begin(), notified_.end(), id) != notified_.end()) return;
     notified_.push_back(id);
   }
@@ -92,7 +92,7 @@ void RecoveryThread::unwatch(int fd) { poller_.remove(fd); }
 
 void RecoveryThread::close(std::unique_ptr<Recoverable> closing) {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     if (has_ended_) return;  // nobody would close it: it ends here
     closing_.push_back(std::move(closing));
   }
@@ -100,26 +100,26 @@ void RecoveryThread::close(std::unique_ptr<Recoverable> closing) {
 }
 
 bool RecoveryThread::is_closing() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   return !closing_.empty();
 }
 
 void RecoveryThread::wait_until_closed() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  closed_.wait(lock, [this] { return closing_.empty(); });
+  MutexLock lock(mutex_);
+  while (!closing_.empty()) lock.wait(closed_);
 }
 
 bool RecoveryThread::close_some() {
   std::vector<Recoverable*> closing;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const auto& owned : closing_) closing.push_back(owned.get());
   }
   for (Recoverable* const one : closing) {
     if (!one->is_closed(monotonic_ms())) continue;
     std::unique_ptr<Recoverable> closed;
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       const auto found =
           std::find_if(closing_.begin(), closing_.end(), [&](const auto& owned) { return owned.get() == one; });
       // Still in closing_, as nothing: whoever waits for it waits for its destructor, too.
@@ -127,7 +127,7 @@ bool RecoveryThread::close_some() {
     }
     closed.reset();
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   closing_.erase(std::remove(closing_.begin(), closing_.end(), nullptr), closing_.end());
   if (closing_.empty()) closed_.notify_all();
   return !closing_.empty();
@@ -140,7 +140,7 @@ void RecoveryThread::run() {
     std::vector<std::uint64_t> due;
     bool ticks = false;
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const MutexLock lock(mutex_);
       if (stopping_ && closing_.empty()) return;
       due.swap(notified_);
       ticks = ticking_ > 0;
@@ -150,7 +150,7 @@ void RecoveryThread::run() {
     const bool is_tick = ticks && now_ms >= tick_ms + kTickMs;
     if (is_tick) {
       tick_ms = now_ms;
-      const std::lock_guard<std::mutex> running(run_mutex_);
+      const MutexLock running(run_mutex_);
       for (const auto& [id, entry] : entries_) {
         if (entry.ticks) due.push_back(id);
       }
@@ -160,7 +160,7 @@ void RecoveryThread::run() {
     for (const std::uint64_t id : due) {
       std::vector<std::string> lines;
       {
-        const std::lock_guard<std::mutex> running(run_mutex_);
+        const MutexLock running(run_mutex_);
         const auto found = entries_.find(id);
         if (found != entries_.end()) lines = found->second.recoverable->recover();
       }

@@ -11,11 +11,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/rare_log.h"
 #include "base/status.h"
 #include "os/epoll_poller.h"
@@ -73,17 +73,17 @@ class RecoveryThread {
   EpollPoller poller_;
   RareLog log_;  // the thread's
   std::thread thread_;
-  std::mutex run_mutex_;  // held while a comm recovers; guards the next
-  std::map<std::uint64_t, Entry> entries_;
-  Status failure_;    // the thread has ended with it; guarded by run_mutex_
-  std::mutex mutex_;  // guards everything below; innermost
-  std::vector<std::uint64_t> notified_;
-  std::uint64_t next_id_ = 1;
-  int ticking_ = 0;
-  bool stopping_ = false;
-  bool has_ended_ = false;                             // by an exception: nothing is closed any more
-  std::vector<std::unique_ptr<Recoverable>> closing_;  // by the thread alone removed
-  std::condition_variable closed_;                     // closing_ is empty
+  Mutex run_mutex_;  // held while a comm recovers
+  std::map<std::uint64_t, Entry> entries_ GUARDED_BY(run_mutex_);
+  Status failure_ GUARDED_BY(run_mutex_);  // the thread has ended with it
+  Mutex mutex_;
+  std::vector<std::uint64_t> notified_ GUARDED_BY(mutex_);
+  std::uint64_t next_id_ GUARDED_BY(mutex_) = 1;
+  int ticking_ GUARDED_BY(mutex_) = 0;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  bool has_ended_ GUARDED_BY(mutex_) = false;                             // by an exception: nothing is closed any more
+  std::vector<std::unique_ptr<Recoverable>> closing_ GUARDED_BY(mutex_);  // by the thread alone removed
+  std::condition_variable closed_;                                        // closing_ is empty
 };
 
 }  // namespace bagua_net

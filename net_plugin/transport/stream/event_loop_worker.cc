@@ -22,7 +22,7 @@ constexpr std::size_t kNetworkTurnBytes = 1;
 EventLoopWorker::~EventLoopWorker() {
   if (!thread_.joinable()) return;
   {
-    const std::lock_guard<std::mutex> lock(kick_mutex_);
+    const MutexLock lock(kick_mutex_);
     stopping_ = true;
   }
   poller_.wake();
@@ -37,28 +37,23 @@ Status EventLoopWorker::start(int number) {
 }
 
 void EventLoopWorker::fail(const Status& failure) {
-  const std::lock_guard<std::mutex> lock(streams_mutex_);
+  const MutexLock lock(streams_mutex_);
   failure_ = failure;
   for (const auto& [id, attached] : streams_) attached.stream->fail_comm(failure);
 }
 
 Status EventLoopWorker::attach(DataStream* stream, std::uint64_t* stream_id, PeerLocation location) {
-  entering_.fetch_add(1);
   {
-    const std::lock_guard<std::mutex> lock(streams_mutex_);
-    if (!failure_.is_ok()) {
-      entering_.fetch_sub(1);
-      return failure_;
-    }
+    const CallersLock lock(streams_mutex_);
+    BAGUA_NET_RETURN_IF_ERROR(failure_);
     *stream_id = next_id_++;
     streams_.emplace(*stream_id, Attached{stream, location});
     if (location == PeerLocation::kWithinHost) ++within_host_;
   }
-  entering_.fetch_sub(1);
   // Edge-triggered: one event per change, none while a parked stream has unread bytes.
   const Status status = poller_.add(stream->fd(), *stream_id, stream->poll_flags() | EPOLLET);
   if (!status.is_ok()) {
-    const std::lock_guard<std::mutex> lock(streams_mutex_);
+    const CallersLock lock(streams_mutex_);
     forget(*stream_id);
   }
   return status;
@@ -66,12 +61,8 @@ Status EventLoopWorker::attach(DataStream* stream, std::uint64_t* stream_id, Pee
 
 void EventLoopWorker::detach(DataStream* stream, std::uint64_t stream_id) {
   poller_.remove(stream->fd());
-  entering_.fetch_add(1);
-  {
-    const std::lock_guard<std::mutex> lock(streams_mutex_);
-    forget(stream_id);  // ids in runnable_, kicked_ and collected events become stale and are skipped
-  }
-  entering_.fetch_sub(1);
+  const CallersLock lock(streams_mutex_);
+  forget(stream_id);  // ids in runnable_, kicked_ and collected events become stale and are skipped
 }
 
 void EventLoopWorker::forget(std::uint64_t stream_id) {
@@ -86,7 +77,7 @@ int EventLoopWorker::spin_us_now() const { return within_host_ > 0 ? spin_us_ : 
 void EventLoopWorker::kick(std::uint64_t stream_id) {
   bool wake = false;
   {
-    const std::lock_guard<std::mutex> lock(kick_mutex_);
+    const MutexLock lock(kick_mutex_);
     kicked_.push_back(stream_id);
     has_kicks_.store(true, std::memory_order_relaxed);
     wake = sleeping_;
@@ -97,7 +88,7 @@ void EventLoopWorker::kick(std::uint64_t stream_id) {
 
 void EventLoopWorker::rouse() {
   {
-    const std::lock_guard<std::mutex> lock(kick_mutex_);
+    const MutexLock lock(kick_mutex_);
     if (!sleeping_) return;
     sleeping_ = false;
   }
@@ -121,7 +112,7 @@ void EventLoopWorker::take_event(const EpollPoller::Event& event) {
 
 void EventLoopWorker::collect_kicks() {
   if (!has_kicks_.load(std::memory_order_relaxed)) return;
-  const std::lock_guard<std::mutex> lock(kick_mutex_);
+  const MutexLock lock(kick_mutex_);
   for (const std::uint64_t id : kicked_) make_runnable(id);
   kicked_.clear();
   has_kicks_.store(false, std::memory_order_relaxed);
@@ -145,7 +136,7 @@ bool EventLoopWorker::run_streams() {
 
 // True: asleep as far as kicks are concerned; the next one wakes the poller.
 bool EventLoopWorker::prepare_to_sleep() {
-  const std::lock_guard<std::mutex> lock(kick_mutex_);
+  const MutexLock lock(kick_mutex_);
   if (!kicked_.empty() || stopping_) return false;
   sleeping_ = true;
   awake_.store(false, std::memory_order_relaxed);
@@ -161,14 +152,14 @@ void EventLoopWorker::run() {
     bool worked = false;
     int spin_us = 0;
     {
-      const std::lock_guard<std::mutex> lock(streams_mutex_);
+      const MutexLock lock(streams_mutex_);
       for (const EpollPoller::Event& event : events) take_event(event);
       collect_kicks();
       worked = !runnable_.empty();
       busy = run_streams();
       spin_us = spin_us_now();
     }
-    while (entering_.load() > 0) sched_yield();
+    streams_mutex_.step_aside();
 
     int timeout_ms = 0;
     if (!busy) {
@@ -176,13 +167,13 @@ void EventLoopWorker::run() {
       if (worked) last_work_us = now_us;
       if (now_us - last_work_us >= spin_us) {
         if (prepare_to_sleep()) timeout_ms = -1;
-        const std::lock_guard<std::mutex> lock(kick_mutex_);
+        const MutexLock lock(kick_mutex_);
         if (stopping_) return;
       }
     }
     poller_.wait(timeout_ms, &events);
     if (timeout_ms != 0) {
-      const std::lock_guard<std::mutex> lock(kick_mutex_);
+      const MutexLock lock(kick_mutex_);
       sleeping_ = false;
       awake_.store(true, std::memory_order_relaxed);
       last_work_us = monotonic_us();

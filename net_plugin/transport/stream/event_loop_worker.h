@@ -7,11 +7,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "os/epoll_poller.h"
 #include "transport/stream/data_stream.h"
@@ -49,34 +49,31 @@ class EventLoopWorker {
 
   void run();
   void fail(const Status& failure);
-  void take_event(const EpollPoller::Event& event);
-  void make_runnable(std::uint64_t stream_id);
-  bool run_streams();  // true: some stream wants to go on at once
-  void collect_kicks();
+  void take_event(const EpollPoller::Event& event) REQUIRES(streams_mutex_);
+  void make_runnable(std::uint64_t stream_id) REQUIRES(streams_mutex_);
+  bool run_streams() REQUIRES(streams_mutex_);  // true: some stream wants to go on at once
+  void collect_kicks() REQUIRES(streams_mutex_);
   bool prepare_to_sleep();
-  void forget(std::uint64_t stream_id);  // with streams_mutex_ held
-  int spin_us_now() const;               // with streams_mutex_ held
+  void forget(std::uint64_t stream_id) REQUIRES(streams_mutex_);
+  int spin_us_now() const REQUIRES(streams_mutex_);
 
   const int spin_us_;
   const cpu_set_t affinity_;
   EpollPoller poller_;
   std::thread thread_;
 
-  // Held by the thread while it drives streams, so that attach() and detach() are just taking it. `entering_` makes the
-  // thread step aside: a mutex alone would let the loop retake it before the waiter wakes.
-  std::mutex streams_mutex_;
-  std::atomic<int> entering_{0};
-  std::unordered_map<std::uint64_t, Attached> streams_;  // guarded by streams_mutex_
-  std::vector<std::uint64_t> runnable_;                  // guarded by streams_mutex_
-  std::vector<std::uint64_t> next_runnable_;             // guarded by streams_mutex_
-  std::uint64_t next_id_ = 0;                            // guarded by streams_mutex_
-  std::size_t within_host_ = 0;                          // guarded by streams_mutex_: of streams_
-  Status failure_;                                       // guarded by streams_mutex_: the thread has ended with it
+  LoopMutex streams_mutex_;  // held by the thread while it drives streams: to detach one is just to take this
+  std::unordered_map<std::uint64_t, Attached> streams_ GUARDED_BY(streams_mutex_);
+  std::vector<std::uint64_t> runnable_ GUARDED_BY(streams_mutex_);
+  std::vector<std::uint64_t> next_runnable_ GUARDED_BY(streams_mutex_);
+  std::uint64_t next_id_ GUARDED_BY(streams_mutex_) = 0;
+  std::size_t within_host_ GUARDED_BY(streams_mutex_) = 0;  // of streams_
+  Status failure_ GUARDED_BY(streams_mutex_);               // the thread has ended with it
 
-  std::mutex kick_mutex_;
-  std::vector<std::uint64_t> kicked_;   // guarded by kick_mutex_
-  bool sleeping_ = false;               // guarded by kick_mutex_: a kick must wake the thread
-  bool stopping_ = false;               // guarded by kick_mutex_
+  Mutex kick_mutex_;
+  std::vector<std::uint64_t> kicked_ GUARDED_BY(kick_mutex_);
+  bool sleeping_ GUARDED_BY(kick_mutex_) = false;  // a kick must wake the thread
+  bool stopping_ GUARDED_BY(kick_mutex_) = false;
   std::atomic<bool> has_kicks_{false};  // hint that kicked_ is not empty, saves the lock while spinning
   std::atomic<bool> awake_{false};      // written by the thread alone: one that was only told to wake is not awake yet
 };

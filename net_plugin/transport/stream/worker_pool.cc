@@ -16,7 +16,7 @@ constexpr std::size_t kUsualStreams = 3;
 }  // namespace
 
 WorkerPool::Lane WorkerPool::open_lane(Direction direction, PeerLocation location) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   start();
   const std::size_t number = lanes_[static_cast<std::size_t>(location)][static_cast<std::size_t>(direction)]++;
   // The first streams of a comm and of its counterpart in the ring should not meet.
@@ -39,7 +39,7 @@ void WorkerPool::start() {
 }
 
 Status WorkerPool::assign(const Lane& lane, int stream_index, EventLoopWorker** worker) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (workers_.empty()) return Status::internal_error("a worker was asked of a pool without workers");
   const std::size_t count = width(lane.location);
   const std::size_t distance = std::max<std::size_t>(count / kUsualStreams, 1);
@@ -48,7 +48,7 @@ Status WorkerPool::assign(const Lane& lane, int stream_index, EventLoopWorker** 
 }
 
 RecoveryThread* WorkerPool::recovery() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!std::exchange(has_started_recovery_, true)) {
     auto started = std::make_unique<RecoveryThread>();
     const Status status = started->start();
@@ -79,12 +79,12 @@ void WorkerPool::wait_until_closed() {
 }
 
 RecoveryThread* WorkerPool::running_recovery() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   return recovery_.get();
 }
 
 void WorkerPool::stop() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   recovery_.reset();
   workers_.clear();
   has_started_ = has_started_recovery_ = false;

@@ -8,9 +8,9 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/status.h"
 #include "transport/recovery/recovery_thread.h"
 #include "transport/stream/event_loop_worker.h"
@@ -59,19 +59,19 @@ class WorkerPool {
     return static_cast<std::size_t>(location == PeerLocation::kWithinHost ? size()
                                                                           : std::min(size(), most_between_hosts_));
   }
-  void start();  // with mutex_ held
+  void start() REQUIRES(mutex_);
 
   const int wanted_;
   const int most_between_hosts_;
   const int spin_us_;
   std::atomic<int> size_;  // written with mutex_ held
   const cpu_set_t affinity_;
-  std::mutex mutex_;  // guards everything below
-  bool has_started_ = false;
-  std::vector<std::unique_ptr<EventLoopWorker>> workers_;
-  bool has_started_recovery_ = false;
-  std::unique_ptr<RecoveryThread> recovery_;
-  std::array<std::array<std::size_t, 2>, 2> lanes_{};  // opened, by location and direction
+  Mutex mutex_;
+  bool has_started_ GUARDED_BY(mutex_) = false;
+  std::vector<std::unique_ptr<EventLoopWorker>> workers_ GUARDED_BY(mutex_);
+  bool has_started_recovery_ GUARDED_BY(mutex_) = false;
+  std::unique_ptr<RecoveryThread> recovery_ GUARDED_BY(mutex_);
+  std::array<std::array<std::size_t, 2>, 2> lanes_ GUARDED_BY(mutex_){};  // opened, by location and direction
 };
 
 }  // namespace bagua_net

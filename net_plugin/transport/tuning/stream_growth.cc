@@ -33,26 +33,26 @@ constexpr std::int64_t kLongestPauseNs = 300'000'000'000;
 }  // namespace
 
 void StreamGrowth::begin_busy(std::int64_t now_ns) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (busy_comms_++ > 0) return;
   busy_since_ns_ = now_ns - idle_since_ns_ < kShortPauseNs ? idle_since_ns_ : now_ns;
 }
 
 void StreamGrowth::end_busy(std::int64_t now_ns) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (--busy_comms_ > 0) return;
   window_.busy_ns += std::max<std::int64_t>(now_ns - busy_since_ns_, 0);
   idle_since_ns_ = now_ns;
 }
 
 void StreamGrowth::add_posted(bool waits) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   ++window_.posted_messages;
   if (waits) ++window_.waiting_messages;
 }
 
 void StreamGrowth::add_sent(std::size_t bytes, std::int64_t now_ns) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (busy_comms_ > 0) {
     window_.busy_ns += std::max<std::int64_t>(now_ns - busy_since_ns_, 0);
     busy_since_ns_ = now_ns;

@@ -19,7 +19,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
+
+#include "base/mutex.h"
 
 namespace bagua_net {
 
@@ -59,27 +60,27 @@ class StreamGrowth {
     bool is_short() const;  // most messages waited
   };
 
-  void close_window(std::int64_t now_ns);
-  void begin_trial(double rate);
-  void end_trial(bool gained, std::int64_t now_ns);
+  void close_window(std::int64_t now_ns) REQUIRES(mutex_);
+  void begin_trial(double rate) REQUIRES(mutex_);
+  void end_trial(bool gained, std::int64_t now_ns) REQUIRES(mutex_);
 
   const int most_;
   std::atomic<int> target_;
   std::atomic<int> kept_;
   std::atomic<std::uint32_t> trials_{0};
   std::atomic<std::uint32_t> gains_{0};
-  std::mutex mutex_;  // guards everything below
-  Phase phase_ = Phase::kWatching;
-  int busy_comms_ = 0;
-  std::int64_t busy_since_ns_ = 0;
-  std::int64_t idle_since_ns_ = 0;
-  Window window_;
-  double former_rate_ = 0;  // before the trial
-  double trial_rate_ = 0;
-  int former_target_ = 0;
-  int trial_target_ = 0;
-  std::int64_t next_trial_ns_ = 0;
-  std::int64_t pause_ns_ = 0;  // after the last trial that failed
+  Mutex mutex_;
+  Phase phase_ GUARDED_BY(mutex_) = Phase::kWatching;
+  int busy_comms_ GUARDED_BY(mutex_) = 0;
+  std::int64_t busy_since_ns_ GUARDED_BY(mutex_) = 0;
+  std::int64_t idle_since_ns_ GUARDED_BY(mutex_) = 0;
+  Window window_ GUARDED_BY(mutex_);
+  double former_rate_ GUARDED_BY(mutex_) = 0;  // before the trial
+  double trial_rate_ GUARDED_BY(mutex_) = 0;
+  int former_target_ GUARDED_BY(mutex_) = 0;
+  int trial_target_ GUARDED_BY(mutex_) = 0;
+  std::int64_t next_trial_ns_ GUARDED_BY(mutex_) = 0;
+  std::int64_t pause_ns_ GUARDED_BY(mutex_) = 0;  // after the last trial that failed
 };
 
 }  // namespace bagua_net
