@@ -74,7 +74,7 @@ Status ProcessInstance::init(int table_version, std::uint64_t communicator_id, n
                              Communicator** communicator, bool* declined) {
   *declined = false;
   if (communicator != nullptr) *communicator = nullptr;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (transport_ == nullptr && refusal_.is_ok()) {
     open_trace();
     Startup startup = start_transport(process_environment(), trace_);
@@ -106,13 +106,13 @@ Status ProcessInstance::init(int table_version, std::uint64_t communicator_id, n
 
 void ProcessInstance::finalize(Communicator* communicator) {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     if (communicators_.count(communicator) == 0) return;
   }
   // NCCL leaves listen comms and comms of an aborted communicator behind.
   std::vector<std::unique_ptr<OpenComm>> left_open;
   {
-    const std::lock_guard<std::mutex> comms_lock(comms_mutex_);
+    const MutexLock comms_lock(comms_mutex_);
     for (auto entry = comms_.begin(); entry != comms_.end();) {
       if (entry->first->owner != communicator) {
         ++entry;
@@ -125,7 +125,7 @@ void ProcessInstance::finalize(Communicator* communicator) {
   // Without the mutex, since that may wait for the peers. The transport stays as long as it has the communicator.
   for (const auto& open : left_open) close_in_transport(*open);
 
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (communicators_.erase(communicator) == 0) return;
   if (!communicators_.empty() || has_user_without_finalize_) return;
   current_epoch.store(0, std::memory_order_release);
@@ -138,7 +138,7 @@ void ProcessInstance::finalize(Communicator* communicator) {
 }
 
 Profiler* ProcessInstance::start_profiler() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   open_trace();
   if (trace_ != nullptr && owned_profiler_ == nullptr) {
     owned_profiler_ = std::make_unique<Profiler>(trace_);
@@ -151,8 +151,9 @@ void ProcessInstance::open_trace() {
   if (std::exchange(asked_for_trace_, true)) return;
   trace_ = start_trace(process_environment());
   if (trace_ == nullptr) return;
-  // Whoever still records then finds it closed: NCCL's threads may run on.
-  std::atexit([] {
+  // Whoever still records then finds it closed: NCCL's threads may run on. It is never replaced, and the mutex may be
+  // theirs.
+  std::atexit([]() NO_THREAD_SAFETY_ANALYSIS {
     ProcessInstance* const present = instance.load(std::memory_order_acquire);
     if (present != nullptr && present->trace_ != nullptr) present->trace_->close();
   });
@@ -166,14 +167,14 @@ Status ProcessInstance::startup_failure() const {
 }
 
 Status ProcessInstance::transport(TransportContext** transport) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (transport_ == nullptr) return startup_failure();
   *transport = transport_.get();
   return Status::ok();
 }
 
 Status ProcessInstance::devices(const std::vector<Device>** devices) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (transport_ == nullptr && refusal_.is_ok()) return startup_failure();
   *devices = transport_ != nullptr ? &transport_->devices() : &placeholder_devices_;
   return Status::ok();
@@ -182,7 +183,7 @@ Status ProcessInstance::devices(const std::vector<Device>** devices) {
 void* ProcessInstance::add_comm(TransportContext* transport, AnyComm comm, const Communicator* owner) {
   auto open =
       std::make_unique<OpenComm>(OpenComm{current_epoch.load(std::memory_order_acquire), transport, comm, owner});
-  const std::lock_guard<std::mutex> lock(comms_mutex_);
+  const MutexLock lock(comms_mutex_);
   OpenComm* const added = open.get();
   comms_.emplace(added, std::move(open));
   return handle_of(added, added->epoch);
@@ -195,7 +196,7 @@ ProcessInstance::OpenComms::iterator ProcessInstance::entry_of(void* comm) {
 }
 
 Status ProcessInstance::find_comm(void* comm, OpenComm** open) {
-  const std::lock_guard<std::mutex> lock(comms_mutex_);
+  const MutexLock lock(comms_mutex_);
   const auto entry = entry_of(comm);
   if (entry == comms_.end()) {
     return Status::invalid_argument(
@@ -209,7 +210,7 @@ Status ProcessInstance::find_comm(void* comm, OpenComm** open) {
 void ProcessInstance::close(void* comm) {
   std::unique_ptr<OpenComm> open;
   {
-    const std::lock_guard<std::mutex> lock(comms_mutex_);
+    const MutexLock lock(comms_mutex_);
     const auto entry = entry_of(comm);
     if (entry == comms_.end()) return;
     open = std::move(entry->second);
@@ -224,7 +225,7 @@ void ProcessInstance::close_in_transport(const OpenComm& open) {
 }
 
 char* ProcessInstance::interned(const std::string& text) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   // NCCL's structure says char*, and nobody writes.
   return const_cast<char*>(interned_.insert(text).first->c_str());
 }

@@ -14,7 +14,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -22,6 +21,7 @@
 #include <vector>
 
 #include "abi/profiler.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "transport/transport_context.h"
 
@@ -81,29 +81,28 @@ class ProcessInstance {
 
  private:
   ProcessInstance() = default;
-  void open_trace();               // once; the caller holds mutex_
-  Status startup_failure() const;  // the caller holds mutex_
+  void open_trace() REQUIRES(mutex_);  // once
+  Status startup_failure() const REQUIRES(mutex_);
   static void close_in_transport(const OpenComm& open);
   using OpenComms = std::unordered_map<OpenComm*, std::unique_ptr<OpenComm>>;
-  OpenComms::iterator entry_of(void* comm);  // the caller holds comms_mutex_
+  OpenComms::iterator entry_of(void* comm) REQUIRES(comms_mutex_);
 
-  // Guards the members down to interned_. Held while threads are started and joined.
-  std::mutex mutex_;
-  std::unordered_map<Communicator*, std::unique_ptr<Communicator>> communicators_;
-  bool has_user_without_finalize_ = false;
-  bool announced_ = false;
-  std::unique_ptr<TransportContext> transport_;
-  bool asked_for_trace_ = false;
-  std::shared_ptr<Trace> trace_;  // nullptr: none
-  std::unique_ptr<Profiler> owned_profiler_;
+  Mutex mutex_;  // held while threads are started and joined
+  std::unordered_map<Communicator*, std::unique_ptr<Communicator>> communicators_ GUARDED_BY(mutex_);
+  bool has_user_without_finalize_ GUARDED_BY(mutex_) = false;
+  bool announced_ GUARDED_BY(mutex_) = false;
+  std::unique_ptr<TransportContext> transport_ GUARDED_BY(mutex_);
+  bool asked_for_trace_ GUARDED_BY(mutex_) = false;
+  std::shared_ptr<Trace> trace_ GUARDED_BY(mutex_);  // nullptr: none
+  std::unique_ptr<Profiler> owned_profiler_ GUARDED_BY(mutex_);
   std::atomic<nccl::ProfilerCallback*> profiler_callback_{nullptr};  // of tables without owners
   std::atomic<Profiler*> profiler_{nullptr};                         // the same, for all threads
-  Status refusal_;                            // not ok: connections fail with it, see [Note: BAGUA_NET_REQUIRED]
-  std::vector<Device> placeholder_devices_;   // one while refusal_ is set
-  std::unordered_set<std::string> interned_;  // node based: text stays where it is
+  Status refusal_ GUARDED_BY(mutex_);  // not ok: connections fail with it, see [Note: BAGUA_NET_REQUIRED]
+  std::vector<Device> placeholder_devices_ GUARDED_BY(mutex_);   // one while refusal_ is set
+  std::unordered_set<std::string> interned_ GUARDED_BY(mutex_);  // node based: text stays where it is
 
-  std::mutex comms_mutex_;  // guards comms_
-  OpenComms comms_;
+  Mutex comms_mutex_;
+  OpenComms comms_ GUARDED_BY(comms_mutex_);
 };
 
 // The transport that is up now; 0 = none. An isend compares its comm's with it, so that it never touches a transport of

@@ -7,8 +7,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "trace/comm_trace.h"
 #include "trace/trace_event.h"
 
@@ -71,7 +71,7 @@ class ProfiledEvents {
   EventHandle begin(Fill fill, Evict evict) {
     const std::uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
     Place& place = places_[number & mask_];
-    const std::lock_guard<std::mutex> lock(place.mutex);
+    const MutexLock lock(place.mutex);
     if (place.event.type != 0) evict(&place.event);
     place.number = number;
     place.event = {};
@@ -85,7 +85,7 @@ class ProfiledEvents {
     if (handle == 0) return false;
     const std::uint64_t number = handle - 1;
     Place& place = places_[number & mask_];
-    const std::lock_guard<std::mutex> lock(place.mutex);
+    const MutexLock lock(place.mutex);
     if (place.number != number || place.event.type == 0) return false;
     use(&place.event);
     return true;
@@ -93,9 +93,9 @@ class ProfiledEvents {
 
  private:
   struct Place {
-    std::mutex mutex;  // uncontended, but for a collective's operations that start and end at the same time
-    std::uint64_t number = ~std::uint64_t{0};
-    ProfiledEvent event;
+    Mutex mutex;  // uncontended, but for a collective's operations that start and end at the same time
+    std::uint64_t number GUARDED_BY(mutex) = ~std::uint64_t{0};
+    ProfiledEvent event GUARDED_BY(mutex);
   };
 
   const std::uint64_t mask_;

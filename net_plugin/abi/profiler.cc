@@ -64,7 +64,7 @@ ProfiledCommunicator::ProfiledCommunicator(AddTracks add)
 
 SequentialTrack* ProfiledCommunicator::channel(const nccl::ProfiledProxyOp& operation) {
   const bool is_send = operation.isSend != 0;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto key = std::make_tuple(static_cast<int>(operation.channelId), static_cast<int>(operation.peer), is_send);
   const auto found = channels_.find(key);
   if (found != channels_.end()) return &found->second;
@@ -82,7 +82,7 @@ ProfiledCommunicator* Profiler::add_communicator(const std::string& name, std::u
   std::snprintf(number, sizeof number, "%llx", static_cast<unsigned long long>(id));
   const std::string whose = ", NCCL " + (name.empty() ? std::string(number) : name + " " + number) + ", rank " +
                             std::to_string(rank) + " of " + std::to_string(ranks);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   return &communicators_.emplace_back([trace = trace_, whose](const std::string& of, int count) {
     return trace->add_tracks(Trace::TrackKind::kNccl, of + whose, count);
   });

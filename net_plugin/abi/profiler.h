@@ -13,12 +13,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <tuple>
 
 #include "abi/profiled_events.h"
 #include "abi/profiler_types.h"
+#include "base/mutex.h"
 #include "trace/trace.h"
 
 namespace bagua_net::abi {
@@ -39,8 +39,8 @@ struct ProfiledCommunicator {
 
  private:
   const AddTracks add_;
-  std::mutex mutex_;  // guards channels_
-  std::map<std::tuple<int, int, bool>, SequentialTrack> channels_;
+  Mutex mutex_;
+  std::map<std::tuple<int, int, bool>, SequentialTrack> channels_ GUARDED_BY(mutex_);
 };
 
 class Profiler {
@@ -84,8 +84,8 @@ class Profiler {
   const std::shared_ptr<Trace> trace_;
   ProfiledEvents tasks_{kTasks};
   ProfiledEvents proxy_events_{kProxyEvents};
-  std::mutex mutex_;  // guards communicators_
-  std::deque<ProfiledCommunicator> communicators_;
+  Mutex mutex_;
+  std::deque<ProfiledCommunicator> communicators_ GUARDED_BY(mutex_);
 };
 
 }  // namespace bagua_net::abi

@@ -18,6 +18,7 @@
 #define CAPABILITY(name) BAGUA_NET_THREAD_SAFETY(capability(name))
 #define SCOPED_CAPABILITY BAGUA_NET_THREAD_SAFETY(scoped_lockable)
 #define GUARDED_BY(mutex) BAGUA_NET_THREAD_SAFETY(guarded_by(mutex))
+#define PT_GUARDED_BY(mutex) BAGUA_NET_THREAD_SAFETY(pt_guarded_by(mutex))  // what it points to
 #define REQUIRES(mutex) BAGUA_NET_THREAD_SAFETY(requires_capability(mutex))
 #define EXCLUDES(mutex) BAGUA_NET_THREAD_SAFETY(locks_excluded(mutex))
 #define ACQUIRE(...) BAGUA_NET_THREAD_SAFETY(acquire_capability(__VA_ARGS__))

@@ -93,7 +93,7 @@ StatsPage::StatsPage(bool shared, const JobPosition& position, const std::string
 }
 
 CommSlot* StatsPage::open_comm(const CommNames& names) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   const Change change(header_);
   header_->comms_opened.add(1);
   CommSlot* slot = free_slot(comms_, kCommSlots, &header_->comms_used, &free_comms_);
@@ -108,7 +108,7 @@ CommSlot* StatsPage::open_comm(const CommNames& names) {
 }
 
 StreamSlot* StatsPage::open_stream(const CommSlot* comm, int index) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   const Change change(header_);
   StreamSlot* slot = free_slot(streams_, kStreamSlots, &header_->streams_used, &free_streams_);
   if (slot == nullptr) return nullptr;
@@ -119,7 +119,7 @@ StreamSlot* StatsPage::open_stream(const CommSlot* comm, int index) {
 }
 
 void StatsPage::close(CommSlot* comm, const std::vector<StreamSlot*>& streams) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   const Change change(header_);
   add_counters(&header_->closed_comms, &comm->counters);
   for (StreamSlot* stream : streams) {
@@ -134,7 +134,7 @@ void StatsPage::close(CommSlot* comm, const std::vector<StreamSlot*>& streams) {
 }
 
 void StatsPage::fail(CommSlot* comm, const std::string& why) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   const Change change(header_);
   comm->state.store(static_cast<std::uint32_t>(CommState::kFailed));
   header_->comms_failed.add(1);
@@ -143,7 +143,7 @@ void StatsPage::fail(CommSlot* comm, const std::string& why) {
 }
 
 void StatsPage::count_hidden(int difference) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   const Change change(header_);
   header_->comms_hidden.set(header_->comms_hidden.get() + static_cast<std::uint64_t>(difference));
 }

@@ -8,10 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "os/launcher.h"
 #include "stats/page_layout.h"
 #include "stats/shared_memory.h"
@@ -50,12 +50,12 @@ class StatsPage {
   class Change;  // while it lives, readers wait
 
   const SharedMemory memory_;
-  std::mutex mutex_;  // guards everything below, and of the page all but the counters of slots
-  PageHeader* header_ = nullptr;
+  Mutex mutex_;  // also guards the slots, but for their counters
+  PageHeader* header_ PT_GUARDED_BY(mutex_) = nullptr;
   CommSlot* comms_ = nullptr;
   StreamSlot* streams_ = nullptr;
-  std::vector<std::uint32_t> free_comms_;  // below comms_used
-  std::vector<std::uint32_t> free_streams_;
+  std::vector<std::uint32_t> free_comms_ GUARDED_BY(mutex_);  // below comms_used
+  std::vector<std::uint32_t> free_streams_ GUARDED_BY(mutex_);
   std::unique_ptr<PageHeader> header_of_none_;  // where there is no memory for a page
 };
 

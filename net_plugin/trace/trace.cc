@@ -101,7 +101,7 @@ Status Trace::start() {
   wake_ = OwnedFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_.is_open()) return Status::system_error("eventfd", errno);
   {
-    const std::lock_guard<std::mutex> lock(file_mutex_);
+    const MutexLock lock(file_mutex_);
     // A full disk is noticed here, not by the first event.
     if (!write_lines()) return Status::system_error("writing the trace file " + path_, errno);
   }
@@ -124,22 +124,22 @@ void Trace::run() {
 }
 
 void Trace::watch(Watched* watched) {
-  const std::lock_guard<std::mutex> lock(watched_mutex_);
+  const MutexLock lock(watched_mutex_);
   watched_.push_back(watched);
 }
 
 void Trace::unwatch(Watched* watched) {
-  const std::lock_guard<std::mutex> lock(watched_mutex_);
+  const MutexLock lock(watched_mutex_);
   watched_.erase(std::find(watched_.begin(), watched_.end(), watched));
 }
 
 void Trace::tell_of_waiting(std::int64_t now_ns) {
-  const std::lock_guard<std::mutex> lock(watched_mutex_);
+  const MutexLock lock(watched_mutex_);
   for (Watched* watched : watched_) watched->tell_of_waiting(now_ns);
 }
 
 std::uint32_t Trace::add_tracks(TrackKind kind, const std::string& name, int count) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<Tracks>& tracks = tracks_[static_cast<int>(kind)];
   const std::uint32_t first =
       tracks.empty() ? kFirstTrack[static_cast<int>(kind)] : tracks.back().first + tracks.back().count;
@@ -164,7 +164,7 @@ void Trace::name_track(std::uint32_t id, std::string* lines) {
 void Trace::note(std::uint32_t track, const std::string& name, const std::string& detail) {
   if (!is_recording()) return;
   const std::int64_t now_ns = monotonic_ns();
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (notes_.size() > kBatchBytes) {
     count_dropped();
     return;
@@ -185,7 +185,7 @@ void Trace::tell_of_drops() {
 
 void Trace::write_events() {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     lines_ += notes_;
     notes_.clear();
   }
@@ -195,7 +195,7 @@ void Trace::write_events() {
     if (event == nullptr) break;
     if (is_recording()) {
       {
-        const std::lock_guard<std::mutex> lock(mutex_);
+        const MutexLock lock(mutex_);
         name_track(event->track(), &lines_);
       }
       json_.append(*event, &lines_);
@@ -252,7 +252,7 @@ void Trace::stop_recording(const std::string& why) {
 }
 
 void Trace::flush() {
-  const std::lock_guard<std::mutex> lock(file_mutex_);
+  const MutexLock lock(file_mutex_);
   write_events();
 }
 
@@ -262,7 +262,7 @@ void Trace::close() {
     [[maybe_unused]] const ssize_t ignored = ::write(wake_.get(), &one, sizeof one);
     thread_.join();
   }
-  const std::lock_guard<std::mutex> lock(file_mutex_);
+  const MutexLock lock(file_mutex_);
   if (!file_.is_open()) return;
   write_events();
   records_.store(false, std::memory_order_relaxed);

@@ -13,11 +13,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/owned_fd.h"
 #include "base/status.h"
 #include "trace/event_json.h"
@@ -85,14 +85,13 @@ class Trace {
   Trace(std::string path, OwnedFd file, const TraceIdentity& identity, const TraceLimits& limits);
   Status start();
   void run();
-  // With mutex_ held: a name for the track, where the file has none yet.
-  void name_track(std::uint32_t id, std::string* lines);
-  // All below: with file_mutex_ held.
-  void write_events();
-  void tell_of_drops();
-  bool write_lines();
-  void stop_recording(const std::string& why);
-  void append_header(const TraceIdentity& identity);
+  // A name for the track, where the file has none yet.
+  void name_track(std::uint32_t id, std::string* lines) REQUIRES(mutex_);
+  void write_events() REQUIRES(file_mutex_);
+  void tell_of_drops() REQUIRES(file_mutex_);
+  bool write_lines() REQUIRES(file_mutex_);
+  void stop_recording(const std::string& why) REQUIRES(file_mutex_);
+  void append_header(const TraceIdentity& identity) REQUIRES(file_mutex_);
 
   const std::string path_;
   const TraceLimits limits_;
@@ -105,18 +104,18 @@ class Trace {
 
   const EventJson json_;
 
-  std::mutex watched_mutex_;  // guards watched_; never together with another
-  std::vector<Watched*> watched_;
+  Mutex watched_mutex_;
+  std::vector<Watched*> watched_ GUARDED_BY(watched_mutex_);
 
-  std::mutex mutex_;               // guards the two below
-  std::vector<Tracks> tracks_[2];  // by kind, with rising ids
-  std::string notes_;              // to be written
+  Mutex mutex_;
+  std::vector<Tracks> tracks_[2] GUARDED_BY(mutex_);  // by kind, with rising ids
+  std::string notes_ GUARDED_BY(mutex_);              // to be written
 
-  std::mutex file_mutex_;  // guards all below, and taking events out of the ring; before mutex_
-  OwnedFd file_;
-  std::string lines_;  // to be written
-  std::uint64_t file_bytes_ = 0;
-  std::uint64_t told_dropped_ = 0;
+  Mutex file_mutex_;  // held also to take events out of the ring
+  OwnedFd file_ GUARDED_BY(file_mutex_);
+  std::string lines_ GUARDED_BY(file_mutex_);  // to be written
+  std::uint64_t file_bytes_ GUARDED_BY(file_mutex_) = 0;
+  std::uint64_t told_dropped_ GUARDED_BY(file_mutex_) = 0;
 };
 
 }  // namespace bagua_net
