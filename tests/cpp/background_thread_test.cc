@@ -15,6 +15,8 @@
 #include "support/check.h"
 #include "support/connection_ends.h"
 #include "support/context_pair.h"
+#include "transport/comm/recv_comm.h"
+#include "transport/comm/stall_report.h"
 #include "transport/recovery/recovery_thread.h"
 
 namespace {
@@ -196,6 +198,35 @@ TEST_CASE(nobody_waits_for_a_recovery_thread_without_memory) {
   recovery.close(std::make_unique<Lingering>(&ended));
   CHECK_EQ(ended.load(), 2);
   CHECK(!recovery.is_closing());
+}
+
+// As when such a thread ends: nobody would catch what it throws then.
+TEST_CASE(a_comm_fails_without_memory) {
+  constexpr int kWaitsMs = 40000;
+  StallReport stalls(1000);
+  WorkerPool no_workers(0, 0, cpu_set_t{});
+  RecvPolicy policy;
+  policy.stalls = &stalls;
+  std::unique_ptr<RecvComm> comm;
+  CHECK_OK(
+      RecvComm::create(std::vector<std::unique_ptr<ByteStream>>{}, "the sender", nullptr, &no_workers, &comm, policy));
+  std::string line;
+  for (const int now_ms : {0, kWaitsMs})
+    line = stalls.waits(comm.get(), {"the sender", StallReport::Waits::kToReceive, kWaitsMs, ""}, now_ms);
+  CHECK(!line.empty());  // the end of the stall is to be reported, too
+  const Status failure = Status::remote_error("there is no memory");
+  out_of_memory = true;
+  bool has_thrown = false;
+  try {
+    comm->fail(failure);
+  } catch (const std::bad_alloc&) {
+    has_thrown = true;
+  }
+  out_of_memory = false;
+  CHECK(!has_thrown);
+  std::uint8_t byte = 0;
+  Request* request = nullptr;
+  CHECK_EQ(comm->irecv(&byte, 1, nullptr, &request).message(), failure.message());
 }
 
 }  // namespace bagua_net

@@ -29,8 +29,7 @@ constexpr int kCallerRounds = 8;
 Status Request::test(bool* done, std::size_t* bytes) { return comm_->test(this, done, bytes); }
 
 Comm::~Comm() {
-  if (is_stalled_) [[maybe_unused]]
-    const std::string ignored = stalls_->goes_on(this);
+  if (is_stalled_) stalls_->forget(this);
 }
 
 Status Comm::start_streams(std::vector<std::unique_ptr<ByteStream>> streams) {
@@ -248,7 +247,7 @@ Status Comm::deregister_memory(MemoryRegistration* registration) {
   return Status::ok();
 }
 
-void Comm::fail(Status status) {
+void Comm::fail(Status status) noexcept {
   {
     const MutexLock lock(failure_mutex_);
     if (!failure_.is_ok()) return;
@@ -261,8 +260,7 @@ void Comm::fail(Status status) {
   }
   if (arrivals_ != nullptr) arrivals_->close();
   failed_.store(true);
-  if (stalls_ != nullptr) [[maybe_unused]]
-    const std::string ignored = stalls_->goes_on(this);
+  if (stalls_ != nullptr) stalls_->forget(this);
   const MutexLock lock(failure_mutex_);
   for (std::size_t index = 0; index < kMaxStreams; ++index) {
     if (shared_streams()[index].stream != nullptr) shared_streams()[index].stream->shutdown();

@@ -57,7 +57,7 @@ class Comm : public FailureSink, public Recoverable {
   const std::string& peer() const { return peer_; }  // "10.0.0.2:4711 (host node2, process 4242) over eth0"
 
   // Any thread. The first failure sticks, and every stream is shut down so that the peer learns of it.
-  void fail(Status status) override;
+  void fail(Status status) noexcept override;
   void on_stream_over(int index, StreamState state) override;
   std::vector<std::string> recover() override;
 

@@ -45,13 +45,17 @@ std::string StallReport::waits(const void* comm, Wait wait, std::int64_t now_ms)
   return line();
 }
 
-std::string StallReport::goes_on(const void* comm) {
+std::int64_t StallReport::forget(const void* comm) noexcept {
   const MutexLock lock(mutex_);
-  if (waiting_.erase(comm) == 0 || !waiting_.empty()) return {};
+  if (waiting_.erase(comm) == 0 || !waiting_.empty()) return 0;
   due_ms_ = 0;
   const std::int64_t longest_ms = std::exchange(longest_ms_, 0);
-  if (!std::exchange(is_written_, false)) return {};
-  return "goes on, after at least " + seconds(longest_ms);
+  return std::exchange(is_written_, false) ? longest_ms : 0;
+}
+
+std::string StallReport::goes_on(const void* comm) {
+  const std::int64_t longest_ms = forget(comm);
+  return longest_ms == 0 ? "" : "goes on, after at least " + seconds(longest_ms);
 }
 
 std::string StallReport::line() const {

@@ -37,6 +37,8 @@ class StallReport {
   std::string waits(const void* comm, Wait wait, std::int64_t now_ms);
   // It waits no more. A comm that never waited may say so, too.
   std::string goes_on(const void* comm);
+  // The same without a line, and without memory. Returns how long a comm has waited, if a reported stall ends; or 0.
+  std::int64_t forget(const void* comm) noexcept;
 
  private:
   std::string line() const REQUIRES(mutex_);
