@@ -48,7 +48,7 @@ class Sender {
     if (!stream_->is_blocked()) driver->kick();
     driver->run();
   }
-  void abandon() { stream_->abandon(); }
+  void release_memory() { stream_->release_memory(); }
   bool is_sent(std::size_t number) {
     Message& one = messages_[number];
     one.done = one.done || is_done(&one.request);
@@ -273,7 +273,7 @@ TEST_CASE(what_a_sender_abandoned_is_not_received) {
   Sender sender;
   sender.send(kMinMessage);
   CHECK_EQ(sender.peer->unread_bytes(), kFrameHeaderBytes + kMinMessage);
-  sender.abandon();
+  sender.release_memory();
   CommPair comms(over_pipes(1));
   ReceiveTable table;
   Failures failures;
@@ -296,14 +296,14 @@ TEST_CASE(a_chunk_in_the_middle_is_abandoned_too) {
   Sender sender(behaviour);
   sender.send(kMinMessage);
   CHECK(!sender.peer->is_broken());
-  sender.abandon();
+  sender.release_memory();
   CHECK(sender.peer->is_broken());
 }
 
 // A comm that is closed as usual: what was copied still arrives.
 TEST_CASE(a_sender_with_nothing_to_abandon_resets_nothing) {
   Sender sender;
-  sender.abandon();
+  sender.release_memory();
   CHECK(!sender.peer->is_broken());
   sender.send(kMinMessage);
   sender.peer->read_all();
@@ -311,7 +311,7 @@ TEST_CASE(a_sender_with_nothing_to_abandon_resets_nothing) {
   sender.driver->run();
   CHECK(sender.is_sent(0));
   sender.send(100);
-  sender.abandon();
+  sender.release_memory();
   CHECK(!sender.peer->is_broken());
   CHECK_EQ(sender.peer->unread_bytes(), kFrameHeaderBytes + 100);
 }

@@ -199,12 +199,7 @@ void Comm::drive_alone() {
   for (std::size_t index = 0; index < streams_.size(); ++index) detach(index);
 }
 
-void Comm::stop_streams() {
-  const MutexLock lock(mutex_);
-  stop_driving();
-}
-
-void Comm::stop_driving() {
+void Comm::stop() {
   // Holding mutex_ while waiting for a worker is safe: workers never take it.
   if (stopped_) return;
   const bool is_orderly = !has_failed();
@@ -212,8 +207,8 @@ void Comm::stop_driving() {
     StreamTable::Place& place = streams_[index];
     if (place.stream == nullptr) continue;
     detach(index);
-    if (is_orderly) place.stream->say_goodbye(next_number_);
-    place.stream->abandon();
+    if (is_orderly) place.stream->say_end(next_number_);
+    place.stream->release_memory();
   }
   stopped_ = true;
 }
@@ -233,11 +228,9 @@ Status Comm::deregister_memory(MemoryRegistration* registration) {
       return request.in_use_ && request.registration_ == registration && !request.is_done();
     });
   }
-  if (in_use) {
-    fail(Status::remote_error("the communicator was aborted while data was in flight"));
-    stop_streams();
-  }
+  if (in_use) fail(Status::remote_error("the communicator was aborted while data was in flight"));
   const MutexLock lock(mutex_);
+  if (in_use) stop();
   const auto found = std::find_if(registrations_.begin(), registrations_.end(),
                                   [&](const auto& owned) { return owned.get() == registration; });
   if (found == registrations_.end()) {
@@ -267,8 +260,8 @@ void Comm::fail(Status status) noexcept {
   }
 }
 
-Status Comm::give_up() {
-  stop_driving();
+Status Comm::stop_failed() {
+  stop();
   return failure();
 }
 
@@ -360,10 +353,10 @@ Status Comm::test_locked(Request* request, bool* done, std::size_t* bytes, std::
   if (!request->in_use_) return Status::internal_error("test of a request that is not outstanding");
   if (has_changes()) adopt_changes();
   if (!request->is_done()) {
-    if (has_failed()) return give_up();
+    if (has_failed()) return stop_failed();
     if (has_own_work(*request)) drive_own_streams();
     if (!request->is_done()) {
-      if (has_failed()) return give_up();
+      if (has_failed()) return stop_failed();
       if (stalls_ != nullptr) *line = look_for_stall();
       return check_progress_possible();
     }

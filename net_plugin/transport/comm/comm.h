@@ -104,14 +104,13 @@ class Comm : public FailureSink, public Recoverable {
   virtual void tick() REQUIRES(mutex_) {}
 
   // Takes every stream away from its driver, for good. Derived destructors call it before their members go.
-  void stop_streams() EXCLUDES(mutex_);
-  void stop_driving() REQUIRES(mutex_);  // the same
+  void stop() REQUIRES(mutex_);
   // No recovery any more: what derived destructors begin with.
   void stop_recovering() EXCLUDES(mutex_);
   // Every stream is the comm's own from now on, also those that join.
   void drive_alone() REQUIRES(mutex_);
-  // What a caller is told of a failed comm: from then on its memory is its own again.
-  Status give_up() REQUIRES(mutex_);
+  // Stops a comm that has failed, and says why it has: from then on the caller's memory is its own again.
+  Status stop_failed() REQUIRES(mutex_);
 
   // The next free request of the ring; nullptr when the oldest is not finished: "later".
   Request* free_request() REQUIRES(mutex_);

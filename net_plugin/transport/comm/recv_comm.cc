@@ -43,7 +43,8 @@ Status RecvComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::s
 
 RecvComm::~RecvComm() {
   stop_recovering();
-  stop_streams();
+  const MutexLock lock(mutex_);
+  stop();
 }
 
 std::unique_ptr<DataStream> RecvComm::make_stream(std::unique_ptr<ByteStream> bytes, int index) {
@@ -54,7 +55,7 @@ std::unique_ptr<DataStream> RecvComm::make_stream(std::unique_ptr<ByteStream> by
 Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* registration, Request** request) {
   *request = nullptr;
   const MutexLock lock(mutex_);
-  if (has_failed()) return give_up();
+  if (has_failed()) return stop_failed();
   Request* posted = free_request();
   if (posted == nullptr) return Status::ok();
   std::uint64_t parked = table_.post(posted, this, next_number_++, data, bytes, registration);
@@ -107,7 +108,7 @@ int RecvComm::place_of(Joining joining) {
   // Its sender knows that it is lost, and sends all of it again that was not acknowledged.
   if (DataStream* const lost = streams_[0].stream.get(); lost != nullptr) {
     detach(0);
-    static_cast<RecvStream*>(lost)->give_up(Status::remote_error("the peer has replaced it"));
+    lost->lose(Status::remote_error("the peer has replaced it"));
     remove(0, on_lost(*lost));
   }
   return 0;

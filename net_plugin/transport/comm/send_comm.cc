@@ -60,7 +60,8 @@ SendComm::~SendComm() {
   stop_recovering();
   if (large_under_way_ > 0) policy_.growth->end_busy(monotonic_ns());
   while (!is_closed(monotonic_ms())) std::this_thread::sleep_for(std::chrono::microseconds(100));
-  stop_streams();
+  const MutexLock lock(mutex_);
+  stop();
 }
 
 Status SendComm::create(EstablishedConnection connection, SendPolicy policy, WorkerPool* pool,
@@ -118,12 +119,12 @@ bool SendComm::wants_workers(std::size_t bytes) const {
 Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* registration, Request** request) {
   *request = nullptr;
   const MutexLock lock(mutex_);
-  if (has_failed()) return give_up();
+  if (has_failed()) return stop_failed();
   Request* posted = free_request();
   if (posted == nullptr) return Status::ok();
   if (has_changes()) {
     adopt_changes();
-    if (has_failed()) return give_up();
+    if (has_failed()) return stop_failed();
   }
   if (policy_.growth != nullptr && is_large(bytes)) watch_growth(bytes);
   // The schedulers only read through this pointer.
@@ -305,7 +306,7 @@ std::size_t SendComm::message_bytes(const Request& request) const { return reque
 // With recovery a stream that does not answer is replaced first. A host that is gone answers no new connection either.
 Status SendComm::check_progress_possible() {
   check_liveness();
-  return has_failed() ? give_up() : Status::ok();
+  return has_failed() ? stop_failed() : Status::ok();
 }
 
 void SendComm::check_liveness() {
@@ -349,7 +350,7 @@ void SendComm::check_liveness() {
                                 std::to_string(liveness[index].packet_bytes) +
                                 " bytes (compare the MTU of hosts and switches). BAGUA_NET_KEEPALIVE_S=" +
                                 std::to_string(policy_.max_silence_s) + " sets how long to wait" + outstanding()));
-      stop_driving();
+      stop();
       // An orderly end would wait behind the data that does not get through; a reset may, and tells the peer.
       for (std::size_t other = 0; other < streams_.size(); ++other) {
         if (stream(other) != nullptr) stream(other)->reset();
@@ -359,7 +360,7 @@ void SendComm::check_liveness() {
     if (silent_ms[index] < stream_ms) continue;
     silent_since_ms_ = since_ms;
     detach(index);
-    stream(index)->give_up(
+    stream(index)->lose(
         Status::remote_error("no answer for " + std::to_string(silent_ms[index] / 1000) + " s on this connection"));
   }
 }

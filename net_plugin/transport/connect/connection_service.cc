@@ -62,7 +62,7 @@ Status ConnectionService::connect(const NetworkInterface& interface, std::uint8_
 void ConnectionService::join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals) {
   const CallersLock lock(mutex_);
   outbound_.join(ticket, count, arrivals);
-  if (!failure_.is_ok()) outbound_.give_up_all(failure_);
+  if (!failure_.is_ok()) outbound_.fail_all(failure_);
   poller_.wake();  // a new deadline to look after
 }
 
@@ -87,7 +87,7 @@ bool ConnectionService::resume() {
 void ConnectionService::fail(const Status& failure) {
   const MutexLock lock(mutex_);
   failure_ = failure;
-  outbound_.give_up_all(failure);
+  outbound_.fail_all(failure);
 }
 
 void ConnectionService::run() {

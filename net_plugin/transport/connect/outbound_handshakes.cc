@@ -140,13 +140,13 @@ void OutboundHandshakes::start(Attempt& attempt, std::uint64_t number, std::size
   const Status status = tcp_connect(attempt.ticket.address, settings_.tcp,
                                     stream.is_bound ? &attempt.ticket.interface : nullptr, &stream.socket);
   if (!status.is_ok()) {
-    fail(attempt, index, status);
+    retry_or_fail(attempt, index, status);
     return;
   }
   stream.id = (*next_id_)++;
   const Status added = poller_->add(stream.socket.get(), stream.id, EPOLLOUT);
   if (!added.is_ok()) {
-    fail(attempt, index, added);
+    retry_or_fail(attempt, index, added);
     return;
   }
   stream_ids_[stream.id] = {number, index};
@@ -170,7 +170,8 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   Stream& stream = attempt.streams[index];
   const int error_number = tcp_connect_result(stream.socket.get());
   if (error_number != 0) {
-    fail(attempt, index, Status::system_error("connect to " + attempt.ticket.address.to_string(), error_number));
+    retry_or_fail(attempt, index,
+                  Status::system_error("connect to " + attempt.ticket.address.to_string(), error_number));
     return;
   }
   if (!stream.is_bound && stream.tries > 1 && is_to_be_bound(attempt)) tell_of_other_way(attempt);
@@ -180,7 +181,7 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
     attempt.connection.same_host = true;
     const Status options = apply_tcp_options(stream.socket.get(), settings_.tcp, true);
     if (!options.is_ok()) {
-      give_up(attempt, options);
+      fail(attempt, options);
       return;
     }
   }
@@ -194,7 +195,7 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   if (!own.same_host(attempt.ticket.interface.address)) hello.port = 0;
   const Status random = fill_random(hello.nonce.data(), hello.nonce.size());
   if (!random.is_ok()) {
-    give_up(attempt, random);
+    fail(attempt, random);
     return;
   }
   encode_hello(hello, stream.hello.data());
@@ -204,7 +205,7 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
       monotonic_ms() + (stream.is_bound ? std::min<std::int64_t>(kConnectAnswerMs, settings_.handshake_timeout_ms)
                                         : settings_.handshake_timeout_ms);
   const Status status = poller_->modify(stream.socket.get(), stream.id, EPOLLIN);
-  if (!status.is_ok()) fail(attempt, index, status);
+  if (!status.is_ok()) retry_or_fail(attempt, index, status);
 }
 
 bool OutboundHandshakes::send_or_retry(Attempt& attempt, std::size_t index, const std::uint8_t* bytes,
@@ -274,17 +275,16 @@ void OutboundHandshakes::read_reply(Attempt& attempt, std::uint64_t number, std:
   } else if (!is_proven || reply.verdict == HandshakeVerdict::kNoPlace) {
     retry(attempt, index, ECONNRESET, refusal_in(stream));
   } else {
-    give_up(attempt,
-            Status::remote_error("connect to " + attempt.ticket.address.to_string() + ": " + refusal_in(stream)));
+    fail(attempt, Status::remote_error("connect to " + attempt.ticket.address.to_string() + ": " + refusal_in(stream)));
   }
 }
 
 void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply) {
   if (reply.streams < 1 || reply.streams > attempt.ticket.hello.streams_wanted || reply.max_chunk_bytes < 1 ||
       reply.max_chunk_bytes > attempt.ticket.hello.max_chunk_bytes) {
-    give_up(attempt, Status::remote_error("the listener at " + attempt.ticket.address.to_string() + " granted " +
-                                          std::to_string(reply.streams) + " streams and chunks of " +
-                                          std::to_string(reply.max_chunk_bytes) + " bytes, more than asked for"));
+    fail(attempt, Status::remote_error("the listener at " + attempt.ticket.address.to_string() + " granted " +
+                                       std::to_string(reply.streams) + " streams and chunks of " +
+                                       std::to_string(reply.max_chunk_bytes) + " bytes, more than asked for"));
     return;
   }
   Stream& stream = attempt.streams[index];
@@ -328,11 +328,11 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
   attempt.over = true;
 }
 
-void OutboundHandshakes::fail(Attempt& attempt, std::size_t index, const Status& status) {
+void OutboundHandshakes::retry_or_fail(Attempt& attempt, std::size_t index, const Status& status) {
   if (may_pass(status.error_number())) {
     retry(attempt, index, status.error_number());
   } else {
-    give_up(attempt, status);
+    fail(attempt, status);
   }
 }
 
@@ -346,10 +346,9 @@ void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_nu
   // The listening socket is the process's own: it stays open for as long as there is something to connect to.
   const bool has_answered = !attempt.is_join && attempt.streams[0].state == JoinState::kJoined;
   if (error_number == ECONNREFUSED && !attempt.is_join && (stream.was_closed || has_answered)) {
-    give_up(attempt,
-            Status::remote_error("the listener at " + attempt.ticket.address.to_string() +
-                                 (has_answered ? " accepted the first data stream" : " closed the connection") +
-                                 " during the handshake, and is gone: that rank has failed; see its log"));
+    fail(attempt, Status::remote_error("the listener at " + attempt.ticket.address.to_string() +
+                                       (has_answered ? " accepted the first data stream" : " closed the connection") +
+                                       " during the handshake, and is gone: that rank has failed; see its log"));
     return;
   }
   if (!is_refused || !attempt.is_join) {
@@ -357,11 +356,11 @@ void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_nu
   } else if (stream.refused_ms == 0) {
     stream.refused_ms = now_ms;
   } else if (now_ms - stream.refused_ms >= kRefusedMs) {
-    give_up(attempt, Status::remote_error(error_number == ECONNREFUSED
-                                              ? "nobody listens at " + attempt.ticket.address.to_string() +
-                                                    " any more: the peer's process has ended; see that rank's log"
-                                              : "connect to " + attempt.ticket.address.to_string() + ": " +
-                                                    attempt.trouble.refusal));
+    fail(attempt, Status::remote_error(error_number == ECONNREFUSED
+                                           ? "nobody listens at " + attempt.ticket.address.to_string() +
+                                                 " any more: the peer's process has ended; see that rank's log"
+                                           : "connect to " + attempt.ticket.address.to_string() + ": " +
+                                                 attempt.trouble.refusal));
     return;
   }
   stream.state = JoinState::kBackingOff;
@@ -394,7 +393,7 @@ void OutboundHandshakes::release(Stream& stream) {
   stream.socket.reset();
 }
 
-void OutboundHandshakes::give_up(Attempt& attempt, Status failure) {
+void OutboundHandshakes::fail(Attempt& attempt, Status failure) {
   if (attempt.is_join && attempt.ticket.hello.stream_index != kJoiningStream) {
     if (const auto arrivals = attempt.arrivals.lock()) {
       arrivals->report({joining_as(attempt.ticket.hello.stream_index), failure.message()});
@@ -406,9 +405,9 @@ void OutboundHandshakes::give_up(Attempt& attempt, Status failure) {
   attempt.over = true;
 }
 
-void OutboundHandshakes::give_up_all(const Status& failure) {
+void OutboundHandshakes::fail_all(const Status& failure) {
   for (auto& [number, attempt] : attempts_) {
-    if (!attempt.over) give_up(attempt, failure);
+    if (!attempt.over) fail(attempt, failure);
   }
 }
 
@@ -435,13 +434,13 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
       continue;
     }
     if (now_ms >= attempt.deadline_ms) {
-      give_up(attempt, Status::remote_error(
-                           "could not connect to " + attempt.ticket.address.to_string() + " within " +
-                           std::to_string(attempt.ticket.timeout_ms) + " ms: " +
-                           cause_of(attempt.trouble, attempt.ticket.address, attempt.ticket.interface) + ". " +
-                           (attempt.ticket.timeout_ms == settings_.connect_timeout_ms ? "BAGUA_NET_CONNECT_TIMEOUT_MS"
-                                                                                      : "BAGUA_NET_KEEPALIVE_S") +
-                           " sets the deadline"));
+      fail(attempt, Status::remote_error(
+                        "could not connect to " + attempt.ticket.address.to_string() + " within " +
+                        std::to_string(attempt.ticket.timeout_ms) +
+                        " ms: " + cause_of(attempt.trouble, attempt.ticket.address, attempt.ticket.interface) + ". " +
+                        (attempt.ticket.timeout_ms == settings_.connect_timeout_ms ? "BAGUA_NET_CONNECT_TIMEOUT_MS"
+                                                                                   : "BAGUA_NET_KEEPALIVE_S") +
+                        " sets the deadline"));
       continue;
     }
     for (std::size_t index = 0; index < attempt.streams.size() && !attempt.over; ++index) {

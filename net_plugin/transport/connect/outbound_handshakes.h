@@ -61,7 +61,7 @@ class OutboundHandshakes {
   // nobody fetches is forgotten a second deadline later. Joins do not count: they end with their comm.
   std::size_t attempt_count() const;
   // Nothing goes on any more: the comms that wait for joins are told.
-  void give_up_all(const Status& failure);
+  void fail_all(const Status& failure);
 
  private:
   enum class JoinState { kConnecting, kGreeting, kProving, kJoined, kBackingOff };
@@ -104,7 +104,7 @@ class OutboundHandshakes {
   void read_reply(Attempt& attempt, std::uint64_t number, std::size_t index);
   void take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply);
   // The stream is tried again if that may help; else the whole attempt has failed.
-  void fail(Attempt& attempt, std::size_t index, const Status& status);
+  void retry_or_fail(Attempt& attempt, std::size_t index, const Status& status);
   // refusal: what the peer said, if that is why.
   void retry(Attempt& attempt, std::size_t index, int error_number, std::string refusal = {});
   // To its interface: see the note.
@@ -112,7 +112,7 @@ class OutboundHandshakes {
   void tell_of_other_way(const Attempt& attempt);
   void release(Stream& stream);
   void release_for_retry(Stream& stream);
-  void give_up(Attempt& attempt, Status failure);
+  void fail(Attempt& attempt, Status failure);
   void complete_if_joined(Attempt& attempt);
 
   const HandshakeSettings& settings_;

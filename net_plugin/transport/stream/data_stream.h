@@ -70,12 +70,17 @@ class DataStream {
   int index() const { return index_; }
   void shutdown() { bytes_->shutdown(); }
   // No driver will come again, and the caller is about to have its memory back.
-  virtual void abandon() {}
+  virtual void release_memory() {}
   // No driver will come again, and all requests are done: the last word to the peer. messages: of the comm, ever.
-  virtual void say_goodbye(std::uint64_t /*messages*/) {}
+  virtual void say_end(std::uint64_t /*messages*/) {}
 
-  // Its driver has ended.
-  void fail_comm(const Status& status) { failures_->fail(status); }
+  // Fails the comm.
+  StreamProgress fail(const Status& status) {
+    failures_->fail(status);
+    return StreamProgress::kEnded;
+  }
+  // Its connection broke, or is of no use any more. By the driver, or once no driver will come again.
+  virtual StreamProgress lose(Status why) { return leave(StreamState::kLost, std::move(why)); }
   // The peer has ended it, and not the comm. Once it is over.
   virtual bool is_given_back() const { return false; }
   // Why it is over; once no driver will come again.
@@ -86,19 +91,8 @@ class DataStream {
   bool is_blocked() const { return blocked_.load(std::memory_order_relaxed); }
 
  protected:
-  StreamProgress fail(const Status& status) {
-    failures_->fail(status);
-    return StreamProgress::kEnded;
-  }
-  // kEnded or kLost: the last thing that the driver does.
-  StreamProgress finish(StreamState state, Status loss = Status::ok()) {
-    loss_ = std::move(loss);
-    set_blocked(false);  // no event will come
-    stats_.end(state == StreamState::kLost ? SlotState::kLost : SlotState::kEnded, loss_.message());
-    state_.store(state, std::memory_order_release);
-    failures_->on_stream_over(index_, state);
-    return StreamProgress::kEnded;
-  }
+  // Nothing is missing. By the driver.
+  StreamProgress end() { return leave(StreamState::kEnded, Status::ok()); }
   void set_parked(bool parked) {
     parked ? stats_.park() : stats_.resume();
     state_.store(parked ? StreamState::kParked : StreamState::kLive, std::memory_order_release);
@@ -119,6 +113,17 @@ class DataStream {
   StreamStats stats_;
 
  private:
+  // The last thing that the driver does.
+  StreamProgress leave(StreamState state, Status loss) {
+    if (is_over()) return StreamProgress::kEnded;
+    loss_ = std::move(loss);
+    set_blocked(false);  // no event will come
+    stats_.end(state == StreamState::kLost ? SlotState::kLost : SlotState::kEnded, loss_.message());
+    state_.store(state, std::memory_order_release);
+    failures_->on_stream_over(index_, state);
+    return StreamProgress::kEnded;
+  }
+
   const std::unique_ptr<ByteStream> bytes_;
   FailureSink* const failures_;  // the comm: outlives its streams
   const int index_;

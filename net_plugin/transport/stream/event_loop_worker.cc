@@ -39,7 +39,7 @@ Status EventLoopWorker::start(int number) {
 void EventLoopWorker::fail(const Status& failure) {
   const MutexLock lock(streams_mutex_);
   failure_ = failure;
-  for (const auto& [id, attached] : streams_) attached.stream->fail_comm(failure);
+  for (const auto& [id, attached] : streams_) attached.stream->fail(failure);
 }
 
 Status EventLoopWorker::attach(DataStream* stream, std::uint64_t* stream_id, PeerLocation location) {

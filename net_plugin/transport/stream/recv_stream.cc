@@ -51,13 +51,13 @@ bool RecvStream::finish_chunk() {
   // Such a chunk was the sender's memory until now. A sender that gives up resets the connection before it touches
   // that.
   if (header_.by_reference && is_broken()) {
-    break_off(Status::remote_error("the peer aborted while message " + std::to_string(header_.message_number) +
-                                   " was under way; see that rank's log"));
+    lose(Status::remote_error("the peer aborted while message " + std::to_string(header_.message_number) +
+                              " was under way; see that rank's log"));
     return false;
   }
   if (!is_intact()) {
-    break_off(Status::damaged_data("a chunk of " + std::to_string(header_.payload_bytes) + " bytes of message " +
-                                   std::to_string(header_.message_number) + " arrived damaged"));
+    lose(Status::damaged_data("a chunk of " + std::to_string(header_.payload_bytes) + " bytes of message " +
+                              std::to_string(header_.message_number) + " arrived damaged"));
     return false;
   }
   stats_.end_chunk({header_.message_number, header_.offset, header_.payload_bytes, header_.attempt});
@@ -88,7 +88,7 @@ void RecvStream::send_acknowledgement() {
   }
 }
 
-void RecvStream::say_goodbye(std::uint64_t /*messages*/) {
+void RecvStream::say_end(std::uint64_t /*messages*/) {
   if (!recovers_ || is_over()) return;
   asked_chunks_ = acknowledged_chunks_;
   send_acknowledgement();  // one that is cut
@@ -101,30 +101,27 @@ void RecvStream::say_goodbye(std::uint64_t /*messages*/) {
 
 StreamProgress RecvStream::lose(Status why) {
   if (is_over()) return StreamProgress::kEnded;
-  table_->release(index());
-  return finish(StreamState::kLost, std::move(why));
-}
-
-// A failure of the connection, or of the comm where that is the same.
-StreamProgress RecvStream::break_off(const Status& why) {
   if (why.code() == StatusCode::kDamagedData) stats_->checksum_errors.add(1);
-  if (recovers_) return lose(why);
-  finish(StreamState::kEnded);
-  return fail(why);
+  if (!recovers_) {
+    end();
+    return fail(why);
+  }
+  table_->release(index());
+  return DataStream::lose(std::move(why));
 }
 
 StreamProgress RecvStream::end_of_input() {
   if (recovers_) return lose(Status::remote_error("the peer closed the connection"));
   if (part_ != Part::kHeader || staged() > 0) {
-    return break_off(Status::remote_error("the peer closed the connection in the middle of message " +
-                                          std::to_string(header_.message_number) +
-                                          ": its process ended or aborted; see that rank's log"));
+    return lose(Status::remote_error("the peer closed the connection in the middle of message " +
+                                     std::to_string(header_.message_number) +
+                                     ": its process ended or aborted; see that rank's log"));
   }
-  return finish(StreamState::kEnded);
+  return end();
 }
 
 StreamProgress RecvStream::end_of_comm() {
-  finish(StreamState::kEnded);
+  end();
   if (is_given_back() || header_.message_number >= begun_messages_) return StreamProgress::kEnded;
   return fail(Status::remote_error("the peer says that it has sent " + std::to_string(header_.message_number) +
                                    " messages, and has sent message " + std::to_string(begun_messages_ - 1) +
@@ -176,9 +173,9 @@ StreamProgress RecvStream::move(std::size_t budget) {
     while (part_ == Part::kHeader && staged() >= header_bytes_) {
       Arrival arrival = Arrival::kWanted;
       const Status status = open_chunk(&arrival);
-      if (status.code() == StatusCode::kDamagedData) return break_off(status);
+      if (status.code() == StatusCode::kDamagedData) return lose(status);
       if (!status.is_ok()) {
-        finish(StreamState::kEnded);
+        end();
         return fail(status);
       }
       if (header_.end) return end_of_comm();
@@ -212,7 +209,7 @@ StreamProgress RecvStream::move(std::size_t budget) {
         // A connection that joined just as the peer closed its comm is reset; it never carried anything.
         if (!recovers_ && errno == ECONNRESET && has_joined_ && !has_new_chunks()) return end_of_input();
         const Status failure = Status::system_error("receive", errno);
-        return break_off(recovers_ ? failure : Status::remote_error(failure.message()));
+        return lose(recovers_ ? failure : Status::remote_error(failure.message()));
       }
       set_blocked(true);
       return StreamProgress::kBlocked;

@@ -30,7 +30,9 @@ class RecvStream final : public DataStream {
 
   StreamProgress progress(std::size_t budget) override;
   std::uint32_t poll_flags() const override;
-  void say_goodbye(std::uint64_t messages) override;
+  void say_end(std::uint64_t messages) override;
+  // Damaged data counts, too. Without recovery the comm fails.
+  StreamProgress lose(Status why) override;
 
   // It has brought a chunk that was never sent before. Any thread.
   bool has_new_chunks() const { return has_new_chunks_.load(std::memory_order_acquire); }
@@ -42,8 +44,6 @@ class RecvStream final : public DataStream {
   std::optional<std::uint64_t> sent_messages() const {
     return header_.end && !header_.acknowledge ? std::optional(header_.message_number) : std::nullopt;
   }
-  // The stream is of no use any more. Once no driver will come again.
-  void give_up(Status why) { lose(std::move(why)); }
 
  private:
   // What comes next.
@@ -66,8 +66,6 @@ class RecvStream final : public DataStream {
   void send_acknowledgement();
   StreamProgress end_of_input();
   StreamProgress end_of_comm();
-  StreamProgress lose(Status why);
-  StreamProgress break_off(const Status& why);
 
   // Enough for a header and a small message; larger would only copy more of a large one twice.
   static constexpr std::size_t kStagingBytes = 8192;

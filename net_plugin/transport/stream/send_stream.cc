@@ -227,7 +227,7 @@ StreamProgress SendStream::progress(std::size_t budget) {
 StreamProgress SendStream::end_of_output(int error_number) {
   if (error_number != 0) {
     if (!recovers()) {
-      finish(StreamState::kEnded);
+      end();
       return fail(Status::remote_error(Status::system_error("send", error_number).message()));
     }
     // What it said before may be the reason.
@@ -251,16 +251,12 @@ void SendStream::peer_is_gone(int error_number) {
     lose(Status::remote_error(how));
     return;
   }
-  finish(StreamState::kEnded);
+  end();
   if (!unacknowledged_.has_requests() && !has_chunk_) return;
   const std::uint64_t message =
       unacknowledged_.has_requests() ? unacknowledged_.first_message() : chunk_.message_number;
   fail(Status::remote_error(how + " before the peer had received message " + std::to_string(message) +
                             ": its process ended or aborted; see that rank's log"));
-}
-
-void SendStream::lose(Status why) {
-  if (!is_over()) finish(StreamState::kLost, std::move(why));
 }
 
 std::vector<Chunk> SendStream::take_unfinished() {
@@ -276,13 +272,11 @@ std::vector<Chunk> SendStream::take_unfinished() {
 }
 
 // The peer would go on reading memory that is no longer ours, and take for a message whatever it finds there.
-void SendStream::abandon() {
+void SendStream::release_memory() {
   if (unacknowledged_.has_references() || (has_chunk_ && chunk_.by_reference)) reset();
 }
 
-void SendStream::say_goodbye(std::uint64_t messages) { say_end(messages, false); }
-
-void SendStream::say_end(std::uint64_t messages, bool of_stream) {
+void SendStream::send_end(std::uint64_t messages, bool of_stream) {
   if (!recovers() || is_over() || has_chunk_) return;
   FrameHeader end;
   end.end = true;
@@ -373,7 +367,7 @@ void SendStream::listen(bool to_the_end) {
       return;
     }
     if (!status.is_ok()) {
-      finish(StreamState::kEnded);
+      end();
       fail(status);
       return;
     }

@@ -41,10 +41,10 @@ class SendStream final : public DataStream {
 
   StreamProgress progress(std::size_t budget) override;
   std::uint32_t poll_flags() const override;
-  void abandon() override;
-  void say_goodbye(std::uint64_t messages) override;
+  void release_memory() override;
+  void say_end(std::uint64_t messages) override { send_end(messages, false); }
   // The last word of a stream alone; once no driver will come again.
-  void give_back() { say_end(0, true); }
+  void give_back() { send_end(0, true); }
   using DataStream::reset;  // once no driver will come again
   // Asks the kernel how the connection is, for the statistics. Any thread.
   void sample_delivery() const;
@@ -52,8 +52,6 @@ class SendStream final : public DataStream {
   // Reads what the peer says; the stream may be over then. to_the_end: an end behind an acknowledgement, too; otherwise
   // the next call finds that. By the driver.
   void listen(bool to_the_end = false);
-  // The peer's host does not answer on this stream. By the driver, or once no driver will come again.
-  void give_up(Status why) { lose(std::move(why)); }
   // What was not acknowledged, once the stream is lost and no driver will come again.
   std::vector<Chunk> take_unfinished();
   // The peer has it, or its kernel. By the driver.
@@ -94,11 +92,10 @@ class SendStream final : public DataStream {
   bool should_listen() const;
   ssize_t write_chunk();
   void end_chunk();
-  void say_end(std::uint64_t messages, bool of_stream);
+  void send_end(std::uint64_t messages, bool of_stream);
   StreamProgress end_of_output(int error_number);
   // The connection is of no use any more. error_number 0: the peer has closed it.
   void peer_is_gone(int error_number);
-  void lose(Status why);
   Pull pull(Chunk* chunk);
   // False: it has looked since then, or the stream cannot tell.
   bool look_at_delivery(std::int64_t not_since_ns);
