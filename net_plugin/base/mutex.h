@@ -1,7 +1,7 @@
-// Mutex and its locks: std::mutex, with attributes by which clang checks at compile time (`make lint`) that whoever
-// touches a member marked GUARDED_BY holds its mutex, and so does whoever calls a function marked REQUIRES. A function
-// marked EXCLUDES takes the mutex itself. Other compilers see no attributes, and the code is that of std::mutex.
-// Which mutexes there are, and in which order they are taken: docs/design/threads-and-messages.md.
+// Mutex and its locks: std::mutex, with attributes for clang's thread-safety analysis, which is part of `make lint`.
+// Code that uses a member marked GUARDED_BY must hold its mutex, and so must the callers of functions marked REQUIRES.
+// A function marked EXCLUDES takes the mutex itself. Other compilers see no attributes. The mutexes, and the order in
+// which they are taken: docs/design/threads-and-messages.md.
 #pragma once
 
 #include <sched.h>
@@ -41,20 +41,18 @@ class SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) ACQUIRE(mutex) : lock_(mutex.mutex_) {}
   ~MutexLock() RELEASE() = default;
-  MutexLock(const MutexLock&) = delete;
-  MutexLock& operator=(const MutexLock&) = delete;
 
   void unlock() RELEASE() { lock_.unlock(); }
   void lock() ACQUIRE() { lock_.lock(); }
-  // Gives the mutex up until somebody notifies, or for no reason: to be called in a loop.
+  // Releases the mutex until `condition` is notified, or until a spurious wake-up: to be called in a loop.
   void wait(std::condition_variable& condition) { condition.wait(lock_); }
 
  private:
   std::unique_lock<std::mutex> lock_;
 };
 
-// A mutex that one thread holds for nearly all of its loop, with a MutexLock. The loop would retake it before a caller
-// that waits for it wakes. So callers take a CallersLock, and the loop steps aside for them.
+// A mutex that a thread takes in each turn of its loop, with a MutexLock. The thread would retake it before a waiting
+// caller wakes up. So callers use a CallersLock, and the thread calls step_aside() between two turns.
 class CAPABILITY("mutex") LoopMutex : public Mutex {
  public:
   // By the looping thread, without the mutex.

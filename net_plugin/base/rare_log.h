@@ -1,6 +1,6 @@
-// RareLog: lines that unauthenticated peers could make this process log without end. The first of a kind is kept, then
-// at most one in ten seconds, with the number of those left out. Lines wait here until they are taken without a lock,
-// since NCCL's logger may block. Not thread-safe.
+// RareLog: log lines that unauthenticated peers can cause. The first line of each kind is logged, then at most one in
+// ten seconds, with the number of lines in between. Lines are kept here until the caller has released its lock, because
+// NCCL's logger may block. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class RareLog {
     std::string text;
   };
 
-  // True: a line of this kind is due now, to be given to add(). Kinds are a few constants.
+  // True: a line of this kind may be logged now, with add(). Kinds are a few constants.
   bool is_due(LogLevel level, const std::string& kind, std::int64_t now_ms);
   void add(LogLevel level, const std::string& kind, std::string text);
 

@@ -40,8 +40,8 @@ void raise_open_file_limit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// Workers for connections between hosts: two directions of some 20 Gb/s keep one busy. Virtual interfaces often do not
-// tell their speed, or tell a wrong one, hence the least.
+// Workers for connections between hosts: about 20 Gb/s in each direction keep one worker busy. There is a minimum,
+// because virtual interfaces often report no speed or a wrong one.
 int workers_between_hosts(const PluginConfig& config, const std::vector<Device>& devices, int workers) {
   constexpr int kMin = 4;
   constexpr int kMbpsPerWorker = 20'000;
@@ -215,12 +215,8 @@ void TransportContext::close(ListenComm* listen_comm) {
   rest_if_idle();
 }
 
-void TransportContext::close(SendComm* comm) { close_comm(comm); }
-
-void TransportContext::close(RecvComm* comm) { close_comm(comm); }
-
-// Outside the mutex: a peer that does not answer keeps nobody else waiting.
-void TransportContext::close_comm(Comm* comm) {
+// The comm is closed without the mutex, because that may wait for a peer.
+void TransportContext::close(Comm* comm) {
   std::unique_ptr<Comm> closing;
   {
     const MutexLock lock(mutex_);
@@ -241,13 +237,13 @@ void TransportContext::close_comm(Comm* comm) {
 void TransportContext::rest_if_idle() {
   MutexLock lock(mutex_);
   while (is_idle() && pool_.is_closing()) {
-    ++closing_;  // so that the threads stay
+    ++closing_;  // so that the threads are kept
     lock.unlock();
     pool_.wait_until_closed();
     lock.lock();
     --closing_;
   }
-  if (!is_idle()) return;  // somebody has opened or closes another one meanwhile, and looks after it
+  if (!is_idle()) return;  // another thread has opened or is closing something, and calls this function, too
   pool_.stop();
   if (service_ == nullptr) return;
   if (service_->is_idle()) {

@@ -4,8 +4,8 @@
 // last comm: it waits until all that were closed before have delivered what they sent, 0.7 s at most.
 //
 // Threads run only while something is open: they start with the first listen or connect and are joined when the last
-// comm is closed, so NCCL versions whose tables have no finalize leave no thread behind either. After a connect that
-// NCCL gave up, of which it does not tell, they end when that has timed out.
+// comm is closed, so that no thread is left if NCCL's table has no finalize. NCCL does not say when it drops a connect:
+// then they end when that has timed out.
 #pragma once
 
 #include <sched.h>
@@ -43,7 +43,7 @@ class TransportContext {
   // trace: where it records what it does; nullptr: nowhere.
   static Status create(const PluginConfig& config, std::vector<Device> devices,
                        std::unique_ptr<TransportContext>* context, std::shared_ptr<Trace> trace = nullptr);
-  ~TransportContext();  // closes what was never closed, reaps half-open connects, joins all threads
+  ~TransportContext();  // closes all that is open, and joins all threads
 
   const std::vector<Device>& devices() const { return devices_; }
   int worker_count() const { return pool_.size(); }
@@ -57,8 +57,7 @@ class TransportContext {
   Status accept(ListenComm* listen_comm, RecvComm** comm);
 
   void close(ListenComm* listen_comm);
-  void close(SendComm* comm);
-  void close(RecvComm* comm);
+  void close(Comm* comm);
 
  private:
   TransportContext(const PluginConfig& config, std::vector<Device> devices, int workers, const cpu_set_t& affinity,
@@ -71,7 +70,6 @@ class TransportContext {
   // How a send comm over this connection sends.
   SendPolicy send_policy(int device, const EstablishedConnection& connection) REQUIRES(mutex_);
   StallReport* stalls() { return stalls_.after_ms() > 0 ? &stalls_ : nullptr; }
-  void close_comm(Comm* comm) EXCLUDES(mutex_);
   bool is_idle() const REQUIRES(mutex_) { return comms_.empty() && listen_comms_.empty() && closing_ == 0; }
   // Ends the threads if nothing is open any more.
   void rest_if_idle() EXCLUDES(mutex_);

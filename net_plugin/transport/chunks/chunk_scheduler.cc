@@ -7,13 +7,13 @@ namespace {
 
 constexpr std::size_t kChunkAlignment = 4096;  // pages: keeps the copies of neighbouring streams apart
 
-// A stream that is less than half as fast as the fastest gets smaller chunks. Paces of equal streams vary by less.
+// A stream less than half as fast as the fastest one gets smaller chunks. The rates of equal streams vary by less.
 constexpr double kSlowShare = 0.5;
-// The least of those.
+// The smallest of these chunks.
 constexpr std::size_t kMinSlowBytes = 16384;
-// Paces are estimates, and chunks do not come out even: what is late by no more than this is not late.
+// Rates are estimates, and chunks differ in size. A chunk that is late by no more than this does not count as late.
 constexpr double kSlackNs = 2e6;
-// Where each flow is limited: less than the chunk itself takes, so that a stream which has one already is late.
+// If each connection is limited, the slack is shorter than a chunk takes: a stream that already has one counts as late.
 constexpr double kLimitedSlack = 0.5;
 
 std::size_t aligned_up(std::size_t bytes) { return (bytes + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment; }
@@ -33,7 +33,7 @@ void ChunkScheduler::set_streams(int first, int end, std::uint64_t lost) {
     if ((lost >> stream & 1) == 0)
       streams_.push_back(stream);
     else
-      puller(stream) = {};  // another will take its place
+      puller(stream) = {};  // a replacement starts without measurements
   }
   if (streams_.empty()) streams_.push_back(first);
   policy_.streams = streams_.size();
@@ -84,7 +84,7 @@ Pull ChunkScheduler::pull(int stream, const Backlog& backlog, Chunk* chunk, int*
 
 std::size_t ChunkScheduler::suitable_bytes(const Pace& pace, std::size_t usual) const {
   if (pace.bytes_per_ns == 0 || pace.bytes_per_ns >= kSlowShare * fastest_) return usual;
-  // Fast enough, whatever others are: TCP permits some streams far more than any network carries.
+  // This is fast enough even if others look faster: TCP permits some streams far more than any network carries.
   if (static_cast<double>(usual) / pace.bytes_per_ns <= kSlackNs) return usual;
   return std::max(aligned_up(static_cast<std::size_t>(static_cast<double>(usual) * pace.bytes_per_ns / fastest_)),
                   kMinSlowBytes);
@@ -92,7 +92,7 @@ std::size_t ChunkScheduler::suitable_bytes(const Pace& pace, std::size_t usual) 
 
 double ChunkScheduler::delivery_ns(const Puller& puller, std::size_t bytes) const {
   const double rate = puller.pace.bytes_per_ns == 0 ? fastest_ : puller.pace.bytes_per_ns;
-  // Bytes queue in the socket, or further on: on their way and in no queue are as many as fit into a round trip.
+  // Bytes wait in the socket or in queues of the network. A round trip's worth of bytes is in flight without waiting.
   const double in_socket_ns = static_cast<double>(puller.backlog.unsent) / rate;
   const double further_on_ns = static_cast<double>(puller.backlog.under_way) / rate - puller.pace.round_trip_ns;
   return puller.pace.round_trip_ns + std::max(in_socket_ns, further_on_ns) + static_cast<double>(bytes) / rate;
@@ -100,7 +100,7 @@ double ChunkScheduler::delivery_ns(const Puller& puller, std::size_t bytes) cons
 
 bool ChunkScheduler::would_be_late(const Puller& puller, std::size_t bytes, int* better) const {
   if (puller.pace.bytes_per_ns == 0 || puller.pace.is_old) return false;
-  // Whoever would be done with it first; somebody has to take it.
+  // The stream that would deliver the chunk first takes it, so some stream always does.
   const double slack_ns =
       flows_are_limited_ ? std::min(kSlackNs, kLimitedSlack * static_cast<double>(bytes) / fastest_) : kSlackNs;
   double first_ns = delivery_ns(puller, bytes) - slack_ns;

@@ -1,14 +1,13 @@
 // ChunkScheduler: the messages of a comm that wait to be sent, in posting order, and who sends which piece. Data
 // streams pull: each takes the next chunk when its socket has room, so a slow stream simply takes fewer.
 //
-// Pulling alone is not enough where long queues stand behind the sockets or streams differ in speed: a chunk that comes
-// late keeps its message, and soon all that may be under way, waiting. So a stream that would deliver a chunk
-// noticeably later than another leaves it to that one (multipath transports call this earliest completion first), and a
-// stream that is much slower than another gets smaller chunks. Where no paces are known, within a host, none of this
-// happens.
+// Pulling alone is not enough if there are long queues behind the sockets or streams differ in speed: a late chunk
+// delays its message, and soon all messages in flight. So a stream that would deliver a chunk noticeably later than
+// another one leaves it to that one (multipath transports call this earliest completion first), and a stream that is
+// much slower than another one gets smaller chunks. Within a host no rates are measured, and none of this applies.
 //
-// One mutex guards the queue: it is held for some 20 ns per chunk, and chunks are at least 64 KiB unless a
-// message is smaller, or 16 KiB on a slow stream, so streams practically never meet there.
+// The mutex is held for about 20 ns per chunk. Chunks have at least 64 KiB unless the message is smaller, or 16 KiB on
+// a slow stream, so threads rarely wait for it.
 #pragma once
 
 #include <array>
@@ -24,7 +23,7 @@
 
 namespace bagua_net {
 
-// What a stream has taken and the peer not received yet, in bytes.
+// The bytes that a stream has taken and the peer has not received yet.
 struct Backlog {
   std::size_t under_way = 0;  // in all
   std::size_t unsent = 0;     // of these, what has not left the socket
@@ -36,9 +35,8 @@ struct ChunkPolicy {
   std::size_t max_bytes = 524288;
   std::size_t max_alone_bytes = ~std::size_t{0};  // with one stream
 
-  // One stream: the whole rest, cutting gains nothing but that less has to be sent again if the stream is lost.
-  // Several: a fraction of what is left, so that pieces get smaller towards the end and no straggler holds the tail of
-  // a message.
+  // With one stream: the whole rest, because smaller chunks only reduce what is sent again after a loss. With several
+  // streams: a fraction of the rest, so that chunks get smaller towards the end and all streams finish together.
   std::size_t next_chunk_bytes(std::size_t remaining) const;
 };
 
@@ -54,8 +52,8 @@ class ChunkScheduler {
 
   // The streams from `first` to before `end` pull from now on, without those in the bit mask `lost`.
   void set_streams(int first, int end, std::uint64_t lost = 0);
-  // The least of a chunk, and whether the network limits each stream: then none takes a second one before the others
-  // have had theirs.
+  // The minimum size of a chunk, and whether the network limits each connection: then no stream takes a second chunk
+  // before the others have had one.
   void limit_flows(std::size_t min_bytes, bool limited);
   // The request's data_, capacity_ and number_ must not change until it is done. At most kMaxRequestsPerComm wait.
   // Returns the bytes that now wait to be taken.
@@ -79,9 +77,9 @@ class ChunkScheduler {
   };
 
   Puller& puller(int stream) REQUIRES(mutex_) { return pullers_[static_cast<std::size_t>(stream)]; }
-  // What a stream so much slower than the fastest should take of a chunk of the usual size.
+  // The size of a chunk for a stream of this pace; `usual` if it is not much slower than the fastest one.
   std::size_t suitable_bytes(const Pace& pace, std::size_t usual) const REQUIRES(mutex_);
-  // From now until the peer has these bytes, if the stream takes them.
+  // The time until the peer has these bytes, if the stream takes them.
   double delivery_ns(const Puller& puller, std::size_t bytes) const REQUIRES(mutex_);
   // Another stream would deliver these bytes noticeably sooner.
   bool would_be_late(const Puller& puller, std::size_t bytes, int* better) const REQUIRES(mutex_);

@@ -9,7 +9,7 @@ namespace {
 
 std::uint64_t bit(int stream_index) { return std::uint64_t{1} << stream_index; }
 
-// Between chunks that have come are those that are under way: as many as a sender leaves unacknowledged on all streams.
+// Received ranges are separated by chunks in flight. A sender has at most this many unacknowledged chunks.
 constexpr std::size_t kMaxRanges = std::size_t{kMaxStreams} * kMaxUnacknowledgedChunks;
 
 Status do_not_fit_together(const FrameHeader& header) {
@@ -68,15 +68,15 @@ Status ReceiveTable::find(const FrameHeader& header, int stream_index, Request**
     return Status::remote_error("message " + std::to_string(header.message_number) + " comes in more than " +
                                 std::to_string(kMaxRanges) + " pieces with gaps: the peer broke the protocol");
   }
-  // A chunk counts from its header on. Otherwise a peer whose chunks overlap could complete a message while another
-  // stream still writes into its memory, which then is no longer ours.
+  // A chunk is claimed from its header on. Otherwise a peer that sends overlapping chunks could complete a message
+  // while another stream still writes into its memory, which belongs to the application again by then.
   for (std::uint64_t streams = claiming_streams_; streams != 0; streams &= streams - 1) {
     const int other = __builtin_ctzll(streams);
     ChunkClaim& claimed = claims_[static_cast<std::size_t>(other)];
     if (claimed.request_ != found) continue;
     const bool is_same = claimed.begin_ == begin && claimed.end_ == end;
     if (!is_same && (claimed.begin_ >= end || claimed.end_ <= begin)) continue;
-    // They differ by less than half of the numbers.
+    // Attempt numbers wrap, so they are compared modulo 2^16 (serial number arithmetic, RFC 1982).
     const auto later = static_cast<std::int16_t>(header.attempt - claimed.attempt_);
     if (!is_same || !tolerates_replays_ || later == 0) return do_not_fit_together(header);
     if (later < 0) return Status::ok();

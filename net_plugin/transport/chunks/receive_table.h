@@ -9,11 +9,11 @@
 // its stream was lost: on a stream that has carried no later message yet (ReplayQueue). Every lost stream is replaced,
 // so there is always one that will.
 //
-// [Note: two streams with one chunk] A chunk may come again while the stream that was lost still has a part of it: the
-// ends notice a loss at different times. Then the stream with the later attempt has the chunk, whichever comes first:
-// the other one may end at any byte, and what it acknowledges is not heard any more. It reads the rest into nothing. It
-// may be writing to the receive's memory when the later one comes, which tries again then. So memory is never written
-// once its receive is done, and every byte counts once.
+// [Note: two streams with one chunk] The two ends notice a loss at different times. So a chunk may arrive again while
+// the receiver still reads it from the lost stream. Then the stream with the later attempt takes the chunk over, and
+// the other one discards the rest: it may end at any byte, and the sender ignores its acknowledgements. If the other
+// one is writing to the receive's memory at that moment, the later one tries again. So memory is never written after
+// its receive is done, and every byte is counted once.
 #pragma once
 
 #include <array>
@@ -33,7 +33,7 @@ namespace bagua_net {
 // A stream's right to write a chunk's bytes into its receive's memory.
 class ChunkClaim {
  public:
-  // By the stream: false: another stream has taken the chunk over.
+  // Called by the stream. False: another stream has taken the chunk over.
   bool begin_writing() {
     State expected = State::kHeld;
     return state_.compare_exchange_strong(expected, State::kWriting, std::memory_order_acquire);
@@ -60,9 +60,9 @@ class ChunkClaim {
 };
 
 enum class Arrival {
-  kWanted,     // the claim is held, and counts as writing: the staged bytes come first
-  kNotPosted,  // the stream counts as parked
-  kReceived,   // it came before, or comes on a stream with a later attempt: to be read into nothing
+  kWanted,     // the claim is held in kWriting, for the bytes that are staged already
+  kNotPosted,  // the stream is parked
+  kReceived,   // to be discarded: it was received before, or is received by a stream with a later attempt
   kBusy,       // another stream is writing its bytes at this moment: try again
 };
 
@@ -76,23 +76,23 @@ class ReceiveTable {
   std::uint64_t post(Request* request, Comm* comm, std::uint64_t number, void* data, std::size_t capacity,
                      MemoryRegistration* registration);
 
-  // Where the chunk belongs: *request, if it is wanted. Every number in `header` comes from the peer: an error when it
-  // fits no receive.
+  // Finds the receive that the chunk belongs to; *request is set for kWanted. Every number in `header` comes from the
+  // peer, so one that fits no receive is an error.
   Status find(const FrameHeader& header, int stream_index, Request** request, Arrival* arrival);
-  // All bytes of the chunk that the stream claims have come. They count unless another stream has taken it over.
+  // All bytes of the chunk that the stream claims were received. They count unless another stream took the chunk over.
   void finish(const FrameHeader& header, int stream_index);
-  // Chunks that counted.
+  // The number of chunks that counted.
   std::uint64_t finished_chunks() {
     const MutexLock lock(mutex_);
     return finished_chunks_;
   }
-  // The stream is over: what it claims may come on another one.
+  // The stream is over, and another one may claim its chunk.
   void release(int stream_index);
 
-  // Streams that bring nothing more for what is posted now.
+  // A bit mask of the parked streams: they read nothing before another receive is posted.
   std::uint64_t parked_streams();
 
-  // The stream's own; not its to keep beyond release().
+  // The claim of the stream, until release().
   ChunkClaim& claim(int stream_index) { return claims_[static_cast<std::size_t>(stream_index)]; }
 
  private:

@@ -18,9 +18,9 @@ static_assert(CommTrace::kMaxMessages >= kMaxRequestsPerComm);
 // connection too.
 constexpr std::size_t kCallerTurnBytes = 1u << 20;
 
-// Several streams of one thread move a chunk (or what one read gives) each in turn. With longer turns the first would
-// take a whole message before the others are asked, which helps nothing where the network limits each connection. Nor
-// would it that the first always begins: small messages, one after the other, would all be its.
+// If one thread drives several streams, they take turns, and each turn is one chunk or one read. With longer turns the
+// first stream would take a whole message, although the network may limit each connection. The turns begin with a
+// different stream each time, because otherwise the first stream would carry all small messages.
 constexpr std::size_t kOneMove = 1;
 constexpr int kCallerRounds = 8;
 
@@ -58,7 +58,7 @@ Status Comm::drive(std::size_t index) {
   BAGUA_NET_RETURN_IF_ERROR(worker->attach(place.stream.get(), &id, lane_.location));
   place.worker_stream_id.store(id);
   place.worker.store(worker);
-  // Whoever kicked it in between found no worker.
+  // A kick that came before the worker was stored has had no effect.
   worker->kick(id);
   return Status::ok();
 }
@@ -68,7 +68,7 @@ Status Comm::add_stream(std::unique_ptr<DataStream> stream, StreamPhase phase) {
   StreamTable::Place& place = streams_[index];
   stream->set_stats(stats_.open_stream(stream->index()));
   {
-    // Either fail() sees this stream, or this sees the failure.
+    // Either fail() shuts this stream down, or the failure is already visible here.
     const MutexLock lock(failure_mutex_);
     place.stream = std::move(stream);
     if (has_failed()) place.stream->shutdown();
@@ -83,7 +83,8 @@ void Comm::move(std::size_t index, StreamPhase to) {
   if (is_own(index)) watch(streams_[index]);
 }
 
-// A calling thread that does not call would not notice that a message is to be sent again, nor send it.
+// While the application does not call the comm, only the recovery thread can notice that a message has to be sent
+// again.
 void Comm::watch(const StreamTable::Place& place) {
   if (recovery_ == nullptr || place.stream == nullptr || alone_) return;
   std::uint32_t flags = 0;
@@ -167,7 +168,7 @@ bool Comm::adopt_arrivals() {
                                      replays ? StreamPhase::kReplaying : StreamPhase::kLive);
     stats_->streams_joined.add(1);
     any = true;
-    // The peer may send on it already, and nobody would read that.
+    // The peer may already send on this stream, and nobody would read it.
     if (!status.is_ok()) fail(status);
   }
   for (const StreamArrivals::Failure& failed : arrivals_->take_failures()) on_join_failure(failed);
@@ -190,7 +191,7 @@ std::vector<std::string> Comm::recover() {
 
 void Comm::stop_recovering() {
   if (arrivals_ != nullptr) arrivals_->set_on_change({});
-  // recovery_ stays: streams may still notify, for nothing.
+  // recovery_ is kept, because streams may still notify it. That has no effect any more.
   if (recovery_ != nullptr) recovery_->remove(recovery_id_);
 }
 
@@ -248,7 +249,7 @@ void Comm::fail(Status status) noexcept {
     try {
       failure_ = status.with_context("connection to " + peer_);
       stats_.fail(failure_.message());
-    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): it counts without its context, too
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the failure is kept without context
     }
   }
   if (arrivals_ != nullptr) arrivals_->close();
@@ -303,7 +304,7 @@ bool Comm::drive_own_streams() {
 }
 
 void Comm::kick(int stream_index) {
-  // A kick that comes after the stream was detached finds nobody.
+  // A kick that comes after the stream was detached has no effect.
   const StreamTable::Place& place = shared_streams()[static_cast<std::size_t>(stream_index)];
   EventLoopWorker* worker = place.worker.load(std::memory_order_acquire);
   if (worker != nullptr) worker->kick(place.worker_stream_id.load(std::memory_order_acquire));

@@ -93,19 +93,19 @@ class Comm : public FailureSink, public Recoverable {
   virtual StreamPhase on_lost(DataStream& stream) REQUIRES(mutex_) = 0;
   // Where a stream that joins is to go; -1: nowhere.
   virtual int place_of(Joining joining) REQUIRES(mutex_) = 0;
-  // A stream in kReplaying has moved what was sent before.
+  // A stream in kReplaying has finished with the chunks that were sent before.
   virtual bool has_replayed(const DataStream& stream) const REQUIRES(mutex_) = 0;
   virtual void on_join_failure(const StreamArrivals::Failure& /*failure*/) REQUIRES(mutex_) {}
   // Streams were lost or have joined.
   virtual void on_change() REQUIRES(mutex_) {}
-  // Places may wait for that.
+  // Requests connections for the places in kLost, if it is time.
   virtual void ask_for_streams() REQUIRES(mutex_) {}
-  // Looks after what nobody waits for.
+  // Called once a second for senders: checks streams that no request waits for.
   virtual void tick() REQUIRES(mutex_) {}
 
   // Takes every stream away from its driver, for good. Derived destructors call it before their members go.
   void stop() REQUIRES(mutex_);
-  // No recovery any more: what derived destructors begin with.
+  // Ends recovery of this comm. Derived destructors begin with it.
   void stop_recovering() EXCLUDES(mutex_);
   // Every stream is the comm's own from now on, also those that join.
   void drive_alone() REQUIRES(mutex_);
@@ -114,7 +114,7 @@ class Comm : public FailureSink, public Recoverable {
 
   // The next free request of the ring; nullptr when the oldest is not finished: "later".
   Request* free_request() REQUIRES(mutex_);
-  // Hands the comm's own streams some time; true: they want more at once.
+  // Drives the comm's own streams for one turn; true: they have more to do at once.
   bool drive_own_streams() REQUIRES(mutex_);
   void kick(int stream_index);  // any thread
   // The first stream that is not the comm's own has a worker, and that one does not sleep.
@@ -124,11 +124,11 @@ class Comm : public FailureSink, public Recoverable {
   Status failure() EXCLUDES(failure_mutex_);
   bool has_failed() const { return failed_.load(); }
   bool has_unfinished_requests() const REQUIRES(mutex_);
-  // Written by the recovery thread.
+  // A line that the recovery thread writes to the log.
   void log(std::string line) REQUIRES(mutex_) {
     if (recovery_ != nullptr) log_.push_back(std::move(line));
   }
-  // Anything that makes an unfinished request hopeless, beyond a failure.
+  // The reason, beyond a failure, why an unfinished request can never complete; ok: it can.
   virtual Status check_progress_possible() REQUIRES(mutex_) { return Status::ok(); }
   // What an unfinished request waits for.
   virtual std::string stall_reason() REQUIRES(mutex_) = 0;
@@ -146,7 +146,7 @@ class Comm : public FailureSink, public Recoverable {
   void detach(std::size_t index) REQUIRES(mutex_);
   // Takes a stream away, for good.
   void remove(std::size_t index, StreamPhase to) REQUIRES(mutex_);
-  // Every change of a phase.
+  // All changes of phases go through this function.
   void move(std::size_t index, StreamPhase to) REQUIRES(mutex_);
 
   // NCCL calls a comm from one thread at a time, but tears it down from another than the one that moved its data.

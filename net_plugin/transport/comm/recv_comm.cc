@@ -11,9 +11,9 @@
 namespace bagua_net {
 namespace {
 
-// One may be lost; the kernel gives a connection up after the third.
+// One probe may be lost. The kernel closes the connection after the third.
 constexpr int kUnansweredProbes = 2;
-// A comm on which nothing else arrives has failed: a chunk of 1 MiB gets through, with this many attempts, where one
+// After this many damaged chunks in a row the comm fails. With so many attempts, a chunk of 1 MiB arrives even if one
 // byte in a million is damaged.
 constexpr std::size_t kMaxDamagesInARow = 32;
 
@@ -63,7 +63,7 @@ Status RecvComm::irecv(void* data, std::size_t bytes, MemoryRegistration* regist
     if ((parked & 1) != 0) kick(index);
   }
   stats_.posted(posted->number_, CommTrace::MessagePath::kNotKnown);
-  // The calling thread's own streams are looked at by the next test: posting stays cheap.
+  // The comm's own streams are driven by the next test, so that posting is cheap.
   *request = posted;
   return Status::ok();
 }
@@ -74,7 +74,7 @@ StreamPhase RecvComm::on_lost(DataStream& stream) {
   last_loss_was_silent_ = error_number == ETIMEDOUT || error_number == EHOSTUNREACH || error_number == ENETUNREACH;
   last_loss_ = "data stream " + std::to_string(stream.index()) + ": " + stream.loss().message();
   if (stream.loss().code() == StatusCode::kDamagedData) count_damage(stream.loss());
-  // One that was about to join, say, which its sender has given up.
+  // For example, a connection that was about to join when its sender stopped needing it.
   if (static_cast<RecvStream&>(stream).is_unused()) return StreamPhase::kFree;
   log("Bagua-Net: a connection from " + peer_ + " was lost (" + last_loss_ + "): waiting for another one; " +
       std::to_string(losses_) + " lost on this communicator" +
@@ -96,16 +96,16 @@ void RecvComm::count_damage(const Status& damage) {
 }
 
 int RecvComm::place_of(Joining joining) {
-  // The first one is kept for a stream 0 that comes again.
+  // Place 0 is reserved for a replacement of stream 0.
   if (joining != Joining::kReplacesFirst) {
     const int free = streams_.first_in(StreamPhase::kFree, 1);
     if (free >= 0) return free;
-    // Without recovery it cannot be told from the end of the comm that a stream was given back.
+    // Without recovery, a stream that was given back looks like the end of the comm, and its place is not free.
     const int ended = streams_.first_in(StreamPhase::kEnded, 1);
     if (ended >= 0) remove(static_cast<std::size_t>(ended), StreamPhase::kFree);
     return ended;
   }
-  // Its sender knows that it is lost, and sends all of it again that was not acknowledged.
+  // The sender knows that the old stream is lost, and sends again what was not acknowledged.
   if (DataStream* const lost = streams_[0].stream.get(); lost != nullptr) {
     detach(0);
     lost->lose(Status::remote_error("the peer has replaced it"));
@@ -115,7 +115,7 @@ int RecvComm::place_of(Joining joining) {
 }
 
 bool RecvComm::has_replayed(const DataStream& stream) const {
-  // Nothing is sent again behind a new chunk.
+  // After a new chunk, a stream resends nothing.
   return static_cast<const RecvStream&>(stream).has_new_chunks();
 }
 
@@ -152,7 +152,7 @@ std::string RecvComm::stall_reason() {
 
 Status RecvComm::check_progress_possible() {
   if (!has_changes() && streams_.count(StreamPhase::kEnded) == 0 && losses_ == 0) return Status::ok();
-  // Not by their states: what was posted just now concerns them before their drivers know.
+  // The states of the streams do not say this: a receive may just have been posted, and their drivers not know it yet.
   const std::uint64_t parked = table_.parked_streams();
   bool has_ended = false;
   std::optional<std::uint64_t> sent;
@@ -163,13 +163,13 @@ Status RecvComm::check_progress_possible() {
       has_ended = true;
       if (const auto said = static_cast<const RecvStream*>(stream)->sent_messages()) sent = said;
     }
-    // A parked stream does not come to its end before later receives are posted, which may wait for this one.
+    // A parked stream cannot read on before later receives are posted, which may in turn wait for this one.
     if (!stream->is_over() && (parked >> index & 1) == 0) {
       none_left_ms_ = 0;
       return Status::ok();
     }
   }
-  // A stream that joined just now may bring what is missing; the next test takes it in.
+  // A connection that has just joined may bring the missing data. The next test adopts it.
   if (has_arrivals()) return Status::ok();
   if (!recovers_ || has_ended) return fail_waiting("the peer closed the connection", sent);
   const std::string why = why_none_will_come();
@@ -184,7 +184,7 @@ std::string RecvComm::why_none_will_come() {
     probe_.forget();
   }
   const std::string since = " for " + std::to_string(now_ms - none_left_ms_) + " ms since the last connection was lost";
-  // The sender may have sent only now, and has to notice that nothing is answered.
+  // The sender may have begun to send only now. It needs time to notice that it is not answered.
   const int share = last_loss_was_silent_ ? kSilentShare : 1;
   if (!probe_.can_ask()) {
     const int notices_ms = last_loss_was_silent_ ? policy_.max_silence_s * 1000 / kSilentShare : 0;
@@ -212,7 +212,7 @@ std::string RecvComm::why_none_will_come() {
 }
 
 Status RecvComm::fail_waiting(const std::string& why, std::optional<std::uint64_t> sent) {
-  // One that is done was merely not tested yet; any other waits in vain.
+  // Requests that are done have just not been tested yet. All others will never complete.
   const Request* first = nullptr;
   std::size_t waiting = 0;
   for (const Request& request : requests_) {
@@ -234,7 +234,7 @@ Status RecvComm::fail_waiting(const std::string& why, std::optional<std::uint64_
 }
 
 void RecvComm::on_finished(const Request& request) {
-  // The sender is about to wake its workers, for the same reason.
+  // The sender is about to wake its workers by the same rule.
   const std::size_t bytes = request.message_bytes_;
   stats_.add_received(bytes);
   const std::size_t large = policy_.inline_bytes;

@@ -1,8 +1,8 @@
-// RecvComm: the receiving end of a connection. Whatever stream a chunk comes on, it is read straight into the receive
-// that it belongs to.
+// RecvComm: the receiving end of a comm. A chunk that arrives on any of its streams is read directly into the memory of
+// its receive.
 //
-// With recovery it waits for the sender to replace connections that were lost. If all were, it asks the sender's
-// process whether that still has the comm; how long it waits is said in transport/recovery/recovery_timing.h.
+// With recovery, it waits for the sender to replace lost connections. If none is left, it asks the sender's process
+// whether that still has the comm. The times are in transport/recovery/recovery_timing.h.
 #pragma once
 
 #include <optional>
@@ -59,11 +59,11 @@ class RecvComm final : public Comm {
   bool has_own_work(const Request&) const override { return true; }  // any message may come on stream 0
   std::size_t message_bytes(const Request& request) const override;
   void on_finished(const Request& request) REQUIRES(mutex_) override;
-  // A stream was lost because of damaged data: the comm fails if nothing else arrives.
+  // A stream was lost because of damaged data. The comm fails after too many in a row.
   void count_damage(const Status& damage) REQUIRES(mutex_);
-  // No connection is left, and no other will come: why; empty: one may come.
+  // No connection is left. Returns why none will join any more; empty: one may join.
   std::string why_none_will_come() REQUIRES(mutex_);
-  // The failure of the first receive that waits; ok: none does. sent: messages that the sender has sent, if it says so.
+  // Fails the comm if a receive waits. sent: the number of messages that the sender has sent, if it said so.
   Status fail_waiting(const std::string& why, std::optional<std::uint64_t> sent = {}) REQUIRES(mutex_);
 
   const RecvPolicy policy_;

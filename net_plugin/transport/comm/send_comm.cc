@@ -12,29 +12,29 @@
 namespace bagua_net {
 namespace {
 
-// Streams that were asked for come within round trips, or the peer refused them and may do so again.
+// Requested streams join within a few round trips. If they have not joined by then, the peer has refused them.
 constexpr std::int64_t kAskAgainNs = 10'000'000'000;
 
-// Waking a worker takes as long as copying some 256 KiB: in units of BAGUA_NET_INLINE_BYTES, the largest message that
-// sleeping workers are not waited for.
+// The largest message for which sleeping workers are not woken, in units of BAGUA_NET_INLINE_BYTES. Waking a worker
+// takes as long as copying about 256 KiB.
 constexpr std::size_t kAsleepMultiple = 4;
 
-// A stream that is out of use finishes its chunk first, and is closed with an acknowledgement: between two looks.
+// The interval of checks whether an unused stream can be closed: it has to finish its chunk and be acknowledged first.
 constexpr std::int64_t kGiveBackNs = 50'000'000;
 
 constexpr int kLivenessCheckMs = 1000;
 constexpr int kForgetLivenessMs = 5000;
-// One may be lost, and the answer to the next be on its way.
+// One packet may be lost, and the answer to the second may be in flight.
 constexpr int kUnansweredTransmissions = 3;
-// With one stream: what has to be sent again at most, where cutting gains nothing else.
+// The largest chunk of a comm with one stream. Chunks gain nothing there, except that a loss resends less.
 constexpr std::size_t kMaxAloneBytes = 1u << 20;
 
-// For connections that could not be opened, while the comm has others.
+// The pause before a replacement that failed is requested again, while the comm has other connections.
 constexpr int kReplaceAgainMs = 10000;
-// What closing a comm may take: NCCL aborts within a second.
+// The time limit for closing a comm. NCCL aborts within a second.
 constexpr int kLingerMs = 700;
-// Of that, for a peer to say whether what its kernel has is damaged. It may not call its comm any more, and there are
-// as many comms to close as channels and peers.
+// The part of it that is spent waiting for the peer to check the data in its kernel for damage. The peer may not call
+// its comm any more, and a comm is closed for each channel and peer.
 constexpr int kDamageMs = 300;
 
 ChunkPolicy chunk_policy(const SendPolicy& policy) {
@@ -99,7 +99,7 @@ std::unique_ptr<DataStream> SendComm::make_stream(std::unique_ptr<ByteStream> by
   auto stream =
       std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, zero_copy, std::move(kick_stream),
                                    recovers_ ? &replay_of(place) : nullptr, policy_.checksums);
-  // Not those that were there before: what lost one connection may have broken idle ones, too.
+  // Only new connections send chunks again: the fault that broke one connection may have broken idle ones, too.
   if (streams_[place].phase() == StreamPhase::kAsked) stream->begin_with_replay();
   return stream;
 }
@@ -107,7 +107,7 @@ std::unique_ptr<DataStream> SendComm::make_stream(std::unique_ptr<ByteStream> by
 bool SendComm::should_stripe(std::size_t bytes) const {
   if (!workers_own_stripes_ || bytes <= policy_.inline_bytes / kAwakeShare) return false;
   if (has_awake_worker() || flows_are_limited()) return true;
-  // Between hosts each connection may be limited, and what is a large message there takes longer than a wake-up.
+  // Between hosts each connection may be limited, and a large message takes longer than waking a worker.
   return bytes > policy_.inline_bytes * (policy_.measures_rates ? 1 : kAsleepMultiple);
 }
 
@@ -163,9 +163,9 @@ std::size_t SendComm::chunks_in(std::size_t bytes) const {
 }
 
 void SendComm::kick_streams(std::size_t waiting_bytes) {
-  // No more streams than can get a chunk; blocked ones come back by themselves. The first ones first: few workers that
-  // stay awake serve medium messages better than many that fall asleep in between. Where each flow is limited, all of
-  // them in turn: one after the other, medium messages would have the rate of the first ones only.
+  // Kicks at most one stream per chunk. Blocked streams continue without a kick. It begins with the first streams,
+  // because a few workers that stay awake are faster for medium messages than many that fall asleep. If the network
+  // limits each connection, it takes turns, because medium messages would otherwise use only the first streams.
   std::size_t wanted = chunks_in(waiting_bytes);
   const std::size_t wide = in_use_ - 1;
   const std::size_t first = flows_are_limited() ? next_kicked_ : 0;
@@ -180,8 +180,9 @@ void SendComm::kick_streams(std::size_t waiting_bytes) {
 
 void SendComm::watch_growth(std::size_t bytes) {
   const std::int64_t now_ns = monotonic_ns();
-  // Another still waits for its turn, or the kernel has no room, or will be busy with this one. Workers pull a chunk
-  // when the kernel takes it, so that their connections hardly ever look full, however long messages wait.
+  // More streams might send this message sooner if another message is still queued, if every connection is full, or if
+  // the fastest connection needs longer than a round trip. The connections of workers rarely look full, because workers
+  // pull a chunk only when the kernel has room for it.
   ChunkScheduler& chunks = should_stripe(bytes) ? striped_chunks_ : own_chunks_;
   const bool waits = large_under_way_ > 0 || all_streams_are_full() || chunks.outlasts_a_round_trip(bytes);
   if (large_under_way_++ == 0) policy_.growth->begin_busy(now_ns);
@@ -228,12 +229,12 @@ void SendComm::follow_target(std::size_t target, std::int64_t now_ns) {
   if (target > here) {
     if (now_ns >= ask_again_ns_) {
       asked_for_ = here;
-      // Stream 0 is needed.
+      // Stream 0 is not optional.
       if (policy_.optional != nullptr) policy_.optional->keep(static_cast<int>(here) - 1);
     }
     if (target > asked_for_) {
       int count = static_cast<int>(target - asked_for_);
-      // Without room for them it goes on with those that it has.
+      // If there is no room for more, the comm continues with the streams that it has.
       if (policy_.optional != nullptr) count = policy_.optional->take(count);
       if (count > 0) policy_.open_streams(count);
       asked_for_ = target;
@@ -256,7 +257,7 @@ void SendComm::use_streams(std::size_t in_use) {
   wide_chunks().set_streams(first, end, missing);
   wide_chunks().limit_flows(std::min(min_chunk_bytes(), policy_.max_chunk_bytes), flows_are_limited());
   if (!fewer && missing == 0) return;
-  // Those that are out of use now may have been the only ones that were told of a message.
+  // The streams that are not used any more may have been the only ones that were kicked for a message.
   for (int index = first; index < end; ++index) kick(index);
 }
 
@@ -298,12 +299,12 @@ bool SendComm::has_own_work(const Request& request) const { return !request.stri
 std::size_t SendComm::message_bytes(const Request& request) const { return request.capacity_; }
 
 // [Note: hosts that vanish] The kernel sends keepalive probes only while nothing waits to be acknowledged or sent, so
-// they tell a receiver that its peer's host is gone, and not a sender: that repeats its data for a quarter of an hour.
-// TCP_USER_TIMEOUT would end that, and also every connection to a rank that lives and does not read for a while, as in
-// a long checkpoint. So the sender looks itself: that rank's kernel answers probes of its closed window, a host that is
-// gone or behind a network that drops our packets answers nothing.
+// they detect a vanished host for a receiver only. A sender's kernel retransmits for a quarter of an hour.
+// TCP_USER_TIMEOUT would shorten that, but it would also end connections to a rank that is alive and does not read for
+// a while, as during a long checkpoint. So the sender checks by itself: the kernel of such a rank answers probes of its
+// closed window. A host that has vanished, or is behind a network that drops our packets, answers nothing.
 //
-// With recovery a stream that does not answer is replaced first. A host that is gone answers no new connection either.
+// With recovery, a stream that is not answered is replaced first. A vanished host answers no new connection either.
 Status SendComm::check_progress_possible() {
   check_liveness();
   return has_failed() ? stop_failed() : Status::ok();
@@ -313,7 +314,7 @@ void SendComm::check_liveness() {
   if (policy_.max_silence_s == 0) return;
   const std::int64_t now_ms = coarse_monotonic_ms();
   if (now_ms < check_liveness_ms_) return;
-  // What was seen before a pause, in which nothing was sent, says nothing about what is sent now.
+  // Observations from before a pause without traffic do not apply to what is sent now.
   if (now_ms - check_liveness_ms_ > kForgetLivenessMs) answered_ms_.fill(now_ms);
   check_liveness_ms_ = now_ms + kLivenessCheckMs;
   const std::int64_t max_silence_ms = std::int64_t{policy_.max_silence_s} * 1000;
@@ -339,7 +340,7 @@ void SendComm::check_liveness() {
   if (last_answer_ms <= kRecentAnswerMs) stream_ms = std::min<std::int64_t>(kSilentStreamMs, stream_ms);
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     if (silent_ms[index] == 0) continue;
-    // A host that answers on another stream is there.
+    // A host that answers on another stream has not vanished.
     const std::int64_t quiet_ms = recovers_ ? std::min(silent_ms[index], last_answer_ms) : silent_ms[index];
     const std::int64_t since_ms = silent_since_ms_ != 0 ? silent_since_ms_ : now_ms - quiet_ms;
     if (!recovers_ || now_ms - since_ms >= max_silence_ms) {
@@ -351,7 +352,7 @@ void SendComm::check_liveness() {
                                 " bytes (compare the MTU of hosts and switches). BAGUA_NET_KEEPALIVE_S=" +
                                 std::to_string(policy_.max_silence_s) + " sets how long to wait" + outstanding()));
       stop();
-      // An orderly end would wait behind the data that does not get through; a reset may, and tells the peer.
+      // A FIN would be queued behind the data that does not arrive. A reset may arrive, and then the peer knows.
       for (std::size_t other = 0; other < streams_.size(); ++other) {
         if (stream(other) != nullptr) stream(other)->reset();
       }
@@ -366,7 +367,7 @@ void SendComm::check_liveness() {
 }
 
 void SendComm::tick() {
-  // The recovery thread is told of an end once.
+  // The recovery thread gets only one event for a connection that ended, so all input is read.
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     if (stream(index) != nullptr && is_own(index)) stream(index)->listen(true);
   }
@@ -390,7 +391,7 @@ StreamPhase SendComm::on_lost(DataStream& stream) {
 
 void SendComm::on_change() {
   use_streams(in_use_);
-  // Those that were opened for others, and have sent nothing new yet, may take the chunks of a stream that was lost.
+  // Replacements of other streams may also resend the chunks of a stream that was lost, until their first new chunk.
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     if (stream(index) == nullptr || !stream(index)->replays() || !replay_of(index).any()) continue;
     if (is_own(index) && streams_[index].phase() == StreamPhase::kLive) move(index, StreamPhase::kReplaying);

@@ -1,8 +1,8 @@
-// SendComm: the sending end of a connection. A message goes one of two ways: on stream 0, written at once by the
-// thread that posts it (small messages, and everything when there is one stream); or striped, cut into chunks which
-// the other streams pull. Where the number of streams is ours to choose, it follows StreamGrowth.
+// SendComm: the sending end of a comm. A small message is written to stream 0 by the thread that posts it; so are all
+// messages if there is one stream. A large message is striped: split into chunks, which the other streams pull. If the
+// user has not set the number of streams, StreamGrowth chooses it.
 //
-// With recovery it opens another connection for each that is lost, and sends again on it what was not acknowledged.
+// With recovery, it opens another connection for each lost one, and sends again there what was not acknowledged.
 #pragma once
 
 #include <functional>
@@ -16,23 +16,23 @@
 namespace bagua_net {
 
 struct SendPolicy {
-  // Up to this size a message goes on stream 0 when workers drive the others; a quarter of it when the calling thread
-  // has no time left.
+  // Messages up to this size are sent on stream 0 if workers drive the other streams; if a worker is awake, up to a
+  // quarter of it.
   std::size_t inline_bytes = 65536;
   std::size_t min_chunk_bytes = 65536;
   std::size_t max_chunk_bytes = 524288;
-  bool measures_rates = false;  // the streams may differ in speed: there is a network between the ends
-  bool zero_copy = false;       // workers send large chunks by reference, and the peer acknowledges them
+  bool measures_rates = false;  // the comm is between hosts, so its streams may differ in speed
+  bool zero_copy = false;       // workers send large chunks zero-copy, and the peer acknowledges them
   int max_silence_s = 0;        // after which a host that does not answer is an error; 0: never
 
   StreamGrowth* growth = nullptr;  // of the interface, outlives the comm; nullptr: the number of streams is fixed
-  // Asks for so many more streams, which come in as arrivals, or never if the peer refuses.
+  // Requests this many further streams, which arrive in StreamArrivals, or do not if the peer refuses.
   std::function<void(int count)> open_streams;
   int most_streams = 1;
-  std::shared_ptr<OptionalConnections::Share> optional;  // bounds them; nullptr: nothing does
+  std::shared_ptr<OptionalConnections::Share> optional;  // limits them; nullptr: no limit
 
-  // Recovery: asks for a stream in place of one that was lost. It comes in as an arrival, or a failure is reported
-  // there. Empty: no recovery.
+  // Recovery: requests a replacement of a lost stream, which arrives in StreamArrivals, or a failure is reported there.
+  // Empty: no recovery.
   std::function<void(Joining joining)> replace_stream;
 
   bool checksums = false;           // both ends use them
@@ -40,12 +40,11 @@ struct SendPolicy {
   StallReport* stalls = nullptr;    // outlives the comm; nullptr: nothing is reported
 };
 
-// Handing a message to a worker that is awake takes as long as copying 16 KiB: the part of SendPolicy::inline_bytes up
-// to which they do not get it. A receiver rouses its workers for the same messages.
+// Messages up to inline_bytes / kAwakeShare are not passed to workers, even if they are awake: passing a message costs
+// as much as copying 16 KiB. A receiver wakes its workers for the same sizes.
 constexpr std::size_t kAwakeShare = 4;
 
-// Where more connections were found to be faster, each of them is slow: so small a part of the usual chunk is worth a
-// stream of its own.
+// If a comm has grown, each of its connections is slow, and chunks are smaller by this factor.
 constexpr std::size_t kLimitedFlowShare = 4;
 
 class SendComm final : public Comm {
@@ -58,7 +57,7 @@ class SendComm final : public Comm {
                        std::unique_ptr<SendComm>* comm, CommStats stats = {});
   ~SendComm() override;
 
-  // Bytes of requests that are done may not have arrived: closing waits for that, a short time at most.
+  // Data of requests that are done may not have arrived yet: closing waits a short time for it.
   bool is_closed(std::int64_t now_ms) override;
 
   // *request == nullptr: no room now, call again.
@@ -83,41 +82,41 @@ class SendComm final : public Comm {
   Status check_progress_possible() REQUIRES(mutex_) override;
   void check_liveness() REQUIRES(mutex_);
   bool should_stripe(std::size_t bytes) const REQUIRES(mutex_);
-  // The calling thread moves a message of this size, and would rather not have to move the next.
+  // The calling thread moves this message, and wakes workers for the next one.
   bool wants_workers(std::size_t bytes) const;
   void kick_streams(std::size_t waiting_bytes) REQUIRES(mutex_);
-  // The network is known to limit single connections: the comm grew.
+  // The network limits single connections: the comm has grown.
   bool flows_are_limited() const REQUIRES(mutex_) { return in_use_ > first_streams_; }
   std::size_t min_chunk_bytes() const REQUIRES(mutex_);
   std::size_t chunks_in(std::size_t bytes) const REQUIRES(mutex_);
 
-  // The streams that large messages may take: all, or from 1 on where workers drive those.
+  // The first stream for large messages: 1 if workers drive the streams from 1 on, otherwise 0.
   std::size_t first_wide_stream() const { return workers_own_stripes_ ? 1 : 0; }
   ChunkScheduler& wide_chunks() { return workers_own_stripes_ ? striped_chunks_ : own_chunks_; }
-  // Large enough for more than one chunk where each flow is limited.
+  // Large enough for more than one chunk, if each connection is limited.
   bool is_large(std::size_t bytes) const { return bytes > policy_.min_chunk_bytes / kLimitedFlowShare; }
-  // Growth: tells of a large message, and brings the streams in use to the number that StreamGrowth names.
+  // Reports a large message to StreamGrowth, and adapts the number of streams to its target.
   void watch_growth(std::size_t bytes) REQUIRES(mutex_);
   bool all_streams_are_full() const REQUIRES(mutex_);
   void follow_target(std::size_t target, std::int64_t now_ns) REQUIRES(mutex_);
-  // Closes a stream that a trial has opened for nothing, once the peer has all of it.
+  // Gives back the streams of a trial without a gain, once the peer has acknowledged what they carried.
   void give_back_streams(std::size_t kept, std::int64_t now_ns) REQUIRES(mutex_);
-  // Which streams take new chunks, after the number in use or the streams themselves have changed.
+  // Lets this many streams take new chunks. Also after streams were lost or have joined.
   void use_streams(std::size_t in_use) REQUIRES(mutex_);
 
   bool is_striped(std::size_t index) const { return workers_own_stripes_ && index > 0; }
   ReplayQueue& replay_of(std::size_t index) { return is_striped(index) ? striped_replay_ : own_replay_; }
   const ReplayQueue& replay_of(std::size_t index) const { return is_striped(index) ? striped_replay_ : own_replay_; }
-  // What stands there, as what it is; nullptr: nothing.
+  // The stream at that place; nullptr: none.
   SendStream* stream(std::size_t index) const REQUIRES(mutex_) {
     return static_cast<SendStream*>(streams_[index].stream.get());
   }
   std::uint64_t missing_streams() const REQUIRES(mutex_) {
     return streams_.places_in(StreamPhase::kLost) | streams_.places_in(StreamPhase::kAsked);
   }
-  // Something is to be sent that no stream which is left would take.
+  // There is a chunk to be sent that none of the remaining streams may take.
   bool depends_on_missing_streams() REQUIRES(mutex_);
-  // What is under way, and for how long nothing has happened, as the end of an error.
+  // What is outstanding, for the end of an error message.
   std::string outstanding() REQUIRES(mutex_);
 
   const SendPolicy policy_;

@@ -8,12 +8,12 @@
 namespace bagua_net {
 namespace {
 
-// Comms look once a second each: after this time all that wait for the same cause have said so.
+// Each comm reports once a second. After this time, all that wait for the same cause have reported.
 constexpr std::int64_t kGatherMs = 1500;
-// A rank may wait for all others: the line names those that it waits for longest.
+// A rank may wait for all others. The line names the peers with the longest waits.
 constexpr std::size_t kNamedPeers = 4;
 
-// Whoever waits says so once a second.
+// A comm that waits reports once a second.
 constexpr std::int64_t kForgetMs = 5000;
 
 std::string seconds(std::int64_t ms) { return std::to_string(ms / 1000) + " s"; }
@@ -39,7 +39,7 @@ std::string StallReport::waits(const void* comm, Wait wait, std::int64_t now_ms)
   }
   if (due_ms_ == 0) due_ms_ = now_ms + std::min<std::int64_t>(kGatherMs, after_ms_);
   if (now_ms < due_ms_) return {};
-  // Ever rarer: after twice the time again.
+  // The next line comes when the wait is twice as long.
   due_ms_ = now_ms + longest_ms_;
   is_written_ = true;
   return line();

@@ -1,6 +1,7 @@
-// StallReport: what a process says in the log when its comms, open or about to be, wait for peers unusually long: one
-// line for whom, and one when all go on. Shared by all of them; each reports for itself from the thread that calls it,
-// once a second at most. Who does not any more, as after an abort, is forgotten. Any thread; the clock is passed in.
+// StallReport: the lines that a process logs when its comms wait unusually long: one line that names the peers, and one
+// when all comms continue. Shared by all comms of a process, those that are being accepted included. Each comm reports
+// from the thread that calls it, at most once a second; one that no longer reports, as after an abort, is dropped. Any
+// thread; the clock is passed in.
 #pragma once
 
 #include <algorithm>
@@ -22,22 +23,23 @@ class StallReport {
   // How long nobody needs to look whether it waits long.
   int look_again_ms() const { return std::min(1000, after_ms_); }
 
-  // In the order in which they are named. Who waits to send may do so because the other waits in turn.
+  // In the order in which the line names them: receives come first, because a peer may not take a send while it waits
+  // itself.
   enum class Waits { kToReceive, kToBeConnected, kToSend };
 
   struct Wait {
-    std::string peer;  // kToBeConnected: the address where it is waited for
+    std::string peer;  // kToBeConnected: the address at which this process listens
     Waits what = Waits::kToReceive;
     std::int64_t ms = 0;       // of its oldest request
     std::string why;           // what is outstanding, and what the kernel says of the connections
-    std::int64_t said_ms = 0;  // when it said so; set by waits()
+    std::int64_t said_ms = 0;  // of the report; set by waits()
   };
 
-  // A comm waits, and still does. Returns the line that is due now; "": none.
+  // The comm waits. Returns a line that is due now; "": none.
   std::string waits(const void* comm, Wait wait, std::int64_t now_ms);
-  // It waits no more. A comm that never waited may say so, too.
+  // The comm does not wait any more, if it did. Returns a line, if this ends a stall that was logged.
   std::string goes_on(const void* comm);
-  // The same without a line, and without memory. Returns how long a comm has waited, if a reported stall ends; or 0.
+  // The same, without allocating. Returns the length of the stall that was logged and ends; 0: none.
   std::int64_t forget(const void* comm) noexcept;
 
  private:

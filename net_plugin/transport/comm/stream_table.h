@@ -1,12 +1,12 @@
-// StreamTable: the places of a comm's data streams: what stands in each, who drives it, and what has become of it. The
-// only record of that; everything else asks. Owned by the comm, and used with its mutex held, but for the atomics.
+// StreamTable: the places of a comm's data streams: which stream has each place, who drives it, and its phase. There is
+// no other record of that. Owned by the comm and guarded by its mutex, except for the atomics.
 //
 //   kFree       no stream; one that joins may take the place
 //   kLive       a stream that moves chunks
 //   kLost       its connection broke, and no other is under way: it is to be asked for (again). Sending only
 //   kAsked      another connection was asked for, and will come or fail. Sending only
-//   kReplaying  an own stream of the comm on which what was lost is being sent again: the recovery thread drives it,
-//   too kEnded      a stream that its peer has ended
+//   kReplaying  an own stream of the comm that resends what was lost; the recovery thread drives it, too
+//   kEnded      a stream that its peer has ended
 //
 //   kFree  --a connection joins--> kLive
 //   kLive, kReplaying  --the connection breaks--> kLost; receiving: kFree, the peer asks for another one
@@ -37,8 +37,8 @@ class StreamTable {
  public:
   struct Place {
     std::unique_ptr<DataStream> stream;  // kLive, kReplaying, kEnded
-    // nullptr: whoever holds the comm's mutex drives it. Written with that held, and read by kick() in any thread: a
-    // pair that does not belong together means a stream that has gone, or a kick for nothing.
+    // nullptr: an own stream of the comm. Written with the comm's mutex held, and read by kick() in any thread. If
+    // kick() reads a worker with the id of another stream, the kick has no effect, or wakes a stream without need.
     std::atomic<EventLoopWorker*> worker{nullptr};
     std::atomic<std::uint64_t> worker_stream_id{0};
 
@@ -54,7 +54,7 @@ class StreamTable {
   // Places up to the last that is not free.
   std::size_t size() const { return size_; }
   std::size_t count(StreamPhase phase) const { return counts_[static_cast<std::size_t>(phase)]; }
-  // Those that a stream which joins may take.
+  // Places that a joining stream may take.
   std::size_t free_places() const { return count(StreamPhase::kFree) + count(StreamPhase::kEnded); }
   // A bit mask.
   std::uint64_t places_in(StreamPhase phase) const {
@@ -70,7 +70,7 @@ class StreamTable {
     return mask == 0 ? -1 : __builtin_ctzll(mask);
   }
 
-  // The stream comes and goes before and after.
+  // The caller puts the stream into its place before, and takes it away afterwards.
   void move(std::size_t index, StreamPhase to) {
     StreamPhase& phase = places_[index].phase_;
     assert(may_move(phase, to));

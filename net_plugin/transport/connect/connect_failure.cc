@@ -90,7 +90,7 @@ std::string cause_of(const ConnectFailure& failure, const SocketAddress& peer, c
   const std::string from = interface.name + " (" + interface.address.host() + ")";
   const bool is_shortage = failure.error_number == EMFILE || failure.error_number == ENFILE;
   const bool is_silent = failure.answered && failure.refusal.empty();
-  // Whoever listens at such an address, it need not be that rank.
+  // A process that listens at such an address is not necessarily that rank.
   if (is_of_this_host(peer) && !is_silent && !is_shortage) {
     return "that is an address of this host itself" + (failure.refusal.empty() ? "" : ", and " + failure.refusal) +
            ".\nIf that rank runs elsewhere, it uses an interface whose address "

@@ -1,5 +1,5 @@
-// ConnectFailure: what has become of the attempts to open a connection, as told when their time is over. One text for
-// each cause, and one rule for what is tried again, whether it is a comm's first connection or a later one.
+// ConnectFailure: why attempts to open a connection failed, for the error at their deadline. There is one text for each
+// cause, and one rule for what is tried again, for a comm's first connection and for later ones.
 #pragma once
 
 #include <string>
@@ -11,12 +11,12 @@ namespace bagua_net {
 
 struct ConnectFailure {
   int error_number = 0;   // of the last attempt that failed
-  bool answered = false;  // TCP's connection was there: the peer did not shake hands
-  std::string refusal;    // what the peer said instead, without a proof
+  bool answered = false;  // there was a TCP connection, but no complete handshake
+  std::string refusal;    // the verdict of the peer, without a proof
 };
 
-// Most of what a connect fails with may pass: links and routes come back, firewalls get their rules, and descriptors
-// and ports are given back by others.
+// True for most errors of a connect: links and routes come back, firewalls are still being set up, and other processes
+// release descriptors and ports.
 bool may_pass(int error_number);
 
 // Two sentences: the cause, and what to do.

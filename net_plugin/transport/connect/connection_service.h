@@ -1,6 +1,6 @@
-// ConnectionService: the one thread of this process that opens connections in both directions, so that no call from
-// NCCL ever waits for a peer, and unauthenticated peers never disturb a comm. It sleeps in epoll; without handshakes
-// under way it never wakes. Any thread may call the public functions.
+// ConnectionService: the thread of this process that opens connections in both directions, so that no call from NCCL
+// waits for a peer, and unauthenticated peers do not delay a comm. It sleeps in epoll while no handshake is in
+// progress. Any thread may call the public functions.
 #pragma once
 
 #include <cstdint>
@@ -30,12 +30,12 @@ class ConnectionService {
   // Opens `count` more streams of an established connection; those that the peer accepts come in through `arrivals`.
   void join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals);
 
-  // Nobody listens, and no connect is under way or waits to be fetched (joins end with their comms).
+  // There is no listen, and no connect in progress or not fetched yet (joins end with their comms).
   bool is_idle();
-  // Nothing is open but connects that NCCL may have given up, of which it does not tell: the thread ends with the last
-  // of them, unless resume() comes before.
+  // Only connects are left, which NCCL may have dropped without saying so: the thread ends with the last of them,
+  // unless resume() is called before.
   void rest();
-  bool resume();  // false: the thread has ended, the service is of no more use
+  bool resume();  // false: the thread has ended, and another service is needed
 
  private:
   void run();

@@ -16,7 +16,7 @@
 
 namespace bagua_net {
 
-// What a connection needs to join a comm that it belongs to.
+// What is needed to open a further connection of a comm.
 struct JoinTicket {
   SocketAddress address;       // of the listener
   NetworkInterface interface;  // over which it is reached

@@ -12,16 +12,16 @@
 
 namespace bagua_net {
 
-// Streams that "auto" begins with: one for small messages and three for workers to fill; without workers one thread
-// does all I/O, and more than one stream only helps where the network limits each flow.
+// The number of streams with which "auto" begins: one for small messages, and three for workers. Without workers one
+// thread does all I/O, and further streams only help if the network limits each connection.
 constexpr int first_auto_streams(bool has_workers) { return has_workers ? 4 : 1; }
 // What it may grow to between hosts.
 constexpr int kMaxAutoStreams = 16;
 
 struct HandshakeSettings {
   TcpOptions tcp;
-  std::optional<int> streams;           // empty: auto, as many as pay
-  Recovery recovery = Recovery::kAuto;  // of lost connections, if the peer does so, too
+  std::optional<int> streams;           // empty: auto, as many as improve throughput
+  Recovery recovery = Recovery::kAuto;  // of lost connections, if the peer also has it
   bool checksums = false;               // asks for them; the peer may do so, too
   bool has_workers = false;             // auto asks for more streams where workers can drive them
   std::uint32_t max_chunk_bytes = 524288;

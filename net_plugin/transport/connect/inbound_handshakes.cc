@@ -13,7 +13,7 @@
 namespace bagua_net {
 namespace {
 
-// In one turn: connections that come as fast as they are accepted would keep every call from NCCL waiting.
+// Per turn. Otherwise a flood of connections would delay every call from NCCL.
 constexpr int kAcceptsPerTurn = 32;
 
 enum class Departure { kNone, kReset, kClosed };
@@ -24,7 +24,7 @@ Departure departure(int socket) {
   return (state.revents & POLLERR) != 0 ? Departure::kReset : Departure::kClosed;
 }
 
-// Of what this process may open: the rest is for its comms and the application.
+// The part of the descriptor limit for unauthenticated peers. The rest is for comms and the application.
 constexpr std::size_t kUnauthenticatedShare = 8;
 
 std::size_t max_unauthenticated(std::size_t most) {
@@ -121,7 +121,7 @@ Status InboundHandshakes::check_assembling(Listen& listen, std::int64_t now_ms) 
     listen.rejoin_deadline_ms = 0;
     return Status::ok();
   }
-  // A connector closes what it gives up, and resets what it tries again.
+  // A connector closes a connection when its attempt has failed, and resets it when it tries again.
   if (departed == Departure::kReset) {
     if (listen.rejoin_deadline_ms == 0) listen.rejoin_deadline_ms = now_ms + kRejoinMs;
     if (now_ms < listen.rejoin_deadline_ms) return Status::ok();
@@ -158,7 +158,7 @@ void InboundHandshakes::handle_event(std::uint64_t id) {
 }
 
 void InboundHandshakes::accept_peers(ListeningSocket& listening) {
-  // The listener is level-triggered: what is left comes with the next turn.
+  // The listener is level-triggered: the remaining connections are accepted in the next turn.
   OwnedFd socket;
   SocketAddress from;
   for (int accepted = 0; accepted < kAcceptsPerTurn && sockets_.accept(listening, &socket, &from); ++accepted) {
@@ -224,7 +224,7 @@ bool InboundHandshakes::greet(UnauthenticatedPeer& peer) {
 void InboundHandshakes::finish(UnauthenticatedPeer& peer) {
   const Hello hello = peer.hello();
   const Token* const found = find_token(hello);
-  if (found == nullptr) {  // closed meanwhile
+  if (found == nullptr) {  // closed in the meantime
     refuse(peer, hello, HandshakeVerdict::kUnknownListen);
     return;
   }
@@ -262,7 +262,7 @@ const Token* InboundHandshakes::find_token(const Hello& hello) {
 }
 
 void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict) {
-  // The comm of a stream that would join was closed meanwhile; the peer goes on without.
+  // If a stream cannot join because its comm was closed in the meantime, the peer continues without it.
   const LogLevel level = hello.stream_index >= kAskingStream ? LogLevel::kInfo : LogLevel::kWarn;
   const std::string kind = handshake_verdict_name(verdict);
   log_->add_if_due(level, kind, [&] {
@@ -275,7 +275,7 @@ void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hell
 InboundHandshakes::Admission InboundHandshakes::admit(const UnauthenticatedPeer& peer, const Hello& hello) {
   Admission admission;
   const auto listen = listens_.find(hello.listen_id);
-  // Also a first stream of a comm in use: its connection was lost before its connector had the reply.
+  // A stream of a comm in use may also be one of its first ones, whose connection was lost before the reply arrived.
   const HandshakeVerdict verdict = listen == listens_.end() ? admit_to_accepted(hello, &admission)
                                                             : admit_to_listen(peer, hello, listen->second, &admission);
   admission.reply.verdict = verdict;
@@ -301,7 +301,7 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
     listen.reply.features = hello.features & kFeatureAcknowledgements;
     connection.recovers = settings_.recovery != Recovery::kOff && (hello.features & kFeatureRecovery) != 0;
     if (connection.recovers) listen.reply.features |= kFeatureRecovery;
-    // If either end asks for them: data that one rank wants to be checked is checked.
+    // One end is enough to switch checksums on.
     connection.checksums = settings_.checksums || (hello.features & kFeatureChecksums) != 0;
     if (connection.checksums) listen.reply.features |= kFeatureChecksums;
     listen.state = ListenState::kAssembling;
@@ -313,7 +313,7 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
   if (index < 0 || index >= most_streams()) return HandshakeVerdict::kUnknownStream;
   if (index == static_cast<int>(connection.sockets.size())) connection.sockets.emplace_back();
   OwnedFd& place = connection.sockets[static_cast<std::size_t>(index)];
-  // A stream that comes again: its connector did not get the reply.
+  // The connector tries a stream again if it did not get the reply.
   if (place.is_open()) {
     place.reset();
   } else if (++listen.joined == connection.sockets.size()) {
@@ -328,7 +328,7 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
 int InboundHandshakes::place_of(const Hello& hello, const Listen& listen) {
   const std::vector<OwnedFd>& sockets = listen.connection.sockets;
   if (!is_joining(hello.stream_index)) return hello.stream_index < sockets.size() ? hello.stream_index : -1;
-  // The peer has finished connecting, and uses the comm; here nobody has accepted it yet.
+  // The peer has finished connecting and uses the comm, but accept() has not returned it yet.
   if (listen.state != ListenState::kReady) return -1;
   if (hello.stream_index == kReplacingFirstStream) return 0;
   std::size_t index = sockets.size();
@@ -345,11 +345,11 @@ HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admiss
   Accepted& accepted = found->second;
   admission->arrivals = accepted.arrivals.lock();
   if (admission->arrivals == nullptr || admission->arrivals->is_closed()) return HandshakeVerdict::kUnknownStream;
-  // A first stream that comes again: its connection was lost before its connector had the reply.
+  // One of the comm's first streams comes again if its connection was lost before the reply arrived.
   const bool is_first = hello.stream_index < accepted.reply.streams;
   const bool recovers = (accepted.reply.features & kFeatureRecovery) != 0;
   if (hello.stream_index == kReplacingStream || hello.stream_index == kReplacingFirstStream || (is_first && recovers)) {
-    // It takes the place of another: the comm knows how many it has.
+    // The comm knows how many streams it has, and whether one more has a place.
     if (!admission->arrivals->has_room(kMaxStreams)) return HandshakeVerdict::kNoPlace;
     const bool is_stream_0 = hello.stream_index == kReplacingFirstStream || hello.stream_index == 0;
     admission->joining = is_stream_0 ? Joining::kReplacesFirst : Joining::kReplaces;
@@ -405,7 +405,7 @@ void InboundHandshakes::expire(std::int64_t now_ms) {
 
 std::int64_t InboundHandshakes::next_deadline_ms() const {
   const std::int64_t deadline_ms = sockets_.next_deadline_ms();
-  // All unauthenticated peers have the same time: the oldest is due first.
+  // The time limit is the same for all unauthenticated peers, so the oldest one is due first.
   if (unauthenticated_.empty()) return deadline_ms;
   return std::min(deadline_ms, unauthenticated_.begin()->second.deadline_ms);
 }

@@ -7,10 +7,10 @@
 //      of a comm in use        : handed to it
 //   anything else: a verdict if it speaks our protocol, closed in any case
 //
-// Unauthenticated peers cost one socket and about 400 bytes each, until the handshake deadline, and at most
-// kMaxUnauthenticated of them, fewer where this process may open few files. Where there is no room, the oldest goes;
-// those that named a listen, of which only its peer and who reads the network know, go last. Not thread-safe: the
-// connection service's mutex guards every call.
+// Each unauthenticated peer costs one socket and about 400 bytes until the handshake deadline. There are at most
+// kMaxUnauthenticated of them, or fewer if this process may open few files. If there is no room, the oldest one is
+// closed; those that named a listen, whose id is known only to its peer and to those who can read the network, are
+// closed last. Not thread-safe: the connection service's mutex guards every call.
 #pragma once
 
 #include <cstdint>
@@ -42,34 +42,34 @@ class InboundHandshakes {
 
   // Opens the interface's listening socket if this is its first listen; fills handle[kConnectHandleBytes].
   Status listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id);
-  // *ready = true: *connection holds the comm's sockets. Waits without a limit for a peer: a rank may be late, and
-  // others wait for it meanwhile. The deadline begins when one has proved that it is the peer.
+  // *ready = true: *connection holds the comm's sockets. There is no time limit for the peer to begin, because its rank
+  // may be late. The deadline begins when a connection has proved that it is from the peer.
   Status accept(const RandomId& id, bool* ready, EstablishedConnection* connection);
   void stop_listening(const RandomId& id);
-  // Where this process listens on that interface; opened if need be. 0: it cannot, or need not.
+  // The port of this process on that interface; opened if necessary. 0: it cannot be opened, or is not needed.
   std::uint16_t listening_port(const NetworkInterface& interface);
 
-  // Ignored if it is of something else.
+  // Ignores ids of others.
   void handle_event(std::uint64_t id);
   void expire(std::int64_t now_ms);
   std::int64_t next_deadline_ms() const;  // INT64_MAX: none
   std::size_t listen_count() const { return listens_.size(); }
-  // Nothing may be listened for. Whoever is not authenticated yet is closed, too.
+  // Only without listens. Also closes all unauthenticated peers.
   void close_listening_sockets();
 
  private:
   static constexpr std::size_t kMaxUnauthenticated = 1024;
   enum class ListenState {
     kWaiting,     // for stream 0
-    kAssembling,  // stream 0 was accepted, others are still to join
-    kReady,       // every stream is here
+    kAssembling,  // stream 0 was accepted, others have not joined yet
+    kReady,       // all streams have joined
   };
   struct Listen {
     const ListeningSocket* at = nullptr;
     ListenState state = ListenState::kWaiting;
     Token token{};
     RandomId comm_id{};
-    Reply reply;  // that its streams get
+    Reply reply;  // to its streams
     std::size_t joined = 0;
     EstablishedConnection connection;
     std::int64_t first_asked_ms = 0;      // accept was called; 0: not yet
@@ -77,26 +77,26 @@ class InboundHandshakes {
     std::int64_t deadline_ms = 0;         // for all streams to join, once the first has
     std::int64_t rejoin_deadline_ms = 0;  // of a stream that was reset; 0: none was
   };
-  // A comm that was handed out. Its record outlives it until the next comm is handed out.
+  // A comm that accept() has returned. The record is deleted when the next comm is returned after the comm has gone.
   struct Accepted {
     Token token{};
     RandomId listen_id{};
-    Reply reply;                             // that its first streams got
-    std::uint64_t returned = 0;              // a bit for each of the first streams whose connection came again
+    Reply reply;                             // to its first streams
+    std::uint64_t returned = 0;              // a bit for each first stream that came again
     std::weak_ptr<StreamArrivals> arrivals;  // expires with the comm
   };
   void accept_peers(ListeningSocket& listening);
   void make_room();
   void handle_peer(std::uint64_t id);
-  // False: the peer is to be let go of.
+  // False: the connection is to be closed.
   bool greet(UnauthenticatedPeer& peer);
   void finish(UnauthenticatedPeer& peer);
   // token: as for UnauthenticatedPeer::send_reply.
   void refuse(const UnauthenticatedPeer& peer, const Hello& hello, HandshakeVerdict verdict,
               const Token* token = nullptr);
-  // What this hello's sender has to know. nullptr: it names nothing of ours.
+  // The token that the sender of this hello has to prove. nullptr: the hello names no listen or comm of this process.
   const Token* find_token(const Hello& hello);
-  // What a proven hello gets: the reply, and if it is accepted, where the socket goes once the reply is sent.
+  // The reply to a proven hello, and if it is accepted, where the socket goes once the reply is sent.
   struct Admission {
     Reply reply;
     OwnedFd* place = nullptr;                  // in a connection that is being assembled
@@ -106,7 +106,7 @@ class InboundHandshakes {
   Admission admit(const UnauthenticatedPeer& peer, const Hello& hello);
   HandshakeVerdict admit_to_listen(const UnauthenticatedPeer& peer, const Hello& hello, Listen& listen,
                                    Admission* admission);
-  // In the listen's connection; its number of sockets: one more; -1: nowhere.
+  // The index in the listen's connection. The number of its sockets: a further stream. -1: none.
   static int place_of(const Hello& hello, const Listen& listen);
   HandshakeVerdict admit_to_accepted(const Hello& hello, Admission* admission);
   void log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict);

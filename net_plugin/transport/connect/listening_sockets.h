@@ -1,6 +1,6 @@
-// ListeningSockets: where this process can be connected to: one socket per network interface, opened when it is first
-// asked for. Without descriptors for what waits there, a socket pauses. Not thread-safe: the connection service's mutex
-// guards every call.
+// ListeningSockets: the listening sockets of this process, one per network interface, each opened when it is first
+// needed. A socket pauses while there are no descriptors for accepted connections. Not thread-safe: the connection
+// service's mutex guards every call.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ namespace bagua_net {
 struct ListeningSocket {
   std::string interface;
   OwnedFd socket;
-  OwnedFd bound;  // for what comes in by that interface, where another is in the same subnet
+  OwnedFd bound;  // to that interface, if another one is in the same subnet
   SocketAddress address;
   std::uint64_t id = 0;
-  std::int64_t paused_until_ms = 0;  // look again then; 0: not paused
+  std::int64_t paused_until_ms = 0;  // after it ran out of descriptors; 0: not paused
 };
 
 class ListeningSockets {
@@ -36,7 +36,7 @@ class ListeningSockets {
 
   // nullptr: the poller's id is not one of these.
   ListeningSocket* find(std::uint64_t id);
-  // A connection that waits there; false: none does, or none can be taken now. from: its other end.
+  // Takes a pending connection; false: there is none, or it cannot be accepted now. from: the address of its peer.
   bool accept(ListeningSocket& listening, OwnedFd* socket, SocketAddress* from);
 
   void expire(std::int64_t now_ms);

@@ -1,5 +1,5 @@
-// OptionalConnections: the connections of this process that only make it faster, within what os/process_room.h leaves
-// for them. Shared by all comms that connect; any thread.
+// OptionalConnections: the number of connections that this process could do without, because they only make it faster.
+// The limits are in os/process_room.h. Shared by all comms that connect; any thread.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace bagua_net {
 
 class OptionalConnections {
  public:
-  // Those of one comm. Gives back what it has when it goes.
+  // The optional connections of one comm, which are given back when it is destroyed.
   class Share {
    public:
     explicit Share(OptionalConnections* all) : all_(all) {}
@@ -19,13 +19,13 @@ class OptionalConnections {
     Share(const Share&) = delete;
     Share& operator=(const Share&) = delete;
 
-    // Of so many those that there is room for.
+    // Returns for how many of them there is room.
     int take(int count) {
       const int taken = all_->take(count);
       taken_ += taken;
       return taken;
     }
-    // So many at most; those that have closed, or never came, are given back.
+    // The comm has this many now. The others have been closed or never joined, and are given back.
     void keep(int count) {
       all_->give_back(std::max(taken_ - count, 0));
       taken_ = std::min(taken_, count);

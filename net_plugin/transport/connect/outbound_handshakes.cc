@@ -16,8 +16,8 @@
 namespace bagua_net {
 namespace {
 
-// A link-local address is good on one link, and the handle has the listener's number of it. Hosts number their
-// interfaces differently: from another host the link is that of the device that NCCL connects by.
+// A link-local address is valid on one link only. The handle has the listener's number of the link, which differs from
+// host to host. On another host, the link is that of the device through which NCCL connects.
 SocketAddress handle_address(const ConnectHandle& handle, const NetworkInterface& interface) {
   if (handle.address_family == 4) return {AF_INET, handle.address, handle.port, 0};
   const SocketAddress address(AF_INET6, handle.address, handle.port, handle.scope_id);
@@ -36,7 +36,7 @@ Joining joining_as(std::uint16_t stream_index) {
 Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint16_t port, std::uint8_t* handle,
                                    bool* ready, EstablishedConnection* connection) {
   *ready = false;
-  // First of all: where another network's handle comes, its bytes mean nothing here, the state's neither.
+  // Before the connect state is read: in a handle of another network plugin, these bytes have another meaning.
   ConnectHandle decoded;
   BAGUA_NET_RETURN_IF_ERROR(decode_connect_handle(handle, &decoded));
   const std::uint64_t number = load_connect_state(handle);
@@ -67,7 +67,7 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint1
     return Status::ok();
   }
   const auto found = attempts_.find(number);
-  // The number comes with the peer's handle, and could be that of another comm's attempt.
+  // The number is in the peer's handle, and may be that of another comm's attempt.
   if (found == attempts_.end() || found->second.is_join || found->second.ticket.hello.listen_id != decoded.listen_id) {
     return Status::internal_error("connect with a handle whose attempt is over: listen again for a new connection");
   }
@@ -88,7 +88,7 @@ bool OutboundHandshakes::has_comm(const RandomId& comm_id) const {
     const std::shared_ptr<StreamArrivals> arrivals = found->second.lock();
     return arrivals != nullptr && !arrivals->is_closed();
   }
-  // The peer may have all of its connections, and lose them, before this rank fetches them.
+  // The peer may accept all connections and lose them before connect() has returned them here.
   return std::any_of(attempts_.begin(), attempts_.end(), [&](const auto& entry) {
     return !entry.second.is_join && entry.second.ticket.hello.comm_id == comm_id && entry.second.failure.is_ok();
   });
@@ -119,11 +119,11 @@ std::size_t OutboundHandshakes::attempt_count() const {
 }
 
 // [Note: connections bound to their interface]
-// With two interfaces in one subnet, the kernel sends everything over the first of them. A socket that is bound to the
-// other sends over that one, but also takes only what comes in there. What the peer sends comes in where ARP told it,
-// which by default (net.ipv4.conf.*.arp_ignore = 0) may be any interface, and may change. So a bound connection is
-// tried by turns with one that is not, and counts as unanswered early; what replaces a lost connection is not bound;
-// without recovery, none is. Once a peer was reached only without, the interface is left alone.
+// If two interfaces are in one subnet, the kernel sends everything over the first of them. A socket that is bound to
+// the other interface sends over that one, but receives only what arrives there. The packets of the peer arrive at the
+// interface that ARP named, which may be any (net.ipv4.conf.*.arp_ignore = 0, the default) and may change. So bound and
+// unbound attempts take turns, with a short time limit. Replacements of lost connections are not bound, and without
+// recovery no connection is. Once a peer could be reached only unbound, no connection of that interface is bound.
 bool OutboundHandshakes::is_to_be_bound(const Attempt& attempt) const {
   if (settings_.recovery == Recovery::kOff || left_interfaces_.count(attempt.ticket.interface.name) != 0) return false;
   if (attempt.is_join && attempt.ticket.hello.stream_index != kJoiningStream) return false;
@@ -177,7 +177,7 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   if (!stream.is_bound && stream.tries > 1 && is_to_be_bound(attempt)) tell_of_other_way(attempt);
   const SocketAddress own = local_address(stream.socket.get());
   if (own.same_host(attempt.ticket.address)) {
-    // Now it is known to be the same host, whatever its address.
+    // The peer is on the same host, whatever its address looks like.
     attempt.connection.same_host = true;
     const Status options = apply_tcp_options(stream.socket.get(), settings_.tcp, true);
     if (!options.is_ok()) {
@@ -185,13 +185,13 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
       return;
     }
   }
-  // Within a host nothing breaks connections, and acknowledging small messages costs a tenth of their rate.
+  // Connections within a host do not break, and acknowledging small messages costs a tenth of their rate.
   if (settings_.recovery == Recovery::kOn || (settings_.recovery == Recovery::kAuto && !attempt.connection.same_host)) {
     attempt.ticket.hello.features |= kFeatureRecovery;
   }
   Hello hello = attempt.ticket.hello;
   hello.stream_index = attempt.is_join ? attempt.ticket.hello.stream_index : static_cast<std::uint16_t>(index);
-  // The peer asks at the address that it sees.
+  // The peer probes the address from which the connection comes.
   if (!own.same_host(attempt.ticket.interface.address)) hello.port = 0;
   const Status random = fill_random(hello.nonce.data(), hello.nonce.size());
   if (!random.is_ok()) {
@@ -231,7 +231,7 @@ bool OutboundHandshakes::read_answer(Attempt& attempt, std::size_t index, std::s
   Stream& stream = attempt.streams[index];
   const HandshakeStep step = read_handshake(stream.socket.get(), stream.answer.data(), bytes, &stream.received);
   if (step == HandshakeStep::kFailed) {
-    // A listener that has more connections than it can keep while their hello is on its way closes the oldest.
+    // A listener with too many connections that have not sent a hello yet closes the oldest one.
     stream.was_closed = true;
     retry(attempt, index, ECONNRESET, refusal_in(stream));
   }
@@ -262,8 +262,8 @@ void OutboundHandshakes::read_reply(Attempt& attempt, std::uint64_t number, std:
     retry(attempt, index, ECONNRESET, status.message());
     return;
   }
-  // Who can answer in the listener's place need not be able to send its proof. A listener without the token has none,
-  // and closes the connection instead.
+  // Another process may answer in place of the listener, without a valid proof. A listener that does not have the token
+  // sends no proof, and closes the connection instead.
   const bool is_proving = stream.state == JoinState::kProving;
   if (is_proving && !read_answer(attempt, index, kReplyBytes + kProofBytes)) return;
   const bool is_proven = is_proving && is_same_proof(listener_proof(attempt.ticket.token, stream.hello.data(),
@@ -319,7 +319,7 @@ void OutboundHandshakes::complete_if_joined(Attempt& attempt) {
     for (Stream& stream : attempt.streams) connection.sockets.push_back(std::move(stream.socket));
     connection.ticket = attempt.ticket;
     connection.ticket.timeout_ms = 0;  // a joining connection has its own
-    // Within a host nothing limits a flow.
+    // Within a host no connection is limited.
     connection.may_grow =
         !connection.same_host && connection.most_streams > static_cast<int>(connection.sockets.size());
     if (connection.may_grow || connection.recovers) connection.arrivals = std::make_shared<StreamArrivals>();
@@ -343,7 +343,7 @@ void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_nu
   const bool is_refused = error_number == ECONNREFUSED || !refusal.empty();
   release_for_retry(stream);
   attempt.trouble = {error_number, answered, std::move(refusal)};
-  // The listening socket is the process's own: it stays open for as long as there is something to connect to.
+  // The listening socket belongs to the process, and stays open as long as it has a listen or a comm.
   const bool has_answered = !attempt.is_join && attempt.streams[0].state == JoinState::kJoined;
   if (error_number == ECONNREFUSED && !attempt.is_join && (stream.was_closed || has_answered)) {
     fail(attempt, Status::remote_error("the listener at " + attempt.ticket.address.to_string() +
@@ -381,7 +381,8 @@ void OutboundHandshakes::tell_of_other_way(const Attempt& attempt) {
 }
 
 void OutboundHandshakes::release_for_retry(Stream& stream) {
-  // A reset, not an end: the listener waits for the stream to come again. Linger may fail where the socket is broken.
+  // A reset and not a FIN, so that the listener waits for the stream to come again. SO_LINGER may fail on a broken
+  // socket.
   const linger reset{1, 0};
   if (stream.socket.is_open()) ::setsockopt(stream.socket.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
   release(stream);

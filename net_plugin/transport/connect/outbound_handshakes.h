@@ -1,6 +1,6 @@
-// OutboundHandshakes: the connecting side. One attempt per connect(): stream 0 first, its reply settles how many
-// streams there are, then the others side by side. A later join() is an attempt of its own, whose streams go to the
-// comm one by one; if it fails, the comm goes on with the streams that it has.
+// OutboundHandshakes: the connecting side. Each connect() is one attempt. It opens stream 0 first, whose reply says how
+// many streams there are, and then the others at the same time. A later join() is an attempt of its own, whose streams
+// go to the comm one by one. If it fails, the comm continues with the streams that it has.
 //
 // Each stream:  kConnecting --writable--> kGreeting (hello sent) --challenge--> kProving (proof sent)
 //               kProving --the reply accepts, with the listener's proof--> kJoined
@@ -40,9 +40,9 @@ class OutboundHandshakes {
   OutboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id, RareLog* log)
       : settings_(settings), poller_(poller), next_id_(next_id), log_(log) {}
 
-  // Starts or looks after the attempt whose number is kept in handle[kConnectHandleBytes]. *ready = true, or an
-  // error: the attempt is over. interface: where the connections leave, if the peer can be reached that way. port: at
-  // its address, where the peer may ask for the comm; 0: nowhere.
+  // Starts or polls the attempt whose number is kept in handle[kConnectHandleBytes]. *ready = true, or an error: the
+  // attempt is over. interface: through which the connections leave, if the peer can be reached there. port: at the
+  // address of that interface, where the peer may probe for the comm; 0: none.
   Status connect(const NetworkInterface& interface, std::uint16_t port, std::uint8_t* handle, bool* ready,
                  EstablishedConnection* connection);
 
@@ -50,17 +50,17 @@ class OutboundHandshakes {
   // place of a stream that was lost; then a failure is reported to the arrivals.
   void join(const JoinTicket& ticket, int count, const std::shared_ptr<StreamArrivals>& arrivals);
 
-  // A peer asks: that comm was opened here, or is about to be, and has not ended.
+  // For a peer that probes: the comm was opened here or is being opened, and is neither closed nor failed.
   bool has_comm(const RandomId& comm_id) const;
 
-  // Ignored if it is of something else.
+  // Ignores ids of others.
   void handle_event(std::uint64_t id);
   void expire(std::int64_t now_ms);
   std::int64_t next_deadline_ms() const;  // INT64_MAX: none
-  // Connects under way or waiting to be fetched. NCCL drops an attempt without a word when it aborts, so one that
-  // nobody fetches is forgotten a second deadline later. Joins do not count: they end with their comm.
+  // Connects that are in progress or not fetched yet. NCCL does not say when it drops an attempt because it aborts, so
+  // an attempt that nobody fetches is deleted a second deadline later. Joins do not count: they end with their comm.
   std::size_t attempt_count() const;
-  // Nothing goes on any more: the comms that wait for joins are told.
+  // All attempts fail. Comms that wait for joins get a failure.
   void fail_all(const Status& failure);
 
  private:
@@ -71,7 +71,7 @@ class OutboundHandshakes {
     std::uint64_t id = 0;
     std::array<std::uint8_t, kHelloBytes> hello;
     std::array<std::uint8_t, kChallengeBytes> challenge;
-    std::array<std::uint8_t, kReplyBytes + kProofBytes> answer;  // a challenge, then a reply with its proof
+    std::array<std::uint8_t, kReplyBytes + kProofBytes> answer;  // the challenge, later the reply with its proof
     std::size_t received = 0;
     std::int64_t due_ms = 0;  // kBackingOff: the next attempt; otherwise the deadline
     int tries = 0;
@@ -96,18 +96,18 @@ class OutboundHandshakes {
   void start(Attempt& attempt, std::uint64_t number, std::size_t index);
   void finish_connect(Attempt& attempt, std::size_t index);
   bool send_or_retry(Attempt& attempt, std::size_t index, const std::uint8_t* bytes, std::size_t count);
-  // False: not all there yet, or the stream is no more.
+  // False: the answer is not complete yet, or the stream is retried.
   bool read_answer(Attempt& attempt, std::size_t index, std::size_t bytes);
   // Empty: the listener has not refused.
   static std::string refusal_in(const Stream& stream);
   void read_challenge(Attempt& attempt, std::uint64_t number, std::size_t index);
   void read_reply(Attempt& attempt, std::uint64_t number, std::size_t index);
   void take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply);
-  // The stream is tried again if that may help; else the whole attempt has failed.
+  // The stream is tried again if the error may pass; otherwise the attempt fails.
   void retry_or_fail(Attempt& attempt, std::size_t index, const Status& status);
-  // refusal: what the peer said, if that is why.
+  // refusal: the verdict of the peer, if there was one.
   void retry(Attempt& attempt, std::size_t index, int error_number, std::string refusal = {});
-  // To its interface: see the note.
+  // See [Note: connections bound to their interface].
   bool is_to_be_bound(const Attempt& attempt) const;
   void tell_of_other_way(const Attempt& attempt);
   void release(Stream& stream);
@@ -127,7 +127,7 @@ class OutboundHandshakes {
   std::map<std::uint64_t, StreamOf> stream_ids_;                 // by poller id
   std::uint64_t next_attempt_ = 1;                               // 0 in a handle: no attempt yet
   std::map<RandomId, std::weak_ptr<StreamArrivals>> connected_;  // by comm id; expires with the comm
-  std::set<std::string> left_interfaces_;  // those of which was told that the kernel chose another way
+  std::set<std::string> left_interfaces_;  // for which the log says that the kernel chose another one
 };
 
 }  // namespace bagua_net

@@ -1,6 +1,6 @@
-// StreamArrivals: connections that join a comm after it began. The connection service's thread hands them in, the comm
-// takes them: its streams stay its own business. Shared by both, because the comm may be closed while a handshake is
-// under way; what nobody takes is closed with it.
+// StreamArrivals: connections that join a comm after it began. The connection thread hands them in, and the comm takes
+// them and makes streams of them. Shared by both, because the comm may be closed during a handshake. Connections that
+// nobody takes are closed with it.
 #pragma once
 
 #include <atomic>
@@ -33,7 +33,7 @@ class StreamArrivals {
     std::string why;
   };
 
-  // One will be handed in for certain; from here on the peer may use it.
+  // A connection will be handed in for certain. From now on the peer may use it.
   void announce() {
     const MutexLock lock(mutex_);
     ++announced_;
@@ -42,7 +42,7 @@ class StreamArrivals {
   void hand_in_announced(OwnedFd socket, Joining joining = Joining::kMore) {
     const MutexLock lock(mutex_);
     --announced_;
-    if (closed_.load()) return;  // the socket closes, and its peer does not wait for it
+    if (closed_.load()) return;  // the socket closes
     arrivals_.push_back({std::move(socket), joining});
     if (joining != Joining::kMore && on_change_) on_change_();
   }
@@ -57,7 +57,7 @@ class StreamArrivals {
     if (on_change_) on_change_();
   }
 
-  // Cheap: asked in every call of a comm. True also while one is announced.
+  // Cheap, because every call of a comm asks. True also while a connection is announced.
   bool any() const { return any_.load(std::memory_order_acquire); }
 
   std::vector<Arrival> take() {
@@ -71,24 +71,24 @@ class StreamArrivals {
     return std::exchange(failures_, {});
   }
 
-  // Streams that the comm has. Its table says so after every change.
+  // The number of streams of the comm, after every change.
   void set_streams(int streams) {
     const MutexLock lock(mutex_);
     streams_ = streams;
   }
-  // One more would still be one of so many, those included that the comm has not taken yet.
+  // The comm has fewer streams than that, including those that it has not taken yet.
   bool has_room(int most) {
     const MutexLock lock(mutex_);
     return streams_ + announced_ + static_cast<int>(arrivals_.size()) < most;
   }
-  // The comm takes nothing any more: it has failed.
+  // The comm has failed, and takes no connection any more.
   void close() {
     const MutexLock lock(mutex_);
     closed_.store(true);
     arrivals_.clear();
   }
   bool is_closed() const { return closed_.load(); }
-  // Called with the lock held, when a replacement or a failure has come. Empty: the comm is about to go.
+  // Called with mutex_ held, when a replacement or a failure has arrived. Empty: the comm is being closed.
   void set_on_change(std::function<void()> on_change) {
     const MutexLock lock(mutex_);
     on_change_ = std::move(on_change);

@@ -45,7 +45,7 @@ void UnauthenticatedPeer::send_reply(const Reply& reply, const Token* token) con
     std::copy(proof.begin(), proof.end(), bytes.begin() + kReplyBytes);
     count += kProofBytes;
   }
-  // If the peer is gone already, it tries the stream again, or the streams tell the comm.
+  // If that fails, the peer tries the stream again, or the comm finds the stream broken.
   [[maybe_unused]] const int ignored = write_handshake(socket.get(), bytes.data(), count);
 }
 

@@ -1,6 +1,6 @@
 // UnauthenticatedPeer: an accepted connection until it has proved that it belongs to this job. It reads a hello,
-// answers with a challenge, and reads a proof; who is meant, and what they get, InboundHandshakes decides. Reads and
-// writes never block. Not thread-safe.
+// answers with a challenge, and reads a proof. InboundHandshakes decides about the reply. Reads and writes never block.
+// Not thread-safe.
 #pragma once
 
 #include <array>
@@ -34,7 +34,7 @@ class UnauthenticatedPeer {
   Step read_proof();
   bool proves(const Token& token) const;
 
-  // token: of a peer that has proved that it knows it, for the listener's own proof; nullptr: without one.
+  // token: for the listener's own proof, if the peer has proved that it knows the token; nullptr: without a proof.
   void send_reply(const Reply& reply, const Token* token) const;
 
   bool is_of_this_host() const { return local_address(socket.get()).same_host(address); }

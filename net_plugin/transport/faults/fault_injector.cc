@@ -11,8 +11,8 @@
 namespace bagua_net {
 namespace {
 
-// One that falls into a longer time without traffic is left out. Otherwise, after a drop that stops the job until it is
-// noticed, the first bytes of the connection that replaces the silent one would meet the next drop, and so on.
+// A fault that is due during a longer time without traffic is skipped. Otherwise, after a drop has stopped the job, the
+// next drop would hit the first bytes of the replacement, and so on.
 constexpr std::int64_t kMaxDelayNs = 1'000'000'000;
 
 }  // namespace
@@ -46,7 +46,7 @@ bool FaultInjector::take(double per_s, std::atomic<std::int64_t>* next_ns) {
   std::int64_t due_ns = next_ns->load(std::memory_order_relaxed);
   const std::int64_t now_ns = monotonic_ns();
   if (now_ns < due_ns) return false;
-  // Nobody else takes it while the time of the next one is drawn.
+  // No other thread takes a fault while the time of the next one is drawn.
   if (!next_ns->compare_exchange_strong(due_ns, std::numeric_limits<std::int64_t>::max())) return false;
   next_ns->store(now_ns + pause_ns(per_s));
   return now_ns - due_ns <= kMaxDelayNs;

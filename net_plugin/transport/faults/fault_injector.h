@@ -1,6 +1,6 @@
 // FaultInjector: carries out the plan of BAGUA_NET_FAULT on the connections of this process. One per transport context,
-// which outlives its comms. Cuts and drops come at random moments of the process, to the connection that moves bytes
-// next, within a second.
+// which outlives its comms. Cuts and drops happen at random times, to the connection that moves bytes next, if one does
+// so within a second.
 #pragma once
 
 #include <atomic>
@@ -38,7 +38,7 @@ class FaultInjector {
 
   // Any thread.
   std::unique_ptr<ByteStream> wrap(std::unique_ptr<ByteStream> bytes);
-  // True: the caller has to do it, and nobody else will.
+  // True: the caller has to carry the fault out.
   bool take_cut() { return take(plan_.cuts_per_s, &next_cut_ns_); }
   bool take_drop() { return take(plan_.drops_per_s, &next_drop_ns_); }
 

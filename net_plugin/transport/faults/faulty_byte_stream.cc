@@ -74,8 +74,8 @@ std::size_t FaultyByteStream::random_place(std::size_t bytes) {
 ssize_t FaultyByteStream::cut(ssize_t moved) {
   faults_->counts().cuts.fetch_add(1);
   const sockaddr nowhere{AF_UNSPEC, {}};
-  // Disconnecting resets the connection. The system call itself: ThreadSanitizer takes connect() for the making of the
-  // descriptor, which would race with another thread that takes it out of a poller.
+  // Disconnecting resets the connection. This is the system call itself, because ThreadSanitizer regards connect() as
+  // the creation of the descriptor, which would race with another thread that removes it from a poller.
   const bool was_reset = random_() % 2 == 0 && ::syscall(SYS_connect, fd(), &nowhere, sizeof nowhere) == 0;
   if (!was_reset) bytes_->shutdown();
   if (moved > 0) return moved;
@@ -103,7 +103,7 @@ void FaultyByteStream::maybe_delay(ssize_t moved) {
 }
 
 ssize_t FaultyByteStream::read(const iovec* pieces, std::size_t count) {
-  // The kernel may have more, but between that and what was read last there would be a gap.
+  // The kernel may have more data, but there would be a gap before it.
   if (has_gap_) {
     errno = ECONNRESET;
     return -1;
@@ -148,8 +148,8 @@ ssize_t FaultyByteStream::write(const iovec* pieces, std::size_t count) {
   return written;
 }
 
-// A byte that is to be flipped goes out from a copy, behind what stands before it. Never less than there is room for: a
-// short write means a full socket buffer.
+// A byte to be flipped is sent from a copy, after the bytes before it. Everything that there is room for is written,
+// because a short write means a full socket buffer.
 ssize_t FaultyByteStream::write_flipped(const iovec* pieces, std::size_t count, std::size_t bytes) {
   std::size_t written = 0;
   while (written < bytes) {
@@ -176,7 +176,7 @@ ssize_t FaultyByteStream::write_flipped(const iovec* pieces, std::size_t count, 
 }
 
 ssize_t FaultyByteStream::write_by_reference(const iovec& copied, const iovec& referred) {
-  // Memory that is the application's cannot be damaged on its way.
+  // Zero-copy bytes are the application's memory, so they cannot be flipped.
   if (faults_->plan().flip_probability > 0) {
     errno = EOPNOTSUPP;
     return -1;

@@ -29,7 +29,7 @@ PeerAnswer PeerProbe::ask(std::int64_t now_ms) {
     received_ = 0;
     due_ms_ = now_ms + kConnectAnswerMs;
     const Status status = tcp_connect(contact_.address, {}, nullptr, &socket_);
-    if (!status.is_ok()) socket_.reset();  // no way there, no descriptor, no port: as good as no answer
+    if (!status.is_ok()) socket_.reset();  // no route, no descriptor, no port: treated like no answer
   }
   const PeerAnswer answer = socket_.is_open() ? look(now_ms) : PeerAnswer::kUnanswered;
   if (answer == PeerAnswer::kNone) return last_;
@@ -53,7 +53,7 @@ PeerAnswer PeerProbe::look(std::int64_t now_ms) {
   }
   const HandshakeStep step = read_handshake(socket_.get(), answer_.data(), answer_.size(), &received_);
   if (step == HandshakeStep::kWaiting && !is_late) return PeerAnswer::kNone;
-  // It says nothing: a process that is stopped or ends, or one with more connections than it can keep.
+  // A process that is stopped or ends, or that has too many connections, does not answer.
   if (step != HandshakeStep::kDone) return PeerAnswer::kUnanswered;
   Challenge challenge;
   return decode_challenge(answer_.data(), &challenge) ? PeerAnswer::kAlive : PeerAnswer::kGone;

@@ -1,7 +1,7 @@
-// PeerProbe: asks a sender's process whether it still has a comm, once a receiver has no connection of that comm left.
-// A process that has ended refuses, one whose network is down does not answer, one that lives says whether it is still
-// going to replace the connections. The question is the start of a handshake (kAskingStream); its process answers from
-// its connection thread. Owned by the receiving comm, with its mutex held.
+// PeerProbe: asks a sender's process whether it still has a comm, when the receiver has no connection of that comm
+// left. A process that has ended refuses the connection. If the network is down, there is no answer. Otherwise the
+// process says whether it still has the comm. The question is the start of a handshake (kAskingStream), which the
+// connection thread of that process answers. Owned by the receiving comm, and guarded by its mutex.
 #pragma once
 
 #include <array>
@@ -24,8 +24,8 @@ struct PeerContact {
 enum class PeerAnswer {
   kNone,        // not yet
   kUnanswered,  // the network or the host is down, or the process is stopped
-  kRefused,     // nobody listens there: the process has ended, or a device on the path says so
-  kGone,        // the process lives, and has closed the comm, or failed it
+  kRefused,     // nobody listens there: the process has ended, or a device on the path refuses
+  kGone,        // the process is alive, and its comm is closed or has failed
   kAlive,       // it has the comm
 };
 
@@ -36,7 +36,7 @@ class PeerProbe {
   bool can_ask() const { return contact_.address.port() != 0; }
   // The last answer; asks again when it is time. Never blocks.
   PeerAnswer ask(std::int64_t now_ms);
-  // What was answered before says nothing any more.
+  // Discards the last answer.
   void forget();
 
  private:

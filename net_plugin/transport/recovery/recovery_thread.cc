@@ -36,13 +36,13 @@ void RecoveryThread::fail(const Status& failure) {
     failure_ = failure;
     for (const auto& [id, entry] : entries_) entry.recoverable->fail(failure);
   }
-  // There may be no memory.
+  // Without allocating: there may be no memory.
   MutexLock lock(mutex_);
   has_ended_ = true;
   for (; !closing_.empty(); closing_.pop_back()) {
     std::unique_ptr<Recoverable> closed = std::move(closing_.back());
     lock.unlock();
-    closed.reset();  // still counted: whoever waits, waits for the destructor, too
+    closed.reset();  // its empty entry is still in closing_, so wait_until_closed() waits for the destructor, too
     lock.lock();
   }
   closed_.notify_all();
@@ -93,7 +93,7 @@ void RecoveryThread::unwatch(int fd) { poller_.remove(fd); }
 void RecoveryThread::close(std::unique_ptr<Recoverable> closing) {
   {
     const MutexLock lock(mutex_);
-    if (has_ended_) return;  // nobody would close it: it ends here
+    if (has_ended_) return;  // the destructor closes it here
     closing_.push_back(std::move(closing));
   }
   poller_.wake();
@@ -122,7 +122,7 @@ bool RecoveryThread::close_some() {
       const MutexLock lock(mutex_);
       const auto found =
           std::find_if(closing_.begin(), closing_.end(), [&](const auto& owned) { return owned.get() == one; });
-      // Still in closing_, as nothing: whoever waits for it waits for its destructor, too.
+      // Its empty entry stays in closing_, so wait_until_closed() waits for the destructor, too.
       closed = std::move(*found);
     }
     closed.reset();

@@ -1,10 +1,10 @@
-// RecoveryThread: looks after comms that lost a connection, whether or not the application calls them at that time. It
-// must: a small message is done when it was written, its sender may then wait for the answer on another comm, and if
-// the connection is lost nobody else would send the message again. One per process, in the worker pool; asleep unless a
-// stream is lost or joins, but for a look at the senders once a second.
+// RecoveryThread: replaces lost connections of comms, whether or not the application calls these comms. A small send is
+// done once it is written. The rank may then wait for the answer on another comm, and if the connection is lost, only
+// this thread sends the message again. There is one per process, in the worker pool. It sleeps until a stream is lost
+// or joins, and checks the senders once a second.
 //
-// Comms whose last messages are not delivered yet are closed here as well, all of them at the same time, so that nobody
-// waits for each of many that have lost their peer.
+// It also closes comms whose last messages are not delivered yet. It closes all of them at the same time, because many
+// comms may have lost the same peer.
 #pragma once
 
 #include <condition_variable>
@@ -22,16 +22,16 @@
 
 namespace bagua_net {
 
-// A comm. Called by the recovery thread, with no lock of a caller's held.
+// A comm, as the recovery thread sees it. It calls these functions without holding a lock that a caller may hold.
 class Recoverable {
  public:
   virtual ~Recoverable() = default;
-  // Replaces what was lost, as far as that is possible now. Returns what is to be logged, unless somebody else has
-  // just said as much.
+  // Replaces what was lost, as far as that is possible now. Returns lines for the log, each of which is left out if a
+  // similar one was written recently.
   virtual std::vector<std::string> recover() = 0;
-  // There is no recovery any more, and never will be.
+  // The thread has ended with this failure.
   virtual void fail(Status status) = 0;
-  // Takes a step towards its end; false: another one is needed.
+  // Does a step of closing. True: the comm is closed.
   virtual bool is_closed(std::int64_t /*now_ms*/) { return true; }
 };
 
@@ -46,14 +46,14 @@ class RecoveryThread {
 
   // recover() may be called until remove() returned: after each notify(), and once a second if it ticks.
   std::uint64_t add(Recoverable* recoverable, bool ticks);
-  // Waits until the thread is outside. Not while holding a lock that recover() takes.
+  // Waits until the thread has left recover(). The caller must not hold a lock that recover() takes.
   void remove(std::uint64_t id);
   // Any thread, with any lock held.
   void notify(std::uint64_t id);
-  // Notifies of these events of epoll, and if the connection breaks; none: of nothing. Edge-triggered.
+  // recover() is called after these events of epoll, edge-triggered, and if the connection breaks. 0: no events.
   Status watch(int fd, std::uint64_t id, std::uint32_t flags);
   void unwatch(int fd);
-  // Takes it over until it is closed, and destroys it then. It stays added until its destructor removes it.
+  // Takes ownership until the comm is closed, and then destroys it. It stays added until its destructor removes it.
   void close(std::unique_ptr<Recoverable> closing);
   bool is_closing();
   // Waits until nothing is being closed any more.
@@ -67,7 +67,7 @@ class RecoveryThread {
 
   void run();
   void fail(const Status& failure);
-  // True: some need another step.
+  // True: some comms need another step.
   bool close_some();
 
   EpollPoller poller_;
@@ -81,8 +81,8 @@ class RecoveryThread {
   std::uint64_t next_id_ GUARDED_BY(mutex_) = 1;
   int ticking_ GUARDED_BY(mutex_) = 0;
   bool stopping_ GUARDED_BY(mutex_) = false;
-  bool has_ended_ GUARDED_BY(mutex_) = false;                             // by an exception: nothing is closed any more
-  std::vector<std::unique_ptr<Recoverable>> closing_ GUARDED_BY(mutex_);  // by the thread alone removed
+  bool has_ended_ GUARDED_BY(mutex_) = false;                             // by an exception: it closes nothing any more
+  std::vector<std::unique_ptr<Recoverable>> closing_ GUARDED_BY(mutex_);  // only the thread removes entries
   std::condition_variable closed_;                                        // closing_ is empty
 };
 

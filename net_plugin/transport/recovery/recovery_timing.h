@@ -1,28 +1,23 @@
-// RecoveryTiming: how long either end of a connection waits for what. In one place, since each relies on the other's.
+// RecoveryTiming: how long the two ends of a connection wait. Each end relies on the times of the other.
 //
-//   a connection is opened          anew if it is not answered within kConnectAnswerMs or kLongConnectAnswerMs by
-//   turns,
-//                                   and kConnectAgainMs after it was lost or refused; meanwhile the listener keeps what
-//                                   has joined for kRejoinMs
-//   a connection is silent          the sender replaces it after kSilentStreamMs if another one of the comm is
-//   answered,
-//                                   or else after a third of BAGUA_NET_KEEPALIVE_S; the receiver gives it up after two
-//                                   thirds, and leaves the last third to its sender
-//   nothing is acknowledged         the sender fails the comm after BAGUA_NET_KEEPALIVE_S
-//   no connection is left           the receiver asks the sender's process (transport/recovery/peer_probe.h). It waits
-//   as
-//                                   long as that has the comm; without an answer as long as the sender tries, and
-//                                   kGraceMs
-//   a connection is refused         for kRefusedMs: the process has ended, and not a device on the path changed its
-//   mind
+// - A connection is opened. The connector opens another one if it is not answered within kConnectAnswerMs or
+//   kLongConnectAnswerMs, in turn, and kConnectAgainMs after it was lost or refused. Meanwhile the listener keeps the
+//   connections that have joined, for kRejoinMs.
+// - A connection is silent. The sender replaces it after kSilentStreamMs if another connection of the comm is answered,
+//   otherwise after a third of BAGUA_NET_KEEPALIVE_S. The receiver loses it after two thirds of that time, which leaves
+//   the last third to the sender.
+// - Nothing is acknowledged. The sender fails the comm after BAGUA_NET_KEEPALIVE_S.
+// - No connection is left. The receiver asks the sender's process (peer_probe.h), and waits as long as that has the
+//   comm. If there is no answer, it waits as long as the sender tries, and kGraceMs longer.
+// - Connections are refused for kRefusedMs. The process has ended.
 #pragma once
 
 #include <cstdint>
 
 namespace bagua_net {
 
-// The kernel repeats what is not answered after longer and longer times, and over the same path. New sockets, and the
-// kernel's first repetition, ask once a second instead. Every other one waits longer, for paths that take a second.
+// The kernel repeats a SYN at growing intervals, and over the same path. A new socket per attempt, together with the
+// kernel's first repetition, sends a SYN every second. Every second attempt waits longer, for paths that take a second.
 constexpr int kConnectAnswerMs = 900;
 constexpr int kLongConnectAnswerMs = 1900;
 constexpr int kConnectAgainMs = 100;
@@ -30,15 +25,14 @@ constexpr int kRejoinMs = 1000;
 
 constexpr int kSilentStreamMs = 3000;
 constexpr int kRecentAnswerMs = 1000;
-// NCCL's users want to know of a process that was killed within two seconds.
-// Until then, a comm that has not noticed its loss yet, or a firewall that is about to let connections pass, may
-// refuse.
+// A shorter refusal may come from a comm that has not noticed its loss yet, or from a firewall that is being set up. A
+// longer time would delay the error for a killed process beyond two seconds.
 constexpr int kRefusedMs = 1500;
-// A SYN that is lost comes again after a second.
+// The kernel sends a lost SYN again after a second.
 constexpr int kGraceMs = 1500;
 constexpr int kSilentShare = 3;
 
-// What a receiving socket's acknowledgements and probes may be unanswered.
+// How long the acknowledgements and probes of a receiving socket may be unanswered.
 constexpr int receiver_silence_ms(int keepalive_s) { return keepalive_s * 1000 * (kSilentShare - 1) / kSilentShare; }
 
 }  // namespace bagua_net

@@ -13,7 +13,7 @@
 
 namespace bagua_net {
 
-// What came back to what was written last. A peer that is alive but does not read answers, too.
+// What the peer's kernel has answered to what was written last. A peer that is alive but does not read answers, too.
 struct PeerLiveness {
   std::int64_t ms = 0;    // since the other end acknowledged anything
   int transmissions = 0;  // since then: repeated data, or probes of a closed window; 0: nothing is to be answered
@@ -30,12 +30,12 @@ class ByteStream {
   virtual ssize_t read(const iovec* pieces, std::size_t count) = 0;
   virtual ssize_t write(const iovec* pieces, std::size_t count) = 0;
 
-  // Writes `copied` and then `referred`, of which the kernel may keep references instead of a copy: it must stay as it
-  // is until the program at the other end has received it. `referred` goes on where the last call stopped. Fewer bytes
-  // than asked for do not mean that there is no room: EAGAIN does. EOPNOTSUPP: write() it; nothing was taken.
+  // Writes `copied` and then `referred`. The kernel may keep references to `referred` instead of a copy, so it must not
+  // change until the peer's program has received it. `referred` continues where the last call stopped. A short write
+  // does not mean that there is no room; EAGAIN does. EOPNOTSUPP: nothing was taken, and write() has to be used.
   virtual ssize_t write_by_reference(const iovec& copied, const iovec& referred);
 
-  // False: this stream cannot tell.
+  // False: this stream does not know.
   virtual bool delivery(Delivery*) const { return false; }
   virtual bool peer_liveness(PeerLiveness*) const { return false; }
 
@@ -46,9 +46,9 @@ class ByteStream {
   virtual int fd() const = 0;
   // Ends both directions: the peer sees the end of input, bytes that the kernel took are still delivered. Any thread.
   virtual void shutdown() = 0;
-  // Breaks the connection at once, whatever is under way: for memory that is referred to and about to change.
+  // Breaks the connection at once, and discards what is in flight: for referred memory that is about to change.
   virtual void reset() { shutdown(); }
-  // The peer has done that, or the connection was lost. Bytes that came before can still be read.
+  // The peer has reset the connection, or it was lost. Bytes that arrived before can still be read.
   virtual bool is_broken() const { return false; }
 };
 

@@ -49,12 +49,12 @@ class DataStream {
   // What the poller waits for when progress() was blocked: EPOLLIN or EPOLLOUT.
   virtual std::uint32_t poll_flags() const = 0;
 
-  // The poller said so: a read that gives less than it was asked for does not mean that another event will come. By the
-  // driver.
+  // The poller has reported the end of the peer. There is no further event, so a short read does not mean that the
+  // driver may wait for one. By the driver.
   void set_peer_ended() { peer_ended_ = true; }
 
-  // A poller tells its driver of events: a worker has one, whoever drives a comm's own streams just looks. Before it is
-  // driven.
+  // Its driver has a poller, which reports events: a worker has one, the driver of a comm's own streams has none.
+  // Before it is driven.
   void set_polled() { polled_ = true; }
 
   // Any thread.
@@ -69,9 +69,9 @@ class DataStream {
   int fd() const { return bytes_->fd(); }
   int index() const { return index_; }
   void shutdown() { bytes_->shutdown(); }
-  // No driver will come again, and the caller is about to have its memory back.
+  // No driver will come again, and the memory of all requests is about to belong to the caller again.
   virtual void release_memory() {}
-  // No driver will come again, and all requests are done: the last word to the peer. messages: of the comm, ever.
+  // Sends the last frame. No driver will come again, and all requests are done. messages: of the comm, in all.
   virtual void say_end(std::uint64_t /*messages*/) {}
 
   // Fails the comm.
@@ -79,15 +79,15 @@ class DataStream {
     failures_->fail(status);
     return StreamProgress::kEnded;
   }
-  // Its connection broke, or is of no use any more. By the driver, or once no driver will come again.
+  // Its connection broke, or is not answered. By the driver, or once no driver will come again.
   virtual StreamProgress lose(Status why) { return leave(StreamState::kLost, std::move(why)); }
-  // The peer has ended it, and not the comm. Once it is over.
+  // The peer has ended this stream alone, and not the comm. Once it is over.
   virtual bool is_given_back() const { return false; }
   // Why it is over; once no driver will come again.
   const Status& loss() const { return loss_; }
 
-  // True while a kick could achieve nothing because the poller's event comes anyway. Written by the driver before it
-  // looks for work under the scheduler's or table's mutex, read by the kicker after it added work under that mutex.
+  // True while a kick is not needed, because the poller will report an event. The driver writes it before it looks for
+  // work under the mutex of the scheduler or table. A thread that kicks reads it after it added work under that mutex.
   bool is_blocked() const { return blocked_.load(std::memory_order_relaxed); }
 
  protected:

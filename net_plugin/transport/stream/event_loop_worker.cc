@@ -8,12 +8,12 @@
 namespace bagua_net {
 namespace {
 
-// Between hosts the next chunk comes when the network has carried it, tens of microseconds later: who looked for it all
-// that time would keep a core from the job (measured: docs/design/performance.md).
+// Between hosts the next chunk arrives tens of microseconds later. Busy-polling for it would use a core that the job
+// needs (measured: docs/design/performance.md).
 constexpr int kNetworkSpinUs = 20;
 
-// What a stream moves before the others of its worker do. Within a host, as much as keeps the loop's own cost small.
-// Between hosts a chunk: otherwise one connection, which the network may limit, takes all that is to be sent.
+// How much a stream moves before it is the turn of the worker's other streams. Within a host, enough that the loop
+// costs little. Between hosts one chunk: otherwise one connection, which the network may limit, would take everything.
 constexpr std::size_t kTurnBytes = 1u << 20;
 constexpr std::size_t kNetworkTurnBytes = 1;
 
@@ -134,7 +134,7 @@ bool EventLoopWorker::run_streams() {
   return !runnable_.empty();
 }
 
-// True: asleep as far as kicks are concerned; the next one wakes the poller.
+// True: from now on a kick wakes the poller.
 bool EventLoopWorker::prepare_to_sleep() {
   const MutexLock lock(kick_mutex_);
   if (!kicked_.empty() || stopping_) return false;

@@ -33,11 +33,11 @@ class EventLoopWorker {
   Status attach(DataStream* stream, std::uint64_t* stream_id, PeerLocation location = PeerLocation::kWithinHost);
   // Waits until the worker is outside the stream; it never enters it again. Bounded: a worker never blocks in I/O.
   void detach(DataStream* stream, std::uint64_t stream_id);
-  // Work was added for the stream. Any thread.
+  // The stream has something to do. Any thread.
   void kick(std::uint64_t stream_id);
-  // Work is about to come: a worker that sleeps wakes, and spins as after work. Any thread.
+  // Wakes a sleeping worker, because there will be work soon. It busy-polls as after work. Any thread.
   void rouse();
-  // A kick reaches it at once; otherwise after the time that waking a CPU takes. Any thread.
+  // A kick takes effect at once. If it is false, a kick first has to wake the thread. Any thread.
   bool is_awake() const { return awake_.load(std::memory_order_relaxed); }
 
  private:
@@ -62,7 +62,7 @@ class EventLoopWorker {
   EpollPoller poller_;
   std::thread thread_;
 
-  LoopMutex streams_mutex_;  // held by the thread while it drives streams: to detach one is just to take this
+  LoopMutex streams_mutex_;  // held by the thread while it drives streams, so that detach() only has to take it
   std::unordered_map<std::uint64_t, Attached> streams_ GUARDED_BY(streams_mutex_);
   std::vector<std::uint64_t> runnable_ GUARDED_BY(streams_mutex_);
   std::vector<std::uint64_t> next_runnable_ GUARDED_BY(streams_mutex_);

@@ -11,7 +11,7 @@
 
 namespace bagua_net {
 
-// EPOLLOUT: for an acknowledgement that found no room. No event comes of it otherwise.
+// EPOLLOUT: for an acknowledgement that found no room. Otherwise it causes no events.
 std::uint32_t RecvStream::poll_flags() const { return EPOLLIN | EPOLLRDHUP | EPOLLOUT; }
 
 Status RecvStream::open_chunk(Arrival* arrival) {
@@ -34,7 +34,7 @@ Status RecvStream::open_chunk(Arrival* arrival) {
   return Status::ok();
 }
 
-// Right behind find(): the claim counts as writing.
+// Called directly after find(), which leaves the claim in kWriting.
 void RecvStream::take_staged_payload() {
   const std::size_t bytes = std::min(staged(), remaining_);
   if (part_ == Part::kPayload) {
@@ -48,8 +48,8 @@ void RecvStream::take_staged_payload() {
 }
 
 bool RecvStream::finish_chunk() {
-  // Such a chunk was the sender's memory until now. A sender that gives up resets the connection before it touches
-  // that.
+  // Until now, such a chunk was the sender's memory. A sender that aborts resets the connection before its memory
+  // changes.
   if (header_.by_reference && is_broken()) {
     lose(Status::remote_error("the peer aborted while message " + std::to_string(header_.message_number) +
                               " was under way; see that rank's log"));
@@ -63,8 +63,8 @@ bool RecvStream::finish_chunk() {
   stats_.end_chunk({header_.message_number, header_.offset, header_.payload_bytes, header_.attempt});
   ++received_chunks_;
   if (header_.acknowledge) asked_chunks_ = received_chunks_;
-  // Before the request is done: then this process may end, and the sender still waits for it. With recovery, the comm
-  // says so when it is closed.
+  // Before the request is done: this process may end afterwards, while the sender still waits for the acknowledgement.
+  // With recovery, the comm sends a last one when it is closed.
   if (!recovers_) send_acknowledgement();
   if (part_ == Part::kPayload) table_->finish(header_, index());
   part_ = Part::kHeader;
@@ -82,7 +82,7 @@ void RecvStream::send_acknowledgement() {
     const ssize_t written = write(&piece, 1, acknowledgement_left_);
     if (written < 0) {
       if (errno == EINTR) continue;
-      return;  // no room: the poller tells when there is; or the peer is gone: the next read tells
+      return;  // no room, and the poller reports when there is; or an error, which the next read returns
     }
     acknowledgement_left_ -= static_cast<std::size_t>(written);
   }
@@ -91,11 +91,11 @@ void RecvStream::send_acknowledgement() {
 void RecvStream::say_end(std::uint64_t /*messages*/) {
   if (!recovers_ || is_over()) return;
   asked_chunks_ = acknowledged_chunks_;
-  send_acknowledgement();  // one that is cut
+  send_acknowledgement();  // the rest of one that was written in part
   if (acknowledgement_left_ > 0) return;
   encode_acknowledgement({received_chunks_, true}, acknowledgement_.data(), checksums_);
   const iovec piece{acknowledgement_.data(), acknowledgement_.size()};
-  // Without room, or cut, it is not heard: the peer asks for another connection then, and is refused.
+  // If there is no room for the whole frame, the peer requests another connection, and is refused.
   [[maybe_unused]] const ssize_t ignored = write(&piece, 1, acknowledgement_.size());
 }
 
@@ -148,7 +148,7 @@ ssize_t RecvStream::read_more(std::size_t* asked) {
     if (sink_ == nullptr) sink_.reset(new std::uint8_t[kSinkBytes]);
     pieces[count++] = {sink_.get(), std::min(remaining_, kSinkBytes)};
   }
-  // What follows the payload, not what the sink has no room for.
+  // The bytes behind the payload. Not if the sink has no room for the whole payload.
   if (part_ != Part::kReplayed || remaining_ <= kSinkBytes) {
     pieces[count++] = {staging_.data() + staging_end_, staging_.size() - staging_end_};
   }
@@ -156,7 +156,7 @@ ssize_t RecvStream::read_more(std::size_t* asked) {
   const ssize_t received = read(pieces, count, *asked);
   const int error_number = errno;
   if (part_ == Part::kPayload) {
-    // Right away: another stream may write there once this one has let go.
+    // At once: after end_writing() another stream may write there.
     if (checksums_ && received > 0) {
       checksum_ = crc32c(checksum_, destination_, std::min(static_cast<std::size_t>(received), remaining_));
     }
@@ -206,7 +206,7 @@ StreamProgress RecvStream::move(std::size_t budget) {
     if (received < 0) {
       if (errno == EINTR) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
-        // A connection that joined just as the peer closed its comm is reset; it never carried anything.
+        // If a connection joins while the peer closes its comm, it is reset before it has carried anything.
         if (!recovers_ && errno == ECONNRESET && has_joined_ && !has_new_chunks()) return end_of_input();
         const Status failure = Status::system_error("receive", errno);
         return lose(recovers_ ? failure : Status::remote_error(failure.message()));

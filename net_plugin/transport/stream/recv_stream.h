@@ -1,6 +1,6 @@
-// RecvStream: reads frames and puts each payload where its receive wants it. Every read also asks for what follows
-// the payload into a small staging buffer, so the next header, or several whole small messages, cost no call of
-// their own. Chunks whose header asks for it are acknowledged in the reverse direction, with all before them.
+// RecvStream: reads frames, and reads each payload directly into the memory of its receive. The same system call reads
+// the bytes behind the payload into a small staging buffer: the next header, or several small messages. If a header
+// asks for an acknowledgement, it is sent in the reverse direction, for this chunk and all before it.
 #pragma once
 
 #include <array>
@@ -16,9 +16,9 @@ namespace bagua_net {
 
 class RecvStream final : public DataStream {
  public:
-  // has_joined: after the comm began, and the peer may have given it up meanwhile.
-  // recovers: a connection that breaks is lost, and the chunks that it did not bring come on another.
-  // checksums: what it reads has them, and what it acknowledges. Damage counts as a connection that breaks.
+  // has_joined: it joined after the comm began, and the peer may not need it any more.
+  // recovers: if the connection breaks, the stream is lost, and its missing chunks arrive on another stream.
+  // checksums: frames and acknowledgements have checksums. Damaged data counts as a connection that breaks.
   RecvStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index, ReceiveTable* table,
              bool has_joined = false, bool recovers = false, bool checksums = false)
       : DataStream(std::move(bytes), failures, index),
@@ -31,26 +31,26 @@ class RecvStream final : public DataStream {
   StreamProgress progress(std::size_t budget) override;
   std::uint32_t poll_flags() const override;
   void say_end(std::uint64_t messages) override;
-  // Damaged data counts, too. Without recovery the comm fails.
+  // Also for damaged data. Without recovery the comm fails.
   StreamProgress lose(Status why) override;
 
-  // It has brought a chunk that was never sent before. Any thread.
+  // It has received a chunk that was never sent before. Any thread.
   bool has_new_chunks() const { return has_new_chunks_.load(std::memory_order_acquire); }
-  // It joined later, and has brought nothing. Once no driver will come again.
+  // It joined later, and has received nothing. Only once no driver will come again.
   bool is_unused() const { return has_joined_ && begun_messages_ == 0; }
   // The sender has ended this stream alone. Once it is over.
   bool is_given_back() const override { return header_.end && header_.acknowledge; }
-  // Messages that the sender has sent in all, as it says. Once it is over; nothing: it does not say.
+  // The number of messages that the sender has sent, if its end frame says so. Only once the stream is over.
   std::optional<std::uint64_t> sent_messages() const {
     return header_.end && !header_.acknowledge ? std::optional(header_.message_number) : std::nullopt;
   }
 
  private:
-  // What comes next.
+  // What is read next.
   enum class Part {
     kHeader,
-    kPayload,   // to be written into its receive's memory
-    kReplayed,  // payload that was received before, or is received on another stream: to be read into nothing
+    kPayload,   // into the memory of its receive
+    kReplayed,  // to be discarded: it was received before, or is received on another stream
   };
 
   std::size_t staged() const { return staging_end_ - staging_begin_; }

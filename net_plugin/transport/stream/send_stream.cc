@@ -13,35 +13,35 @@
 namespace bagua_net {
 namespace {
 
-// Often enough to notice a stream that slows down, rarely enough to cost nothing.
+// How often a stream reads TCP_INFO: this detects a stream that slows down, and costs little.
 constexpr std::int64_t kLookNs = 2'000'000;
-// Where a chunk depends on it.
+// The same, if the stream would otherwise leave a chunk to another stream.
 constexpr std::int64_t kLookAgainNs = 100'000;
 
-// By reference, a chunk costs less altogether, and longer until it has arrived: the receiver alone reads the memory,
-// where otherwise two CPUs copy at the same time. That pays in long streams of large messages
-// (docs/design/performance.md), and there for chunks that are worth two more system calls here and one for the
-// acknowledgement.
+// A zero-copy chunk costs less CPU time, but arrives later: only the receiver's CPU copies it, instead of two CPUs at
+// the same time. This is faster for a series of large messages (docs/design/performance.md), if chunks are large enough
+// for two more system calls by the sender, and one for the acknowledgement.
 constexpr std::size_t kLargestCopiedMessage = 524288;
 constexpr std::size_t kMinZeroCopyBytes = 65536;
 
-// A system call with one piece costs less than one with two: a payload of this size stands behind its header.
+// Payloads up to this size are copied behind their header, because a system call with one buffer costs less than with
+// two.
 constexpr std::size_t kSmallBytes = 1024;
 
-// Recovery. Copying so much costs little compared with the system call that writes it, and the acknowledgement comes
-// for many chunks at once.
+// Recovery. Copying a chunk of this size costs little compared with the system call that writes it, and one
+// acknowledgement covers many chunks.
 constexpr std::size_t kSmallCopyBytes = 65536;
 constexpr std::size_t kMaxSmallCopies = 4u << 20;
 constexpr std::size_t kAskAfterChunks = 64;
 constexpr std::size_t kAskAfterBytes = 524288;
-// From this round trip on large chunks are copied: NCCL has some MiB under way on a channel, which is less than such a
-// path carries in a round trip. The copies are what the network has under way, at most so much on each stream.
+// From this round trip on, large chunks are copied. NCCL has only some MiB in flight per channel, which is less than
+// such a path carries in a round trip. The copies are what is in flight, up to kMaxLargeCopies per stream.
 constexpr double kLongRoundTripNs = 1e6;
 constexpr std::size_t kMaxLargeCopies = 32u << 20;
 
 }  // namespace
 
-// EPOLLRDHUP: a peer that has gone is noticed while the stream waits for room.
+// EPOLLRDHUP: the end of the peer is noticed while the stream waits for room.
 std::uint32_t SendStream::poll_flags() const { return EPOLLOUT | EPOLLIN | EPOLLRDHUP; }
 
 Pull SendStream::pull(Chunk* chunk) {
@@ -50,7 +50,7 @@ Pull SendStream::pull(Chunk* chunk) {
   look_at_delivery(monotonic_ns() - kLookNs);
   Pull pulled = scheduler_->pull(index(), backlog_, chunk, &better);
   if (pulled != Pull::kPassedOver) return pulled;
-  // It may have delivered more than it knows.
+  // It may have delivered more than its last look showed.
   if (look_at_delivery(monotonic_ns() - kLookAgainNs)) pulled = scheduler_->pull(index(), backlog_, chunk, &better);
   if (pulled == Pull::kPassedOver) {
     stats_->deferred.add(1);
@@ -125,7 +125,7 @@ void SendStream::begin_chunk() {
   }
   std::uint8_t* const encoded = chunk_.copy.bytes != nullptr ? chunk_.copy.bytes.get() : header_.data();
   encode_frame_header(header, encoded);
-  // Of the bytes as they are now, also where the kernel is to read them later: memory that changes under way is damage.
+  // Computed now, even if the kernel reads the bytes later: memory that changes in the meantime counts as damage.
   if (checksums_) append_frame_checksums(crc32c(0, chunk_.data, chunk_.bytes), encoded);
 }
 
@@ -142,7 +142,7 @@ bool SendStream::look_at_delivery(std::int64_t not_since_ns) {
   const std::int64_t now_ns = monotonic_ns();
   Delivery delivery;
   if (!this->delivery(&delivery)) return false;
-  // Nothing was written yet: the handshake's bytes are not ours.
+  // Nothing was written yet, so these are the bytes of the handshake.
   if (looked_ns_ == 0) delivered_before_ = delivery.bytes;
   looked_ns_ = now_ns;
   backlog_.under_way = static_cast<std::size_t>(written_ever_ - (delivery.bytes - delivered_before_));
@@ -177,7 +177,8 @@ StreamProgress SendStream::progress(std::size_t budget) {
   std::size_t moved = 0;
   set_blocked(false);
   if (is_over()) return end_of_output(0);
-  // One event may tell of an acknowledgement and of room. Without a poller there is a next call, with nothing to write.
+  // One event may mean an acknowledgement as well as room. Without a poller, the stream listens when it has nothing to
+  // write.
   if (is_polled() && should_listen()) listen();
   for (;;) {
     if (is_over()) return end_of_output(0);
@@ -188,7 +189,7 @@ StreamProgress SendStream::progress(std::size_t budget) {
         if (is_over()) return end_of_output(0);
       }
       if (!recovers() || !unacknowledged_.is_full()) return StreamProgress::kIdle;
-      // The poller tells of the acknowledgement that makes room.
+      // The poller reports the acknowledgement that makes room.
       set_blocked(true);
       listen();
       if (is_over()) return end_of_output(0);
@@ -205,7 +206,7 @@ StreamProgress SendStream::progress(std::size_t budget) {
       if (errno != EAGAIN && errno != EWOULDBLOCK) return end_of_output(errno);
       stats_->full.add(1);
       set_blocked(true);
-      // A calling thread has no poller that tells of a peer that has gone.
+      // A calling thread has no poller that reports the end of the peer.
       listen();
       return is_over() ? end_of_output(0) : StreamProgress::kBlocked;
     }
@@ -230,12 +231,12 @@ StreamProgress SendStream::end_of_output(int error_number) {
       end();
       return fail(Status::remote_error(Status::system_error("send", error_number).message()));
     }
-    // What it said before may be the reason.
+    // The peer may have said why before it closed the connection.
     if (!is_over()) listen();
     if (!is_over()) peer_is_gone(error_number);
   }
   if (state() == StreamState::kLost) return StreamProgress::kEnded;
-  // Ended in peace, and there is more to send.
+  // The peer has ended the stream in order, although there is more to send.
   if (has_chunk_ || take_chunk()) {
     return fail(Status::remote_error("the peer closed the connection before it had received message " +
                                      std::to_string(chunk_.message_number) +
@@ -271,7 +272,7 @@ std::vector<Chunk> SendStream::take_unfinished() {
   return chunks;
 }
 
-// The peer would go on reading memory that is no longer ours, and take for a message whatever it finds there.
+// Otherwise the peer would read memory that belongs to the application again, and take its contents for the message.
 void SendStream::release_memory() {
   if (unacknowledged_.has_references() || (has_chunk_ && chunk_.by_reference)) reset();
 }
@@ -285,7 +286,8 @@ void SendStream::send_end(std::uint64_t messages, bool of_stream) {
   encode_frame_header(end, header_.data());
   if (checksums_) append_frame_checksums(0, header_.data());
   const iovec piece{header_.data(), header_bytes_};
-  // Without room, or cut, it is not heard: the peer waits for another connection then, and gives up.
+  // If there is no room for the whole frame, the peer waits for another connection, until it finds that the comm is
+  // gone.
   [[maybe_unused]] const ssize_t ignored = write(&piece, 1, header_bytes_);
 }
 
@@ -293,7 +295,7 @@ bool SendStream::is_delivered() {
   if (!is_over() && !unacknowledged_.is_empty()) listen();
   if (state() == StreamState::kEnded) return true;
   if (has_chunk_) return false;
-  // With nothing lost, what the peer's kernel has is delivered.
+  // As long as the stream is not lost, data in the peer's kernel counts as delivered.
   return unacknowledged_.is_empty() || (!is_over() && undelivered_bytes() == 0);
 }
 

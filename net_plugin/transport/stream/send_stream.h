@@ -1,11 +1,12 @@
-// SendStream: pulls chunks from its scheduler and writes them, header and payload in one call, or by reference, and
-// then a chunk has moved when the peer has acknowledged it. Between hosts it also tells the scheduler how fast the peer
-// receives what it writes.
+// SendStream: pulls chunks from its scheduler and writes them, header and payload in one call. With zero-copy sending,
+// a chunk is done when the peer has acknowledged it. Between hosts, the stream also measures how fast the peer
+// receives, for the scheduler.
 //
-// With recovery, it keeps every chunk until the peer has acknowledged it: a small one as a copy, so that its request is
-// done as soon as it is written; a large one in the caller's memory, so that its request is done with the
-// acknowledgement. On a path with a long round trip that would leave the network idle (NCCL has few messages under
-// way): there large ones are copied, too. When the stream is lost, the comm takes what was not acknowledged.
+// With recovery, it keeps every chunk until the peer has acknowledged it. A small chunk is copied, so that its request
+// is done once it is written. A large one stays in the caller's memory, and its request is done when it is
+// acknowledged. On a path with a long round trip that would leave the network idle, because NCCL has few messages in
+// flight, so large chunks are copied there, too. If the stream is lost, the comm takes the chunks that were not
+// acknowledged.
 #pragma once
 
 #include <array>
@@ -26,7 +27,7 @@ class SendStream final : public DataStream {
   // zero_copy: large chunks go out by reference where the system can do that; the peer acknowledges them.
   // kick: wakes another stream of the comm; nullptr: this stream does not measure. Called by the driver.
   // replay: where chunks of lost streams wait; nullptr: no recovery, the first loss is a failure.
-  // checksums: what it sends has them, and what the peer says.
+  // checksums: frames and acknowledgements have checksums.
   SendStream(std::unique_ptr<ByteStream> bytes, FailureSink* failures, int index, ChunkScheduler* scheduler,
              bool zero_copy, std::function<void(int stream)> kick, ReplayQueue* replay = nullptr,
              bool checksums = false)
@@ -43,40 +44,40 @@ class SendStream final : public DataStream {
   std::uint32_t poll_flags() const override;
   void release_memory() override;
   void say_end(std::uint64_t messages) override { send_end(messages, false); }
-  // The last word of a stream alone; once no driver will come again.
+  // Ends this stream alone, and not the comm. Once no driver will come again.
   void give_back() { send_end(0, true); }
   using DataStream::reset;  // once no driver will come again
-  // Asks the kernel how the connection is, for the statistics. Any thread.
+  // Reads TCP_INFO for the statistics. Any thread.
   void sample_delivery() const;
 
-  // Reads what the peer says; the stream may be over then. to_the_end: an end behind an acknowledgement, too; otherwise
-  // the next call finds that. By the driver.
+  // Reads acknowledgements; the stream may be over afterwards. to_the_end: reads on to an end of input directly behind
+  // an acknowledgement, which otherwise the next call finds. By the driver.
   void listen(bool to_the_end = false);
   // What was not acknowledged, once the stream is lost and no driver will come again.
   std::vector<Chunk> take_unfinished();
-  // The peer has it, or its kernel. By the driver.
+  // The peer or its kernel has everything that was sent. By the driver.
   bool is_delivered();
-  // The peer has it. Once that was called.
+  // The peer has acknowledged everything that was sent. After is_delivered() was called.
   bool is_acknowledged() const { return state() == StreamState::kEnded || (!has_chunk_ && unacknowledged_.is_empty()); }
-  // What the peer's kernel has may be damaged, or lost yet. Sends the last chunk again, unless the peer acknowledges it
-  // without that. By the driver, once nothing else is to be sent.
+  // Data in the peer's kernel may be damaged. Sends the last chunk again, which requests an acknowledgement, unless one
+  // is due anyway. By the driver, once nothing else is to be sent.
   void ask_for_acknowledgement();
   // The peer has acknowledged something since this was asked last. Any thread.
   bool was_acknowledged() { return was_acknowledged_.exchange(false, std::memory_order_relaxed); }
 
   // A stream that is not in use finishes its chunk and takes no other. Any thread.
   void set_in_use(bool in_use) { in_use_.store(in_use, std::memory_order_relaxed); }
-  // Has, or as far as the scheduler is concerned would have, no room for another chunk. Any thread.
+  // The socket has no room for another chunk, or another stream would deliver it sooner. Any thread.
   bool is_full() const { return is_blocked() || passed_over_.load(std::memory_order_relaxed); }
-  // Takes chunks of lost streams: until the first other one. Before it is driven.
+  // Resends chunks of lost streams, until its first new chunk. Before it is driven.
   void begin_with_replay() { replays_.store(true, std::memory_order_relaxed); }
-  // It does so. Any thread.
+  // It may still resend chunks. Any thread.
   bool replays() const { return replays_.load(std::memory_order_relaxed); }
-  // It does, and has carried no later message yet. Any thread.
+  // It may resend a chunk of this message: it has carried no later message yet. Any thread.
   bool may_resend(std::uint64_t message) const {
     return replays() && last_number_.load(std::memory_order_relaxed) <= message;
   }
-  // It is writing such a chunk. Any thread.
+  // It is writing a chunk that was sent before. Any thread.
   bool is_resending() const { return resends_.load(std::memory_order_relaxed); }
 
  private:
@@ -94,10 +95,10 @@ class SendStream final : public DataStream {
   void end_chunk();
   void send_end(std::uint64_t messages, bool of_stream);
   StreamProgress end_of_output(int error_number);
-  // The connection is of no use any more. error_number 0: the peer has closed it.
+  // The connection has ended. error_number 0: the peer has closed it.
   void peer_is_gone(int error_number);
   Pull pull(Chunk* chunk);
-  // False: it has looked since then, or the stream cannot tell.
+  // False: it has looked since then, or there is no TCP_INFO.
   bool look_at_delivery(std::int64_t not_since_ns);
   void show(const Delivery& delivery, std::int64_t now_ns) const;
 

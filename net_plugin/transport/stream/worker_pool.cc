@@ -10,7 +10,7 @@
 namespace bagua_net {
 namespace {
 
-// Most comms have three streams for workers: these lie evenly over the pool.
+// Most comms have three streams for workers. They are distributed evenly over the pool.
 constexpr std::size_t kUsualStreams = 3;
 
 }  // namespace

@@ -1,6 +1,6 @@
-// WorkerPool: the I/O threads of this process, shared by all comms. Started with the first comm, joined by stop();
-// never more than its size, however many comms there are. Size 0: the calling threads do all I/O. So it is as well
-// where the system has no threads for it, and it makes do with fewer.
+// WorkerPool: the I/O threads of this process, shared by all comms. They are started with the first comm and joined by
+// stop(). Their number does not depend on the number of comms. With size 0, the calling threads do all I/O. If the
+// system cannot start a thread, the pool is smaller, or has size 0.
 #pragma once
 
 #include <algorithm>
@@ -21,29 +21,28 @@ enum class Direction { kSend, kReceive };
 
 class WorkerPool {
  public:
-  // A comm's place in the pool.
+  // A comm's position in the pool.
   struct Lane {
     std::size_t first = 0;
     PeerLocation location = PeerLocation::kWithinHost;
   };
 
-  // most_between_hosts: workers that serve connections between hosts, the first of the pool. A network is slower than
-  // memory: with more, each sleeps and wakes for a chunk at a time.
+  // most_between_hosts: the number of workers, from the first on, that serve connections between hosts. A network is
+  // slower than memory: with more workers, each would sleep and wake up for every chunk.
   WorkerPool(int size, int spin_us, const cpu_set_t& affinity, int most_between_hosts = kAll)
       : wanted_(size), most_between_hosts_(most_between_hosts), spin_us_(spin_us), size_(size), affinity_(affinity) {}
 
   // Does not change while there are comms.
   int size() const { return size_.load(std::memory_order_relaxed); }
-  // For the next comm of this direction, to be given to assign(). The comms of one direction are spread evenly: a
-  // collective may use only these.
+  // The lane of the next comm of this direction, for assign(). The comms of each direction are distributed evenly,
+  // because a collective may use one direction only.
   Lane open_lane(Direction direction, PeerLocation location);
-  // A worker for the stream with this index in its comm: a comm's streams get different workers, and so do the streams
-  // of equal index in neighbouring lanes, since the first are used most. The pool keeps
-  // ownership.
+  // The worker for the stream with this index in its comm. A comm's streams get different workers, and so do streams of
+  // equal index in neighbouring lanes, because the first streams are used most. The pool keeps ownership.
   Status assign(const Lane& lane, int stream_index, EventLoopWorker** worker);
-  // Started if it does not run; nullptr: the system has no thread for it.
+  // Started if it does not run; nullptr: the system cannot start it.
   RecoveryThread* recovery();
-  // Closes what may have to wait for its peer, in the recovery thread if that takes more than a look.
+  // Closes a comm, which may have to wait for its peer. If it does, the recovery thread closes it.
   void close(std::unique_ptr<Recoverable> closing);
   bool is_closing();
   // Waits until all of that is closed. Not while stop() may be called.

@@ -1,18 +1,18 @@
-// Delivery: what a stream's kernel tells of its path, the input of every estimate of speed.
+// Delivery: what the kernel reports about a connection. All estimates of speed are made from it.
 #pragma once
 
 #include <cstdint>
 
 namespace bagua_net {
 
-// What the other end has received of what was written, ever, and how the path is now.
+// Bytes and times since the connection began, and the current state of the path.
 struct Delivery {
   std::uint64_t bytes = 0;
   std::int64_t busy_us = 0;        // while something was on its way or waited to go out
   std::uint64_t unsent_bytes = 0;  // written, and not gone out yet
   std::int64_t round_trip_us = 0;  // smoothed
   std::int64_t least_round_trip_us = 0;
-  double permitted_bytes_per_ns = 0;  // that TCP would send at most, by its pacing and its window; 0: unknown
+  double permitted_bytes_per_ns = 0;  // the limit of TCP's pacing and window; 0: unknown
   std::uint64_t retransmits = 0;      // segments, ever
   std::int64_t peer_window_us = 0;    // of busy_us: the peer did not read,
   std::int64_t socket_buffer_us = 0;  // or the buffer was too small

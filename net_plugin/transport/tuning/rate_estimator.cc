@@ -10,9 +10,9 @@ namespace {
 constexpr std::int64_t kMinBusyUs = 50'000;
 constexpr int kMinRoundTrips = 2;
 constexpr double kAverageWeight = 0.5;
-// A stream that others are preferred to delivers nothing that could prove its rate wrong: it is worth a try then.
+// A stream that defers to others delivers nothing that could correct its rate. After this time it is tried again.
 constexpr std::int64_t kMeasuredIsOldNs = 1'000'000'000;
-// Below it, TCP learns faster than a stream is looked at, every 2 ms.
+// On shorter paths, TCP adapts faster than the stream is sampled, which is every 2 ms.
 constexpr std::int64_t kLongPathUs = 1000;
 
 // A noticeable part of the shortest sample.
@@ -20,7 +20,7 @@ bool takes_long_to_fill(const Delivery& delivery) { return delivery.least_round_
 
 bool is_long(const Delivery& delivery) { return delivery.least_round_trip_us >= kLongPathUs; }
 
-// A queue stands somewhere: in the socket, or further on, where it makes the round trip longer than it is by nature.
+// Data is queued: in the socket, or in the network, where it makes the round trip longer than its minimum.
 bool is_queued(const Delivery& delivery) {
   constexpr std::int64_t kJitterUs = 1000;
   return delivery.unsent_bytes > 0 ||

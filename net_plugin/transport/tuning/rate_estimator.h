@@ -1,11 +1,11 @@
-// RateEstimator: how fast one stream delivers, from what its kernel tells now and then.
+// RateEstimator: how fast one stream delivers, from samples of its TCP_INFO.
 //
-// What a peer acknowledges is a rate only while something is queued. A stream that is given little delivers little, so
-// that its number is a lower bound. On a long path it is far below: each burst costs a round trip of liveness. There
-// TCP's own permission counts instead, its pacing and its window. On a short path that is renewed many times between
-// two looks and says nothing.
+// Acknowledged bytes over time are the rate of the stream only while data is queued. Otherwise they are a lower bound,
+// because a stream that gets little data delivers little. On a long path the bound is far too low, because each burst
+// costs a round trip. There, the rate that TCP's pacing and window permit is used instead. On a short path, these
+// change many times between two samples, and are not used.
 //
-// One driver, that of the stream.
+// Called by the driver of the stream.
 #pragma once
 
 #include <cstdint>

@@ -6,27 +6,27 @@
 namespace bagua_net {
 namespace {
 
-// A window is this much time in use, many round trips of any network, and so many messages: they count when they have
-// been sent, and with fewer of them a rate would depend on where the window cuts. After a change of the number the
-// connections find their rate first, on long paths in ten round trips.
+// A window is this long in busy time, which is many round trips of any network. It also has a minimum number of
+// messages, because a message counts when it has been sent, and the borders of the window cut messages. After a change,
+// connections first have to find their rate, which takes ten round trips on long paths.
 constexpr std::int64_t kWindowNs = 100'000'000;
 constexpr std::int64_t kSettlingNs = 200'000'000;
 constexpr int kWindowMessages = 10;
-// A pause between two messages that is shorter than this counts as time in use. Small ones are sent once the kernel has
-// them: where each waits for the peer's answer, what the network needs for them would look like a pause.
+// A shorter pause between two messages counts as busy time. A small send is done once the kernel has it, so if each
+// message waits for the peer's answer, the time that the network takes would look like a pause.
 constexpr std::int64_t kShortPauseNs = 3'000'000;
 
-// Most messages had to wait for connections: more of them may help.
+// If more than this part of the messages had to wait, more connections may help.
 constexpr double kWaitingShare = 0.5;
 
-// Under a limit of each flow so many times the connections are as many times the rate, until the interface is full. The
-// rate of one and the same number of connections varies by 3 to 10 % from window to window.
+// If each connection is limited, the rate is proportional to their number until the interface is full. With a constant
+// number, the rate varies by 3 to 10 % from window to window.
 constexpr int kFactor = 4;
 constexpr double kMinGain = 1.2;
-// Nothing but the connections gains so much at that moment: it needs no confirmation.
+// So large a gain can only come from the connections, and needs no confirmation.
 constexpr double kClearGain = 2.5;
 
-// After a trial without gain. It doubles each time: a network that is simply full is asked ever more rarely.
+// The pause after a trial without a gain. It doubles each time, because the network may simply be full.
 constexpr std::int64_t kFirstPauseNs = 5'000'000'000;
 constexpr std::int64_t kLongestPauseNs = 300'000'000'000;
 

@@ -1,10 +1,10 @@
-// StreamGrowth: how many connections a comm should spread its messages over, found by trying. Networks limit single
-// flows (cloud providers by rule, long or lossy paths by TCP's congestion window), and no property of an interface
-// tells. So while large messages wait for connections that take no more, there are four times as many; what the
-// interface as a whole moved in the time that it was in use, before and after, decides whether the new number stays.
+// StreamGrowth: finds out by trials how many connections a comm should use. Networks limit single connections (cloud
+// providers by policy, long or lossy paths by TCP's congestion window), and no property of an interface shows the
+// limit. While large messages wait because all connections are full, a trial opens four times as many. The throughput
+// of the whole interface in busy time, before and after, decides whether the new number is kept.
 //
-// One per network interface, shared by its send comms: with a judge for each comm, comms would win from each other and
-// all of them would grow, for nothing. Any thread; the clock is passed in.
+// There is one per network interface, shared by its send comms: if each comm decided for itself, comms would take
+// bandwidth from each other, and all of them would grow without a gain. Any thread; the clock is passed in.
 //
 //   kWatching --messages wait, not too soon after a trial that failed--> four times the number: kSettling
 //   kSettling --the new connections have found their rate--> kJudging
@@ -13,7 +13,7 @@
 //   kSettlingBack --> kConfirming
 //   kConfirming --what was gained is lost again--> four times the number: kWatching   --it is not--> kWatching
 //
-// Going back is what makes it safe: rates vary by themselves, and a number that was once kept for luck would stay.
+// Going back protects from chance: rates vary, and a number that was kept by mistake would never be tried again.
 #pragma once
 
 #include <atomic>
@@ -31,14 +31,14 @@ class StreamGrowth {
   // Connections that a comm should use now.
   int target() const { return target_.load(std::memory_order_relaxed); }
 
-  // Connections of a comm that may still be of use: those of a trial, too, until it has ended.
+  // Connections that a comm should keep open, including those of a trial that has not ended.
   int kept() const { return kept_.load(std::memory_order_relaxed); }
 
   // Trials of more connections ever, and those that gained.
   std::uint32_t trials() const { return trials_.load(std::memory_order_relaxed); }
   std::uint32_t gains() const { return gains_.load(std::memory_order_relaxed); }
 
-  // A comm begins to have large messages under way, or has none any more.
+  // A comm begins to have large messages in flight, or has none any more.
   void begin_busy(std::int64_t now_ns);
   void end_busy(std::int64_t now_ns);
   // A large message was posted. `waits`: more connections might move it sooner.

@@ -3,11 +3,11 @@
 namespace bagua_net {
 namespace {
 
-// Long enough to see several messages of each channel, short against the life of one collective of a few MiB.
+// Long enough for several messages of each channel, and short compared with a collective of a few MiB.
 constexpr std::int64_t kWindowNs = 300000;
 
-// Part of the thread's time always goes into looking at sockets that have nothing yet: an all-reduce of 256 KiB on two
-// GPUs copies for 0.4 of it, and takes a third less time with workers (docs/design/performance.md).
+// The thread always spends time on polling sockets that have no data yet. In an all-reduce of 256 KiB on two GPUs it
+// copies for 0.4 of its time, and workers reduce the total time by a third (docs/design/performance.md).
 constexpr double kBusyShare = 0.3;
 
 constexpr double kAverageWeight = 0.1;

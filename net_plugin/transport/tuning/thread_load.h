@@ -1,9 +1,9 @@
-// ThreadLoad: how busy a thread is with moving bytes. NCCL's progress thread serves every channel of a rank; a medium-
-// sized message now and then it moves itself, because waking a worker costs more than the copy. When copying takes a
-// good part of its time, workers are worth waking.
+// ThreadLoad: what part of its time a thread spends on moving bytes. NCCL's progress thread serves all channels of a
+// rank. It moves occasional medium-sized messages itself, because waking a worker costs more than the copy. If copying
+// takes a large part of its time, it wakes workers.
 //
-// One per thread, touched by that thread only. The data streams report what they move, the send comms what they hand
-// over.
+// One per thread, used by that thread only. Data streams report what they move, and send comms what they hand to
+// workers.
 #pragma once
 
 #include <cstddef>
@@ -16,15 +16,15 @@ class ThreadLoad {
   // The calling thread's own.
   static ThreadLoad& of_this_thread();
 
-  // Moves of fewer bytes are not worth a look at the clock.
+  // Shorter moves are not measured, because reading the clock would cost too much.
   static constexpr std::size_t kMinBytes = 16384;
 
   // The thread moved bytes itself, from begin_ns to end_ns.
   void add_moved(std::size_t bytes, std::int64_t begin_ns, std::int64_t end_ns);
-  // The thread handed bytes to workers: they count with what it would have needed for them.
+  // The thread handed bytes to workers. They count with the time that the thread itself would have needed.
   void add_handed_over(std::size_t bytes, std::int64_t now_ns);
 
-  // Copying takes, or would take, a good part of the thread's time.
+  // Copying takes, or would take, a large part of the thread's time.
   bool is_busy() const { return busy_; }
 
  private:
