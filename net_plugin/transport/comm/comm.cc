@@ -271,9 +271,16 @@ Status Comm::failure() {
   return failure_;
 }
 
-bool Comm::has_unfinished_requests() const {
-  return std::any_of(requests_.begin(), requests_.end(),
-                     [](const Request& request) { return request.in_use_ && !request.is_done(); });
+Comm::Unfinished Comm::unfinished() const {
+  Unfinished found;
+  for (const Request& request : requests_) {
+    if (!request.in_use_ || request.is_done()) continue;
+    ++found.requests;
+    found.capacity_bytes += request.capacity_;
+    found.moved_bytes += request.moved_.load(std::memory_order_relaxed);
+    found.first_message = std::min(found.first_message, request.number_);
+  }
+  return found;
 }
 
 Request* Comm::free_request() {

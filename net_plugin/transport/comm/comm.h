@@ -123,7 +123,14 @@ class Comm : public FailureSink, public Recoverable {
   void rouse_workers(std::size_t streams) REQUIRES(mutex_);
   Status failure() EXCLUDES(failure_mutex_);
   bool has_failed() const { return failed_.load(); }
-  bool has_unfinished_requests() const REQUIRES(mutex_);
+  struct Unfinished {
+    std::size_t requests = 0;
+    std::size_t capacity_bytes = 0;  // of sends: their messages
+    std::size_t moved_bytes = 0;
+    std::uint64_t first_message = ~std::uint64_t{0};
+  };
+  // The requests that are posted and not done.
+  Unfinished unfinished() const REQUIRES(mutex_);
   // A line that the recovery thread writes to the log.
   void log(std::string line) REQUIRES(mutex_) {
     if (recovery_ != nullptr) log_.push_back(std::move(line));

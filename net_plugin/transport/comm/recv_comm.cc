@@ -120,16 +120,11 @@ bool RecvComm::has_replayed(const DataStream& stream) const {
 }
 
 std::string RecvComm::stall_reason() {
-  std::size_t receives = 0;
-  std::size_t arrived = 0;
-  for (const Request& request : requests_) {
-    if (!request.in_use_ || request.is_done()) continue;
-    ++receives;
-    arrived += request.moved_.load(std::memory_order_relaxed);
-  }
-  std::string text = std::to_string(receives) + (receives == 1 ? " receive that is" : " receives that are") +
-                     " unfinished, for which ";
-  text += arrived == 0 ? "nothing has arrived" : std::to_string(arrived) + " bytes have arrived";
+  const Unfinished receives = unfinished();
+  std::string text = std::to_string(receives.requests) +
+                     (receives.requests == 1 ? " receive that is" : " receives that are") + " unfinished, for which ";
+  text +=
+      receives.moved_bytes == 0 ? "nothing has arrived" : std::to_string(receives.moved_bytes) + " bytes have arrived";
   std::size_t live = 0;
   std::int64_t quiet_ms = -1;
   int probes = 0;
@@ -213,23 +208,18 @@ std::string RecvComm::why_none_will_come() {
 
 Status RecvComm::fail_waiting(const std::string& why, std::optional<std::uint64_t> sent) {
   // Requests that are done have just not been tested yet. All others will never complete.
-  const Request* first = nullptr;
-  std::size_t waiting = 0;
-  for (const Request& request : requests_) {
-    if (!request.in_use_ || request.is_done()) continue;
-    ++waiting;
-    if (first == nullptr || request.number_ < first->number_) first = &request;
-  }
-  if (first == nullptr) return Status::ok();
+  const Unfinished receives = unfinished();
+  if (receives.requests == 0) return Status::ok();
   std::string cause = ": its process ended or aborted; see that rank's log";
-  if (sent && first->number_ < *sent) {
+  if (sent && receives.first_message < *sent) {
     cause = ", which it has sent and which was lost with a connection: it closed its communicator too soon after that";
   } else if (sent) {
     cause = ", and it has sent " + std::to_string(*sent) +
             ": the ranks call different collectives, or it aborted; see that rank's log";
   }
-  fail(Status::remote_error(why + " while this rank waits for message " + std::to_string(first->number_) +
-                            (waiting > 1 ? " and " + std::to_string(waiting - 1) + " more" : "") + cause));
+  fail(Status::remote_error(why + " while this rank waits for message " + std::to_string(receives.first_message) +
+                            (receives.requests > 1 ? " and " + std::to_string(receives.requests - 1) + " more" : "") +
+                            cause));
   return failure();
 }
 

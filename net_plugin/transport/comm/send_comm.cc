@@ -262,15 +262,9 @@ void SendComm::use_streams(std::size_t in_use) {
 }
 
 std::string SendComm::stall_reason() {
-  std::size_t sends = 0;
-  std::size_t bytes = 0;
-  for (const Request& request : requests_) {
-    if (!request.in_use_ || request.is_done()) continue;
-    ++sends;
-    bytes += request.capacity_;
-  }
-  std::string text = std::to_string(bytes) + " bytes in " + std::to_string(sends) +
-                     (sends == 1 ? " send that is unfinished" : " sends that are unfinished");
+  const Unfinished sends = unfinished();
+  std::string text = std::to_string(sends.capacity_bytes) + " bytes in " + std::to_string(sends.requests) +
+                     (sends.requests == 1 ? " send that is unfinished" : " sends that are unfinished");
   if (const std::uint64_t missing = missing_streams(); missing != 0) {
     return text + ", and " + std::to_string(__builtin_popcountll(missing)) + " lost connections are not replaced yet";
   }
@@ -450,15 +444,10 @@ std::string SendComm::outstanding() {
   };
   describe(own_replay_);
   describe(striped_replay_);
-  std::size_t unfinished = 0;
-  std::uint64_t first = ~std::uint64_t{0};
-  for (const Request& request : requests_) {
-    if (!request.in_use_ || request.is_done()) continue;
-    ++unfinished;
-    first = std::min(first, request.number_);
-  }
-  if (unfinished > 0) {
-    text += "; " + std::to_string(unfinished) + " sends are unfinished, from message " + std::to_string(first) + " on";
+  const Unfinished sends = unfinished();
+  if (sends.requests > 0) {
+    text += "; " + std::to_string(sends.requests) + " sends are unfinished, from message " +
+            std::to_string(sends.first_message) + " on";
   }
   if (lost_ms_ != 0) text += "; the last connection was lost " + std::to_string(monotonic_ms() - lost_ms_) + " ms ago";
   return text;
@@ -479,7 +468,7 @@ void SendComm::on_join_failure(const StreamArrivals::Failure& failed) {
 
 bool SendComm::is_closed(std::int64_t now_ms) {
   const MutexLock lock(mutex_);
-  if (!recovers_ || has_failed() || has_unfinished_requests()) return true;
+  if (!recovers_ || has_failed() || unfinished().requests > 0) return true;
   if (close_by_ms_ == 0) {
     close_by_ms_ = now_ms + kLingerMs;
     drive_alone();
