@@ -304,7 +304,7 @@ CPP_ALLOWED: dict[str, set[str]] = {
     "wire": {"base"},
     "os": {"base"},
     "trace": {"base"},
-    "stats": {"base", "trace"},
+    "stats": {"base", "os", "trace"},
     "transport": {"base", "config", "wire", "os", "trace", "stats"},
     "abi": {"base", "config", "wire", "os", "trace", "stats", "transport"},
     "python": {"base", "config", "wire", "os", "trace", "stats", "transport"},

@@ -12,11 +12,11 @@
 #include <string>
 #include <thread>
 
+#include "stats/stall_report.h"
 #include "support/check.h"
 #include "support/connection_ends.h"
 #include "support/context_pair.h"
 #include "transport/comm/recv_comm.h"
-#include "transport/comm/stall_report.h"
 #include "transport/recovery/recovery_thread.h"
 
 namespace {

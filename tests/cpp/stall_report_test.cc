@@ -1,6 +1,6 @@
 // What a process says of long waits: when, of whom, and that it goes on. Then over real connections: of a peer that
 // does not read, and of one that does not send.
-#include "transport/comm/stall_report.h"
+#include "stats/stall_report.h"
 
 #include <chrono>
 #include <memory>

@@ -12,7 +12,7 @@
 #include "transport/comm/comm.h"
 #include "transport/comm/send_comm.h"
 #include "transport/connect/established_connection.h"
-#include "transport/recovery/peer_probe.h"
+#include "transport/connect/peer_probe.h"
 
 namespace bagua_net {
 

@@ -10,8 +10,8 @@
 #include "os/network_interface.h"
 #include "os/socket_address.h"
 #include "transport/connect/optional_connections.h"
+#include "transport/connect/peer_probe.h"
 #include "transport/connect/stream_arrivals.h"
-#include "transport/recovery/peer_probe.h"
 #include "wire/handshake_message.h"
 
 namespace bagua_net {

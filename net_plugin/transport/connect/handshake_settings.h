@@ -7,7 +7,7 @@
 
 #include "config/plugin_config.h"
 #include "os/tcp_socket.h"
-#include "transport/comm/stall_report.h"
+#include "stats/stall_report.h"
 #include "transport/connect/optional_connections.h"
 
 namespace bagua_net {

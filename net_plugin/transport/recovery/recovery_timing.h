@@ -7,8 +7,8 @@
 //   otherwise after a third of BAGUA_NET_KEEPALIVE_S. The receiver loses it after two thirds of that time, which leaves
 //   the last third to the sender.
 // - Nothing is acknowledged. The sender fails the comm after BAGUA_NET_KEEPALIVE_S.
-// - No connection is left. The receiver asks the sender's process (peer_probe.h), and waits as long as that has the
-//   comm. If there is no answer, it waits as long as the sender tries, and kGraceMs longer.
+// - No connection is left. The receiver asks the sender's process (transport/connect/peer_probe.h), and waits as long
+//   as that has the comm. If there is no answer, it waits as long as the sender tries, and kGraceMs longer.
 // - Connections are refused for kRefusedMs. The process has ended.
 #pragma once
 

@@ -1,4 +1,4 @@
-#include "transport/comm/stall_report.h"
+#include "stats/stall_report.h"
 
 #include <algorithm>
 #include <tuple>

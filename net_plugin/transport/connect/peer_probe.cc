@@ -1,4 +1,4 @@
-#include "transport/recovery/peer_probe.h"
+#include "transport/connect/peer_probe.h"
 
 #include <poll.h>
 
