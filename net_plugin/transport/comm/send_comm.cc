@@ -22,10 +22,6 @@ constexpr std::size_t kAsleepMultiple = 4;
 // The interval of checks whether an unused stream can be closed: it has to finish its chunk and be acknowledged first.
 constexpr std::int64_t kGiveBackNs = 50'000'000;
 
-constexpr int kLivenessCheckMs = 1000;
-constexpr int kForgetLivenessMs = 5000;
-// One packet may be lost, and the answer to the second may be in flight.
-constexpr int kUnansweredTransmissions = 3;
 // The largest chunk of a comm with one stream. Chunks gain nothing there, except that a loss resends less.
 constexpr std::size_t kMaxAloneBytes = 1u << 20;
 
@@ -54,7 +50,8 @@ SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, S
       first_streams_(streams),
       workers_own_stripes_(pool->size() > 0 && streams > 1),
       own_chunks_(chunk_policy(policy_)),
-      striped_chunks_(chunk_policy(policy_)) {}
+      striped_chunks_(chunk_policy(policy_)),
+      silence_(policy_.max_silence_s, recovers_) {}
 
 SendComm::~SendComm() {
   stop_recovering();
@@ -95,7 +92,7 @@ std::unique_ptr<DataStream> SendComm::make_stream(std::unique_ptr<ByteStream> by
   std::function<void(int)> kick_stream;
   if (policy_.measures_rates) kick_stream = [this](int other) { kick(other); };
   const bool zero_copy = policy_.zero_copy && scheduler == &striped_chunks_;
-  answered_ms_[place] = coarse_monotonic_ms();
+  silence_.add_stream(place, coarse_monotonic_ms());
   auto stream =
       std::make_unique<SendStream>(std::move(bytes), this, index, scheduler, zero_copy, std::move(kick_stream),
                                    recovers_ ? &replay_of(place) : nullptr, policy_.checksums);
@@ -292,71 +289,35 @@ bool SendComm::has_own_work(const Request& request) const { return !request.stri
 
 std::size_t SendComm::message_bytes(const Request& request) const { return request.capacity_; }
 
-// [Note: hosts that vanish] The kernel sends keepalive probes only while nothing waits to be acknowledged or sent, so
-// they detect a vanished host for a receiver only. A sender's kernel retransmits for a quarter of an hour.
-// TCP_USER_TIMEOUT would shorten that, but it would also end connections to a rank that is alive and does not read for
-// a while, as during a long checkpoint. So the sender checks by itself: the kernel of such a rank answers probes of its
-// closed window. A host that has vanished, or is behind a network that drops our packets, answers nothing.
-//
-// With recovery, a stream that is not answered is replaced first. A vanished host answers no new connection either.
 Status SendComm::check_progress_possible() {
   check_liveness();
   return has_failed() ? stop_failed() : Status::ok();
 }
 
 void SendComm::check_liveness() {
-  if (policy_.max_silence_s == 0) return;
   const std::int64_t now_ms = coarse_monotonic_ms();
-  if (now_ms < check_liveness_ms_) return;
-  // Observations from before a pause without traffic do not apply to what is sent now.
-  if (now_ms - check_liveness_ms_ > kForgetLivenessMs) answered_ms_.fill(now_ms);
-  check_liveness_ms_ = now_ms + kLivenessCheckMs;
-  const std::int64_t max_silence_ms = std::int64_t{policy_.max_silence_s} * 1000;
-
-  std::array<std::int64_t, kMaxStreams> silent_ms{};
-  std::array<PeerLiveness, kMaxStreams> liveness;
-  std::int64_t last_answer_ms = max_silence_ms;
+  if (!silence_.is_due(now_ms)) return;
+  PeerSilence::Observations observations;
   for (std::size_t index = 0; index < streams_.size(); ++index) {
     SendStream* const looked_at = stream(index);
     if (looked_at == nullptr) continue;
     looked_at->sample_delivery();
-    if (looked_at->was_acknowledged()) silent_since_ms_ = 0;
-    if (!looked_at->peer_liveness(&liveness[index])) continue;
-    last_answer_ms = std::min(last_answer_ms, liveness[index].ms);
-    if (liveness[index].transmissions == 0) {
-      answered_ms_[index] = now_ms;
-    } else if (liveness[index].transmissions >= kUnansweredTransmissions) {
-      // The last answer may be old because the stream had nothing to send.
-      silent_ms[index] = std::min(liveness[index].ms, now_ms - answered_ms_[index]);
-    }
+    if (looked_at->was_acknowledged()) silence_.on_acknowledgement();
+    PeerLiveness liveness;
+    if (looked_at->peer_liveness(&liveness)) observations[index] = liveness;
   }
-  std::int64_t stream_ms = max_silence_ms / kSilentShare;
-  if (last_answer_ms <= kRecentAnswerMs) stream_ms = std::min<std::int64_t>(kSilentStreamMs, stream_ms);
+  const PeerSilence::Verdict verdict = silence_.check(observations, now_ms);
+  for (const PeerSilence::Silent& silent : verdict.streams) {
+    detach(silent.index);
+    stream(silent.index)
+        ->lose(Status::remote_error("no answer for " + std::to_string(silent.ms / 1000) + " s on this connection"));
+  }
+  if (verdict.host.empty()) return;
+  fail(Status::remote_error(verdict.host + outstanding()));
+  stop();
+  // A FIN would be queued behind the data that does not arrive. A reset may arrive, and then the peer knows.
   for (std::size_t index = 0; index < streams_.size(); ++index) {
-    if (silent_ms[index] == 0) continue;
-    // A host that answers on another stream has not vanished.
-    const std::int64_t quiet_ms = recovers_ ? std::min(silent_ms[index], last_answer_ms) : silent_ms[index];
-    const std::int64_t since_ms = silent_since_ms_ != 0 ? silent_since_ms_ : now_ms - quiet_ms;
-    if (!recovers_ || now_ms - since_ms >= max_silence_ms) {
-      if (now_ms - since_ms < max_silence_ms) continue;
-      fail(Status::remote_error("that host has not answered for " + std::to_string((now_ms - since_ms) / 1000) +
-                                " s, though data was sent again " + std::to_string(liveness[index].transmissions) +
-                                " times: it or the network is down, or the network drops packets of " +
-                                std::to_string(liveness[index].packet_bytes) +
-                                " bytes (compare the MTU of hosts and switches). BAGUA_NET_KEEPALIVE_S=" +
-                                std::to_string(policy_.max_silence_s) + " sets how long to wait" + outstanding()));
-      stop();
-      // A FIN would be queued behind the data that does not arrive. A reset may arrive, and then the peer knows.
-      for (std::size_t other = 0; other < streams_.size(); ++other) {
-        if (stream(other) != nullptr) stream(other)->reset();
-      }
-      return;
-    }
-    if (silent_ms[index] < stream_ms) continue;
-    silent_since_ms_ = since_ms;
-    detach(index);
-    stream(index)->lose(
-        Status::remote_error("no answer for " + std::to_string(silent_ms[index] / 1000) + " s on this connection"));
+    if (stream(index) != nullptr) stream(index)->reset();
   }
 }
 

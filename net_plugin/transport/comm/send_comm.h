@@ -9,6 +9,7 @@
 
 #include "transport/chunks/replay_queue.h"
 #include "transport/comm/comm.h"
+#include "transport/comm/peer_silence.h"
 #include "transport/connect/established_connection.h"
 #include "transport/stream/send_stream.h"
 #include "transport/tuning/stream_growth.h"
@@ -135,14 +136,10 @@ class SendComm final : public Comm {
   std::size_t asked_for_ GUARDED_BY(mutex_) = 0;      // streams in all, those that are here included
   std::int64_t ask_again_ns_ GUARDED_BY(mutex_) = 0;  // when to give up on those that did not come
   std::int64_t give_back_ns_ GUARDED_BY(mutex_) = 0;  // when to look for streams to close; 0: there are none
-  std::int64_t check_liveness_ms_ GUARDED_BY(mutex_) = 0;
-  std::array<std::int64_t, kMaxStreams> answered_ms_
-      GUARDED_BY(mutex_){};  // when all that it sent was answered, as far as was looked
+  PeerSilence silence_ GUARDED_BY(mutex_);
 
-  std::int64_t ask_lost_ms_ GUARDED_BY(mutex_) =
-      0;  // when to ask for the streams in kLost, unless something depends on them
-  std::int64_t silent_since_ms_ GUARDED_BY(mutex_) =
-      0;  // streams were given up for silence, and nothing was acknowledged since; 0: not
+  // When to request replacements of the streams in kLost, unless something depends on them earlier.
+  std::int64_t ask_lost_ms_ GUARDED_BY(mutex_) = 0;
   std::int64_t lost_ms_ GUARDED_BY(mutex_) = 0;  // when the last stream was lost
   std::size_t losses_ GUARDED_BY(mutex_) = 0;
   std::string last_loss_ GUARDED_BY(mutex_);
