@@ -12,15 +12,9 @@
 namespace bagua_net {
 namespace {
 
-// Requested streams join within a few round trips. If they have not joined by then, the peer has refused them.
-constexpr std::int64_t kAskAgainNs = 10'000'000'000;
-
 // The largest message for which sleeping workers are not woken, in units of BAGUA_NET_INLINE_BYTES. Waking a worker
 // takes as long as copying about 256 KiB.
 constexpr std::size_t kAsleepMultiple = 4;
-
-// The interval of checks whether an unused stream can be closed: it has to finish its chunk and be acknowledged first.
-constexpr std::int64_t kGiveBackNs = 50'000'000;
 
 // The largest chunk of a comm with one stream. Chunks gain nothing there, except that a loss resends less.
 constexpr std::size_t kMaxAloneBytes = 1u << 20;
@@ -51,11 +45,12 @@ SendComm::SendComm(std::string peer, std::shared_ptr<StreamArrivals> arrivals, S
       workers_own_stripes_(pool->size() > 0 && streams > 1),
       own_chunks_(chunk_policy(policy_)),
       striped_chunks_(chunk_policy(policy_)),
+      growth_(policy_, streams),
       silence_(policy_.max_silence_s, recovers_) {}
 
 SendComm::~SendComm() {
   stop_recovering();
-  if (large_under_way_ > 0) policy_.growth->end_busy(monotonic_ns());
+  growth_.stop(monotonic_ns());
   while (!is_closed(monotonic_ms())) std::this_thread::sleep_for(std::chrono::microseconds(100));
   const MutexLock lock(mutex_);
   stop();
@@ -80,7 +75,7 @@ Status SendComm::create(std::vector<std::unique_ptr<ByteStream>> streams, std::s
   BAGUA_NET_RETURN_IF_ERROR(created->start_streams(std::move(streams)));
   {
     const MutexLock lock(created->mutex_);
-    created->follow_target(count, 0);
+    created->use_streams(count);
   }
   *comm = std::move(created);
   return Status::ok();
@@ -123,7 +118,7 @@ Status SendComm::isend(const void* data, std::size_t bytes, MemoryRegistration* 
     adopt_changes();
     if (has_failed()) return stop_failed();
   }
-  if (policy_.growth != nullptr && is_large(bytes)) watch_growth(bytes);
+  if (growth_.counts(bytes)) watch_growth(bytes);
   // The schedulers only read through this pointer.
   posted->start(this, next_number_++, const_cast<void*>(data), bytes, registration);
   posted->striped_ = should_stripe(bytes);
@@ -181,22 +176,17 @@ void SendComm::watch_growth(std::size_t bytes) {
   // the fastest connection needs longer than a round trip. The connections of workers rarely look full, because workers
   // pull a chunk only when the kernel has room for it.
   ChunkScheduler& chunks = should_stripe(bytes) ? striped_chunks_ : own_chunks_;
-  const bool waits = large_under_way_ > 0 || all_streams_are_full() || chunks.outlasts_a_round_trip(bytes);
-  if (large_under_way_++ == 0) policy_.growth->begin_busy(now_ns);
-  policy_.growth->add_posted(waits);
+  const bool waits = growth_.is_busy() || all_streams_are_full() || chunks.outlasts_a_round_trip(bytes);
+  growth_.add_posted(waits, now_ns);
   stats_.set_growth(policy_.growth->target(), policy_.growth->trials(), policy_.growth->gains());
-  const auto target = static_cast<std::size_t>(std::min(policy_.growth->target(), policy_.most_streams));
-  follow_target(std::max(target, first_streams_), now_ns);
-  const std::size_t kept = std::max(static_cast<std::size_t>(policy_.growth->kept()), first_streams_);
-  if (streams_.size() <= kept) give_back_ns_ = 0;
-  if (streams_.size() > kept) give_back_streams(kept, now_ns);
+  growth_.request(streams_.size(), now_ns);
+  const std::size_t in_use = std::min(growth_.target(), streams_.size());
+  if (in_use != in_use_) use_streams(in_use);
+  if (growth_.is_give_back_due(streams_.size(), now_ns)) give_back_streams();
 }
 
-void SendComm::give_back_streams(std::size_t kept, std::int64_t now_ns) {
-  const bool is_due = give_back_ns_ != 0 && now_ns >= give_back_ns_;
-  if (is_due || give_back_ns_ == 0) give_back_ns_ = now_ns + kGiveBackNs;
-  if (!is_due) return;
-  while (streams_.size() > std::max(kept, in_use_)) {
+void SendComm::give_back_streams() {
+  while (streams_.size() > std::max(growth_.kept(), in_use_)) {
     const std::size_t last = streams_.size() - 1;
     if (streams_[last].phase() != StreamPhase::kLive || stream(last)->is_over()) return;
     detach(last);
@@ -209,8 +199,7 @@ void SendComm::give_back_streams(std::size_t kept, std::int64_t now_ns) {
     }
     stream(last)->give_back();
     remove(last, StreamPhase::kFree);
-    asked_for_ = streams_.size();
-    if (policy_.optional != nullptr) policy_.optional->keep(static_cast<int>(last) - 1);
+    growth_.gave_back(streams_.size());
   }
 }
 
@@ -219,27 +208,6 @@ bool SendComm::all_streams_are_full() const {
     if (stream(index) != nullptr && !stream(index)->is_full()) return false;
   }
   return true;
-}
-
-void SendComm::follow_target(std::size_t target, std::int64_t now_ns) {
-  const std::size_t here = streams_.size();
-  if (target > here) {
-    if (now_ns >= ask_again_ns_) {
-      asked_for_ = here;
-      // Stream 0 is not optional.
-      if (policy_.optional != nullptr) policy_.optional->keep(static_cast<int>(here) - 1);
-    }
-    if (target > asked_for_) {
-      int count = static_cast<int>(target - asked_for_);
-      // If there is no room for more, the comm continues with the streams that it has.
-      if (policy_.optional != nullptr) count = policy_.optional->take(count);
-      if (count > 0) policy_.open_streams(count);
-      asked_for_ = target;
-      ask_again_ns_ = now_ns + kAskAgainNs;
-    }
-  }
-  const std::size_t in_use = std::min(target, here);
-  if (in_use != in_use_) use_streams(in_use);
 }
 
 void SendComm::use_streams(std::size_t in_use) {
@@ -453,10 +421,7 @@ bool SendComm::is_closed(std::int64_t now_ms) {
 
 void SendComm::on_finished(const Request& request) {
   if (request.striped_) --striped_under_way_;
-  if (policy_.growth == nullptr || !is_large(request.capacity_)) return;
-  const std::int64_t now_ns = monotonic_ns();
-  policy_.growth->add_sent(request.capacity_, now_ns);
-  if (--large_under_way_ == 0) policy_.growth->end_busy(now_ns);
+  if (growth_.counts(request.capacity_)) growth_.add_sent(request.capacity_, monotonic_ns());
 }
 
 }  // namespace bagua_net

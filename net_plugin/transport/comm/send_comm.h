@@ -5,48 +5,15 @@
 // With recovery, it opens another connection for each lost one, and sends again there what was not acknowledged.
 #pragma once
 
-#include <functional>
-
 #include "transport/chunks/replay_queue.h"
 #include "transport/comm/comm.h"
+#include "transport/comm/comm_growth.h"
 #include "transport/comm/peer_silence.h"
+#include "transport/comm/send_policy.h"
 #include "transport/connect/established_connection.h"
 #include "transport/stream/send_stream.h"
-#include "transport/tuning/stream_growth.h"
 
 namespace bagua_net {
-
-struct SendPolicy {
-  // Messages up to this size are sent on stream 0 if workers drive the other streams; if a worker is awake, up to a
-  // quarter of it.
-  std::size_t inline_bytes = 65536;
-  std::size_t min_chunk_bytes = 65536;
-  std::size_t max_chunk_bytes = 524288;
-  bool measures_rates = false;  // the comm is between hosts, so its streams may differ in speed
-  bool zero_copy = false;       // workers send large chunks zero-copy, and the peer acknowledges them
-  int max_silence_s = 0;        // after which a host that does not answer is an error; 0: never
-
-  StreamGrowth* growth = nullptr;  // of the interface, outlives the comm; nullptr: the number of streams is fixed
-  // Requests this many further streams, which arrive in StreamArrivals, or do not if the peer refuses.
-  std::function<void(int count)> open_streams;
-  int most_streams = 1;
-  std::shared_ptr<OptionalConnections::Share> optional;  // limits them; nullptr: no limit
-
-  // Recovery: requests a replacement of a lost stream, which arrives in StreamArrivals, or a failure is reported there.
-  // Empty: no recovery.
-  std::function<void(Joining joining)> replace_stream;
-
-  bool checksums = false;           // both ends use them
-  FaultInjector* faults = nullptr;  // outlives the comm; nullptr: nothing damages its connections
-  StallReport* stalls = nullptr;    // outlives the comm; nullptr: nothing is reported
-};
-
-// Messages up to inline_bytes / kAwakeShare are not passed to workers, even if they are awake: passing a message costs
-// as much as copying 16 KiB. A receiver wakes its workers for the same sizes.
-constexpr std::size_t kAwakeShare = 4;
-
-// If a comm has grown, each of its connections is slow, and chunks are smaller by this factor.
-constexpr std::size_t kLimitedFlowShare = 4;
 
 class SendComm final : public Comm {
  public:
@@ -94,14 +61,11 @@ class SendComm final : public Comm {
   // The first stream for large messages: 1 if workers drive the streams from 1 on, otherwise 0.
   std::size_t first_wide_stream() const { return workers_own_stripes_ ? 1 : 0; }
   ChunkScheduler& wide_chunks() { return workers_own_stripes_ ? striped_chunks_ : own_chunks_; }
-  // Large enough for more than one chunk, if each connection is limited.
-  bool is_large(std::size_t bytes) const { return bytes > policy_.min_chunk_bytes / kLimitedFlowShare; }
   // Reports a large message to StreamGrowth, and adapts the number of streams to its target.
   void watch_growth(std::size_t bytes) REQUIRES(mutex_);
   bool all_streams_are_full() const REQUIRES(mutex_);
-  void follow_target(std::size_t target, std::int64_t now_ns) REQUIRES(mutex_);
   // Gives back the streams of a trial without a gain, once the peer has acknowledged what they carried.
-  void give_back_streams(std::size_t kept, std::int64_t now_ns) REQUIRES(mutex_);
+  void give_back_streams() REQUIRES(mutex_);
   // Lets this many streams take new chunks. Also after streams were lost or have joined.
   void use_streams(std::size_t in_use) REQUIRES(mutex_);
 
@@ -131,11 +95,8 @@ class SendComm final : public Comm {
 
   std::size_t in_use_ GUARDED_BY(mutex_) = 0;       // streams that take new chunks, from the first on
   std::size_t next_kicked_ GUARDED_BY(mutex_) = 0;  // of the wide streams, where each flow is limited
-  std::size_t large_under_way_ GUARDED_BY(mutex_) = 0;
   std::size_t striped_under_way_ GUARDED_BY(mutex_) = 0;
-  std::size_t asked_for_ GUARDED_BY(mutex_) = 0;      // streams in all, those that are here included
-  std::int64_t ask_again_ns_ GUARDED_BY(mutex_) = 0;  // when to give up on those that did not come
-  std::int64_t give_back_ns_ GUARDED_BY(mutex_) = 0;  // when to look for streams to close; 0: there are none
+  CommGrowth growth_ GUARDED_BY(mutex_);
   PeerSilence silence_ GUARDED_BY(mutex_);
 
   // When to request replacements of the streams in kLost, unless something depends on them earlier.
