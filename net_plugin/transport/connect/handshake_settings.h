@@ -8,6 +8,7 @@
 #include "config/plugin_config.h"
 #include "os/tcp_socket.h"
 #include "stats/stall_report.h"
+#include "transport/chunks/limits.h"
 #include "transport/connect/optional_connections.h"
 
 namespace bagua_net {
@@ -31,6 +32,9 @@ struct HandshakeSettings {
   std::uint64_t process_id = 0;
   StallReport* stalls = nullptr;            // outlives whoever has the settings; nullptr: nothing is reported
   OptionalConnections* optional = nullptr;  // outlives whoever has the settings; nullptr: without limits
+
+  // That a listener grants to a comm.
+  int most_streams() const { return streams.value_or(kMaxStreams); }
 };
 
 }  // namespace bagua_net

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "base/monotonic_clock.h"
-#include "os/process_room.h"
 #include "os/random_bytes.h"
 #include "transport/recovery/recovery_timing.h"
 
@@ -43,7 +42,8 @@ InboundHandshakes::InboundHandshakes(const HandshakeSettings& settings, EpollPol
       log_(log),
       outbound_(outbound),
       max_unauthenticated_(max_unauthenticated(kMaxUnauthenticated)),
-      sockets_(poller, next_id, log) {}
+      sockets_(poller, next_id, log),
+      accepted_(settings) {}
 
 Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t* handle, RandomId* id) {
   const ListeningSocket* listening = nullptr;
@@ -59,7 +59,7 @@ Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t
   encoded.address = listening->address.bytes();
   encoded.port = listening->address.port();
   encoded.scope_id = listening->address.scope();
-  encoded.max_streams = static_cast<std::uint16_t>(most_streams());
+  encoded.max_streams = static_cast<std::uint16_t>(settings_.most_streams());
   encode_connect_handle(encoded, handle);
   return Status::ok();
 }
@@ -74,7 +74,7 @@ Status InboundHandshakes::accept(const RandomId& id, bool* ready, EstablishedCon
   if (listen.state == ListenState::kReady) {
     listen.connection.arrivals = std::make_shared<StreamArrivals>();
     listen.connection.arrivals->set_streams(static_cast<int>(listen.connection.sockets.size()));
-    remember_accepted(id, listen);
+    accepted_.add(listen.comm_id, id, listen.token, listen.reply, listen.connection.arrivals);
     *connection = std::move(listen.connection);
     stop_listening(id);
     *ready = true;
@@ -253,12 +253,7 @@ void InboundHandshakes::refuse(const UnauthenticatedPeer& peer, const Hello& hel
 const Token* InboundHandshakes::find_token(const Hello& hello) {
   const auto listen = listens_.find(hello.listen_id);
   if (listen != listens_.end()) return &listen->second.token;
-  const auto accepted = accepted_.find(hello.comm_id);
-  if (accepted == accepted_.end() || accepted->second.listen_id != hello.listen_id ||
-      accepted->second.arrivals.expired()) {
-    return nullptr;
-  }
-  return &accepted->second.token;
+  return accepted_.find_token(hello);
 }
 
 void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict) {
@@ -272,11 +267,11 @@ void InboundHandshakes::log_refusal(const SocketAddress& peer, const Hello& hell
   });
 }
 
-InboundHandshakes::Admission InboundHandshakes::admit(const UnauthenticatedPeer& peer, const Hello& hello) {
+Admission InboundHandshakes::admit(const UnauthenticatedPeer& peer, const Hello& hello) {
   Admission admission;
   const auto listen = listens_.find(hello.listen_id);
   // A stream of a comm in use may also be one of its first ones, whose connection was lost before the reply arrived.
-  const HandshakeVerdict verdict = listen == listens_.end() ? admit_to_accepted(hello, &admission)
+  const HandshakeVerdict verdict = listen == listens_.end() ? accepted_.admit(hello, &admission)
                                                             : admit_to_listen(peer, hello, listen->second, &admission);
   admission.reply.verdict = verdict;
   return admission;
@@ -286,7 +281,8 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
                                                     Admission* admission) {
   EstablishedConnection& connection = listen.connection;
   if (hello.stream_index == 0 && listen.state == ListenState::kWaiting) {
-    connection.sockets.resize(static_cast<std::size_t>(std::clamp<int>(hello.streams_wanted, 1, most_streams())));
+    connection.sockets.resize(
+        static_cast<std::size_t>(std::clamp<int>(hello.streams_wanted, 1, settings_.most_streams())));
     connection.max_chunk_bytes = std::max(1u, std::min(hello.max_chunk_bytes, settings_.max_chunk_bytes));
     connection.peer =
         peer.address.to_string() + " (host " + hello.host_name + ", process " + std::to_string(hello.process_id) + ")";
@@ -310,7 +306,7 @@ HandshakeVerdict InboundHandshakes::admit_to_listen(const UnauthenticatedPeer& p
     return HandshakeVerdict::kUnknownStream;
   }
   const int index = place_of(hello, listen);
-  if (index < 0 || index >= most_streams()) return HandshakeVerdict::kUnknownStream;
+  if (index < 0 || index >= settings_.most_streams()) return HandshakeVerdict::kUnknownStream;
   if (index == static_cast<int>(connection.sockets.size())) connection.sockets.emplace_back();
   OwnedFd& place = connection.sockets[static_cast<std::size_t>(index)];
   // The connector tries a stream again if it did not get the reply.
@@ -339,31 +335,6 @@ int InboundHandshakes::place_of(const Hello& hello, const Listen& listen) {
   return static_cast<int>(index);
 }
 
-HandshakeVerdict InboundHandshakes::admit_to_accepted(const Hello& hello, Admission* admission) {
-  const auto found = accepted_.find(hello.comm_id);
-  if (found == accepted_.end()) return HandshakeVerdict::kUnknownStream;
-  Accepted& accepted = found->second;
-  admission->arrivals = accepted.arrivals.lock();
-  if (admission->arrivals == nullptr || admission->arrivals->is_closed()) return HandshakeVerdict::kUnknownStream;
-  // One of the comm's first streams comes again if its connection was lost before the reply arrived.
-  const bool is_first = hello.stream_index < accepted.reply.streams;
-  const bool recovers = (accepted.reply.features & kFeatureRecovery) != 0;
-  if (hello.stream_index == kReplacingStream || hello.stream_index == kReplacingFirstStream || (is_first && recovers)) {
-    // The comm knows how many streams it has, and whether one more has a place.
-    if (!admission->arrivals->has_room(kMaxStreams)) return HandshakeVerdict::kNoPlace;
-    const bool is_stream_0 = hello.stream_index == kReplacingFirstStream || hello.stream_index == 0;
-    admission->joining = is_stream_0 ? Joining::kReplacesFirst : Joining::kReplaces;
-  } else if (is_first && (accepted.returned & (std::uint64_t{1} << hello.stream_index)) == 0) {
-    accepted.returned |= std::uint64_t{1} << hello.stream_index;
-  } else if (!admission->arrivals->has_room(most_streams()) || optional_descriptors() == 0) {
-    return HandshakeVerdict::kUnknownStream;
-  }
-  admission->arrivals->announce();
-  admission->reply = accepted.reply;
-  if (is_joining(hello.stream_index)) admission->reply.streams = 1;
-  return HandshakeVerdict::kAccepted;
-}
-
 void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admission) {
   Status options = apply_tcp_options(peer.socket.get(), settings_.tcp, peer.is_of_this_host());
   if (options.is_ok() && settings_.tcp.keepalive_s > 0) {
@@ -380,13 +351,6 @@ void InboundHandshakes::take_in(UnauthenticatedPeer& peer, const Admission& admi
   } else {
     *admission.place = std::move(peer.socket);
   }
-}
-
-void InboundHandshakes::remember_accepted(const RandomId& id, const Listen& listen) {
-  for (auto accepted = accepted_.begin(); accepted != accepted_.end();) {
-    accepted = accepted->second.arrivals.expired() ? accepted_.erase(accepted) : std::next(accepted);
-  }
-  accepted_[listen.comm_id] = {listen.token, id, listen.reply, 0, listen.connection.arrivals};
 }
 
 void InboundHandshakes::drop_unauthenticated(std::uint64_t id) {

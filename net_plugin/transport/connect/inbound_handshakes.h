@@ -23,7 +23,7 @@
 #include "os/epoll_poller.h"
 #include "os/network_interface.h"
 #include "os/tcp_socket.h"
-#include "transport/chunks/limits.h"
+#include "transport/connect/accepted_comms.h"
 #include "transport/connect/established_connection.h"
 #include "transport/connect/handshake_settings.h"
 #include "transport/connect/listening_sockets.h"
@@ -77,14 +77,6 @@ class InboundHandshakes {
     std::int64_t deadline_ms = 0;         // for all streams to join, once the first has
     std::int64_t rejoin_deadline_ms = 0;  // of a stream that was reset; 0: none was
   };
-  // A comm that accept() has returned. The record is deleted when the next comm is returned after the comm has gone.
-  struct Accepted {
-    Token token{};
-    RandomId listen_id{};
-    Reply reply;                             // to its first streams
-    std::uint64_t returned = 0;              // a bit for each first stream that came again
-    std::weak_ptr<StreamArrivals> arrivals;  // expires with the comm
-  };
   void accept_peers(ListeningSocket& listening);
   void make_room();
   void handle_peer(std::uint64_t id);
@@ -96,26 +88,16 @@ class InboundHandshakes {
               const Token* token = nullptr);
   // The token that the sender of this hello has to prove. nullptr: the hello names no listen or comm of this process.
   const Token* find_token(const Hello& hello);
-  // The reply to a proven hello, and if it is accepted, where the socket goes once the reply is sent.
-  struct Admission {
-    Reply reply;
-    OwnedFd* place = nullptr;                  // in a connection that is being assembled
-    std::shared_ptr<StreamArrivals> arrivals;  // of a comm in use
-    Joining joining = Joining::kMore;
-  };
   Admission admit(const UnauthenticatedPeer& peer, const Hello& hello);
   HandshakeVerdict admit_to_listen(const UnauthenticatedPeer& peer, const Hello& hello, Listen& listen,
                                    Admission* admission);
   // The index in the listen's connection. The number of its sockets: a further stream. -1: none.
   static int place_of(const Hello& hello, const Listen& listen);
-  HandshakeVerdict admit_to_accepted(const Hello& hello, Admission* admission);
   void log_refusal(const SocketAddress& peer, const Hello& hello, HandshakeVerdict verdict);
   void take_in(UnauthenticatedPeer& peer, const Admission& admission);
   Status check_assembling(Listen& listen, std::int64_t now_ms);
   void tell_of_waiting(Listen& listen, std::int64_t now_ms);
   void log_stall(std::string line);
-  void remember_accepted(const RandomId& id, const Listen& listen);
-  int most_streams() const { return settings_.streams.value_or(kMaxStreams); }
   void drop_unauthenticated(std::uint64_t id);
 
   const HandshakeSettings& settings_;
@@ -126,7 +108,7 @@ class InboundHandshakes {
   const std::size_t max_unauthenticated_;
   ListeningSockets sockets_;
   std::map<RandomId, Listen> listens_;
-  std::map<RandomId, Accepted> accepted_;                         // by comm id
+  AcceptedComms accepted_;
   std::map<std::uint64_t, UnauthenticatedPeer> unauthenticated_;  // by poller id: the oldest first
 };
 

@@ -1,0 +1,48 @@
+#include "transport/connect/accepted_comms.h"
+
+#include "os/process_room.h"
+
+namespace bagua_net {
+
+void AcceptedComms::add(const RandomId& comm_id, const RandomId& listen_id, const Token& token, const Reply& reply,
+                        const std::shared_ptr<StreamArrivals>& arrivals) {
+  for (auto comm = comms_.begin(); comm != comms_.end();) {
+    comm = comm->second.arrivals.expired() ? comms_.erase(comm) : std::next(comm);
+  }
+  comms_[comm_id] = {token, listen_id, reply, 0, arrivals};
+}
+
+const Token* AcceptedComms::find_token(const Hello& hello) const {
+  const auto found = comms_.find(hello.comm_id);
+  if (found == comms_.end() || found->second.listen_id != hello.listen_id || found->second.arrivals.expired()) {
+    return nullptr;
+  }
+  return &found->second.token;
+}
+
+HandshakeVerdict AcceptedComms::admit(const Hello& hello, Admission* admission) {
+  const auto found = comms_.find(hello.comm_id);
+  if (found == comms_.end()) return HandshakeVerdict::kUnknownStream;
+  Accepted& accepted = found->second;
+  admission->arrivals = accepted.arrivals.lock();
+  if (admission->arrivals == nullptr || admission->arrivals->is_closed()) return HandshakeVerdict::kUnknownStream;
+  // One of the comm's first streams comes again if its connection was lost before the reply arrived.
+  const bool is_first = hello.stream_index < accepted.reply.streams;
+  const bool recovers = (accepted.reply.features & kFeatureRecovery) != 0;
+  if (hello.stream_index == kReplacingStream || hello.stream_index == kReplacingFirstStream || (is_first && recovers)) {
+    // The comm knows how many streams it has, and whether one more has a place.
+    if (!admission->arrivals->has_room(kMaxStreams)) return HandshakeVerdict::kNoPlace;
+    const bool is_stream_0 = hello.stream_index == kReplacingFirstStream || hello.stream_index == 0;
+    admission->joining = is_stream_0 ? Joining::kReplacesFirst : Joining::kReplaces;
+  } else if (is_first && (accepted.returned & (std::uint64_t{1} << hello.stream_index)) == 0) {
+    accepted.returned |= std::uint64_t{1} << hello.stream_index;
+  } else if (!admission->arrivals->has_room(settings_.most_streams()) || optional_descriptors() == 0) {
+    return HandshakeVerdict::kUnknownStream;
+  }
+  admission->arrivals->announce();
+  admission->reply = accepted.reply;
+  if (is_joining(hello.stream_index)) admission->reply.streams = 1;
+  return HandshakeVerdict::kAccepted;
+}
+
+}  // namespace bagua_net

@@ -1,0 +1,51 @@
+// AcceptedComms: the comms that accept() has returned, and which further connections they may get: more streams,
+// replacements of lost ones, and first streams that come again because the reply to them was lost. Not thread-safe: the
+// connection service's mutex guards every call.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "base/owned_fd.h"
+#include "transport/connect/handshake_settings.h"
+#include "transport/connect/stream_arrivals.h"
+#include "wire/handshake_message.h"
+
+namespace bagua_net {
+
+// The reply to a proven hello, and if it is accepted, where the socket goes once the reply is sent.
+struct Admission {
+  Reply reply;
+  OwnedFd* place = nullptr;                  // in a connection that is being assembled
+  std::shared_ptr<StreamArrivals> arrivals;  // of a comm in use
+  Joining joining = Joining::kMore;
+};
+
+class AcceptedComms {
+ public:
+  explicit AcceptedComms(const HandshakeSettings& settings) : settings_(settings) {}
+
+  // Remembers a comm, and forgets those that are gone. reply: to its first streams. arrivals: its own; expire with it.
+  void add(const RandomId& comm_id, const RandomId& listen_id, const Token& token, const Reply& reply,
+           const std::shared_ptr<StreamArrivals>& arrivals);
+
+  // The token that the sender of this hello has to prove. nullptr: the hello names none of these comms.
+  const Token* find_token(const Hello& hello) const;
+  // The sender has proved it.
+  HandshakeVerdict admit(const Hello& hello, Admission* admission);
+
+ private:
+  struct Accepted {
+    Token token{};
+    RandomId listen_id{};
+    Reply reply;
+    std::uint64_t returned = 0;  // a bit for each first stream that came again
+    std::weak_ptr<StreamArrivals> arrivals;
+  };
+
+  const HandshakeSettings& settings_;
+  std::map<RandomId, Accepted> comms_;  // by comm id
+};
+
+}  // namespace bagua_net
