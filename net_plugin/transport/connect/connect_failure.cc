@@ -4,7 +4,6 @@
 
 #include <cerrno>
 
-#include "base/status.h"
 #include "os/local_address.h"
 
 namespace bagua_net {
@@ -73,19 +72,6 @@ std::string error_cause(const ConnectFailure& failure, const std::string& from, 
   }
 }
 
-}  // namespace
-
-bool may_pass(int error_number) {
-  switch (error_number) {
-    case EAFNOSUPPORT:  // no such family in this kernel
-    case EPROTONOSUPPORT:
-    case EBADF:
-    case EFAULT:
-    case ENOTSOCK: return false;
-    default: return error_number != 0;
-  }
-}
-
 std::string cause_of(const ConnectFailure& failure, const SocketAddress& peer, const NetworkInterface& interface) {
   const std::string from = interface.name + " (" + interface.address.host() + ")";
   const bool is_shortage = failure.error_number == EMFILE || failure.error_number == ENFILE;
@@ -102,6 +88,25 @@ std::string cause_of(const ConnectFailure& failure, const SocketAddress& peer, c
            " on " + from + ".\nSet NCCL_SOCKET_FAMILY alike on every rank (AF_INET or AF_INET6)";
   }
   return failure.answered ? answered_cause(failure) : error_cause(failure, from, interface);
+}
+
+}  // namespace
+
+bool may_pass(int error_number) {
+  switch (error_number) {
+    case EAFNOSUPPORT:  // no such family in this kernel
+    case EPROTONOSUPPORT:
+    case EBADF:
+    case EFAULT:
+    case ENOTSOCK: return false;
+    default: return error_number != 0;
+  }
+}
+
+Status deadline_error(const ConnectFailure& failure, const JoinTicket& ticket, const char* setting) {
+  return Status::remote_error(
+      "could not connect to " + ticket.address.to_string() + " within " + std::to_string(ticket.timeout_ms) +
+      " ms: " + cause_of(failure, ticket.address, ticket.interface) + ". " + setting + " sets the deadline");
 }
 
 }  // namespace bagua_net

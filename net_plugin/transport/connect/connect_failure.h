@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "os/network_interface.h"
-#include "os/socket_address.h"
+#include "base/status.h"
+#include "transport/connect/established_connection.h"
 
 namespace bagua_net {
 
@@ -19,7 +19,7 @@ struct ConnectFailure {
 // release descriptors and ports.
 bool may_pass(int error_number);
 
-// Two sentences: the cause, and what to do.
-std::string cause_of(const ConnectFailure& failure, const SocketAddress& peer, const NetworkInterface& interface);
+// The error at the deadline of a ticket: the cause, what to do, and the setting of the deadline.
+Status deadline_error(const ConnectFailure& failure, const JoinTicket& ticket, const char* setting);
 
 }  // namespace bagua_net

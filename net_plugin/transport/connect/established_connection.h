@@ -23,6 +23,12 @@ struct JoinTicket {
   Hello hello;                 // a nonce is put into it for each connection
   Token token{};
   int timeout_ms = 0;  // for it to join; 0: as for a connection
+
+  // What such a connection is to the comm.
+  Joining joining() const {
+    if (hello.stream_index == kReplacingFirstStream) return Joining::kReplacesFirst;
+    return hello.stream_index == kReplacingStream ? Joining::kReplaces : Joining::kMore;
+  }
 };
 
 struct EstablishedConnection {

@@ -7,6 +7,7 @@
 
 #include "base/monotonic_clock.h"
 #include "os/random_bytes.h"
+#include "transport/connect/handle_address.h"
 #include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {
@@ -55,10 +56,7 @@ Status InboundHandshakes::listen(const NetworkInterface& interface, std::uint8_t
   listen.at = listening;
   listen.token = encoded.token;
   *id = encoded.listen_id;
-  encoded.address_family = listening->address.is_ipv6() ? 6 : 4;
-  encoded.address = listening->address.bytes();
-  encoded.port = listening->address.port();
-  encoded.scope_id = listening->address.scope();
+  put_address(listening->address, &encoded);
   encoded.max_streams = static_cast<std::uint16_t>(settings_.most_streams());
   encode_connect_handle(encoded, handle);
   return Status::ok();

@@ -1,6 +1,5 @@
 #include "transport/connect/outbound_handshakes.h"
 
-#include <net/if.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -10,28 +9,10 @@
 #include "base/monotonic_clock.h"
 #include "os/local_address.h"
 #include "os/random_bytes.h"
-#include "transport/connect/handshake_io.h"
+#include "transport/connect/handle_address.h"
 #include "transport/recovery/recovery_timing.h"
 
 namespace bagua_net {
-namespace {
-
-// A link-local address is valid on one link only. The handle has the listener's number of the link, which differs from
-// host to host. On another host, the link is that of the device through which NCCL connects.
-SocketAddress handle_address(const ConnectHandle& handle, const NetworkInterface& interface) {
-  if (handle.address_family == 4) return {AF_INET, handle.address, handle.port, 0};
-  const SocketAddress address(AF_INET6, handle.address, handle.port, handle.scope_id);
-  if (!address.is_link_local() || is_of_this_host(address)) return address;
-  const unsigned own_number = ::if_nametoindex(interface.name.c_str());
-  return own_number == 0 ? address : SocketAddress(AF_INET6, handle.address, handle.port, own_number);
-}
-
-Joining joining_as(std::uint16_t stream_index) {
-  if (stream_index == kReplacingFirstStream) return Joining::kReplacesFirst;
-  return stream_index == kReplacingStream ? Joining::kReplaces : Joining::kMore;
-}
-
-}  // namespace
 
 Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint16_t port, std::uint8_t* handle,
                                    bool* ready, EstablishedConnection* connection) {
@@ -42,7 +23,7 @@ Status OutboundHandshakes::connect(const NetworkInterface& interface, std::uint1
   const std::uint64_t number = load_connect_state(handle);
   if (number == 0) {
     Attempt attempt;
-    attempt.ticket.address = handle_address(decoded, interface);
+    attempt.ticket.address = address_in(decoded, interface);
     attempt.ticket.interface = interface;
     attempt.ticket.token = decoded.token;
     attempt.ticket.timeout_ms = settings_.connect_timeout_ms;
@@ -118,25 +99,12 @@ std::size_t OutboundHandshakes::attempt_count() const {
       std::count_if(attempts_.begin(), attempts_.end(), [](const auto& entry) { return !entry.second.is_join; }));
 }
 
-// [Note: connections bound to their interface]
-// If two interfaces are in one subnet, the kernel sends everything over the first of them. A socket that is bound to
-// the other interface sends over that one, but receives only what arrives there. The packets of the peer arrive at the
-// interface that ARP named, which may be any (net.ipv4.conf.*.arp_ignore = 0, the default) and may change. So bound and
-// unbound attempts take turns, with a short time limit. Replacements of lost connections are not bound, and without
-// recovery no connection is. Once a peer could be reached only unbound, no connection of that interface is bound.
-bool OutboundHandshakes::is_to_be_bound(const Attempt& attempt) const {
-  if (settings_.recovery == Recovery::kOff || left_interfaces_.count(attempt.ticket.interface.name) != 0) return false;
-  if (attempt.is_join && attempt.ticket.hello.stream_index != kJoiningStream) return false;
-  return leaves_elsewhere(attempt.ticket.address, attempt.ticket.interface);
-}
-
 void OutboundHandshakes::start(Attempt& attempt, std::uint64_t number, std::size_t index) {
   Stream& stream = attempt.streams[index];
   const bool is_odd = ++stream.tries % 2 != 0;
   stream.state = JoinState::kConnecting;
-  stream.received = 0;
   stream.due_ms = monotonic_ms() + (is_odd ? kConnectAnswerMs : kLongConnectAnswerMs);
-  stream.is_bound = is_odd && is_to_be_bound(attempt);
+  stream.is_bound = is_odd && binding_.is_to_be_bound(attempt.ticket);
   const Status status = tcp_connect(attempt.ticket.address, settings_.tcp,
                                     stream.is_bound ? &attempt.ticket.interface : nullptr, &stream.socket);
   if (!status.is_ok()) {
@@ -159,8 +127,7 @@ void OutboundHandshakes::handle_event(std::uint64_t id) {
   Attempt& attempt = attempts_.at(owner.attempt);
   switch (attempt.streams[owner.index].state) {
     case JoinState::kConnecting: finish_connect(attempt, owner.index); break;
-    case JoinState::kGreeting: read_challenge(attempt, owner.attempt, owner.index); break;
-    case JoinState::kProving: read_reply(attempt, owner.attempt, owner.index); break;
+    case JoinState::kHandshaking: read_answer(attempt, owner.attempt, owner.index); break;
     case JoinState::kJoined:
     case JoinState::kBackingOff: break;
   }
@@ -174,7 +141,9 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
                   Status::system_error("connect to " + attempt.ticket.address.to_string(), error_number));
     return;
   }
-  if (!stream.is_bound && stream.tries > 1 && is_to_be_bound(attempt)) tell_of_other_way(attempt);
+  if (!stream.is_bound && stream.tries > 1 && binding_.is_to_be_bound(attempt.ticket)) {
+    binding_.on_unbound(attempt.ticket);
+  }
   const SocketAddress own = local_address(stream.socket.get());
   if (own.same_host(attempt.ticket.address)) {
     // The peer is on the same host, whatever its address looks like.
@@ -198,9 +167,12 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
     fail(attempt, random);
     return;
   }
-  encode_hello(hello, stream.hello.data());
-  if (!send_or_retry(attempt, index, stream.hello.data(), stream.hello.size())) return;
-  stream.state = JoinState::kGreeting;
+  const int hello_error = stream.handshake.send_hello(stream.socket.get(), hello);
+  if (hello_error != 0) {
+    retry(attempt, index, hello_error);
+    return;
+  }
+  stream.state = JoinState::kHandshaking;
   stream.due_ms =
       monotonic_ms() + (stream.is_bound ? std::min<std::int64_t>(kConnectAnswerMs, settings_.handshake_timeout_ms)
                                         : settings_.handshake_timeout_ms);
@@ -208,74 +180,42 @@ void OutboundHandshakes::finish_connect(Attempt& attempt, std::size_t index) {
   if (!status.is_ok()) retry_or_fail(attempt, index, status);
 }
 
-bool OutboundHandshakes::send_or_retry(Attempt& attempt, std::size_t index, const std::uint8_t* bytes,
-                                       std::size_t count) {
-  const int error_number = write_handshake(attempt.streams[index].socket.get(), bytes, count);
-  if (error_number != 0) retry(attempt, index, error_number);
-  return error_number == 0;
+void OutboundHandshakes::read_answer(Attempt& attempt, std::uint64_t number, std::size_t index) {
+  Stream& stream = attempt.streams[index];
+  switch (stream.handshake.read(stream.socket.get())) {
+    case ConnectorHandshake::Answer::kWaiting: return;
+    case ConnectorHandshake::Answer::kClosed:
+      // A listener with too many connections that have not sent a hello yet closes the oldest one.
+      stream.was_closed = true;
+      retry(attempt, index, ECONNRESET, stream.handshake.refusal());
+      return;
+    case ConnectorHandshake::Answer::kChallenge: {
+      const int error_number = stream.handshake.send_proof(stream.socket.get(), attempt.ticket.token);
+      if (error_number != 0) retry(attempt, index, error_number);
+      return;
+    }
+    case ConnectorHandshake::Answer::kReply: judge_reply(attempt, number, index);
+  }
 }
 
-std::string OutboundHandshakes::refusal_in(const Stream& stream) {
+void OutboundHandshakes::judge_reply(Attempt& attempt, std::uint64_t number, std::size_t index) {
+  const ConnectorHandshake& handshake = attempt.streams[index].handshake;
   Reply reply;
-  if (stream.received < kReplyBytes || !decode_reply(stream.answer.data(), &reply).is_ok() ||
-      reply.verdict == HandshakeVerdict::kAccepted) {
-    return {};
-  }
-  std::string text = std::string("the listener refuses the connection: ") + handshake_verdict_name(reply.verdict);
-  if (reply.verdict != HandshakeVerdict::kWrongVersion) return text;
-  return text + " (it speaks version " + std::to_string(reply.protocol_version) + ", this rank speaks version " +
-         std::to_string(kProtocolVersion) + ")";
-}
-
-bool OutboundHandshakes::read_answer(Attempt& attempt, std::size_t index, std::size_t bytes) {
-  Stream& stream = attempt.streams[index];
-  const HandshakeStep step = read_handshake(stream.socket.get(), stream.answer.data(), bytes, &stream.received);
-  if (step == HandshakeStep::kFailed) {
-    // A listener with too many connections that have not sent a hello yet closes the oldest one.
-    stream.was_closed = true;
-    retry(attempt, index, ECONNRESET, refusal_in(stream));
-  }
-  return step == HandshakeStep::kDone;
-}
-
-void OutboundHandshakes::read_challenge(Attempt& attempt, std::uint64_t number, std::size_t index) {
-  if (!read_answer(attempt, index, kChallengeBytes)) return;
-  Stream& stream = attempt.streams[index];
-  Challenge challenge;
-  if (!decode_challenge(stream.answer.data(), &challenge)) {
-    read_reply(attempt, number, index);
-    return;
-  }
-  std::copy_n(stream.answer.begin(), kChallengeBytes, stream.challenge.begin());
-  const HandshakeProof proof = connector_proof(attempt.ticket.token, stream.hello.data(), stream.challenge.data());
-  if (!send_or_retry(attempt, index, proof.data(), proof.size())) return;
-  stream.state = JoinState::kProving;
-  stream.received = 0;
-}
-
-void OutboundHandshakes::read_reply(Attempt& attempt, std::uint64_t number, std::size_t index) {
-  if (!read_answer(attempt, index, kReplyBytes)) return;
-  Stream& stream = attempt.streams[index];
-  Reply reply;
-  const Status status = decode_reply(stream.answer.data(), &reply);
+  const Status status = handshake.reply(&reply);
   if (!status.is_ok()) {
     retry(attempt, index, ECONNRESET, status.message());
     return;
   }
-  // Another process may answer in place of the listener, without a valid proof. A listener that does not have the token
-  // sends no proof, and closes the connection instead.
-  const bool is_proving = stream.state == JoinState::kProving;
-  if (is_proving && !read_answer(attempt, index, kReplyBytes + kProofBytes)) return;
-  const bool is_proven = is_proving && is_same_proof(listener_proof(attempt.ticket.token, stream.hello.data(),
-                                                                    stream.challenge.data(), stream.answer.data()),
-                                                     stream.answer.data() + kReplyBytes);
+  // Another process may answer in place of the listener, without a valid proof.
+  const bool is_proven = handshake.is_proven(attempt.ticket.token);
   if (reply.verdict == HandshakeVerdict::kAccepted) {
     if (is_proven) return take_reply(attempt, number, index, reply);
     retry(attempt, index, ECONNRESET, "the listener does not know the token of the connect handle");
   } else if (!is_proven || reply.verdict == HandshakeVerdict::kNoPlace) {
-    retry(attempt, index, ECONNRESET, refusal_in(stream));
+    retry(attempt, index, ECONNRESET, handshake.refusal());
   } else {
-    fail(attempt, Status::remote_error("connect to " + attempt.ticket.address.to_string() + ": " + refusal_in(stream)));
+    fail(attempt,
+         Status::remote_error("connect to " + attempt.ticket.address.to_string() + ": " + handshake.refusal()));
   }
 }
 
@@ -293,7 +233,7 @@ void OutboundHandshakes::take_reply(Attempt& attempt, std::uint64_t number, std:
   stream.state = JoinState::kJoined;
   if (attempt.is_join) {
     if (const auto arrivals = attempt.arrivals.lock()) {
-      arrivals->hand_in(std::move(stream.socket), joining_as(attempt.ticket.hello.stream_index));
+      arrivals->hand_in(std::move(stream.socket), attempt.ticket.joining());
     }
   } else if (index == 0) {
     attempt.connection.max_chunk_bytes = reply.max_chunk_bytes;
@@ -339,7 +279,7 @@ void OutboundHandshakes::retry_or_fail(Attempt& attempt, std::size_t index, cons
 void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_number, std::string refusal) {
   Stream& stream = attempt.streams[index];
   const std::int64_t now_ms = monotonic_ms();
-  const bool answered = stream.state == JoinState::kGreeting || stream.state == JoinState::kProving;
+  const bool answered = stream.state == JoinState::kHandshaking;
   const bool is_refused = error_number == ECONNREFUSED || !refusal.empty();
   release_for_retry(stream);
   attempt.trouble = {error_number, answered, std::move(refusal)};
@@ -367,19 +307,6 @@ void OutboundHandshakes::retry(Attempt& attempt, std::size_t index, int error_nu
   stream.due_ms = now_ms + kConnectAgainMs;
 }
 
-// Once for each interface.
-void OutboundHandshakes::tell_of_other_way(const Attempt& attempt) {
-  const std::string& name = attempt.ticket.interface.name;
-  if (!left_interfaces_.insert(name).second) return;
-  log_->add(
-      LogLevel::kWarn, name,
-      "Bagua-Net: " + attempt.ticket.address.host() + " cannot be reached over " + name + " (" +
-          attempt.ticket.interface.address.host() +
-          "): the connection leaves by another interface, and shares its bandwidth. Give " + name +
-          " a route to that network, or leave it out of NCCL_SOCKET_IFNAME. If both interfaces are in one subnet, "
-          "set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2 on every host");
-}
-
 void OutboundHandshakes::release_for_retry(Stream& stream) {
   // A reset and not a FIN, so that the listener waits for the stream to come again. SO_LINGER may fail on a broken
   // socket.
@@ -397,7 +324,7 @@ void OutboundHandshakes::release(Stream& stream) {
 void OutboundHandshakes::fail(Attempt& attempt, Status failure) {
   if (attempt.is_join && attempt.ticket.hello.stream_index != kJoiningStream) {
     if (const auto arrivals = attempt.arrivals.lock()) {
-      arrivals->report({joining_as(attempt.ticket.hello.stream_index), failure.message()});
+      arrivals->report({attempt.ticket.joining(), failure.message()});
     }
   }
   for (Stream& stream : attempt.streams) release(stream);
@@ -419,12 +346,10 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
     Attempt& attempt = current->second;
     if (attempt.is_join && (attempt.over || attempt.arrivals.expired())) {
       if (attempt.over && !attempt.failure.is_ok()) {
-        constexpr char kKind[] = "join";
-        if (log_->is_due(LogLevel::kInfo, kKind, now_ms)) {
-          log_->add(LogLevel::kInfo, kKind,
-                    "Bagua-Net: no further connection to " + attempt.ticket.address.to_string() +
-                        ", going on without: " + attempt.failure.message());
-        }
+        log_->add_if_due(LogLevel::kInfo, "join", [&attempt] {
+          return "Bagua-Net: no further connection to " + attempt.ticket.address.to_string() +
+                 ", going on without: " + attempt.failure.message();
+        });
       }
       for (Stream& stream : attempt.streams) release(stream);
       attempts_.erase(current);
@@ -435,13 +360,9 @@ void OutboundHandshakes::expire(std::int64_t now_ms) {
       continue;
     }
     if (now_ms >= attempt.deadline_ms) {
-      fail(attempt, Status::remote_error(
-                        "could not connect to " + attempt.ticket.address.to_string() + " within " +
-                        std::to_string(attempt.ticket.timeout_ms) +
-                        " ms: " + cause_of(attempt.trouble, attempt.ticket.address, attempt.ticket.interface) + ". " +
-                        (attempt.ticket.timeout_ms == settings_.connect_timeout_ms ? "BAGUA_NET_CONNECT_TIMEOUT_MS"
-                                                                                   : "BAGUA_NET_KEEPALIVE_S") +
-                        " sets the deadline"));
+      const bool is_of_connecting = attempt.ticket.timeout_ms == settings_.connect_timeout_ms;
+      fail(attempt, deadline_error(attempt.trouble, attempt.ticket,
+                                   is_of_connecting ? "BAGUA_NET_CONNECT_TIMEOUT_MS" : "BAGUA_NET_KEEPALIVE_S"));
       continue;
     }
     for (std::size_t index = 0; index < attempt.streams.size() && !attempt.over; ++index) {

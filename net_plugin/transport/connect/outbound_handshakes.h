@@ -2,10 +2,10 @@
 // many streams there are, and then the others at the same time. A later join() is an attempt of its own, whose streams
 // go to the comm one by one. If it fails, the comm continues with the streams that it has.
 //
-// Each stream:  kConnecting --writable--> kGreeting (hello sent) --challenge--> kProving (proof sent)
-//               kProving --the reply accepts, with the listener's proof--> kJoined
+// Each stream:  kConnecting --writable--> kHandshaking (transport/connect/connector_handshake.h)
+//               kHandshaking --the reply accepts, with the listener's proof--> kJoined
 //               kConnecting --any error that may pass, no answer within 0.9 or 1.9 s--> kBackingOff
-//               kGreeting, kProving --closed, refused without a proof, no answer in time--> kBackingOff
+//               kHandshaking --closed, refused without a proof, no answer in time--> kBackingOff
 //               kBackingOff --100 ms--> kConnecting, with a new socket
 //               nobody listens after the listener closed the stream, or answered stream 0: the attempt has failed
 //               refused with a proof, or a join that is refused for kRefusedMs: the attempt has failed
@@ -14,11 +14,9 @@
 // Not thread-safe: the connection service's mutex guards every call.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -27,10 +25,11 @@
 #include "os/network_interface.h"
 #include "os/tcp_socket.h"
 #include "transport/connect/connect_failure.h"
+#include "transport/connect/connector_handshake.h"
 #include "transport/connect/established_connection.h"
 #include "transport/connect/handshake_settings.h"
+#include "transport/connect/interface_binding.h"
 #include "wire/handshake_message.h"
-#include "wire/handshake_proof.h"
 
 namespace bagua_net {
 
@@ -38,7 +37,7 @@ class OutboundHandshakes {
  public:
   // log: written once the mutex is free.
   OutboundHandshakes(const HandshakeSettings& settings, EpollPoller* poller, std::uint64_t* next_id, RareLog* log)
-      : settings_(settings), poller_(poller), next_id_(next_id), log_(log) {}
+      : settings_(settings), poller_(poller), next_id_(next_id), log_(log), binding_(settings, log) {}
 
   // Starts or polls the attempt whose number is kept in handle[kConnectHandleBytes]. *ready = true, or an error: the
   // attempt is over. interface: through which the connections leave, if the peer can be reached there. port: at the
@@ -64,18 +63,15 @@ class OutboundHandshakes {
   void fail_all(const Status& failure);
 
  private:
-  enum class JoinState { kConnecting, kGreeting, kProving, kJoined, kBackingOff };
+  enum class JoinState { kConnecting, kHandshaking, kJoined, kBackingOff };
   struct Stream {
     JoinState state = JoinState::kConnecting;
     OwnedFd socket;
     std::uint64_t id = 0;
-    std::array<std::uint8_t, kHelloBytes> hello;
-    std::array<std::uint8_t, kChallengeBytes> challenge;
-    std::array<std::uint8_t, kReplyBytes + kProofBytes> answer;  // the challenge, later the reply with its proof
-    std::size_t received = 0;
+    ConnectorHandshake handshake;
     std::int64_t due_ms = 0;  // kBackingOff: the next attempt; otherwise the deadline
     int tries = 0;
-    bool is_bound = false;        // see [Note: connections bound to their interface]
+    bool is_bound = false;        // to its interface (transport/connect/interface_binding.h)
     bool was_closed = false;      // by the listener, before it replied
     std::int64_t refused_ms = 0;  // of a join: since when; 0: it is not
   };
@@ -95,21 +91,13 @@ class OutboundHandshakes {
   std::uint64_t begin(Attempt attempt);
   void start(Attempt& attempt, std::uint64_t number, std::size_t index);
   void finish_connect(Attempt& attempt, std::size_t index);
-  bool send_or_retry(Attempt& attempt, std::size_t index, const std::uint8_t* bytes, std::size_t count);
-  // False: the answer is not complete yet, or the stream is retried.
-  bool read_answer(Attempt& attempt, std::size_t index, std::size_t bytes);
-  // Empty: the listener has not refused.
-  static std::string refusal_in(const Stream& stream);
-  void read_challenge(Attempt& attempt, std::uint64_t number, std::size_t index);
-  void read_reply(Attempt& attempt, std::uint64_t number, std::size_t index);
+  void read_answer(Attempt& attempt, std::uint64_t number, std::size_t index);
+  void judge_reply(Attempt& attempt, std::uint64_t number, std::size_t index);
   void take_reply(Attempt& attempt, std::uint64_t number, std::size_t index, const Reply& reply);
   // The stream is tried again if the error may pass; otherwise the attempt fails.
   void retry_or_fail(Attempt& attempt, std::size_t index, const Status& status);
   // refusal: the verdict of the peer, if there was one.
   void retry(Attempt& attempt, std::size_t index, int error_number, std::string refusal = {});
-  // See [Note: connections bound to their interface].
-  bool is_to_be_bound(const Attempt& attempt) const;
-  void tell_of_other_way(const Attempt& attempt);
   void release(Stream& stream);
   void release_for_retry(Stream& stream);
   void fail(Attempt& attempt, Status failure);
@@ -119,6 +107,7 @@ class OutboundHandshakes {
   EpollPoller* const poller_;
   std::uint64_t* const next_id_;
   RareLog* const log_;
+  InterfaceBinding binding_;
   std::map<std::uint64_t, Attempt> attempts_;
   struct StreamOf {
     std::uint64_t attempt;
@@ -127,7 +116,6 @@ class OutboundHandshakes {
   std::map<std::uint64_t, StreamOf> stream_ids_;                 // by poller id
   std::uint64_t next_attempt_ = 1;                               // 0 in a handle: no attempt yet
   std::map<RandomId, std::weak_ptr<StreamArrivals>> connected_;  // by comm id; expires with the comm
-  std::set<std::string> left_interfaces_;  // for which the log says that the kernel chose another one
 };
 
 }  // namespace bagua_net

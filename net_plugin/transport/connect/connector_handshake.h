@@ -1,0 +1,46 @@
+// ConnectorHandshake: the connecting end of the handshake on one connection; UnauthenticatedPeer is the other one. It
+// sends a hello, answers a challenge with a proof, and reads the reply. OutboundHandshakes decides what follows from
+// it. Reads and writes never block. Not thread-safe.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/status.h"
+#include "wire/handshake_message.h"
+#include "wire/handshake_proof.h"
+
+namespace bagua_net {
+
+class ConnectorHandshake {
+ public:
+  // On a new connection. Returns 0 or errno, as send_proof() does.
+  int send_hello(int socket, const Hello& hello);
+
+  enum class Answer {
+    kWaiting,    // it is not complete
+    kClosed,     // the peer has closed the connection, or the system call failed
+    kChallenge,  // send_proof() comes next
+    kReply,
+  };
+  Answer read(int socket);
+  int send_proof(int socket, const Token& token);
+
+  // After kReply; an error: it is not one of ours.
+  Status reply(Reply* reply) const { return decode_reply(answer_.data(), reply); }
+  // The listener has shown that it knows the token, too.
+  bool is_proven(const Token& token) const;
+  // What the peer said before it closed the connection, or in its reply. Empty: it has not refused.
+  std::string refusal() const;
+
+ private:
+  std::array<std::uint8_t, kHelloBytes> hello_;
+  std::array<std::uint8_t, kChallengeBytes> challenge_;
+  std::array<std::uint8_t, kReplyBytes + kProofBytes> answer_;  // the challenge, later the reply with its proof
+  std::size_t received_ = 0;                                    // of the answer
+  bool has_proved_ = false;                                     // send_proof() was called
+};
+
+}  // namespace bagua_net
