@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import difflib
 import itertools
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 from bagua.collectives.process_group import DEFAULT_TIMEOUT, from_torch_group, is_initialized, set_default_group
 from bagua.env import read_text
-from bagua.job import launch_environment, torch_internals
+from bagua.job import launch_environment, rendezvous, torch_internals
 
 _MAX_TIMEOUT_S = 10 * 365 * 86400.0  # backends count in milliseconds, some of them in 64 bits of nanoseconds
 _BACKEND_EXAMPLES = "'nccl', 'gloo' or 'cpu:gloo,cuda:nccl'"
@@ -44,7 +45,8 @@ def init_process_group(
             and, where CUDA is available, NCCL for those on GPUs.
 
     Raises:
-        RuntimeError: Bagua is initialized already, or the backend is not available in this build of torch.
+        RuntimeError: ranks have not come within the timeout (torch.distributed.DistStoreError, which names them),
+            Bagua is initialized already, or the backend is not available in this build of torch.
         TypeError: `timeout` is neither a timedelta nor a number, or `backend` is not a string.
         ValueError: an argument or a variable is missing, out of range or contradicts torch's default group; or srun or
             mpirun started several processes without WORLD_SIZE.
@@ -155,6 +157,8 @@ def _init_torch(store: torch_internals.Store | None, timeout: datetime.timedelta
             store = _started_store(master_port, rank, world_size, timeout)
     if backend is None:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    if world_size > 1:
+        rendezvous.wait_for_all(store, rank, world_size, timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
@@ -171,10 +175,14 @@ def _started_store(port: int, rank: int, world_size: int, timeout: datetime.time
     if key not in _stores:
         address, *_ = key
         is_master = attempt is None and rank == 0
-        _stores[key] = (
-            torch_internals.TCPStore(address, port, world_size, is_master, timeout=timeout, multi_tenant=True),
-            itertools.count(),
-        )
+        told = contextlib.nullcontext() if is_master else rendezvous.told_of_rank_0(address, port)
+        with told:  # the server does not wait for the others here: it does in `wait_for_all`
+            _stores[key] = (
+                torch_internals.TCPStore(
+                    *(address, port, world_size, is_master), timeout, wait_for_workers=False, multi_tenant=True
+                ),
+                itertools.count(),
+            )
     server, starts = _stores[key]
     server.set_timeout(timeout)
     return torch_internals.PrefixStore(f"bagua/attempt_{attempt or 0}/start_{next(starts)}", server)
