@@ -12,6 +12,7 @@ later, when the GPU has passed them.
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
 from collections import deque
@@ -72,10 +73,18 @@ class StepStatistics:
         return max(0.0, self.communication_s - self.exposed_s)
 
     def __str__(self) -> str:
-        share = 100 * self.exposed_s / self.step_s if self.step_s > 0 else float("nan")
+        if self.steps == 0:
+            return (
+                "no step has communicated yet; what an algorithm communicates on a thread of its own, as async does, is"
+                " not measured"
+            )
+        step = "step not measured yet" if math.isnan(self.step_s) else f"step {1e3 * self.step_s:.3g} ms"
+        if math.isnan(self.communication_s) or math.isnan(self.exposed_s):
+            return f"{step}; communication not measured yet: one step in {SAMPLE_EVERY} is, after {self.steps} so far"
+        share = f" ({100 * self.exposed_s / self.step_s:.0f} % of the step)" if self.step_s > 0 else ""
         return (
-            f"step {1e3 * self.step_s:.3g} ms; communication {1e3 * self.communication_s:.3g} ms, of which exposed"
-            f" {1e3 * self.exposed_s:.3g} ms ({share:.0f} % of the step); {self.nbytes / (1 << 20):.3g} MiB in"
+            f"{step}; communication {1e3 * self.communication_s:.3g} ms, of which exposed"
+            f" {1e3 * self.exposed_s:.3g} ms{share}; {self.nbytes / (1 << 20):.3g} MiB in"
             f" {len(self.buckets)} {'bucket' if len(self.buckets) == 1 else 'buckets'}"
         )
 
