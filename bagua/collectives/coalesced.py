@@ -30,13 +30,13 @@ def broadcast_coalesced(tensors: Iterable[torch.Tensor], src: int = 0, comm: Bag
                 _write_back(together, run)
 
 
-def all_reduce_coalesced_inplace(
+def allreduce_coalesced_inplace(
     tensors: Iterable[torch.Tensor], op: ReduceOp = ReduceOp.SUM, comm: BaguaCommunicator | None = None
 ) -> None:
     """Every tensor becomes the reduction of those of all ranks."""
-    if member := resolve(comm, "all_reduce_coalesced_inplace"):
-        given = _checked("all_reduce_coalesced_inplace", tensors, member)
-        operation = check_op("all_reduce_coalesced_inplace", op)
+    if member := resolve(comm, "allreduce_coalesced_inplace"):
+        given = _checked("allreduce_coalesced_inplace", tensors, member)
+        operation = check_op("allreduce_coalesced_inplace", op)
         # All of them before the first is sent: what a later one raises must not leave half of the work done.
         planned = [(run, reduction.plan(member, run[0], operation)) for run in _runs(given)]
         for run, plan in planned:

@@ -88,40 +88,38 @@ def reduce_inplace(
     reduce(tensor, tensor, dst, op, comm)
 
 
-def all_reduce(
+def allreduce(
     send_tensor: torch.Tensor,
     recv_tensor: torch.Tensor,
     op: ReduceOp = ReduceOp.SUM,
     comm: BaguaCommunicator | None = None,
 ) -> None:
     """`recv_tensor` becomes the reduction of all `send_tensor`. They may be the same tensor."""
-    if member := resolve(comm, "all_reduce"):
-        check_tensors("all_reduce", member, send_tensor=send_tensor, recv_tensor=recv_tensor)
-        check_size("all_reduce", "recv_tensor", recv_tensor, send_tensor.numel(), "as send_tensor has")
-        plan = reduction.plan(member, send_tensor, check_op("all_reduce", op))
+    if member := resolve(comm, "allreduce"):
+        check_tensors("allreduce", member, send_tensor=send_tensor, recv_tensor=recv_tensor)
+        check_size("allreduce", "recv_tensor", recv_tensor, send_tensor.numel(), "as send_tensor has")
+        plan = reduction.plan(member, send_tensor, check_op("allreduce", op))
         reduction.all_reduce(member, _copied(send_tensor, recv_tensor), plan)
 
 
-def all_reduce_inplace(
-    tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: BaguaCommunicator | None = None
-) -> None:
+def allreduce_inplace(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: BaguaCommunicator | None = None) -> None:
     """`tensor` becomes the reduction of all."""
-    all_reduce(tensor, tensor, op, comm)
+    allreduce(tensor, tensor, op, comm)
 
 
-def all_gather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: BaguaCommunicator | None = None) -> None:
+def allgather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: BaguaCommunicator | None = None) -> None:
     """`recv_tensor`, n times as long, becomes all `send_tensor` in the order of the ranks."""
-    if member := resolve(comm, "all_gather"):
-        check_tensors("all_gather", member, send_tensor=send_tensor, recv_tensor=recv_tensor)
-        _check_whole("all_gather", "recv_tensor", recv_tensor, "send_tensor", send_tensor, member.nranks())
+    if member := resolve(comm, "allgather"):
+        check_tensors("allgather", member, send_tensor=send_tensor, recv_tensor=recv_tensor)
+        _check_whole("allgather", "recv_tensor", recv_tensor, "send_tensor", send_tensor, member.nranks())
         byte_transport.all_gather(member, flat(send_tensor), flat(recv_tensor))
 
 
-def all_gather_inplace(tensor: torch.Tensor, comm: BaguaCommunicator | None = None) -> None:
+def allgather_inplace(tensor: torch.Tensor, comm: BaguaCommunicator | None = None) -> None:
     """`tensor` has a part for each rank; that of rank i becomes what rank i has there."""
-    if member := resolve(comm, "all_gather_inplace"):
-        check_tensors("all_gather_inplace", member, tensor=tensor)
-        check_divisible("all_gather_inplace", "tensor", tensor, member.nranks())
+    if member := resolve(comm, "allgather_inplace"):
+        check_tensors("allgather_inplace", member, tensor=tensor)
+        check_divisible("allgather_inplace", "tensor", tensor, member.nranks())
         whole = flat(tensor)
         byte_transport.all_gather(member, byte_transport.parts(whole, member.nranks())[member.rank()], whole)
 
@@ -203,21 +201,21 @@ def reduce_scatter_inplace(
         reduce_scatter(tensor, flat(tensor)[:part], op, member)
 
 
-def all_to_all(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: BaguaCommunicator | None = None) -> None:
+def alltoall(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: BaguaCommunicator | None = None) -> None:
     """Both have a part for each rank: part i of `recv_tensor` becomes this rank's part of rank i's `send_tensor`."""
-    if member := resolve(comm, "all_to_all"):
-        check_tensors("all_to_all", member, send_tensor=send_tensor, recv_tensor=recv_tensor)
-        check_divisible("all_to_all", "send_tensor", send_tensor, member.nranks())
-        check_size("all_to_all", "recv_tensor", recv_tensor, send_tensor.numel(), "as send_tensor has")
+    if member := resolve(comm, "alltoall"):
+        check_tensors("alltoall", member, send_tensor=send_tensor, recv_tensor=recv_tensor)
+        check_divisible("alltoall", "send_tensor", send_tensor, member.nranks())
+        check_size("alltoall", "recv_tensor", recv_tensor, send_tensor.numel(), "as send_tensor has")
         byte_transport.all_to_all(member, flat(send_tensor), flat(recv_tensor))
 
 
-def all_to_all_inplace(tensor: torch.Tensor, comm: BaguaCommunicator | None = None) -> None:
+def alltoall_inplace(tensor: torch.Tensor, comm: BaguaCommunicator | None = None) -> None:
     """Part i of `tensor` becomes this rank's part of rank i's."""
-    all_to_all(tensor, tensor, comm)
+    alltoall(tensor, tensor, comm)
 
 
-def all_to_all_v(
+def alltoall_v(
     send_tensor: torch.Tensor,
     send_counts: Sequence[int],
     send_displs: Sequence[int],
@@ -230,25 +228,25 @@ def all_to_all_v(
     To rank i go `send_counts[i]` elements of `send_tensor` from `send_displs[i]` on; what comes from it, of
     `recv_counts[i]` elements, is put at `recv_displs[i]` of `recv_tensor`. Other elements are left alone.
     """
-    if member := resolve(comm, "all_to_all_v"):
-        check_tensors("all_to_all_v", member, send_tensor=send_tensor, recv_tensor=recv_tensor)
-        sent = check_segments("all_to_all_v", "send_", send_tensor, send_counts, send_displs, member.nranks())
-        received = check_segments("all_to_all_v", "recv_", recv_tensor, recv_counts, recv_displs, member.nranks())
-        check_disjoint("all_to_all_v", received)
+    if member := resolve(comm, "alltoall_v"):
+        check_tensors("alltoall_v", member, send_tensor=send_tensor, recv_tensor=recv_tensor)
+        sent = check_segments("alltoall_v", "send_", send_tensor, send_counts, send_displs, member.nranks())
+        received = check_segments("alltoall_v", "recv_", recv_tensor, recv_counts, recv_displs, member.nranks())
+        check_disjoint("alltoall_v", received)
         me = member.rank()
         if send_counts[me] != recv_counts[me]:
             raise ValueError(
-                f"all_to_all_v: send_counts[{me}]={send_counts[me]} and recv_counts[{me}]={recv_counts[me]} are both "
+                f"alltoall_v: send_counts[{me}]={send_counts[me]} and recv_counts[{me}]={recv_counts[me]} are both "
                 "what this process sends to itself"
             )
         byte_transport.all_to_all_segments(member, flat(send_tensor), sent, flat(recv_tensor), received)
 
 
-def all_to_all_v_inplace(
+def alltoall_v_inplace(
     tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int], comm: BaguaCommunicator | None = None
 ) -> None:
     """With rank i, `counts[i]` elements of `tensor` from `displs[i]` on are exchanged."""
-    all_to_all_v(tensor, counts, displs, tensor, counts, displs, comm)
+    alltoall_v(tensor, counts, displs, tensor, counts, displs, comm)
 
 
 def barrier(comm: BaguaCommunicator | None = None) -> None:

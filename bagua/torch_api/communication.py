@@ -4,7 +4,29 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from bagua.collectives import coalesced, collectives
+from bagua.collectives.coalesced import allreduce_coalesced_inplace, broadcast_coalesced
+from bagua.collectives.collectives import (
+    allgather,
+    allgather_inplace,
+    allreduce,
+    allreduce_inplace,
+    alltoall,
+    alltoall_inplace,
+    alltoall_v,
+    alltoall_v_inplace,
+    barrier,
+    broadcast,
+    gather,
+    gather_inplace,
+    recv,
+    reduce,
+    reduce_inplace,
+    reduce_scatter,
+    reduce_scatter_inplace,
+    scatter,
+    scatter_inplace,
+    send,
+)
 from bagua.collectives.communicator import BaguaCommunicator, CommMember
 from bagua.collectives.initialization import init_process_group
 from bagua.collectives.object_collectives import broadcast_object
@@ -22,31 +44,6 @@ from bagua.engine.comm_scheduler import CommScheduler
 from bagua.engine.data_parallel import engine_named
 from bagua.engine.gradient_owners import owners_by_name
 from bagua.job.failure_report import CollectiveError
-
-broadcast_coalesced = coalesced.broadcast_coalesced
-allreduce_coalesced_inplace = coalesced.all_reduce_coalesced_inplace
-
-send = collectives.send
-recv = collectives.recv
-barrier = collectives.barrier
-broadcast = collectives.broadcast
-reduce = collectives.reduce
-allreduce = collectives.all_reduce
-allgather = collectives.all_gather
-gather = collectives.gather
-scatter = collectives.scatter
-reduce_scatter = collectives.reduce_scatter
-alltoall = collectives.all_to_all
-alltoall_v = collectives.all_to_all_v
-
-reduce_inplace = collectives.reduce_inplace
-allreduce_inplace = collectives.all_reduce_inplace
-allgather_inplace = collectives.all_gather_inplace
-gather_inplace = collectives.gather_inplace
-scatter_inplace = collectives.scatter_inplace
-reduce_scatter_inplace = collectives.reduce_scatter_inplace
-alltoall_inplace = collectives.all_to_all_inplace
-alltoall_v_inplace = collectives.all_to_all_v_inplace
 
 __all__ = [
     "BaguaCommunicator",

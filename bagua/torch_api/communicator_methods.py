@@ -50,19 +50,19 @@ class CollectiveMethods:
 
     def allreduce(self, send_tensor: Tensor, recv_tensor: Tensor, op: ReduceOp | int) -> None:
         """`recv_tensor` becomes the reduction of all `send_tensor`."""
-        _run(self, collectives.all_reduce, send_tensor, recv_tensor, op)
+        _run(self, collectives.allreduce, send_tensor, recv_tensor, op)
 
     def allreduce_inplace(self, tensor: Tensor, op: ReduceOp | int) -> None:
         """`tensor` becomes the reduction of all."""
-        _run(self, collectives.all_reduce_inplace, tensor, op)
+        _run(self, collectives.allreduce_inplace, tensor, op)
 
     def allgather(self, send_tensor: Tensor, recv_tensor: Tensor) -> None:
         """`recv_tensor`, n times as long, becomes all `send_tensor` in the order of the ranks."""
-        _run(self, collectives.all_gather, send_tensor, recv_tensor)
+        _run(self, collectives.allgather, send_tensor, recv_tensor)
 
     def allgather_inplace(self, tensor: Tensor) -> None:
         """The part of rank i of `tensor` becomes what rank i has there."""
-        _run(self, collectives.all_gather_inplace, tensor)
+        _run(self, collectives.allgather_inplace, tensor)
 
     def gather(self, send_tensor: Tensor, recv_tensor: Tensor, dst: int) -> None:
         """On rank `dst`, `recv_tensor`, n times as long, becomes all `send_tensor`."""
@@ -90,11 +90,11 @@ class CollectiveMethods:
 
     def alltoall(self, send_tensor: Tensor, recv_tensor: Tensor) -> None:
         """Part i of `recv_tensor` becomes this rank's part of rank i's `send_tensor`."""
-        _run(self, collectives.all_to_all, send_tensor, recv_tensor)
+        _run(self, collectives.alltoall, send_tensor, recv_tensor)
 
     def alltoall_inplace(self, tensor: Tensor) -> None:
         """Part i of `tensor` becomes this rank's part of rank i's."""
-        _run(self, collectives.all_to_all_inplace, tensor)
+        _run(self, collectives.alltoall_inplace, tensor)
 
     def alltoall_v(
         self,
@@ -107,12 +107,12 @@ class CollectiveMethods:
     ) -> None:
         """With rank i, other numbers of elements than with others, from and to the places given."""
         _run(
-            self, collectives.all_to_all_v, send_tensor, send_counts, send_displs, recv_tensor, recv_counts, recv_displs
+            self, collectives.alltoall_v, send_tensor, send_counts, send_displs, recv_tensor, recv_counts, recv_displs
         )
 
     def alltoall_v_inplace(self, tensor: Tensor, counts: Sequence[int], displs: Sequence[int]) -> None:
         """With rank i, `counts[i]` elements of `tensor` from `displs[i]` on are exchanged."""
-        _run(self, collectives.all_to_all_v_inplace, tensor, counts, displs)
+        _run(self, collectives.alltoall_v_inplace, tensor, counts, displs)
 
 
 def _communicator(self: Any) -> BaguaCommunicator:

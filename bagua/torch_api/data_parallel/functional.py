@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from bagua.collectives.arguments import check_op
-from bagua.collectives.collectives import all_reduce_inplace
+from bagua.collectives.collectives import allreduce_inplace
 from bagua.collectives.communicator import BaguaCommunicator, CommMember
 from bagua.collectives.process_group import BaguaProcessGroup, to_bagua_process_group
 from bagua.collectives.reduce_op import ReduceOp
@@ -70,7 +70,7 @@ class _AllReduce(torch.autograd.Function):
         result = tensor.clone(memory_format=torch.contiguous_format)
         if communicator is not CommMember.NON_COMM_MEMBER:
             # Buckets may be under way, in a forward pass as well: that of a checkpoint.
-            in_order(communicator.torch_group, result.device, lambda: all_reduce_inplace(result, op, communicator))
+            in_order(communicator.torch_group, result.device, lambda: allreduce_inplace(result, op, communicator))
         return result
 
     @staticmethod

@@ -77,7 +77,7 @@ class _AllToAll(torch.autograd.Function):
 def _exchanged(comm: BaguaCommunicator, tokens: Tensor) -> Tensor:
     tokens = tokens.contiguous()
     received = torch.empty_like(tokens)
-    collectives.all_to_all(tokens, received, comm)
+    collectives.alltoall(tokens, received, comm)
     return received
 
 
