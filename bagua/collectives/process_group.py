@@ -308,6 +308,7 @@ def from_torch_group(group: dist.ProcessGroup | int, stream: torch.cuda.Stream |
 
     Raises:
         TypeError: `group` is no torch process group.
+        ValueError: torch.distributed does not know the group, and so not its ranks.
     """
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         return BaguaProcessGroup(None, [], stream)
@@ -315,8 +316,15 @@ def from_torch_group(group: dist.ProcessGroup | int, stream: torch.cuda.Stream |
         raise TypeError(f"group is {group!r}, must be a torch.distributed.ProcessGroup")
     known = _torch_to_bagua_pg_map.get(group)
     if known is None:
-        timeout = torch_internals.backend_timeout(group)
-        known = BaguaProcessGroup(group, dist.get_process_group_ranks(group), stream, timeout)
+        try:
+            ranks = dist.get_process_group_ranks(group)
+        except KeyError:
+            raise ValueError(
+                f"torch.distributed does not know this {type(group).__name__} of {group.size()} ranks: the global"
+                " ranks of its members are unknown, and torch's collectives refuse it.\n"
+                "Pass a group that torch.distributed.new_group() has made, or None for all ranks."
+            ) from None
+        known = BaguaProcessGroup(group, ranks, stream, torch_internals.backend_timeout(group))
         _torch_to_bagua_pg_map[group] = known
     return known
 

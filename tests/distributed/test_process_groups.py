@@ -227,6 +227,8 @@ def ask_wrongly() -> None:
     for wrong in (None, 0, "world", bagua):
         with pytest.raises(TypeError, match=r"must be a torch\.distributed\.ProcessGroup"):
             communication.from_torch_group(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"torch\.distributed does not know this ProcessGroup of 2 ranks"):
+        communication.from_torch_group(dist.ProcessGroup(0, 2))
     bagua.barrier()
 
 
