@@ -8,7 +8,15 @@ communicators. It sets up nothing else: no CUDA, no process group.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
+
+if importlib.util.find_spec("torch") is None:
+    raise ModuleNotFoundError(
+        "bagua.torch_api needs torch, which is not installed.\n"
+        "Install it in this environment: pip install torch. In a checkout of Bagua: pip install '.[torch]'.",
+        name="torch",
+    )
 
 from bagua.torch_api import algorithms, communication, data_parallel, env, tensor
 from bagua.torch_api.communication import (
