@@ -106,9 +106,7 @@ class CollectiveMethods:
         recv_displs: Sequence[int],
     ) -> None:
         """With rank i, other numbers of elements than with others, from and to the places given."""
-        _run(
-            self, collectives.alltoall_v, send_tensor, send_counts, send_displs, recv_tensor, recv_counts, recv_displs
-        )
+        _run(self, collectives.alltoall_v, send_tensor, send_counts, send_displs, recv_tensor, recv_counts, recv_displs)
 
     def alltoall_v_inplace(self, tensor: Tensor, counts: Sequence[int], displs: Sequence[int]) -> None:
         """With rank i, `counts[i]` elements of `tensor` from `displs[i]` on are exchanged."""
