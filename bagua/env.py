@@ -62,8 +62,18 @@ def read_size(environment: Mapping[str, str], name: str) -> int | None:
     """A number of bytes, at least 1, with an optional suffix K, M or G (powers of 1024; KiB and KB mean the same); None
     if it is not set. Raises EnvironmentValueError for anything else."""
     text = read_text(environment, name)
-    if text is None:
-        return None
+    return None if text is None else size_of(name, text)
+
+
+def size_of(name: str, text: str) -> int:
+    """A number of bytes as in `read_size`.
+
+    Args:
+        name: What has this value, for the error.
+
+    Raises:
+        EnvironmentValueError: It is something else; a ValueError.
+    """
     match = re.fullmatch(r"(\d+)\s*(?:([kmg])(?:i?b)?|b)?", text, re.IGNORECASE)
     size = int(match[1]) * _UNITS[(match[2] or "").lower()] if match else 0
     if size < 1:

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import bagua.torch_api as bagua
 from bagua.torch_api.contrib import CachedDataset, CacheLoader
+from bagua.torch_api.contrib.caching.store import ClusterStore, Store, StoreError, StoreFullError
 from bagua.torch_api.contrib.utils.redis_store import RedisStore
 
 MIB = 1 << 20
@@ -152,8 +153,60 @@ def test_a_full_cache_keeps_what_it_has_and_warns_once(caplog: pytest.LogCapture
         assert len(list(data)) == 50
     assert data.statistics().hits == 2 * data.cache_loader.num_keys() == 2 * 19
     assert data.statistics().errors == 0
+    assert data.statistics().bytes_written == sum(map(len, _stored(data))) < 200_000
     assert len(caplog.records) == 1
     assert "do not fit" in caplog.records[0].getMessage()
+
+
+def _stored(data: CachedDataset) -> list[bytes]:
+    """The values in its store, as they are there."""
+    keys = [data.cache_loader._text_of(index) for index in range(len(data))]
+    return [value for value in data.cache_loader.store.mget(keys) if value is not None]
+
+
+class Broken(Store):
+    """The first value of each write is stored, then the server is gone."""
+
+    def __init__(self, is_full: bool) -> None:
+        self.kept: dict[str, Any] = {}
+        self.is_full = is_full
+
+    def mset(self, dictionary: Any, group: str | None = None) -> None:
+        key, value = next(iter(dictionary.items()))
+        self.kept[key] = value
+        raise (StoreFullError if self.is_full else StoreError)("broken", written=len(value))
+
+    def mget(self, keys: Any) -> list[bytes | None]:
+        return [self.kept.get(key) for key in keys]
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb", "full", "gone", "cluster", "raises"])
+def test_what_was_not_written_is_not_counted(kind: str, tmp_path: Path) -> None:
+    arguments = {"path": tmp_path / "cache", "capacity_bytes": "1M"} if kind == "lmdb" else {"capacity_bytes": "100K"}
+    data = CachedDataset(
+        [bytes(10_000) for _ in range(200)], "lmdb" if kind == "lmdb" else "memory", writer_buffer_size=7, **arguments
+    )
+    store: Any = data.cache_loader.store
+    if kind in ("full", "gone"):
+        data.cache_loader.store = store = Broken(kind == "full")
+    elif kind == "cluster":
+        data.cache_loader.store = store = ClusterStore([store, Broken(False), Broken(True)])
+    elif kind == "raises":
+        data.cache_loader.store = store = Raises()
+    list(data)
+    data.cache_loader.flush()
+    stored = _stored(data)
+    assert data.statistics().bytes_written == sum(map(len, stored))
+    assert len(stored) < 200
+    assert bool(stored) == (kind != "raises")
+
+
+class Raises(Store):
+    def mset(self, dictionary: Any, group: str | None = None) -> None:
+        raise ValueError("no")
+
+    def mget(self, keys: Any) -> list[bytes | None]:
+        return [None] * len(keys)
 
 
 def test_damaged_values_are_prepared_again_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -199,13 +252,9 @@ def test_arguments_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         CachedDataset(Stream())
     with pytest.raises(TypeError, match=r"key=1\.5: a key of the cache must be"):
         CacheLoader("memory").get(1.5, str)
-    for package, backend, extra in (
-        ("lmdb", "lmdb", "cache"),
-        ("msgpack", "memory", "cache"),
-        ("redis", "redis", "redis"),
-    ):
+    for package, backend in (("lmdb", "lmdb"), ("msgpack", "memory"), ("redis", "redis")):
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(ModuleNotFoundError, match=rf"{package}, which is not installed.*\n.*bagua\[{extra}\]"):
+        with pytest.raises(ModuleNotFoundError, match=rf"{package}, which is not installed.*\n.*pip install {package}"):
             CachedDataset([1], backend)
         monkeypatch.undo()
 

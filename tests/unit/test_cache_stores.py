@@ -139,6 +139,17 @@ def test_capacities_are_checked(tmp_path: Path) -> None:
         LmdbStore(tmp_path, 100)
     with pytest.raises(ValueError, match=r"capacity_bytes=0\.5"):
         MemoryStore(0.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"capacity_bytes=5X: must be a number of bytes, .* suffix K, M or G"):
+        MemoryStore("5X")
+    with pytest.raises(ValueError, match="capacity_bytes='1K': must be a whole number of bytes, at least 1048576"):
+        LmdbStore(tmp_path, "1K")
+    for wrong in (None, [1], True):
+        with pytest.raises(TypeError, match=r"capacity_bytes=.*: must be a number of bytes, or a text such as '5G'"):
+            MemoryStore(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="capacity_bytes=inf"):
+        MemoryStore(float("inf"))  # type: ignore[arg-type]
+    assert MemoryStore("5G").capacity_bytes == MemoryStore("5 GiB").capacity_bytes == 5 << 30
+    assert LmdbStore(tmp_path / "cache", "8M").capacity_bytes == 8 * MIB
 
 
 @needs_redis
@@ -516,8 +527,14 @@ def test_a_pause_ends() -> None:
 
 def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(FileExistsError, match=r"path='.*file' cannot be the folder of a cache.*Pass another path"):
         LmdbStore(tmp_path / "file", 8 * MIB)
+    with pytest.raises(NotADirectoryError, match=r"path='.*file/in' cannot be the folder of a cache"):
+        LmdbStore(tmp_path / "file" / "in", 8 * MIB)
+    with pytest.raises(ValueError, match="path='': must name a folder"):
+        LmdbStore("")
+    with pytest.raises(TypeError, match="path=5: must name a folder"):
+        LmdbStore(5)  # type: ignore[arg-type]
 
 
 def test_stores_of_a_path_share_what_is_open(tmp_path: Path) -> None:
@@ -545,8 +562,25 @@ def test_a_server_that_is_gone_is_a_miss_and_one_warning(caplog: pytest.LogCaptu
     assert found.errors > 0
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == 1
-    assert warnings[0].startswith("The Redis server does not do what it is asked for")
+    assert warnings[0].startswith("The Redis server cannot be used")
     assert server.host["password"] not in warnings[0]
+
+
+def test_an_error_names_the_server_as_redis_connects_to_it() -> None:
+    pytest.importorskip("redis")
+    for host, named in (
+        ({"host": "localhost"}, "It is localhost:6379."),
+        ({"unix_socket_path": "/nowhere/redis"}, "It is /nowhere/redis."),
+    ):
+        store = RedisStore([host])
+        store.stores[0]._client.mget = _unreachable  # type: ignore[attr-defined]
+        with pytest.raises(StoreError) as caught:
+            store.get("key")
+        assert named in str(caught.value)
+
+
+def _unreachable(*_: object) -> None:
+    raise ConnectionRefusedError("refused")
 
 
 @needs_redis
@@ -554,7 +588,7 @@ def test_a_server_rejects_who_does_not_know_its_password() -> None:
     with redis_server() as server:
         store = RedisStore([{**server.host, "password": "guess"}])
         assert not store.status()
-        with pytest.raises(StoreError, match=r"does not do what it is asked for \(.*\)\.\nIt is 127"):
+        with pytest.raises(StoreError, match=r"cannot be used \(.*\)\.\nIt is 127"):
             store.get("key")
 
 
@@ -648,7 +682,7 @@ def test_a_server_that_is_slow_to_start_is_waited_for(
         ({"hosts": []}, "hosts has 0 servers"),
         ({"hosts": [{"host": "a"}, {"host": "b"}], "cluster_mode": False}, "hosts has 2 servers"),
         ({"hosts": ["localhost:6379"]}, "each must be a dict such as"),
-        ({"hosts": [{"host": "a"}], "capacity_per_node": 5}, "capacity_bytes=5"),
+        ({"hosts": [{"host": "a"}], "capacity_per_node": 5}, "capacity_per_node=5: must be a whole number of bytes"),
     ],
 )
 def test_arguments_of_redis_are_checked(arguments: dict[str, Any], message: str) -> None:

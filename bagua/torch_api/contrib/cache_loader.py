@@ -16,7 +16,14 @@ from urllib.parse import quote
 
 from bagua.torch_api.contrib.caching.codec import codec_of, pack, unpack
 from bagua.torch_api.contrib.caching.statistics import CacheStatistics, SharedCounts
-from bagua.torch_api.contrib.caching.store import Store, StoreError, StoreFullError, store_values, to_bytes
+from bagua.torch_api.contrib.caching.store import (
+    Store,
+    StoreError,
+    StoreFullError,
+    size_of_values,
+    store_values,
+    to_bytes,
+)
 
 __all__ = ["CacheLoader"]
 
@@ -193,19 +200,24 @@ class CacheLoader:
             self._reads = 0
             if not pending:
                 return
-            self._counts.add(bytes_written=sum(len(frame) for frame in pending.values()))
+            written = 0
             try:
                 store_values(self.store, pending, self._group)
+                written = size_of_values(pending)
             except StoreFullError as error:
+                written = error.written
                 self._is_full = True
                 self._warn("full", str(error))
             except Exception as error:
+                written = getattr(error, "written", 0)
                 self._fail("store", _told(error))
+            self._counts.add(bytes_written=written)
 
     def _fail(self, kind: str, message: str) -> None:
         with self._guard():
             self._counts.add(errors=1)
-        self._warn(kind, f"{message}\nSuch samples are prepared again. This is said once; statistics() counts it.")
+        advice = "Such samples are prepared again. This warning is given once; statistics().errors counts the failures."
+        self._warn(kind, f"{message}\n{advice}")
 
     def _warn(self, kind: str, message: str) -> None:
         if self._counts.is_first(_KINDS.index(kind)):

@@ -31,7 +31,8 @@ class CachedDataset(Dataset[Any]):
             [fingerprints](../../how-to/train/cache-samples.md#when-samples-are-prepared-again).
         codec: how samples are stored, "msgpack" or "pickle"; see
             [codecs](../../how-to/train/cache-samples.md#what-can-be-stored).
-        **kwargs: of the backend: path, capacity_bytes; hosts, cluster_mode, capacity_per_node for "redis".
+        **kwargs: of the backend: path, capacity_bytes (a number, or a text such as "50G"); hosts, cluster_mode,
+            capacity_per_node for "redis".
 
     Attributes:
         dataset: as given.

@@ -73,8 +73,9 @@ def shared_environment(path: Path, map_bytes: int) -> SharedEnvironment:
     """The environment of `path` in this process, with room for at least `map_bytes`."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise
+    except (FileExistsError, NotADirectoryError) as error:
+        reason = f"path={str(path)!r} cannot be the folder of a cache: it, or a folder above it, is a file"
+        raise type(error)(error.errno, f"{reason}. Pass another path.") from None
     except OSError:
         pass  # no space, for example: the first use says so, and is a miss
     name = str(path.resolve())

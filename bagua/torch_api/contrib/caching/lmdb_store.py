@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bagua.torch_api.contrib.caching.lmdb_environment import shared_environment
-from bagua.torch_api.contrib.caching.store import Store, StoreError, StoreFullError, check_capacity, to_bytes
+from bagua.torch_api.contrib.caching.store import Store, StoreError, StoreFullError, checked_capacity, to_bytes
 
 _LEAST_BYTES = 1 << 20
 _MAX_KEY_BYTES = 500  # LMDB's limit is 511
@@ -34,24 +34,33 @@ def default_path() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bagua" / "samples"
 
 
+def _checked_path(path: Any) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path={path!r}: must name a folder, as a text or a Path")
+    if not os.fspath(path):  # which would be the folder that the program was started in
+        raise ValueError(f"path={path!r}: must name a folder; None, the default, is {default_path()}")
+    return Path(path).expanduser().absolute()
+
+
 class LmdbStore(Store):
     """Values in a folder on a local disk, or in /dev/shm.
 
     Args:
         path: the folder; it is made if missing, for this user alone. None: `default_path()`. LMDB does not work on
             network file systems.
-        capacity_bytes: what the files may take, at least 1 MiB. `ls` shows this size from the beginning; `du` shows
-            what is in use.
+        capacity_bytes: what the files may take, at least 1 MiB: a number of bytes, or a text such as "50G". `ls` shows
+            this size from the beginning; `du` shows what is in use.
 
     Raises:
-        ValueError: capacity_bytes is too small.
+        TypeError: an argument of another type.
+        ValueError: capacity_bytes is too small, or path is empty.
         ModuleNotFoundError: lmdb is not installed.
         OSError: the folder cannot be made.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, capacity_bytes: int = 16 << 30) -> None:
-        self.capacity_bytes = check_capacity(capacity_bytes, _LEAST_BYTES)
-        self.path = Path(path).expanduser().absolute() if path is not None else default_path()
+    def __init__(self, path: str | os.PathLike[str] | None = None, capacity_bytes: int | str = 16 << 30) -> None:
+        self.capacity_bytes = checked_capacity("capacity_bytes", capacity_bytes, _LEAST_BYTES)
+        self.path = default_path() if path is None else _checked_path(path)
         self._limit = int(self.capacity_bytes * _FOR_VALUES)
         self._environment = shared_environment(self.path, -(-self.capacity_bytes // _PAGE_BYTES) * _PAGE_BYTES)
 
@@ -63,18 +72,19 @@ class LmdbStore(Store):
         values = {_stored_key(key): to_bytes(value) for key, value in dictionary.items()}
         full = self._environment.lmdb.MapFullError
         try:
-            rejected = self._put(values, own)
+            rejected, written = self._put(values, own)
         except full:  # no row of free pages is long enough
             try:
                 self._evict(sum(_size(key, value) for key, value in values.items()) + self._limit // 8, own)
-                rejected = self._put(values, own)
+                rejected, written = self._put(values, own)
             except full:
-                rejected = len(values)
+                rejected, written = len(values), 0
         if rejected:
             raise StoreFullError(
                 f"{rejected} of {len(values)} values do not fit into the cache of {self.capacity_bytes} bytes.\n"
                 f"It is in {self.path}.\n"
-                "Raise capacity_bytes, or go on without these values in the cache."
+                "Raise capacity_bytes, or go on without these values in the cache.",
+                written=written,
             )
 
     def _evict(self, needed: int, own: bytes) -> None:
@@ -85,24 +95,26 @@ class LmdbStore(Store):
                 account.evict(size)
                 account.save()
 
-    def _put(self, values: dict[bytes, bytes], own: bytes) -> int:
-        """Returns how many did not fit."""
-        rejected = 0
+    def _put(self, values: dict[bytes, bytes], own: bytes) -> tuple[int, int]:
+        """Returns how many did not fit, and how many bytes the others have."""
+        rejected = written = 0
         with self._environment.writing() as (transaction, databases):
             account = _Account(transaction, databases, own, self._limit)
             entries = databases[b"entries"]
             for key, value in values.items():
                 old = transaction.get(key, db=entries)
+                written += len(value)
                 if old is not None:
                     if old[_PLACE_BYTES:] == value:
                         continue  # another rank was faster
                     account.remove(bytes(old[:_PLACE_BYTES]), key)
                 if (place := account.add(key, _size(key, value))) is None:
                     rejected += 1
+                    written -= len(value)
                 else:
                     transaction.put(key, place + value, db=entries)
             account.save()
-        return rejected
+        return rejected, written
 
     def mget(self, keys: Sequence[str]) -> list[bytes | None]:
         with self._environment.reading() as (transaction, databases):

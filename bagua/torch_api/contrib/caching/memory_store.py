@@ -7,21 +7,21 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 
-from bagua.torch_api.contrib.caching.store import Store, StoreFullError, check_capacity, to_bytes
+from bagua.torch_api.contrib.caching.store import Store, StoreFullError, checked_capacity, to_bytes
 
 
 class MemoryStore(Store):
     """Values in this process. A forked process goes on with a copy of its own; a spawned one starts empty.
 
     Args:
-        capacity_bytes: limit of keys and values.
+        capacity_bytes: limit of keys and values: a number of bytes, or a text such as "5G".
 
     Raises:
         ValueError: capacity_bytes is not a positive whole number.
     """
 
-    def __init__(self, capacity_bytes: int = 1 << 30) -> None:
-        self.capacity_bytes = check_capacity(capacity_bytes, 1)
+    def __init__(self, capacity_bytes: int | str = 1 << 30) -> None:
+        self.capacity_bytes = checked_capacity("capacity_bytes", capacity_bytes, 1)
         self._clear()
 
     def _clear(self) -> None:
@@ -47,7 +47,7 @@ class MemoryStore(Store):
         return self._lock
 
     def mset(self, dictionary: Mapping[str, str | bytes], group: str | None = None) -> None:
-        rejected = 0
+        rejected = written = 0
         with self._guard:
             for key, given in dictionary.items():
                 value = to_bytes(given)
@@ -64,11 +64,13 @@ class MemoryStore(Store):
                 self._groups.setdefault(group, {})[key] = (next(self._numbers), value)
                 self._group_of[key] = group
                 self._used += size
+                written += len(value)
         if rejected:
             raise StoreFullError(
                 f"{rejected} of {len(dictionary)} values do not fit into the cache of {self.capacity_bytes} bytes.\n"
                 "The store is in the memory of this process.\n"
-                "Raise capacity_bytes, or go on without these values in the cache."
+                "Raise capacity_bytes, or go on without these values in the cache.",
+                written=written,
             )
 
     def _oldest(self, group: str | None) -> str | None:

@@ -13,7 +13,7 @@ from bagua.torch_api.contrib.caching.store import (
     Store,
     StoreError,
     StoreFullError,
-    check_capacity,
+    checked_capacity,
     to_bytes,
 )
 
@@ -21,6 +21,7 @@ _TIMEOUT_S = 10.0
 # A server that did not respond is not asked again for so long.
 _PAUSE_S = 30.0
 _LEAST_BYTES = 1 << 20
+_PORT = 6379  # the default of redis.Redis
 
 
 class RedisStore(ClusterStore):
@@ -32,7 +33,8 @@ class RedisStore(ClusterStore):
             which ends with this process; stores with the same arguments share it. It is a collective call then: after
             `init_process_group`, on all ranks.
         cluster_mode: the servers of all nodes are one store. False: each node uses its own.
-        capacity_per_node: bytes that a server started here may use; then it evicts at random. The default is 100 GiB.
+        capacity_per_node: what a server started here may use: a number of bytes, or a text such as "50G"; then it
+            evicts at random. The default is 100 GiB.
 
     Raises:
         ValueError: `hosts` is empty, a host is no dict with "host" or "unix_socket_path", several hosts without
@@ -45,13 +47,13 @@ class RedisStore(ClusterStore):
         self,
         hosts: Sequence[Mapping[str, Any]] | None = None,
         cluster_mode: bool = True,
-        capacity_per_node: int = 107374182400,
+        capacity_per_node: int | str = 107374182400,
     ) -> None:
         import_optional("redis", "backend='redis'")
-        check_capacity(capacity_per_node, _LEAST_BYTES)
+        capacity = checked_capacity("capacity_per_node", capacity_per_node, _LEAST_BYTES)
         self._server = None
         if hosts is None:
-            self._server, hosts = start_servers(cluster_mode, capacity_per_node)
+            self._server, hosts = start_servers(cluster_mode, capacity)
         self.hosts = [_checked_host(host) for host in hosts]
         if not self.hosts or (len(self.hosts) > 1 and not cluster_mode):
             raise ValueError(
@@ -94,7 +96,7 @@ class RedisServerStore(Store):
 
     def _request(self, name: str, *arguments: Any) -> Any:
         self._retries.check()
-        address = f"{self._host.get('host', self._host.get('unix_socket_path'))}:{self._host.get('port', '')}"
+        address = self._host.get("unix_socket_path") or f"{self._host['host']}:{self._host.get('port', _PORT)}"
         try:
             return getattr(self._client, name)(*arguments)
         except self._redis.exceptions.OutOfMemoryError as error:
@@ -104,7 +106,7 @@ class RedisServerStore(Store):
             ) from error
         except (self._redis.exceptions.RedisError, OSError) as error:
             raise self._retries.failed(
-                f"The Redis server does not do what it is asked for ({error}).\nIt is {address}.\n"
+                f"The Redis server cannot be used ({error}).\nIt is {address}.\n"
                 f"Check that it runs and that this node reaches it; it is asked again after {_PAUSE_S:.0f} s."
             ) from error
 

@@ -25,7 +25,7 @@ class CacheStatistics(NamedTuple):
         misses: samples that were prepared.
         errors: operations of the store that failed, and stored samples that were damaged.
         bytes_read: size of the hits, as stored.
-        bytes_written: size of what was handed to the store.
+        bytes_written: size of the samples that were stored.
     """
 
     hits: int

@@ -7,6 +7,8 @@ import inspect
 import time
 from collections.abc import Mapping, Sequence
 
+from bagua.env import size_of
+
 
 class StoreError(RuntimeError):
     """A store did not do what it was asked for. Callers treat it as a miss.
@@ -14,11 +16,13 @@ class StoreError(RuntimeError):
     Args:
         message: what happened, where, and what to do.
         partial: of a read, the values that were found all the same, in the order of the keys.
+        written: of a write, the bytes of the values that were stored all the same.
     """
 
-    def __init__(self, message: str, partial: list[bytes | None] | None = None) -> None:
+    def __init__(self, message: str, partial: list[bytes | None] | None = None, written: int = 0) -> None:
         super().__init__(message)
         self.partial = partial
+        self.written = written
 
 
 class StoreFullError(StoreError):
@@ -129,13 +133,17 @@ class ClusterStore(Store):
             store = self.route(key)
             parts.setdefault(id(store), (store, {}))[1][key] = value
         failed: StoreError | None = None
+        written = 0
         for store, part in parts.values():
             try:
                 store_values(store, part, group)
+                written += size_of_values(part)
             except StoreError as error:
+                written += error.written
                 # A server that is gone matters more than one that is full.
                 failed = error if failed is None or isinstance(failed, StoreFullError) else failed
         if failed is not None:
+            failed.written = written
             raise failed
 
     def mget(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -204,11 +212,25 @@ def to_bytes(value: str | bytes) -> bytes:
     return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else bytes(value)
 
 
-def check_capacity(capacity_bytes: int, least: int) -> int:
-    """
+def size_of_values(values: Mapping[str, str | bytes]) -> int:
+    """In bytes, as they are stored."""
+    return sum(len(to_bytes(value)) for value in values.values())
+
+
+def checked_capacity(name: str, given: int | str, least: int) -> int:
+    """In bytes.
+
+    Args:
+        name: The argument, for errors.
+        given: A number, or a text such as "5G".
+
     Raises:
-        ValueError: not a whole number of at least `least` bytes.
+        TypeError: Something else.
+        ValueError: Not a whole number of at least `least` bytes.
     """
-    if int(capacity_bytes) != capacity_bytes or capacity_bytes < least:
-        raise ValueError(f"capacity_bytes={capacity_bytes!r}: must be a whole number of bytes, at least {least}")
-    return int(capacity_bytes)
+    capacity = size_of(name, given) if isinstance(given, str) else given
+    if isinstance(capacity, bool) or not isinstance(capacity, int | float):
+        raise TypeError(f"{name}={given!r}: must be a number of bytes, or a text such as '5G'")
+    if capacity < least or not float(capacity).is_integer():
+        raise ValueError(f"{name}={given!r}: must be a whole number of bytes, at least {least}, or a text such as '5G'")
+    return int(capacity)
