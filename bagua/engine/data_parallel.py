@@ -194,12 +194,15 @@ class DataParallelEngine(AlgorithmFacade):
         Results are those of the settings that are tried. Every rank calls it, between two steps.
 
         Args:
-            allow: algorithms (bagua.torch_api.algorithms.Algorithm) that may be used instead of the module's.
+            allow: algorithms that may be used instead of the module's, by name or constructed: ["bytegrad"].
 
         Raises:
-            ValueError: training cannot change to one of them, or from the module's to others.
+            TypeError: `allow` is not a list of them.
+            ValueError: a name is not registered, or training cannot change to one of them, or from the module's to
+                others.
         """
         mine = self.setup.algorithm
+        allow = getattr(mine, "allowed", list)(allow)
         _check_interchangeable(mine, allow)
         choices = [mine, *getattr(mine, "equivalents", _no_others)(self.process_group), *allow]
         by_label: dict[str, Any] = {}

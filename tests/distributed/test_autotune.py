@@ -184,6 +184,14 @@ def _refused() -> list[str]:
         messages.append(message_of(ValueError, wrap))
         assert "bagua_ddp" not in net.__dict__
         messages.append(message_of(TypeError, lambda wrap=wrap: wrap(allow="bytegrad")))
+    net = mlp(rank, device)
+    net.with_bagua([momentum(net)], "gradient_allreduce")
+    assert message_of(ValueError, lambda: net.bagua_ddp.autotune(["async"])) == messages[2]
+    assert "Did you mean 'bytegrad'?" in message_of(ValueError, lambda: net.bagua_ddp.autotune(["bytegrat"]))
+    assert "Pass a list" in message_of(TypeError, lambda: net.bagua_ddp.autotune("bytegrad"))
+    assert net.bagua_ddp.tuner is None
+    net.bagua_ddp.autotune(["bytegrad"])
+    assert net.bagua_ddp.tuner is not None
     return messages
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bagua.comm_ops.public_bucket import BaguaBucket
 from bagua.engine.tensor import ensure_record, gradient_of, set_gradient
-from bagua.torch_api.algorithms.registry import GlobalAlgorithmRegistry
+from bagua.torch_api.algorithms.registry import GlobalAlgorithmRegistry, allowed_algorithms
 
 if TYPE_CHECKING:
     from bagua.collectives.process_group import BaguaProcessGroup
@@ -159,6 +159,10 @@ class Algorithm:
         """Others with the same result for the ranks of this group, up to the order in which values are added: tuning
         may choose them without being told. None by default."""
         return []
+
+    def allowed(self, allow: Sequence[str | Algorithm]) -> list[Algorithm]:
+        """Those that `allow` names, for tuning that begins with this one; see `allowed_algorithms`."""
+        return allowed_algorithms(self, allow)
 
     def shared_settings(self) -> Mapping[str, object]:
         """What has to be the same on all ranks, by name: compared when a module is wrapped. By default the arguments
