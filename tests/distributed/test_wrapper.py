@@ -105,6 +105,9 @@ def _arguments() -> None:
     assert "one device" in message_of(ValueError, lambda: made(net(), device_ids=[0, 1]))
     if device.type == "cpu":
         assert "module is on cpu" in message_of(ValueError, lambda: made(net(), device_ids=[0]))
+        for elsewhere in (0, "cuda"):
+            told = message_of(ValueError, lambda one=elsewhere: made(net(), output_device=one))
+            assert f"output_device={elsewhere!r}, but the module is on the CPU" in told
     split = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])
     assert "one device" in message_of(ValueError, lambda: DistributedDataParallel(split))
     message_of(TypeError, lambda: made(net(), process_group="world"))

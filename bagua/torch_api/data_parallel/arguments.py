@@ -123,6 +123,21 @@ def device_ids_of(device_ids: Sequence[int | torch.device] | None, device: torch
     return [one.index for one in ids]
 
 
+def output_device_of(output_device: int | torch.device | None, device: torch.device) -> torch.device | None:
+    """Where outputs are moved, or None where they stay.
+
+    Raises:
+        ValueError: a GPU, of a module on the CPU.
+    """
+    given = None if output_device is None else as_device(output_device)
+    if given is not None and device.type == "cpu" != given.type:
+        raise ValueError(
+            f"output_device={output_device!r}, but the module is on the CPU, where its outputs stay; leave"
+            " output_device out"
+        )
+    return given
+
+
 def as_device(one: int | torch.device) -> torch.device:
     """A number is that of a GPU."""
     return torch.device("cuda", one) if isinstance(one, int) else torch.device(one)

@@ -146,7 +146,7 @@ class DistributedDataParallel(TorchMethods, EngineNames, nn.Module, JoinableWrap
         self.device = arguments.device_of(module)
         self.device_type = self.device.type
         self.device_ids = arguments.device_ids_of(device_ids, self.device)
-        self.output_device = None if output_device is None else arguments.as_device(output_device)
+        self.output_device = arguments.output_device_of(output_device, self.device)
         self.dim = dim
         # None is torch's own default of these two.
         self.broadcast_buffers = True if broadcast_buffers is None else broadcast_buffers
