@@ -46,6 +46,7 @@ def log_wrap(engine: DataParallelEngine) -> None:
     if engine.communicator.rank() != 0:
         return
     _warn_of_variables()
+    _warn_of_other_models(engine)
     _logger.info(summary(engine))
     if _logger.isEnabledFor(logging.DEBUG):
         for bucket in engine.bagua_buckets:
@@ -54,6 +55,19 @@ def log_wrap(engine: DataParallelEngine) -> None:
                 f"bucket {bucket.name}: {len(names)} tensors, {_size(bucket.bytes())}, {bucket.dtype},"
                 f" {names[0]} to {names[-1]}"
             )
+
+
+def _warn_of_other_models(engine: DataParallelEngine) -> None:
+    """Warns if none of the optimizers steps a parameter of the module. One that steps a part of it, or other modules as
+    well, is fine. No error: it may step copies of the parameters, or get its parameters later."""
+    known = {id(parameter) for parameter in engine.module.parameters()}
+    groups = [group for optimizer in engine.bagua_optimizers for group in optimizer.param_groups]
+    if groups and not any(id(one) in known for group in groups for one in group["params"]):
+        names = ", ".join(type(optimizer).__name__ for optimizer in engine.bagua_optimizers)
+        _logger.warning(
+            f"No optimizer that was given with {type(engine.module).__name__} steps any of its parameters ({names}), so"
+            " that it will not be trained.\nPass an optimizer that was made with this module's parameters()."
+        )
 
 
 @functools.cache  # once

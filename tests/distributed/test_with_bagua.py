@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from typing import Any
 
 import pytest
@@ -203,6 +204,47 @@ def _unused() -> None:
     assert "pass find_unused_parameters=True to with_bagua() or to" in message_of(RuntimeError, one.step)
     # What any rank used in the last pass.
     assert not [name for name, _ in ours.bagua_build_params() if name.startswith("never")]
+
+
+class _Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+        logging.getLogger("bagua").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def _optimizers_of_models() -> list[list[str]]:
+    rank, device = begin()
+    other, heard = _net(rank, device), _Warnings()
+    told = []
+    for wrap in (
+        lambda net, given: net.with_bagua(given),
+        lambda net, given: DistributedDataParallel(net, optimizers=given),
+    ):
+        for given in (
+            lambda _: [_sgd(other)],
+            lambda net: [_sgd(net[0])],
+            lambda net: [torch.optim.SGD([*other.parameters(), *net.parameters()], lr=0.1)],
+            lambda net: [_sgd(other), _sgd(net)],
+        ):
+            net: Any = _net(rank, device)
+            wrap(net, given(net))
+            told.append(heard.lines.copy())
+            heard.lines.clear()
+    DistributedDataParallel(_net(rank, device))  # without optimizers
+    return [*told, heard.lines]
+
+
+def test_optimizers_of_another_model_alone_are_a_warning() -> None:
+    """And not one of a part of the model, of more than it, or in a list with those of other models."""
+    told, others = run_ranks(2, _optimizers_of_models)
+    assert [len(lines) for lines in told] == [1, 0, 0, 0, 1, 0, 0, 0, 0]
+    assert told[0] == told[4]
+    assert "No optimizer that was given with Sequential steps any of its parameters (SGD)" in told[0][0]
+    assert others == [[]] * 9
 
 
 def test_unused_parameters_as_with_torch_ddp() -> None:
