@@ -194,7 +194,7 @@ class DataParallelEngine(AlgorithmFacade):
         Results are those of the settings that are tried. Every rank calls it, between two steps.
 
         Args:
-            allow: algorithms that may be used instead of the module's, by name or constructed: ["bytegrad"].
+            allow: algorithms that may be used instead of the module's, by name or constructed.
 
         Raises:
             TypeError: `allow` is not a list of them.

@@ -74,10 +74,7 @@ class StepStatistics:
 
     def __str__(self) -> str:
         if self.steps == 0:
-            return (
-                "no step has communicated yet; what an algorithm communicates on a thread of its own, as async does, is"
-                " not measured"
-            )
+            return "no step has communicated yet; what an algorithm communicates on a thread of its own is not measured"
         step = "step not measured yet" if math.isnan(self.step_s) else f"step {1e3 * self.step_s:.3g} ms"
         if math.isnan(self.communication_s) or math.isnan(self.exposed_s):
             return f"{step}; communication not measured yet: one step in {SAMPLE_EVERY} is, after {self.steps} so far"
