@@ -18,6 +18,7 @@ from bagua.cli import (
     net_knobs,
     net_run,
     net_stats,
+    net_test,
     net_top,
     net_trace,
 )
@@ -34,9 +35,10 @@ Ways to use the plugin:
   eval "$(bagua-net env)"                 everything started from this shell
   bagua-net enable                        every job of this user, from NCCL's own configuration file
 
-`bagua-net doctor` tells whether a job would use it, `bagua-net compare` whether a job is faster with it, and
-`bagua-net stats` and `bagua-net top` what running jobs do. `bagua-net blame` names the process that holds a job up.
-`bagua-net-bench` shows what it can do on this machine.
+`bagua-net doctor` tells whether a job would use it, `bagua-net test` what it gains between two nodes, and
+`bagua-net compare` whether a job of yours is faster with it. `bagua-net stats` and `bagua-net top` show what running
+jobs do, and `bagua-net blame` names the process that holds a job up. `bagua-net-bench` shows what the plugin can do on
+this machine.
 """
 
 
@@ -60,7 +62,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, Subcommands]:
     parser.add_argument("--version", action="version", version=f"bagua-net {__version__}")
     subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     for module in (
-        *(net_run, net_env, net_enable, net_disable, net_doctor, net_compare),
+        *(net_run, net_env, net_enable, net_disable, net_doctor, net_test, net_compare),
         *(net_stats, net_top, net_blame, net_exporter, net_trace, net_knobs),
     ):
         module.add_parser(subcommands)

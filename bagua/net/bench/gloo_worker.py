@@ -30,7 +30,8 @@ def _emit(event: str, **fields: object) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """The kernel ends this process when its parent ends."""
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -153,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--address", required=True)
     parser.add_argument("--timeout-ms", type=int, default=60000)
     options = parser.parse_args(arguments)
-    _die_with_parent()
+    die_with_parent()
     try:
         GlooRank(options.rank, options.nranks, options.address, options.timeout_ms).serve()
     except Exception as error:  # the front-end shows whatever it was

@@ -1,0 +1,148 @@
+"""`bagua-net test -- LAUNCHER ...`: what the plugin gains between the nodes on which the launcher starts ranks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from bagua.cli.errors import EXIT_USAGE, CommandError
+
+if TYPE_CHECKING:
+    from bagua.cli.parsers import Subcommands
+    from bagua.cli.terminal import Terminal
+    from bagua.net.trial.verdict import Results
+
+_EPILOG = """\
+examples (the script is ours; start the command wherever you start the launcher, for torchrun on every node):
+  bagua-net test -- torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint node0:29500
+  bagua-net test -- srun --nodes 2 --ntasks-per-node 1
+  bagua-net test -- mpirun --host node0,node1 -x MASTER_ADDR=node0
+
+exit status: 0 if the trial was done, whatever it says; 1 if a rank failed; 2 if an option was wrong; 130 after Ctrl-C.
+"""
+
+
+def add_parser(subcommands: Subcommands) -> None:
+    from bagua.net.bench.argument_types import within
+
+    parser = subcommands.add_parser(
+        "test",
+        help="try the plugin between nodes: GB/s without and with it",
+        usage="bagua-net test [option ...] [--] LAUNCHER [OPTION ...]",
+        description="Starts LAUNCHER with a small all-reduce job of its own, which runs without and with the plugin by"
+        " turns. The command of rank 0 prints GB/s, what limits the network, and what to put into the job script.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--rounds",
+        type=within(int, 1, 100),
+        default=3,
+        metavar="N",
+        help="turns without and with the plugin; three or more give a verdict (default: 3)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=within(float, 0.01, 600.0),
+        default=1.5,
+        metavar="S",
+        help="for which each of the three sizes is measured in a turn (default: 1.5)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=within(float, 1.0, 86400.0),
+        default=120.0,
+        metavar="S",
+        help="seconds until all ranks have started and met (default: 120)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("command", metavar="LAUNCHER", nargs=argparse.REMAINDER, help="the launcher with its options")
+    parser.set_defaults(execute=execute)
+
+
+def execute(options: argparse.Namespace) -> int:
+    from bagua.cli.terminal import Terminal
+    from bagua.net import notice
+    from bagua.net.activation import original_environment
+    from bagua.net.bench.errors import BenchError
+    from bagua.net.compare.setting import default_settings
+    from bagua.net.trial.command import run_trial
+    from bagua.net.trial.plan import Plan
+
+    words = _launcher(options.command)
+    environment = original_environment()
+    try:
+        settings = default_settings(environment)
+        notice.report(settings[1].warnings, dict(environment))
+        plan = Plan(options.rounds, options.seconds, options.wait)
+        results = run_trial(words, plan, settings, environment, _say)
+    except (BenchError, ValueError, RuntimeError) as error:
+        raise CommandError(str(error)) from error
+    if results is None:
+        _say("done; the command on the node of rank 0 prints the result")
+    elif options.json:
+        print(json.dumps(_as_json(results), indent=2))
+    else:
+        print(_rendered(results, Terminal.of_stdout()))
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _launcher(words: list[str]) -> list[str]:
+    words = words[1:] if words[:1] == ["--"] else words
+    if not words or not words[0]:
+        raise CommandError(
+            "no launcher given; write it after the options: bagua-net test -- torchrun --nnodes 2 ...", EXIT_USAGE
+        )
+    if words[0].startswith("-"):
+        raise CommandError(
+            f"{words[0]} is neither an option of `test` nor a launcher; put `--` before the launcher", EXIT_USAGE
+        )
+    return words
+
+
+def _rendered(results: Results, terminal: Terminal) -> str:
+    from bagua.cli.terminal import width_of_stdout
+    from bagua.cli.text_table import Column, table
+    from bagua.net.trial.verdict import conclude, rows
+
+    names = ("gloo", "gloo") if results.job.backend == "gloo" else ("without", "with")
+    titles = ("size", f"{names[0]} GB/s", f"{names[1]} GB/s", "speed-up")
+    cells = zip(*rows(results), strict=True)
+    shown = [
+        Column(title, column, left=number == 3)
+        for number, (title, column) in enumerate(zip(titles, cells, strict=True))
+    ]
+    found = conclude(results)
+    head = f"all-reduce, {results.job.ranks} ranks, {results.job.backend}; GB/s is the bus bandwidth (busbw)"
+    blocks = [terminal.wrapped(head, ""), table(shown, terminal, width_of_stdout())[0]]
+    blocks.append(
+        "\n".join(
+            [terminal.bold(terminal.wrapped(found.headline, "")), *(terminal.wrapped(one, "") for one in found.reasons)]
+        )
+    )
+    blocks.append(
+        "\n".join(line if line.startswith(" ") else terminal.wrapped(line, "") for line in found.advice.splitlines())
+    )
+    return "\n\n".join(blocks)
+
+
+def _as_json(results: Results) -> dict[str, object]:
+    from dataclasses import asdict
+
+    from bagua.net.trial.plan import SIZES
+    from bagua.net.trial.verdict import conclude
+
+    sizes = []
+    for size in SIZES:
+        ratio = results.verdict(size).ratio if results.job.backend == "nccl" else None
+        without, with_plugin = (results.busbw_gb_s(size, setting) for setting in (0, 1))
+        speedup = None if ratio is None else asdict(ratio)
+        sizes.append({"bytes": size, "without_gb_s": without, "with_gb_s": with_plugin, "speedup": speedup})
+    turns = [asdict(turn) for turn in results.turns]
+    return {"schema": 1, **asdict(results.job), "sizes": sizes, **conclude(results).as_json(), "turns": turns}
