@@ -129,7 +129,7 @@ def _examine(options: argparse.Namespace) -> int:
     from bagua.net.activation import original_environment
     from bagua.net.bench.progress import Progress
     from bagua.net.doctor.peer.examination import examine_peer
-    from bagua.net.doctor.peer.handshake import new_token
+    from bagua.net.doctor.peer.handshake import check_name, new_token
 
     host, port = _host_and_port(options.peer)
     given = _token(options)
@@ -139,6 +139,7 @@ def _examine(options: argparse.Namespace) -> int:
         if options.ssh is not None:
             still_waits = stack.enter_context(_started_over_ssh(options.ssh or host, port, token, _wait_s(options)))
         elif given is None:
+            check_name(host)
             _say(f"On {host}, run:\n  bagua-net doctor --serve {port} --token {token}")
         report = examine_peer(
             host,
@@ -188,6 +189,8 @@ def _host_and_port(text: str) -> tuple[str, int]:
 def _conclusion(report: Report) -> tuple[str, str]:
     if not report.is_usable:
         return "FAIL", f"Jobs of these two hosts would fail or hang. Failed checks: {failed_checks(report)}."
+    if any(section.facts.get("same_host") for section in report.sections):
+        return "warn", "Both ends are this host: no network was examined. Give --peer another host."
     if any(section.status.value == "warn" for section in report.sections):
         return "warn", "The hosts can communicate; see the warnings."
     return "ok", "The hosts can communicate."

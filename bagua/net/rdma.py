@@ -9,6 +9,8 @@ from pathlib import Path
 from bagua.env import read_number
 
 SYSFS_DIRECTORY = Path("/sys/class/infiniband")
+_DEVICE_FILES = Path("/dev/infiniband")
+_ACTIVE = "ACTIVE"
 
 
 @dataclass(frozen=True)
@@ -16,17 +18,28 @@ class RdmaPort:
     device: str  # "mlx5_0"
     port: str  # "1"
     rate: str  # "400 Gb/sec (4X NDR)", "" if the driver does not say
+    state: str = _ACTIVE  # or "DOWN", "INIT", ...
+
+
+def all_ports(directory: Path = SYSFS_DIRECTORY) -> list[RdmaPort]:
+    """Without RDMA devices, or in a container that hides them, the list is empty."""
+    ports = []
+    for state_file in sorted(directory.glob("*/ports/*/state")):
+        port = state_file.parent
+        # "4: ACTIVE"
+        state = _text(state_file).partition(":")[2].strip() or "unknown"
+        ports.append(RdmaPort(port.parent.parent.name, port.name, _text(port / "rate"), state))
+    return ports
 
 
 def active_ports(directory: Path = SYSFS_DIRECTORY) -> list[RdmaPort]:
-    """Ports whose state is ACTIVE. Without RDMA devices, or in a container that hides them, the list is empty."""
-    ports = []
-    for state_file in sorted(directory.glob("*/ports/*/state")):
-        # "4: ACTIVE"
-        if _text(state_file).partition(":")[2].strip() == "ACTIVE":
-            port = state_file.parent
-            ports.append(RdmaPort(port.parent.parent.name, port.name, _text(port / "rate")))
-    return ports
+    """The ports that NCCL would use."""
+    return [port for port in all_ports(directory) if port.state == _ACTIVE]
+
+
+def has_device_files(directory: Path = _DEVICE_FILES) -> bool:
+    """Without them a container sees the ports and cannot use them."""
+    return any(directory.glob("uverbs*"))
 
 
 def is_used_by_nccl(environment: Mapping[str, str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ import bagua.net
 from bagua.cli.net import main
 from bagua.net import native, nccl_config_file, rdma
 from bagua.net.activation import Surroundings
-from bagua.net.doctor import activation_check, examination, library_check, network_check, self_test
+from bagua.net.doctor import activation_check, examination, interface_state, library_check, network_check, self_test
 from bagua.net.doctor.activation_check import check_activation
 from bagua.net.doctor.finding import Finding, Section, Status, split_message
 from bagua.net.doctor.library_check import check_library
@@ -442,6 +443,58 @@ def test_interfaces_that_lead_to_no_other_host(
     assert named is None or named in finding.text
 
 
+_ETH1 = replace(_ETH0, name="eth1", address="192.0.2.2", used=False, reason="skipped: not eth0")
+
+
+@pytest.mark.parametrize(
+    ("rows", "status", "text"),
+    [
+        (
+            [_ETH0, _ETH1],
+            Status.WARN,
+            "1 of 2 NICs with a link and an address are used; not eth1 (25 Gb/s, skipped: not eth0)",
+        ),
+        ([_ETH0, replace(_ETH1, speed_mbps=1000)], Status.OK, "not eth1 (1 Gb/s, skipped: not eth0)"),
+        ([replace(_ETH0, speed_mbps=0), _ETH1], Status.OK, "not eth1 (25 Gb/s"),  # nothing to compare it with
+        ([_ETH0, replace(_ETH1, used=True)], None, ""),
+        ([_ETH0, replace(_ETH1, address="")], None, ""),  # a port that nobody has set up
+        ([_ETH0, replace(_ETH1, pci_path="")], None, ""),  # a bridge
+    ],
+)
+def test_nics_that_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, rows: list[native.Interface], status: Status | None, text: str
+) -> None:
+    monkeypatch.setattr(native, "interfaces", lambda _: rows)
+    monkeypatch.setattr(interface_state, "has_lost_carrier", lambda _: False)
+    section = network_check.check_interfaces({})
+    assert len(section.findings) == (1 if status is None else 2)
+    if status is not None:
+        assert section.findings[1].status is status
+        assert text in section.findings[1].text
+    if status is Status.WARN:
+        assert section.findings[1].remedy.startswith("set NCCL_SOCKET_IFNAME=eth0,eth1 if ")
+
+
+def test_a_nic_without_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "interfaces", lambda _: [_ETH0, _ETH1, replace(_ETH1, name="docker0", pci_path="")])
+    monkeypatch.setattr(interface_state, "has_lost_carrier", lambda name: name != "eth0")
+    _, finding = network_check.check_interfaces({}).findings
+    assert finding.status is Status.WARN
+    assert finding.text == "eth1 (192.0.2.2) is switched on but has no link: it is not RUNNING"
+
+
+@pytest.mark.parametrize(("flags", "lost"), [(0x1003, True), (0x1043, False), (0x1002, False)])
+def test_the_kernels_flags(monkeypatch: pytest.MonkeyPatch, flags: int, lost: bool) -> None:
+    """Up without RUNNING; up and RUNNING; switched off."""
+    monkeypatch.setattr(interface_state.fcntl, "ioctl", lambda *_: struct.pack("16sH", b"eth1", flags) + bytes(238))
+    assert interface_state.has_lost_carrier("eth1") is lost
+
+
+def test_flags_of_real_interfaces() -> None:
+    assert not interface_state.has_lost_carrier("lo")
+    assert not interface_state.has_lost_carrier("no-such-nic")
+
+
 def test_no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise ValueError("NCCL_SOCKET_IFNAME=eth9 matches nothing of lo, eth0; correct it")
@@ -459,7 +512,36 @@ def test_rdma() -> None:
     assert only(section).status is Status.WARN
     assert "mlx5_0:1 (400 Gb/sec (4X NDR)), which Bagua-Net replaces by TCP" in only(section).text
     assert only(section).remedy.startswith("set ENABLE_BAGUA_NET=0 to keep it, or NCCL_IB_DISABLE=1")
-    assert section.facts["ports"] == [{"device": "mlx5_0", "port": "1", "rate": "400 Gb/sec (4X NDR)"}]
+    assert section.facts["ports"] == [
+        {"device": "mlx5_0", "port": "1", "rate": "400 Gb/sec (4X NDR)", "state": "ACTIVE"}
+    ]
+
+
+def test_rdma_that_cannot_be_used() -> None:
+    up = rdma.RdmaPort("mlx5_0", "1", "400 Gb/sec")
+    down = rdma.RdmaPort("mlx5_1", "1", "", "DOWN")
+    finding = only(network_check.check_rdma([], {}, [down]))
+    assert finding.status is Status.WARN
+    assert finding.text == "this host has RDMA devices, but no port of them is active: mlx5_1:1 (DOWN)"
+    # A second port without a cable beside one that works says nothing.
+    assert "mlx5_0:1 (400 Gb/sec), which Bagua-Net replaces" in only(network_check.check_rdma([up], {}, [down])).text
+    hidden = only(network_check.check_rdma([up], {}, has_device_files=False))
+    assert "(mlx5_0:1), which this environment cannot use: /dev/infiniband is missing" in hidden.text
+    for ports, inactive in (([up], []), ([], [down])):
+        finding = only(network_check.check_rdma(ports, {"NCCL_IB_DISABLE": "1"}, inactive, has_device_files=False))
+        assert finding.status is Status.OK
+
+
+def test_ports_and_device_files_are_found(tmp_path: Path) -> None:
+    for device, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN")):
+        port = tmp_path / device / "ports" / "1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(state + "\n")
+    assert [port.state for port in rdma.all_ports(tmp_path)] == ["ACTIVE", "DOWN"]
+    assert [port.device for port in rdma.active_ports(tmp_path)] == ["mlx5_0"]
+    assert not rdma.has_device_files(tmp_path)
+    (tmp_path / "uverbs0").touch()
+    assert rdma.has_device_files(tmp_path)
 
 
 def test_unknown_knobs_are_warned_about() -> None:

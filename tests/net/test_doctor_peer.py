@@ -24,7 +24,14 @@ from bagua.net.bench.rendezvous import LineConnection
 from bagua.net.doctor.finding import Finding, Report, Section, Status
 from bagua.net.doctor.peer import bandwidth, examination, serving
 from bagua.net.doctor.peer.bandwidth import RECEIVED, SENT, Bandwidth, Rate
-from bagua.net.doctor.peer.checks import check_mtu, check_names, check_ports, check_route, check_versions
+from bagua.net.doctor.peer.checks import (
+    check_mtu,
+    check_names,
+    check_ports,
+    check_route,
+    check_versions,
+    is_same_host,
+)
 from bagua.net.doctor.peer.examination import examine_peer
 from bagua.net.doctor.peer.facts import HostFacts, InterfaceFacts, parse_facts
 from bagua.net.doctor.peer.handshake import admit
@@ -355,6 +362,30 @@ def test_mtu(path: int | None, here: int, there: int, said: list[str]) -> None:
     ]
     section = check_mtu("10.0.0.1", "10.0.0.2", ends[0], ends[1], TcpFacts(1e-4, path, 0), True)
     assert [text in finding.text for finding, text in zip(section.findings, said, strict=True)] == [True] * len(said)
+
+
+def test_a_peer_that_is_this_host_raises_no_alarm() -> None:
+    loop = InterfaceFacts("lo", ("127.0.0.1",), 65536, loopback=True)
+    own = replace(HERE, interfaces=(*HERE.interfaces, loop))
+    for local, remote in (("127.0.0.1", "127.0.0.1"), ("10.0.0.1", "10.0.0.1"), ("127.0.0.1", "127.0.1.1")):
+        assert is_same_host(local, remote, own, own)
+    at = ("127.0.0.1", "127.0.0.1", own, own)
+    assert Status.WARN in statuses(check_route(*at))
+    assert Status.WARN in statuses(check_mtu(*at, TcpFacts(1e-4, 65535, 0), True))
+    assert statuses(check_route(*at, same_host=True)) == [Status.SKIP]
+    assert statuses(check_mtu(*at, TcpFacts(1e-4, 65535, 0), True, same_host=True)) == [Status.SKIP]
+    (said, _) = check_names("b", ["10.0.0.1"], "10.0.0.1", own, own, same_host=True).findings
+    assert said.text.startswith("b is this host: this shows that")
+    # Two network namespaces of one kernel have a network between them.
+    namespace = replace(THERE, identity=HERE.identity)
+    assert not is_same_host("10.0.0.1", "10.0.0.2", HERE, namespace)
+    assert not is_same_host("10.0.0.1", "10.0.0.1", replace(HERE, identity=""), replace(HERE, identity=""))
+
+
+def test_an_unknown_name_is_told_before_what_to_start_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--peer", "no-such-host.invalid", "--wait", "0"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("bagua-net doctor: the name 'no-such-host.invalid' cannot be resolved")
 
 
 def test_addresses_that_do_not_answer() -> None:

@@ -32,6 +32,7 @@ def examine(environment: Mapping[str, str]) -> Report:
     config = nccl_config_file.read_settings(files)
     effective = {setting.name: setting.value for setting in config} | dict(environment)
     ports = rdma.active_ports()
+    inactive = [port for port in rdma.all_ports() if port not in ports]
     torch = find_torch()
     nccl = find_nccl_libraries(environment)
 
@@ -64,7 +65,7 @@ def examine(environment: Mapping[str, str]) -> Report:
                 has_gpu=has_gpu(),
             ),
             check_interfaces(effective),
-            check_rdma(ports, effective),
+            check_rdma(ports, effective, inactive, has_device_files=rdma.has_device_files()),
             settings,
             check_loopback(effective, library, settings_fail=settings.status is Status.FAIL),
         ),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from bagua.net import native, rdma
+from bagua.net.doctor import interface_state
 from bagua.net.doctor.finding import Finding, Section, Status, ok, split_message, warn
 
 # Bridges to containers and virtual machines of the same host. Their usual addresses are the same everywhere.
@@ -20,7 +21,10 @@ def check_interfaces(environment: Mapping[str, str]) -> Section:
     except (ValueError, RuntimeError) as error:
         return Section("interfaces", "Interfaces", (split_message(Status.FAIL, str(error)),), {"interfaces": []})
     used = [row for row in rows if row.used]
-    findings = [_verdict(used)]
+    # Without a link there is nothing to use, whatever the address says.
+    dead = [row for row in rows if row.pci_path and row.address and interface_state.has_lost_carrier(row.name)]
+    usable = [row for row in rows if row.pci_path and row.address and not row.loopback and row not in dead]
+    findings = [_verdict(used), *_left_out(used, usable), *map(_without_link, dead)]
     table = [("interface", "address", "speed", "NUMA", "used", "why")]
     for row in rows:
         numa = str(row.numa_node) if row.numa_node >= 0 else "-"
@@ -56,6 +60,33 @@ def _verdict(used: Sequence[native.Interface]) -> Finding:
     return ok(f"used: {names}")
 
 
+def _left_out(used: Sequence[native.Interface], usable: Sequence[native.Interface]) -> list[Finding]:
+    """A slower NIC that is left out is normal: hosts have one for their management."""
+    unused = [row for row in usable if not row.used]
+    if not unused:
+        return []
+    count = f"{len(usable) - len(unused)} of {len(usable)} NICs with a link and an address are used"
+    shown = ", ".join(f"{row.name} ({_speed(row.speed_mbps)}, {row.reason})" for row in unused)
+    fastest = max((row.speed_mbps for row in used if not row.loopback), default=0)
+    fast = [row for row in unused if 0 < fastest <= row.speed_mbps]
+    if not fast:
+        return [ok(f"{count}; not {shown}")]
+    names = ",".join([row.name for row in used if not row.loopback] + [row.name for row in fast])
+    return [
+        warn(
+            f"{count}; not {shown}, where the fastest used one has {_speed(fastest)}",
+            f"set NCCL_SOCKET_IFNAME={names} if all of them reach the other hosts",
+        )
+    ]
+
+
+def _without_link(row: native.Interface) -> Finding:
+    return warn(
+        f"{row.name} ({row.address}) is switched on but has no link: it is not RUNNING",
+        f"check its cable and the switch (ethtool {row.name}), or switch it off: ip link set {row.name} down",
+    )
+
+
 def _is_of_every_host(row: native.Interface) -> bool:
     return row.name.startswith(_BRIDGES) or (not row.pci_path and row.address in _ADDRESSES_OF_EVERY_HOST)
 
@@ -66,11 +97,37 @@ def _speed(mbps: int) -> str:
     return f"{mbps / 1000:g} Gb/s" if mbps >= 1000 else f"{mbps} Mb/s"
 
 
-def check_rdma(ports: Sequence[rdma.RdmaPort], environment: Mapping[str, str]) -> Section:
-    if not ports:
-        finding = ok("no active RDMA port: nothing faster is replaced")
-    elif not rdma.is_used_by_nccl(environment):
-        finding = ok("NCCL_IB_DISABLE keeps NCCL from the RDMA network: nothing faster is replaced")
-    else:
+def check_rdma(
+    ports: Sequence[rdma.RdmaPort],
+    environment: Mapping[str, str],
+    inactive: Sequence[rdma.RdmaPort] = (),
+    *,
+    has_device_files: bool = True,
+) -> Section:
+    """
+    Args:
+        ports: the active ones.
+        inactive: all others; a host may have some beside its active ones.
+        has_device_files: whether this process could open a device.
+    """
+    names = ", ".join(f"{port.device}:{port.port} ({port.state})" for port in inactive)
+    if not rdma.is_used_by_nccl(environment):
+        finding = ok("NCCL_IB_DISABLE keeps NCCL from an RDMA network: nothing faster is replaced")
+    elif ports and not has_device_files:
+        active = ", ".join(f"{port.device}:{port.port}" for port in ports)
+        finding = warn(
+            f"this host has an RDMA network ({active}), which this environment cannot use: /dev/infiniband is missing",
+            "start the container with --device=/dev/infiniband to use it, or set NCCL_IB_DISABLE=1 if TCP is meant",
+        )
+    elif ports:
         finding = split_message(Status.WARN, rdma.replacement_warning(list(ports)))
-    return Section("rdma", "RDMA", (finding,), {"ports": [asdict(port) for port in ports]})
+    elif inactive:
+        finding = warn(
+            f"this host has RDMA devices, but no port of them is active: {names}",
+            "check the cable and, for InfiniBand, the subnet manager (ibv_devinfo, ibstat), or set NCCL_IB_DISABLE=1 if"
+            " TCP is meant",
+        )
+    else:
+        finding = ok("no active RDMA port: nothing faster is replaced")
+    facts = {"ports": [asdict(port) for port in ports], "inactive_ports": [asdict(port) for port in inactive]}
+    return Section("rdma", "RDMA", (finding,), facts)

@@ -17,7 +17,25 @@ _ASYMMETRY = 1.25
 _GIB = 1 << 30
 
 
-def check_names(name: str, addresses: Sequence[str], used: str, here: HostFacts, there: HostFacts) -> Section:
+_SAME_HOST = "not examined: the peer is this host, and data to it takes no NIC"
+
+
+def is_same_host(local: str, remote: str, here: HostFacts, there: HostFacts) -> bool:
+    """Of one network: two namespaces of a kernel have addresses of their own."""
+    if not here.identity or here.identity != there.identity:
+        return False
+    return local == remote or _is_loopback(remote) or here.interface_of(remote) is not None
+
+
+def check_names(
+    name: str, addresses: Sequence[str], used: str, here: HostFacts, there: HostFacts, *, same_host: bool = False
+) -> Section:
+    if same_host:
+        findings = [
+            ok(f"{name} is this host: this shows that both ends run here, and how fast this host talks to itself"),
+            skip("the network to other hosts: give --peer the name of another host"),
+        ]
+        return Section("names", "Names", tuple(findings), {"name": name, "peer_host": there.host, "same_host": True})
     findings = []
     if list(addresses) == [name]:
         findings.append(ok(f"{there.host} answers at {used}"))
@@ -86,8 +104,11 @@ _COMPARED = (
 )
 
 
-def check_route(local: str, remote: str, here: HostFacts, there: HostFacts) -> Section:
+def check_route(local: str, remote: str, here: HostFacts, there: HostFacts, *, same_host: bool = False) -> Section:
     """Does the plugin use the interfaces by which the hosts reach each other?"""
+    addresses = {"local_address": local, "remote_address": remote}
+    if same_host and not here.interfaces_error:
+        return Section("route", "Route", (skip(_SAME_HOST),), addresses)
     findings = []
     for facts, address, where in ((here, local, "here"), (there, remote, "there")):
         interface = facts.interface_of(address)
@@ -100,15 +121,24 @@ def check_route(local: str, remote: str, here: HostFacts, there: HostFacts) -> S
             findings.append(
                 warn(
                     f"{where}, the route to the peer takes {interface.name}, and a job would use {used}",
-                    f"set NCCL_SOCKET_IFNAME={interface.name} there if the other interface does not reach the peer",
+                    f"set NCCL_SOCKET_IFNAME={interface.name} {where} if the other interface does not reach the peer",
                 )
             )
         else:
             findings.append(ok(f"{where}: {address} on {interface.name}, which a job would use"))
-    return Section("route", "Route", tuple(findings), {"local_address": local, "remote_address": remote})
+    return Section("route", "Route", tuple(findings), addresses)
 
 
-def check_mtu(local: str, remote: str, here: HostFacts, there: HostFacts, tcp: TcpFacts, large_passes: bool) -> Section:
+def check_mtu(
+    local: str,
+    remote: str,
+    here: HostFacts,
+    there: HostFacts,
+    tcp: TcpFacts,
+    large_passes: bool,
+    *,
+    same_host: bool = False,
+) -> Section:
     mine, theirs = here.interface_of(local), there.interface_of(remote)
     known = [one.mtu for one in (mine, theirs) if one is not None and one.mtu]
     facts = {"path_mtu": tcp.path_mtu, "interfaces": known, "large_messages_pass": large_passes}
@@ -120,6 +150,8 @@ def check_mtu(local: str, remote: str, here: HostFacts, there: HostFacts, tcp: T
             "lower the MTU of both interfaces to that of the path, or let ICMP pass (net.ipv4.tcp_mtu_probing=1 helps)",
         )
         return Section("mtu", "MTU", (finding,), facts)
+    if same_host:
+        return Section("mtu", "MTU", (skip(_SAME_HOST),), facts)
     findings = []
     path = tcp.path_mtu
     if path is None:
@@ -178,7 +210,9 @@ def _failed(listener: str, connector: str, why: str) -> Finding:
     )
 
 
-def check_bandwidth(bandwidth: Bandwidth, tcp: TcpFacts, round_trip_s: float, reach: Reach | None) -> Section:
+def check_bandwidth(
+    bandwidth: Bandwidth, tcp: TcpFacts, round_trip_s: float, reach: Reach | None, *, same_host: bool = False
+) -> Section:
     facts: dict[str, object] = {
         "round_trip_us": round_trip_s * 1e6,
         "min_round_trip_us": None if tcp.min_rtt_s is None else tcp.min_rtt_s * 1e6,
@@ -194,7 +228,7 @@ def check_bandwidth(bandwidth: Bandwidth, tcp: TcpFacts, round_trip_s: float, re
         if rates:
             findings.append(_scaling(direction, rates))
     ways = [best_of(rates).median for direction in (SENT, RECEIVED) if (rates := bandwidth.of(direction))]
-    if len(ways) == 2 and max(ways) > _ASYMMETRY * min(ways):
+    if len(ways) == 2 and not same_host and max(ways) > _ASYMMETRY * min(ways):
         findings.append(
             warn(
                 f"one direction is slower: {gbit(ways[0])} sent, {gbit(ways[1])} received",
@@ -228,7 +262,9 @@ def _table(rates: Sequence[Rate]) -> tuple[tuple[str, ...], ...]:
     return tuple(rows)
 
 
-def check_reach(reach: Reach | None, round_trip_s: float) -> Section:
+def check_reach(reach: Reach | None, round_trip_s: float, *, same_host: bool = False) -> Section:
+    if same_host:
+        return Section("all_reduce", "All-reduce", (skip(_SAME_HOST),), {})
     if reach is None:
         return Section("all_reduce", "All-reduce", (skip("no estimate: a direction could not be measured"),), {})
     busbw = reach.busbw_bytes_per_s

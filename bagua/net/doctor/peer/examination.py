@@ -26,6 +26,7 @@ from bagua.net.doctor.peer.checks import (
     check_reach,
     check_route,
     check_versions,
+    is_same_host,
 )
 from bagua.net.doctor.peer.facts import HostFacts, facts_of_this_host, parse_facts, resolved
 from bagua.net.doctor.peer.handshake import STEP_S, connect, introduce
@@ -87,14 +88,15 @@ def examine_peer(
     ends = [one for one in (here.interface_of(local), there.interface_of(remote)) if one is not None]
     speeds = [one.speed_mbps for one in ends if one.speed_mbps]
     reach = reach_of(bandwidth, here, there, min(speeds, default=0), tcp.min_rtt_s)
+    same_host = is_same_host(local, remote, here, there)
     sections = (
-        check_names(host, resolved(host), remote, here, there),
+        check_names(host, resolved(host), remote, here, there, same_host=same_host),
         check_versions(here, there),
-        check_route(local, remote, here, there),
-        check_mtu(local, remote, here, there, tcp, large_passes),
+        check_route(local, remote, here, there, same_host=same_host),
+        check_mtu(local, remote, here, there, tcp, large_passes, same_host=same_host),
         *([check_ports(addresses, bandwidth, local, remote)] if large_passes else []),
-        check_bandwidth(bandwidth, tcp, round_trip_s, reach),
-        check_reach(reach, fastest),
+        check_bandwidth(bandwidth, tcp, round_trip_s, reach, same_host=same_host),
+        check_reach(reach, fastest, same_host=same_host),
     )
     return Report(__version__, sections, python=sys.executable)
 

@@ -45,6 +45,24 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
 
 
+def check_name(host: str) -> None:
+    """
+    Raises:
+        BenchError: the name has no address.
+    """
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise _unknown(host, error) from error
+
+
+def _unknown(host: str, error: Exception) -> BenchError:
+    return BenchError(
+        f"the name {host!r} cannot be resolved ({getattr(error, 'strerror', error)})\n"
+        "Correct it, add it to DNS or /etc/hosts, or give the address."
+    )
+
+
 def connect(host: str, port: int, wait_s: float, still_waits: Callable[[str], None] = lambda _: None) -> socket.socket:
     """
     Args:
@@ -61,10 +79,7 @@ def connect(host: str, port: int, wait_s: float, still_waits: Callable[[str], No
             keep_alive(connected)
             return connected
         except (socket.gaierror, UnicodeError) as error:
-            raise BenchError(
-                f"the name {host!r} cannot be resolved ({getattr(error, 'strerror', error)})\n"
-                "Correct it, add it to DNS or /etc/hosts, or give the address."
-            ) from error
+            raise _unknown(host, error) from error
         except TimeoutError as error:
             reason = "no answer"
             if time.monotonic() > deadline:
