@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -62,8 +63,8 @@ def test_every_visit_happens_once_and_everyone_is_first_in_turn() -> None:
     measured = [call for call in calls if call[2:] == (4, 2)]
     assert [name for name, size, _, _ in measured if size == 1] == list("abcbcacab")
     assert [name for name, size, _, _ in measured if size == 2] == list("bcacababc")
-    # Backends alternate within one size of one repetition; sizes follow each other within a repetition.
-    assert [size for _, size, _, _ in measured] == [1, 1, 1, 2, 2, 2] * 3
+    # Backends alternate within one size of one repetition; sizes follow each other, the largest first.
+    assert [size for _, size, _, _ in measured] == [2, 2, 2, 1, 1, 1] * 3
     assert set(Counter(measured).values()) == {3}
     assert {len(results.samples[name][size]) for name in "abc" for size in (1, 2)} == {3}
 
@@ -71,7 +72,7 @@ def test_every_visit_happens_once_and_everyone_is_first_in_turn() -> None:
 def test_the_estimate_is_not_a_sample() -> None:
     calls: list[Call] = []
     results = run([RecordingSession("a", calls)], {"a": [8, 1 << 20]})
-    assert [call for call in calls if call[2:] != (4, 2)] == [("a", 8, 20, 1), ("a", 1 << 20, 1, 1)]
+    assert [call for call in calls if call[2:] != (4, 2)] == [("a", 1 << 20, 1, 1), ("a", 8, 20, 1)]
     assert {len(samples) for samples in results.samples["a"].values()} == {3}
 
 
@@ -115,6 +116,49 @@ def test_no_size_is_begun_that_would_overrun_the_deadline() -> None:
     assert [len(results.samples["a"][size]) for size in (100_000, 1_000_000)] == [7, 2]
     with pytest.raises(BenchError, match="Raise --time-budget"):
         run_until(-1.0)
+
+
+class BusySession(RecordingSession):
+    """Each iteration waits for a CPU, and then moves 4 GB/s: 16 MiB take little more than 8 bytes."""
+
+    def __init__(self, name: str, latency_s: float, clock: list[float]) -> None:
+        super().__init__(name, [])
+        self._latency_s = latency_s
+        self._clock = clock
+
+    def run(self, size_bytes: int, iterations: int, warmup: int, timeout_s: float) -> Sample:
+        seconds = self._latency_s + size_bytes / 4e9
+        self._clock[0] += (iterations + warmup) * seconds
+        return replace(super().run(size_bytes, iterations, warmup, timeout_s), seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "repetitions"),
+    [
+        (0.0001, [8, 8, 8, 8, 8]),  # a machine that nobody else uses
+        (0.005, [8, 8, 8, 8, 8]),
+        (0.01, [0, 7, 8, 8, 8]),
+        (0.03, [0, 0, 2, 2, 2]),  # repetitions are dropped
+        (0.04, [0, 0, 0, 5, 6]),
+    ],
+)
+def test_on_a_busy_machine_the_large_sizes_are_kept(latency_s: float, repetitions: list[int]) -> None:
+    sizes = [8, 1 << 10, 64 << 10, 1 << 20, 16 << 20]
+    clock = [0.0]
+    output = io.StringIO()
+    names = ("plugin", "raw x1", "raw x4")
+    results = run_interleaved(
+        Visit([BusySession(name, latency_s, clock) for name in names], dict.fromkeys(names, sizes)),
+        make_plan=lambda costs: fixed_plan(costs, iterations=1, warmup=1, repeats=8),
+        verify=False,
+        timeout_s=5.0,
+        progress=lambda total: Progress(total, stream=output),
+        deadline=3.5,
+        clock=lambda: clock[0],
+    )
+    assert [len(results.samples["plugin"][size]) for size in sizes] == repetitions
+    assert clock[0] <= 3.5
+    assert " sizes, 2 backends, 8 repetitions" in output.getvalue()
 
 
 def test_wrong_data_is_recorded_and_the_run_goes_on() -> None:

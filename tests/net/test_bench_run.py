@@ -111,7 +111,7 @@ def test_the_time_budget_is_kept(bench: Bench) -> None:
     finished = bench.run("-b", "1M", "-e", "4M", "--time-budget", "2", "--backends", "bare")
     assert finished.returncode == 0, finished.stderr
     # The fake driver answers at once whatever it is asked for: the plan is what is tested. Starting took some of it.
-    planned = re.search(r"3 sizes, 1 backends, 7 repetitions: about (\d) s", finished.stderr)
+    planned = re.search(r"3 sizes, 1 backend, 7 repetitions: about (\d) s", finished.stderr)
     assert planned is not None, finished.stderr
     assert 1 <= int(planned.group(1)) <= 2
 

@@ -25,6 +25,8 @@ _SMALL_BYTES = 64 * 1024
 _PATIENCE = 10
 # Of the time that is left: what verifying and calibrating may take, so that something is measured.
 _CALIBRATION_SHARE = 0.5
+# Of that: what large sizes may take, so that something is left for the small ones, which take little.
+_LARGE_SHARE = 0.8
 
 
 @dataclass
@@ -75,10 +77,8 @@ def run_interleaved(
     results = RunResults({session.name: {size: [] for size in visit.sizes[session.name]} for session in visit.sessions})
     steps = sum(len(visit.at(size)) for size in visit.all_sizes())
     with progress(steps) as display:
-        calibration_deadline = clock() + _CALIBRATION_SHARE * (deadline - clock())
-        estimates = _calibrate(
-            visit, results, calibration_deadline, clock, verify=verify, timeout_s=timeout_s, display=display
-        )
+        available_s = _CALIBRATION_SHARE * (deadline - clock())
+        estimates = _calibrate(visit, results, available_s, clock, verify=verify, timeout_s=timeout_s, display=display)
     measured = sorted({size for _, size in estimates})
     if not measured:
         raise BenchError(
@@ -88,12 +88,13 @@ def run_interleaved(
     plan = make_plan(costs)
     results.plan = plan
     with progress(steps * plan.repeats) as display:
-        display.message(
-            f"measuring {len(costs)} sizes, {len(visit.sessions)} backends, {plan.repeats} repetitions:"
-            f" about {plan.expected_s:.0f} s"
-        )
+        # Raw TCP is one backend, with several numbers of connections.
+        backends = len({session.name.partition(" ")[0] for session in visit.sessions})
+        counts = (_count(len(costs), "size"), _count(backends, "backend"), _count(plan.repeats, "repetition"))
+        display.message(f"measuring {', '.join(counts)}: about {plan.expected_s:.0f} s")
         for repetition in range(plan.repeats):
-            for index, size in enumerate(measured):
+            # The largest first: where the time runs out, the small ones are given up.
+            for index, size in reversed(list(enumerate(measured))):
                 planned = plan.sizes[size]
                 if clock() + costs[size] * (planned.iterations + planned.warmup) > deadline:
                     continue
@@ -111,25 +112,33 @@ def run_interleaved(
     return results
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def _calibrate(
     visit: Visit,
     results: RunResults,
-    deadline: float,
+    available_s: float,
     clock: Callable[[], float],
     *,
     verify: bool,
     timeout_s: float,
     display: Progress,
 ) -> dict[tuple[str, int], float]:
-    """Verifies every size once and measures roughly how long an iteration takes."""
+    """Verifies every size once and measures roughly how long an iteration takes. A size that is not expected to end in
+    the time is left out: large sizes go first, from the smallest of them upwards, since each tells what the next may
+    take; then the small ones, the smallest last."""
     estimates: dict[tuple[str, int], float] = {}
-    before, took = 0, 0.0
-    for size in visit.all_sizes():
-        began = clock()
-        # A larger size takes longer in proportion at most; this one and all above it are left out.
-        if began + (took * size / before if before else 0.0) > deadline:
-            return estimates
-        iterations = _CALIBRATION_SMALL if size <= _SMALL_BYTES else 1
+    seconds: dict[int, float] = {}
+    began = clock()
+    sizes = visit.all_sizes()
+    small = [size for size in sizes[:-1] if size <= _SMALL_BYTES]
+    for size in [*sizes[len(small) :], *reversed(small)]:
+        share = 1.0 if size in small else _LARGE_SHARE
+        size_began = clock()
+        if size_began + _expected_s(size, seconds) > began + share * available_s:
+            continue
         for session in visit.at(size):
             display.advance(f"verifying {format_size(size)}, {session.name}", 0)
             if verify:
@@ -138,7 +147,22 @@ def _calibrate(
                     results.verifications[session.name, size] = verification
                     if not verification.correct:
                         display.message(f"WRONG DATA: {session.name} at {format_size(size)}: {verification.message}")
-            estimates[session.name, size] = session.run(size, iterations, 1, timeout_s).seconds
+            estimates[session.name, size] = session.run(size, _calibration_iterations(size), 1, timeout_s).seconds
             display.advance(f"verifying {format_size(size)}, {session.name}")
-        before, took = size, clock() - began
+        seconds[size] = clock() - size_began
     return estimates
+
+
+def _calibration_iterations(size: int) -> int:
+    return _CALIBRATION_SMALL if size <= _SMALL_BYTES else 1
+
+
+def _expected_s(size: int, seconds: Mapping[int, float]) -> float:
+    """From what calibrating the nearest size took. Latency does not grow with the size, and the time of the bytes grows
+    in proportion: on a busy machine even a large size is mostly latency, so it is the geometric mean of the two."""
+    if not seconds:
+        return 0.0
+    nearest = min(seconds, key=lambda of: max(of, size) / min(of, size))
+    # One more warms up, and one verifies.
+    iterations = (_calibration_iterations(size) + 2) / (_calibration_iterations(nearest) + 2)
+    return seconds[nearest] * iterations * math.sqrt(max(1.0, size / nearest))

@@ -98,7 +98,7 @@ def run_bench(team: Team, options: Options, environment: Mapping[str, str], stre
     machine = describe_machine()
     raw_sizes = [size for size in options.sizes if size >= RAW_MIN_BYTES] or [RAW_ONLY_BYTES]
     with Progress(1, quiet=stream_is_quiet) as display:
-        display.message(f"starting {len(names)} backends of {team.ranks} ranks")
+        display.message(f"starting {len(names)} backend{'' if len(names) == 1 else 's'} of {team.ranks} ranks")
         for reason in left_out:
             display.message(f"left out: {reason}")
         start_deadline = began + _START_SHARE * options.time_budget_s
