@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bagua.cli import (
     net_blame,
     net_compare,
+    net_completion,
     net_disable,
     net_doctor,
     net_enable,
@@ -63,7 +64,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, Subcommands]:
     subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     for module in (
         *(net_run, net_env, net_enable, net_disable, net_doctor, net_test, net_compare),
-        *(net_stats, net_top, net_blame, net_exporter, net_trace, net_knobs),
+        *(net_stats, net_top, net_blame, net_exporter, net_trace, net_knobs, net_completion),
     ):
         module.add_parser(subcommands)
     subcommands.add_parser("bench", help="measure the network: another name of bagua-net-bench", add_help=False)
