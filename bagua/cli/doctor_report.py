@@ -9,11 +9,14 @@ if TYPE_CHECKING:
     from bagua.net.doctor.finding import Finding, Report
 
 COLOURS = {"ok": "32", "warn": "33", "FAIL": "1;31", "skip": "2"}
+_NAME = "bagua-net doctor"
 _MARK_WIDTH = max(map(len, COLOURS))
 
 
 def rendered(report: Report, conclusion: str, terminal: Terminal) -> str:
-    blocks = [f"{terminal.bold('bagua-net doctor')}, version {report.version}, {report.python}"]
+    head = terminal.wrapped(f"{_NAME}, version {report.version}, {report.python}", "")
+    # Made bold after wrapping: escape sequences have no width.
+    blocks = [terminal.bold(_NAME) + head.removeprefix(_NAME)]
     for section in report.sections:
         lines = [terminal.bold(section.title)]
         lines += [_finding(finding, terminal) for finding in section.findings]

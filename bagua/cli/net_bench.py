@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
-from bagua.net import unknown_settings
+from bagua.cli.terminal import width_of_stdout
+from bagua.net import notice, unknown_settings
 from bagua.net.bench.command import EXIT_FAILED, run_in_order
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.export import check_outputs
@@ -30,6 +31,7 @@ from bagua.net.bench.table import shows_colour
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     unknown_settings.report(os.environ)
+    _check_trace(os.environ)
     if "--nccl" in words:
         from bagua.net.bench.nccl_ab.command import main as compare_nccl
 
@@ -40,6 +42,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_in_order(PEERS_PROGRAM, "drivers", lambda: _run_peers(peers))
     options = parse_options(words)
     return run_in_order(PROGRAM, "drivers", lambda: _run(options))
+
+
+def _check_trace(environment: MutableMapping[str, str]) -> None:
+    """The library would warn in its own log, which is off in a bench."""
+    path = environment.get("BAGUA_NET_TRACE", "")
+    folder = Path(path).parent
+    if path and "%" not in str(folder) and not folder.is_dir():
+        notice.report(
+            [f"BAGUA_NET_TRACE={path}: no trace is written, because the folder {folder} does not exist\nCreate it."],
+            environment,
+        )
 
 
 def _run(options: Options) -> int:
@@ -86,7 +99,7 @@ def _run_peers(options: PeersOptions) -> int:
 def _deliver(report: Report, options: Options) -> int:
     colour = shows_colour(sys.stdout)
     print(report.head())
-    print(report.table(colour=colour))
+    print(report.table(colour=colour, width=width_of_stdout()))
     print(report.closing(colour=colour), end="", flush=True)
     _export(report, options)
     if options.plot_path is not None:

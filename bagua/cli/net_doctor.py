@@ -47,10 +47,12 @@ def execute(options: argparse.Namespace) -> int:
 def _conclusion(report: Report, terminal: Terminal) -> str:
     nccl = next((section for section in report.sections if section.name == "nccl"), None)
     if report.is_usable and nccl is not None and nccl.status.value == "skip":
-        return terminal.coloured("No check failed. GPU jobs cannot run on this machine.", COLOURS["ok"])
+        return _closing("No check failed. GPU jobs cannot run on this machine.", "ok", terminal)
     if report.is_usable:
-        return terminal.coloured("A job started in this environment would use the plugin.", COLOURS["ok"])
-    return terminal.coloured(
-        f"A job started in this environment would NOT use the plugin. Failed checks: {failed_checks(report)}.",
-        COLOURS["FAIL"],
-    )
+        return _closing("A job started in this environment would use the plugin.", "ok", terminal)
+    text = f"A job started in this environment would NOT use the plugin. Failed checks: {failed_checks(report)}."
+    return _closing(text, "FAIL", terminal)
+
+
+def _closing(text: str, status: str, terminal: Terminal) -> str:
+    return terminal.coloured(terminal.wrapped(text, ""), COLOURS[status])

@@ -156,7 +156,7 @@ def _examine(options: argparse.Namespace) -> int:
     else:
         terminal = Terminal.of_stdout()
         code, text = _conclusion(report)
-        print(rendered(report, terminal.coloured(text, COLOURS[code]), terminal))
+        print(rendered(report, terminal.coloured(terminal.wrapped(text, ""), COLOURS[code]), terminal))
     return 0 if report.is_usable else EXIT_FAILURE
 
 

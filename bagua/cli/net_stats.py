@@ -36,7 +36,7 @@ def add_parser(subcommands: Subcommands) -> None:
         metavar="S",
         help=f"seconds that rates are measured over (default {_DEFAULT_INTERVAL_S:g})",
     )
-    parser.add_argument("--pid", type=int, help="only this process")
+    parser.add_argument("--pid", type=within(int, 1, 1 << 22), metavar="PID", help="only this process")
     parser.add_argument("--streams", action="store_true", help="show each data stream")
     parser.set_defaults(execute=execute)
 

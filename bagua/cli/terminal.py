@@ -52,8 +52,10 @@ class Terminal:
         )
 
     def columns(self, rows: Sequence[Sequence[str]], indent: str) -> str:
-        """A table whose first row is the head; the last column wraps."""
+        """A table whose first row is the head; the last column wraps. A list, where only that would have room."""
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+        if len(indent) + sum(widths) + len("  ") * len(widths) >= self.width:
+            return self._list(rows, indent)
         lines = []
         for number, row in enumerate(rows):
             start = indent + "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
@@ -63,4 +65,14 @@ class Terminal:
                 lines.append((start + row[-1]).rstrip())
             else:
                 lines.append(self.wrapped(row[-1], " " * len(start), start).rstrip())
+        return "\n".join(lines)
+
+    def _list(self, rows: Sequence[Sequence[str]], indent: str) -> str:
+        head, *items = rows
+        lines = []
+        for first, *others in items:
+            cells = zip(head[1:], others, strict=True)
+            named = [f"{name} {cell}".strip() for name, cell in cells if cell not in ("", "-")]
+            lines.append(self.wrapped(first, indent))
+            lines.append(self.wrapped(", ".join(named), indent + "  "))
         return "\n".join(lines)

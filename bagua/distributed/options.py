@@ -86,7 +86,10 @@ def add_script_options(parser: argparse.ArgumentParser, *, script_help: str) -> 
     add_option(parser, "no_python", action="store_true", help="SCRIPT is a program: start it directly, without Python")
     add_process_options(parser)
     parser.add_argument("script", metavar="SCRIPT", help=script_help)
-    parser.add_argument("script_args", metavar="ARGS", nargs=argparse.REMAINDER, help="arguments of the script")
+    arguments = parser.add_argument(
+        "script_args", metavar="ARGS", nargs=argparse.REMAINDER, help="arguments of the script"
+    )
+    arguments.required = False  # Python before 3.12 calls them required where the script is missing
 
 
 def add_process_options(parser: argparse._ActionsContainer) -> None:

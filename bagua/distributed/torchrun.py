@@ -36,6 +36,9 @@ def make_parser() -> argparse.ArgumentParser:
     from torch.distributed.run import get_args_parser
 
     parser: argparse.ArgumentParser = get_args_parser()
+    for action in parser._actions:
+        if action.nargs == argparse.REMAINDER:
+            action.required = False  # Python before 3.12 calls them required where the script is missing
     return parser
 
 

@@ -21,6 +21,7 @@ from bagua.distributed.options import (
 )
 from bagua.distributed.remote_host import RemoteHost, parse_hosts, remote_command, ssh_command
 from bagua.distributed.ssh_job import SshJob
+from bagua.version import __version__
 
 _SSH_PORT = 22
 _EPILOG = """\
@@ -37,6 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"baguarun {__version__}")
     add_option(
         parser,
         "host_list",

@@ -66,6 +66,15 @@ def test_a_misspelt_setting_is_told_with_the_right_name(bench: Bench) -> None:
         assert f"Did you mean {meant}?" in told
 
 
+@pytest.mark.parametrize(("folder", "told"), [("/no-such-folder", 1), ("/tmp", 0), ("/scratch/%h", 0)])
+def test_a_trace_that_cannot_be_written_is_told(bench: Bench, folder: str, told: int) -> None:
+    environment = {**bench.environment(), "BAGUA_NET_TRACE": f"{folder}/trace.json"}
+    said = subprocess.run(
+        bench.command("--version"), env=environment, capture_output=True, text=True, timeout=60
+    ).stderr
+    assert said.count(f"the folder {folder} does not exist") == told, said
+
+
 def test_more_ranks(bench: Bench) -> None:
     finished = bench.run(*SMALL_RUN, "--backends", "bare,raw", "--ranks", "4", "--channels", "3")
     assert finished.returncode == 0, finished.stderr

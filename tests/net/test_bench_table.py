@@ -8,6 +8,7 @@ import pytest
 
 from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.table import (
+    COLUMNS,
     LOUD,
     RESET,
     format_bandwidth,
@@ -16,6 +17,7 @@ from bagua.net.bench.table import (
     render_table,
     shows_colour,
 )
+from bagua.net.bench.table_width import fitting
 
 
 def row(backend: str, size: int, **changes: object) -> Measurement:
@@ -75,6 +77,23 @@ def test_wrong_data_is_loud_only_where_colour_is_shown() -> None:
     assert LOUD not in coloured[3]
     assert "\x1b" not in render_table(rows)
     assert "NO" in render_table(rows).splitlines()[2]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200, None])
+def test_a_narrow_terminal_keeps_what_says_most(width: int | None) -> None:
+    rows = [
+        row("plugin-1", 256 << 20, cpu_s_per_gb=0.2, share_of_raw=0.99, verified=True, note="one way"),
+        row("plugin-1", 8, iteration_seconds=[19e-6, 31e-6], verified=False),
+    ]
+
+    def rendered(left_out: set[str]) -> str:
+        return render_table(rows, columns=[column for column in COLUMNS if column.title not in left_out])
+
+    text = rendered(fitting(rendered, width))
+    assert width is None or max(map(len, text.splitlines())) <= width
+    for title in ("size", "backend", "busbw", "verified"):
+        assert title in text.splitlines()[0]
+    assert ("min..max" in text) == (width in (200, None))
 
 
 def test_no_rows_are_only_a_head() -> None:

@@ -13,7 +13,7 @@ from support.fresh_process import RunCommand
 
 import bagua
 
-_SUBCOMMANDS = ("run", "env", "enable", "disable", "doctor", "settings")
+_SUBCOMMANDS = ("run", "env", "enable", "disable", "doctor", "test", "completion", "settings")
 
 
 def test_version(run_command: RunCommand, bagua_net: Path, environment: dict[str, str]) -> None:
@@ -47,6 +47,9 @@ def test_help_of_each(subcommand: str, run_command: RunCommand, bagua_net: Path,
         (["doctor", "--jsn"], "did you mean --json?"),
         (["enable", "extra"], "usage: bagua-net enable "),
         (["bench", "--quik"], "bagua-net-bench"),
+        (["stats", "--pid", "abc"], "'abc' is not an integer; give one in 1..4194304"),
+        (["top", "--json", "--endpoints", "foo"], "'foo' names no port; write HOST:PORT"),
+        (["blame", "--endpoints", "foo"], "'foo' names no port; write HOST:PORT"),
         (["env", "--shell", "tcsh"], "invalid choice: 'tcsh'"),
     ],
 )

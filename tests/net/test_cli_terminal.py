@@ -49,6 +49,25 @@ def test_the_report_is_aligned_and_wrapped() -> None:
     assert lines[-1].endswith("Failed checks: NCCL.")
 
 
+def test_a_narrow_terminal_has_lists_instead_of_tables() -> None:
+    table = (("interface", "address", "NUMA", "used", "why"), ("eth0", "192.0.2.1", "-", "yes", "running, and not lo"))
+    report = Report("1.0.0", (Section("interfaces", "Interfaces", (), table=table),), python="/usr/bin/python")
+    lines = _rendered(report, Terminal(40, is_coloured=False)).splitlines()
+    assert lines == [
+        "bagua-net doctor, version 1.0.0,",
+        "/usr/bin/python",
+        "",
+        "Interfaces",
+        "        eth0",
+        "          address 192.0.2.1, used yes,",
+        "          why running, and not lo",
+        "",
+        "A job started in this environment would",
+        "use the plugin.",
+    ]
+    assert "        interface  address" in _rendered(report, Terminal(60, is_coloured=False))
+
+
 def test_colour_changes_nothing_but_colour() -> None:
     coloured = _rendered(_REPORT, Terminal(60, is_coloured=True))
     assert "\x1b[1;31mFAIL\x1b[0m" in coloured

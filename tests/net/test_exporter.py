@@ -148,9 +148,18 @@ def test_top_reads_the_endpoint(environment: dict[str, str], run_command: RunCom
         assert run_command([*words, f"{url}/x"], environment).returncode == 2
 
 
-@pytest.mark.parametrize("endpoint", ["", "node1:99999", "file:///etc/passwd", "http://node1/other"])
-def test_what_is_no_endpoint(endpoint: str) -> None:
-    with pytest.raises(ValueError, match=r"not HOST:PORT|Port out of range"):
+@pytest.mark.parametrize(
+    ("endpoint", "message"),
+    [
+        ("", "is not a host; write HOST"),
+        ("foo", "'foo' names no port; write HOST:PORT"),
+        ("node1:99999", "port 99999, which must be between 1 and 65535"),
+        ("file:///etc/passwd", "is not HOST:PORT or http://HOST:PORT"),
+        ("http://node1/other", "is not HOST:PORT or http://HOST:PORT"),
+    ],
+)
+def test_what_is_no_endpoint(endpoint: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         EndpointSource(endpoint, 1.0)
 
 

@@ -6,13 +6,16 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bagua.distributed import launch
+from bagua.distributed import run as bagua_run
 from bagua.distributed.remote_host import RemoteHost, parse_hosts, remote_command, ssh_command
 from bagua.script import baguarun
+from bagua.version import __version__
 
 
 def _variables(*words: str) -> dict[str, str]:
@@ -69,6 +72,26 @@ def test_values_out_of_range(words: list[str], told: str, capsys: pytest.Capture
     with pytest.raises(SystemExit, match="2"):
         launch.main([*words, "train.py"])
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [(launch.main, "SCRIPT"), (bagua_run.main, "training_script"), (baguarun.main, "--host_list/--host-list, SCRIPT")],
+)
+def test_a_missing_script_is_required_and_its_arguments_are_not(
+    command: Callable[[list[str]], int], needed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if command is bagua_run.main:
+        pytest.importorskip("torch")
+    with pytest.raises(SystemExit):
+        command([])
+    assert capsys.readouterr().err.endswith(f"required: {needed}\n")
+
+
+def test_baguarun_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        baguarun.main(["--version"])
+    assert capsys.readouterr().out == f"baguarun {__version__}\n"
 
 
 @pytest.mark.parametrize(

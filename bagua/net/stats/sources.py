@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from bagua.host_port import require_port
 from bagua.net.stats.errors import StatsError
 from bagua.net.stats.quantities import printable
 from bagua.net.stats.rates import report
@@ -131,7 +132,10 @@ class EndpointSource(_Threaded):
 
     def __init__(self, endpoint: str, interval_s: float) -> None:
         super().__init__(endpoint)
-        parts = urllib.parse.urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
+        if "://" not in endpoint:
+            require_port(endpoint.partition("/")[0])
+            endpoint = f"http://{endpoint}"
+        parts = urllib.parse.urlsplit(endpoint)
         is_known = parts.scheme in ("http", "https") and parts.path in ("", "/", "/metrics") and parts.port != 0
         if not is_known or not parts.hostname:
             raise ValueError(f"{endpoint!r} is not HOST:PORT or http://HOST:PORT")

@@ -11,7 +11,8 @@ from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.result_file import Label, ResultFile
 from bagua.net.bench.ring.summary import Comparison, PairedSeries, RawLimit, best_raw_only
 from bagua.net.bench.sizes import format_size
-from bagua.net.bench.table import LOUD, RESET, format_bandwidth, render_table
+from bagua.net.bench.table import COLUMNS, LOUD, RESET, format_bandwidth, render_table
+from bagua.net.bench.table_width import fitting
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,20 @@ class Report:
         lines += [f"  left out: {reason}" for reason in self.left_out]
         return "\n".join(lines) + "\n"
 
-    def table(self, *, colour: bool = False) -> str:
-        return render_table(best_raw_only(self.rows), colour=colour)
+    def table(self, *, colour: bool = False, width: int | None = None) -> str:
+        """
+        Args:
+            width: of the terminal, for which columns are left out; None: all of them are shown.
+        """
+        rows = best_raw_only(self.rows)
+
+        def rendered(left_out: set[str], colour: bool = False) -> str:
+            columns = [column for column in COLUMNS if column.title not in left_out]
+            return render_table(rows, colour=colour, columns=columns)
+
+        left_out = fitting(rendered, width)
+        note = f"(the terminal has no room for {', '.join(sorted(left_out))})\n" if left_out else ""
+        return rendered(left_out, colour) + note
 
     def closing(self, *, colour: bool = False) -> str:
         lines = []
