@@ -22,6 +22,7 @@ from bagua.distributed.options import (
     positive,
     processes,
     say_without_effect,
+    say_without_gpu,
     training_variables,
     tune_server,
 )
@@ -72,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         end_with_caller()
     try:
         check(options)
+        say_without_gpu(PROGRAM, options)
         os.environ.update(variables(options))
         return torchrun.start(torchrun_arguments(options))
     except CommandError as error:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bagua.env import EnvironmentValueError, read_size
+from bagua.net.gpu_presence import has_gpu
 
 DEFAULT_MASTER_PORT = 29500
 _DEFAULT_SERVICE_PORT = 29501
@@ -100,6 +101,16 @@ def add_process_options(parser: argparse._ActionsContainer) -> None:
     add_option(
         parser, "logdir", metavar="DIR", help="write stdout and stderr of each process to files under DIR instead"
     )
+
+
+def say_without_gpu(program: str, options: argparse.Namespace) -> None:
+    """That --enable_bagua_net changes nothing where ranks cannot use NCCL."""
+    if options.enable_bagua_net and not has_gpu():
+        print(
+            f"{program}: --enable_bagua_net has no effect on this host, which has no GPU: it is for NCCL, and gloo does"
+            " not use it",
+            file=sys.stderr,
+        )
 
 
 def training_variables(options: argparse.Namespace) -> dict[str, str]:

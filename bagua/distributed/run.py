@@ -15,6 +15,7 @@ from bagua.distributed.options import (
     add_training_options,
     processes,
     say_without_effect,
+    say_without_gpu,
     training_variables,
 )
 
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = make_parser().parse_args(arguments)
         check(options)
+        say_without_gpu(PROGRAM, options)
         os.environ.update(training_variables(options))
         if options.set_additional_flag:
             options.training_script_args.insert(0, torchrun.LOCAL_RANK_FLAG)

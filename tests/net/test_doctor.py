@@ -15,7 +15,7 @@ from support.fresh_process import BuildLibrary, BuildNccl, Completed, RunCommand
 
 import bagua.net
 from bagua.cli.net import main
-from bagua.net import native, nccl_config_file, rdma
+from bagua.net import gpu_presence, native, nccl_config_file, rdma
 from bagua.net.activation import Surroundings
 from bagua.net.doctor import activation_check, examination, interface_state, library_check, network_check, self_test
 from bagua.net.doctor.activation_check import check_activation
@@ -586,9 +586,9 @@ def test_one_bad_setting_is_one_failure(doctor: Doctor) -> None:
 
 def test_a_machine_without_gpu_needs_no_nccl(tmp_path: Path) -> None:
     assert check_nccl([], None, {}, None, reopens_by_name=True, has_gpu=False).status is Status.SKIP
-    assert not examination.has_gpu(tmp_path)
+    assert not gpu_presence.has_gpu(tmp_path)
     (tmp_path / "nvidia0").touch()
-    assert examination.has_gpu(tmp_path)
+    assert gpu_presence.has_gpu(tmp_path)
 
 
 def test_a_message_with_semicolons_is_not_cut_short() -> None:

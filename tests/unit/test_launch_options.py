@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from bagua.distributed import launch
+from bagua.distributed import launch, options
 from bagua.distributed import run as bagua_run
 from bagua.distributed.remote_host import RemoteHost, parse_hosts, remote_command, ssh_command
 from bagua.script import baguarun
 from bagua.version import __version__
+
+_PLUGIN = "--enable_bagua_net"
 
 
 def _variables(*words: str) -> dict[str, str]:
@@ -86,6 +88,15 @@ def test_a_missing_script_is_required_and_its_arguments_are_not(
     with pytest.raises(SystemExit):
         command([])
     assert capsys.readouterr().err.endswith(f"required: {needed}\n")
+
+
+@pytest.mark.parametrize(("words", "has_gpu", "told"), [([_PLUGIN], False, 1), ([_PLUGIN], True, 0), ([], False, 0)])
+def test_the_plugin_without_a_gpu_is_told(
+    words: list[str], has_gpu: bool, told: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(options, "has_gpu", lambda: has_gpu)
+    options.say_without_gpu("launch", launch.make_parser().parse_args([*words, "train.py"]))
+    assert capsys.readouterr().err.count("launch: --enable_bagua_net has no effect on this host") == told
 
 
 def test_baguarun_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:

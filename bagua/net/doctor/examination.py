@@ -15,15 +15,11 @@ from bagua.net.doctor.nccl_check import check_nccl
 from bagua.net.doctor.network_check import check_interfaces, check_rdma
 from bagua.net.doctor.self_test import check_loopback
 from bagua.net.doctor.settings_check import check_settings
+from bagua.net.gpu_presence import has_gpu
 from bagua.net.library import MissingFileError, library_path, loader_search_path
 from bagua.net.nccl_library import find_nccl_libraries, find_torch
 from bagua.net.nccl_wheel import wheel_release
 from bagua.version import __version__
-
-
-def has_gpu(devices: Path = Path("/dev")) -> bool:
-    """NVIDIA's and AMD's drivers, and WSL."""
-    return any(devices.glob("nvidia[0-9]*")) or any((devices / name).exists() for name in ("kfd", "dxg"))
 
 
 def examine(environment: Mapping[str, str]) -> Report:
