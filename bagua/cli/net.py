@@ -64,9 +64,10 @@ def make_parser() -> tuple[argparse.ArgumentParser, Subcommands]:
     subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     for module in (
         *(net_run, net_env, net_enable, net_disable, net_doctor, net_test, net_compare),
-        *(net_stats, net_top, net_blame, net_exporter, net_trace, net_knobs, net_completion),
+        *(net_stats, net_top, net_blame, net_exporter, net_trace, net_knobs),
     ):
         module.add_parser(subcommands)
+    net_completion.add_parser(subcommands, parser)
     subcommands.add_parser("bench", help="measure the network: another name of bagua-net-bench", add_help=False)
     return parser, subcommands
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bagua.cli.completion import SHELLS, script
@@ -17,31 +18,29 @@ fish    bagua-net completion fish > ~/.config/fish/completions/bagua-net.fish
 """
 
 
-def add_parser(subcommands: Subcommands) -> None:
+def add_parser(subcommands: Subcommands, program: argparse.ArgumentParser) -> None:
+    """`program`: of `bagua-net` itself."""
     parser = subcommands.add_parser(
         "completion",
         help="print a script that completes commands in a shell",
-        description="Prints the script with which a shell completes bagua-net, bagua-net-bench, bagua and baguarun.",
+        description="Prints the script with which a shell completes bagua-net, bagua-net-bench and bagua.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=SHELLS, help="the shell")
-    parser.set_defaults(execute=execute)
+    parser.set_defaults(execute=partial(_execute, program))
 
 
-def execute(options: argparse.Namespace) -> int:
+def _execute(program: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     from bagua.cli.main import make_parser as make_main_parser
-    from bagua.cli.net import make_parser as make_net_parser
     from bagua.net.bench.ring.options import make_parser as make_bench_parser
-    from bagua.script.baguarun import make_parser as make_baguarun_parser
 
     bench = make_bench_parser()
     parsers = {
-        "bagua-net": make_net_parser()[0],
+        "bagua-net": program,
         "bagua-net bench": bench,
         "bagua-net-bench": bench,
         "bagua": make_main_parser()[0],
-        "baguarun": make_baguarun_parser(),
     }
     print(script(options.shell, parsers), end="")
     return 0

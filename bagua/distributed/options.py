@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bagua.env import EnvironmentValueError, read_size
-from bagua.net.gpu_presence import has_gpu
+from bagua.gpu_presence import has_gpu
 
 DEFAULT_MASTER_PORT = 29500
 _DEFAULT_SERVICE_PORT = 29501

@@ -33,7 +33,7 @@ SCREEN_MODULES = {"bagua.net.top.app"}
 # Root files that load neither torch nor the compiled extension.
 ROOT_FILES = {
     *("bagua", "bagua.version", "bagua.env", "bagua.bagua_define"),
-    *("bagua.error_text", "bagua.host_port", "bagua.lightning_name", "bagua.rank_list"),
+    *("bagua.error_text", "bagua.gpu_presence", "bagua.host_port", "bagua.lightning_name", "bagua.rank_list"),
 }
 
 # For every folder: what of bagua it may import, beside itself and the root files. Lowest first.

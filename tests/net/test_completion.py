@@ -50,7 +50,6 @@ def complete(capsys: pytest.CaptureFixture[str]) -> object:
         (["/opt/bin/bagua-net-bench", "--qui"], ["--quick"]),
         (["bagua", "tune", "r"], ["report"]),
         (["bagua", "tune", "report", "--js"], ["--json"]),
-        (["baguarun", "--host-l"], ["--host-list"]),
     ],
 )
 def test_bash(words: list[str], offered: list[str], complete: object) -> None:

@@ -14,8 +14,9 @@ import pytest
 from support.fresh_process import BuildLibrary, BuildNccl, Completed, RunCommand
 
 import bagua.net
+from bagua import gpu_presence
 from bagua.cli.net import main
-from bagua.net import gpu_presence, native, nccl_config_file, rdma
+from bagua.net import native, nccl_config_file, rdma
 from bagua.net.activation import Surroundings
 from bagua.net.doctor import activation_check, examination, interface_state, library_check, network_check, self_test
 from bagua.net.doctor.activation_check import check_activation

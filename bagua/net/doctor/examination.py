@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from bagua.gpu_presence import has_gpu
 from bagua.net import nccl_config_file, rdma
 from bagua.net.activation import Surroundings
 from bagua.net.doctor.activation_check import check_activation
@@ -15,7 +16,6 @@ from bagua.net.doctor.nccl_check import check_nccl
 from bagua.net.doctor.network_check import check_interfaces, check_rdma
 from bagua.net.doctor.self_test import check_loopback
 from bagua.net.doctor.settings_check import check_settings
-from bagua.net.gpu_presence import has_gpu
 from bagua.net.library import MissingFileError, library_path, loader_search_path
 from bagua.net.nccl_library import find_nccl_libraries, find_torch
 from bagua.net.nccl_wheel import wheel_release

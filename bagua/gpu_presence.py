@@ -1,4 +1,4 @@
-"""Whether this host has a GPU, without loading a driver."""
+"""Whether this host has a GPU, without loading a driver. Standard library only."""
 
 from __future__ import annotations
 
