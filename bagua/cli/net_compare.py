@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from bagua.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
+from bagua.cli.interrupts import sigterm_as_interrupt
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands
@@ -181,25 +180,13 @@ def _compare(options: argparse.Namespace, command: list[str]) -> Report:
             folder = folder_of(root, settings.index(setting), number)
             return run_command(command, setting, number, folder, timeout_s, on_line)
 
-        stack.enter_context(_sigterm_as_interrupt())
+        stack.enter_context(sigterm_as_interrupt())
         display = stack.enter_context(Progress(2 * options.rounds))
         rounds = run_rounds(
             *(settings, options.rounds, options.time_limit, sources, options.warmup, runner, display),
             is_pointless=lambda found: not options.keep_going and is_pointless(found, *settings),
         )
     return Report(command, settings, rounds, judge(rounds, *settings), describe_machine())
-
-
-@contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _rendered(report: Report, terminal: Terminal) -> str:

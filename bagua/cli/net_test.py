@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from bagua.cli.errors import EXIT_USAGE, CommandError
+from bagua.cli.interrupts import sigterm_as_interrupt
 
 if TYPE_CHECKING:
     from bagua.cli.parsers import Subcommands
@@ -77,7 +78,8 @@ def execute(options: argparse.Namespace) -> int:
         settings = default_settings(environment)
         notice.report(settings[1].warnings, dict(environment))
         plan = Plan(options.rounds, options.seconds, options.wait)
-        results = run_trial(words, plan, settings, environment, _say)
+        with sigterm_as_interrupt():
+            results = run_trial(words, plan, settings, environment, _say)
     except (BenchError, ValueError, RuntimeError) as error:
         raise CommandError(str(error)) from error
     if results is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import cast
 import pytest
 from support.fresh_process import RunCommand
 from support.ports import free_port
+from support.processes import is_alive, wait_until
 
 from bagua.net.bench.errors import BenchError
 from bagua.net.compare.setting import Setting
@@ -144,3 +146,20 @@ def test_a_turn_that_fails(failure: str, message: str) -> None:
     order = Order("turn", 0, 2, "127.0.0.1", free_port(), "gloo", 0, (8,), 0.01, 1.0)
     with pytest.raises(BenchError, match=message):
         supervisor._take_turn(cast("Meeting", OtherRanks(failure)), order, setting)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_trial_leaves_no_launcher(
+    number: signal.Signals, bagua_net: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    mark = tmp_path / "pid"
+    launcher = ["sh", "-c", f"echo $$ > {mark}.new; mv {mark}.new {mark}; exec sleep 600"]
+    command = subprocess.Popen([str(bagua_net), "test", "--", *launcher], env=environment, cwd=tmp_path)
+    try:
+        wait_until(mark.exists, "the launcher", 60)
+        command.send_signal(number)
+        assert command.wait(60) == 130
+    finally:
+        command.kill()
+        command.wait()
+    assert not is_alive(int(mark.read_text()))
