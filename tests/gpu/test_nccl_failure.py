@@ -23,7 +23,7 @@ PATIENCE_S = 40.0
 def _loses_a_rank() -> str:
     rank, device = begin_to_lose_one()
     printed: queue.Queue[str] = queue.Queue()
-    failure_report._print = printed.put
+    failure_report._print = lambda report: printed.put(str(report))
     net = mlp(rank, device)
     optimizer = momentum(net)
     net.with_bagua([optimizer], GradientAllReduceAlgorithm())
