@@ -47,7 +47,7 @@ def _counts() -> list[int]:
 
 
 def _left(name: str) -> tuple[list[int], list[int]]:
-    """Before and after some models. What the job starts once, whatever the models do, may start late: then once more."""
+    """Before and after some models. What the job starts once, whatever models do, may start late: then once more."""
     rank, device = begin()
     for _ in range(2):
         _one_model(name, rank, device)
