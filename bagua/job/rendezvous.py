@@ -25,9 +25,8 @@ from bagua.job import launch_environment
 from bagua.job.torch_internals import Store
 from bagua.rank_list import rank_list
 
-TELL_S = (
-    30.0  # longer than most programs import on one rank than on another; who is later is named once, and waited for
-)
+# Longer than most programs import on one rank than on another. Who is later is named once, and waited for.
+TELL_S = 30.0
 _PREFIX = "bagua/joined"
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 1.0
 _PAUSE_SHARE = 0.1  # of the time that was waited
