@@ -107,6 +107,16 @@ def test_what_goes_wrong_before_the_ranks_meet(
     assert done.stdout == ""
 
 
+def test_an_error_of_one_rank_is_told_while_others_wait(
+    run_command: RunCommand, bagua_net: Path, environment: dict[str, str]
+) -> None:
+    """They would wait for longer than the test."""
+    told = [json.dumps({"kind": "started"}), json.dumps({"kind": "error", "text": "rank 0 cannot listen"})]
+    script = "; ".join([*(f"echo 'bagua-net-test-record:{record}'" for record in told), "exec sleep 600"])
+    done = run_command([bagua_net, "test", "--", "sh", "-c", script], environment)
+    assert (done.returncode, "rank 0 cannot listen" in done.stderr) == (1, True), done.stderr
+
+
 @pytest.mark.parametrize(
     ("rank", "message"),
     [(0, "rank 1 of 2 did not come within 5 s"), (1, "rank 1 did not reach rank 0 at 127.0.0.1, port")],

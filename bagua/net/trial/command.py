@@ -28,6 +28,8 @@ _SCRIPT_MODULES = (
 )
 _KEPT_LINES = 2000
 _TICK_S = 0.25
+# After a rank has told an error. The others may be waiting for it until their own time is over.
+_GRACE_S = 5.0
 
 
 def launcher_command(words: Sequence[str], plan: Plan) -> list[str]:
@@ -107,20 +109,25 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
 
 
 def _records(process: subprocess.Popen[bytes], plan: Plan, lines: deque[str]) -> Iterator[dict[str, object]]:
-    """Of the ranks that this launcher started; all other lines are kept in `lines`."""
+    """Of the ranks that this launcher started; all other lines are kept in `lines`. Ends soon after an error."""
     deadline = time.monotonic() + plan.wait_s
-    has_started = False
+    has_started = has_failed = False
     for line in _lines(process):
         record = None if line is None else records.parse(line)
         if record is not None:
             if not has_started:
                 has_started = True
                 deadline = time.monotonic() + plan.limit_s
+            if record["kind"] == "error" and not has_failed:
+                has_failed = True
+                deadline = time.monotonic() + _GRACE_S
             yield record
         elif line:
             lines.append(line)
         if time.monotonic() <= deadline:
             continue
+        if has_failed:
+            return
         if not has_started:
             raise BenchError(
                 f"no rank has started within {plan.wait_s:g} s: the launcher waits for other nodes\n{_tail(lines)}\n"
