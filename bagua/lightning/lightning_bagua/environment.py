@@ -1,4 +1,4 @@
-"""The cluster environment of the old launchers, which set BAGUA_SERVICE_PORT beside torch's variables."""
+"""The cluster environment of the old launchers, which set BAGUA_SERVICE_PORT in addition to the variables of torch."""
 
 from __future__ import annotations
 
