@@ -14,7 +14,8 @@ from bagua.job.deadlock import OperationOrder, Post
 from bagua.job.gone import Gone
 
 # In a collective, before anybody is told: longer than collectives of a step take, so that a job that is well asks the
-# store nothing; short compared with the window of a call (failure_report.ROLL_CALL_S), within which this rank has to answer.
+# store nothing; short compared with the window of a call (failure_report.ROLL_CALL_S), within which this rank has to
+# answer.
 PATIENCE_S = 0.5
 TICK_S = 0.25  # between two looks whether a wait takes long, and whether there is news in the store
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-# What says least where the others are shown goes first. Size, backend, busbw and whether the data was right always stay.
+# What says least where the others are shown goes first. Size, backend, busbw and whether the data was right always
+# stay.
 _DROPPED = ("min..max", "p99", "algbw", "CPU", "p50", "of raw", "note", "time")
 
 
