@@ -225,6 +225,26 @@ def _skipping(how: str) -> list[str]:
     return sorted(sent)
 
 
+def _used_by_one_rank() -> list[float]:
+    rank, device = begin()
+    torch.manual_seed(0)
+    model: Any = DistributedDataParallel(
+        _Switched().to(device), find_unused_parameters=True, skip_all_reduce_unused_params=True
+    )
+    averages = []
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.ones(1, 2, device=device), rank == 1).sum().backward()
+        averages.append(float(model.module.other.weight.grad.sum()))
+    return averages
+
+
+def test_what_one_rank_uses_is_not_left_out() -> None:
+    first, second = run_ranks(2, _used_by_one_rank)
+    assert first == second == [first[0]] * 3
+    assert first[0] != 0
+
+
 @pytest.mark.parametrize("how", ["find_unused_parameters", "static_graph"])
 def test_unused_parameters_are_left_out_of_the_communication(how: str) -> None:
     assert run_ranks(2, _skipping, how) == [["one.bias", "one.weight"]] * 2

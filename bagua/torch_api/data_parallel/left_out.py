@@ -17,8 +17,7 @@ def leave_out_unused_after_first_pass(engine: DataParallelEngine) -> None:
         if setup.find_unused_parameters:
             used = {name for name, _ in engine.bagua_build_params()}
             unused = frozenset(name for name, _ in engine.synchronized_parameters if name not in used)
-            # A static graph needs it for gradients that come in several parts.
-            finds_unused = setup.static_graph
-            engine.replan(replace(setup, left_out=unused, find_unused_parameters=finds_unused))
+            # Parameters that are used may still be used by some ranks only: these go on agreeing on that.
+            engine.replan(replace(setup, left_out=unused))
 
     engine.after_backward.append(leave_out)
