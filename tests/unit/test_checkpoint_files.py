@@ -269,6 +269,8 @@ def test_what_cannot_be_found_is_named(tmp_path: Path) -> None:
     save_checkpoint(10, tmp_path, filled(1))
     with pytest.raises(RuntimeError, match=r"no checkpoint of iteration 7 .*\n.*there are \[10\]"):
         load_checkpoint(tmp_path, filled(0), iteration=7)
+    with pytest.raises(RuntimeError, match="is the folder of one iteration; pass "):
+        load_checkpoint(tmp_path / "iter_0000010", filled(0))
     file = tmp_path / "iter_0000010" / layout.MODEL_FILE
     for damaged in (b"", file.read_bytes()[:-100]):
         file.write_bytes(damaged)

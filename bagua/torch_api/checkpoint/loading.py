@@ -128,6 +128,8 @@ def _find(root: Path, iteration: int | None, weights_only: bool) -> tuple[int, s
     if iteration is None:
         iteration = layout.latest_iteration(root)
         if iteration is None:
+            if (root / layout.MODEL_FILE).exists():
+                raise ValueError(f"{root} is the folder of one iteration; pass {root.parent}, and iteration=...")
             return None
     folder = layout.complete_folder(root, iteration)
     file = _read(folder / layout.MODEL_FILE, weights_only, mmap=True)  # without the tensors' values
