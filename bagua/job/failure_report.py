@@ -24,6 +24,7 @@ from types import TracebackType
 
 import torch.distributed as dist
 
+from bagua.error_text import one_line
 from bagua.job.gone import JOIN, advice
 from bagua.job.job_thread import current_job_thread, waiting_for
 from bagua.job.roll_call import FAILED, Roll
@@ -180,7 +181,7 @@ def explain_failure(
             call = current_job_thread().roll_call.call
             return found(call(ranks or group.ranks, what, window_s, found, terminated))
         except Exception as problem:  # an explanation that fails must not hide what it explains
-            return found(Roll(store_problem=_one_line(problem)))
+            return found(Roll(store_problem=_cause(problem)))
 
 
 def _report(error: BaseException, group: Members, what: str, ranks: Sequence[int], roll: Roll) -> CollectiveError:
@@ -243,8 +244,8 @@ def _message(error: BaseException, group: Members, ranks: Sequence[int], what: s
             where,
             f"Check the end of the log of {server}, which serves the store.{early} {restart}",
         ]
-    return "\n".join([*lines, f"Backend error: {_one_line(error)}"])
+    return "\n".join([*lines, f"Backend error: {_cause(error)}"])
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR_LENGTH].rstrip(". ")
+def _cause(error: BaseException) -> str:
+    return one_line(error, MAX_ERROR_LENGTH).rstrip(". ")

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,26 @@ from pathlib import Path
 TERMINATION_S = 40.0
 LAST_LINES = 15
 _TORCHRUN_LOG = re.compile(r"[WE]\d{4} .*torch/distributed/elastic/multiprocessing/")
+
+
+def start_command(
+    command: Sequence[str], environment: Mapping[str, str], failure: type[Exception]
+) -> subprocess.Popen[bytes]:
+    """Starts it in a session of its own, with its output in one pipe: Ctrl-C reaches this process alone, which then
+    ends the command in order. Raises `failure`, which names the command and the cause."""
+    try:
+        return subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise failure(
+            f"{command[0]!r} cannot be started: {error.strerror or error}\nCheck its name and PATH."
+        ) from error
 
 
 @contextmanager

@@ -7,12 +7,12 @@ import selectors
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.net.bench.nccl_ab.log import NetworkProof, read_proof, read_proof_file
-from bagua.net.bench.process_tree import last_words, running
+from bagua.net.bench.process_tree import last_words, running, start_command
 from bagua.net.compare.job_traffic import JobTraffic
 from bagua.net.compare.setting import Setting
 from bagua.net.compare.traffic import NO_TRAFFIC, Traffic, TrafficMeter
@@ -81,7 +81,7 @@ def run_command(
     meter = TrafficMeter(began)
     try:
         with (
-            running(lambda: _start(command, environment)) as process,
+            running(lambda: start_command(command, environment, RunError)) as process,
             (folder / "output.txt").open("w", encoding="utf-8") as log,
         ):
             job = JobTraffic(process.pid, began)
@@ -118,23 +118,6 @@ def run_command(
         job.nbytes,
         job.middle_s(),
     )
-
-
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            # Ctrl-C reaches this process alone, which then ends the command in order.
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise RunError(
-            f"{command[0]!r} cannot be started: {error.strerror or error}\nCheck its name and PATH."
-        ) from error
 
 
 def _tail(lines: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.process_tree import last_words, running
+from bagua.net.bench.process_tree import last_words, running, start_command
 from bagua.net.compare.setting import Setting
 from bagua.net.trial import records
 from bagua.net.trial.plan import Plan
@@ -60,7 +60,7 @@ def run_trial(
     results: Results | None = None
     error = ""
     finished = False
-    with running(lambda: _start(command, environment)) as process:
+    with running(lambda: start_command(command, environment, BenchError)) as process:
         for record in _records(process, plan, lines):
             kind = record["kind"]
             if kind == "job":
@@ -89,23 +89,6 @@ def _begin(job: Job, plan: Plan) -> str:
 
 def _turns(job: Job, plan: Plan) -> int:
     return 2 * plan.rounds_of(job.backend)
-
-
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            # Ctrl-C reaches this process alone, which then ends the launcher in order.
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise BenchError(
-            f"{command[0]!r} cannot be started: {error.strerror or error}\nCheck the launcher's name and PATH."
-        ) from error
 
 
 def _records(process: subprocess.Popen[bytes], plan: Plan, lines: deque[str]) -> Iterator[dict[str, object]]:
