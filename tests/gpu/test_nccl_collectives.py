@@ -70,6 +70,7 @@ def test_a_backend_that_did_not_get_its_network_fails_the_run(tmp_path: Path) ->
 @pytest.mark.timeout(300)
 def test_training_through_the_plugin_gives_the_same_losses(repository: Path, tmp_path: Path) -> None:
     words = ["--nproc-per-node", str(RANKS), "--model", "convnet", "--steps", "10", "--rounds", "1", "--tuned", "none"]
+    words.append("--deterministic")
     path = tmp_path / "networks.json"
     done = subprocess.run(
         [sys.executable, "-m", "measure", "networks", *words, "--json", str(path), "--output-dir", str(tmp_path)],

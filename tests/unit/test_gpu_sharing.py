@@ -16,8 +16,8 @@ pytest.importorskip("torch", reason="needs PyTorch: the tools' ranks train")
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
 from measure.options import add_ranks, choose_device
+from measure.ranks.lab_placement import LabPlacement
 from measure.ranks.placement import HostPlacement
-from sweep.lab_placement import LabPlacement
 
 from bagua.net.bench.gpu_sharing import GpuSharing, gpu_name, mps_is_running, sharing_of
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 # Imported when it runs: not every tool needs torch.
 TOOLS = {
     "core": ("measure.core.tool", "Bagua's algorithms and torch's DDP: step time, memory, final models"),
-    "networks": ("measure.networks", "DDP over NCCL's own network, hand-tuned, and over Bagua-Net"),
+    "networks": ("measure.networks.tool", "what the plugin and the algorithms gain, network by network"),
     "convergence": ("measure.convergence.tool", "does every algorithm train as well as gradient all-reduce?"),
     "memory": ("measure.memory.tool", "what each algorithm needs beyond plain training, measured and as documented"),
     "compression": ("measure.compression", "MinMaxUInt8 compared with a copy of the same bytes"),

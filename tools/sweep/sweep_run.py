@@ -12,6 +12,7 @@ from typing import Any
 from measure.core.ranks import start_ranks
 from measure.core.run import CoreRun
 from measure.core.step_statistics import faults_of, rows_of
+from measure.ranks.lab_placement import LabPlacement
 from netlab import Lab, NetlabError
 
 from bagua.net.bench.errors import BenchError
@@ -19,7 +20,6 @@ from bagua.net.bench.progress import Progress
 from bagua.net.bench.turns import Turns
 
 from .grid import PlannedNetwork
-from .lab_placement import LabPlacement
 from .results import NetworkResult
 
 

@@ -36,9 +36,15 @@ def network_fault(name: str, network: Backend, logs: list[Path]) -> str | None:
 
 
 def start_on_network(
-    given: argparse.Namespace, network: Backend, log_folder: Path, *, tcp_only: bool, placement: Placement | None = None
+    given: argparse.Namespace,
+    network: Backend,
+    log_folder: Path,
+    *,
+    tcp_only: bool,
+    placement: Placement | None = None,
+    form: bool = True,
 ) -> tuple[RankTeam, list[Path]]:
-    """The ranks, and NCCL's log of each: it reads its network's settings once per process."""
+    """The ranks, and NCCL's log of each: it reads its network's settings once per process. `form`: see RankTeam."""
     logs = [log_folder / f"rank{rank}.log" for rank in range(given.ranks)]
     for log in logs:
         log.unlink(missing_ok=True)  # of a team before this one
@@ -58,5 +64,6 @@ def start_on_network(
         environment=environment,
         placement=placement or HostPlacement(given.sharing),
         join={name: getattr(given, name) for name in ("algorithms", "device", "seed", "deterministic")},
+        form=form,
     )
     return team, logs

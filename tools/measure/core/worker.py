@@ -8,6 +8,8 @@ process, in one process group.
     <- {"event": "settle"}                              trained, and forgotten
     -> {"op": "turn", ..., "steps": 20, "warmup": 5}
     <- {"event": "turn", "step_seconds": [...], "fingerprint": [...], "difference": null, ...}
+    -> {"op": "all_reduce", "size_bytes": 65536, "seconds": 0.4}
+    <- {"event": "all_reduce", "seconds": 0.0004}       of one
     -> {"op": "trace", ..., "path": "out/mlp.torch-ddp.json.gz"}
     <- {"event": "trace"}                               rank 0 has written it
 """
@@ -27,6 +29,7 @@ from measure.core.catalogue import REFERENCE
 from measure.core.compression_code import compression_facts
 from measure.core.models import ModelSize, build, example
 from measure.core.profiling import trace_steps
+from measure.core.step_clock import StepClock
 from measure.core.turn import Turn
 from measure.core.wrapping import prepare
 from measure.ranks.rank_process import run_rank
@@ -66,6 +69,33 @@ class Worker:
                 difference = asdict(self._references[model].compare(turn.model))
         return {**asdict(measured), "fingerprint": fingerprint, "difference": difference, "kept": turn.kept()}
 
+    def all_reduce(self, device: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:
+        """As many all-reduces of float32 as take about the wanted seconds, one after the other, after one that is
+        checked.
+
+        Raises:
+            RuntimeError: a sum is wrong.
+        """
+        ranks = dist.get_world_size()
+        buffer = torch.full((command["size_bytes"] // 4,), dist.get_rank() + 1.0, device=device)
+        dist.all_reduce(buffer)
+        if not bool((buffer == ranks * (ranks + 1) / 2).all()):
+            raise RuntimeError(f"an all-reduce of {command['size_bytes']} bytes has a wrong sum")
+        buffer.zero_()
+        once = torch.tensor([self._seconds(device, buffer, 2)], device=device)
+        dist.all_reduce(once, dist.ReduceOp.MAX)
+        count = min(1000, max(2, round(command["seconds"] / once.item())))
+        return {"seconds": self._seconds(device, buffer, count)}
+
+    @staticmethod
+    def _seconds(device: torch.device, buffer: torch.Tensor, count: int) -> float:
+        clock = StepClock(device)
+        clock.mark()
+        for _ in range(count):
+            dist.all_reduce(buffer)
+        clock.mark()
+        return clock.seconds()[0] / count
+
     def trace(self, device: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:
         path = Path(command["path"]) if dist.get_rank() == 0 else None
         with Turn(command["algorithm"], device) as turn:
@@ -81,4 +111,5 @@ class Worker:
 
 if __name__ == "__main__":
     worker = Worker()
-    run_rank({"settle": worker.settle, "turn": worker.turn, "trace": worker.trace}, worker.formed)
+    operations = {"settle": worker.settle, "turn": worker.turn, "all_reduce": worker.all_reduce, "trace": worker.trace}
+    run_rank(operations, worker.formed)

@@ -33,6 +33,8 @@ class RankTeam:
         environment: of a rank, by its number; see rank_environment.
         placement: by default this host.
         join: what the ranks are told when they join, besides the store.
+        form: False: only start the interpreters; the caller forms the group with `form`. So several teams load torch at
+            the same time.
     """
 
     def __init__(
@@ -45,10 +47,13 @@ class RankTeam:
         environment: Callable[[int], Mapping[str, str]],
         placement: Placement | None = None,
         join: Mapping[str, object] | None = None,
+        form: bool = True,
     ) -> None:
         """Raises BenchError when the ranks cannot be started."""
         self._drivers = DriverGroup()
-        placement = placement or HostPlacement()
+        self._placement = placement = placement or HostPlacement()
+        self._join = join or {}
+        self.facts: Mapping[str, Any] = {}
         try:
             self._ranks = [
                 self._drivers.start(
@@ -58,12 +63,17 @@ class RankTeam:
                 )
                 for rank in range(ranks)
             ]
-            store = gather(self._ranks[:1], "store", START_TIMEOUT_S, "starting")[0]
-            line = json.dumps({"op": "join", "host": placement.store_host, "port": store["port"], **(join or {})})
-            self.facts: Mapping[str, Any] = ask(self._ranks, line, "ready", START_TIMEOUT_S)[0]
+            if form:
+                self.form()
         except BaseException:
             self._drivers.close(failed=True)
             raise
+
+    def form(self) -> None:
+        """Makes the process group of the started interpreters. Raises BenchError when it cannot be formed."""
+        store = gather(self._ranks[:1], "store", START_TIMEOUT_S, "starting")[0]
+        line = json.dumps({"op": "join", "host": self._placement.store_host, "port": store["port"], **self._join})
+        self.facts = ask(self._ranks, line, "ready", START_TIMEOUT_S)[0]
 
     def ask(self, operation: str, timeout_s: float, **fields: object) -> list[Event]:
         """One answer of each rank, in their order."""
