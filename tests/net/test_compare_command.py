@@ -116,6 +116,15 @@ def test_a_command_that_fails_shows_its_end(capsys: pytest.CaptureFixture[str]) 
     assert "NCCL's own network, round 1: the command failed (exit code 3)\nIt ended with:\n  first\n  last" in errors
 
 
+def test_of_torchrun_only_what_ranks_said_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    stars, banner = "*" * 41, "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default"
+    log = "E1127 08:23:44 5298 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 3)"
+    prefix = "W1127 08:23:40 5298 torch/distributed/run.py:803] "
+    lines = [prefix, prefix + stars, prefix + banner, stars, banner, "boom", log, "Traceback"]
+    assert compare("--", "sh", "-c", "\n".join(f"echo '{line}'" for line in lines) + "\nexit 3") == 1
+    assert "It ended with:\n  boom\nRun it without" in capsys.readouterr().err
+
+
 def test_a_command_that_does_not_end_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The process that it started, in a session of its own, too."""
     pid = tmp_path / "pid"

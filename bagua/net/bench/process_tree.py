@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from pathlib import Path
 TERMINATION_S = 40.0
 LAST_LINES = 15
 _TORCHRUN_LOG = re.compile(r"[WE]\d{4} .*torch/distributed/elastic/multiprocessing/")
+# What torchrun prints before its ranks start, with or without a prefix, by version.
+_TORCHRUN_BANNER = re.compile(r"(W\d{4} .*torch/distributed/run\.py:\d+\] ?)?(\*+|Setting OMP_NUM_THREADS .*)?")
 
 
 def start_command(
@@ -105,7 +107,15 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
         pass  # The last process of the group has ended.
 
 
-def last_words(lines: Sequence[str]) -> list[str]:
-    """Those of the ranks, which come before torchrun's own long report of them."""
+def last_words(lines: Iterable[str]) -> list[str]:
+    """Those of the ranks, which come after torchrun's banner and before its own long report of them."""
+    lines = list(lines)
     report = next((number for number, line in enumerate(lines) if _TORCHRUN_LOG.match(line)), len(lines))
-    return list(lines[:report][-LAST_LINES:] or lines[-LAST_LINES:])
+    ranks = [line for line in lines[:report] if not _TORCHRUN_BANNER.fullmatch(line)]
+    return ranks[-LAST_LINES:] or lines[-LAST_LINES:]
+
+
+def ended_with(lines: Iterable[str]) -> str:
+    """The last words as part of an error message."""
+    words = last_words(lines)
+    return "It ended with:\n" + "\n".join(f"  {line}" for line in words) if words else "It wrote nothing."

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.net.bench.nccl_ab.log import NetworkProof, read_proof, read_proof_file
-from bagua.net.bench.process_tree import last_words, running, start_command
+from bagua.net.bench.process_tree import ended_with, running, start_command
 from bagua.net.compare.job_traffic import JobTraffic
 from bagua.net.compare.setting import Setting
 from bagua.net.compare.traffic import NO_TRAFFIC, Traffic, TrafficMeter
@@ -94,14 +94,15 @@ def run_command(
                     log.write(line + "\n")
     except TimeoutError:
         raise RunError(
-            f"{where}: not done after {timeout_s:.0f} s\n{_tail(lines)}\nRaise --time-limit, or let it do fewer steps."
+            f"{where}: not done after {timeout_s:.0f} s\n{ended_with(lines)}\n"
+            "Raise --time-limit, or let it do fewer steps."
         ) from None
     wall_s = time.monotonic() - began
     if process.returncode != 0:
         code = process.returncode
         how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
         raise RunError(
-            f"{where}: the command failed ({how})\n{_tail(lines)}\nRun it without `bagua-net compare` first."
+            f"{where}: the command failed ({how})\n{ended_with(lines)}\nRun it without `bagua-net compare` first."
         )
     logs = sorted(folder.glob("nccl.*.log"))
     printed = [line for line in lines if " NCCL " in line]
@@ -118,11 +119,6 @@ def run_command(
         job.nbytes,
         job.middle_s(),
     )
-
-
-def _tail(lines: Sequence[str]) -> str:
-    words = last_words(list(lines))
-    return "It ended with:\n" + "\n".join(f"  {line}" for line in words) if words else "It wrote nothing."
 
 
 def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str | None]:

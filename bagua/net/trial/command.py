@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.process_tree import last_words, running, start_command
+from bagua.net.bench.process_tree import ended_with, running, start_command
 from bagua.net.compare.setting import Setting
 from bagua.net.trial import records
 from bagua.net.trial.plan import Plan
@@ -78,7 +78,7 @@ def run_trial(
     if not finished:
         code = process.returncode
         how = f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
-        raise BenchError(f"{words[0]} ended ({how}) before its ranks were done\n{_tail(lines)}")
+        raise BenchError(f"{words[0]} ended ({how}) before its ranks were done\n{ended_with(lines)}")
     return results
 
 
@@ -113,10 +113,11 @@ def _records(process: subprocess.Popen[bytes], plan: Plan, lines: deque[str]) ->
             return
         if not has_started:
             raise BenchError(
-                f"no rank has started within {plan.wait_s:g} s: the launcher waits for other nodes\n{_tail(lines)}\n"
+                f"no rank has started within {plan.wait_s:g} s: the launcher waits for other nodes\n"
+                f"{ended_with(lines)}\n"
                 "Start the same command on every node, check the rendezvous address, or raise --wait."
             )
-        raise BenchError(f"the ranks were not done within {plan.limit_s:g} s\n{_tail(lines)}")
+        raise BenchError(f"the ranks were not done within {plan.limit_s:g} s\n{ended_with(lines)}")
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
@@ -140,8 +141,3 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
     while process.poll() is None:
         yield None
         time.sleep(_TICK_S)
-
-
-def _tail(lines: Sequence[str]) -> str:
-    words = last_words(list(lines))
-    return "It ended with:\n" + "\n".join(f"  {line}" for line in words) if words else "It wrote nothing."
