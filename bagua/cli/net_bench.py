@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from bagua.cli.terminal import width_of_stdout
@@ -22,10 +23,12 @@ from bagua.net.bench.plot import write_plot
 from bagua.net.bench.result_file import write_result
 from bagua.net.bench.ring.busy_cpus import busy_cpus
 from bagua.net.bench.ring.options import PROGRAM, Options, parse_options
+from bagua.net.bench.ring.places import local_team, maker
 from bagua.net.bench.ring.report import Report
 from bagua.net.bench.ring.run import run_bench
-from bagua.net.bench.ring.team import follow, lead_team, local_team
+from bagua.net.bench.settings import DriverRequest
 from bagua.net.bench.table import shows_colour
+from bagua.net.bench.team import follow, lead_team
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,13 +65,14 @@ def _run(options: Options) -> int:
     if not follows:
         check_outputs(options.json_path, options.csv_path, options.plot_path)
     # Before the ranks meet, so that every host is busy before the first measurement.
-    with busy_cpus(_busy_per_cpu_here(options, launch), options.driver, options.timeout_s, environment):
+    with busy_cpus(_busy_per_cpu_here(options, launch), options.timeout_s, environment):
         if launch is not None and follows:
-            return follow(launch, options, environment)
+            return follow(launch, options.timeout_s, maker(options, environment), DriverRequest)
         if launch is None:
             team = local_team(options, environment)
         else:
-            team = lead_team(launch, options, environment, lambda text: print(text, file=sys.stderr, flush=True))
+            say = partial(print, file=sys.stderr, flush=True)
+            team = lead_team(launch, options.timeout_s, say, maker(options, environment))
         with team:
             report = run_bench(team, options, environment)
     return _deliver(report, options)
@@ -93,7 +97,7 @@ def _run_peers(options: PeersOptions) -> int:
     print(report.closing(colour=colour), end="", flush=True)
     _export(report, options)
     _say_written(options.json_path, options.csv_path)
-    return EXIT_FAILED if report.results.wrong else 0
+    return EXIT_FAILED if report.run.wrong else 0
 
 
 def _deliver(report: Report, options: Options) -> int:

@@ -57,12 +57,12 @@ def test_kinds_of_run_import_only_what_they_share() -> None:
 @pytest.mark.parametrize(
     ("module", "statement", "imported"),
     [
-        ("settings", "from bagua.net.bench.ring.team import Team", "ring.team.Team"),
+        ("settings", "from bagua.net.bench.ring.places import maker", "ring.places.maker"),
         ("settings", "def late():\n    from bagua.net.bench import peers", "peers"),
         ("peers.run", "from ..ring import summary", "ring.summary"),
         ("ring.run", "import bagua.net.bench.nccl_ab.log", "nccl_ab.log"),
         ("ring.places", "command = [sys.executable, '-m', 'bagua.net.bench.nccl_ab.worker']", "nccl_ab.worker"),
-        ("ring.run", "from bagua.net.bench.ring.team import Team", None),
+        ("ring.run", "from bagua.net.bench.ring.places import maker", None),
         ("ring.run", "from bagua.net.bench.settings import RAW", None),
         ("nccl_ab.worker", "parser = ArgumentParser(prog='python -m bagua.net.bench.nccl_ab.worker')", None),
     ],

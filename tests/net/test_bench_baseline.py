@@ -13,10 +13,7 @@ from support.bench_command import SMALL_RUN, Bench
 
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.result_file import read_result
-from bagua.net.bench.ring.interleaved_run import RunResults
 from bagua.net.bench.ring.options import parse_options
-from bagua.net.bench.ring.sessions import Sample
-from bagua.net.bench.ring.summary import paired_series
 from bagua.net.bench.settings import DriverRequest, DriverSettings
 from bagua.net.library import library_path
 
@@ -46,14 +43,6 @@ def test_it_stands_beside_the_plugin_in_every_output(bench: Bench, slow: Path, t
         assert result.find("speedup", baseline="bare", size_bytes=size).median == pytest.approx(1.0)
     lines = [line for line in csv_path.read_text().splitlines() if not line.startswith("#")]
     assert {row["backend"] for row in csv.DictReader(lines)} == {"plugin", "baseline", "bare"}
-
-
-def test_it_is_drawn(bench: Bench, slow: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install bagua[plot]")
-    plot = tmp_path / "run.svg"
-    finished = bench.run(*SMALL_RUN, "--backends", "plugin", "--baseline-library", str(slow), "--plot", str(plot))
-    assert finished.returncode == 0, finished.stderr
-    assert "baseline" in plot.read_text()
 
 
 def test_a_library_that_is_missing_or_fails_is_named(bench: Bench, slow: Path) -> None:
@@ -100,7 +89,7 @@ def test_its_drivers_differ_in_the_library_alone() -> None:
     mine, theirs = (DriverRequest(name, 0, 2) for name in ("plugin", "baseline"))
     expected = ["/old.so" if word == "/new.so" else word for word in with_baseline.command(mine)]
     assert with_baseline.command(theirs) == expected
-    assert with_baseline.driver_environment(theirs) == with_baseline.driver_environment(mine)
+    assert with_baseline.process_environment(theirs) == with_baseline.process_environment(mine)
 
 
 def test_a_rank_that_was_started_without_the_option_says_so() -> None:
@@ -109,27 +98,6 @@ def test_a_rank_that_was_started_without_the_option_says_so() -> None:
         BenchError, match=r"baseline rank 1 was asked for, but .* no --baseline-library; give all ranks"
     ):
         settings(None).command(DriverRequest("baseline", 1, 2))
-
-
-def sample(seconds: float, typical: float, cpu: float) -> Sample:
-    return Sample(3, seconds, (typical, typical, typical), cpu, 10**9)
-
-
-def test_pairs_are_of_p50_where_times_are_latency_and_of_means_above() -> None:
-    small, large = 64 << 10, 128 << 10
-    results = RunResults(
-        {
-            "plugin": {size: [sample(6.0, 2.0, 1.5), sample(8.0, 3.0, 3.0)] for size in (small, large)},
-            "baseline": {size: [sample(3.0, 1.0, 1.0), sample(2.0, 2.0, 1.0)] for size in (small, large)},
-            "idle": {small: [sample(1.0, 1.0, 0.0)] * 2},
-        }
-    )
-    found = {(series.baseline, series.bytes): series for series in paired_series(results, ["baseline", "idle"])}
-    assert found["baseline", small].time == [2.0, 1.5]
-    assert found["baseline", large].time == [2.0, 4.0]
-    assert found["baseline", large].cpu == [1.5, 3.0]
-    assert found["idle", small].cpu is None, "a kernel that counted nothing gives no ratio"
-    assert ("idle", large) not in found
 
 
 def test_the_installed_library_against_a_copy_of_itself(tmp_path: Path) -> None:

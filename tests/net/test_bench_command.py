@@ -11,10 +11,12 @@ import pytest
 
 from bagua.net.bench.command import run_in_order
 from bagua.net.bench.errors import BenchError, UsageError
+from bagua.net.bench.gpu_sharing import GpuSharing
 from bagua.net.bench.nccl_ab import crew
-from bagua.net.bench.nccl_ab.crew import local_crew
+from bagua.net.bench.nccl_ab.crew import local_team
 from bagua.net.bench.nccl_ab.options import NcclOptions, parse_options
-from bagua.net.bench.nccl_ab.places import WorkerRequest
+from bagua.net.bench.nccl_ab.workers import WorkerRequest, WorkerSettings
+from bagua.net.bench.places import LocalPlace
 
 
 @pytest.fixture(autouse=True)
@@ -80,23 +82,24 @@ class TestGpusThatAreNotThere:
     ) -> None:
         message = f"--nccl needs 2 GPUs or more, and torch sees {gpus}; {remedy}"
         with pytest.raises(BenchError, match=message):
-            local_crew(options(gpus, *words), {}, tmp_path)
+            local_team(options(gpus, *words), {}, tmp_path)
 
     def test_and_one_for_each_rank(self, options: Callable[..., NcclOptions], tmp_path: Path) -> None:
         with pytest.raises(BenchError, match="--ranks 4 needs as many GPUs, and torch sees 2; give 2 or fewer"):
-            local_crew(options(2, "--ranks", "4"), {}, tmp_path)
+            local_team(options(2, "--ranks", "4"), {}, tmp_path)
 
     def test_or_one_that_all_ranks_share(self, options: Callable[..., NcclOptions], tmp_path: Path) -> None:
-        pair = local_crew(options(1, "--share-gpus"), {}, tmp_path)
-        assert (pair.ranks, pair.ranks_per_gpu) == (2, 2)
-        crowd = local_crew(options(2, "--share-gpus", "--ranks", "5"), {}, tmp_path)
-        assert (crowd.ranks, crowd.ranks_per_gpu) == (5, 3)
-        assert local_crew(options(4, "--share-gpus"), {}, tmp_path).ranks_per_gpu == 1
+        team, sharing = local_team(options(1, "--share-gpus"), {}, tmp_path)
+        assert (team.ranks, sharing) == (2, GpuSharing(1, through_mps=False))
+        assert local_team(options(2, "--share-gpus", "--ranks", "5"), {}, tmp_path)[0].ranks == 5
+        assert local_team(options(4, "--share-gpus"), {}, tmp_path)[1] is None
 
     def test_their_processes_are_hosts_of_their_own(self, options: Callable[..., NcclOptions], tmp_path: Path) -> None:
-        settings = local_crew(options(1, "--share-gpus"), {}, tmp_path).local.settings
-        requests = [WorkerRequest(0, rank, rank, 2, tcp_only=True, bind="127.0.0.1") for rank in range(2)]
-        first, second = (settings.worker_environment(request) for request in requests)
+        place = local_team(options(1, "--share-gpus"), {}, tmp_path)[0].places[0]
+        assert isinstance(place, LocalPlace)
+        assert isinstance(place.settings, WorkerSettings)
+        requests = [WorkerRequest(0, rank, rank, 2, tcp_only=True, bind="", title="") for rank in range(2)]
+        first, second = (place.settings.process_environment(request) for request in requests)
         assert first["NCCL_HOSTID"] != second["NCCL_HOSTID"]
         assert first["LOCAL_WORLD_SIZE"] == "2"
 
@@ -104,4 +107,4 @@ class TestGpusThatAreNotThere:
     def test_they_have_tcp_only(self, word: str, options: Callable[..., NcclOptions], tmp_path: Path) -> None:
         name = word.removeprefix("--").replace("shared-memory", "shared memory").replace("no-tcp", "--no-tcp")
         with pytest.raises(BenchError, match=f"{name}: 2 ranks that share 1 GPU reach each other over TCP only"):
-            local_crew(options(1, "--share-gpus", word), {}, tmp_path)
+            local_team(options(1, "--share-gpus", word), {}, tmp_path)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,24 +102,3 @@ def test_close_can_be_called_again(tmp_path: Path) -> None:
     with driver(tmp_path) as process:
         process.close()
         process.close()
-
-
-def test_the_gloo_worker_dies_with_its_parent() -> None:
-    """The parent is killed without a chance to tell its child, which must be gone soon after."""
-    pytest.importorskip("torch", reason="needs torch: pip install bagua[torch]")
-    program = (
-        "import subprocess, sys, time\n"
-        "command = [sys.executable, '-m', 'bagua.net.bench.gloo_worker', '--rank', '0', '--nranks', '2',"
-        " '--address', '127.0.0.1']\n"
-        "child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)\n"
-        "print(child.pid, child.stdout.readline(), flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    with parent.stdout:
-        pid, _, event = parent.stdout.readline().partition(" ")
-    assert json.loads(event)["event"] == "listening"
-    parent.kill()
-    parent.wait()
-    wait_until(lambda: not is_alive(int(pid)), f"the end of gloo worker {pid}", DEADLINE_S)

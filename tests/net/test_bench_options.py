@@ -12,7 +12,6 @@ from bagua.net.bench import export
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.memory_check import check_memory
 from bagua.net.bench.ring.options import Options, parse_options
-from bagua.version import __version__
 
 MIB = 1 << 20
 
@@ -22,17 +21,10 @@ def test_defaults_are_the_whole_picture() -> None:
     assert options.sizes[0] == 8
     assert options.sizes[-1] == 256 * MIB
     assert {1 << 10, 128 * MIB} <= set(options.sizes)
-    assert options.backends == ("plugin", "plugin-1", "bare", "gloo", "raw")
+    assert options.backends == ("plugin", "plugin-1", "bare", "raw")
     assert (options.iterations, options.warmup, options.ranks, options.channels) == (None, None, None, 2)
     assert options.verify
     assert options.time_budget_s <= 170
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse_options(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out == f"bagua-net-bench {__version__}\n"
 
 
 def test_nccl_tests_spellings() -> None:
@@ -59,7 +51,6 @@ def test_a_smallest_size_above_the_default_largest_is_one_size() -> None:
 def test_backends_and_streams_are_lists() -> None:
     options = parse_options(["--backends", "bare, raw,bare", "--raw-streams", "4,1,4"])
     assert options.backends == ("bare", "raw")
-    assert options.backends_given
     assert options.raw_streams == (1, 4)
 
 
@@ -67,25 +58,12 @@ def test_backends_and_streams_are_lists() -> None:
     ("arguments", "message"),
     [
         (["-b", "ten"], "argument -b/--minbytes: size 'ten' is not a number"),
-        (["-e", "9999G"], "limit is"),
-        (["-b", "0"], "smallest size 0 B is below the limit of 1 B"),
         (["-b", "1M", "-e", "1K"], "1 MiB is above the largest size 1 KiB"),
-        (["-f", "1"], "argument -f/--stepfactor: 1 is outside 2..1024"),
         (["-f", "two"], "'two' is not an integer; give one in 2..1024"),
-        (["-n", "0"], "0 is outside 1..100000"),
         (["-n", "5", "--time-budget", "9"], "not allowed with argument"),
-        (["--time-budget", "0"], "0 is outside 1..86400"),
-        (["--time-budget", "soon"], "'soon' is not a number; give one in 1..86400"),
         (["--time-budget", "nan"], "outside 1..86400"),
-        (["--ranks", "1"], "1 is outside 2..64"),
-        (["--channels", "65"], "65 is outside 1..64"),
         (["--backends", "plugin,nccl"], "unknown backend 'nccl'; give a comma-separated list of plugin, plugin-1"),
-        (["--backends", ","], "unknown backend ','"),
-        (["--raw-streams", "0"], "0 is outside 1..256"),
         (["--raw-streams", "2", "--backends", "bare"], "without the backend raw"),
-        (["--port", "70000"], "70000 is outside 1..65535"),
-        (["--timeout", "0"], "outside 1..3600"),
-        (["--repeats", "0"], "0 is outside 1..1000"),
         (["--min", "8"], "unrecognized arguments: --min"),
     ],
 )
@@ -120,15 +98,6 @@ def test_wrong_options_cost_one_line_that_names_the_help(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{program}: error: ")
     assert line.endswith(f" (all options: {program} --help)")
-
-
-def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        parse_options(["--help"])
-    assert raised.value.code == 0
-    text = capsys.readouterr().out
-    assert "torchrun" in text
-    assert "exit status" in text
 
 
 def check_outputs(options: Options) -> None:

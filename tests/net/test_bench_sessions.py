@@ -9,6 +9,7 @@ import pytest
 from bagua.net.bench.endpoint import Event
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.ring.sessions import RawSession
+from bagua.net.bench.sample import Case
 from bagua.net.bench.settings import RAW, DriverRequest
 
 LARGEST = 64 << 20
@@ -75,8 +76,8 @@ def test_both_ends_keep_the_memory_of_the_ring_at_the_largest_size(place: Record
 
 
 def test_a_run_moves_the_memory_of_a_ring_again_and_again(session: RawSession, place: RecordingPlace) -> None:
-    sample = session.run(1 << 20, iterations=10, warmup=3, timeout_s=5)
-    session.run(LARGEST, iterations=1, warmup=0, timeout_s=5)
+    sample = session.run(Case("one_way", 1 << 20), iterations=10, warmup=3, timeout_s=5)
+    session.run(Case("one_way", LARGEST), iterations=1, warmup=0, timeout_s=5)
     for end in place.ends:
         # 1 MiB: two channels, eight slots each, of the 256 KiB that a rank and a channel have of it.
         assert end.lines == [

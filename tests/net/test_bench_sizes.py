@@ -29,52 +29,33 @@ def test_parse_size(text: str, expected: int) -> None:
     assert parse_size(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "M", "-1", "1e6", "1T", "0x10", "1KB2", "1 2", "ten", "1,5M", "K1", "1MM", "1KB"])
-def test_a_wrong_size_names_the_text_and_the_remedy(text: str) -> None:
-    with pytest.raises(ValueError, match="write for example") as raised:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((text, "write for example") for text in ("", "M", "-1", "1e6", "1T", "1KB2", "1 2", "1,5M")),
+        ("0.3K", "whole number of bytes"),
+        ("1025G", f"limit is {MAX_SIZE_BYTES} bytes"),
+    ],
+)
+def test_a_wrong_size_names_the_text_and_the_remedy(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
         parse_size(text)
     assert repr(text) in str(raised.value)
 
 
-def test_a_fraction_of_a_byte_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"0\.3K.*whole number of bytes"):
-        parse_size("0.3K")
-
-
-def test_a_size_above_the_limit_names_the_limit() -> None:
-    with pytest.raises(ValueError, match=rf"1025G.*limit is {MAX_SIZE_BYTES} bytes"):
-        parse_size("1025G")
-
-
 @pytest.mark.parametrize(
     ("size", "expected"),
-    [
-        (0, "0 B"),
-        (8, "8 B"),
-        (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (1536, "1.5 KiB"),
-        (65536, "64 KiB"),
-        (100 << 10, "100 KiB"),
-        (1 << 20, "1 MiB"),
-        (256 << 20, "256 MiB"),
-        (10 << 30, "10 GiB"),
-    ],
+    [(8, "8 B"), (1536, "1.5 KiB"), (256 << 20, "256 MiB"), (1 << 40, "1024 GiB")],
 )
-def test_format_size(size: int, expected: str) -> None:
+def test_a_formatted_size_parses_back(size: int, expected: str) -> None:
     assert format_size(size) == expected
-
-
-@pytest.mark.parametrize("size", [8, 1 << 10, 3 << 19, 256 << 20, 1 << 40])
-def test_a_formatted_size_parses_back(size: int) -> None:
-    assert parse_size(format_size(size)) == size
+    assert parse_size(expected) == size
 
 
 def test_series_includes_the_end_when_it_is_reached() -> None:
     assert size_series(8, 64, 2) == [8, 16, 32, 64]
     assert size_series(8, 63, 2) == [8, 16, 32]
     assert size_series(5, 5, 4) == [5]
-    assert len(size_series(8, parse_size("256M"), 2)) == 26
 
 
 @pytest.mark.parametrize(
@@ -83,7 +64,6 @@ def test_series_includes_the_end_when_it_is_reached() -> None:
         (0, 8, 2, "below the limit of 1 B; raise -b"),
         (1024, 8, 2, "1 KiB is above the largest size 8 B; lower -b"),
         (8, 1024, 1, r"factor 1 is outside 2\.\.1024"),
-        (8, 1024, 1025, r"factor 1025 is outside 2\.\.1024"),
     ],
 )
 def test_a_wrong_series_names_value_and_option(begin: int, end: int, factor: int, message: str) -> None:

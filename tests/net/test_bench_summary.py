@@ -2,127 +2,126 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 
-from bagua.net.bench.ring.interleaved_run import RunResults
-from bagua.net.bench.ring.sessions import Sample, Verification, default_raw_streams
-from bagua.net.bench.ring.summary import best_raw_only, compare, comparisons, measurements, raw_limit
+from bagua.net.bench.measurement import COLLECTIVES, Measurement, busbw_factor
+from bagua.net.bench.ring.sessions import default_raw_streams
+from bagua.net.bench.ring.summary import comparisons, paired_series, raw_limit
+from bagua.net.bench.sample import Case, Sample, percentile
+from bagua.net.bench.turns import Turns
 
 MIB = 1 << 20
 
 
-def sample(seconds: float, cpu: float = 1.0, moved: int = 10**9, iterations: tuple[float, ...] = ()) -> Sample:
+def sample(seconds: float, cpu: float = 1.0, iterations: tuple[float, ...] = (), moved: int = 10**9) -> Sample:
     return Sample(len(iterations) or 1, seconds, iterations, cpu, moved)
+
+
+def turns_of(samples: Mapping[str, Mapping[int, Sequence[Sample]]]) -> Turns[Sample]:
+    turns: Turns[Sample] = Turns()
+    for name, by_size in samples.items():
+        for size, found in by_size.items():
+            turns.samples[Case("all_reduce", size), name] = dict(enumerate(found))
+    return turns
 
 
 def test_comparison_speaks_of_128_mib_and_1_kib() -> None:
     def by_size(scale: float, cpu: float) -> dict[int, list[Sample]]:
         return {
             8: [sample(1e-6)] * 2,
-            1024: [sample(9.0, iterations=(20e-6 * scale, 20e-6 * scale, 1.0))] * 3,
+            1024: [sample(9.0, iterations=(20e-6 * scale, 20e-6 * scale, 1.0))] * 3,  # one of 1 s does not count
             128 * MIB: [sample(0.1 * scale, cpu), sample(0.2 * scale, cpu), sample(0.2 * scale, cpu)],
             256 * MIB: [sample(1.0)] * 2,
         }
 
-    results = RunResults({"plugin": by_size(0.8, 1.5), "bare": by_size(1.0, 1.0)})
-    found = compare(results, "plugin", "bare")
-    assert found is not None
-    assert found.busbw.median == pytest.approx(1.25)
-    assert found.time.median == pytest.approx(0.8)  # of the p50, in spite of the outlier of 1 s
-    assert found.cpu is not None
-    assert found.cpu.median == pytest.approx(1.5)
-    assert str(found) == (
+    turns = turns_of({"plugin": by_size(0.8, 1.5), "bare": by_size(1.0, 1.0)})
+    (line,) = comparisons(paired_series(turns, ["bare", "absent"]))
+    assert line == (
         "plugin vs bare: busbw at 128 MiB 1.25x (spread 1.25..1.25), p50 time at 1 KiB 0.80x (spread 0.80..0.80),"
         " CPU s/GB 1.50x (spread 1.50..1.50)"
     )
 
 
-def test_comparison_takes_the_ends_of_other_series() -> None:
-    results = RunResults({"plugin": {8: [sample(1)], 64: [sample(2)]}, "bare": {8: [sample(1)], 64: [sample(2)]}})
-    found = compare(results, "plugin", "bare")
-    assert found is not None
-    assert (found.small_bytes, found.large_bytes) == (8, 64)
+def test_pairs_are_of_p50_where_times_are_latency_and_of_means_above() -> None:
+    def of(seconds: float, typical: float, cpu: float) -> Sample:
+        return sample(seconds, cpu, (typical, typical, typical))
 
-
-def test_only_what_ran_is_compared() -> None:
-    results = RunResults({"plugin": {8: [sample(1)]}, "bare": {16: [sample(1)]}})
-    assert compare(results, "plugin", "bare") is None
-    assert comparisons(results, ["bare", "gloo"]) == []
-
-
-def test_cpu_that_the_kernel_did_not_count_is_left_out() -> None:
-    results = RunResults({"plugin": {8: [sample(1, cpu=0)]}, "bare": {8: [sample(1, cpu=1)]}})
-    found = compare(results, "plugin", "bare")
-    assert found is not None
-    assert found.cpu is None
-    assert "CPU" not in str(found)
-
-
-def make_run() -> RunResults:
-    return RunResults(
+    small, large = 64 << 10, 128 << 10
+    turns = turns_of(
         {
-            "plugin": {64: [sample(1e-6)], 4 * MIB: [sample(4 * MIB / 4e9), sample(4 * MIB / 2e9), sample(1.0)]},
-            "raw x1": {4 * MIB: [sample(4 * MIB / 5e9, moved=4 * MIB)]},
-            "raw x4": {4 * MIB: [sample(4 * MIB / 8e9, moved=4 * MIB)]},
-        },
-        {("plugin", 64): Verification(True, ""), ("plugin", 4 * MIB): Verification(False, "rank 1: 3 wrong")},
+            "plugin": {size: [of(6.0, 2.0, 1.5), of(8.0, 3.0, 3.0)] for size in (small, large)},
+            "baseline": {size: [of(3.0, 1.0, 1.0), of(2.0, 2.0, 1.0)] for size in (small, large)},
+            "idle": {small: [of(1.0, 1.0, 0.0)] * 2},
+        }
     )
+    found = {(series.baseline, series.bytes): series for series in paired_series(turns, ["baseline", "idle"])}
+    assert found["baseline", small].time == [2.0, 1.5]
+    assert found["baseline", large].time == [2.0, 4.0]
+    assert found["baseline", large].cpu == [1.5, 3.0]
+    assert found["idle", small].cpu is None, "a kernel that counted nothing gives no ratio"
+    assert ("idle", large) not in found
 
 
-def raw_sample(gb_s: float, moved: int) -> Sample:
-    return Sample(
-        iterations=4, seconds=moved / 4 / (gb_s * 1e9), iteration_seconds=(), cpu_seconds=1, moved_bytes=moved
-    )
+def raw(gb_s: float, moved: int) -> Sample:
+    return sample(moved / (gb_s * 1e9), moved=moved)
 
 
 def test_the_raw_limit_pools_all_long_transfers_of_a_stream_count() -> None:
     long, short = 256 * MIB, 4 * MIB
-    lucky_once = [raw_sample(5, long), raw_sample(5, long), raw_sample(50, long)]
-    results = RunResults(
+    turns = turns_of(
         {
-            "raw x1": {MIB: [raw_sample(90, short)] * 9, 64 * MIB: lucky_once},
-            "raw x2": {MIB: [raw_sample(1, short)], 32 * MIB: [raw_sample(7, long)], 64 * MIB: [raw_sample(6, long)]},
+            "raw x1": {MIB: [raw(90, short)] * 9, 64 * MIB: [raw(5, long), raw(5, long), raw(50, long)]},
+            "raw x2": {MIB: [raw(1, short)], 32 * MIB: [raw(7, long)], 64 * MIB: [raw(6, long)]},
         }
     )
-    limit = raw_limit(results, links=1)
+    limit = raw_limit(turns, links=2)
     assert limit is not None
-    assert (limit.gb_s, limit.streams) == (pytest.approx(6.5), 2)
-
-
-def test_the_raw_limit_is_the_best_median() -> None:
-    limit = raw_limit(make_run(), links=2)
-    assert limit is not None
-    assert limit.gb_s == pytest.approx(8.0)
-    assert limit.streams == 4
-    assert limit.busbw_gb_s == pytest.approx(4.0)
-    assert raw_limit(RunResults({"plugin": {8: [sample(1)]}}), links=2) is None
-
-
-def test_rows_carry_share_verification_and_notes() -> None:
-    results = make_run()
-    limit = raw_limit(results, links=2)
-    collectives = {"plugin": "all_reduce", "raw x1": "one_way", "raw x4": "one_way"}
-    rows = measurements(results, collectives, 2, limit)
-    assert [(row.backend, row.bytes) for row in rows] == [
-        ("plugin", 64),
-        ("plugin", 4 * MIB),
-        ("raw x1", 4 * MIB),
-        ("raw x4", 4 * MIB),
-    ]
-    small, large, raw1, raw4 = rows
-    # busbw 2 GB/s on each of two connections, of a host that moves 8 GB/s.
-    assert large.busbw_gb_s == pytest.approx(2.0)
-    assert large.share_of_raw == pytest.approx(0.5)
-    assert (raw1.share_of_raw, raw4.share_of_raw) == pytest.approx((5 / 8, 1.0))
-    assert (small.verified, large.verified, raw1.verified) == (True, False, None)
-    assert large.note == "WRONG DATA"
-    assert [row.backend for row in best_raw_only(rows)] == ["plugin", "plugin", "raw x4"]
-    assert results.wrong() == [("plugin", 4 * MIB, "rank 1: 3 wrong")]
+    assert (limit.gb_s, limit.streams, limit.busbw_gb_s) == (pytest.approx(6.5), 2, pytest.approx(3.25))
+    assert raw_limit(turns_of({"plugin": {8: [sample(1)]}}), links=2) is None
 
 
 @pytest.mark.parametrize(
-    ("cpus", "streams"),
-    [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (32, [1, 2, 4, 8, 16, 32]), (192, [1, 2, 4, 8, 16, 32, 64])],
+    ("cpus", "streams"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (192, [1, 2, 4, 8, 16, 32, 64])]
 )
 def test_default_raw_streams(cpus: int, streams: list[int]) -> None:
     assert default_raw_streams(cpus) == streams
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "expected"),
+    [
+        ("all_reduce", 2, 1.0),
+        ("all_reduce", 4, 1.5),
+        ("all_gather", 4, 0.75),
+        ("reduce_scatter", 8, 0.875),
+        ("all_to_all", 2, 0.5),
+        ("broadcast", 8, 1.0),
+        ("send_recv", 8, 1.0),
+        ("one_way", 2, 1.0),
+    ],
+)
+def test_busbw_factors_are_those_of_nccl_tests(collective: str, ranks: int, expected: float) -> None:
+    assert busbw_factor(collective, ranks) == pytest.approx(expected)
+    assert all(busbw_factor(known, 3) > 0 for known in COLLECTIVES)
+
+
+def test_a_row_has_median_range_and_percentiles() -> None:
+    singles = tuple(index * 1e-6 for index in range(1, 101))
+    samples = [sample(seconds, iterations=singles) for seconds in (2e-6, 1e-6, 4e-6)]
+    row = Measurement.from_samples("plugin", "all_reduce", 1000, 4, samples)
+    assert (row.time_us, row.time_min_us, row.time_max_us) == pytest.approx((2.0, 1.0, 4.0))
+    assert (row.algbw_gb_s, row.busbw_gb_s) == pytest.approx((0.5, 0.75))  # 1000 B / 2 us
+    assert row.busbw_range_gb_s == pytest.approx((0.375, 1.5))
+    assert (row.latency_p50_us, row.latency_p99_us) == pytest.approx((50, 99))
+    assert Measurement.from_samples("plugin", "all_reduce", 65537, 4, samples).latency_p50_us is None
+    with pytest.raises(ValueError, match="must be positive"):
+        Measurement.from_samples("plugin", "all_reduce", 8, 2, [sample(0.0)])
+
+
+@pytest.mark.parametrize(
+    ("samples", "percent", "expected"), [([7.0], 50, 7), ([1, 2], 50, 1), ([3, 1, 2], 50, 2), ([1, 2], 99, 2)]
+)
+def test_percentile_is_a_measured_value(samples: list[float], percent: float, expected: float) -> None:
+    assert percentile(samples, percent) == expected

@@ -197,8 +197,8 @@ RING = ("ring", "--transport", "bare", "--rank", "0", "--nranks", "2")
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ((), ['unknown mode ""', "ring, peers, raw or burn"]),
-        (("star",), ['unknown mode "star"', "ring, peers, raw or burn"]),
+        ((), ['unknown mode ""', "ring, peers or raw"]),
+        (("star",), ['unknown mode "star"', "ring, peers or raw"]),
         (("ring",), ["--transport is missing"]),
         (("ring", "--transport", "carrier-pigeon"), ['"carrier-pigeon"', "plugin, bare"]),
         (("ring", "--transport", "bare", "--rank", "0"), ["--nranks is missing"]),

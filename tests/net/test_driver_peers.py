@@ -1,18 +1,14 @@
-"""Peers and burn mode of bagua-net-driver, with the built library: data, promises about idle comms, and each error."""
+"""Peers mode of bagua-net-driver, with the built library: data, promises about idle comms, and each error."""
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.load_driver import ANSWER_S, Event, LoadDriver, StartDriver, driver_executable, plugin_library, quit_all
-from support.processes import is_alive, wait_until
+from support.load_driver import ANSWER_S, Event, LoadDriver, StartDriver, plugin_library, quit_all
+from support.processes import wait_until
 
 TRANSPORTS = ("bare", "plugin")
 # Whatever the machine: the plugin alone would take none on two CPUs.
@@ -218,8 +214,6 @@ PEERS = ("peers", "--transport", "bare")
         ((*PEERS, "--rank", "0", "--comms", "1", "--library", "x"), ["--library is an option of --transport plugin"]),
         ((*PEERS, "--rank", "0", "--comms", "3", "--address", "127.0.0.1:65534"), ["65534", "3 channels"]),
         ((*PEERS, "--rank", "0", "--comms", "1", "--depth", "3"), ['unknown option "--depth"', "--in-flight"]),
-        (("burn", "--working-set-bytes", "1"), ['--working-set-bytes is "1"', "from 32768 to 1073741824"]),
-        (("burn", "--rank", "1"), ['unknown option "--rank"']),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -259,52 +253,3 @@ def test_a_run_before_connect_is_explained(start_driver: StartDriver) -> None:
     pair[0].expect("listening")
     pair[0].say("verify 8 1")
     assert 'command "verify" came before "connect"' in pair[0].expect_failure()
-
-
-def cpu_ticks(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
-
-
-def test_burning_uses_a_cpu_until_told_to_quit(start_driver: StartDriver) -> None:
-    driver = start_driver("burn")
-    assert driver.expect("burning")["pid"] == driver.process.pid
-    # It does nothing but compute: a tenth of a second is a matter of waiting for the CPU.
-    wait_until(lambda: cpu_ticks(driver.process.pid) >= os.sysconf("SC_CLK_TCK") // 10, "0.1 s of CPU time", 60)
-    driver.say("quit")
-    bye = driver.expect("bye")
-    assert bye["cpu_user_s"] + bye["cpu_system_s"] > 0.05
-    assert driver.process.wait(ANSWER_S) == 0
-
-
-def test_burning_ends_with_its_stdin(start_driver: StartDriver) -> None:
-    driver = start_driver("burn", "--working-set-bytes", 32768)
-    driver.expect("burning")
-    driver.close_stdin()
-    driver.expect_end()
-
-
-def test_burning_knows_no_other_command(start_driver: StartDriver) -> None:
-    driver = start_driver("burn")
-    driver.expect("burning")
-    driver.say("faster")
-    assert 'unknown command "faster"; burn mode knows quit' in driver.expect_failure()
-
-
-def test_burning_does_not_outlive_its_parent(environment: dict[str, str]) -> None:
-    # The parent hands its own stdin on, which this test keeps open: the end of stdin is not what ends the process.
-    script = (
-        "import subprocess, sys, time\n"
-        f"driver = subprocess.Popen([{str(driver_executable())!r}, 'burn'], stdin=sys.stdin, stdout=subprocess.PIPE)\n"
-        "driver.stdout.readline()\n"
-        "print(driver.pid, flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        assert is_alive(pid)
-        parent.kill()
-        wait_until(lambda: not is_alive(pid), f"the end of process {pid}", 30)

@@ -189,14 +189,6 @@ def run_peers(arguments: dict[str, str], faults: Faults) -> None:
             return
 
 
-def run_burn(faults: Faults) -> None:
-    emit("burning", pid=os.getpid())
-    for line in sys.stdin:
-        faults.strike(line.strip())
-        break
-    emit("bye")
-
-
 def die_with_parent() -> None:
     """As the real driver does, so that a test that kills the command leaves nothing behind."""
     pr_set_pdeathsig = 1
@@ -215,8 +207,6 @@ def main() -> None:
         run_ring(arguments, faults)
     elif sys.argv[1] == "peers":
         run_peers(arguments, faults)
-    elif sys.argv[1] == "burn":
-        run_burn(faults)
     else:
         run_raw(arguments, faults)
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from bagua.net.bench.endpoint import Event
 from bagua.net.bench.nccl_ab.backend import Backend
-from bagua.net.bench.nccl_ab.group import Group
-from bagua.net.bench.nccl_ab.plan import Case, make_cases
-from bagua.net.bench.nccl_ab.run import ComparisonRun, RunOutcome, RunSettings
+from bagua.net.bench.nccl_ab.group import MAX_SINGLE, Group
+from bagua.net.bench.nccl_ab.plan import make_cases
+from bagua.net.bench.paced_run import Pace, PacedRun
 from bagua.net.bench.progress import Progress
+from bagua.net.bench.sample import Case
 
 CASES = make_cases(["all_reduce"], [1024, 1 << 20], 4, 2)
 
@@ -120,17 +121,17 @@ class Stage:
     def worker(self, group: int, rank: int) -> PlayedWorker:
         return self._workers[group][rank]
 
-    def run(self, **changes: Any) -> RunOutcome:
-        values: dict[str, Any] = {
-            "repetitions": 3,
-            "turn_seconds": 0.4,
-            "timeout_s": 5.0,
-            "time_limit_s": 1000.0,
-            "verify": True,
-            "prove_network": True,
-        }
-        settings = RunSettings(**(values | changes))
-        run = ComparisonRun(
-            self.groups, self.cases, settings, lambda n: Progress(n, stream=self.messages), lambda: self.now
+    def run(self, *, give_up: bool = True, **changes: Any) -> PacedRun:
+        values: dict[str, Any] = {"rounds": 3, "turn_s": 0.4, "timeout_s": 5.0, "time_limit_s": 1000.0}
+        values |= {"single": MAX_SINGLE, "verifies_twice": True, "limit": "--time-limit 9"}
+        by_name = {group.name: group for group in self.groups}
+        run = PacedRun(
+            dict.fromkeys(self.cases, self.groups),
+            Pace(**(values | changes)),
+            lambda n: Progress(n, stream=self.messages),
+            give_up=(lambda session, error: by_name[session.name].fail(error)) if give_up else None,
+            clock=lambda: self.now,
         )
-        return run.run()
+        run.run()
+        run.verify()
+        return run

@@ -119,7 +119,7 @@ def test_a_failing_driver_is_named_with_the_libraries(tree: Tree) -> None:
     fault = {"at": "verify", "do": "wrong", "rank": 1, "library": "libnccl-net.so"}
     done = tree.run("HEAD", *QUICK, FAKE_DRIVER_FAULT=json.dumps(fault))
     assert done.returncode == 1
-    assert "WRONG DATA: baseline at 8 B: baseline rank 1: 3 wrong elements" in done.stderr
+    assert "WRONG DATA: baseline, all_reduce of 8 B: baseline rank 1: 3 wrong elements" in done.stderr
     assert f"plugin: {tree.library}, baseline: {tree.repository.root}" in done.stderr
 
 

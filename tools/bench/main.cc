@@ -1,8 +1,7 @@
 // bagua-net-driver: one process of a benchmark. `ring`: one rank of a ring all-reduce over the plugin or over plain
-// sockets; `peers`: one of two ranks with many comms between them; `raw`: one end of plain TCP streams; `burn`: a busy
-// neighbour. Commands come on stdin, answers go to stdout, one JSON object per line; bagua-net-bench starts these
-// processes and makes tables of the answers. An error is one {"event": "error"} line and exit code 1; the end of stdin
-// means quit.
+// sockets; `peers`: one of two ranks with many comms between them; `raw`: one end of plain TCP streams. Commands come
+// on stdin, answers go to stdout, one JSON object per line; bagua-net-bench starts these processes and makes tables of
+// the answers. An error is one {"event": "error"} line and exit code 1; the end of stdin means quit.
 #include <signal.h>
 #include <sys/prctl.h>
 
@@ -11,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "bench/burn_mode.h"
 #include "bench/driver_protocol.h"
 #include "bench/peers_mode.h"
 #include "bench/raw_mode.h"
@@ -35,9 +33,6 @@ bagua-net-driver raw --role client --connect HOST:PORT          --streams N
     [--write-bytes 1048576] [--memory-bytes a block per stream] [--timeout-ms 60000]
   stdin: run BYTES MEMORY | quit
 
-bagua-net-driver burn [--working-set-bytes 4194304]
-  stdin: quit
-
 Answers are JSON lines on stdout. BAGUA_DRIVER_LOG=warn|info shows the plugin's log on stderr.
 )";
 
@@ -60,8 +55,7 @@ int main(int argc, char** argv) {
   if (mode == "ring") return bagua_net::bench::run_ring_mode(options).is_ok() ? EXIT_SUCCESS : EXIT_FAILURE;
   if (mode == "peers") return bagua_net::bench::run_peers_mode(options).is_ok() ? EXIT_SUCCESS : EXIT_FAILURE;
   if (mode == "raw") return bagua_net::bench::run_raw_mode(options).is_ok() ? EXIT_SUCCESS : EXIT_FAILURE;
-  if (mode == "burn") return bagua_net::bench::run_burn_mode(options).is_ok() ? EXIT_SUCCESS : EXIT_FAILURE;
   bagua_net::bench::report_failure(Status::invalid_argument(
-      "unknown mode \"" + mode + "\": must be ring, peers, raw or burn; --help shows their options"));
+      "unknown mode \"" + mode + "\": must be ring, peers or raw; --help shows their options"));
   return EXIT_FAILURE;
 }

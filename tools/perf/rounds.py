@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.result_file import ResultFile, read_result
+from bagua.net.bench.sample import LATENCY_LIMIT_BYTES
 from bagua.net.bench.settings import BASELINE
 from bagua.net.bench.turns import Turns
 from bagua.net.bench.verdict import least_repetitions

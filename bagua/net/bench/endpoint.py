@@ -2,7 +2,7 @@
 
 [Note: the driver's protocol] A driver takes one text line on stdin and answers each with one JSON object on stdout,
 {"event": ...}; its first event needs no question. {"event": "error"} and the end of the stream are failures.
-bagua-net-driver and gloo_worker both speak it.
+bagua-net-driver and the workers of `--nccl` speak it.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ Pure functions of a mapping. A process that no launcher started is a local run: 
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bagua.net.bench.errors import UsageError
@@ -40,11 +39,8 @@ _SLURM = LAUNCHERS[-1]
 _LAUNCHERS = (*LAUNCHERS[:-1], _SLURM._replace(world_size="SLURM_STEP_NUM_TASKS"), _SLURM)
 
 
-def detect_launch(
-    environment: Mapping[str, str], *, port: int | None = None, show_hostnames: Callable[[str], list[str]] | None = None
-) -> LaunchEnvironment | None:
-    """None when no launcher started this process. `show_hostnames` expands a Slurm node list (default: scontrol, or
-    our own parser where there is none)."""
+def detect_launch(environment: Mapping[str, str], *, port: int | None = None) -> LaunchEnvironment | None:
+    """None when no launcher started this process."""
     for variables in _LAUNCHERS:
         if variables.rank in environment and variables.world_size in environment:
             break
@@ -65,7 +61,7 @@ def detect_launch(
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=local_world_size,
-        master_address=_master_address(environment, variables, world_size, local_world_size, show_hostnames),
+        master_address=_master_address(environment, variables, world_size, local_world_size),
         port=port if port is not None else _port(environment),
         job=_job(environment),
     )
@@ -105,7 +101,6 @@ def _master_address(
     variables: LauncherVariables,
     world_size: int,
     local_world_size: int | None,
-    show_hostnames: Callable[[str], list[str]] | None,
 ) -> str:
     if environment.get("MASTER_ADDR"):
         return environment["MASTER_ADDR"]
@@ -113,7 +108,7 @@ def _master_address(
         return LOOPBACK
     node_list = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     if node_list:
-        return (show_hostnames or slurm_hostnames)(node_list)[0]
+        return first_host(node_list)
     raise UsageError(
         f"{variables.launcher} started {world_size} ranks, but MASTER_ADDR, the host of rank 0, is not set; pass it to"
         " every rank, for example: mpirun -x MASTER_ADDR=HOST ... or MASTER_ADDR=HOST srun ..."
@@ -143,56 +138,9 @@ def _job(environment: Mapping[str, str]) -> str:
     return "|".join(environment.get(name, "") for name in names)
 
 
-def slurm_hostnames(node_list: str) -> list[str]:
-    """`scontrol show hostnames`, or our own expansion where a container lacks scontrol."""
-    try:
-        completed = subprocess.run(
-            ["scontrol", "show", "hostnames", node_list], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return expand_node_list(node_list)
-    return completed.stdout.split() or expand_node_list(node_list)
-
-
-def expand_node_list(node_list: str) -> list[str]:
-    """ "gpu[01-03,7],login" -> gpu01 gpu02 gpu03 gpu7 login; several brackets in one name multiply."""
-    hosts: list[str] = []
-    for item in _split_outside_brackets(node_list):
-        hosts += _expand_item(item)
-    if not hosts:
+def first_host(node_list: str) -> str:
+    """Of a Slurm node list: gpu01 of "gpu[01-03,7],login". Leading zeros belong to the name."""
+    host = re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", node_list).split(",")[0]
+    if not re.fullmatch(r"[\w.-]+", host):
         raise UsageError(f"the Slurm node list {node_list!r} names no host; set MASTER_ADDR to the host of rank 0")
-    return hosts
-
-
-def _split_outside_brackets(text: str) -> list[str]:
-    items, depth, current = [], 0, ""
-    for character in text:
-        depth += {"[": 1, "]": -1}.get(character, 0)
-        if depth not in (0, 1):
-            raise UsageError(f"the Slurm node list {text!r} has unbalanced brackets; set MASTER_ADDR instead")
-        if character == "," and depth == 0:
-            items.append(current)
-            current = ""
-        else:
-            current += character
-    if depth != 0:
-        raise UsageError(f"the Slurm node list {text!r} has unbalanced brackets; set MASTER_ADDR instead")
-    return [item for item in (*items, current) if item]
-
-
-def _expand_item(item: str) -> list[str]:
-    match = re.fullmatch(r"([^\[\]]*)\[([^\[\]]+)\](.*)", item)
-    if match is None:
-        return [item]
-    before, ranges, after = match.groups()
-    tails = _expand_item(after)
-    hosts = []
-    for part in ranges.split(","):
-        bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if bounds is None:
-            raise UsageError(f"{part!r} in the Slurm node list {item!r} is no number or range; set MASTER_ADDR instead")
-        first, last = bounds.group(1), bounds.group(2) or bounds.group(1)
-        # Leading zeros belong to the name: [01-03] is 01, 02, 03.
-        numbers = [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-        hosts += [f"{before}{number}{tail}" for number in numbers for tail in tails]
-    return hosts
+    return host

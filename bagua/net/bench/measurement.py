@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GIGABYTE = 1e9
+from bagua.net.bench.sample import LATENCY_LIMIT_BYTES, Sample, percentile
 
-# p50 and p99 are shown up to this size; above it a time is bandwidth, not latency.
-LATENCY_LIMIT_BYTES = 64 * 1024
+GIGABYTE = 1e9
 
 COLLECTIVES = (
     "all_reduce",
@@ -40,16 +38,6 @@ def busbw_factor(collective: str, ranks: int) -> float:
     raise ValueError(f"unknown collective {collective!r}; known: {', '.join(COLLECTIVES)}")
 
 
-def percentile(samples: Sequence[float], percent: float) -> float:
-    """The nearest-rank percentile: a value that was really measured, never an interpolation."""
-    if not samples:
-        raise ValueError("no samples to take a percentile of")
-    if not 0 < percent <= 100:
-        raise ValueError(f"percentile {percent} is outside (0, 100]")
-    ordered = sorted(samples)
-    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
-
-
 @dataclass(frozen=True)
 class Measurement:
     """What the table, the exports and the plot show of one backend at one size."""
@@ -73,42 +61,41 @@ class Measurement:
 
     @staticmethod
     def from_samples(
-        *,
         backend: str,
         collective: str,
         size_bytes: int,
         ranks: int,
-        iterations: int,
-        repetition_seconds: Sequence[float],
-        iteration_seconds: Sequence[float] = (),
-        cpu_s_per_gb: float | None = None,
+        samples: Sequence[Sample],
+        *,
+        cpu_from_bytes: int = 0,
         share_of_raw: float | None = None,
         verified: bool | None = None,
         note: str = "",
     ) -> Measurement:
-        """repetition_seconds: elapsed / iterations of each repetition (the slowest rank's). iteration_seconds: the
-        single iterations of all repetitions, for p50 and p99; leave it empty where they were not timed one by one."""
-        if not repetition_seconds:
+        """Of one backend at one size: a sample a repetition. CPU time is told from `cpu_from_bytes` on."""
+        if not samples:
             raise ValueError(f"{backend} at {size_bytes} B has no samples")
-        if min(repetition_seconds) <= 0:
-            raise ValueError(f"{backend} at {size_bytes} B took {min(repetition_seconds)} s; a time must be positive")
-        seconds = statistics.median(repetition_seconds)
-        algbw = size_bytes / seconds / GIGABYTE
-        small = size_bytes <= LATENCY_LIMIT_BYTES and len(iteration_seconds) > 0
+        times = [sample.seconds for sample in samples]
+        if min(times) <= 0:
+            raise ValueError(f"{backend} at {size_bytes} B took {min(times)} s; a time must be positive")
+        algbw = size_bytes / statistics.median(times) / GIGABYTE
+        single = [value for sample in samples for value in sample.iteration_seconds]
+        small = size_bytes <= LATENCY_LIMIT_BYTES and len(single) > 0
+        cpu = statistics.median(sample.cpu_s_per_gb for sample in samples)
         return Measurement(
             backend=backend,
             collective=collective,
             bytes=size_bytes,
-            iterations=iterations,
-            time_us=seconds * 1e6,
-            time_min_us=min(repetition_seconds) * 1e6,
-            time_max_us=max(repetition_seconds) * 1e6,
-            repetitions=len(repetition_seconds),
+            iterations=samples[0].iterations,
+            time_us=statistics.median(times) * 1e6,
+            time_min_us=min(times) * 1e6,
+            time_max_us=max(times) * 1e6,
+            repetitions=len(times),
             algbw_gb_s=algbw,
             busbw_gb_s=algbw * busbw_factor(collective, ranks),
-            latency_p50_us=percentile(iteration_seconds, 50) * 1e6 if small else None,
-            latency_p99_us=percentile(iteration_seconds, 99) * 1e6 if small else None,
-            cpu_s_per_gb=cpu_s_per_gb,
+            latency_p50_us=percentile(single, 50) * 1e6 if small else None,
+            latency_p99_us=percentile(single, 99) * 1e6 if small else None,
+            cpu_s_per_gb=cpu if size_bytes >= cpu_from_bytes else None,
             share_of_raw=share_of_raw,
             verified=verified,
             note=note,

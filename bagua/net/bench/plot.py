@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES, Measurement
+from bagua.net.bench.measurement import Measurement
+from bagua.net.bench.sample import LATENCY_LIMIT_BYTES
 from bagua.net.bench.sizes import format_size
 
 SUFFIXES = (".png", ".svg", ".pdf")

@@ -1,6 +1,6 @@
 """Drivers on other hosts: rank 0's view of them, and the agent that starts and feeds them there.
 
-Orders: {"id": n, "start": {DriverRequest}}, {"id": n, "line": "..."}, {"finish": failed}.
+Orders: {"id": n, "start": {Request}}, {"id": n, "line": "..."}, {"finish": failed}.
 Answers: {"id": n, "event": {...}}, whatever that driver said, in its order.
 """
 
@@ -10,15 +10,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from multiprocessing.connection import wait
 from typing import Any
 
 from bagua.net.bench.driver_process import DriverProcess
 from bagua.net.bench.endpoint import Event
 from bagua.net.bench.errors import BenchError
+from bagua.net.bench.places import Request
 from bagua.net.bench.rendezvous import LineConnection
-from bagua.net.bench.settings import DriverRequest
 
 # Between two looks of the agent; everything it waits for wakes it at once.
 _WAIT_S = 5.0
@@ -40,10 +39,10 @@ class RemotePlace:
     def fileno(self) -> int:
         return self._connection.fileno()
 
-    def start(self, request: DriverRequest) -> RemoteDriver:
+    def start(self, request: Request) -> RemoteDriver:
         driver = RemoteDriver(self, len(self._endpoints), f"{request.title} on {self._host}")
         self._endpoints.append(driver)
-        self.send({"id": driver.number, "start": asdict(request)})
+        self.send({"id": driver.number, "start": vars(request)})
         return driver
 
     def send(self, message: Event) -> None:

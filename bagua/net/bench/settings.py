@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bagua.host_port import require_port
 from bagua.net.bench.errors import BenchError
+from bagua.net.bench.network_path import NetworkPath
 from bagua.net.bench.traffic_pattern import DEPTH, SLICE_BYTES
+from bagua.net.library import MissingFileError, driver_path, library_path
 
-RING_BACKENDS = ("plugin", "plugin-1", "bare", "gloo")
+RING_BACKENDS = ("plugin", "plugin-1", "bare")
 RAW = "raw"
 BACKENDS = (*RING_BACKENDS, RAW)
 # Not one of the names that a user lists: --baseline-library adds it.
@@ -70,9 +71,6 @@ class DriverSettings:
     def command(self, request: DriverRequest) -> list[str]:
         timeout_ms = str(int(self.timeout_s * 1000))
         ranks = ["--rank", str(request.rank), "--nranks", str(request.ranks)]
-        if request.backend == "gloo":
-            worker = [sys.executable, "-m", "bagua.net.bench.gloo_worker"]
-            return [*worker, *ranks, "--address", self.address, "--timeout-ms", timeout_ms]
         if request.backend == RAW:
             raw = [str(self.driver), "raw", "--role", request.role, "--streams", str(request.streams)]
             end = ["--address", self.address] if request.role == "server" else ["--connect", request.connect]
@@ -94,23 +92,50 @@ class DriverSettings:
             )
         return self.baseline_library
 
-    def driver_environment(self, request: DriverRequest) -> dict[str, str]:
+    def process_environment(self, request: DriverRequest) -> dict[str, str]:
         """The user's BAGUA_NET_* and NCCL_* reach the plugin; only what defines a backend is set over them."""
         environment = dict(self.environment)
         environment["LOCAL_WORLD_SIZE"] = str(self.local_ranks)
         if self.interface:
             environment["NCCL_SOCKET_IFNAME"] = f"={self.interface}"
-            environment["GLOO_SOCKET_IFNAME"] = self.interface
         if request.backend == "plugin-1":
             environment["BAGUA_NET_NSTREAMS"] = "1"
-        if request.backend in ("plugin", "plugin-1", BASELINE):
-            # A bench of the plugin needs no activation, and must not be switched off by the job's.
-            environment.pop("ENABLE_BAGUA_NET", None)
-        if request.backend == "gloo":
-            # No NCCL there: what its `import torch` would find wrong with the job's activation does not concern it.
-            environment.pop("ENABLE_BAGUA_NET", None)
-            environment.pop("BAGUA_NET_REQUIRED", None)
+        # A bench of the plugin needs no activation, and must not be switched off by the job's.
+        environment.pop("ENABLE_BAGUA_NET", None)
         return environment
+
+
+def driver_settings(
+    driver: Path | None,
+    library: Path | None,
+    path: NetworkPath,
+    environment: Mapping[str, str],
+    local_ranks: int,
+    timeout_s: float,
+) -> DriverSettings:
+    """Of this rank, for drivers with a channel each.
+
+    Args:
+        driver, library: None: the package's; Path(): none is needed.
+    """
+    try:
+        driver = driver or driver_path()
+        library = library_path() if library is None else library
+    except MissingFileError as error:
+        raise BenchError(str(error)) from error
+    check_driver(driver)
+    if library != Path():
+        check_library(library)
+    return DriverSettings(
+        driver=driver.absolute(),
+        library=library.absolute(),  # dlopen searches its own path for a name without a slash
+        channels=1,
+        address=path.address,
+        interface=path.interface,
+        local_ranks=local_ranks,
+        timeout_s=timeout_s,
+        environment=dict(environment),
+    )
 
 
 def check_driver(driver: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.progress import Progress
@@ -32,19 +32,19 @@ class Turns(Generic[Sample]):
     """The samples of a comparison, with errors and notes. If `take` raises, the samples until then are kept.
 
     Attributes:
-        samples: by (case, variant), then by round.
+        samples: by (case, variant), then by round. A case is a name, or anything hashable that str() names.
         errors: failures, and cases that were never measured.
         notes: why a case has fewer rounds than requested.
         failed: each (case, variant) that failed and was therefore skipped from then on.
     """
 
     def __init__(self) -> None:
-        self.samples: dict[tuple[str, str], dict[int, Sample]] = {}
+        self.samples: dict[tuple[Any, str], dict[int, Sample]] = {}
         self.errors: list[str] = []
         self.notes: list[str] = []
-        self.failed: set[tuple[str, str]] = set()
+        self.failed: set[tuple[Any, str]] = set()
 
-    def of(self, case: str, variant: str) -> list[Sample]:
+    def of(self, case: Any, variant: str) -> list[Sample]:
         """The samples in the order of their rounds."""
         return [sample for _, sample in sorted(self.samples.get((case, variant), {}).items())]
 
@@ -52,22 +52,24 @@ class Turns(Generic[Sample]):
         """All samples, case by case, variant by variant."""
         return [sample for by_round in self.samples.values() for sample in by_round.values()]
 
-    def pairs(self, case: str, one: str, other: str) -> list[tuple[Sample, Sample]]:
+    def pairs(self, case: Any, one: str, other: str) -> list[tuple[Sample, Sample]]:
         """The samples of both variants, of the rounds that both have."""
         mine, theirs = (self.samples.get((case, name), {}) for name in (one, other))
         return [(mine[number], theirs[number]) for number in sorted(mine) if number in theirs]
 
     def take(
         self,
-        plan: Mapping[str, Sequence[str]],
+        plan: Mapping[Any, Sequence[str]],
         rounds: int,
-        measure: Callable[[str, str, int], Sample],
+        measure: Callable[[Any, str, int], Sample],
         *,
         time_limit_s: float = math.inf,
         rounds_first: bool = False,
         least_rounds: int = 1,
         stop_reason: Callable[[int], str | None] = lambda _: None,
         failures: tuple[type[Exception], ...] = (BenchError,),
+        fails_everywhere: bool = False,
+        limit: str = "",
         progress: Progress | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -86,17 +88,19 @@ class Turns(Generic[Sample]):
             least_rounds: The number of rounds that run even without time for them, if the first starts in time.
             stop_reason: Called with the number of rounds that ran; returns why no more are needed, or None.
             failures: The exceptions that skip a variant. All others end the measurement.
+            fails_everywhere: Skip a variant that failed in all cases, and not only in this one.
+            limit: The option that sets the time limit, as given. Default: --time-limit with `time_limit_s`.
             progress: Advanced by one step for each turn.
         """
         deadline = clock() + time_limit_s
+        limit = limit or f"--time-limit {time_limit_s:g}"
         groups = [list(plan)] if rounds_first else [[case] for case in plan]
         for place, cases in enumerate(groups):
             now = clock()
             if now >= deadline:
                 left_out = [case for group in groups[place:] for case in group]
                 self.errors.append(
-                    f"--time-limit {time_limit_s:g} s was over before {', '.join(left_out)}; allow more time, or"
-                    " measure less"
+                    f"{limit} s was over before {', '.join(map(str, left_out))}; allow more time, or measure less"
                 )
                 return
             end = now + (deadline - now) / (len(groups) - place)
@@ -105,7 +109,7 @@ class Turns(Generic[Sample]):
                 began = clock()
                 why = stop_reason(number) if number else None
                 if why is None and number >= least_rounds and longest > end - began:
-                    left = f"{max(0.0, end - began):.0f} s are left of --time-limit {time_limit_s:g}"
+                    left = f"{max(0.0, end - began):.0f} s are left of {limit}"
                     why = f"another takes {longest:.0f} s, and {left}"
                 if why is not None:
                     where = "" if rounds_first else f"{cases[0]}: "
@@ -113,28 +117,27 @@ class Turns(Generic[Sample]):
                     break
                 for case in cases:
                     for variant in rotated(plan[case], number):
-                        self._turn(case, variant, number, f"{number + 1}/{rounds}", measure, failures, progress)
+                        if not any(name == variant for of, name in self.failed if fails_everywhere or of == case):
+                            self._turn(case, variant, number, f"{number + 1}/{rounds}", measure, failures, progress)
                 longest = max(longest, clock() - began)
 
     def _turn(
         self,
-        case: str,
+        case: Any,
         variant: str,
         number: int,
         round_text: str,
-        measure: Callable[[str, str, int], Sample],
+        measure: Callable[[Any, str, int], Sample],
         failures: tuple[type[Exception], ...],
         progress: Progress | None,
     ) -> None:
-        if (case, variant) in self.failed:
-            return
-        what = ", ".join(word for word in (case, variant, f"round {round_text}") if word)
+        what = ", ".join(word for word in (str(case), variant, f"round {round_text}") if word)
         if progress is not None:
             progress.advance(what, 0)
         try:
             self.samples.setdefault((case, variant), {})[number] = measure(case, variant, number)
         except failures as error:
-            text = f"{' with '.join(word for word in (variant, case) if word)}: {error}"
+            text = f"{' with '.join(word for word in (variant, str(case)) if word)}: {error}"
             self.failed.add((case, variant))
             self.errors.append(text)
             if progress is not None:

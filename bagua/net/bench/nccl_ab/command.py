@@ -7,6 +7,7 @@ a GPU itself.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import shutil
@@ -18,22 +19,23 @@ from pathlib import Path
 
 from bagua.net.bench.command import EXIT_FAILED, run_in_order
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.launch_environment import LaunchEnvironment, launch_of_run
+from bagua.net.bench.gpu_sharing import GpuSharing
+from bagua.net.bench.launch_environment import launch_of_run
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.nccl_ab.backend import ignored_variables
-from bagua.net.bench.nccl_ab.crew import START_S, Crew, leading_crew, local_crew, worker_settings
-from bagua.net.bench.nccl_ab.group import Group
+from bagua.net.bench.nccl_ab.crew import START_S, local_team, maker
+from bagua.net.bench.nccl_ab.group import MAX_SINGLE, Group
 from bagua.net.bench.nccl_ab.memory import check_memory
 from bagua.net.bench.nccl_ab.options import PROGRAM, NcclOptions, check_files, parse_options
 from bagua.net.bench.nccl_ab.outputs import write_outputs
-from bagua.net.bench.nccl_ab.places import LocalWorkers, WorkerRequest, serve_workers
-from bagua.net.bench.nccl_ab.plan import ELEMENT_BYTES, Case, make_cases
+from bagua.net.bench.nccl_ab.plan import ELEMENT_BYTES, make_cases
 from bagua.net.bench.nccl_ab.report import render_closing, render_tables
 from bagua.net.bench.nccl_ab.results import results_of
-from bagua.net.bench.nccl_ab.run import ComparisonRun, RunOutcome, RunSettings
+from bagua.net.bench.nccl_ab.workers import WorkerRequest
+from bagua.net.bench.paced_run import Pace, PacedRun
 from bagua.net.bench.progress import Progress
-from bagua.net.bench.rendezvous import join
 from bagua.net.bench.table import shows_colour
+from bagua.net.bench.team import Team, follow, lead_team
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,17 +51,18 @@ def run_nccl_ab(options: NcclOptions) -> int:
     if launch is None or launch.rank == 0:
         check_files(options)
     with _log_folder(options) as logs:
-        if launch is not None and launch.rank > 0:
-            return _follow(launch, options, environment, logs)
-        crew = (
-            local_crew(options, environment, logs)
-            if launch is None
-            else leading_crew(launch, options, environment, logs)
-        )
-        with contextlib.ExitStack() as closing:
-            for place in crew.places:
-                closing.callback(place.close, failed=True)
-            return _compare(crew, options, environment)
+        sharing = None
+        if launch is None:
+            team, sharing = local_team(options, environment, logs)
+        elif launch.rank > 0:
+            return follow(launch, options.timeout_s, maker(options, environment, logs), WorkerRequest)
+        else:
+            say = functools.partial(print, file=sys.stderr, flush=True)
+            team = lead_team(launch, options.timeout_s, say, maker(options, environment, logs))
+        try:
+            return _compare(team, sharing, options, environment)
+        finally:
+            team.close(failed=True)
 
 
 @contextlib.contextmanager
@@ -76,101 +79,119 @@ def _log_folder(options: NcclOptions) -> Iterator[Path]:
         yield Path(temporary)
 
 
-def _follow(launch: LaunchEnvironment, options: NcclOptions, environment: Mapping[str, str], logs: Path) -> int:
-    """Every rank but 0: start and feed what rank 0 asks for. Rank 0 reports."""
-    connection, _ = join(launch, options.timeout_s)
-    try:
-        place = LocalWorkers(worker_settings(options, environment, logs))
-        failed = True
-        try:
-            failed = serve_workers(connection, place)
-        finally:
-            place.close(failed=failed)
-        return EXIT_FAILED if failed else 0
-    finally:
-        connection.close()
-
-
-def _compare(crew: Crew, options: NcclOptions, environment: Mapping[str, str]) -> int:
-    cases = make_cases(options.collectives, options.sizes, ELEMENT_BYTES[options.dtype], crew.ranks)
-    tcp_only = crew.hosts == 1 if options.tcp_only is None else options.tcp_only
-    settings = RunSettings(
-        repetitions=options.repeats,
-        turn_seconds=options.turn_seconds,
-        timeout_s=options.timeout_s,
-        time_limit_s=options.time_limit_s,
-        verify=options.verify,
-        prove_network=options.backend == "nccl",
-        iterations=options.iterations,
-        warmup=options.warmup,
-    )
+def _compare(team: Team, sharing: GpuSharing | None, options: NcclOptions, environment: Mapping[str, str]) -> int:
+    cases = make_cases(options.collectives, options.sizes, ELEMENT_BYTES[options.dtype], team.ranks)
+    tcp_only = team.hosts == 1 if options.tcp_only is None else options.tcp_only
     groups = [Group(backend) for backend in options.backends]
-    start_errors = _form(groups, crew, tcp_only, max(options.timeout_s, START_S))
-    check_memory(groups, cases, options.timeout_s, crew.ranks_per_gpu)
-    run = ComparisonRun(groups, cases, settings, Progress)
-    run.outcome.errors += start_errors
-    outcome = run.run()
+    errors = _form(groups, team, tcp_only, max(options.timeout_s, START_S))
+    check_memory(groups, cases, options.timeout_s, 1 if sharing is None else -(-team.ranks // sharing.gpus))
+    # The first proof is before anything is measured: no figure is shown under a wrong name.
+    proven = groups if options.backend == "nccl" else ()
+    errors += prove(proven, options.timeout_s)
+    by_name = {group.name: group for group in groups}
+    run = PacedRun(
+        {case: [group for group in groups if group.is_alive] for case in cases},
+        pace_of(options),
+        Progress,
+        give_up=lambda session, error: by_name[session.name].fail(error),
+    )
+    if any(group.is_alive for group in groups):
+        run.run()
+        if options.verify:
+            run.verify()
+    # Once more: by now every kind of connection has been opened and named in the logs.
+    errors += [*run.turns.errors, *run.faults(), *prove(proven, options.timeout_s)]
     for group in groups:
         if group.is_alive:
             try:
                 group.leave(options.timeout_s)
             except BenchError as error:
-                outcome.errors.append(f"{group.backend.name} did not end in order: {error}")
-    for place in crew.remote.values():
-        place.close(failed=bool(outcome.errors))
-    crew.local.close(failed=bool(outcome.errors))
-    _deliver(crew, options, environment, groups, cases, outcome, tcp_only)
-    return EXIT_FAILED if outcome.errors or not outcome.timings else 0
+                errors.append(f"{group.name} did not end in order: {error}")
+    team.close(failed=bool(errors))
+    _deliver(team, sharing, options, environment, groups, run, errors, tcp_only)
+    return EXIT_FAILED if errors or not run.turns.samples else 0
 
 
-def _form(groups: Sequence[Group], crew: Crew, tcp_only: bool, timeout_s: float) -> list[str]:
+def pace_of(options: NcclOptions) -> Pace:
+    return Pace(
+        rounds=options.repeats,
+        timeout_s=options.timeout_s,
+        time_limit_s=options.time_limit_s,
+        turn_s=options.turn_seconds,
+        iterations=options.iterations,
+        warmup=options.warmup,
+        single=MAX_SINGLE,
+        verifies=options.verify,
+        verifies_twice=options.verify,
+        limit=f"--time-limit {options.time_limit_s:g}",
+    )
+
+
+def prove(groups: Sequence[Group], timeout_s: float) -> list[str]:
+    """Ends the groups that used another network than they should have, and says so."""
+    errors = []
+    for group in groups:
+        if group.is_alive:
+            try:
+                error = group.read_proofs(timeout_s)
+            except BenchError as failure:
+                error = str(failure)
+            if error:
+                group.fail(error)
+                errors.append(error)
+    return errors
+
+
+def _form(groups: Sequence[Group], team: Team, tcp_only: bool, timeout_s: float) -> list[str]:
     """Start all processes first, so that they import torch at the same time, then form group after group."""
     errors = []
+    bind = team.path.address
     for index, group in enumerate(groups):
-        endpoints = []
-        for rank in range(crew.ranks):
-            request = WorkerRequest(index, rank, crew.local_ranks[rank], crew.ranks, tcp_only, crew.bind)
-            if rank in crew.remote:
-                endpoints.append(crew.remote[rank].start_worker(request, group.backend.name))
-            else:
-                endpoints.append(crew.local.start(request))
-        group.endpoints = endpoints
+        group.endpoints = [
+            place.start(
+                WorkerRequest(
+                    index, rank, team.local_ranks[rank], team.ranks, tcp_only, bind, f"{group.name}, rank {rank}"
+                )
+            )
+            for rank, place in enumerate(team.places)
+        ]
     with Progress(len(groups)) as display:
         for group in groups:
-            display.advance(f"starting {group.backend.name}", 0)
+            display.advance(f"starting {group.name}", 0)
             try:
-                group.form(crew.bind, timeout_s)
+                group.form(bind, timeout_s)
             except BenchError as error:
                 group.fail(error)
                 errors.append(str(error))
-            display.advance(f"starting {group.backend.name}")
+            display.advance(f"starting {group.name}")
     return errors
 
 
 def _deliver(
-    crew: Crew,
+    team: Team,
+    sharing: GpuSharing | None,
     options: NcclOptions,
     environment: Mapping[str, str],
     groups: Sequence[Group],
-    cases: Sequence[Case],
-    outcome: RunOutcome,
+    run: PacedRun,
+    errors: Sequence[str],
     tcp_only: bool,
 ) -> None:
-    results = results_of(cases, groups, outcome, crew.ranks)
+    results = results_of(run, groups, team.ranks)
     facts: Mapping[str, object] = next((group.facts for group in groups if group.facts), {})
     machine = describe_machine(["bagua-net-bench", "--nccl", *sys.argv[1:]] if "--nccl" not in sys.argv else sys.argv)
     device = str(facts.get("device", options.device))
-    where = f"{crew.ranks} x {device}" if crew.sharing is None else f"{crew.ranks} ranks on {device}, {crew.sharing},"
+    where = f"{team.ranks} x {device}" if sharing is None else f"{team.ranks} ranks on {device}, {sharing},"
     setting = (
-        f"{where} on {crew.hosts} host{'s' if crew.hosts > 1 else ''},"
+        f"{where} on {team.hosts} host{'s' if team.hosts > 1 else ''},"
         f" {'loopback or NCCL_SOCKET_IFNAME TCP only' if tcp_only else 'every transport that NCCL has'},"
         f" {options.dtype}, torch {facts.get('torch')}, NCCL {facts.get('nccl')}"
     )
-    notes = []
+    notes = list(run.turns.notes)
     if ignored := ignored_variables(environment):
         notes.append(f"not passed on to any backend: {', '.join(ignored)} (set them with --variant)")
-    if crew.sharing is not None:
-        notes.append(crew.sharing.note)
+    if sharing is not None:
+        notes.append(sharing.note)
     if options.backend == "gloo":
         notes.append("gloo on CPUs stands in for NCCL: these figures say nothing about any network")
     colour = shows_colour(sys.stdout)
@@ -178,11 +199,11 @@ def _deliver(
     print(machine.caption(), end="\n\n")
     backends = [group.backend for group in groups]
     print(render_tables(results, backends, all_columns=options.all_columns, colour=colour))
-    print(render_closing(groups, results, outcome, notes, all_columns=options.all_columns), end="", flush=True)
+    print(render_closing(groups, results, notes, errors, all_columns=options.all_columns), end="", flush=True)
     parameters = {
-        "ranks": crew.ranks,
-        "hosts": crew.hosts,
-        "gpus_shared": None if crew.sharing is None else asdict(crew.sharing),
+        "ranks": team.ranks,
+        "hosts": team.hosts,
+        "gpus_shared": None if sharing is None else asdict(sharing),
         "tcp_only": tcp_only,
         "datatype": options.dtype,
         "repeats": options.repeats,
@@ -193,21 +214,17 @@ def _deliver(
         options,
         results,
         groups,
-        outcome,
         machine,
         parameters=parameters,
         notes=notes,
+        errors=errors,
         device=device,
-        ranks=crew.ranks,
-        gpus=_gpus(crew) if options.backend == "nccl" else 0,
+        ranks=team.ranks,
+        gpus=(team.ranks if sharing is None else sharing.gpus * team.hosts) if options.backend == "nccl" else 0,
         setting=setting,
     )
     if written:
         print(f"written: {', '.join(map(str, written))}")
-
-
-def _gpus(crew: Crew) -> int:
-    return crew.ranks if crew.sharing is None else crew.sharing.gpus * crew.hosts
 
 
 if __name__ == "__main__":

@@ -13,16 +13,11 @@ from bagua.net.bench.endpoint import Endpoint, Event, ask, gather
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.log import NetworkProof, network_error
-from bagua.net.bench.nccl_ab.plan import Case
+from bagua.net.bench.nccl_ab.plan import link_bytes
+from bagua.net.bench.sample import Case, Sample
 
-
-@dataclass(frozen=True)
-class Timing:
-    """One turn; of each quantity the slowest rank's, for a collective has ended when it has ended everywhere."""
-
-    seconds: float  # per iteration
-    single_seconds: tuple[float, ...]
-    cpu_seconds: float  # all ranks, whole batch
+# Single iterations are timed for percentiles: more than this changes p99 little.
+MAX_SINGLE = 200
 
 
 @dataclass
@@ -32,6 +27,12 @@ class Group:
     facts: Mapping[str, Any] = field(default_factory=dict)  # rank 0's torch, NCCL and device
     proofs: list[NetworkProof] = field(default_factory=list)
     failure: str | None = None  # the first; a group that failed takes no more turns
+
+    _salt: int = 0  # no two verifications look for the same data, so that a stale result is a wrong one
+
+    @property
+    def name(self) -> str:
+        return self.backend.name
 
     @property
     def is_alive(self) -> bool:
@@ -43,31 +44,26 @@ class Group:
         line = json.dumps({"op": "join", "host": host, "port": store["port"]})
         self.facts = ask(self.endpoints, line, "ready", timeout_s)[0]
 
-    def verify(self, case: Case, salt: int, timeout_s: float) -> str | None:
-        """What is wrong with the results, in one sentence; None if every element of every rank is right."""
-        line = json.dumps({"op": "verify", "collective": case.collective, "bytes": case.bytes, "salt": salt})
-        for rank, event in enumerate(ask(self.endpoints, line, "verified", timeout_s)):
-            if event["wrong_elements"]:
-                return (
-                    f"{self.backend.name}: {case.collective} of {case.bytes} B gave {event['wrong_elements']} wrong"
-                    f" elements on rank {rank}, the first at {event['first_wrong']}"
-                )
-        return None
+    def verify(self, case: Case, timeout_s: float) -> str:
+        self._salt += 1
+        line = json.dumps({"op": "verify", "collective": case.collective, "bytes": case.bytes, "salt": self._salt})
+        return "; ".join(
+            f"{event['wrong_elements']} wrong elements on rank {rank}, the first at {event['first_wrong']}"
+            for rank, event in enumerate(ask(self.endpoints, line, "verified", timeout_s))
+            if event["wrong_elements"]
+        )
 
-    def time(self, case: Case, iterations: int, warmup: int, single: int, timeout_s: float) -> Timing:
-        command = {
-            "op": "time",
-            "collective": case.collective,
-            "bytes": case.bytes,
-            "iterations": iterations,
-            "warmup": warmup,
-            "single": single,
-        }
+    def run(self, case: Case, iterations: int, warmup: int, timeout_s: float) -> Sample:
+        command = {"op": "time", "collective": case.collective, "bytes": case.bytes}
+        command |= {"iterations": iterations, "warmup": warmup}
+        command["single"] = min(iterations, MAX_SINGLE) if case.wants_latency else 0
         events = ask(self.endpoints, json.dumps(command), "timed", timeout_s)
-        return Timing(
+        return Sample(
+            iterations=iterations,
             seconds=max(event["seconds"] for event in events) / iterations,
-            single_seconds=tuple(map(max, zip(*(event["single_seconds"] for event in events), strict=True))),
+            iteration_seconds=tuple(map(max, zip(*(event["single_seconds"] for event in events), strict=True))),
             cpu_seconds=sum(event["cpu_seconds"] for event in events),
+            moved_bytes=link_bytes(case.collective, case.bytes, len(events)) * iterations,
         )
 
     def free_bytes(self, timeout_s: float) -> list[int]:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.nccl_ab.group import Group
-from bagua.net.bench.nccl_ab.plan import Case, buffer_bytes
+from bagua.net.bench.nccl_ab.plan import buffer_bytes
+from bagua.net.bench.sample import Case
 from bagua.net.bench.sizes import format_size
 
 # The verification's work space (a handful of 32 MiB arrays), and connections that open with the first operation.

@@ -149,7 +149,7 @@ def make_parser() -> argparse.ArgumentParser:
         "-n", "--iters", type=within(int, 1, 100_000), metavar="N", help="iterations of a turn (default: by time)"
     )
     length.add_argument(
-        "-w", "--warmup_iters", type=within(int, 0, 10_000), metavar="N", help="warm-ups of a turn (default: a tenth)"
+        "-w", "--warmup_iters", type=within(int, 0, 10_000), metavar="N", help="warm-ups of a turn (default: a sixth)"
     )
     length.add_argument(
         "--repeats",

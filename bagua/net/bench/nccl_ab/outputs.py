@@ -14,7 +14,6 @@ from bagua.net.bench.nccl_ab.group import Group
 from bagua.net.bench.nccl_ab.options import NcclOptions
 from bagua.net.bench.nccl_ab.report import hand_tuned_names, has_envelope
 from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME, Ratio, Results
-from bagua.net.bench.nccl_ab.run import RunOutcome
 from bagua.net.bench.plot import write_plot
 from bagua.net.bench.result_file import Figure, Label, write_result
 
@@ -23,11 +22,11 @@ def write_outputs(
     options: NcclOptions,
     results: Results,
     groups: Sequence[Group],
-    outcome: RunOutcome,
     machine: MachineFacts,
     *,
     parameters: Mapping[str, object],
     notes: Sequence[str],
+    errors: Sequence[str],
     device: str,
     ranks: int,
     gpus: int,
@@ -35,9 +34,6 @@ def write_outputs(
 ) -> list[Path]:
     """The files that were written."""
     written = []
-    stopped = (
-        [f"{outcome.stopped_early}; sizes and repetitions after that are missing"] if outcome.stopped_early else []
-    )
     networks = {group.backend.name: [proof.as_dict() for proof in group.proofs] for group in groups}
     result = result_of(
         f"NCCL with and without the plugin: {setting}",
@@ -46,7 +42,7 @@ def write_outputs(
         parameters={**parameters, "networks": networks},
         versions={name: parameters.get(name) for name in ("torch", "nccl")},
         gpu=device if gpus else None,
-        notes=[*notes, *outcome.notes, *stopped, *_wrong(results), *(f"ERROR: {error}" for error in outcome.errors)],
+        notes=[*notes, *(f"ERROR: {error}" for error in errors)],
     )
     if options.json_path is not None:
         write_result(options.json_path, result)
@@ -92,11 +88,6 @@ def _figures(results: Results, ranks: int, gpus: int) -> list[Figure]:
         if best.ratio is not None:
             add(best.ratio, BEST_TUNED_NAME)
     return found
-
-
-def _wrong(results: Results) -> list[str]:
-    rows = [row for row in results.rows if row.verified is False]
-    return [f"WRONG DATA: {row.backend}, {row.collective} at {row.bytes} B" for row in rows]
 
 
 def plotted_rows(results: Results, backends: Sequence[Backend], collective: str) -> list[Measurement]:

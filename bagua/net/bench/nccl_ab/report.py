@@ -12,7 +12,6 @@ from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.nccl_ab.backend import Backend
 from bagua.net.bench.nccl_ab.group import Group
 from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME, NOISE, BestTuned, Ratio, Results
-from bagua.net.bench.nccl_ab.run import RunOutcome
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import BOLD, MISSING, RESET, Column, format_bandwidth, format_time_us, render_rows
 from bagua.net.bench.verdict import SMALL_BYTES
@@ -101,8 +100,8 @@ def _verified(states: set[bool | None]) -> str:
 def render_closing(
     groups: Sequence[Group],
     results: Results,
-    outcome: RunOutcome,
     notes: Sequence[str],
+    errors: Sequence[str],
     *,
     all_columns: bool = False,
 ) -> str:
@@ -126,10 +125,8 @@ def render_closing(
                 lines.append(f"{collective}, bagua-net over {baseline}: {_at_the_ends(found)}")
         for baseline in dict.fromkeys((backends[0].name, *(name for name in baselines if name == BEST_TUNED_NAME))):
             lines += _where_slower(collective, baseline, results)
-    lines += [f"note: {note}" for note in (*notes, *outcome.notes)]
-    if outcome.stopped_early:
-        lines.append(f"note: {outcome.stopped_early}; sizes and repetitions after that are missing")
-    lines += [f"ERROR: {error}" for error in outcome.errors]
+    lines += [f"note: {note}" for note in notes]
+    lines += [f"ERROR: {error}" for error in errors]
     return "\n".join(lines) + "\n"
 
 

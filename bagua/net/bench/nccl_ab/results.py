@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.nccl_ab.group import Group
-from bagua.net.bench.nccl_ab.plan import Case, link_bytes
-from bagua.net.bench.nccl_ab.run import RunOutcome
+from bagua.net.bench.paced_run import PacedRun
+from bagua.net.bench.sample import Case
 from bagua.net.bench.verdict import PairedRatio, paired_ratio
 
 BEST_TUNED_NAME = "best tuned"
@@ -63,48 +63,36 @@ class Results:
         return [r for r in self.ratios if r.baseline == baseline and r.case.collective == collective]
 
 
-def results_of(cases: Sequence[Case], groups: Sequence[Group], outcome: RunOutcome, ranks: int) -> Results:
-    places = [(case, index) for case in cases for index in range(len(groups))]
-    rows = {place: _row(place, groups, outcome, ranks) for place in places if outcome.timings.get(place)}
-    ratios = {place: ratio for place in rows if (ratio := _ratio(place, groups, outcome)) is not None}
-    own = [index for index, group in enumerate(groups) if group.backend.is_own_tcp]
+def results_of(run: PacedRun, groups: Sequence[Group], ranks: int) -> Results:
+    names = [group.name for group in groups]
+    ours = next((group.name for group in groups if group.backend.is_ours), None)
+    places = [(case, name) for case in run.turn_plans for name in names if run.turns.of(case, name)]
+    failed = {group.name for group in groups if not group.is_alive}
+    rows = {
+        (case, name): Measurement.from_samples(
+            name,
+            case.collective,
+            case.bytes,
+            ranks,
+            run.turns.of(case, name),
+            cpu_from_bytes=_CPU_FROM_BYTES,
+            verified=run.verified.get((case, name)),
+            note="failed later, see the end of the report" if name in failed else "",
+        )
+        for case, name in places
+    }
+    ratios = {}
+    for case, name in places:
+        if name != ours and ours is not None and (pairs := run.turns.pairs(case, name, ours)):
+            speedup = paired_ratio([other.seconds for other, _ in pairs], [mine.seconds for _, mine in pairs])
+            ratios[case, name] = Ratio(case, name, speedup)
+    own = [group.name for group in groups if group.backend.is_own_tcp]
     best = []
-    for case in cases if len(own) > 1 else ():
+    for case in run.turn_plans if len(own) > 1 else ():
         # One that failed on the way has fewer repetitions, and nothing that ours could be paired with.
-        repetitions = {index: len(outcome.timings[case, index]) for index in own if (case, index) in rows}
-        whole = [(case, index) for index, count in repetitions.items() if count == max(repetitions.values())]
+        repetitions = {name: rows[case, name].repetitions for name in own if (case, name) in rows}
+        whole = [(case, name) for name, count in repetitions.items() if count == max(repetitions.values())]
         if whole:
             place = min(whole, key=lambda place: rows[place].time_us)
             best.append(BestTuned(rows[place], ratios.get(place)))
     return Results(list(rows.values()), list(ratios.values()), best)
-
-
-def _row(place: tuple[Case, int], groups: Sequence[Group], outcome: RunOutcome, ranks: int) -> Measurement:
-    """A backend that failed keeps what it had measured: a wrong network is found before the first measurement."""
-    case, index = place
-    timings = outcome.timings[place]
-    iterations = outcome.iterations[case]
-    gigabytes = link_bytes(case.collective, case.bytes, ranks) * iterations / 1e9
-    cpu = sorted(timing.cpu_seconds for timing in timings)[len(timings) // 2]
-    return Measurement.from_samples(
-        backend=groups[index].backend.name,
-        collective=case.collective,
-        size_bytes=case.bytes,
-        ranks=ranks,
-        iterations=iterations,
-        repetition_seconds=[timing.seconds for timing in timings],
-        iteration_seconds=[value for timing in timings for value in timing.single_seconds],
-        cpu_s_per_gb=cpu / gigabytes if case.bytes >= _CPU_FROM_BYTES else None,
-        verified=outcome.verified.get(place),
-        note="" if groups[index].failure is None else "failed later, see errors",
-    )
-
-
-def _ratio(place: tuple[Case, int], groups: Sequence[Group], outcome: RunOutcome) -> Ratio | None:
-    case, index = place
-    ours = next((number for number, group in enumerate(groups) if group.backend.is_ours), index)
-    mine, theirs = outcome.timings.get((case, ours), []), outcome.timings[place]
-    if ours == index or len(mine) != len(theirs):
-        return None
-    speedup = paired_ratio([timing.seconds for timing in theirs], [timing.seconds for timing in mine])
-    return Ratio(case, groups[index].backend.name, speedup)

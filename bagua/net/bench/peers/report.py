@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bagua.net.bench.figures import figures, measurement_case, measurement_figures, result_of, speedup
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.measurement import Measurement
-from bagua.net.bench.peers.results import PeersResults
-from bagua.net.bench.peers.session import RANKS, PeersSession
+from bagua.net.bench.paced_run import PacedRun
+from bagua.net.bench.peers.session import RANKS, Footprint, IdleCost, PeersSession
 from bagua.net.bench.result_file import Figure, ResultFile
+from bagua.net.bench.sample import Case
 from bagua.net.bench.sizes import format_size
 from bagua.net.bench.table import (
     LOUD,
     MISSING,
     RESET,
     Column,
-    begins_block,
     format_bandwidth,
     format_cpu,
     format_verified,
@@ -28,81 +26,81 @@ from bagua.net.bench.table import (
 from bagua.net.bench.verdict import PairedRatio, paired_ratio
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeersMeasurement(Measurement):
+@dataclass(frozen=True)
+class PeersRow:
     """One backend with one number of comms at one message size. A time is a message's, algbw the rate each way.
-    Figures of a process are those of its two ranks that has more."""
 
-    comms: int  # each way, so a process has twice as many
-    # Rate over the rate with the fewest comms of the run, within each repetition.
-    rate_ratio: float
-    rate_ratio_low: float
-    rate_ratio_high: float
-    threads: int
-    descriptors: int
-    tcp_sockets: int
-    idle_resident_bytes: int  # what a process has grown by since before its first comm (mean of the two)
-    idle_resident_bytes_per_comm: int | None  # what each comm beyond the fewest added to that
-    idle_socket_bytes_per_comm: int
-    idle_cpu_s: float  # of both processes, as long as they were watched
-    idle_wakeups: int
+    Attributes:
+        comms: each way, so a process has twice as many.
+        over_fewest: rate over the rate with the fewest comms of the run.
+        over_bare: of the plugin's rate; None for other backends and without bare.
+        process: by metric: of the rank that has more, after the traffic; memory is what a process (the mean of both)
+            has grown by since before its first comm, and what each comm beyond the fewest added to that.
+    """
+
+    measured: Measurement
+    comms: int
+    over_fewest: PairedRatio
+    over_bare: PairedRatio | None
+    process: Mapping[str, float]
 
 
 def peers_rows(
-    sessions: Sequence[PeersSession], message_sizes: Sequence[int], results: PeersResults
-) -> list[PeersMeasurement]:
-    return [
-        _row(session, _fewest_comms(session.backend, sessions), size, results)
-        for size in message_sizes
-        for session in sessions
-    ]
+    sessions: Sequence[PeersSession],
+    run: PacedRun,
+    footprints: Mapping[str, list[Footprint]],
+    idle: Mapping[str, IdleCost],
+) -> list[PeersRow]:
+    """By message size, in the order of the sessions."""
+    rows = []
+    for case in run.turn_plans:
+        for session in sessions:
+            if not (samples := run.turns.of(case, session.name)):
+                continue
+            fewest = min((one for one in sessions if one.backend == session.backend), key=lambda one: one.comms)
+            over_fewest = _rate_over(run, case, session.name, fewest.name)
+            assert over_fewest is not None
+            verified = run.verified.get((case, session.name))
+            rows.append(
+                PeersRow(
+                    Measurement.from_samples(
+                        session.backend, case.collective, case.bytes, RANKS, samples, verified=verified
+                    ),
+                    session.comms,
+                    over_fewest,
+                    _rate_over(run, case, session.name, f"bare x{session.comms}")
+                    if session.backend == "plugin"
+                    else None,
+                    _process(session, fewest, footprints, idle[session.name]),
+                )
+            )
+    return rows
 
 
-def _fewest_comms(backend: str, sessions: Sequence[PeersSession]) -> PeersSession:
-    return min((one for one in sessions if one.backend == backend), key=lambda one: one.comms)
-
-
-def _row(session: PeersSession, fewest: PeersSession, size: int, results: PeersResults) -> PeersMeasurement:
-    samples = results.samples[session.name, size]
-    base = Measurement.from_samples(
-        backend=session.backend,
-        collective="send_recv",
-        size_bytes=size,
-        ranks=RANKS,
-        iterations=samples[0].messages,
-        repetition_seconds=[sample.seconds / sample.messages for sample in samples],
-        cpu_s_per_gb=statistics.median(sample.cpu_s_per_gb for sample in samples),
-        verified=(session.name, size) not in results.wrong,
-    )
-    common: dict[str, Any] = vars(base)
+def _rate_over(run: PacedRun, case: Case, session: str, other: str) -> PairedRatio | None:
+    pairs = run.turns.pairs(case, other, session)
     # The same messages in less time: the ratio of rates is the inverse ratio of times.
-    ratio = paired_ratio(
-        [sample.seconds for sample in results.samples[fewest.name, size]], [sample.seconds for sample in samples]
-    )
-    footprints = results.footprints[session.name]
-    growth = session.resident_growth(footprints)
-    per_comm = None
+    return paired_ratio([a.seconds for a, _ in pairs], [b.seconds for _, b in pairs]) if pairs else None
+
+
+def _process(
+    session: PeersSession, fewest: PeersSession, footprints: Mapping[str, list[Footprint]], idle: IdleCost
+) -> dict[str, float]:
+    mine = footprints[session.name]
+    growth = session.resident_growth(mine)
+    found: dict[str, float] = {
+        "threads": max(one.threads for one in mine),
+        "descriptors": max(one.descriptors for one in mine),
+        "tcp_sockets": max(one.tcp_sockets for one in mine),
+        "idle_memory": round(growth),
+        "idle_socket_memory_per_comm": round(max(one.socket_memory_bytes for one in mine) / (RANKS * session.comms)),
+        "idle_cpu": idle.cpu_s,  # of both processes, as long as they were watched
+        "idle_wakeups": sum(idle.wakeups.values()),
+    }
     if session.comms > fewest.comms:
-        fixed = fewest.resident_growth(results.footprints[fewest.name])
-        per_comm = round((growth - fixed) / (RANKS * (session.comms - fewest.comms)))
-    idle = results.idle[session.name]
-    return PeersMeasurement(
-        **common,
-        comms=session.comms,
-        rate_ratio=ratio.median,
-        rate_ratio_low=ratio.low,
-        rate_ratio_high=ratio.high,
-        threads=max(footprint.threads for footprint in footprints),
-        descriptors=max(footprint.descriptors for footprint in footprints),
-        tcp_sockets=max(footprint.tcp_sockets for footprint in footprints),
-        idle_resident_bytes=round(growth),
-        idle_resident_bytes_per_comm=per_comm,
-        idle_socket_bytes_per_comm=round(
-            max(footprint.socket_memory_bytes for footprint in footprints) / (RANKS * session.comms)
-        ),
-        idle_cpu_s=idle.cpu_s,
-        idle_wakeups=sum(idle.wakeups.values()),
-    )
+        added = growth - fewest.resident_growth(footprints[fewest.name])
+        found["idle_memory_per_comm"] = round(added / (RANKS * (session.comms - fewest.comms)))
+    return found
 
 
 def describe_backends(sessions: Sequence[PeersSession]) -> dict[str, str]:
@@ -118,45 +116,48 @@ def describe_backends(sessions: Sequence[PeersSession]) -> dict[str, str]:
     return described
 
 
-def _slowest_to_fastest(row: PeersMeasurement) -> str:
-    slowest, fastest = row.busbw_range_gb_s
+def _rates(row: PeersRow) -> str:
+    slowest, fastest = row.measured.busbw_range_gb_s
     return f"{format_bandwidth(slowest)}..{format_bandwidth(fastest)}"
 
 
-_COMMS: Column[PeersMeasurement] = Column("comms", "each way", lambda row: str(row.comms))
-_BACKEND: Column[PeersMeasurement] = Column("backend", "", lambda row: row.backend, left=True)
-
-TRAFFIC_COLUMNS: tuple[Column[PeersMeasurement], ...] = (
-    Column("message", "", lambda row: format_size(row.bytes)),
-    _COMMS,
-    _BACKEND,
-    Column("rate", "GB/s", lambda row: format_bandwidth(row.algbw_gb_s)),
-    Column("min..max", "GB/s", _slowest_to_fastest),
-    Column("of fewest", "x", lambda row: f"{row.rate_ratio:.2f}"),
-    Column("spread", "x", lambda row: f"{row.rate_ratio_low:.2f}..{row.rate_ratio_high:.2f}"),
-    Column("CPU", "s/GB", lambda row: MISSING if row.cpu_s_per_gb is None else format_cpu(row.cpu_s_per_gb)),
-    Column("verified", "", lambda row: format_verified(row.verified)),
-)
-
-PROCESS_COLUMNS: tuple[Column[PeersMeasurement], ...] = (
-    _COMMS,
-    _BACKEND,
-    Column("threads", "", lambda row: str(row.threads)),
-    Column("descriptors", "", lambda row: str(row.descriptors)),
-    Column("TCP sockets", "", lambda row: str(row.tcp_sockets)),
-    Column("memory", "KiB", lambda row: f"{row.idle_resident_bytes / 1024:.0f}"),
-    Column(
-        "per comm",
-        "KiB",
-        lambda row: (
-            MISSING if row.idle_resident_bytes_per_comm is None else f"{row.idle_resident_bytes_per_comm / 1024:.1f}"
-        ),
+def _of_process(title: str, unit: str, metric: str, scale: float = 1.0, style: str = ".0f") -> Column[PeersRow]:
+    return Column(
+        title,
+        unit,
+        lambda row: f"{row.process[metric] * scale:{style}}" if metric in row.process else MISSING,
         optional=True,
-    ),
-    Column("sockets' per comm", "KiB", lambda row: f"{row.idle_socket_bytes_per_comm / 1024:.1f}"),
-    Column("idle CPU", "us", lambda row: f"{row.idle_cpu_s * 1e6:.0f}"),
-    Column("wake-ups", "", lambda row: str(row.idle_wakeups)),
+    )
+
+
+_COMMS: Column[PeersRow] = Column("comms", "each way", lambda row: str(row.comms))
+_BACKEND: Column[PeersRow] = Column("backend", "", lambda row: row.measured.backend, left=True)
+
+TRAFFIC_COLUMNS: tuple[Column[PeersRow], ...] = (
+    Column("message", "", lambda row: format_size(row.measured.bytes)),
+    _COMMS,
+    _BACKEND,
+    Column("rate", "GB/s", lambda row: format_bandwidth(row.measured.algbw_gb_s)),
+    Column("min..max", "GB/s", _rates),
+    Column("of fewest", "x", lambda row: f"{row.over_fewest.median:.2f}"),
+    Column("spread", "x", lambda row: f"{row.over_fewest.low:.2f}..{row.over_fewest.high:.2f}"),
+    Column("CPU", "s/GB", lambda row: format_cpu(row.measured.cpu_s_per_gb or 0.0)),
+    Column("verified", "", lambda row: format_verified(row.measured.verified)),
 )
+
+PROCESS_COLUMNS: tuple[Column[PeersRow], ...] = (
+    _COMMS,
+    _BACKEND,
+    _of_process("threads", "", "threads"),
+    _of_process("descriptors", "", "descriptors"),
+    _of_process("TCP sockets", "", "tcp_sockets"),
+    _of_process("memory", "KiB", "idle_memory", 1 / 1024),
+    _of_process("per comm", "KiB", "idle_memory_per_comm", 1 / 1024, ".1f"),
+    _of_process("sockets' per comm", "KiB", "idle_socket_memory_per_comm", 1 / 1024, ".1f"),
+    _of_process("idle CPU", "us", "idle_cpu", 1e6),
+    _of_process("wake-ups", "", "idle_wakeups"),
+)
+_UNITS = {"idle_memory": "B", "idle_memory_per_comm": "B", "idle_socket_memory_per_comm": "B", "idle_cpu": "s"}
 
 
 @dataclass(frozen=True)
@@ -166,8 +167,9 @@ class PeersReport:
     title: str
     machine: MachineFacts
     backends: Mapping[str, str]
-    rows: Sequence[PeersMeasurement]
-    results: PeersResults
+    rows: Sequence[PeersRow]
+    run: PacedRun
+    idle: Mapping[str, IdleCost]
     idle_s: float
     parameters: Mapping[str, object]
 
@@ -179,10 +181,14 @@ class PeersReport:
 
     def tables(self, *, colour: bool = False) -> str:
         # What a process holds is the same at every message size.
-        processes = [row for row in self.rows if row.bytes == self.rows[0].bytes]
+        processes = [row for row in self.rows if row.measured.bytes == self.rows[0].measured.bytes]
         traffic, footprint = (
             render_rows(
-                rows, columns, begins_block=begins_block, is_loud=lambda row: row.verified is False, colour=colour
+                rows,
+                columns,
+                begins_block=lambda before, row: before.measured.bytes != row.measured.bytes,
+                is_loud=lambda row: row.measured.verified is False,
+                colour=colour,
             )
             for rows, columns in ((self.rows, TRAFFIC_COLUMNS), (processes, PROCESS_COLUMNS))
         )
@@ -190,64 +196,41 @@ class PeersReport:
 
     def closing(self, *, colour: bool = False) -> str:
         lines = []
-        for row, ratio in self.plugin_to_bare():
-            plural = "" if row.comms == 1 else "s"
-            lines.append(f"plugin vs bare with {row.comms} comm{plural} at {format_size(row.bytes)}: rate {ratio}")
-        if not any(idle.wakeups for idle in self.results.idle.values()):
+        for row in self.rows:
+            if row.over_bare is not None:
+                comms = f"{row.comms} comm{'' if row.comms == 1 else 's'} at {format_size(row.measured.bytes)}"
+                lines.append(f"plugin vs bare with {comms}: rate {row.over_bare}")
+        lines += self.run.turns.notes
+        if not any(idle.wakeups for idle in self.idle.values()):
             lines.append(f"idle: no thread woke in {self.idle_s:g} s")
-        if not self.results.wrong:
+        if not self.run.wrong:
             lines.append("data: every byte of every verified message correct, before the traffic and after the silence")
         lines += [f"{LOUD}{text}{RESET}" if colour else text for text in self._faults()]
         return "\n".join(lines) + "\n"
-
-    def plugin_to_bare(self) -> list[tuple[PeersMeasurement, PairedRatio]]:
-        """Rates, taken within each repetition."""
-        found = []
-        for row in self.rows:
-            mine = self.results.samples[f"plugin x{row.comms}", row.bytes] if row.backend == "plugin" else []
-            theirs = self.results.samples.get((f"bare x{row.comms}", row.bytes), [])
-            if mine and theirs:
-                ratio = paired_ratio([one.seconds for one in theirs], [one.seconds for one in mine])
-                found.append((row, ratio))
-        return found
 
     def result(self) -> ResultFile:
         """For --json and --csv."""
         found = []
         for row in self.rows:
-            case = measurement_case(row, ranks=RANKS, comms=row.comms)
-            found += measurement_figures(row, case)
-            ratio = row.rate_ratio, row.rate_ratio_low, row.rate_ratio_high
-            found.append(Figure(case, "rate_ratio", "x", *ratio, row.repetitions))
-            found += figures(
-                case,
-                {
-                    ("threads", ""): [row.threads],
-                    ("descriptors", ""): [row.descriptors],
-                    ("tcp_sockets", ""): [row.tcp_sockets],
-                    ("idle_memory", "B"): [row.idle_resident_bytes],
-                    ("idle_memory_per_comm", "B"): [row.idle_resident_bytes_per_comm],
-                    ("idle_socket_memory_per_comm", "B"): [row.idle_socket_bytes_per_comm],
-                    ("idle_cpu", "s"): [row.idle_cpu_s],
-                    ("idle_wakeups", ""): [row.idle_wakeups],
-                },
-            )
-        for row, over_bare in self.plugin_to_bare():
-            labels = measurement_case(row, ranks=RANKS, comms=row.comms)
-            found.append(speedup(labels, "plugin", "bare", over_bare))
+            case = measurement_case(row.measured, ranks=RANKS, comms=row.comms)
+            ratio = row.over_fewest
+            found += measurement_figures(row.measured, case)
+            found.append(Figure(case, "rate_ratio", "x", ratio.median, ratio.low, ratio.high, ratio.repetitions))
+            found += figures(case, {(metric, _UNITS.get(metric, "")): [value] for metric, value in row.process.items()})
+            if row.over_bare is not None:
+                found.append(speedup(case, "plugin", "bare", row.over_bare))
         return result_of(
             self.title,
             found,
             machine=self.machine,
             parameters={**self.parameters, "backends": dict(self.backends)},
-            notes=self._faults(),
+            notes=[*self.run.turns.notes, *self._faults()],
         )
 
     def _faults(self) -> list[str]:
         awake = [
             f"WOKE WHILE IDLE: {name}: {thread}: {count} times in {self.idle_s:g} s"
-            for name, idle in self.results.idle.items()
+            for name, idle in self.idle.items()
             for thread, count in idle.wakeups.items()
         ]
-        wrong = self.results.wrong.items()
-        return [*awake, *(f"WRONG DATA: {name} at {format_size(size)}: {message}" for (name, size), message in wrong)]
+        return [*awake, *self.run.faults()]

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 from bagua.net.bench.endpoint import Endpoint, Event, ask, gather
 from bagua.net.bench.errors import BenchError
+from bagua.net.bench.sample import Case, Sample
 
 RANKS = 2
+# Every comm carries this many messages before a figure is taken, and when data is verified.
+ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -70,25 +73,12 @@ class IdleCost:
         return IdleCost(cpu_s, wakeups)
 
 
-@dataclass(frozen=True)
-class TrafficSample:
-    """One visit."""
-
-    messages: int  # each way
-    seconds: float  # the slower rank's
-    cpu_seconds: float  # of both ranks
-    moved_bytes: int  # both ways together
-
-    @property
-    def cpu_s_per_gb(self) -> float:
-        return self.cpu_seconds / (self.moved_bytes / 1e9)
-
-
 class PeersSession:
-    def __init__(self, backend: str, comms: int, endpoints: list[Endpoint]) -> None:
-        """endpoints[rank]: started drivers in peers mode."""
+    def __init__(self, backend: str, comms: int, endpoints: list[Endpoint], least_messages: int) -> None:
+        """endpoints[rank]: started drivers in peers mode. So many messages are verified at least."""
         self.backend = backend
         self.comms = comms
+        self._verified_messages = max(least_messages, ROUNDS * comms)
         self._endpoints = endpoints
         self.listening: list[Event] = []
 
@@ -102,24 +92,26 @@ class PeersSession:
             endpoint.post("connect " + " ".join(peer["handles"]))
         gather(self._endpoints, "connected", timeout_s, f"connecting {self.comms} comms each way")
 
-    def run(self, message_bytes: int, messages: int, warmup: int, timeout_s: float) -> TrafficSample:
-        results = ask(self._endpoints, f"run {message_bytes} {messages} {warmup}", "result", timeout_s)
+    def run(self, case: Case, iterations: int, warmup: int, timeout_s: float) -> Sample:
+        """An iteration is a message each way."""
+        results = ask(self._endpoints, f"run {case.bytes} {iterations} {warmup}", "result", timeout_s)
         for endpoint, result in zip(self._endpoints, results, strict=True):
-            if (result["bytes"], result["messages"]) != (message_bytes, messages):
+            if (result["bytes"], result["messages"]) != (case.bytes, iterations):
                 raise BenchError(
                     f"{endpoint.name} reports {result['messages']} messages of {result['bytes']} B instead of"
-                    f" {messages} of {message_bytes} B; the driver and this package differ in version: reinstall bagua"
+                    f" {iterations} of {case.bytes} B; the driver and this package differ in version: reinstall bagua"
                 )
-        return TrafficSample(
-            messages=messages,
-            seconds=max(result["seconds"] for result in results),
+        return Sample(
+            iterations=iterations,
+            seconds=max(result["seconds"] for result in results) / iterations,
+            iteration_seconds=(),
             cpu_seconds=sum(result["cpu_user_s"] + result["cpu_system_s"] for result in results),
-            moved_bytes=RANKS * message_bytes * messages,
+            moved_bytes=RANKS * case.bytes * iterations,
         )
 
-    def verify(self, message_bytes: int, messages: int, timeout_s: float) -> str:
-        """What was wrong; "" if every byte of every message was right."""
-        answers = ask(self._endpoints, f"verify {message_bytes} {messages}", "verified", timeout_s)
+    def verify(self, case: Case, timeout_s: float) -> str:
+        messages = self._verified_messages
+        answers = ask(self._endpoints, f"verify {case.bytes} {messages}", "verified", timeout_s)
         return "; ".join(
             f"{endpoint.name}: {answer['wrong_elements']} wrong elements, first in message"
             f" {answer['first_wrong_message']} of {messages}"

@@ -1,2 +1,1 @@
-"""`bagua-net-bench` without `--nccl` and `--peers`: a ring all-reduce over the plugin, beside bare sockets, gloo and
-raw TCP."""
+"""`bagua-net-bench` without `--nccl` and `--peers`: a ring all-reduce over the plugin, bare sockets and raw TCP."""

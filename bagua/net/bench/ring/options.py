@@ -15,7 +15,7 @@ from bagua.version import __version__
 
 PROGRAM = "bagua-net-bench"
 
-# A default run ends within three minutes: starting torch for gloo and drawing a plot take what is left.
+# A default run ends within three minutes: drawing a plot takes what is left.
 DEFAULT_TIME_BUDGET_S = 160.0
 DEFAULT_REPEATS = 7
 DEFAULT_TIMEOUT_S = 60.0
@@ -52,12 +52,10 @@ class Options:
     iterations: int | None  # None: as many as the time budget allows
     warmup: int | None
     repeats: int
-    repeats_given: bool
     time_budget_s: float
     ranks: int | None  # None: 2, or as many as the launcher started
     channels: int
     backends: tuple[str, ...]
-    backends_given: bool
     raw_streams: tuple[int, ...] | None
     verify: bool
     json_path: Path | None
@@ -82,8 +80,8 @@ def _stream_counts(text: str) -> tuple[int, ...]:
 def make_parser() -> argparse.ArgumentParser:
     parser = OptionParser(
         prog=PROGRAM,
-        description="What the Bagua network plugin does on this machine, compared with a bare ring of plain sockets,"
-        " torch's gloo and the limit of raw TCP: an all-reduce in NCCL's traffic pattern, interleaved in one run.",
+        description="What the Bagua network plugin does on this machine, compared with a bare ring of plain sockets"
+        " and the limit of raw TCP: an all-reduce in NCCL's traffic pattern, interleaved in one run.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -116,7 +114,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--warmup_iters",
         type=within(int, 0, 10_000),
         metavar="N",
-        help="warm-ups of a repetition (default: a sixth; 5 with -n)",
+        help="warm-ups of a repetition (default: a sixth of the iterations)",
     )
     length.add_argument(
         "--repeats",
@@ -133,7 +131,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--backends",
         type=names_of("backend", BACKENDS),
         metavar="LIST",
-        help=f"of {','.join(BACKENDS)} (default all; gloo only where torch is installed)",
+        help=f"of {','.join(BACKENDS)} (default all)",
     )
     what.add_argument(
         "--ranks", type=within(int, 2, MAX_RANKS), metavar="W", help="processes on this machine (default 2)"
@@ -221,12 +219,10 @@ def parse_options(arguments: Sequence[str]) -> Options:
         iterations=given.iters,
         warmup=given.warmup_iters,
         repeats=given.repeats or repeats,
-        repeats_given=given.repeats is not None,
         time_budget_s=given.time_budget or budget,
         ranks=given.ranks,
         channels=given.channels,
         backends=backends,
-        backends_given=given.backends is not None,
         raw_streams=given.raw_streams,
         verify=not given.no_verify,
         json_path=given.json,

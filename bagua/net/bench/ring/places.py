@@ -1,50 +1,40 @@
-"""Where a rank's drivers are started: on this machine, or on another host by that host's own agent."""
+"""Where the load drivers of this host are started from, by the options."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
-from bagua.net.bench.driver_group import DriverGroup
-from bagua.net.bench.driver_process import DriverProcess
-from bagua.net.bench.endpoint import Endpoint
-from bagua.net.bench.errors import BenchError
-from bagua.net.bench.remote_place import serve
-from bagua.net.bench.rendezvous import LineConnection
-from bagua.net.bench.settings import DriverRequest, DriverSettings
-
-
-class Place(Protocol):
-    """Starts drivers and owns them."""
-
-    def start(self, request: DriverRequest) -> Endpoint: ...
-
-    def close(self, *, failed: bool) -> None:
-        """End and reap every driver that this place started; at once when the run has failed."""
+from bagua.net.bench.launch_environment import LOOPBACK
+from bagua.net.bench.network_path import NetworkPath, choose_path
+from bagua.net.bench.places import LocalPlace
+from bagua.net.bench.ring.options import Options
+from bagua.net.bench.settings import check_baseline_library, driver_settings
+from bagua.net.bench.team import MakePlace, Team
 
 
-class LocalPlace:
-    """This machine. In a local run the one place of all ranks; across hosts rank 0's own."""
-
-    def __init__(self, settings: DriverSettings) -> None:
-        self._settings = settings
-        self._drivers = DriverGroup()
-
-    def start(self, request: DriverRequest) -> DriverProcess:
-        command = self._settings.command(request)
-        return self._drivers.start(request.title, command, self._settings.driver_environment(request))
-
-    def close(self, *, failed: bool) -> None:
-        self._drivers.close(failed=failed)
+def maker(options: Options, environment: Mapping[str, str]) -> MakePlace:
+    return partial(_make, options, environment)
 
 
-def serve_rank_zero(connection: LineConnection, place: LocalPlace, rank: int) -> bool:
-    """`serve`, starting load drivers of this rank."""
+def local_team(options: Options, environment: Mapping[str, str]) -> Team:
+    ranks = options.ranks or 2
+    place, path = _make(options, environment, LOOPBACK, ranks)
+    return Team.local(place, ranks, path)
 
-    def start(order: Mapping[str, Any]) -> DriverProcess:
-        request = DriverRequest(**order)
-        if request.rank != rank:
-            raise BenchError(f"rank {rank} was told to start a driver of rank {request.rank}")
-        return place.start(request)
 
-    return serve(connection, start)
+def _make(
+    options: Options, environment: Mapping[str, str], address: str, local_ranks: int
+) -> tuple[LocalPlace, NetworkPath]:
+    path = choose_path(
+        address=options.address, interface=options.interface, default_address=address, environment=environment
+    )
+    library = options.library if any(name.startswith("plugin") for name in options.backends) else Path()
+    settings = driver_settings(options.driver, library, path, environment, local_ranks, options.timeout_s)
+    baseline = options.baseline_library
+    if baseline is not None:
+        check_baseline_library(baseline)
+        baseline = baseline.absolute()
+    return LocalPlace(replace(settings, channels=options.channels, baseline_library=baseline)), path

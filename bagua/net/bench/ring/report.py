@@ -9,8 +9,7 @@ from bagua.net.bench.figures import backend_label, figures, measurement_case, me
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.result_file import Label, ResultFile
-from bagua.net.bench.ring.summary import Comparison, PairedSeries, RawLimit, best_raw_only
-from bagua.net.bench.sizes import format_size
+from bagua.net.bench.ring.summary import PairedSeries, RawLimit, best_raw_only, comparisons
 from bagua.net.bench.table import COLUMNS, LOUD, RESET, format_bandwidth, render_table
 from bagua.net.bench.table_width import fitting
 
@@ -23,21 +22,19 @@ class Report:
     ranks: int
     machine: MachineFacts
     backends: Mapping[str, str]  # what each one is: library, table, device
-    left_out: Sequence[str]  # why a backend did not run
+    notes: Sequence[str]  # what is missing, and why
     rows: Sequence[Measurement]
     limit: RawLimit | None
-    comparisons: Sequence[Comparison]
-    wrong: Sequence[tuple[str, int, str]]
+    paired: Sequence[PairedSeries]
+    wrong: Sequence[str]
     verified: bool  # data was checked at all
     repeats: int
-    paired: Sequence[PairedSeries] = ()
     parameters: Mapping[str, object] = field(default_factory=dict)
 
     def head(self) -> str:
         lines = [self.title, self.machine.caption()]
         width = max((len(name) for name in self.backends), default=0)
         lines += [f"  {name.ljust(width)}  {text}" for name, text in self.backends.items()]
-        lines += [f"  left out: {reason}" for reason in self.left_out]
         return "\n".join(lines) + "\n"
 
     def table(self, *, colour: bool = False, width: int | None = None) -> str:
@@ -64,15 +61,14 @@ class Report:
                 f"raw TCP limit: {format_bandwidth(self.limit.gb_s)} GB/s one way over {self.limit.streams} streams;"
                 f" {sharing} it: busbw {format_bandwidth(self.limit.busbw_gb_s)} GB/s"
             )
-        lines += [str(comparison) for comparison in self.comparisons]
-        if self.comparisons:
+        lines += comparisons(self.paired)
+        if self.paired:
             lines.append(f"(medians over up to {self.repeats} repetitions of the ratio within each)")
+        lines += self.notes
         if not self.verified:
             lines.append("data: not verified")
         elif self.wrong:
-            for name, size, message in self.wrong:
-                text = f"WRONG DATA: {name} at {format_size(size)}: {message}"
-                lines.append(f"{LOUD}{text}{RESET}" if colour else text)
+            lines += [f"{LOUD}{text}{RESET}" if colour else text for text in self.wrong]
         else:
             lines.append("data: every byte of every size correct")
         return "\n".join(lines) + "\n"
@@ -96,7 +92,7 @@ class Report:
             machine=self.machine,
             parameters={**self.parameters, "backends": dict(self.backends), "verified": self.verified},
             notes=[
-                *(f"Left out: {reason}." for reason in self.left_out),
-                *(f"WRONG DATA: {name} at {format_size(size)}: {text}" for name, size, text in self.wrong),
+                *self.notes,
+                *self.wrong,
             ],
         )

@@ -6,62 +6,17 @@ Owned by the run; everything is driven from its one thread, and all sessions but
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
-from bagua.net.bench.driver_process import DriverProcess
 from bagua.net.bench.endpoint import Endpoint, Event, ask, gather
 from bagua.net.bench.errors import BenchError
-from bagua.net.bench.measurement import percentile
-from bagua.net.bench.ring.places import Place
+from bagua.net.bench.places import Place
+from bagua.net.bench.sample import Case, Sample
 from bagua.net.bench.settings import RAW, DriverRequest
 from bagua.net.bench.traffic_pattern import ring_memory_bytes
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One turn: `iterations` of one backend at one size."""
-
-    iterations: int
-    seconds: float  # elapsed / iterations, the slowest rank's
-    iteration_seconds: tuple[float, ...]  # of each iteration, the slowest rank's; empty for raw TCP
-    cpu_seconds: float  # of all ranks, all iterations
-    moved_bytes: int  # payload that crossed a connection, all connections, all iterations
-
-    @property
-    def typical_seconds(self) -> float:
-        """p50 of the iterations, where they were timed one by one."""
-        return percentile(self.iteration_seconds, 50) if self.iteration_seconds else self.seconds
-
-    @property
-    def cpu_s_per_gb(self) -> float:
-        return self.cpu_seconds / (self.moved_bytes / 1e9)
-
-
-@dataclass(frozen=True)
-class Verification:
-    correct: bool
-    message: str  # what was wrong, for the user
-
-
-class Session(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def collective(self) -> str: ...
-
-    def connect(self, timeout_s: float) -> None:
-        """Wait for the started drivers and connect them."""
-
-    def run(self, size_bytes: int, iterations: int, warmup: int, timeout_s: float) -> Sample: ...
-
-    def verify(self, size_bytes: int, timeout_s: float) -> Verification | None:
-        """None: this backend's bytes are not checked."""
-
-
 class RingSession:
-    """W ranks that all-reduce in a ring: plugin, plugin-1, bare, gloo."""
+    """W ranks that all-reduce in a ring: plugin, plugin-1, bare."""
 
     collective = "all_reduce"
 
@@ -84,20 +39,11 @@ class RingSession:
         self.listening = gather(self._endpoints, "listening", timeout_s, "starting")
         handles = [" ".join(event["handles"]) for event in self.listening]
         for rank, endpoint in enumerate(self._endpoints):
-            # gloo meets at rank 0's store; a ring rank connects to the next one.
-            source = 0 if self._name == "gloo" else (rank + 1) % self.ranks
-            endpoint.post(f"connect {handles[source]}")
+            endpoint.post(f"connect {handles[(rank + 1) % self.ranks]}")
         gather(self._endpoints, "connected", timeout_s, "connecting to the next rank")
 
-    def abandon(self) -> None:
-        """End it at once, where it is still starting."""
-        for endpoint in self._endpoints:
-            if isinstance(endpoint, DriverProcess):
-                endpoint.kill()
-            else:
-                endpoint.post("quit")
-
-    def run(self, size_bytes: int, iterations: int, warmup: int, timeout_s: float) -> Sample:
+    def run(self, case: Case, iterations: int, warmup: int, timeout_s: float) -> Sample:
+        size_bytes = case.bytes
         results = ask(self._endpoints, f"run {size_bytes} {iterations} {warmup}", "result", timeout_s)
         for endpoint, result in zip(self._endpoints, results, strict=True):
             if result["bytes"] != size_bytes or len(result["seconds"]) != iterations:
@@ -115,14 +61,13 @@ class RingSession:
             moved_bytes=2 * (self.ranks - 1) * size_bytes * iterations,
         )
 
-    def verify(self, size_bytes: int, timeout_s: float) -> Verification:
-        answers = ask(self._endpoints, f"verify {size_bytes}", "verified", timeout_s)
-        wrong = [
+    def verify(self, case: Case, timeout_s: float) -> str:
+        answers = ask(self._endpoints, f"verify {case.bytes}", "verified", timeout_s)
+        return "; ".join(
             f"{endpoint.name}: {answer['wrong_elements']} wrong elements, first: {answer['first_wrong']}"
             for endpoint, answer in zip(self._endpoints, answers, strict=True)
             if answer["wrong_elements"] != 0
-        ]
-        return Verification(not wrong, "; ".join(wrong))
+        )
 
 
 class RawSession:
@@ -176,10 +121,10 @@ class RawSession:
         self._client = place.start(request)
         gather([self._server, self._client], "connected", timeout_s, f"connecting to {listening['address']}")
 
-    def run(self, size_bytes: int, iterations: int, warmup: int, timeout_s: float) -> Sample:
+    def run(self, case: Case, iterations: int, warmup: int, timeout_s: float) -> Sample:
         """TCP knows no messages, so the iterations are one transfer."""
         assert self._client is not None, "connect() comes first"
-        ends = [self._server, self._client]
+        ends, size_bytes = [self._server, self._client], case.bytes
         memory_bytes = ring_memory_bytes(size_bytes, self._ranks, self._channels)
         if warmup:
             ask(ends, f"run {size_bytes * warmup} {memory_bytes}", "result", timeout_s)
@@ -194,7 +139,7 @@ class RawSession:
             moved_bytes=moved,
         )
 
-    def verify(self, size_bytes: int, timeout_s: float) -> None:
+    def verify(self, case: Case, timeout_s: float) -> None:
         return None
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bagua.net.bench.measurement import LATENCY_LIMIT_BYTES, Measurement, busbw_factor
-from bagua.net.bench.ring.interleaved_run import RunResults
-from bagua.net.bench.ring.sessions import Sample
+from bagua.net.bench.measurement import Measurement, busbw_factor
+from bagua.net.bench.paced_run import PacedRun
+from bagua.net.bench.sample import Case, Sample
 from bagua.net.bench.settings import RAW
 from bagua.net.bench.sizes import format_size
-from bagua.net.bench.verdict import LARGE_BYTES, SMALL_BYTES, PairedRatio, paired_ratio
+from bagua.net.bench.turns import Turns
+from bagua.net.bench.verdict import LARGE_BYTES, SMALL_BYTES, PairedRatio, paired_ratio, ratio_of
 
 LONG_TRANSFER_BYTES = 64 << 20
 
@@ -31,146 +32,92 @@ class RawLimit:
         return self.gb_s / self.links
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """`backend` over `baseline`; a None was not measured."""
-
-    backend: str
-    baseline: str
-    large_bytes: int
-    small_bytes: int
-    busbw: PairedRatio
-    # Of the visits' p50, not means: a mean of 20 us iterations is at the mercy of one preemption of 10 ms.
-    time: PairedRatio
-    cpu: PairedRatio | None
-
-    def __str__(self) -> str:
-        text = (
-            f"{self.backend} vs {self.baseline}: busbw at {format_size(self.large_bytes)} {self.busbw},"
-            f" p50 time at {format_size(self.small_bytes)} {self.time}"
-        )
-        return text if self.cpu is None else f"{text}, CPU s/GB {self.cpu}"
-
-
-def raw_limit(results: RunResults, links: int) -> RawLimit | None:
-    """Of the stream counts the one with the best median rate over all visits of all sizes.
+def raw_limit(turns: Turns[Sample], links: int) -> RawLimit | None:
+    """Of the stream counts the one with the best median rate over all turns of all sizes.
 
     TCP has no messages, so the sizes are repetitions of one experiment; the best single size is merely lucky.
     """
     best: RawLimit | None = None
-    for name, by_size in results.samples.items():
-        visits = [sample for samples in by_size.values() for sample in samples]
+    for name in dict.fromkeys(name for _, name in turns.samples if name.startswith(f"{RAW} x")):
+        samples = [one for (_, of), rounds in turns.samples.items() if of == name for one in rounds.values()]
         # A short transfer is start and end; it counts only where there is nothing longer.
-        long_visits = [sample for sample in visits if sample.moved_bytes >= LONG_TRANSFER_BYTES]
-        if not name.startswith(f"{RAW} x") or not visits:
-            continue
-        rate = statistics.median(s.moved_bytes / (s.seconds * s.iterations) for s in long_visits or visits) / 1e9
+        long_ones = [one for one in samples if one.moved_bytes >= LONG_TRANSFER_BYTES]
+        rate = statistics.median(s.moved_bytes / (s.seconds * s.iterations) for s in long_ones or samples) / 1e9
         if best is None or rate > best.gb_s:
             best = RawLimit(rate, int(name.removeprefix(f"{RAW} x")), links)
     return best
 
 
-def compare(results: RunResults, backend: str, baseline: str) -> Comparison | None:
-    """None when the two share no size."""
-    mine, theirs = results.samples.get(backend, {}), results.samples.get(baseline, {})
-    sizes = sorted(size for size in mine if mine[size] and theirs.get(size))
-    if not sizes:
-        return None
-    large = LARGE_BYTES if LARGE_BYTES in sizes else sizes[-1]
-    small = SMALL_BYTES if SMALL_BYTES in sizes else sizes[0]
-    cpu_known = all(sample.cpu_seconds > 0 for sample in (*mine[large], *theirs[large]))
-    return Comparison(
-        backend,
-        baseline,
-        large,
-        small,
-        # The same bytes in less time: the ratio of bandwidths is the inverse ratio of times.
-        busbw=paired_ratio([s.seconds for s in theirs[large]], [s.seconds for s in mine[large]]),
-        time=paired_ratio([s.typical_seconds for s in mine[small]], [s.typical_seconds for s in theirs[small]]),
-        cpu=paired_ratio([s.cpu_s_per_gb for s in mine[large]], [s.cpu_s_per_gb for s in theirs[large]])
-        if cpu_known
-        else None,
-    )
-
-
-def comparisons(results: RunResults, baselines: Sequence[str]) -> list[Comparison]:
-    found = [compare(results, "plugin", baseline) for baseline in baselines]
-    return [comparison for comparison in found if comparison is not None]
-
-
 @dataclass(frozen=True)
 class PairedSeries:
-    """Every repetition's ratio of `backend` over `baseline` at one size: what a verdict over many runs is made of."""
+    """Every repetition's ratio of `backend` over `baseline` at one size."""
 
     backend: str
     baseline: str
     bytes: int
-    # Of p50 up to LATENCY_LIMIT_BYTES, as in Comparison; of the mean of the visit above.
+    busbw: PairedRatio
+    # Of p50 up to LATENCY_LIMIT_BYTES, not of means: a mean of 20 us iterations is at the mercy of one preemption of
+    # 10 ms; above, of the mean of the turn.
     time: list[float]
     cpu: list[float] | None  # None: the kernel counted none
 
 
-def paired_series(results: RunResults, baselines: Sequence[str]) -> list[PairedSeries]:
+def paired_series(turns: Turns[Sample], baselines: Sequence[str]) -> list[PairedSeries]:
+    """Of the plugin, by baseline, then by size."""
+    cases = sorted({case for case, name in turns.samples if name == "plugin"}, key=lambda case: case.bytes)
     found = []
     for baseline in baselines:
-        for size, mine in sorted(results.samples.get("plugin", {}).items()):
-            theirs = results.samples.get(baseline, {}).get(size, [])
-            pairs = list(zip(mine, theirs, strict=True)) if theirs else []
-            if not pairs:
+        for case in cases:
+            if not (pairs := turns.pairs(case, "plugin", baseline)):
                 continue
-            small = size <= LATENCY_LIMIT_BYTES
+            small = case.wants_latency
             time = [a.typical_seconds / b.typical_seconds if small else a.seconds / b.seconds for a, b in pairs]
             cpu_known = all(sample.cpu_seconds > 0 for pair in pairs for sample in pair)
             cpu = [a.cpu_s_per_gb / b.cpu_s_per_gb for a, b in pairs] if cpu_known else None
-            found.append(PairedSeries("plugin", baseline, size, time, cpu))
+            # The same bytes in less time: the ratio of bandwidths is the inverse ratio of times.
+            busbw = paired_ratio([b.seconds for _, b in pairs], [a.seconds for a, _ in pairs])
+            found.append(PairedSeries("plugin", baseline, case.bytes, busbw, time, cpu))
     return found
 
 
-def measurements(
-    results: RunResults, collectives: Mapping[str, str], ranks: int, limit: RawLimit | None
-) -> list[Measurement]:
+def comparisons(paired: Sequence[PairedSeries]) -> list[str]:
+    """A line a baseline, at a large and at a small size."""
+    lines = []
+    for baseline in dict.fromkeys(series.baseline for series in paired):
+        by_size = {series.bytes: series for series in paired if series.baseline == baseline}
+        large, small = (
+            (by_size.get(LARGE_BYTES) or by_size[max(by_size)]),
+            (by_size.get(SMALL_BYTES) or by_size[min(by_size)]),
+        )
+        line = (
+            f"{large.backend} vs {baseline}: busbw at {format_size(large.bytes)} {large.busbw},"
+            f" p50 time at {format_size(small.bytes)} {ratio_of(small.time)}"
+        )
+        lines.append(line if large.cpu is None else f"{line}, CPU s/GB {ratio_of(large.cpu)}")
+    return lines
+
+
+def measurements(run: PacedRun, ranks: int, limit: RawLimit | None) -> list[Measurement]:
     """One row a backend and size, by size, in the order of the backends."""
-    sizes = sorted({size for by_size in results.samples.values() for size in by_size})
-    rows = []
-    for size in sizes:
-        for name, by_size in results.samples.items():
-            if by_size.get(size):
-                rows.append(_row(name, collectives[name], size, by_size[size], ranks, limit, results))
-    return rows
+    places = sorted(run.turns.samples, key=lambda place: place[0].bytes)
+    return [_row(case, name, run, ranks, limit) for case, name in places if run.turns.of(case, name)]
 
 
-def _row(
-    name: str,
-    collective: str,
-    size: int,
-    samples: Sequence[Sample],
-    ranks: int,
-    limit: RawLimit | None,
-    results: RunResults,
-) -> Measurement:
-    seconds = [sample.seconds for sample in samples]
-    links = 1 if collective == "one_way" else (limit.links if limit else 1)
-    busbw = size / statistics.median(seconds) / 1e9 * busbw_factor(collective, ranks)
-    verification = results.verifications.get((name, size))
-    notes = []
-    if name.startswith(f"{RAW} x"):
-        notes.append("one way")
-    if name == "gloo":
-        notes.append("with arithmetic")
-    if verification is not None and not verification.correct:
-        notes.append("WRONG DATA")
+def _row(case: Case, name: str, run: PacedRun, ranks: int, limit: RawLimit | None) -> Measurement:
+    samples = run.turns.of(case, name)
+    is_raw = name.startswith(f"{RAW} x")
+    collective = "one_way" if is_raw else case.collective
+    links = 1 if is_raw or limit is None else limit.links
+    busbw = case.bytes / statistics.median(sample.seconds for sample in samples) / 1e9 * busbw_factor(collective, ranks)
     return Measurement.from_samples(
-        backend=name,
-        collective=collective,
-        size_bytes=size,
-        ranks=ranks,
-        iterations=samples[0].iterations,
-        repetition_seconds=seconds,
-        iteration_seconds=[value for sample in samples for value in sample.iteration_seconds],
-        cpu_s_per_gb=statistics.median(sample.cpu_s_per_gb for sample in samples),
+        name,
+        collective,
+        case.bytes,
+        ranks,
+        samples,
         share_of_raw=busbw * links / limit.gb_s if limit is not None else None,
-        verified=None if verification is None else verification.correct,
-        note=", ".join(notes),
+        verified=run.verified.get((case, name)),
+        note="one way" if is_raw else "WRONG DATA" if (case, name) in run.wrong else "",
     )
 
 
