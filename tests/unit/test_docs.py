@@ -18,7 +18,7 @@ PAGES = sorted(
 IDS = [str(page.relative_to(REPOSITORY)) for page in PAGES]
 # Its commands are those of the commits that were measured, and these folders are no more.
 RESULTS = REPOSITORY / "docs" / "reference" / "results.md"
-TOOLS_OF_OLD_COMMITS = ("tools/train/", "tools/convergence/", "tools/kernels/")
+TOOLS_OF_OLD_COMMITS = ("tools/train/", "tools/convergence/", "tools/kernels/", "tools/bench/measure_")
 
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<body>.*?)^(?P=indent)```\s*$", re.MULTILINE | re.DOTALL

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.net.bench.argument_types import byte_size, names_of, within
-from bagua.net.bench.command import OptionParser
 from bagua.net.bench.errors import BenchError, UsageError
 from bagua.net.bench.export import check_outputs, make_folder
 from bagua.net.bench.nccl_ab.backend import (
@@ -21,14 +20,22 @@ from bagua.net.bench.nccl_ab.backend import (
 )
 from bagua.net.bench.nccl_ab.plan import ELEMENT_BYTES, GPU_COLLECTIVES
 from bagua.net.bench.settings import check_library
-from bagua.net.bench.sizes import size_series
+from bagua.net.bench.shared_options import (
+    add_length,
+    add_network,
+    add_programs,
+    add_results,
+    add_sizes,
+    options_of,
+    parser_of,
+    series_of,
+)
 from bagua.net.library import MissingFileError, library_path
 
 PROGRAM = "bagua-net-bench --nccl"
 
 DEFAULT_REPEATS = 5
 DEFAULT_TURN_S = 0.15
-DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_TIME_LIMIT_S = 480.0
 
 _EPILOG = """\
@@ -85,26 +92,19 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = OptionParser(
-        prog=PROGRAM,
-        description="The real NCCL on this machine's GPUs: its own transport with default settings, hand-tuned, and"
-        " the Bagua network plugin with nothing but defaults, interleaved in one run with every result checked.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = parser_of(
+        PROGRAM,
+        "The real NCCL on this machine's GPUs: its own transport with default settings, hand-tuned, and the Bagua"
+        " network plugin with nothing but defaults, interleaved in one run with every result checked.",
+        _EPILOG,
     )
-    sizes = parser.add_argument_group("sizes (nccl-tests spellings)")
-    sizes.add_argument("-b", "--minbytes", type=byte_size, default=8, metavar="SIZE", help="smallest size (default 8)")
-    sizes.add_argument(
-        "-e", "--maxbytes", type=byte_size, default=256 << 20, metavar="SIZE", help="largest size (default 256M)"
-    )
-    sizes.add_argument(
-        "-f", "--stepfactor", type=within(int, 2, 1024), default=2, metavar="N", help="from size to size (default 2)"
-    )
+    sizes = add_sizes(parser)
     sizes.add_argument(
         "--sizes", type=_sizes, metavar="LIST", help="these sizes, with commas, instead of -b, -e and -f"
     )
-    sizes.add_argument("-d", "--datatype", choices=sorted(ELEMENT_BYTES), default="bfloat16", help="default bfloat16")
+    sizes.add_argument(
+        "-d", "--datatype", choices=sorted(ELEMENT_BYTES), default="bfloat16", dest="dtype", help="default bfloat16"
+    )
 
     what = parser.add_argument_group("what runs")
     what.add_argument(
@@ -133,7 +133,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--shared-memory", action="store_true", help="add NCCL over shared memory (no TCP) as a yardstick"
     )
     what.add_argument("--without-plugin", action="store_true", help="NCCL's own settings only")
-    what.add_argument("--library", type=Path, metavar="PATH", help="libnccl-net.so (default: the package's)")
+    add_programs(what, driver=False)
     what.add_argument(
         "--ranks", type=within(int, 2, 128), metavar="W", help="GPUs of this machine to use (default all)"
     )
@@ -142,22 +142,10 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="several ranks on a GPU where --ranks is more than this machine has (default 2 ranks on one GPU)",
     )
-    what.add_argument("--no-verify", action="store_true", help="do not check the data")
+    what.add_argument("--no-verify", action="store_false", dest="verify", help="do not check the data")
 
-    length = parser.add_argument_group("how long")
-    length.add_argument(
-        "-n", "--iters", type=within(int, 1, 100_000), metavar="N", help="iterations of a turn (default: by time)"
-    )
-    length.add_argument(
-        "-w", "--warmup_iters", type=within(int, 0, 10_000), metavar="N", help="warm-ups of a turn (default: a sixth)"
-    )
-    length.add_argument(
-        "--repeats",
-        type=within(int, 1, 1000),
-        default=DEFAULT_REPEATS,
-        metavar="N",
-        help=f"turns of each backend at each size (default {DEFAULT_REPEATS})",
-    )
+    length = add_length(parser, "turn", f"turns of each backend at each size (default {DEFAULT_REPEATS})")
+    parser.set_defaults(repeats=DEFAULT_REPEATS)
     length.add_argument(
         "--turn-seconds",
         type=within(float, 0.001, 60.0),
@@ -171,11 +159,12 @@ def make_parser() -> argparse.ArgumentParser:
         type=within(float, 1.0, 86400.0),
         default=DEFAULT_TIME_LIMIT_S,
         metavar="S",
+        dest="time_limit_s",
         help="time limit of the run, in seconds, once all backends have started; after it no further turn begins,"
         f" and what was measured is reported (default {DEFAULT_TIME_LIMIT_S:g})",
     )
 
-    network = parser.add_argument_group("network")
+    network = add_network(parser, "NCCL_SOCKET_IFNAME of all backends", address=False)
     network.add_argument(
         "--tcp-only",
         action=argparse.BooleanOptionalAction,
@@ -183,28 +172,13 @@ def make_parser() -> argparse.ArgumentParser:
         help="switch NCCL's P2P and shared memory off, over the loopback interface unless NCCL_SOCKET_IFNAME says"
         " another (default: when all ranks are on one host, where TCP would never be used otherwise)",
     )
-    network.add_argument("--interface", metavar="NAME", help="NCCL_SOCKET_IFNAME of all backends")
-    network.add_argument(
-        "--port", type=within(int, 1, 65535), metavar="N", help="where launched ranks meet on rank 0's host"
-    )
-    network.add_argument(
-        "--timeout",
-        type=within(float, 1.0, 3600.0),
-        default=DEFAULT_TIMEOUT_S,
-        metavar="S",
-        help=f"for anything that makes no progress (default {DEFAULT_TIMEOUT_S:g})",
-    )
-    network.add_argument("--local", action="store_true", help="run here alone even if a launcher's variables are set")
 
-    output = parser.add_argument_group("results")
+    output = add_results(parser, plot="of the first collective (needs matplotlib)")
     output.add_argument(
         "--all-columns",
         action="store_true",
         help="a column for each backend, even with more than four",
     )
-    output.add_argument("--json", type=Path, metavar="PATH", help="every figure, the logs' proof, the machine's facts")
-    output.add_argument("--csv", type=Path, metavar="PATH", help="one row per figure")
-    output.add_argument("--plot", type=Path, metavar="PATH", help="of the first collective (needs matplotlib)")
     output.add_argument(
         "--output-dir", type=Path, metavar="DIR", help="all three there (nccl.json, .csv, .png), and NCCL's logs"
     )
@@ -221,7 +195,7 @@ def parse_options(arguments: Sequence[str]) -> NcclOptions:
     if (given.backend == "gloo") != (given.device == "cpu"):
         parser.error("--backend gloo and --device cpu belong together")
     try:
-        sizes = given.sizes or tuple(size_series(given.minbytes, given.maxbytes, given.stepfactor))
+        sizes = given.sizes or tuple(series_of(given))
         backends = make_backends(
             library=None if given.without_plugin else _library(given.library),
             tuned=tuned_settings(given.tuned),
@@ -232,31 +206,14 @@ def parse_options(arguments: Sequence[str]) -> NcclOptions:
         parser.error(str(error))
     if len(backends) < 2:
         parser.error("--without-plugin with --tuned none leaves one backend; a comparison needs two")
-    return NcclOptions(
+    return options_of(
+        NcclOptions,
+        given,
         sizes=sizes,
-        collectives=given.collectives,
-        dtype=given.datatype,
         backends=tuple(backends),
-        ranks=given.ranks,
-        share_gpus=given.share_gpus,
-        tcp_only=given.tcp_only,
-        interface=given.interface,
-        repeats=given.repeats,
-        turn_seconds=given.turn_seconds,
-        iterations=given.iters,
-        warmup=given.warmup_iters,
-        timeout_s=given.timeout,
-        time_limit_s=given.time_limit,
-        verify=not given.no_verify,
-        all_columns=given.all_columns,
-        output_dir=given.output_dir,
-        json_path=_result_path(given.json, given.output_dir, "nccl.json"),
-        csv_path=_result_path(given.csv, given.output_dir, "nccl.csv"),
-        plot_path=_result_path(given.plot, given.output_dir, "nccl.png"),
-        port=given.port,
-        local=given.local,
-        backend=given.backend,
-        device=given.device,
+        json_path=_result_path(given.json_path, given.output_dir, "nccl.json"),
+        csv_path=_result_path(given.csv_path, given.output_dir, "nccl.csv"),
+        plot_path=_result_path(given.plot_path, given.output_dir, "nccl.png"),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bagua.net.bench.argument_types import byte_size, names_of, within
-from bagua.net.bench.command import OptionParser
+from bagua.net.bench.shared_options import add_network, add_programs, add_results, options_of, parser_of
 from bagua.net.bench.sizes import format_size
 
 PROGRAM = "bagua-net-bench --peers"
@@ -68,21 +68,20 @@ def _message_sizes(text: str) -> tuple[int, ...]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = OptionParser(
-        prog=PROGRAM,
+    parser = parser_of(
+        PROGRAM,
+        "What many connections cost: two processes on this machine with N comms each way between them, messages that"
+        " take the comms in turn, and then silence. The same number of messages is under way however many comms there"
+        " are.",
+        _EPILOG,
         usage="%(prog)s [N[,N...]] [option ...]",
-        description="What many connections cost: two processes on this machine with N comms each way between them,"
-        " messages that take the comms in turn, and then silence. The same number of messages is under way however"
-        " many comms there are.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--peers",
         nargs="?",
         type=_comms,
         const=DEFAULT_COMMS,
+        dest="comms",
         required=True,
         metavar="N[,N...]",
         help=f"comms each way (default {','.join(map(str, DEFAULT_COMMS))})",
@@ -112,6 +111,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=within(float, 1, 86400),
         default=30.0,
         metavar="S",
+        dest="time_budget_s",
         help="seconds of traffic in all, which choose the messages of a repetition (default 30)",
     )
     length.add_argument(
@@ -122,10 +122,16 @@ def make_parser() -> argparse.ArgumentParser:
         type=within(float, 0, 3600),
         default=2.0,
         metavar="S",
+        dest="silence_s",
         help="between the last message and the look at the idle processes (default 2)",
     )
     length.add_argument(
-        "--idle", type=within(float, 0.1, 3600), default=3.0, metavar="S", help="seconds of that look (default 3)"
+        "--idle",
+        type=within(float, 0.1, 3600),
+        default=3.0,
+        metavar="S",
+        dest="idle_s",
+        help="seconds of that look (default 3)",
     )
     what = parser.add_argument_group("what runs")
     what.add_argument(
@@ -135,41 +141,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help=f"of {','.join(PEERS_BACKENDS)} (default both)",
     )
-    what.add_argument("--library", type=Path, metavar="PATH", help="libnccl-net.so (default: the package's)")
-    what.add_argument("--driver", type=Path, metavar="PATH", help="bagua-net-driver (default: the package's)")
-    what.add_argument("--interface", metavar="NAME", help="network interface (default lo)")
-    what.add_argument("--address", metavar="IP", help="an address of this host instead of an interface")
-    what.add_argument(
-        "--timeout",
-        type=within(float, 1, 3600),
-        default=60.0,
-        metavar="S",
-        help="for anything that makes no progress (default 60)",
-    )
-    output = parser.add_argument_group("results")
-    output.add_argument("--json", type=Path, metavar="PATH", help="every figure and the machine's facts")
-    output.add_argument("--csv", type=Path, metavar="PATH", help="one row a backend, number of comms and size")
+    add_programs(what)
+    add_network(parser, "network interface (default lo)", launched=False)
+    add_results(parser, plot=None)
     return parser
 
 
 def parse_peers_options(arguments: Sequence[str]) -> PeersOptions:
     """Exits with code 2 and a message that names value, limit and remedy, as argparse does."""
-    given = make_parser().parse_args(arguments)
-    return PeersOptions(
-        comms=given.peers,
-        message_sizes=given.message_sizes,
-        in_flight=given.in_flight,
-        messages=given.messages,
-        repeats=given.repeats,
-        time_budget_s=given.time_budget,
-        silence_s=given.silence,
-        idle_s=given.idle,
-        backends=given.backends,
-        library=given.library,
-        driver=given.driver,
-        address=given.address,
-        interface=given.interface,
-        timeout_s=given.timeout,
-        json_path=given.json,
-        csv_path=given.csv,
-    )
+    return options_of(PeersOptions, make_parser().parse_args(arguments))

@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bagua.net.bench.argument_types import byte_size, names_of, within
-from bagua.net.bench.command import OptionParser
+from bagua.net.bench.argument_types import names_of, within
 from bagua.net.bench.settings import BACKENDS, BASELINE, RAW
-from bagua.net.bench.sizes import size_series
+from bagua.net.bench.shared_options import (
+    add_length,
+    add_network,
+    add_programs,
+    add_results,
+    add_sizes,
+    options_of,
+    parser_of,
+    series_of,
+)
 from bagua.version import __version__
 
 PROGRAM = "bagua-net-bench"
@@ -18,7 +26,6 @@ PROGRAM = "bagua-net-bench"
 # A default run ends within three minutes: drawing a plot takes what is left.
 DEFAULT_TIME_BUDGET_S = 160.0
 DEFAULT_REPEATS = 7
-DEFAULT_TIMEOUT_S = 60.0
 QUICK_SIZES = (8, 1 << 10, 64 << 10, 1 << 20, 16 << 20)
 QUICK_TIME_BUDGET_S = 10.0
 QUICK_REPEATS = 3
@@ -78,49 +85,22 @@ def _stream_counts(text: str) -> tuple[int, ...]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = OptionParser(
-        prog=PROGRAM,
-        description="What the Bagua network plugin does on this machine, compared with a bare ring of plain sockets"
-        " and the limit of raw TCP: an all-reduce in NCCL's traffic pattern, interleaved in one run.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = parser_of(
+        PROGRAM,
+        "What the Bagua network plugin does on this machine, compared with a bare ring of plain sockets and the limit"
+        " of raw TCP: an all-reduce in NCCL's traffic pattern, interleaved in one run.",
+        _EPILOG,
     )
-    sizes = parser.add_argument_group("sizes (nccl-tests spellings)")
-    sizes.add_argument("-b", "--minbytes", type=byte_size, metavar="SIZE", help="smallest size (default 8)")
-    sizes.add_argument("-e", "--maxbytes", type=byte_size, metavar="SIZE", help="largest size (default 256M)")
-    sizes.add_argument(
-        "-f", "--stepfactor", type=within(int, 2, 1024), metavar="N", help="from size to size (default 2)"
-    )
-
-    length = parser.add_argument_group("how long")
-    how_many = length.add_mutually_exclusive_group()
-    how_many.add_argument(
-        "-n",
-        "--iters",
-        type=within(int, 1, 100_000),
-        metavar="N",
-        help="iterations of a repetition (default: by time budget)",
-    )
-    how_many.add_argument(
+    add_sizes(parser)
+    repeats = f"repetitions of each backend and size (default {DEFAULT_REPEATS}); their spread is min..max"
+    length = add_length(parser, "repetition", repeats)
+    length.add_argument(
         "--time-budget",
         type=within(float, 1, 86400),
         metavar="S",
-        help="seconds for the whole run with start-up and checks, which choose the iterations"
+        dest="time_budget_s",
+        help="seconds for the whole run with start-up and checks, which choose the iterations, instead of -n"
         f" (default {DEFAULT_TIME_BUDGET_S:g})",
-    )
-    length.add_argument(
-        "-w",
-        "--warmup_iters",
-        type=within(int, 0, 10_000),
-        metavar="N",
-        help="warm-ups of a repetition (default: a sixth of the iterations)",
-    )
-    length.add_argument(
-        "--repeats",
-        type=within(int, 1, 1000),
-        metavar="N",
-        help=f"repetitions of each backend and size (default {DEFAULT_REPEATS}); their spread is min..max",
     )
     length.add_argument(
         "--quick", action="store_true", help=f"five sizes, {QUICK_REPEATS} repeats, {QUICK_TIME_BUDGET_S:g} s budget"
@@ -130,6 +110,7 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--backends",
         type=names_of("backend", BACKENDS),
+        default=BACKENDS,
         metavar="LIST",
         help=f"of {','.join(BACKENDS)} (default all)",
     )
@@ -156,37 +137,16 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="busy processes in addition to the ranks, for each CPU of a host (default 0)",
     )
-    what.add_argument("--no-verify", action="store_true", help="do not check the data")
-    what.add_argument("--library", type=Path, metavar="PATH", help="libnccl-net.so (default: the package's)")
+    what.add_argument("--no-verify", action="store_false", dest="verify", help="do not check the data")
     what.add_argument(
         "--baseline-library",
         type=Path,
         metavar="PATH",
         help=f"another build of libnccl-net.so, which runs as the backend {BASELINE}, compared with plugin",
     )
-    what.add_argument("--driver", type=Path, metavar="PATH", help="bagua-net-driver (default: the package's)")
-
-    network = parser.add_argument_group("network")
-    network.add_argument(
-        "--interface", metavar="NAME", help="network interface (default: lo; across hosts, rank 0's path)"
-    )
-    network.add_argument("--address", metavar="IP", help="an address of this host instead of an interface")
-    network.add_argument(
-        "--port", type=within(int, 1, 65535), metavar="N", help="where launched ranks meet on rank 0's host"
-    )
-    network.add_argument(
-        "--timeout",
-        type=within(float, 1, 3600),
-        default=DEFAULT_TIMEOUT_S,
-        metavar="S",
-        help=f"for anything that makes no progress (default {DEFAULT_TIMEOUT_S:g})",
-    )
-    network.add_argument("--local", action="store_true", help="run here alone even if a launcher's variables are set")
-
-    output = parser.add_argument_group("results")
-    output.add_argument("--json", type=Path, metavar="PATH", help="every figure and the machine's facts")
-    output.add_argument("--csv", type=Path, metavar="PATH", help="one row a backend and size")
-    output.add_argument("--plot", type=Path, metavar="PATH", help="a .png, .svg or .pdf (needs matplotlib)")
+    add_programs(what)
+    add_network(parser, "network interface (default: lo; across hosts, rank 0's path)")
+    add_results(parser, plot="a .png, .svg or .pdf (needs matplotlib)")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     parser.add_argument("--nccl", action="store_true", help="compare the real NCCL on GPUs; see --nccl --help")
     parser.add_argument("--peers", action="store_true", help="what many connections cost; see --peers --help")
@@ -198,12 +158,13 @@ def parse_options(arguments: Sequence[str]) -> Options:
     parser = make_parser()
     given = parser.parse_args(arguments)
     try:
-        sizes = _sizes(given)
+        quick = given.quick and (given.minbytes, given.maxbytes, given.stepfactor) == (None, None, None)
+        sizes = QUICK_SIZES if quick else tuple(series_of(given, 16 << 20 if given.quick else 256 << 20))
     except ValueError as error:
         parser.error(str(error))
-    repeats = QUICK_REPEATS if given.quick else DEFAULT_REPEATS
-    budget = QUICK_TIME_BUDGET_S if given.quick else DEFAULT_TIME_BUDGET_S
-    backends: tuple[str, ...] = given.backends or BACKENDS
+    if given.iterations is not None and given.time_budget_s is not None:
+        parser.error("-n/--iters is not allowed with argument --time-budget, which chooses the iterations")
+    backends: tuple[str, ...] = given.backends
     if given.raw_streams and RAW not in backends:
         parser.error(f"--raw-streams {given.raw_streams} without the backend raw; add raw to --backends")
     if given.baseline_library is not None:
@@ -214,37 +175,11 @@ def parse_options(arguments: Sequence[str]) -> Options:
             )
         after = backends.index("plugin") + 1
         backends = (*backends[:after], BASELINE, *backends[after:])
-    return Options(
-        sizes=tuple(sizes),
-        iterations=given.iters,
-        warmup=given.warmup_iters,
-        repeats=given.repeats or repeats,
-        time_budget_s=given.time_budget or budget,
-        ranks=given.ranks,
-        channels=given.channels,
+    return options_of(
+        Options,
+        given,
+        sizes=sizes,
         backends=backends,
-        raw_streams=given.raw_streams,
-        verify=not given.no_verify,
-        json_path=given.json,
-        csv_path=given.csv,
-        plot_path=given.plot,
-        address=given.address,
-        interface=given.interface,
-        library=given.library,
-        baseline_library=given.baseline_library,
-        driver=given.driver,
-        timeout_s=given.timeout,
-        port=given.port,
-        local=given.local,
-        busy_per_cpu=given.busy_per_cpu,
+        repeats=given.repeats or (QUICK_REPEATS if given.quick else DEFAULT_REPEATS),
+        time_budget_s=given.time_budget_s or (QUICK_TIME_BUDGET_S if given.quick else DEFAULT_TIME_BUDGET_S),
     )
-
-
-def _sizes(given: argparse.Namespace) -> list[int]:
-    if given.quick and given.minbytes is None and given.maxbytes is None and given.stepfactor is None:
-        return list(QUICK_SIZES)
-    begin = 8 if given.minbytes is None else given.minbytes
-    end = (16 << 20 if given.quick else 256 << 20) if given.maxbytes is None else given.maxbytes
-    if given.minbytes is not None and given.maxbytes is None:
-        end = max(begin, end)
-    return size_series(begin, end, 2 if given.stepfactor is None else given.stepfactor)
