@@ -150,7 +150,7 @@ perf: $(VENV)/.bagua ## Faster or slower than another commit? make perf PERF_BAS
 sweep: $(VENV)/.bagua ## Which algorithm is the fastest at which rate and delay of the network? Needs root
 	@mkdir -p build/sweep
 	@echo "== sweep $(SWEEP_ARGS)"
-	@PYTHONPATH=tools $(BIN)/python -m sweep --json build/sweep/results.json --plot build/sweep/winners.png $(SWEEP_ARGS)
+	@PYTHONPATH=tools $(BIN)/python -m sweep --json build/sweep/results.json $(SWEEP_ARGS)
 
 .PHONY: convergence
 convergence: $(VENV)/.bagua ## Does every algorithm train as well as gradient all-reduce? Half an hour on two cores

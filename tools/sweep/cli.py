@@ -10,25 +10,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from measure.core.run import size_of
-from measure.report import device_text
 from netlab import NetlabError, missing_requirement
 
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.progress import Progress
 
 from .capacity import PROBE_DELAY_MS, measure_capacity_gbit
-from .grid import PlannedNetwork, expected_seconds, in_measuring_order, plan_networks
+from .grid import PlannedNetwork, in_measuring_order, plan_networks
 from .options import parse_options
-from .plot import write_plot
-from .report import Grid, report_of
+from .report import report_of
 from .sweep_run import LabMeasurement, SweepOutcome, run_sweep
-
-# For what is said of the time beforehand: elements of the parameters, with the lengths that models have on GPUs.
-_ELEMENTS = {"resnet50": 25.6e6, "vgg16": 138.4e6, "gpt2": 124.4e6, "tiny-2000": 0.5e6, "mlp": 0.6e6, "convnet": 0.1e6}
-_WIDE_LAYERS = 5
-_START_SECONDS = {"cpu": 8.0, "cuda": 25.0}
-_COMPUTE_SECONDS = {"cpu": 0.06, "cuda": 0.05}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -64,14 +55,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
         outcome = run_sweep(options, order, measurement, write_so_far)
     outcome.notes += notes
-    report = report_of(planned, options, outcome, capacity)
-    if options.plot is not None:
-        grid = Grid(planned, outcome.results)
-        device = device_text(outcome.facts.get("device", "?"), options.sharing)
-        title = f"The fastest algorithm by network: {options.ranks} ranks, {device}"
-        write_plot(options.plot, grid, options.model, title=title, caption=_caption(grid, machine.caption()))
-        report.written.append(options.plot)
-    return report.publish(options, machine)
+    return report_of(planned, options, outcome, capacity).publish(options, machine)
 
 
 def probe(options: argparse.Namespace) -> tuple[dict[bool, float], list[str]]:
@@ -91,43 +75,10 @@ def probe(options: argparse.Namespace) -> tuple[dict[bool, float], list[str]]:
 
 
 def plan_text(order: Sequence[PlannedNetwork], options: argparse.Namespace, capacity: dict[bool, float]) -> str:
-    steps = options.warmup + options.steps
-    head = (
-        f"{len(order)} networks, {len(options.algorithms)} algorithms, {', '.join(options.model)}; up to"
-        f" {options.rounds} rounds of {steps} steps, {options.time_limit:g} s for all"
-    )
-    lines = [head]
-    total = 0.0
+    head = f"{len(order)} networks, {len(options.algorithms)} algorithms, {', '.join(options.model)}; up to"
+    rounds = f"{options.rounds} rounds of {options.warmup + options.steps} steps, {options.time_limit:g} s for all"
+    lines = [f"{head} {rounds}"]
     for planned in order:
-        network = planned.network
-        seconds = _START_SECONDS[options.device]
-        for model in options.model:
-            seconds += expected_seconds(
-                network,
-                gradient_bytes=round(4 * _elements(model, size_of(options, model))),
-                algorithms=len(options.algorithms),
-                steps=steps,
-                compute_seconds=_COMPUTE_SECONDS[options.device],
-                capacity_gbit=capacity[network.delay_ms > 0],
-                start_seconds=0.0,
-            )
-        total += seconds
-        limit = "" if planned.is_limited else f" (this machine moves {capacity[network.delay_ms > 0]:.3g} Gb/s)"
-        lines.append(f"  {network}{limit}: some {seconds:.0f} s to start and for one round")
-    lines.append(f"one round of all: some {total:.0f} s")
+        moved = f" (this machine moves {capacity[planned.network.delay_ms > 0]:.3g} Gb/s)"
+        lines.append(f"  {planned.network}{'' if planned.is_limited else moved}")
     return "\n".join(lines)
-
-
-def _elements(model: str, size: dict[str, object]) -> float:
-    if model == "wide":
-        width = size["length"]
-        assert isinstance(width, int)
-        return _WIDE_LAYERS * (width + 1.0) * width
-    return _ELEMENTS[model]
-
-
-def _caption(grid: Grid, machine: str) -> str:
-    text = "Cells: the algorithm with the shortest step, and how many times faster than gradient all-reduce it is."
-    if any(not grid.is_limited(delay, rate) for delay in grid.delays for rate in grid.rates):
-        text += " Dashed: a rate beyond what the machine moves, measured without a limit."
-    return f"{text} {machine}"

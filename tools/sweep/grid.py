@@ -67,20 +67,3 @@ def in_measuring_order(planned: Sequence[PlannedNetwork]) -> list[PlannedNetwork
     """The networks to be measured, those first whose steps are short: if time runs out, the most cells are known."""
     measured = [one for one in planned if one.measured_as is None]
     return sorted(measured, key=lambda one: (one.network.delay_ms, -one.network.rate_gbit))
-
-
-def expected_seconds(
-    network: Network,
-    *,
-    gradient_bytes: int,
-    algorithms: int,
-    steps: int,
-    compute_seconds: float,
-    capacity_gbit: float,
-    start_seconds: float,
-) -> float:
-    """Of the start of the ranks and one round, within a factor of two: each algorithm's steps as those of gradient
-    all-reduce of two ranks, in four buckets of two round trips each."""
-    rate = min(network.rate_gbit, capacity_gbit)
-    step = compute_seconds + gradient_bytes * 8e-9 / rate + 4 * 4 * network.delay_ms * 1e-3
-    return start_seconds + algorithms * steps * step

@@ -25,7 +25,7 @@ _EPILOG = """\
 examples:
   make sweep                                                         CPUs, in some twelve minutes
   make sweep SWEEP_ARGS="--rates 1G,10G --delays 0,5ms --time-limit 180"
-  make sweep SWEEP_ARGS="--plan"                                     what would be measured, and how long it takes
+  make sweep SWEEP_ARGS="--plan"                                     what would be measured
   make sweep SWEEP_ARGS="--device cuda --rates 10G,25G,100G"         a GPU for each rank, NCCL through Bagua-Net
   make sweep SWEEP_ARGS="--device cuda --share-gpus --ranks 4"       four ranks on the GPUs that there are
 
@@ -92,7 +92,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         f" {_DEFAULT_TIME_LIMIT_S['cpu']:g}, with CUDA {_DEFAULT_TIME_LIMIT_S['cuda']:g})",
     )
     length.add_argument("--plan", action="store_true", help="say what would be measured, and end")
-    output = add_results(parser, plot=True)
+    output = add_results(parser)
     output.add_argument("--output-dir", type=Path, metavar="DIR", help="keep the ranks' NCCL logs there")
     given = parser.parse_args(words)
     choose_device(parser, given, gpus, ranks_option="--ranks")
@@ -105,5 +105,5 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
     given.time_limit = given.time_limit or _DEFAULT_TIME_LIMIT_S[given.device]
     given.network = "tcp" if given.device == "cuda" else None
     given.baseline, given.tolerance = ALL_REDUCE, DEFAULT_TOLERANCE
-    given.timeout, given.trace = _TURN_TIMEOUT_S, None
+    given.timeout = _TURN_TIMEOUT_S
     return given

@@ -47,21 +47,6 @@ class Grid:
     def is_limited(self, delay_ms: float, rate_gbit: float) -> bool:
         return self._planned[delay_ms, rate_gbit].is_limited
 
-    @property
-    def distinct_rates(self) -> list[float]:
-        """Without those that are in no row a measurement of their own: they would be a column that repeats another."""
-        return [rate for rate in self.rates if any(rate in self.measured_rates(delay) for delay in self.delays)]
-
-    def spans(self, delay_ms: float) -> list[list[float]]:
-        """The distinct rates of a row, those that are one measurement together."""
-        found: list[list[float]] = []
-        for rate in self.distinct_rates:
-            if self._planned[delay_ms, rate].measured_as is None:
-                found.append([rate])
-            else:
-                found[-1].append(rate)
-        return found
-
     def measured_rates(self, delay_ms: float) -> list[float]:
         return [rate for rate in self.rates if self._planned[delay_ms, rate].measured_as is None]
 

@@ -89,7 +89,6 @@ def report_of(run: CoreRun, given: argparse.Namespace, *, colour: bool = False) 
         parameters={"models": {model: size_of(given, model) for model in given.model}},
         rows=rows,
         samples=turns,
-        written=list(run.traces),
     )
 
 

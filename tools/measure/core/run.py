@@ -5,18 +5,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from bagua.net.bench.endpoint import Event
-from bagua.net.bench.errors import BenchError
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.turns import Turns
 from measure.core.catalogue import FLOAT32, MODELS
 from measure.core.step_statistics import TurnResult, turn_result
 from measure.ranks.renewed_team import RenewedTeam, Team, keeping
-
-TRACED_STEPS = 3
 
 
 def size_of(given: argparse.Namespace, model: str) -> dict[str, Any]:
@@ -35,9 +31,6 @@ class CoreRun:
     """
     Args:
         given: The options of measure.core.tool.
-
-    Attributes:
-        traces: The files that rank 0 has written.
     """
 
     def __init__(
@@ -53,7 +46,6 @@ class CoreRun:
         self._ranks = RenewedTeam(start)
         self._settled: set[tuple[str, int]] = set()  # models that these ranks have trained
         self.turns: Turns[TurnResult] = Turns()
-        self.traces: list[Path] = []
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -78,9 +70,6 @@ class CoreRun:
                 progress=self._progress,
                 clock=self._clock,
             )
-            if given.trace is not None:
-                for model, algorithm in self.turns.samples:
-                    self._trace(model, algorithm)
 
     def _turn(self, model: str, algorithm: str, number: int) -> TurnResult:
         given = self._given
@@ -95,17 +84,6 @@ class CoreRun:
         if turn.kept is not None and not any(text.startswith(note) for text in self.turns.notes):
             self.turns.notes.append(f"{note} ({turn.kept})")
         return turn
-
-    def _trace(self, model: str, algorithm: str) -> None:
-        self._progress.advance(f"{model}, {algorithm}, trace", 0)
-        path = self._given.trace / f"{model}.{algorithm}.json.gz"
-        if (model, algorithm) in self.turns.failed:
-            return
-        try:
-            self._ask("trace", model, algorithm, steps=TRACED_STEPS, path=str(path))
-            self.traces.append(path)
-        except BenchError as error:
-            self.turns.errors.append(f"{algorithm} with {model}, trace: {error}")
 
     def _ask(self, operation: str, model: str, algorithm: str, **fields: object) -> list[Event]:
         fields = {"algorithm": algorithm, "warmup": self._given.warmup, **size_of(self._given, model), **fields}

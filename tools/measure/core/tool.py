@@ -27,7 +27,7 @@ from measure.core.catalogue import (
 )
 from measure.core.ranks import start_ranks
 from measure.core.report import report_of
-from measure.core.run import TRACED_STEPS, CoreRun
+from measure.core.run import CoreRun
 from measure.options import add_length, add_ranks, add_results, check_results, choose_device, parser_of
 
 # An algorithm's sums may be of another order than DDP's, and training carries the last bit's difference on. A gradient
@@ -47,7 +47,7 @@ order that rotates, and frees it. A step's time is that of its slowest rank.
 
 examples:
   measure core --nproc-per-node 2                          CPUs: mlp and convnet
-  measure core --nproc-per-node 4 --trace traces --json core.json
+  measure core --nproc-per-node 4 --json core.json
   measure core --nproc-per-node 2 --network tcp --model vgg16,gpt2
   measure core --nproc-per-node 4 --network tcp --share-gpus       four ranks on one GPU, say
   measure core --nproc-per-node 2 --algorithms algorithms --baseline with-bagua --model wide
@@ -129,12 +129,6 @@ def make_parser() -> argparse.ArgumentParser:
         " Bagua-Net (default nvlink)",
     )
     output = add_results(parser)
-    output.add_argument(
-        "--trace",
-        type=Path,
-        metavar="DIR",
-        help=f"Chrome traces of {TRACED_STEPS} steps of each algorithm, of rank 0, there",
-    )
     output.add_argument("--output-dir", type=Path, metavar="DIR", help="keep NCCL's logs there")
     return parser
 
@@ -157,7 +151,7 @@ def parse_options(words: Sequence[str] | None = None, *, gpus: Callable[[], int]
         if given.baseline != REFERENCE:
             parser.error(f"--baseline {given.baseline} is none of --algorithms; add it there")
     check_warmup(parser, given)
-    check_results(parser, given, "--trace", "--output-dir")
+    check_results(parser, given, "--output-dir")
     given.model = given.model or (DEFAULT_MODELS if given.device == "cuda" else DEFAULT_MODELS_ON_CPU)
     if given.device == "cuda":
         given.network = given.network or "nvlink"

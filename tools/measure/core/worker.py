@@ -10,15 +10,12 @@ process, in one process group.
     <- {"event": "turn", "step_seconds": [...], "fingerprint": [...], "difference": null, ...}
     -> {"op": "all_reduce", "size_bytes": 65536, "seconds": 0.4}
     <- {"event": "all_reduce", "seconds": 0.0004}       of one
-    -> {"op": "trace", ..., "path": "out/mlp.torch-ddp.json.gz"}
-    <- {"event": "trace"}                               rank 0 has written it
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +25,6 @@ from measure.core.agreement import Reference, parameters_on_host
 from measure.core.catalogue import REFERENCE
 from measure.core.compression_code import compression_facts
 from measure.core.models import ModelSize, build, example
-from measure.core.profiling import trace_steps
 from measure.core.step_clock import StepClock
 from measure.core.turn import Turn
 from measure.core.wrapping import prepare
@@ -96,13 +92,6 @@ class Worker:
         clock.mark()
         return clock.seconds()[0] / count
 
-    def trace(self, device: torch.device, command: Mapping[str, Any]) -> dict[str, Any]:
-        path = Path(command["path"]) if dist.get_rank() == 0 else None
-        with Turn(command["algorithm"], device) as turn:
-            self._wrap(turn, device, command)
-            trace_steps(turn, device, steps=command["steps"], warmup=command["warmup"], path=path)
-        return {}
-
     def _wrap(self, turn: Turn, device: torch.device, command: Mapping[str, Any]) -> None:
         size = ModelSize(command["length"], command["batch_size"], command["dtype"])
         workload = build(command["model"], size, device, seed=self._seed, rank=dist.get_rank())
@@ -111,5 +100,5 @@ class Worker:
 
 if __name__ == "__main__":
     worker = Worker()
-    operations = {"settle": worker.settle, "turn": worker.turn, "all_reduce": worker.all_reduce, "trace": worker.trace}
+    operations = {"settle": worker.settle, "turn": worker.turn, "all_reduce": worker.all_reduce}
     run_rank(operations, worker.formed)
