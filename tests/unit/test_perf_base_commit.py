@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from support.perf_tool import Repository
 
+from bagua.net.bench.errors import BenchError
+
 from perf import base_commit  # isort: skip (support.perf_tool puts it on the path)
 from perf.base_commit import describe_tree, resolve_base  # isort: skip
-from perf.errors import PerfError  # isort: skip
 
 
 @pytest.fixture
@@ -63,37 +64,37 @@ def test_without_a_release_main_is_compared_with_its_parent(repository: Reposito
 
 
 def test_a_single_commit_needs_a_base(repository: Repository) -> None:
-    with pytest.raises(PerfError, match="has no commit yet"):
+    with pytest.raises(BenchError, match="has no commit yet"):
         resolve_base(repository.root, None)
     repository.commit("1")
-    with pytest.raises(PerfError, match=r"its parent is not here; name a base .*git fetch --unshallow --tags"):
+    with pytest.raises(BenchError, match=r"its parent is not here; name a base .*git fetch --unshallow --tags"):
         resolve_base(repository.root, None)
 
 
 @pytest.mark.parametrize("name", ["v7.7.7", "--all", "HEAD:speed", ""])
 def test_an_unknown_base_is_named(repository: Repository, name: str) -> None:
     repository.commit("1")
-    with pytest.raises(PerfError, match=f"base '{name}' names no commit of this repository; `git tag` and `git log"):
+    with pytest.raises(BenchError, match=f"base '{name}' names no commit of this repository; `git tag` and `git log"):
         resolve_base(repository.root, name)
 
 
 def test_a_folder_that_is_no_checkout_of_its_own(repository: Repository, tmp_path: Path) -> None:
     plain = tmp_path / "unpacked"
     plain.mkdir()
-    with pytest.raises(PerfError, match=r"unpacked' is no git checkout that can be read \(.*clone the repository"):
+    with pytest.raises(BenchError, match=r"unpacked' is no git checkout that can be read \(.*clone the repository"):
         resolve_base(plain, None)
     # An unpacked archive inside another project's checkout must not be compared with that project's commits.
     repository.commit("1")
     inside = repository.root / "unpacked"
     inside.mkdir()
-    with pytest.raises(PerfError, match="which is another project"):
+    with pytest.raises(BenchError, match="which is another project"):
         resolve_base(inside, None)
 
 
 def test_git_is_missing(repository: Repository, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert shutil.which("git") is not None
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PerfError, match="git is not on the PATH"):
+    with pytest.raises(BenchError, match="git is not on the PATH"):
         resolve_base(repository.root, None)
 
 

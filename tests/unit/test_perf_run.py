@@ -18,13 +18,13 @@ from support.fake_driver import install_fake_driver
 from support.perf_tool import TOOLS, Repository
 from support.processes import living_pids, wait_until
 
+from bagua.net.bench.errors import BenchError
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.result_file import Figure, ResultFile, read_result
 
 from perf.base_build import TARGET, build_base, build_type  # isort: skip (support.perf_tool puts it on the path)
 from perf.base_commit import BaseCommit, resolve_base  # isort: skip
 from perf.cli import main, parse_options  # isort: skip
-from perf.errors import PerfError  # isort: skip
 from perf.rounds import Libraries, Part, RowSamples, add_round, bench_command, measure  # isort: skip
 
 DEADLINE_S = 180.0
@@ -101,8 +101,8 @@ def test_a_slower_tree_is_seen_in_every_row(
     ("words", "code", "message"),
     [
         (["v7"], 1, "make perf: error: base 'v7' names no commit of this repository"),
-        (["--rounds", "3"], 2, "--rounds 3 is outside 11..1000"),
-        (["--seconds", "0"], 2, "--seconds 0 is outside 1..86400"),
+        (["--rounds", "3"], 2, "--rounds: 3 is outside 11..1000"),
+        (["--seconds", "0"], 2, "--seconds: 0 is outside 1..86400"),
         (["--json", "/no/such/perf.json"], 2, "'/no/such' does not exist"),
         (["HEAD", "--library", "/no/libtree.so"], 1, "'/no/libtree.so' does not exist"),
     ],
@@ -120,7 +120,7 @@ def test_a_failing_driver_is_named_with_the_libraries(tree: Tree) -> None:
     done = tree.run("HEAD", *QUICK, FAKE_DRIVER_FAULT=json.dumps(fault))
     assert done.returncode == 1
     assert "WRONG DATA: baseline, all_reduce of 8 B: baseline rank 1: 3 wrong elements" in done.stderr
-    assert f"plugin: {tree.library}, baseline: {tree.repository.root}" in done.stderr
+    assert f"--library {tree.library} --baseline-library {tree.repository.root}" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -192,7 +192,7 @@ def test_a_kept_library_is_used_again_unless_it_was_built_otherwise(tree: Tree, 
     sha = base_of(tree.repository).sha
     (tmp_path / "cache" / sha / "libnccl-net.so").unlink()
     assert not build({**plain, "CXXFLAGS": "-O1"})
-    with pytest.raises(PerfError, match="the C\\+\\+ compiler '/no/cxx' cannot be run"):
+    with pytest.raises(BenchError, match="the C\\+\\+ compiler '/no/cxx' cannot be run"):
         build({**plain, "CXX": "/no/cxx"})
 
 

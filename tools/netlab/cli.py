@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from .delayed_wires import describe_delays, parse_delay_ms
 from .errors import NetlabError
 from .flow_usage import describe_flows
 from .lab import MAX_DELAYED_MTU, MAX_HOSTS, MAX_NICS, TCP_BUFFER_BYTES, Lab
-from .link_plan import MAX_MTU, MIN_MTU, SlowFlows, parse_loss, parse_rate_mbit, parse_slow_flows
+from .link_plan import MAX_MTU, MIN_MTU, parse_loss, parse_rate_mbit, parse_slow_flows
 from .namespace import sweep
 from .rank_runner import RankRunner
 from .requirements import missing_requirement
 
 EXIT_CANNOT_RUN = 125
+
+_Value = TypeVar("_Value")
 
 # As it was called, from the root of the repository: with that on the path, or tools/.
 PROGRAM = "python -m tools.netlab" if __package__ == "tools.netlab" else "PYTHONPATH=tools python -m netlab"
@@ -30,39 +33,20 @@ _EXAMPLES = f"""examples:
 """
 
 
-def _rates(text: str) -> list[float]:
-    try:
-        return [parse_rate_mbit(part) for part in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+def _converting(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
+    """For argparse, which shows the text of an ArgumentTypeError alone."""
+
+    def convert(text: str) -> _Value:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
 
 
-def _one_rate(text: str) -> float:
-    rates = _rates(text)
-    if len(rates) != 1:
-        raise argparse.ArgumentTypeError(f"{text!r} has {len(rates)} rates; give one")
-    return rates[0]
-
-
-def _slow_flows(text: str) -> SlowFlows:
-    try:
-        return parse_slow_flows(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _delay_ms(text: str) -> float:
-    try:
-        return parse_delay_ms(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _loss(text: str) -> float:
-    try:
-        return parse_loss(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+_one_rate = _converting(parse_rate_mbit)
+_rates = _converting(lambda text: [parse_rate_mbit(part) for part in text.split(",")])
 
 
 def _within(low: int, high: int) -> Callable[[str], int]:
@@ -130,7 +114,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--per-flow", type=_one_rate, metavar="RATE", help="cap of each TCP connection, as 400M")
     run.add_argument(
-        "--slow-flows", type=_slow_flows, metavar="1/N=RATE", help="lower cap of one connection in N, as 1/4=40M"
+        "--slow-flows",
+        type=_converting(parse_slow_flows),
+        metavar="1/N=RATE",
+        help="lower cap of one connection in N, as 1/4=40M",
     )
     run.add_argument(
         "--show-flows", action="store_true", help="afterwards, say how many flows were used and what they can carry"
@@ -147,14 +134,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--delay",
-        type=_delay_ms,
+        type=_converting(parse_delay_ms),
         default=0.0,
         metavar="TIME",
         help="of every packet, one way, as 5ms or 250us, in both directions: a round trip takes twice that (default 0)",
     )
     run.add_argument(
         "--loss",
-        type=_loss,
+        type=_converting(parse_loss),
         default=0.0,
         metavar="PERCENT",
         help="of the packets, at random, as 1%% or 0.1%%; --no-offload makes them as small as on a wire (default 0)",

@@ -14,12 +14,13 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.process_tree import running
 from bagua.net.library import LIBRARY_NAME
 
 from .base_commit import BaseCommit
-from .errors import PerfError
 
 TARGET = "nccl-net"
 BUILD_TIMEOUT_S = 900.0
@@ -39,7 +40,7 @@ class BuiltLibrary:
 def build_base(repository: Path, base: BaseCommit, cache: Path, environment: Mapping[str, str]) -> BuiltLibrary:
     """
     Raises:
-        PerfError: the commit cannot be exported, or does not build; with the tail of the log.
+        BenchError: the commit cannot be exported, or does not build; with the tail of the log.
     """
     folder = cache / base.sha
     library, record = folder / LIBRARY_NAME, folder / "built-with.json"
@@ -59,7 +60,7 @@ def build_base(repository: Path, base: BaseCommit, cache: Path, environment: Map
         _run([configure[0], "--build", str(build), "--target", TARGET], base, log, environment)
     built = sorted(build.rglob(LIBRARY_NAME))
     if not built:
-        raise PerfError(f"{base.name}: the target {TARGET} built no {LIBRARY_NAME}; choose a later base")
+        raise BenchError(f"{base.name}: the target {TARGET} built no {LIBRARY_NAME}; choose a later base")
     built[0].replace(library)
     # The object files are many times the library, and a commit never changes.
     shutil.rmtree(build)
@@ -86,7 +87,7 @@ def _compiler(environment: Mapping[str, str]) -> dict[str, str]:
             [*command, "--version"], capture_output=True, text=True, timeout=60, env=dict(environment)
         )
     except (OSError, IndexError, subprocess.TimeoutExpired) as error:
-        raise PerfError(
+        raise BenchError(
             f"the C++ compiler {environment.get('CXX', 'c++')!r} cannot be run ({error}); install one or set CXX"
         ) from error
     settings = {name: environment.get(name, "") for name in _COMPILER_VARIABLES}
@@ -105,7 +106,9 @@ def _program(name: str, environment: Mapping[str, str]) -> str:
     search = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
     found = shutil.which(name, path=search)
     if found is None:
-        raise PerfError(f"{name} is neither in {str(Path(sys.executable).parent)!r} nor on the PATH; run: make install")
+        raise BenchError(
+            f"{name} is neither in {str(Path(sys.executable).parent)!r} nor on the PATH; run: make install"
+        )
     return found
 
 
@@ -120,26 +123,19 @@ def _export(repository: Path, base: BaseCommit, source: Path, log: IO[bytes]) ->
 def _run(command: Sequence[str], base: BaseCommit, log: IO[bytes], environment: Mapping[str, str]) -> None:
     log.write(f"$ {' '.join(command)}\n".encode())
     log.flush()
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
     try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=dict(environment)
-        )
+        with running(
+            lambda: subprocess.Popen(command, env=dict(environment), start_new_session=True, **options)
+        ) as process:
+            code = process.wait(BUILD_TIMEOUT_S)
     except OSError as error:
-        raise PerfError(f"{command[0]} cannot be started ({error.strerror}); install it") from error
-    try:
-        code = process.wait(BUILD_TIMEOUT_S)
-    except BaseException as error:
-        # cmake and ninja end their compilers when they are asked to.
-        process.terminate()
-        process.wait()
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise PerfError(
-                f"{base.name}: {command[0]} took more than {BUILD_TIMEOUT_S:g} s; see {log.name}"
-            ) from error
-        raise
+        raise BenchError(f"{command[0]} cannot be started ({error.strerror}); install it") from error
+    except subprocess.TimeoutExpired as error:
+        raise BenchError(f"{base.name}: {command[0]} took more than {BUILD_TIMEOUT_S:g} s; see {log.name}") from error
     if code != 0:
         tail = "\n".join(Path(log.name).read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
-        raise PerfError(
+        raise BenchError(
             f"{base.name} ({base.sha[:10]}) does not build: {Path(command[0]).name} exited with {code}; the end of"
             f" {log.name}:\n{tail}\nChoose another base, or a compiler that builds it (CXX)."
         )

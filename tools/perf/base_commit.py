@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import PerfError
+from bagua.net.bench.errors import BenchError
 
 GIT_TIMEOUT_S = 60.0
 RELEASE_TAGS = "v[0-9]*"
@@ -35,22 +35,22 @@ def run_git(repository: Path, *words: str) -> subprocess.CompletedProcess[str]:
             timeout=GIT_TIMEOUT_S,
         )
     except FileNotFoundError as error:
-        raise PerfError("git is not on the PATH; commits cannot be compared without it: install git") from error
+        raise BenchError("git is not on the PATH; commits cannot be compared without it: install git") from error
     except subprocess.TimeoutExpired as error:
-        raise PerfError(f"git {words[0]} did not answer within {GIT_TIMEOUT_S:g} s in {str(repository)!r}") from error
+        raise BenchError(f"git {words[0]} did not answer within {GIT_TIMEOUT_S:g} s in {str(repository)!r}") from error
 
 
 def check_repository(repository: Path) -> None:
     found = run_git(repository, "rev-parse", "--show-toplevel")
     if found.returncode != 0:
         said = found.stderr.strip() or "git rev-parse failed"
-        raise PerfError(
+        raise BenchError(
             f"{str(repository)!r} is no git checkout that can be read ({said}); commits are compared: clone the"
             " repository"
         )
     top = Path(found.stdout.strip())
     if not top.samefile(repository):
-        raise PerfError(
+        raise BenchError(
             f"{str(repository)!r} belongs to the git checkout {str(top)!r}, which is another project; commits are"
             " compared: clone the repository"
         )
@@ -62,14 +62,14 @@ def resolve_base(repository: Path, asked: str | None) -> BaseCommit:
     if asked is not None:
         sha = _commit(repository, asked)
         if sha is None:
-            raise PerfError(
+            raise BenchError(
                 f"base {asked!r} names no commit of this repository; `git tag` and `git log --oneline` list them (a"
                 " shallow clone lacks most: git fetch --unshallow --tags)"
             )
         return BaseCommit(sha, asked, "as given")
     head = _commit(repository, "HEAD")
     if head is None:
-        raise PerfError(f"{str(repository)!r} has no commit yet; commit something to compare with")
+        raise BenchError(f"{str(repository)!r} has no commit yet; commit something to compare with")
     tag = run_git(repository, "describe", "--tags", "--abbrev=0", "--match", RELEASE_TAGS, "HEAD")
     if tag.returncode == 0:
         name = tag.stdout.strip()
@@ -81,7 +81,7 @@ def resolve_base(repository: Path, asked: str | None) -> BaseCommit:
             return BaseCommit(sha, f"merge base with {trunk}", "HEAD contains no release tag v*; here the branch began")
     parent = _commit(repository, "HEAD~1")
     if parent is None:
-        raise PerfError(
+        raise BenchError(
             "HEAD contains no release tag v* and its parent is not here; name a base (a shallow clone lacks both: git"
             " fetch --unshallow --tags)"
         )
@@ -112,5 +112,5 @@ def _commit(repository: Path, name: str) -> str | None:
 def _existing(repository: Path, name: str) -> str:
     sha = _commit(repository, name)
     if sha is None:
-        raise PerfError(f"{name!r} is no commit in {str(repository)!r}; is the repository damaged? (git fsck)")
+        raise BenchError(f"{name!r} is no commit in {str(repository)!r}; is the repository damaged? (git fsck)")
     return sha

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
-from bagua.net.bench.export import check_writable
+from bagua.net.bench.argument_types import within
+from bagua.net.bench.command import OptionParser, run_in_order
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.export import check_output_files
 from bagua.net.bench.machine import describe_machine
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.result_file import write_result
@@ -22,7 +23,6 @@ from bagua.net.library import MissingFileError, driver_path, library_path
 
 from .base_build import build_base
 from .base_commit import check_repository, describe_tree, resolve_base
-from .errors import PerfError
 from .report import judged, render_closing, render_table, result_of_comparison
 from .rounds import MIN_ROUNDS, PARTS, Libraries, measure
 
@@ -33,20 +33,16 @@ DEFAULT_SECONDS = 170.0
 # 5 % in six runs of ten, 30 in more than eight. Even, so that base and tree have each place equally often.
 DEFAULT_ROUNDS = 30
 
-_EXIT_FAILED = 1
-_EXIT_USAGE = 2
 _EXIT_SLOWER = 3
-_EXIT_INTERRUPTED = 130
 
 _EPILOG = f"""\
-exit status: 0; {_EXIT_FAILED} if the comparison could not be made; {_EXIT_USAGE} if an option was wrong; \
-{_EXIT_SLOWER} with --fail-on-slower if a row is
-slower or takes more CPU; {_EXIT_INTERRUPTED} after Ctrl-C.
+exit status: 0; 1 if the comparison could not be made; 2 if an option was wrong; {_EXIT_SLOWER} with --fail-on-slower
+if a row is slower or takes more CPU; 130 after Ctrl-C.
 """
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="make perf",
         description="Compare the installed plugin with that of another commit, interleaved on this machine, and say of"
         " every size whether it is faster, slower or the same.",
@@ -63,11 +59,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--fail-on-slower", action="store_true", help=f"exit with {_EXIT_SLOWER} if a row is worse")
     parser.add_argument("--json", type=Path, metavar="PATH", help="the ratios and their spread")
     parser.add_argument(
-        "--rounds", type=int, default=DEFAULT_ROUNDS, metavar="N", help=f"fresh starts (default {DEFAULT_ROUNDS})"
+        "--rounds",
+        type=within(int, MIN_ROUNDS, 1000),
+        default=DEFAULT_ROUNDS,
+        metavar="N",
+        help=f"fresh starts (default {DEFAULT_ROUNDS})",
     )
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=within(float, 1, 86400),
         default=DEFAULT_SECONDS,
         metavar="S",
         help=f"for measuring, without the build of the base (default {DEFAULT_SECONDS:g})",
@@ -83,15 +83,10 @@ def make_parser() -> argparse.ArgumentParser:
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser()
     options = parser.parse_args(arguments)
-    if not MIN_ROUNDS <= options.rounds <= 1000:
-        parser.error(f"--rounds {options.rounds} is outside {MIN_ROUNDS}..1000: fewer give no sure verdict")
-    if not 1 <= options.seconds <= 86400:
-        parser.error(f"--seconds {options.seconds:g} is outside 1..86400; give a number in that range")
     # `make perf PERF_BASE=` passes an empty one on.
     options.base = options.base or None
     try:
-        if options.json is not None:
-            check_writable("--json", options.json)
+        check_output_files([("--json", options.json)])
     except ValueError as error:
         parser.error(str(error))
     return options
@@ -99,25 +94,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_options(arguments)
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        return _compare(options)
-    except (PerfError, MissingFileError) as error:
-        return _complain(str(error), _EXIT_FAILED)
-    except KeyboardInterrupt:
-        return _complain("interrupted; all processes are ended", _EXIT_INTERRUPTED)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _complain(message: str, code: int) -> int:
-    sys.stdout.flush()
-    print(f"make perf: error: {message}", file=sys.stderr, flush=True)
-    return code
+    return run_in_order("make perf", "processes", lambda: _compare(options))
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -125,7 +102,10 @@ def _compare(options: argparse.Namespace) -> int:
     check_repository(repository)
     tree = describe_tree(repository)
     base = resolve_base(repository, options.base)
-    installed, driver = options.library or library_path(), options.driver or driver_path()
+    try:
+        installed, driver = options.library or library_path(), options.driver or driver_path()
+    except MissingFileError as error:
+        raise BenchError(str(error)) from error
     cache = repository / "build" / "perf"
     with _alone(cache):
         what = "the library given" if options.library else f"{tree}, as installed"
@@ -166,7 +146,7 @@ def _alone(cache: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise PerfError(
+            raise BenchError(
                 f"another `make perf` is running in {str(cache)!r}; both would measure each other: wait for its end"
             ) from error
         yield

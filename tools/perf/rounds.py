@@ -6,8 +6,6 @@ first) falls on both alike.
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,14 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bagua.net.bench.errors import BenchError
+from bagua.net.bench.process_tree import running, start_command
 from bagua.net.bench.progress import Progress
 from bagua.net.bench.result_file import ResultFile, read_result
 from bagua.net.bench.sample import LATENCY_LIMIT_BYTES
 from bagua.net.bench.settings import BASELINE
 from bagua.net.bench.turns import Turns
 from bagua.net.bench.verdict import least_repetitions
-
-from .errors import PerfError
 
 # The spread holds the true median but for this chance. Of 40 judgements without a change (20 rows, time and CPU) one is
 # then wrong in every 25 runs, and half of those say slower.
@@ -43,7 +41,6 @@ _MIN_BUDGET_S = 1.0
 _OVERHEAD_S = 0.6
 # Beyond its budget: a machine so slow that single iterations of the largest size overdraw it.
 _PATIENCE_S = 180.0
-_QUIT_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -162,53 +159,17 @@ def add_round(rows: Rows, channels: int, result: ResultFile, *, swapped: bool) -
 
 
 def _run_bench(command: list[str], environment: Mapping[str, str], timeout_s: float) -> None:
-    process = subprocess.Popen(
-        command,
-        # The source tree, which has no library, must not come before the installed package.
-        env={**environment, "PYTHONSAFEPATH": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    # The source tree, which has no library, must not come before the installed package.
+    clean = {**environment, "PYTHONSAFEPATH": "1"}
+    shown = " ".join(command)
     try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except BaseException as error:
-        _end(process)
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise PerfError(
-                f"bagua-net-bench was not done after {timeout_s:.0f} s; is the machine overloaded? its command:"
-                f" {' '.join(command)}"
-            ) from error
-        raise
+        with running(lambda: start_command(command, clean, BenchError)) as process:
+            output = process.communicate(timeout=timeout_s)[0].decode(errors="replace")
+    except subprocess.TimeoutExpired as error:
+        raise BenchError(
+            f"bagua-net-bench was not done after {timeout_s:.0f} s; is the machine overloaded? its command: {shown}"
+        ) from error
     if process.returncode != 0:
         wrong = [line for line in output.splitlines() if line.startswith(("WRONG DATA", "bagua-net-bench: error"))]
         said = "\n".join(wrong or output.splitlines()[-8:])
-        raise PerfError(
-            f"bagua-net-bench exited with {_exit_text(process.returncode)} (plugin: {_after(command, '--library')},"
-            f" baseline: {_after(command, '--baseline-library')}):\n{said}"
-        )
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """It ends its drivers in order when it gets SIGTERM; they end with it in any case."""
-    process.terminate()
-    try:
-        process.wait(_QUIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
-
-
-def _exit_text(code: int) -> str:
-    try:
-        return signal.Signals(-code).name if code < 0 else str(code)
-    except ValueError:
-        return str(code)
-
-
-def _after(command: list[str], option: str) -> str:
-    return os.fspath(command[command.index(option) + 1])
+        raise BenchError(f"bagua-net-bench exited with {process.returncode} ({shown}):\n{said}")
