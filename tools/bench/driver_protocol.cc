@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -50,6 +51,22 @@ bool read_command(std::vector<std::string>* words) {
     if (!words->empty()) return true;
   }
   return false;
+}
+
+Status serve_commands(const char* mode, const std::vector<Command>& commands) {
+  std::vector<std::string> words;
+  while (read_command(&words) && words[0] != "quit") {
+    const auto known = std::find_if(commands.begin(), commands.end(),
+                                    [&](const Command& command) { return words[0] == command.name; });
+    if (known == commands.end()) {
+      std::string names;
+      for (const Command& command : commands) names += (names.empty() ? "" : ", ") + std::string(command.name);
+      return Status::invalid_argument("unknown command \"" + words[0] + "\"; " + mode + " mode knows " + names +
+                                      " and quit");
+    }
+    BAGUA_NET_RETURN_IF_ERROR(known->run(words));
+  }
+  return Status::ok();
 }
 
 Status expect_arguments(const std::vector<std::string>& words, std::size_t count, const std::string& usage) {

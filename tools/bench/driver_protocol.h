@@ -2,6 +2,7 @@
 // thread only.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -26,5 +27,29 @@ bool read_command(std::vector<std::string>* words);
 
 // A command has to have `count` arguments; the error shows how it is written.
 Status expect_arguments(const std::vector<std::string>& words, std::size_t count, const std::string& usage);
+
+// Runs `commands` by their first word until "quit" or the end of stdin.
+struct Command {
+  const char* name;
+  std::function<Status(const std::vector<std::string>& words)> run;
+};
+Status serve_commands(const char* mode, const std::vector<Command>& commands);
+
+// A whole mode: parses its options, starts a session of them and lets it serve. A failure is reported before the
+// session's destructor, so that nobody waits for the news until everything is closed.
+template <typename Session, typename Options>
+Status run_mode(const std::vector<std::string>& words, Status (*parse)(const std::vector<std::string>&, Options*)) {
+  Options options;
+  Status status = parse(words, &options);
+  if (!status.is_ok()) {
+    report_failure(status);
+    return status;
+  }
+  Session session(options);
+  status = session.start();
+  if (status.is_ok()) status = session.serve();
+  if (!status.is_ok()) report_failure(status);
+  return status;
+}
 
 }  // namespace bagua_net::bench

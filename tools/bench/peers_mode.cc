@@ -149,22 +149,11 @@ Status PeersSession::start() {
 }
 
 Status PeersSession::serve() {
-  std::vector<std::string> words;
-  while (read_command(&words)) {
-    if (words[0] == "quit") return quit();
-    if (words[0] == "connect") {
-      BAGUA_NET_RETURN_IF_ERROR(connect(words));
-    } else if (words[0] == "run") {
-      BAGUA_NET_RETURN_IF_ERROR(run(words));
-    } else if (words[0] == "verify") {
-      BAGUA_NET_RETURN_IF_ERROR(verify(words));
-    } else if (words[0] == "footprint") {
-      BAGUA_NET_RETURN_IF_ERROR(report_footprint(words));
-    } else {
-      return Status::invalid_argument("unknown command \"" + words[0] +
-                                      "\"; peers mode knows connect, run, verify, footprint and quit");
-    }
-  }
+  BAGUA_NET_RETURN_IF_ERROR(serve_commands(
+      "peers", {{"connect", [this](const std::vector<std::string>& words) { return connect(words); }},
+                {"run", [this](const std::vector<std::string>& words) { return run(words); }},
+                {"verify", [this](const std::vector<std::string>& words) { return verify(words); }},
+                {"footprint", [this](const std::vector<std::string>& words) { return report_footprint(words); }}}));
   return quit();
 }
 
@@ -187,19 +176,7 @@ Status PeersSession::parse_traffic(const std::vector<std::string>& words, std::i
 
 Status PeersSession::exchange(std::int64_t bytes, std::int64_t messages, MessageAudit* audit) {
   traffic_->begin(static_cast<std::size_t>(bytes), static_cast<std::uint64_t>(messages), audit);
-  StallWatch watch(options_.timeout_ms);
-  while (!traffic_->finished()) {
-    bool progressed = false;
-    BAGUA_NET_RETURN_IF_ERROR(traffic_->pass(&progressed));
-    if (progressed) {
-      watch.progressed();
-    } else if (watch.idle()) {
-      return Status::remote_error("no message completed for " + std::to_string(options_.timeout_ms) + " ms at " +
-                                  neighbour() + "; " + traffic_->describe() +
-                                  ": see whether that rank runs the same command, or raise --timeout-ms");
-    }
-  }
-  return Status::ok();
+  return pass_until_finished(traffic_.get(), options_.timeout_ms, neighbour());
 }
 
 Status PeersSession::run(const std::vector<std::string>& words) {
@@ -263,18 +240,7 @@ Status PeersSession::quit() {
 }  // namespace
 
 Status run_peers_mode(const std::vector<std::string>& words) {
-  PeersOptions options;
-  Status status = parse_peers_options(words, &options);
-  if (!status.is_ok()) {
-    report_failure(status);
-    return status;
-  }
-  PeersSession session(options);
-  status = session.start();
-  if (status.is_ok()) status = session.serve();
-  // Before the session's destructor, so that nobody waits for the news until everything is closed.
-  if (!status.is_ok()) report_failure(status);
-  return status;
+  return run_mode<PeersSession, PeersOptions>(words, &parse_peers_options);
 }
 
 }  // namespace bagua_net::bench

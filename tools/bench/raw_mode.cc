@@ -53,20 +53,16 @@ Status parse_raw_options(const std::vector<std::string>& words, RawOptions* opti
 Status serve(std::size_t most_memory_bytes, RawEnd* end) {
   BAGUA_NET_RETURN_IF_ERROR(end->connect());
   write_event(JsonLine("connected"));
-  std::vector<std::string> words;
-  while (read_command(&words)) {
-    if (words[0] == "quit") break;
-    if (words[0] != "run") {
-      return Status::invalid_argument("unknown command \"" + words[0] + "\"; raw mode knows run and quit");
-    }
+  const auto run = [&](const std::vector<std::string>& words) {
     BAGUA_NET_RETURN_IF_ERROR(expect_arguments(words, 2, "run BYTES MEMORY"));
     std::int64_t bytes = 0;
     BAGUA_NET_RETURN_IF_ERROR(parse_integer("BYTES of run", words[1], 1, kMaxRunBytes, &bytes));
     std::int64_t memory_bytes = 0;
     BAGUA_NET_RETURN_IF_ERROR(parse_integer("MEMORY of run (at most --memory-bytes)", words[2], 1,
                                             static_cast<std::int64_t>(most_memory_bytes), &memory_bytes));
-    BAGUA_NET_RETURN_IF_ERROR(end->run(bytes, static_cast<std::size_t>(memory_bytes)));
-  }
+    return end->run(bytes, static_cast<std::size_t>(memory_bytes));
+  };
+  BAGUA_NET_RETURN_IF_ERROR(serve_commands("raw", {{"run", run}}));
   limit_closing_time();
   write_event(JsonLine("bye"));
   return Status::ok();

@@ -66,20 +66,10 @@ Status RingSession::start() {
 }
 
 Status RingSession::serve() {
-  std::vector<std::string> words;
-  while (read_command(&words)) {
-    if (words[0] == "quit") return quit();
-    if (words[0] == "connect") {
-      BAGUA_NET_RETURN_IF_ERROR(connect(words));
-    } else if (words[0] == "run") {
-      BAGUA_NET_RETURN_IF_ERROR(run(words));
-    } else if (words[0] == "verify") {
-      BAGUA_NET_RETURN_IF_ERROR(verify(words));
-    } else {
-      return Status::invalid_argument("unknown command \"" + words[0] +
-                                      "\"; ring mode knows connect, run, verify and quit");
-    }
-  }
+  BAGUA_NET_RETURN_IF_ERROR(
+      serve_commands("ring", {{"connect", [this](const std::vector<std::string>& words) { return connect(words); }},
+                              {"run", [this](const std::vector<std::string>& words) { return run(words); }},
+                              {"verify", [this](const std::vector<std::string>& words) { return verify(words); }}}));
   return quit();
 }
 
@@ -100,19 +90,7 @@ Status RingSession::require_connected(const std::string& command) const {
 
 Status RingSession::all_reduce(const RingPlan& plan, RingKernel* kernel) {
   schedule_->begin(plan, kernel);
-  StallWatch watch(options_.timeout_ms);
-  while (!schedule_->finished()) {
-    bool progressed = false;
-    BAGUA_NET_RETURN_IF_ERROR(schedule_->pass(&progressed));
-    if (progressed) {
-      watch.progressed();
-    } else if (watch.idle()) {
-      return Status::remote_error("no message completed for " + std::to_string(options_.timeout_ms) + " ms at " +
-                                  neighbours() + "; " + schedule_->describe() +
-                                  ": see whether those ranks run the same command, or raise --timeout-ms");
-    }
-  }
-  return Status::ok();
+  return pass_until_finished(schedule_.get(), options_.timeout_ms, neighbours());
 }
 
 Status RingSession::run(const std::vector<std::string>& words) {
@@ -183,18 +161,7 @@ Status RingSession::quit() {
 }  // namespace
 
 Status run_ring_mode(const std::vector<std::string>& words) {
-  RingOptions options;
-  Status status = parse_ring_options(words, &options);
-  if (!status.is_ok()) {
-    report_failure(status);
-    return status;
-  }
-  RingSession session(options);
-  status = session.start();
-  if (status.is_ok()) status = session.serve();
-  // Before the session's destructor, so that nobody waits for the news until everything is closed.
-  if (!status.is_ok()) report_failure(status);
-  return status;
+  return run_mode<RingSession, RingOptions>(words, &parse_ring_options);
 }
 
 }  // namespace bagua_net::bench
