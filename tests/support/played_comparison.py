@@ -67,13 +67,13 @@ class PlayedWorker:
         if command["op"] == "verify":
             self._pass(seconds)
             wrong = self._count("verify") == self.wrong_at
-            return {"event": "verified", "wrong_elements": int(wrong), "first_wrong": 17 if wrong else None}
+            return {"event": "verify", "wrong_elements": int(wrong), "first_wrong": 17 if wrong else None}
         if self._count("time") == self.dies_at:
             return {"event": "error", "message": "the network broke"}
         operations = command["iterations"] + command["warmup"] + command["single"]
         self._pass(seconds * operations + self._stage.overhead_s)
         return {
-            "event": "timed",
+            "event": "time",
             "seconds": seconds * command["iterations"],
             "single_seconds": [seconds] * command["single"],
             "cpu_seconds": 0.5,

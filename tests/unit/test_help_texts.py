@@ -9,17 +9,11 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# Started by other programs only.
-INTERNAL = {REPOSITORY / "tools" / "measure" / "ranks" / "rank_process.py"}
 
 
 def scripts() -> list[Path]:
     files = [path for folder in ("tools", "examples") for path in (REPOSITORY / folder).rglob("*.py")]
-    return sorted(
-        path
-        for path in set(files) - INTERNAL
-        if any(one in path.read_text() for one in ("ArgumentParser(", "parser_of("))
-    )
+    return sorted(path for path in files if any(one in path.read_text() for one in ("ArgumentParser(", "parser_of(")))
 
 
 def faults(source: str) -> Iterator[str]:

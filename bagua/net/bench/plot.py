@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ _STYLES: tuple[tuple[str, str, Any], ...] = (
     ("#E69F00", "P", (0, (3, 2))),
     ("#56B4E9", "X", (0, (1, 2))),
 )
+
+
+_Band = tuple[float, float, float]  # low, median, high
 
 
 class PlotUnavailableError(RuntimeError):
@@ -99,9 +102,9 @@ def write_plot(
         if faint:
             bandwidth.plot([], [], color="0.75", linewidth=0.7, label=faint_label)
         for index, backend in enumerate(c for c in backends_in_order(measurements) if c not in faint):
-            _draw_bandwidth(bandwidth, [m for m in measurements if m.backend == backend], index)
+            _draw(bandwidth, [m for m in measurements if m.backend == backend], index, _bandwidth)
             if small:
-                _draw_latency(axes[0][1], [m for m in small if m.backend == backend], index)
+                _draw(axes[0][1], [m for m in small if m.backend == backend], index, _time)
         if reference_gb_s is not None:
             bandwidth.axhline(reference_gb_s, color="0.35", linewidth=1, linestyle=(0, (6, 3)), label=reference_label)
         # The curves rise to the upper right, so the lower right is free.
@@ -120,42 +123,24 @@ def write_plot(
         plt.close(figure)
 
 
-def _draw_bandwidth(axes: Any, rows: Sequence[Measurement], index: int) -> None:
+def _draw(axes: Any, rows: Sequence[Measurement], index: int, value: Callable[[Measurement], _Band]) -> None:
     if not rows:
         return
     colour, marker, dash = _STYLES[index % len(_STYLES)]
     sizes = [row.bytes for row in rows]
-    bands = [row.busbw_range_gb_s for row in rows]
-    axes.fill_between(sizes, [low for low, _ in bands], [high for _, high in bands], color=colour, alpha=0.15, lw=0)
-    axes.plot(
-        sizes,
-        [row.busbw_gb_s for row in rows],
-        color=colour,
-        marker=marker,
-        linestyle=dash,
-        linewidth=1.4,
-        markersize=4,
-        label=rows[0].backend,
-    )
+    low, middle, high = zip(*map(value, rows), strict=True)
+    axes.fill_between(sizes, low, high, color=colour, alpha=0.15, lw=0)
+    label = rows[0].backend
+    axes.plot(sizes, middle, color=colour, marker=marker, linestyle=dash, linewidth=1.4, markersize=4, label=label)
 
 
-def _draw_latency(axes: Any, rows: Sequence[Measurement], index: int) -> None:
-    if not rows:
-        return
-    colour, marker, dash = _STYLES[index % len(_STYLES)]
-    sizes = [row.bytes for row in rows]
-    axes.fill_between(
-        sizes, [row.time_min_us for row in rows], [row.time_max_us for row in rows], color=colour, alpha=0.15, lw=0
-    )
-    axes.plot(
-        sizes,
-        [row.time_us for row in rows],
-        color=colour,
-        marker=marker,
-        linestyle=dash,
-        linewidth=1.4,
-        markersize=4,
-    )
+def _bandwidth(row: Measurement) -> _Band:
+    slowest, fastest = row.busbw_range_gb_s
+    return slowest, row.busbw_gb_s, fastest
+
+
+def _time(row: Measurement) -> _Band:
+    return row.time_min_us, row.time_us, row.time_max_us
 
 
 def _finish_axes(axes: Any, rows: Sequence[Measurement]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import bagua
 from bagua.net.bench.driver_group import DriverGroup
 from bagua.net.bench.endpoint import Event, ask, gather
+from bagua.net.bench.rank_process import rank_command
 from measure.ranks.placement import HostPlacement, Placement
 
 # Interpreters load torch, and the process group forms.
@@ -58,7 +58,19 @@ class RankTeam:
             self._ranks = [
                 self._drivers.start(
                     f"rank {rank}",
-                    placement.command(rank, _command(module, rank, ranks, device, timeout_s, placement.alone_on_node)),
+                    placement.command(
+                        rank,
+                        rank_command(
+                            module,
+                            rank,
+                            ranks,
+                            local_rank=0 if placement.alone_on_node else rank,
+                            device=device,
+                            backend="cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+                            timeout_s=timeout_s,
+                            bind="127.0.0.1",
+                        ),
+                    ),
                     {**environment(rank), **placement.environment(rank)},
                 )
                 for rank in range(ranks)
@@ -72,8 +84,9 @@ class RankTeam:
     def form(self) -> None:
         """Makes the process group of the started interpreters. Raises BenchError when it cannot be formed."""
         store = gather(self._ranks[:1], "store", START_TIMEOUT_S, "starting")[0]
-        line = json.dumps({"op": "join", "host": self._placement.store_host, "port": store["port"], **self._join})
-        self.facts = ask(self._ranks, line, "ready", START_TIMEOUT_S)[0]
+        line = {"op": "join", "host": self._placement.store_host, "port": store["port"], **self._join}
+        line["alone_on_node"] = self._placement.alone_on_node
+        self.facts = ask(self._ranks, json.dumps(line), "ready", START_TIMEOUT_S)[0]
 
     def ask(self, operation: str, timeout_s: float, **fields: object) -> list[Event]:
         """One answer of each rank, in their order."""
@@ -81,14 +94,6 @@ class RankTeam:
 
     def close(self, *, failed: bool) -> None:
         self._drivers.close(failed=failed)
-
-
-def _command(module: str, rank: int, ranks: int, device: str, timeout_s: float, alone_on_node: bool) -> list[str]:
-    return [
-        *(sys.executable, "-m", module, f"--rank={rank}", f"--ranks={ranks}", f"--device={device}"),
-        *(f"--timeout-s={timeout_s}", f"--parent-pid={os.getpid()}"),
-        *(["--alone-on-node"] if alone_on_node else []),
-    ]
 
 
 def rank_environment(

@@ -24,7 +24,6 @@ def worker_settings(options: NcclOptions, environment: Mapping[str, str], logs: 
         backends=options.backends,
         backend=options.backend,
         device=options.device,
-        dtype=options.dtype,
         timeout_s=max(options.timeout_s, START_S),
         log_folder=logs,
         interface=options.interface,

@@ -38,10 +38,10 @@ class Group:
     def is_alive(self) -> bool:
         return self.failure is None
 
-    def form(self, host: str, timeout_s: float) -> None:
+    def form(self, host: str, dtype: str, timeout_s: float) -> None:
         """All ranks join one process group over the store that rank 0 opened."""
         store = gather(self.endpoints[:1], "store", timeout_s, "starting")[0]
-        line = json.dumps({"op": "join", "host": host, "port": store["port"]})
+        line = json.dumps({"op": "join", "host": host, "port": store["port"], "dtype": dtype})
         self.facts = ask(self.endpoints, line, "ready", timeout_s)[0]
 
     def verify(self, case: Case, timeout_s: float) -> str:
@@ -49,7 +49,7 @@ class Group:
         line = json.dumps({"op": "verify", "collective": case.collective, "bytes": case.bytes, "salt": self._salt})
         return "; ".join(
             f"{event['wrong_elements']} wrong elements on rank {rank}, the first at {event['first_wrong']}"
-            for rank, event in enumerate(ask(self.endpoints, line, "verified", timeout_s))
+            for rank, event in enumerate(ask(self.endpoints, line, "verify", timeout_s))
             if event["wrong_elements"]
         )
 
@@ -57,7 +57,7 @@ class Group:
         command = {"op": "time", "collective": case.collective, "bytes": case.bytes}
         command |= {"iterations": iterations, "warmup": warmup}
         command["single"] = min(iterations, MAX_SINGLE) if case.wants_latency else 0
-        events = ask(self.endpoints, json.dumps(command), "timed", timeout_s)
+        events = ask(self.endpoints, json.dumps(command), "time", timeout_s)
         return Sample(
             iterations=iterations,
             seconds=max(event["seconds"] for event in events) / iterations,

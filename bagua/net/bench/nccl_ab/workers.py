@@ -6,8 +6,6 @@ a command or an environment.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ import bagua.net
 from bagua.net.bench.errors import BenchError
 from bagua.net.bench.gpu_sharing import GpuSharing
 from bagua.net.bench.nccl_ab.backend import Backend, worker_environment
+from bagua.net.bench.rank_process import rank_command
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ class WorkerSettings:
     backends: Sequence[Backend]
     backend: str
     device: str
-    dtype: str
     timeout_s: float
     log_folder: Path
     interface: str | None
@@ -44,12 +42,16 @@ class WorkerSettings:
     sharing: GpuSharing | None = None
 
     def command(self, request: WorkerRequest) -> list[str]:
-        return [
-            *(sys.executable, "-m", "bagua.net.bench.nccl_ab.worker"),
-            *(f"--rank={request.rank}", f"--ranks={request.ranks}", f"--local-rank={request.local_rank}"),
-            *(f"--backend={self.backend}", f"--device={self.device}", f"--dtype={self.dtype}"),
-            *(f"--bind={request.bind}", f"--timeout-s={self.timeout_s}", f"--parent-pid={os.getpid()}"),
-        ]
+        return rank_command(
+            "bagua.net.bench.nccl_ab.worker",
+            request.rank,
+            request.ranks,
+            local_rank=request.local_rank,
+            device=self.device,
+            backend=self.backend,
+            timeout_s=self.timeout_s,
+            bind=request.bind,
+        )
 
     def process_environment(self, request: WorkerRequest) -> dict[str, str]:
         if not 0 <= request.backend < len(self.backends):

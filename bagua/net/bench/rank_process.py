@@ -1,0 +1,166 @@
+"""One rank's process: it joins the group and then does what it is asked, in its main thread.
+
+Speaks the driver's protocol (see bagua.net.bench.endpoint): a JSON object a line, from the parent and to it. Anything
+that a library prints goes to stderr. It never outlives its parent. torch is imported when it joins, so that one that is
+missing is an error event like any other.
+
+    <- {"event": "store", "port": 40123}                rank 0 only: the port of the group's TCPStore
+    -> {"op": "join", "host": "127.0.0.1", "port": 40123, ...}
+    <- {"event": "ready", "torch": "2.13.0", "nccl": null, "device": "cpu", "threads": 1, "pid": 4711, ...}
+    -> {"op": NAME, ...}                                NAME and all further fields are the program's
+    <- {"event": NAME, ...}
+    -> {"op": "quit"}
+    <- {"event": "bye"}
+    <- {"event": "error", "message": "..."}             instead of any reply; the process then exits with 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import datetime
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+_PR_SET_PDEATHSIG = 1
+
+Operation = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+"""Called with this rank's torch.device and the command's fields; what it returns are the fields of the reply."""
+Formed = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+"""Called with the device and the fields of `join` when torch's default group exists; what it returns are further fields
+of `ready`."""
+Joining = Callable[[argparse.Namespace, Mapping[str, Any]], None]
+"""Called with the command line and the fields of `join` before the group is formed."""
+
+
+class _RankProcess:
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        operations: Mapping[str, Operation],
+        joining: Joining,
+        formed: Formed,
+        commands: IO[str],
+        replies: IO[str],
+    ) -> None:
+        self._arguments = arguments
+        self._operations = operations
+        self._joining = joining
+        self._formed = formed
+        self._commands = commands
+        self._replies = replies
+        self._device: Any = None
+
+    def serve(self) -> int:
+        try:
+            self._join()
+            for line in self._commands:
+                if not line.startswith("{"):  # how an endpoint is closed that was not asked to leave in order
+                    return 0
+                command = json.loads(line)
+                name = command.pop("op")
+                if name == "quit":
+                    importlib.import_module("torch.distributed").destroy_process_group()
+                    self._reply("bye")
+                    return 0
+                if name not in self._operations:
+                    raise ValueError(f"unknown operation {name!r}; there are {', '.join(self._operations)}")
+                self._reply(name, **self._operations[name](self._device, command))
+        except Exception as error:  # the boundary of the process: the parent has to be told, whatever it was
+            traceback.print_exc()
+            self._reply("error", message=f"{type(error).__name__}: {error}")
+            return 1
+        return 0
+
+    def _reply(self, event: str, **fields: object) -> None:
+        self._replies.write(json.dumps({"event": event, **fields}) + "\n")
+        self._replies.flush()
+
+    def _join(self) -> None:
+        torch: Any = importlib.import_module("torch")
+        dist: Any = importlib.import_module("torch.distributed")
+        arguments = self._arguments
+        rank, ranks, is_cuda = arguments.rank, arguments.ranks, arguments.device == "cuda"
+        timeout = datetime.timedelta(seconds=arguments.timeout_s)
+        store = None
+        if rank == 0:
+            # Port 0 lets the kernel choose: no other program can take the port in between.
+            store = dist.TCPStore(arguments.bind, 0, ranks, True, timeout=timeout, wait_for_workers=False)
+            self._reply("store", port=store.port)
+        line = self._commands.readline()
+        if not line.startswith("{"):
+            raise RuntimeError("the parent ended the run before the group was formed")
+        join = json.loads(line)
+        if store is None:
+            store = dist.TCPStore(join["host"], join["port"], ranks, False, timeout=timeout)
+        # A launcher may show each process its own GPU only, and ranks may share GPUs.
+        number = arguments.local_rank % torch.cuda.device_count() if is_cuda else 0
+        self._device = torch.device("cuda", number) if is_cuda else torch.device("cpu")
+        if is_cuda:
+            torch.cuda.set_device(self._device)
+        # Ranks share the host's cores; each with a pool for all of them would only get in each other's way.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+        self._joining(arguments, join)
+        # With a device, NCCL's communicator is made here, and not at the first collective.
+        options = {"device_id": self._device} if arguments.backend == "nccl" else {}
+        dist.init_process_group(arguments.backend, store=store, rank=rank, world_size=ranks, timeout=timeout, **options)
+        self._reply(
+            "ready",
+            **self._formed(self._device, join),
+            torch=torch.__version__,
+            python=sys.version.split()[0],
+            nccl=".".join(map(str, torch.cuda.nccl.version())) if is_cuda else None,
+            device=torch.cuda.get_device_name(self._device) if is_cuda else "cpu",
+            threads=torch.get_num_threads(),
+            pid=os.getpid(),
+        )
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # The parent may have died before the call above.
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def rank_command(
+    module: str, rank: int, ranks: int, *, local_rank: int, device: str, backend: str, timeout_s: float, bind: str
+) -> list[str]:
+    """What starts `python -m MODULE`, whose program is `run_rank`, as a child of this process."""
+    return [
+        *(sys.executable, "-m", module, f"--rank={rank}", f"--ranks={ranks}", f"--local-rank={local_rank}"),
+        *(f"--device={device}", f"--backend={backend}", f"--timeout-s={timeout_s}", f"--bind={bind}"),
+        f"--parent-pid={os.getpid()}",
+    ]
+
+
+def run_rank(
+    operations: Mapping[str, Operation], formed: Formed, joining: Joining = lambda _arguments, _join: None
+) -> None:
+    """The whole of a rank's program; does not return."""
+    parser = argparse.ArgumentParser()
+    for name in ("--rank", "--ranks", "--local-rank", "--parent-pid"):
+        parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
+    parser.add_argument("--backend", required=True)
+    parser.add_argument("--timeout-s", type=float, required=True)
+    parser.add_argument("--bind", required=True)
+    arguments = parser.parse_args()
+    _die_with_parent(arguments.parent_pid)
+    faulthandler.enable()  # a crash in compiled code says where; the parent shows the end of it
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # Whatever a library prints must not be taken for a reply.
+    os.dup2(2, 1)
+    code = _RankProcess(arguments, operations, joining, formed, sys.stdin, replies).serve()
+    replies.flush()
+    sys.stderr.flush()
+    # Not sys.exit: after an error the other ranks are gone, and NCCL's destructors would wait for them; and gloo's can
+    # wait for a thread that waits for Python's lock.
+    os._exit(code)
