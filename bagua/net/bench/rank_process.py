@@ -123,7 +123,10 @@ class _RankProcess:
         )
 
 
-def _die_with_parent(parent_pid: int) -> None:
+def die_with_parent(parent_pid: int | None = None) -> None:
+    """The kernel ends this process when its parent ends. `parent_pid`: of the process that started this one, which may
+    have ended since; default: the present parent."""
+    parent_pid = os.getppid() if parent_pid is None else parent_pid
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # The parent may have died before the call above.
     if os.getppid() != parent_pid:
@@ -153,7 +156,7 @@ def run_rank(
     parser.add_argument("--timeout-s", type=float, required=True)
     parser.add_argument("--bind", required=True)
     arguments = parser.parse_args()
-    _die_with_parent(arguments.parent_pid)
+    die_with_parent(arguments.parent_pid)
     faulthandler.enable()  # a crash in compiled code says where; the parent shows the end of it
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # Whatever a library prints must not be taken for a reply.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bagua.net.bench.gloo_worker import die_with_parent
+from bagua.net.bench.rank_process import die_with_parent
 
 _WARMUP = 3
 _PROBES = 2
