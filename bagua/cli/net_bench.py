@@ -13,14 +13,12 @@ from bagua.net import notice, unknown_settings
 from bagua.net.bench.command import EXIT_FAILED, run_in_order
 from bagua.net.bench.errors import UsageError
 from bagua.net.bench.export import check_outputs
-from bagua.net.bench.figures import write_csv
+from bagua.net.bench.figures import write_files
 from bagua.net.bench.launch_environment import LaunchEnvironment, launch_of_run
 from bagua.net.bench.peers.options import PROGRAM as PEERS_PROGRAM
 from bagua.net.bench.peers.options import PeersOptions, parse_peers_options
-from bagua.net.bench.peers.report import PeersReport
 from bagua.net.bench.peers.run import run_peers
 from bagua.net.bench.plot import write_plot
-from bagua.net.bench.result_file import write_result
 from bagua.net.bench.ring.busy_cpus import busy_cpus
 from bagua.net.bench.ring.options import PROGRAM, Options, parse_options
 from bagua.net.bench.ring.places import local_team, maker
@@ -95,8 +93,7 @@ def _run_peers(options: PeersOptions) -> int:
     print(report.head())
     print(report.tables(colour=colour))
     print(report.closing(colour=colour), end="", flush=True)
-    _export(report, options)
-    _say_written(options.json_path, options.csv_path)
+    _say_written(write_files(report.result(), options.json_path, options.csv_path))
     return EXIT_FAILED if report.run.wrong else 0
 
 
@@ -105,7 +102,7 @@ def _deliver(report: Report, options: Options) -> int:
     print(report.head())
     print(report.table(colour=colour, width=width_of_stdout()))
     print(report.closing(colour=colour), end="", flush=True)
-    _export(report, options)
+    written = write_files(report.result(), options.json_path, options.csv_path)
     if options.plot_path is not None:
         write_plot(
             options.plot_path,
@@ -113,23 +110,15 @@ def _deliver(report: Report, options: Options) -> int:
             title=report.title,
             caption=report.machine.caption(),
             reference_gb_s=None if report.limit is None else report.limit.busbw_gb_s,
-            reference_label="raw TCP limit",
         )
-    _say_written(options.json_path, options.csv_path, options.plot_path)
+        written.append(options.plot_path)
+    _say_written(written)
     return EXIT_FAILED if report.wrong else 0
 
 
-def _export(report: Report | PeersReport, options: Options | PeersOptions) -> None:
-    if options.json_path is not None:
-        write_result(options.json_path, report.result())
-    if options.csv_path is not None:
-        write_csv(options.csv_path, report.result())
-
-
-def _say_written(*paths: Path | None) -> None:
-    written = [str(path) for path in paths if path is not None]
+def _say_written(written: list[Path]) -> None:
     if written:
-        print(f"written: {', '.join(written)}")
+        print(f"written: {', '.join(map(str, written))}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from measure.results import case_of, step_figures
 from netlab import DelayUsage
 
 from bagua.net.bench.result_file import Figure
-from bagua.net.bench.table import MISSING
+from bagua.net.bench.table import MISSING, Column, render_rows
 
 from .grid import PlannedNetwork
 from .results import BUSY, NetworkResult, Winner, winner_of
@@ -56,15 +56,12 @@ def rate_name(grid: Grid, delay_ms: float, rate_gbit: float) -> str:
 
 
 def columns_of(lines: Sequence[Sequence[str]]) -> str:
-    """The first column to the left, the others to the right."""
-    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(
-            text.ljust(width) if place == 0 else text.rjust(width)
-            for place, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    """The first line is the head, the first column to the left, the others to the right."""
+    columns = [
+        Column[Sequence[str]](title, "", lambda line, place=place: line[place], left=place == 0)  # type: ignore[misc]
+        for place, title in enumerate(lines[0])
+    ]
+    return render_rows(lines[1:], columns).rstrip()
 
 
 def step_tables(grid: Grid, model: str, algorithms: Sequence[str]) -> str:

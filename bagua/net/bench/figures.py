@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bagua.net.bench.machine import MachineFacts, source_commit
 from bagua.net.bench.measurement import Measurement
-from bagua.net.bench.result_file import Figure, Label, ResultFile
+from bagua.net.bench.result_file import Figure, Label, ResultFile, write_result
 from bagua.net.bench.verdict import PairedRatio
 
 _FACTS = ("cpu_model", "cpus_usable", "kernel", "tcp_congestion_control")
@@ -95,6 +95,15 @@ def result_of(
         parameters={**parameters, **settings},
         notes=tuple(notes),
     )
+
+
+def write_files(result: ResultFile, json_path: Path | None, csv_path: Path | None) -> list[Path]:
+    """--json and --csv, and the files that were written."""
+    if json_path is not None:
+        write_result(json_path, result)
+    if csv_path is not None:
+        write_csv(csv_path, result)
+    return [path for path in (json_path, csv_path) if path is not None]
 
 
 def write_csv(path: Path, result: ResultFile) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bagua.net.bench.figures import measurement_case, measurement_figures, result_of, speedup, write_csv
+from bagua.net.bench.figures import measurement_case, measurement_figures, result_of, speedup, write_files
 from bagua.net.bench.machine import MachineFacts
 from bagua.net.bench.measurement import Measurement
 from bagua.net.bench.nccl_ab.backend import Backend
@@ -15,7 +15,7 @@ from bagua.net.bench.nccl_ab.options import NcclOptions
 from bagua.net.bench.nccl_ab.report import hand_tuned_names, has_envelope
 from bagua.net.bench.nccl_ab.results import BEST_TUNED_NAME, Ratio, Results
 from bagua.net.bench.plot import write_plot
-from bagua.net.bench.result_file import Figure, Label, write_result
+from bagua.net.bench.result_file import Figure, Label
 
 
 def write_outputs(
@@ -33,7 +33,6 @@ def write_outputs(
     setting: str,
 ) -> list[Path]:
     """The files that were written."""
-    written = []
     networks = {group.backend.name: [proof.as_dict() for proof in group.proofs] for group in groups}
     result = result_of(
         f"NCCL with and without the plugin: {setting}",
@@ -44,12 +43,7 @@ def write_outputs(
         gpu=device if gpus else None,
         notes=[*notes, *(f"ERROR: {error}" for error in errors)],
     )
-    if options.json_path is not None:
-        write_result(options.json_path, result)
-        written.append(options.json_path)
-    if options.csv_path is not None:
-        write_csv(options.csv_path, result)
-        written.append(options.csv_path)
+    written = write_files(result, options.json_path, options.csv_path)
     if options.plot_path is not None and results.rows:
         first = results.rows[0].collective
         backends = [group.backend for group in groups]
