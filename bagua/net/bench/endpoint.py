@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import wait
 from typing import Any, Protocol
 
-from bagua.net.bench.errors import BenchError, BenchTimeoutError
+from bagua.net.bench.errors import BenchError
 
 Event = dict[str, Any]
 
@@ -53,7 +53,7 @@ def gather(endpoints: Sequence[Endpoint], expected: str, timeout_s: float, doing
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             names = "; ".join(endpoint.name for endpoint in silent)
-            raise BenchTimeoutError(
+            raise BenchError(
                 f"no answer from {names} within {timeout_s:g} s while {doing}; see that the machine is not overloaded"
                 " and no firewall drops the connections, or allow more with --timeout"
             )

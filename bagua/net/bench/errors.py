@@ -7,10 +7,6 @@ class BenchError(RuntimeError):
     """The message names the value, the cause and the remedy; the command prints it and exits with code 1."""
 
 
-class BenchTimeoutError(BenchError):
-    """A driver did not answer in time."""
-
-
 class ConnectionLostError(BenchError):
     """The other host's process has ended, or cannot be reached any more."""
 

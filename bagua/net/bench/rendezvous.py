@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bagua.net.bench.errors import BenchError, BenchTimeoutError, ConnectionLostError
+from bagua.net.bench.errors import BenchError, ConnectionLostError
 from bagua.net.bench.launch_environment import LaunchEnvironment
 from bagua.net.bench.machine import package_version
 from bagua.rank_list import rank_list
@@ -61,7 +61,7 @@ class LineConnection:
         try:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except TimeoutError as error:
-            raise BenchTimeoutError(
+            raise BenchError(
                 f"{self.peer} has taken nothing for {self._socket.gettimeout():g} s; check that its process runs, and"
                 " that the network between the hosts lets large packets pass"
             ) from error
