@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.bench_command import Bench
-from support.fresh_process import TIMEOUT_S, BuildLibrary, BuildNccl, Completed, RunCommand, RunPython
+from support.fresh_process import TIMEOUT_S, BuildLibrary, BuildNccl, Completed, RunCommand, RunNet, RunPython
 from support.load_driver import LoadDriver, StartDriver
 
 _OURS = ("NCCL_", "BAGUA_NET_", "_BAGUA_NET_", "ENABLE_BAGUA_NET", "TORCH_DEVICE_BACKEND", "LD_LIBRARY_PATH")
@@ -65,6 +65,16 @@ def bagua_net() -> Path:
     script = Path(sys.executable).parent / "bagua-net"
     assert script.exists(), f"{script} is missing: install the package in the environment that runs pytest"
     return script
+
+
+@pytest.fixture
+def net(run_command: RunCommand, bagua_net: Path, environment: dict[str, str]) -> RunNet:
+    """Runs `bagua-net` with these words, in `environment` with these variables besides."""
+
+    def run(*words: object, **variables: str) -> Completed:
+        return run_command([bagua_net, *map(str, words)], environment | variables)
+
+    return run
 
 
 @pytest.fixture

@@ -1,41 +1,41 @@
-"""`bagua-net` itself: help, version, bad usage, and the list of knobs."""
+"""`bagua-net` itself: help, version, bad usage, colour, and the list of settings."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
 import os
+import pty
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.fresh_process import RunCommand
+from support.fresh_process import TIMEOUT_S, RunCommand, RunNet
 
 import bagua
-
-_SUBCOMMANDS = ("run", "env", "enable", "disable", "doctor", "test", "completion", "settings")
-
-
-def test_version(run_command: RunCommand, bagua_net: Path, environment: dict[str, str]) -> None:
-    result = run_command([bagua_net, "--version"], environment)
-    assert result.returncode == 0
-    assert result.stdout == f"bagua-net {importlib.metadata.version('bagua')}\n"
-    assert bagua.__version__ == importlib.metadata.version("bagua")
+from bagua.cli.doctor_report import rendered
+from bagua.cli.net import main, make_parser
+from bagua.cli.terminal import Terminal
+from bagua.net.doctor.finding import Report, Section, fail, ok
 
 
-def test_help_names_every_subcommand(run_command: RunCommand, bagua_net: Path, environment: dict[str, str]) -> None:
-    result = run_command([bagua_net, "--help"], environment)
-    assert result.returncode == 0
-    for subcommand in _SUBCOMMANDS:
-        assert f"\n    {subcommand}" in result.stdout
-    assert 'eval "$(bagua-net env)"' in result.stdout
+def test_version_as_a_script_and_as_a_module(net: RunNet, run_command: RunCommand, environment: dict[str, str]) -> None:
+    version = importlib.metadata.version("bagua")
+    assert bagua.__version__ == version
+    for result in (net("--version"), run_command([sys.executable, "-m", "bagua.cli.net", "--version"], environment)):
+        assert (result.returncode, result.stdout) == (0, f"bagua-net {version}\n")
 
 
-@pytest.mark.parametrize("subcommand", _SUBCOMMANDS)
-def test_help_of_each(subcommand: str, run_command: RunCommand, bagua_net: Path, environment: dict[str, str]) -> None:
-    result = run_command([bagua_net, subcommand, "--help"], environment)
-    assert result.returncode == 0
-    assert result.stdout.startswith(f"usage: bagua-net {subcommand}")
+def test_help_of_all_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    text = capsys.readouterr().out
+    for subcommand in make_parser()[1].choices:
+        with pytest.raises(SystemExit, match="0"):
+            main([subcommand, "--help"])
+        assert capsys.readouterr().out.startswith("usage: bagua-net")
+        assert f"\n    {subcommand}" in text or subcommand == "knobs"
 
 
 @pytest.mark.parametrize(
@@ -49,41 +49,35 @@ def test_help_of_each(subcommand: str, run_command: RunCommand, bagua_net: Path,
         (["bench", "--quik"], "bagua-net-bench"),
         (["stats", "--pid", "abc"], "'abc' is not an integer; give one in 1..4194304"),
         (["top", "--json", "--endpoints", "foo"], "'foo' names no port; write HOST:PORT"),
+        (["top", "--json", "--hosts=-oProxyCommand=x"], "-oProxyCommand=x"),
         (["blame", "--endpoints", "foo"], "'foo' names no port; write HOST:PORT"),
+        (["blame", "--after", "0"], "--after"),
+        (["blame", "--hosts", "a,b c"], "b c"),
         (["env", "--shell", "tcsh"], "invalid choice: 'tcsh'"),
+        (["run", "--nproc=2", "--", "true"], "--nproc=2"),
+        *(
+            (["run", *words], "bagua-net run: no command given; write it after the options: bagua-net run -- ")
+            for words in ([], ["--"], ["--by-name"], ["--by-name", "--"], ["--", ""])
+        ),
     ],
 )
-def test_bad_usage(
-    arguments: list[str], message: str, run_command: RunCommand, bagua_net: Path, environment: dict[str, str]
-) -> None:
-    result = run_command([bagua_net, *arguments], environment)
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert result.stdout == ""
+def test_bad_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(arguments)
+    except SystemExit as exit_:
+        code = int(str(exit_.code))
+    output, errors = capsys.readouterr()
+    assert (code, output) == (2, "")
+    assert message in errors
 
 
-def test_as_a_module(run_command: RunCommand, environment: dict[str, str]) -> None:
-    result = run_command([sys.executable, "-m", "bagua.cli.net", "--version"], environment)
-    assert result.returncode == 0
-    assert result.stdout.startswith("bagua-net ")
-
-
-def test_knobs_as_text_and_json(run_command: RunCommand, bagua_net: Path, environment: dict[str, str]) -> None:
-    text = run_command([bagua_net, "knobs"], environment).stdout
-    knobs = json.loads(run_command([bagua_net, "knobs", "--json"], environment).stdout)
-    assert {"ENABLE_BAGUA_NET", "BAGUA_NET_REQUIRED", "BAGUA_NET_NSTREAMS"} <= {knob["name"] for knob in knobs}
-    for knob in knobs:
-        assert set(knob) == {"name", "type", "default_value", "range", "unit", "meaning"}
-        assert f"{knob['name']}\n    {knob['type']}, default {knob['default_value']}, range {knob['range']}" in text
-
-
-def test_knobs_without_the_compiled_part(
-    run_command: RunCommand, environment: dict[str, str], without_library: dict[str, str]
-) -> None:
-    result = run_command([sys.executable, "-S", "-m", "bagua.cli.net", "knobs"], environment | without_library)
-    assert result.returncode == 1
-    assert result.stderr.startswith("bagua-net knobs: bagua.net._core cannot be imported (")
-    assert "; install the package with `pip install .`" in result.stderr
+def test_settings_as_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["knobs"]) == main(["settings", "--json"]) == 0
+    text, _, document = capsys.readouterr().out.rpartition("\n[")
+    settings = json.loads("[" + document)
+    assert {"ENABLE_BAGUA_NET", "BAGUA_NET_REQUIRED", "BAGUA_NET_NSTREAMS"} <= {one["name"] for one in settings}
+    for one in settings:
+        assert f"{one['name']}\n    {one['type']}, default {one['default_value']}, range {one['range']}" in text
 
 
 def test_a_reader_that_goes_away(run_command: RunCommand, bagua_net: Path, environment: dict[str, str]) -> None:
@@ -94,8 +88,31 @@ def test_a_reader_that_goes_away(run_command: RunCommand, bagua_net: Path, envir
     assert "Exception ignored" not in result.stderr
 
 
-def test_the_command_line_loads_no_torch(run_command: RunCommand, environment: dict[str, str]) -> None:
-    script = "import sys; sys.modules['torch'] = None\nfrom bagua.cli.net import main\nassert main(['env']) == 0\n"
-    result = run_command([sys.executable, "-c", script], environment)
-    assert result.returncode == 0, result.stderr
-    assert os.linesep.join(line.split("=")[0] for line in result.stdout.splitlines()).startswith("export ")
+@pytest.mark.parametrize(
+    ("variables", "has_colour"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_colour_on_a_terminal(
+    variables: dict[str, str], has_colour: bool, bagua_net: Path, environment: dict[str, str]
+) -> None:
+    del environment["NO_COLOR"]
+    ours, theirs = pty.openpty()
+    try:
+        own = {**environment, "TERM": "xterm", **variables}
+        subprocess.run([bagua_net, "knobs"], env=own, stdout=theirs, check=True, timeout=TIMEOUT_S)
+        shown = os.read(ours, 4096)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert (b"\x1b[1mENABLE_BAGUA_NET" in shown) is has_colour
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_a_report_fits_the_terminal(width: int) -> None:
+    table = (("variable", "value"), ("NCCL_DEBUG", "INFO"), ("X", "a b " * 20))
+    findings = (ok("fine"), fail("a long " * 12 + "text", "put it right"))
+    report = Report("1.0.0", (Section("nccl", "NCCL", findings, table=table),), python="/usr/bin/python")
+    shown = rendered(report, "Failed checks: NCCL.", Terminal(width, is_coloured=False))
+    assert max(map(len, shown.splitlines())) <= width
+    for word in ("fine", "put it right", "NCCL_DEBUG", "INFO", "Failed checks: NCCL."):
+        assert word in shown
+    assert "\x1b[1;31mFAIL\x1b[0m" in rendered(report, "", Terminal(width, is_coloured=True))

@@ -24,3 +24,7 @@ class RunCommand(Protocol):
 
 class RunPython(Protocol):
     def __call__(self, script: str, environment: Mapping[str, str], *options: str) -> Completed: ...
+
+
+class RunNet(Protocol):
+    def __call__(self, *words: object, **variables: str) -> Completed: ...
