@@ -51,10 +51,7 @@ def test_which_files_are_read(tmp_path: Path) -> None:
     assert config_files({**in_home, "NCCL_CONF_FILE": ""}, system) == [home, system]
     assert config_files({}, tmp_path / "none") == []
     assert read_settings([home, system]) == [ConfigSetting("WHERE", ".nccl.conf", home)]
-
-
-def test_an_unreadable_file_is_passed_over(tmp_path: Path) -> None:
-    assert read_settings([tmp_path]) == []
+    assert read_settings([tmp_path]) == [], "one that cannot be read"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -111,40 +108,25 @@ def test_mode_and_link_are_kept(mode: int, tmp_path: Path) -> None:
     assert file.read_text() == "NCCL_DEBUG=WARN\n"
 
 
-def test_a_missing_directory(tmp_path: Path) -> None:
-    with pytest.raises(ConfigFileError, match=r"cannot be written \(No such file or directory\)\nCreate the directory"):
-        enable(tmp_path / "none" / "nccl.conf", _PLUGIN, force=False)
-
-
-def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_system_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated: root, as whom containers test, may write everywhere."""
 
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    file = tmp_path / "nccl.conf"
-    monkeypatch.setattr(tempfile, "mkstemp", refused)
-    with pytest.raises(
-        ConfigFileError, match=r"nccl\.conf cannot be written \(Permission denied\)\nRun the command as"
-    ):
-        enable(file, _PLUGIN, force=False)
-    monkeypatch.setattr(Path, "read_bytes", refused)
-    with pytest.raises(
-        ConfigFileError, match=r"cannot be read \(Permission denied\)\nRun the command as the file's owner"
-    ):
-        disable(file)
-
-
-def test_not_removable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigFileError, match=r"cannot be written \(No such file or directory\)\nCreate the directory"):
+        enable(tmp_path / "none" / "nccl.conf", _PLUGIN, force=False)
     file = tmp_path / "nccl.conf"
     enable(file, _PLUGIN, force=False)
-
-    def refused(*_: object, **__: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(Path, "unlink", refused)
-    with pytest.raises(ConfigFileError, match=r"cannot be removed \(Read-only file system\)\nFix the cause, or name"):
-        disable(file)
+    for owner, name, call, told in (
+        (Path, "unlink", disable, "removed"),
+        (tempfile, "mkstemp", lambda one: enable(one, "/moved", force=False), "written"),
+        (Path, "read_bytes", disable, "read"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, refused)
+            with pytest.raises(ConfigFileError, match=f"cannot be {told} .Permission denied.\n"):
+                call(file)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,10 +28,10 @@ def test_only_active_ports_count(tmp_path: Path) -> None:
         rdma.RdmaPort("mlx5_0", "2", ""),
         rdma.RdmaPort("mlx5_1", "1", "400 Gb/sec (4X NDR)"),
     ]
-
-
-def test_no_rdma_at_all(tmp_path: Path) -> None:
     assert rdma.active_ports(tmp_path / "none") == []
+    assert not rdma.has_device_files(tmp_path)
+    (tmp_path / "uverbs0").touch()
+    assert rdma.has_device_files(tmp_path)
 
 
 def test_activation_reads_this_hosts_ports(
