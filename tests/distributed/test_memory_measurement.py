@@ -1,5 +1,4 @@
-"""`measure memory` with two real ranks on CPUs and a model of 24 MiB. What needs no ranks is in
-tests/unit/test_memory_measurement.py."""
+"""`measure memory` with two real ranks on CPUs and a model of 24 MiB."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from support.ports import free_port
 
-from bagua.cli import net_doctor_peer
 from bagua.cli.net import main
 from bagua.net.bench import remote_place
 from bagua.net.bench.errors import BenchError, ConnectionLostError
@@ -177,9 +176,11 @@ def test_nothing_listens_there() -> None:
         examine(port)
 
 
-def test_a_name_that_cannot_be_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--peer", "no..host", "--token", "x"]) == 1
-    assert "the name 'no..host' cannot be resolved" in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["no..host", "no-such-host.invalid"])
+def test_a_name_that_is_unknown(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Told before what to start there."""
+    assert main(["doctor", "--peer", name, "--wait", "0"]) == 1
+    assert capsys.readouterr().err.startswith(f"bagua-net doctor: the name '{name}' cannot be resolved")
 
 
 def test_a_peer_that_goes_away_in_the_middle() -> None:
@@ -382,12 +383,6 @@ def test_a_peer_that_is_this_host_raises_no_alarm() -> None:
     assert not is_same_host("10.0.0.1", "10.0.0.1", replace(HERE, identity=""), replace(HERE, identity=""))
 
 
-def test_an_unknown_name_is_told_before_what_to_start_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--peer", "no-such-host.invalid", "--wait", "0"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("bagua-net doctor: the name 'no-such-host.invalid' cannot be resolved")
-
-
 def test_addresses_that_do_not_answer() -> None:
     section = check_ports({"10.1.0.2": "timed out", "10.2.0.2": ""}, rates(1, 1, 1), "10.0.0.1", "10.0.0.2")
     assert statuses(section) == [Status.WARN, Status.OK, Status.OK]
@@ -407,21 +402,6 @@ def test_the_kernel_tells_round_trip_and_mtu(family: socket.AddressFamily) -> No
 
 
 # --- the command ---
-
-
-@pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [
-        ("node1", "node1", 29512),
-        ("node1:99", "node1", 99),
-        ("10.0.0.2:99", "10.0.0.2", 99),
-        ("fd77::2", "fd77::2", 29512),
-        ("[fd77::2]:99", "fd77::2", 99),
-        ("[fe80::1%eth0]", "fe80::1%eth0", 29512),
-    ],
-)
-def test_names_of_peers(text: str, host: str, port: int) -> None:
-    assert net_doctor_peer._host_and_port(text) == (host, port)
 
 
 @pytest.mark.parametrize(

@@ -86,16 +86,6 @@ def test_a_peer_that_is_killed_in_the_middle(lab: Lab, variables: dict[str, str]
     assert "Traceback" not in text
 
 
-def test_an_unknown_name_and_a_closed_port(lab: Lab, variables: dict[str, str]) -> None:
-    result = lab.run(0, doctor("--peer", "no-such-host.invalid", "--token", "abc"), variables)
-    assert result.returncode == 1
-    assert "the name 'no-such-host.invalid' cannot be resolved" in result.stderr
-    result = lab.run(0, doctor("--peer", f"{_PEER}:4711", "--wait", "0"), variables)
-    assert result.returncode == 1
-    assert f"On {_PEER}, run:\n  bagua-net doctor --serve 4711 --token " in result.stderr
-    assert f"{_PEER}, port 4711: Connection refused" in result.stderr
-
-
 @pytest.mark.parametrize("logs_in", [True, False])
 def test_over_ssh(lab: Lab, variables: dict[str, str], tmp_path: Path, logs_in: bool) -> None:
     """`ssh` is played: it runs the command on the other host of the lab."""

@@ -21,52 +21,42 @@ def _parameter() -> Any:
     return nn.Parameter(torch.arange(6.0).view(2, 3))
 
 
-def _grad(parameter: Any) -> Any:
-    return parameter.grad
-
-
-def _set_grad(parameter: Any, new: Any) -> None:
-    parameter.grad = new
-
-
-def test_an_ordinary_tensor_is_none() -> None:
-    tensor: Any = torch.ones(2)
+def test_an_ordinary_tensor_is_none_and_a_view_may_be_one() -> None:
+    tensor: Any = torch.ones(2, 3)
     assert not tensor.is_bagua_tensor()
     assert not hasattr(tensor, "bagua_tensor_name")
     assert not hasattr(tensor, "bagua_module_name")
     for call in (tensor.bagua_getter_closure, tensor.bagua_backend_tensor, tensor.bagua_mark_communication_ready):
         with pytest.raises(RuntimeError, match=r"not a Bagua tensor\. Call its ensure_bagua_tensor"):
             call()
-
-
-def test_in_place_and_as_a_view() -> None:
-    tensor: Any = torch.ones(2, 3)
+    view = tensor.to_bagua_tensor("name", "module")
+    assert not tensor.is_bagua_tensor()
+    assert view.is_bagua_tensor()
+    assert view.data_ptr() == tensor.data_ptr()
+    assert view.bagua_getter_closure() is view
     assert tensor.ensure_bagua_tensor("name", "module") is tensor
     assert (tensor.bagua_tensor_name, tensor.bagua_module_name) == ("name", "module")
-    other: Any = torch.ones(2, 3)
-    view = other.to_bagua_tensor("name", "module")
-    assert not other.is_bagua_tensor()
-    assert view.is_bagua_tensor()
-    assert view.data_ptr() == other.data_ptr()
-    assert view.bagua_getter_closure() is view
 
 
 def test_the_effective_tensor_is_what_the_closures_say() -> None:
     parameter = _parameter()
-    parameter.ensure_bagua_tensor("p", "m", _grad, _set_grad)
-    # One that does not exist is made of zeros.
-    assert not parameter.bagua_getter_closure().any()
-    assert parameter.grad is not None
-    gradient = torch.full((2, 3), 7.0)
-    parameter.bagua_setter_closure(gradient)
-    assert parameter.grad is gradient
-    assert parameter.bagua_backend_tensor() is gradient
-    # It is asked each time.
-    parameter.grad = None
-    assert not parameter.bagua_getter_closure().any()
+    parameter.ensure_bagua_tensor("p", "m", gradient_of, set_gradient)
+    # One that does not exist is made of zeros. It is asked each time.
+    for _ in range(2):
+        assert not parameter.bagua_getter_closure().any()
+        assert parameter.grad is not None
+        gradient = torch.full((2, 3), 7.0)
+        parameter.bagua_setter_closure(gradient)
+        assert parameter.grad is gradient
+        assert parameter.bagua_backend_tensor() is gradient
+        parameter.grad = None
+    assert parameter.bagua_ensure_grad() is parameter
+    gradient = parameter.grad
+    assert not gradient.any()
+    assert parameter.bagua_ensure_grad().grad is gradient
 
 
-def test_without_closures_the_tensor_itself_takes_over_the_memory() -> None:
+def test_without_a_setter_the_effective_tensor_takes_over_the_memory() -> None:
     parameter = _parameter()
     parameter.ensure_bagua_tensor("p", "m")
     assert parameter.bagua_getter_closure() is parameter
@@ -75,21 +65,6 @@ def test_without_closures_the_tensor_itself_takes_over_the_memory() -> None:
     assert parameter.data_ptr() == new.data_ptr()
     assert parameter.shape == (2, 3)
     assert parameter.requires_grad
-
-
-def test_with_a_getter_alone_the_effective_tensor_moves() -> None:
-    parameter = _parameter()
-    parameter.extra = torch.ones(4)
-    parameter.ensure_bagua_tensor("p", "m", lambda one: one.extra)
-    kept, new = parameter.extra, torch.zeros(4)
-    parameter.bagua_setter_closure(new)
-    assert parameter.extra is kept
-    assert kept.data_ptr() == new.data_ptr()
-
-
-def test_storage() -> None:
-    parameter = _parameter()
-    parameter.ensure_bagua_tensor("p", "m")
     memory = torch.arange(20.0)
     for storage in (memory.untyped_storage(), memory._typed_storage()):
         with warnings.catch_warnings():
@@ -97,44 +72,38 @@ def test_storage() -> None:
             parameter.bagua_set_storage(storage, 3)
         assert torch.equal(parameter, memory[3:9].view(2, 3))
         assert parameter.data_ptr() == memory[3:].data_ptr()
-
-
-def test_gradient_is_made_when_asked() -> None:
-    parameter = _parameter()
-    assert parameter.bagua_ensure_grad() is parameter
-    assert not parameter.grad.any()
-    gradient = parameter.grad
-    assert parameter.bagua_ensure_grad().grad is gradient
+    other = _parameter()
+    other.extra = torch.ones(4)
+    other.ensure_bagua_tensor("q", "m", lambda one: one.extra)
+    kept, new = other.extra, torch.zeros(4)
+    other.bagua_setter_closure(new)
+    assert other.extra is kept
+    assert kept.data_ptr() == new.data_ptr()
 
 
 def test_names_cannot_change_but_closures_can() -> None:
     parameter = _parameter()
     parameter.ensure_bagua_tensor("p")
-    parameter.ensure_bagua_tensor("p", "m", _grad, _set_grad)
+    parameter.ensure_bagua_tensor("p", "m", gradient_of, set_gradient)
     assert parameter.bagua_module_name == "m"
-    parameter.ensure_bagua_tensor(getter_closure=_grad)
+    parameter.ensure_bagua_tensor(getter_closure=gradient_of)
     assert (parameter.bagua_tensor_name, parameter.bagua_module_name) == ("p", "m")
     with pytest.raises(ValueError, match=r"'p' cannot be renamed to 'q'"):
         parameter.ensure_bagua_tensor("q")
     with pytest.raises(ValueError, match=r"belongs to module 'm', not to 'other'"):
         parameter.ensure_bagua_tensor("p", "other")
     with pytest.raises(ValueError, match=r"needs a getter_closure"):
-        parameter.ensure_bagua_tensor("p", "m", setter_closure=_set_grad)
-
-
-def test_a_mark_needs_a_bucket_that_is_communicated() -> None:
-    parameter = _parameter()
-    parameter.ensure_bagua_tensor("p", "m")
+        parameter.ensure_bagua_tensor("p", "m", setter_closure=set_gradient)
     for mark in (
         parameter.bagua_mark_communication_ready,
         parameter.bagua_mark_communication_ready_without_synchronization,
     ):
         with pytest.raises(RuntimeError, match=r"'p' belongs to no bucket"):
             mark()
-
-
-def _through_pickle(tensor: Any) -> Any:
-    return pickle.loads(pickle.dumps(tensor))
+    for _ in range(2):
+        drop_record(parameter)
+        assert record_of(parameter) is None
+    parameter.ensure_bagua_tensor("another", "module")
 
 
 def _through_file(tensor: Any) -> Any:
@@ -144,7 +113,7 @@ def _through_file(tensor: Any) -> Any:
     return torch.load(file, weights_only=False)
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, _through_pickle, _through_file])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one)), _through_file])
 @pytest.mark.parametrize("make", [_parameter, lambda: torch.ones(2, 3)], ids=["parameter", "tensor"])
 def test_copies_are_ordinary_tensors(duplicate: Any, make: Any) -> None:
     tensor = make()
@@ -156,12 +125,3 @@ def test_copies_are_ordinary_tensors(duplicate: Any, make: Any) -> None:
     other.ensure_bagua_tensor("q", "another module")
     assert tensor.bagua_tensor_name == "p"
     assert bucket.check_flatten()
-
-
-def test_a_record_can_be_dropped() -> None:
-    parameter = _parameter()
-    parameter.ensure_bagua_tensor("p", "m", gradient_of, set_gradient)
-    drop_record(parameter)
-    assert record_of(parameter) is None
-    drop_record(parameter)
-    parameter.ensure_bagua_tensor("another", "module")

@@ -54,64 +54,43 @@ def write_config(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-@pytest.mark.parametrize("name", ["ENABLE_BAGUA_NET", "BAGUA_NET_REQUIRED"])
-def test_on_where_it_was_activated(name: str) -> None:
-    import_bagua(**{name: "1"})
-    assert told() == "Bagua-Net on"
-
-
-def test_off_where_nobody_asked() -> None:
-    import_bagua()
-    assert told() == "Bagua-Net off"
+ASKED = {"ENABLE_BAGUA_NET": "1"}
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("NCCL_NET", "Socket"), ("NCCL_NET_PLUGIN", "none"), ("NCCL_NET_PLUGIN", "ofi"), ("NCCL_NET_PLUGIN", "")],
+    ("variables", "file", "state"),
+    [
+        (ASKED, "", "on"),
+        ({"BAGUA_NET_REQUIRED": "1"}, "", "on"),
+        ({}, "", "off"),
+        ({}, "NCCL_NET_PLUGIN={library}", "on"),
+        *((ASKED | {name: value}, "", "off") for name, value in (("NCCL_NET", "Socket"), ("NCCL_NET_PLUGIN", "ofi"))),
+        (ASKED, "NCCL_NET=Socket", "off"),
+        (ASKED, "NCCL_NET_PLUGIN=", "off"),
+        *(
+            case
+            for name, value in (("ENABLE_BAGUA_NET", "0"), ("NCCL_NET", "IB"), ("NCCL_NET_PLUGIN", "none"))
+            for case in (
+                ({name: value}, "NCCL_NET_PLUGIN={library}", "off"),
+                ({}, f"{name}={value}\nNCCL_NET_PLUGIN={{library}}", "off"),
+            )
+        ),
+    ],
 )
-@pytest.mark.parametrize("place", ["environment", "file"])
-def test_off_where_a_setting_leads_elsewhere(name: str, value: str, place: str, tmp_path: Path) -> None:
-    if place == "environment":
-        import_bagua(ENABLE_BAGUA_NET="1", **{name: value})
-    else:
-        write_config(tmp_path / ".nccl.conf", f"{name}={value}\n")
-        import_bagua(ENABLE_BAGUA_NET="1")
-    assert told() == "Bagua-Net off"
-
-
-def test_off_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> Path:
-        raise MissingFileError("not installed")
-
-    monkeypatch.setattr(activation, "library_path", missing)
-    import_bagua(ENABLE_BAGUA_NET="1")
-    assert told() == "Bagua-Net off"
+@pytest.mark.parametrize("place", [".nccl.conf", "etc/nccl.conf"])
+def test_what_nccl_will_do(
+    variables: dict[str, str], file: str, state: str, place: str, library: Path, tmp_path: Path
+) -> None:
+    write_config(tmp_path / place, file.format(library=library) + "\n")
+    import_bagua(**variables)
+    assert told() == f"Bagua-Net {state}"
+    assert told("cpu") == "no group", "nothing is said of it there"
 
 
 def test_off_where_it_was_asked_for_too_late() -> None:
     """Nobody has told NCCL."""
     import_bagua()
     os.environ["ENABLE_BAGUA_NET"] = "1"
-    assert told() == "Bagua-Net off"
-
-
-@pytest.mark.parametrize("file", [".nccl.conf", "etc/nccl.conf"])
-def test_on_by_a_configuration_file(file: str, library: Path, tmp_path: Path) -> None:
-    path = tmp_path / file
-    path.parent.mkdir(exist_ok=True)
-    nccl_config_file.enable(path, str(library), force=False)
-    import_bagua()
-    assert told() == "Bagua-Net on"
-
-
-@pytest.mark.parametrize("name", ["ENABLE_BAGUA_NET", "NCCL_NET", "NCCL_NET_PLUGIN"])
-@pytest.mark.parametrize("place", ["environment", "file"])
-def test_off_in_spite_of_a_configuration_file(name: str, place: str, library: Path, tmp_path: Path) -> None:
-    setting = {"ENABLE_BAGUA_NET": "0", "NCCL_NET": "IB", "NCCL_NET_PLUGIN": "none"}[name]
-    path = tmp_path / ".nccl.conf"
-    before = f"{name}={setting}\n" if place == "file" else ""
-    write_config(path, f"{before}NCCL_NET_PLUGIN={library}\n")
-    import_bagua(**({name: setting} if place == "environment" else {}))
     assert told() == "Bagua-Net off"
 
 
@@ -123,22 +102,20 @@ def test_on_where_the_process_was_started_with_it(library: Path, monkeypatch: py
     assert told() == "Bagua-Net on"
 
 
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [(activation, "library_path", MissingFileError("x")), (nccl_config_file, "config_files", PermissionError("x"))],
+)
+def test_what_cannot_be_found_out_is_no_error(
+    owner: Any, name: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, mock.Mock(side_effect=error))
+    import_bagua(**ASKED)
+    assert told() == "Bagua-Net off"
+
+
 @pytest.mark.parametrize("name", ["ENABLE_BAGUA_NET", "BAGUA_NET_REQUIRED"])
 def test_a_value_that_means_nothing_is_no_error(name: str, library: Path) -> None:
     """It was one, or a warning, at import; the library does not start with it."""
     os.environ.update({"NCCL_NET_PLUGIN": str(library), name: "maybe"})
     assert told() == "Bagua-Net off"
-
-
-def test_what_cannot_be_read_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(*_: object) -> list[Path]:
-        raise PermissionError("/home/other/.nccl.conf")
-
-    monkeypatch.setattr(nccl_config_file, "config_files", forbidden)
-    import_bagua(ENABLE_BAGUA_NET="1")
-    assert told() == "Bagua-Net off"
-
-
-def test_nothing_is_said_of_it_on_the_cpu() -> None:
-    import_bagua(ENABLE_BAGUA_NET="1")
-    assert told("cpu") == "no group"

@@ -1,0 +1,120 @@
+"""What `bagua-net doctor` says of interfaces and RDMA."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+
+from bagua.net import native, rdma
+from bagua.net.doctor import interface_state, network_check
+from bagua.net.doctor.finding import Finding, Section, Status
+
+_ETH0 = native.Interface("eth0", "192.0.2.1", 25000, 0, "/sys/devices/x", False, True, "first")
+_ETH1 = replace(_ETH0, name="eth1", address="192.0.2.2", used=False, reason="skipped: not eth0")
+_LO = native.Interface("lo", "127.0.0.1", 0, -1, "", True, False, "loopback, and eth0 is usable")
+
+
+def only(section: Section) -> Finding:
+    (finding,) = section.findings
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("used", "named"),
+    [
+        ([_ETH0, replace(_LO, address="")], None),
+        ([replace(_LO, used=True)], "only loopback is used (lo): jobs of one host work, jobs of several do not"),
+        ([replace(_ETH0, name="docker0", address="172.17.0.1", pci_path="")], "docker0 (172.17.0.1)"),
+        ([_ETH0, replace(_ETH0, name="bridge", address="172.17.0.1", pci_path="")], "bridge (172.17.0.1)"),
+        ([_ETH0, replace(_LO, used=True)], "loopback (lo)"),
+        ([replace(_ETH0, address="172.17.0.1")], None),  # a real network may have that address
+    ],
+)
+def test_interfaces_that_lead_to_no_other_host(
+    monkeypatch: pytest.MonkeyPatch, used: list[native.Interface], named: str | None
+) -> None:
+    monkeypatch.setattr(native, "interfaces", lambda _: used)
+    section = network_check.check_interfaces({})
+    assert only(section).status is (Status.OK if named is None else Status.WARN)
+    assert named is None or named in only(section).text
+    assert [row[0] for row in section.table[1:]] == [one.name for one in used]
+
+
+@pytest.mark.parametrize(
+    ("rows", "status", "text"),
+    [
+        (
+            [_ETH0, _ETH1],
+            Status.WARN,
+            "1 of 2 NICs with a link and an address are used; not eth1 (25 Gb/s, skipped: not",
+        ),
+        ([_ETH0, replace(_ETH1, speed_mbps=1000)], Status.OK, "not eth1 (1 Gb/s, skipped: not eth0)"),
+        ([replace(_ETH0, speed_mbps=0), _ETH1], Status.OK, "not eth1 (25 Gb/s"),  # nothing to compare it with
+        ([_ETH0, replace(_ETH1, used=True)], None, ""),
+        ([_ETH0, replace(_ETH1, address="")], None, ""),  # a port that nobody has set up
+        ([_ETH0, replace(_ETH1, pci_path="")], None, ""),  # a bridge
+    ],
+)
+def test_nics_that_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, rows: list[native.Interface], status: Status | None, text: str
+) -> None:
+    monkeypatch.setattr(native, "interfaces", lambda _: rows)
+    monkeypatch.setattr(interface_state, "has_lost_carrier", lambda _: False)
+    section = network_check.check_interfaces({})
+    assert len(section.findings) == (1 if status is None else 2)
+    if status is not None:
+        assert section.findings[1].status is status
+        assert text in section.findings[1].text
+    if status is Status.WARN:
+        assert section.findings[1].remedy.startswith("set NCCL_SOCKET_IFNAME=eth0,eth1 if ")
+
+
+def test_a_nic_without_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "interfaces", lambda _: [_ETH0, _ETH1, replace(_ETH1, name="docker0", pci_path="")])
+    monkeypatch.setattr(interface_state, "has_lost_carrier", lambda name: name != "eth0")
+    _, finding = network_check.check_interfaces({}).findings
+    assert finding.status is Status.WARN
+    assert finding.text == "eth1 (192.0.2.2) is switched on but has no link: it is not RUNNING"
+
+
+def test_flags_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up without RUNNING; up and RUNNING; switched off."""
+    assert not interface_state.has_lost_carrier("lo")
+    assert not interface_state.has_lost_carrier("no-such-nic")
+    for flags, lost in ((0x1003, True), (0x1043, False), (0x1002, False)):
+        answer = struct.pack("16sH", b"eth1", flags) + bytes(238)
+        monkeypatch.setattr(interface_state.fcntl, "ioctl", lambda *_, answer=answer: answer)
+        assert interface_state.has_lost_carrier("eth1") is lost
+
+
+def test_no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise ValueError("NCCL_SOCKET_IFNAME=eth9 matches nothing of lo, eth0; correct it")
+
+    monkeypatch.setattr(native, "interfaces", refuse)
+    finding = only(network_check.check_interfaces({}))
+    assert finding == Finding(Status.FAIL, "NCCL_SOCKET_IFNAME=eth9 matches nothing of lo, eth0", "correct it")
+
+
+_UP = rdma.RdmaPort("mlx5_0", "1", "400 Gb/sec")
+_DOWN = rdma.RdmaPort("mlx5_1", "1", "", "DOWN")
+
+
+@pytest.mark.parametrize(
+    ("ports", "inactive", "has_device_files", "said"),
+    [
+        ([], [], True, ""),
+        ([_UP], [], True, "mlx5_0:1 (400 Gb/sec), which Bagua-Net replaces by TCP"),
+        ([], [_DOWN], True, "this host has RDMA devices, but no port of them is active: mlx5_1:1 (DOWN)"),
+        ([_UP], [_DOWN], True, "mlx5_0:1 (400 Gb/sec), which Bagua-Net replaces"),  # a second one without a cable
+        ([_UP], [], False, "(mlx5_0:1), which this environment cannot use: /dev/infiniband is missing"),
+    ],
+)
+def test_rdma(ports: list[rdma.RdmaPort], inactive: list[rdma.RdmaPort], has_device_files: bool, said: str) -> None:
+    section = network_check.check_rdma(ports, {}, inactive, has_device_files=has_device_files)
+    assert only(section).status is (Status.WARN if said else Status.OK)
+    assert said in only(section).text
+    switched_off = network_check.check_rdma(ports, {"NCCL_IB_DISABLE": "1"}, inactive, has_device_files=False)
+    assert only(switched_off).status is Status.OK
