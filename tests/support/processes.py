@@ -1,10 +1,14 @@
-"""What tests ask about processes: whether one still lives, and to wait until something holds."""
+"""What tests ask about processes: whether one still lives, to wait until something holds, and to do it in a child."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def is_alive(pid: int) -> bool:
@@ -31,3 +35,28 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float) -> None
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
         time.sleep(0.02)
+
+
+def forked(function: Callable[..., object], *arguments: Any) -> int:
+    """The pid of a child that calls it. An exception is its exit status 1."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        signal.alarm(60)  # ends it, should it hang
+        try:
+            function(*arguments)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return child
+
+
+def exit_code_of(child: int) -> int:
+    """Waits for it. Negative: the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def in_child(function: Callable[..., object], *arguments: Any) -> None:
+    assert exit_code_of(forked(function, *arguments)) == 0
