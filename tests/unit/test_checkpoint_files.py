@@ -6,8 +6,9 @@ import logging
 import os
 import shutil
 import subprocess
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,17 @@ from bagua.torch_api.checkpoint import (
     staging,
 )
 from bagua.torch_api.contrib import fuse_optimizer
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """In memory: which files a loss of power takes is simulated, and each wait for a busy disk would be one for
+    nothing."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="bagua-checkpoints-") as folder:
+        yield Path(folder)
 
 
 def filled(value: float) -> nn.Linear:
@@ -194,11 +206,8 @@ def test_old_ones_are_deleted_and_later_ones_are_not(tmp_path: Path) -> None:
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_saved_is_iteration_0(tmp_path: Path) -> None:
-    assert loaded(tmp_path / "missing") == (0, 0)
-
-
 def test_strict(tmp_path: Path) -> None:
+    assert loaded(tmp_path / "missing") == (0, 0)
     save_checkpoint(1, tmp_path, filled(1))
     other = nn.Linear(3, 2, bias=False)
     with pytest.raises(RuntimeError, match=r"Unexpected key.*bias"):

@@ -15,17 +15,11 @@ if importlib.util.find_spec("lightning") is None:
 # Importing Lightning takes seconds, and minutes on a machine where everything else is being built.
 TIMEOUT_S = 240
 
-
-def run(script: str, **environment: str) -> None:
-    given = {**os.environ, "PYTHONSAFEPATH": "1", **environment}
-    done = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_the_name_is_known_and_the_strategy_is_imported_when_it_is_used(package: str) -> None:
-    run(f"""
-import sys
+SCRIPT = """
+import os, sys
+import torch
+assert "bagua.lightning_name" in sys.modules
+assert "bagua.lightning" not in sys.modules and "lightning" not in sys.modules
 import {package} as package
 from {package} import strategies
 assert "bagua" in strategies.StrategyRegistry
@@ -36,38 +30,25 @@ assert strategies.__loader__ is strategies.__spec__.loader
 trainer = package.Trainer(strategy="bagua", accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
 assert isinstance(trainer.strategy, strategies.DDPStrategy)
 from bagua.lightning import BaguaStrategy
-import lightning_bagua, lightning_bagua.strategy, lightning_bagua.environment
+import lightning_bagua, lightning_bagua.strategy
+from lightning_bagua.environment import BaguaEnvironment
 assert isinstance(trainer.strategy, BaguaStrategy)
 assert lightning_bagua.BaguaStrategy is lightning_bagua.strategy.BaguaStrategy is BaguaStrategy
-environment = lightning_bagua.environment.BaguaEnvironment
-assert not environment.detect()
-""")
-
-
-def test_the_environment_of_the_old_launchers() -> None:
-    run(
-        """
-from lightning_bagua.environment import BaguaEnvironment
+# The environment of the old launchers.
+assert not BaguaEnvironment.detect()
+os.environ |= dict(MASTER_ADDR="10.0.0.1", MASTER_PORT="29500", BAGUA_SERVICE_PORT="29501", WORLD_SIZE="4", RANK="3",
+                   LOCAL_RANK="1", NODE_RANK="1")
 assert BaguaEnvironment.detect()
 found = BaguaEnvironment()
 assert (found.main_address, found.main_port, found.service_port) == ("10.0.0.1", 29500, 29501)
 assert (found.world_size(), found.global_rank(), found.local_rank(), found.node_rank()) == (4, 3, 1, 1)
 assert found.creates_processes_externally
-""",
-        MASTER_ADDR="10.0.0.1",
-        MASTER_PORT="29500",
-        BAGUA_SERVICE_PORT="29501",
-        WORLD_SIZE="4",
-        RANK="3",
-        LOCAL_RANK="1",
-        NODE_RANK="1",
-    )
+"""
 
 
-def test_without_lightning_nothing_is_imported() -> None:
-    run("""
-import sys
-import torch
-assert "bagua.lightning_name" in sys.modules
-assert "bagua.lightning" not in sys.modules and "lightning" not in sys.modules
-""")
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_the_name_is_known_and_the_strategy_is_imported_when_it_is_used(package: str) -> None:
+    command = [sys.executable, "-c", SCRIPT.format(package=package)]
+    given = {**os.environ, "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
