@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs PyTorch, whose optimizers are fused")
 import torch
+from support.tool_module import load_script
 from torch import nn, optim
 
 from bagua.torch_api.contrib.fuse import fuse_optimizer, fused_parameters
@@ -147,3 +148,9 @@ def test_gradients_that_are_others_in_each_step_are_not_planned_for_each_time(mo
     assert len(plans) < 20
     assert len(fused_parameters(optimizer)) == 40
     assert all(map(torch.equal, parameters, others))
+
+
+def test_the_example_has_the_same_losses(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["fuse_optimizer.py", "--layers", "3", "--steps", "3"])
+    load_script("examples/fuse_optimizer.py").main()
+    assert "with fuse_step the same" in capsys.readouterr().out
