@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 from support.fresh_process import RunCommand
-from support.load_driver import ANSWER_S, StartDriver, plugin_library, quit_all
+from support.load_driver import ANSWER_S, StartDriver, connect_ring, plugin_library, quit_all
 from support.processes import wait_until
 from support.stats_page import Comm, page_bytes, page_of_this_process
 
@@ -229,11 +229,7 @@ def test_a_real_ring_that_is_held_up(
     options = ["ring", "--nranks", 3, "--transport", "plugin", "--library", plugin_library()]
     variables = {"WORLD_SIZE": "3", "BAGUA_NET_STALL_S": "1", "BAGUA_DRIVER_LOG": "warn"}
     ranks = [start_driver(*options, "--rank", rank, RANK=str(rank), **variables) for rank in range(3)]
-    handles = [rank.expect("listening")["handles"] for rank in ranks]
-    for index, rank in enumerate(ranks):
-        rank.say("connect " + " ".join(handles[(index + 1) % 3]))
-    for rank in ranks:
-        rank.expect("connected")
+    connect_ring(ranks)
 
     def blamed() -> list[tuple[int, str]]:
         """Other tests may run processes at the same time."""

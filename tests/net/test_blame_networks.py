@@ -10,18 +10,11 @@ from pathlib import Path
 
 import pytest
 from support.fresh_process import RunCommand
-from support.load_driver import ANSWER_S, LoadDriver, plugin_library
+from support.labs import NEEDS_LAB, Lab
+from support.load_driver import ANSWER_S, LoadDriver, connect_ring, plugin_library
 from support.processes import wait_until
 
-_ROOT = Path(__file__).resolve().parents[2]
-if str(_ROOT / "tools") not in sys.path:
-    sys.path.append(str(_ROOT / "tools"))  # behind everything else: `tools` holds programs, not an installed package
-
-from netlab import Lab, missing_privilege  # noqa: E402
-
-_LACKING = missing_privilege()
-
-pytestmark = [pytest.mark.netns, pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))]
+pytestmark = NEEDS_LAB
 
 RANKS = 3
 LARGE, SMALL = 32 << 20, 3000  # more than the socket buffers hold, and so little that a send is done at once
@@ -39,11 +32,7 @@ def connected_ring(lab: Lab, tmp_path: Path, environment: dict[str, str]) -> Ite
             with lab.inside(rank):
                 log = tmp_path / f"rank{rank}.log"
                 ranks.append(LoadDriver(["ring", "--rank", rank, *options], variables, log))
-        handles = [rank.expect("listening")["handles"] for rank in ranks]
-        for index, rank in enumerate(ranks):
-            rank.say("connect " + " ".join(handles[(index + 1) % RANKS]))
-        for rank in ranks:
-            rank.expect("connected")
+        connect_ring(ranks)
         yield ranks
     finally:
         for rank in ranks:

@@ -11,16 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.labs import NEEDS_LAB, Lab
 from support.processes import wait_until
 
-_ROOT = Path(__file__).resolve().parents[2]
-if str(_ROOT / "tools") not in sys.path:
-    sys.path.append(str(_ROOT / "tools"))  # behind everything else: `tools` holds programs, not an installed package
-
-from netlab import Lab, missing_privilege  # noqa: E402
-
-_LACKING = missing_privilege()
-pytestmark = [pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING)), pytest.mark.netns]
+pytestmark = NEEDS_LAB
 
 _PEER = "10.77.0.2"
 _OTHER_VERSION = """

@@ -5,7 +5,6 @@ Two bagua-net-drivers, each on a host of its own (a network namespace), or both 
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,16 +12,8 @@ from pathlib import Path
 
 import pytest
 from support.lab_ring import Ring
-from support.load_driver import ANSWER_S, LoadDriver, StartDriver, plugin_library
-
-_ROOT = Path(__file__).resolve().parents[2]
-if str(_ROOT / "tools") not in sys.path:
-    sys.path.append(str(_ROOT / "tools"))  # behind everything else: `tools` holds programs, not an installed package
-
-from netlab import Lab, missing_privilege  # noqa: E402
-
-_LACKING = missing_privilege()
-needs_namespaces = pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))
+from support.labs import Lab, needs_lab
+from support.load_driver import ANSWER_S, LoadDriver, StartDriver, connect_ring, plugin_library, quit_all
 
 Pair = tuple[LoadDriver, LoadDriver]
 
@@ -47,14 +38,6 @@ def _pair_across(lab: Lab, tmp_path: Path, environment: dict[str, str]) -> Itera
     finally:
         for driver in drivers:
             driver.end()
-
-
-def _connect(pair: Pair) -> None:
-    handles = [rank.expect("listening")["handles"] for rank in pair]
-    for rank, peers in zip(pair, reversed(handles), strict=True):
-        rank.say("connect " + " ".join(peers))
-    for rank in pair:
-        rank.expect("connected")
 
 
 def _data_connections(pair: Pair) -> int:
@@ -92,15 +75,7 @@ def _verify(pair: Pair, messages: int) -> None:
         assert (event["wrong_elements"], event["first_wrong_message"]) == (0, None)
 
 
-def _quit(pair: Pair) -> None:
-    for rank in pair:
-        rank.say("quit")
-    for rank in pair:
-        rank.expect_end()
-
-
-@needs_namespaces
-@pytest.mark.netns
+@needs_lab
 @pytest.mark.parametrize(("workers", "doublings"), [(0, 1), (2, 2)])
 def test_a_comm_opens_more_connections_where_each_is_limited(
     workers: int, doublings: int, environment: dict[str, str], tmp_path: Path
@@ -110,7 +85,7 @@ def test_a_comm_opens_more_connections_where_each_is_limited(
         Lab(rate_mbit=640, per_flow_mbit=80, ip_versions=(4,)) as lab,
         _pair_across(lab, tmp_path, variables) as pair,
     ):
-        _connect(pair)
+        connect_ring(pair)
         wanted = _data_connections(pair) * 2**doublings
         deadline = time.monotonic() + ANSWER_S
         while (connections := _data_connections(pair)) < wanted:
@@ -119,11 +94,10 @@ def test_a_comm_opens_more_connections_where_each_is_limited(
         # Those that came stay, and carry messages.
         _verify(pair, 8)
         assert _data_connections(pair) >= wanted
-        _quit(pair)
+        quit_all(pair)
 
 
-@needs_namespaces
-@pytest.mark.netns
+@needs_lab
 def test_medium_messages_that_wait_for_each_other_use_more_connections() -> None:
     """Of 64 KiB, as NCCL sends them in an all-reduce of 256 KiB over two channels."""
     with (
@@ -140,26 +114,25 @@ def test_medium_messages_that_wait_for_each_other_use_more_connections() -> None
         ring.quit()
 
 
-@needs_namespaces
-@pytest.mark.netns
+@needs_lab
 def test_a_fixed_number_of_connections_stays(environment: dict[str, str], tmp_path: Path) -> None:
     variables = {**environment, "BAGUA_NET_NSTREAMS": "1"}
     with (
         Lab(rate_mbit=320, per_flow_mbit=40, ip_versions=(4,)) as lab,
         _pair_across(lab, tmp_path, variables) as pair,
     ):
-        _connect(pair)
+        connect_ring(pair)
         # More than a second at 40 Mbit/s, every connection full: a comm that may choose has opened others by then.
         _verify(pair, 6)
         assert _data_connections(pair) == 1
-        _quit(pair)
+        quit_all(pair)
 
 
 def test_on_one_host_the_number_stays(start_driver: StartDriver) -> None:
     first, second = (start_driver(*_start_arguments(rank), BAGUA_NET_NWORKERS="2") for rank in range(2))
     pair = (first, second)
-    _connect(pair)
+    connect_ring(pair)
     began_with = _data_connections(pair)
     _verify(pair, 200)
     assert _data_connections(pair) == began_with
-    _quit(pair)
+    quit_all(pair)

@@ -10,23 +10,14 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from support.lab_ring import Ring
+from support.labs import NEEDS_LAB, Lab
 
-_ROOT = Path(__file__).resolve().parents[2]
-if str(_ROOT / "tools") not in sys.path:
-    sys.path.append(str(_ROOT / "tools"))  # behind everything else: `tools` holds programs, not an installed package
-
-from netlab import Lab, missing_privilege  # noqa: E402
-
-_LACKING = missing_privilege()
-
-pytestmark = [pytest.mark.netns, pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))]
+pytestmark = NEEDS_LAB
 
 _OUTAGES_S = [float(text) for text in os.environ.get("BAGUA_TEST_OUTAGES", "0.3").split(",")]
 _ROUNDS = int(os.environ.get("BAGUA_TEST_ROUNDS", "2"))

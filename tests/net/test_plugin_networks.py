@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,17 +17,10 @@ from pathlib import Path
 from types import TracebackType
 
 import pytest
-from support.lab_ring import Driver, Ring
+from support.lab_ring import Ring, ring_driver
+from support.labs import NEEDS_LAB, Lab
 
-_ROOT = Path(__file__).resolve().parents[2]
-if str(_ROOT / "tools") not in sys.path:
-    sys.path.append(str(_ROOT / "tools"))  # behind everything else: `tools` holds programs, not an installed package
-
-from netlab import Lab, missing_privilege  # noqa: E402
-
-_LACKING = missing_privilege()
-
-pytestmark = [pytest.mark.netns, pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))]
+pytestmark = NEEDS_LAB
 
 # Zero-byte parts, one inline message, odd sizes around a slice, and enough for every data stream to be striped over.
 _SIZES = (8, 1 << 10, (64 << 10) + 4, (1 << 20) - 1, 8 << 20)
@@ -180,21 +172,20 @@ def test_three_hosts_at_a_switch_with_a_slow_link() -> None:
         ({"NCCL_SOCKET_FAMILY": "IPv6"}, ["NCCL_SOCKET_FAMILY=IPv6", "must be AF_INET"]),
     ],
 )
-def test_an_interface_setting_that_fits_nothing_is_named(setting: dict[str, str], named: list[str]) -> None:
+def test_an_interface_setting_that_fits_nothing_is_named(
+    setting: dict[str, str], named: list[str], tmp_path: Path
+) -> None:
     with Lab(ip_versions=(4,)) as lab:
-        environment = {**lab.rank_environment(0), **setting}
-        driver = Driver(lab, 0, ["--rank", "0", "--nranks", "2"], environment)
+        driver = ring_driver(lab, 0, ["--nranks", 2], setting, tmp_path / "log")
         try:
-            event = driver.expect("error", 10)
-            assert driver.process.wait(10) == 1
-            said = event["message"] + driver.log()
+            said = driver.expect_failure() + driver.log()
         finally:
-            driver.close()
+            driver.end()
     for part in named:
         assert part in said, said
 
 
-def test_link_local_addresses_where_the_hosts_number_their_interfaces_differently() -> None:
+def test_link_local_addresses_where_the_hosts_number_their_interfaces_differently(tmp_path: Path) -> None:
     with Lab(ip_versions=(6,)) as lab, ExitStack() as drivers:
         # A handle names the listener's interface by its number, which means another or nothing on the other host.
         for host, name in ((0, "eth0"), (1, "other")):
@@ -208,18 +199,18 @@ def test_link_local_addresses_where_the_hosts_number_their_interfaces_differentl
         _wait_for_link_local_addresses(lab)
         started = []
         for host, name in ((0, "eth0"), (1, "other")):
-            environment = {**lab.rank_environment(host), "NCCL_SOCKET_FAMILY": "AF_INET6", "NCCL_SOCKET_IFNAME": name}
-            arguments = ["--rank", str(host), "--nranks", "2", "--device", "0", "--timeout-ms", "30000"]
-            driver = Driver(lab, host, arguments, environment)
-            drivers.callback(driver.close)
+            environment = {"NCCL_SOCKET_FAMILY": "AF_INET6", "NCCL_SOCKET_IFNAME": name}
+            arguments = ["--nranks", 2, "--device", 0, "--timeout-ms", 30000]
+            driver = ring_driver(lab, host, arguments, environment, tmp_path / name)
+            drivers.callback(driver.end)
             started.append(driver)
         listening = [driver.expect("listening") for driver in started]
         for driver, peer in zip(started, reversed(listening), strict=True):
-            driver.post("connect " + " ".join(peer["handles"]))
+            driver.say("connect " + " ".join(peer["handles"]))
         for driver in started:
             driver.expect("connected")
         for driver in started:
-            driver.post(f"verify {1 << 20}")
+            driver.say(f"verify {1 << 20}")
         for driver in started:
             assert driver.expect("verified", 60)["wrong_elements"] == 0
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.fresh_process import Completed, RunCommand
-from support.load_driver import LoadDriver, StartDriver, plugin_library, quit_all
+from support.load_driver import LoadDriver, StartDriver, connect_ring, plugin_library, quit_all
 from support.stats_page import Comm, Stream, page_bytes, page_of_this_process
 
 from bagua.cli.stats_table import rendered
@@ -33,11 +33,7 @@ PLAIN = Terminal(80, False)
 def start_ring(start: StartDriver, **variables: str) -> list[LoadDriver]:
     options = ["ring", "--nranks", 2, "--transport", "plugin", "--library", plugin_library()]
     ranks = [start(*options, "--rank", rank, RANK=str(rank), WORLD_SIZE="2", **variables) for rank in range(2)]
-    handles = [rank.expect("listening")["handles"] for rank in ranks]
-    for index, rank in enumerate(ranks):
-        rank.say("connect " + " ".join(handles[(index + 1) % 2]))
-    for rank in ranks:
-        rank.expect("connected")
+    connect_ring(ranks)
     return ranks
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.load_driver import LoadDriver, StartDriver, plugin_library, quit_all
+from support.load_driver import LoadDriver, StartDriver, connect_ring, plugin_library, quit_all
 
 from bagua.cli.net import main
 
@@ -24,11 +24,7 @@ def start_traced_pair(start: StartDriver, folder: Path, **variables: str) -> Pai
     common = ["--transport", "plugin", "--library", plugin_library(), "--comms", "1", "--in-flight", "4"]
     environment = {"BAGUA_NET_TRACE": str(folder / "%r.%p.json"), "BAGUA_NET_NWORKERS": "2", **variables}
     first, second = (start("peers", "--rank", rank, *common, **environment, RANK=str(rank)) for rank in range(2))
-    listening = [rank.expect("listening") for rank in (first, second)]
-    for rank, peer in zip((first, second), reversed(listening), strict=True):
-        rank.say("connect " + " ".join(peer["handles"]))
-    for rank in (first, second):
-        rank.expect("connected")
+    connect_ring((first, second))
     return first, second
 
 

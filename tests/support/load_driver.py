@@ -59,7 +59,7 @@ class LoadDriver:
         while b"\n" not in self._received:
             left = deadline - time.monotonic()
             ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, left))
-            assert ready, f"no answer within {deadline_s} s"
+            assert ready, f"no answer within {deadline_s} s; its log:\n{self.log()}"
             data = os.read(self.process.stdout.fileno(), 1 << 16)
             assert data, f"the driver ended without an answer: exit code {self.process.wait()}, {self.log()!r}"
             self._received += data
@@ -69,9 +69,13 @@ class LoadDriver:
         assert isinstance(event, dict)
         return event
 
+    def has_event(self) -> bool:
+        """Whether `next_event` would not wait."""
+        return b"\n" in self._received or bool(select.select([self.process.stdout], [], [], 0)[0])
+
     def expect(self, name: str, deadline_s: float = ANSWER_S) -> Event:
         event = self.next_event(deadline_s)
-        assert event["event"] == name, event
+        assert event["event"] == name, f"{event}; the driver's log:\n{self.log()}"
         return event
 
     def expect_failure(self, deadline_s: float = ANSWER_S) -> str:
@@ -103,6 +107,15 @@ class LoadDriver:
 
 # What the fixture start_driver gives: LoadDriver(*arguments) with the given variables set.
 StartDriver = Callable[..., LoadDriver]
+
+
+def connect_ring(drivers: Sequence[LoadDriver]) -> None:
+    """Each to the next one."""
+    handles = [one.expect("listening")["handles"] for one in drivers]
+    for one, following in zip(drivers, [*handles[1:], handles[0]], strict=True):
+        one.say("connect " + " ".join(following))
+    for one in drivers:
+        one.expect("connected")
 
 
 def quit_all(drivers: Iterable[LoadDriver]) -> None:

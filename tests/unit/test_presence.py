@@ -9,12 +9,12 @@ import os
 import re
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.labs import Lab, needs_lab
 from support.processes import wait_until
 from support.ranks import run_ranks
 
@@ -22,13 +22,6 @@ from bagua.job import peer_watch, presence
 from bagua.job.peer_watch import PeerWatch, reach
 from bagua.job.presence import Door, Presence, own_presence
 
-_ROOT = Path(__file__).resolve().parents[2]
-if str(_ROOT / "tools") not in sys.path:
-    sys.path.append(str(_ROOT / "tools"))  # behind everything else: `tools` holds programs, not an installed package
-
-from netlab import Lab, missing_privilege  # noqa: E402
-
-_LACKING = missing_privilege()
 PATIENCE_S = 30.0  # for what does happen
 
 
@@ -169,8 +162,7 @@ def two_machines(ip_version: int) -> Iterator[tuple[Watched, Callable[[str], Any
             theirs.close()
 
 
-@pytest.mark.netns
-@pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))
+@needs_lab
 @pytest.mark.parametrize("ip_version", [4, 6])
 def test_a_machine_that_falls_silent_is_named_and_then_gone(lines: list[str], ip_version: int) -> None:
     with two_machines(ip_version) as (one, set_link):
@@ -181,8 +173,7 @@ def test_a_machine_that_falls_silent_is_named_and_then_gone(lines: list[str], ip
     assert re.match(r"rank 1 \(host b\) has answered no TCP packet for \d s: its machine or the network is down", line)
 
 
-@pytest.mark.netns
-@pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))
+@needs_lab
 def test_a_network_that_comes_back_ends_nothing(lines: list[str]) -> None:
     with two_machines(4) as (one, set_link):
         set_link("down")

@@ -1,0 +1,26 @@
+"""Hosts that are network namespaces (tools/netlab), and the marks of tests that need them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_TOOLS = str(Path(__file__).resolve().parents[2] / "tools")
+if _TOOLS not in sys.path:
+    sys.path.append(_TOOLS)  # behind everything else: `tools` holds programs, not an installed package
+
+from netlab import Lab, missing_privilege  # noqa: E402
+
+__all__ = ["NEEDS_LAB", "Lab", "needs_lab"]
+
+_LACKING = missing_privilege()
+NEEDS_LAB = [pytest.mark.netns, pytest.mark.skipif(_LACKING is not None, reason=str(_LACKING))]
+
+
+def needs_lab(test: Callable[..., None]) -> Callable[..., None]:
+    for mark in NEEDS_LAB:
+        test = mark(test)
+    return test
