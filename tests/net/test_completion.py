@@ -64,12 +64,6 @@ def test_all_subcommands_are_in_every_script(shell: str) -> None:
         assert name in text
 
 
-def test_zsh_uses_its_own_bash_completion() -> None:
-    first, rest = completion("zsh").split("\n", 1)
-    assert first == "autoload -U +X bashcompinit && bashcompinit"
-    assert rest == completion("bash")
-
-
 def test_fish_gets_descriptions_and_values() -> None:
     parser = argparse.ArgumentParser()
     below = parser.add_subparsers()

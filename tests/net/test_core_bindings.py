@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,14 +22,12 @@ def test_the_library_is_of_the_same_version_as_the_package() -> None:
     assert _core.version() == importlib.metadata.version("bagua")
 
 
-def test_knobs_are_complete_and_unique() -> None:
-    knobs = _core.knobs()
-    names = [knob["name"] for knob in knobs]
+def test_knobs_are_unique_and_not_retired() -> None:
+    names = [knob["name"] for knob in _core.knobs()]
     assert len(set(names)) == len(names)
-    assert {"ENABLE_BAGUA_NET", "BAGUA_NET_REQUIRED", "BAGUA_NET_NSTREAMS", "BAGUA_NET_MIN_CHUNKSIZE"} <= set(names)
-    for knob in knobs:
-        assert set(knob) == {"name", "type", "default_value", "range", "unit", "meaning"}
-        assert all(isinstance(value, str) for value in knob.values())
+    retired = {knob["name"] for knob in _core.retired_knobs()}
+    assert "BAGUA_NET_TOKIO_WORKER_THREADS" in retired
+    assert retired.isdisjoint(names)
 
 
 def test_every_default_is_a_valid_value() -> None:
@@ -41,11 +39,14 @@ def test_every_default_is_a_valid_value() -> None:
 
 
 def test_every_knob_refuses_nonsense() -> None:
-    for knob in _core.knobs():
-        if knob["type"] == "path":
-            continue  # any name is one
-        with pytest.raises(ValueError, match=f"^{knob['name']}=nonsense: must be "):
-            _core.check_environment({knob["name"]: "nonsense"})
+    numbers = [knob["name"] for knob in _core.knobs() if knob["type"] != "path"]  # any name is one
+    for name in numbers:
+        with pytest.raises(ValueError, match=f"^{name}=nonsense: must be "):
+            _core.check_environment({name: "nonsense"})
+    with pytest.raises(
+        ValueError, match=r"ENABLE_BAGUA_NET=maybe: .*; BAGUA_NET_NSTREAMS=0: must be an integer from 1"
+    ):
+        _core.check_environment({"BAGUA_NET_NSTREAMS": "0", "ENABLE_BAGUA_NET": "maybe"})
 
 
 @pytest.mark.parametrize("knob", [knob for knob in _core.knobs() if knob["type"] == "integer"], ids=lambda k: k["name"])
@@ -65,13 +66,6 @@ def test_the_documented_range_is_the_real_one(knob: dict[str, str]) -> None:
             _core.check_environment({knob["name"]: "auto"})
 
 
-def test_several_bad_knobs_are_all_named() -> None:
-    with pytest.raises(
-        ValueError, match=r"ENABLE_BAGUA_NET=maybe: .*; BAGUA_NET_NSTREAMS=0: must be an integer from 1"
-    ):
-        _core.check_environment({"BAGUA_NET_NSTREAMS": "0", "ENABLE_BAGUA_NET": "maybe"})
-
-
 def test_unknown_and_retired_names_are_warned_about() -> None:
     warnings = _core.unknown_knobs(
         {"BAGUA_NET_STREAMS": "4", "BAGUA_NET_IMPLEMENT": "TOKIO", "BAGUA_NET_RAILS": "2", "PATH": "/bin"}
@@ -81,36 +75,19 @@ def test_unknown_and_retired_names_are_warned_about() -> None:
     assert "Did you mean BAGUA_NET_NSTREAMS?" in warnings[1]
 
 
-def test_retired_knobs_are_none_of_the_knobs() -> None:
-    retired = {knob["name"] for knob in _core.retired_knobs()}
-    assert "BAGUA_NET_TOKIO_WORKER_THREADS" in retired
-    assert retired.isdisjoint(knob["name"] for knob in _core.knobs())
-
-
-def test_the_loopback_interface() -> None:
-    rows = _core.interfaces({"NCCL_SOCKET_IFNAME": "=lo", "NCCL_SOCKET_FAMILY": "AF_INET"})
-    loopback = rows[0]
-    assert loopback["name"] == "lo"
-    assert loopback["address"] == "127.0.0.1"
+def test_every_interface_of_the_kernel_has_one_verdict() -> None:
+    loopback, *others = _core.interfaces({"NCCL_SOCKET_IFNAME": "=lo", "NCCL_SOCKET_FAMILY": "AF_INET"})
+    assert (loopback["name"], loopback["address"], loopback["pci_path"]) == ("lo", "127.0.0.1", "")
     assert loopback["used"]
     assert loopback["loopback"]
-    assert loopback["pci_path"] == ""
     assert loopback["reason"] == "matches NCCL_SOCKET_IFNAME==lo"
-    assert not any(row["used"] for row in rows[1:])
-
-
-def test_every_interface_of_the_kernel_has_one_verdict() -> None:
-    rows = _core.interfaces({"NCCL_SOCKET_IFNAME": "=lo"})
-    assert sorted(row["name"] for row in rows) == sorted(name for _, name in socket.if_nameindex())
-    assert all(row["reason"].startswith("skipped: ") for row in rows if not row["used"])
+    assert sorted(["lo", *(row["name"] for row in others)]) == sorted(name for _, name in socket.if_nameindex())
+    assert all(row["reason"].startswith("skipped: ") and not row["used"] for row in others)
 
 
 def test_no_usable_interface_is_an_error_that_lists_what_there_is() -> None:
     with pytest.raises(ValueError, match=r"NCCL_SOCKET_IFNAME==no-such-nic: .*lo \(127\.0\.0\.1"):
         _core.interfaces({"NCCL_SOCKET_IFNAME": "=no-such-nic"})
-
-
-def test_a_bad_family_is_an_error() -> None:
     with pytest.raises(ValueError, match="NCCL_SOCKET_FAMILY=IPv4: must be AF_INET"):
         _core.interfaces({"NCCL_SOCKET_FAMILY": "IPv4"})
 
@@ -141,62 +118,43 @@ def test_something_that_is_no_environment_is_a_type_error(function: object) -> N
 
 
 def test_cpu_budget_follows_the_launcher_and_the_mask() -> None:
-    script = "from bagua.net import _core; print(_core.cpu_budget(), _core.default_workers())"
+    """The last: one of twice as many ranks as there are CPUs, bound to one of them."""
+    cpus = os.sched_getaffinity(0)
 
-    def ask(**variables: str) -> tuple[dict[str, int], int]:
-        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "PYTHONSAFEPATH") if name in os.environ}
-        output = subprocess.run(
-            [sys.executable, "-c", script], env=kept | variables, capture_output=True, text=True, timeout=60, check=True
-        ).stdout
-        budget, workers = output.rsplit(" ", 1)
+    def ask(local_world_size: int, before: str = "pass") -> tuple[dict[str, int], int]:
+        script = f"import os; {before}; from bagua.net import _core; print(_core.cpu_budget(), _core.default_workers())"
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "LOCAL_WORLD_SIZE": str(local_world_size)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        budget, workers = done.stdout.rsplit(" ", 1)
         return ast.literal_eval(budget), int(workers)
 
-    budget, workers = ask(LOCAL_WORLD_SIZE="3")
+    budget, workers = ask(3)
     assert budget["local_ranks"] == 3
-    assert 1 <= budget["usable_cpus"] <= len(os.sched_getaffinity(0))
+    assert 1 <= budget["usable_cpus"] <= len(cpus)
     assert 0 <= workers <= max(0, budget["usable_cpus"] // 3 - 2)  # cpu_budget_test.cc has the exact numbers
-    assert ask(LOCAL_WORLD_SIZE="4000") == (budget | {"local_ranks": 4000}, 0)
-
-
-def test_a_rank_that_was_bound_shares_with_those_beside_it() -> None:
-    """One of twice as many ranks as there are CPUs, on one CPU of those of the process that started it."""
-    cpus = os.sched_getaffinity(0)
-    script = (
-        f"import os; os.sched_setaffinity(0, [{min(cpus)}]);"
-        "from bagua.net import _core; budget = _core.cpu_budget(); print(budget['usable_cpus'], budget['local_ranks'])"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"LOCAL_WORLD_SIZE": str(2 * len(cpus))},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert result.stdout.split() == ["1", "2"]
+    assert ask(4000) == (budget | {"local_ranks": 4000}, 0)
+    bound, _ = ask(2 * len(cpus), f"os.sched_setaffinity(0, [{min(cpus)}])")
+    assert (bound["usable_cpus"], bound["local_ranks"]) == (1, 2)
 
 
 def test_calls_from_many_threads() -> None:
-    failures: list[BaseException] = []
     workers = _core.default_workers()
 
-    def call() -> None:
-        try:
-            for _ in range(50):
-                assert _core.interfaces({"NCCL_SOCKET_IFNAME": "=lo"})[0]["used"]
-                assert _core.default_workers() == workers
-                with pytest.raises(ValueError, match="BAGUA_NET_RAILS"):
-                    _core.check_environment({"BAGUA_NET_RAILS": "0"})
-        except BaseException as error:  # a thread's failure is the test's
-            failures.append(error)
+    def call(_: int) -> None:
+        for _ in range(50):
+            assert _core.interfaces({"NCCL_SOCKET_IFNAME": "=lo"})[0]["used"]
+            assert _core.default_workers() == workers
+            with pytest.raises(ValueError, match="BAGUA_NET_RAILS"):
+                _core.check_environment({"BAGUA_NET_RAILS": "0"})
 
-    threads = [threading.Thread(target=call) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not any(thread.is_alive() for thread in threads)
-    assert failures == []
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(call, range(8)))
 
 
 def test_the_stub_names_what_the_module_has() -> None:

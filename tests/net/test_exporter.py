@@ -272,12 +272,15 @@ def test_addresses_to_push_to(text: str, expected: PushAddress) -> None:
     assert PushAddress.parsed(text) == expected
 
 
-@pytest.mark.parametrize("text", ["me:secret@", "ftp://gate", "gate:port", "me:secret/9@gate"])
 def test_an_address_that_is_none_is_an_error_without_the_password(
-    text: str, environment: dict[str, str], run_command: RunCommand
+    environment: dict[str, str], run_command: RunCommand
 ) -> None:
+    for text in ("me:secret@", "ftp://gate", "gate:port", "me:secret/9@gate"):
+        with pytest.raises(ValueError) as error:  # noqa: PT011  whichever it is
+            PushAddress.parsed(text)
+        assert "secret" not in str(error.value)
     words = [sys.executable, "-m", "bagua.cli.net", "exporter", "--port", "0"]
-    done = run_command(words, {**environment, "BAGUA_NET_PROMETHEUS_ADDRESS": text})
+    done = run_command(words, {**environment, "BAGUA_NET_PROMETHEUS_ADDRESS": "me:secret@"})
     assert done.returncode == 2
     assert "BAGUA_NET_PROMETHEUS_ADDRESS" in done.stderr
     assert "secret" not in done.stderr

@@ -328,16 +328,11 @@ def test_numbers_of_another_host_can_be_shown(field: str, value: str) -> None:
         report_from_json(sent, "node2")
 
 
-def test_a_process_without_the_plugin_is_named(stats: RunStats) -> None:
-    done = stats("--pid", str(os.getpid()))
-    assert done.returncode == 1
-    assert f"Process {os.getpid()} shows no Bagua-Net statistics" in done.stderr
-
-
-def test_no_process_is_an_error_with_a_remedy(stats: RunStats) -> None:
+def test_a_process_without_the_plugin_is_an_error_with_a_remedy(stats: RunStats) -> None:
     shown = stats("--pid", os.getpid(), "--json")
     assert shown.returncode == 1
     assert json.loads(shown.stdout)["processes"] == []
+    assert f"Process {os.getpid()} shows no Bagua-Net statistics" in shown.stderr
     assert "bagua-net doctor" in shown.stderr
 
 

@@ -56,11 +56,6 @@ class TestRows:
         assert sorted_rows(rows, column, reverse=False)[0].traffic.peer == first
         assert sorted_rows(rows, column, reverse=True)[-1].traffic.peer == first
 
-    def test_every_sort_key_is_of_one_column(self) -> None:
-        keys = [column.key for column in COLUMNS if column.key]
-        assert len(set(keys)) == len(keys)
-        assert not {"q", "v"} & set(keys)
-
     def test_details_name_sizes_and_decisions(self) -> None:
         [row] = rows_of([state_of(reported(QUIET))])
         assert "message sizes: to 256 B 100 %" in details(row)
@@ -261,12 +256,6 @@ def test_json_has_one_report_a_host(environment: dict[str, str], run_command: Ru
     found = json.loads(done.stdout)
     assert found["interval_s"] is not None
     assert os.getpid() in [one["pid"] for one in found["processes"]]
-
-
-def test_a_wrong_host_is_a_usage_error(environment: dict[str, str], run_command: RunCommand) -> None:
-    done = command(environment, run_command, "--json", "--hosts=-oProxyCommand=x")
-    assert done.returncode == 2
-    assert "-oProxyCommand=x" in done.stderr + done.stdout
 
 
 def test_without_textual_the_error_names_the_extra(environment: dict[str, str]) -> None:

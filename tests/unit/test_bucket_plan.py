@@ -67,12 +67,6 @@ def test_the_first_bucket_has_its_own_limit(tensors: list[torch.Tensor], limit: 
         assert min(Group(group.tensors[:-1]).bytes for group in whole) < first
 
 
-@given(TENSORS, LIMITS, st.none() | LIMITS)
-def test_the_plan_depends_on_sizes_and_dtypes_alone(tensors: list[torch.Tensor], limit: int, first: int | None) -> None:
-    others = [torch.empty_like(tensor) for tensor in tensors]
-    assert plan_buckets(tensors, limit, first) == plan_buckets(others, limit, first)
-
-
 def test_examples() -> None:
     def f32(count: int) -> torch.Tensor:
         return torch.empty(count)

@@ -299,20 +299,6 @@ def test_buckets_are_launched_as_they_are_without_ready_flags() -> None:
     scheduler.close()
 
 
-def test_another_scheduler_that_takes_over_does_not_miss_what_was_not_chosen() -> None:
-    buckets, _ = _recording([1, 1, 1])
-    before = CommScheduler(buckets, _alone())
-    before.choose_buckets(buckets[:2])
-    _marks(buckets)[0]()
-    before.wait_pending_comm_ops()
-    before.unregister()
-    after = CommScheduler(buckets, _alone())
-    after.continue_step_of(before)
-    assert after.end_step() == ["1.0"]
-    for scheduler in (before, after):
-        scheduler.close()
-
-
 # --- operations ------------------------------------------------------------------------------------------------------
 
 
@@ -414,27 +400,15 @@ def test_an_error_of_an_operation_surfaces_where_it_is_waited_for_and_stays() ->
     scheduler.close()
 
 
-def test_an_error_of_an_inline_operation_surfaces_at_the_mark() -> None:
-    bucket = _bucket("0", 1, FunctionOp(_fail, inline=True))
-    scheduler = CommScheduler([bucket], _alone())
-    with pytest.raises(KeyError, match="of bucket 0"):
-        _marks([bucket])[0]()
-    scheduler.close()
-
-
 # --- registration ----------------------------------------------------------------------------------------------------
 
 
-def test_names_and_tensors_are_in_one_bucket() -> None:
-    one, other = _bucket("b", 1), _bucket("b", 1)
+def test_tensors_are_in_one_bucket_until_it_is_closed() -> None:
+    bucket, other = _bucket("b", 1), _bucket("b", 1)
     with pytest.raises(ValueError, match=r"'b\.0' of bucket 'b' is already in bucket 'b'"):
-        CommScheduler([one, other], _alone())
+        CommScheduler([bucket, other], _alone())
     with pytest.raises(ValueError, match="already in bucket"):
-        CommScheduler([one, Bucket(one.tensors, "again")], _alone())
-
-
-def test_after_close_there_is_nothing_to_mark() -> None:
-    bucket = _bucket("b", 1)
+        CommScheduler([bucket, Bucket(bucket.tensors, "again")], _alone())
     tensor: Any = bucket.tensors[0]
     CommScheduler([bucket], _alone()).close()
     with pytest.raises(RuntimeError, match=r"'b\.0' belongs to no bucket"):

@@ -35,11 +35,6 @@ def test_functions_name_themselves(name: str) -> None:
     assert getattr(bagua.torch_api, name).__name__ == name
 
 
-def test_coalesced_collectives_name_themselves() -> None:
-    for name in ("allreduce_coalesced_inplace", "broadcast_coalesced"):
-        assert getattr(communication, name).__name__ == name
-
-
 def test_defaults_can_be_read() -> None:
     signatures = [(name, str(inspect.signature(one))) for name, one in public() if inspect.isroutine(one)]
     assert len(signatures) > 100

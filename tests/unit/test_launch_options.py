@@ -127,11 +127,6 @@ def test_errors_name_the_remedy(words: list[str], told: str, remedy: str, capsys
     assert remedy in printed
 
 
-def test_report_metrics_says_that_it_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main(["--report_metrics", "missing.py"]) == 2
-    assert "--report_metrics has no effect in this version" in capsys.readouterr().err
-
-
 # --- baguarun --------------------------------------------------------------------------------------------------------
 
 

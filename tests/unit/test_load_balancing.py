@@ -175,16 +175,6 @@ def test_all_ranks_have_equally_many_batches(costs: list[float], ranks: int, dro
         assert ours == (expected * number)[:number]
 
 
-def test_batches_of_one_to_five_samples() -> None:
-    def grow(indices: list[int]) -> list[list[int]]:
-        return [indices[size * (size - 1) // 2 : size * (size + 1) // 2] for size in range(1, 6)]
-
-    for sampler in _samplers(list(range(60)), 4):
-        batches = list(BatchSampler(sampler, grow))
-        assert [len(batch) for batch in batches] == [1, 2, 3, 4, 5]
-        assert [index for batch in batches for index in batch] == list(sampler)
-
-
 def test_the_epoch_of_the_sampler_is_that_of_the_batches() -> None:
     sampler = IndexSampler(range(40), float, 2, 0)
     batches = BatchSampler(sampler, lambda indices: [indices[:9], indices[9:]])

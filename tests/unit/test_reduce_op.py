@@ -6,7 +6,6 @@ import random
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from support.collective_model import REDUCTIONS, assert_reduced, contributions
@@ -25,11 +24,6 @@ def test_numbers_are_those_of_the_original_interface() -> None:
         "BXOR": 9,
         "AVG": 10,
     }
-
-
-@pytest.mark.parametrize("op", list(ReduceOp))
-def test_torch_has_each(op: ReduceOp) -> None:
-    assert op.torch_op == getattr(dist.ReduceOp, op.name)
 
 
 @pytest.mark.parametrize(

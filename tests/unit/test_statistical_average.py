@@ -69,16 +69,6 @@ def test_time_adds_up_and_a_constant_stays_constant(clock: Clock, steps: list[fl
         assert average.get(seconds) == pytest.approx(7), seconds
 
 
-def test_less_than_a_second_of_records(clock: Clock) -> None:
-    average = StatisticalAverage()
-    for value in (2.0, 4.0):
-        clock.now += 0.25
-        average.record(value)
-    assert (average.records, average.record_tail) == ([], (0.5, 3.0))
-    clock.now += 1
-    assert average.get(0.5) == average.get(10) == 3
-
-
 def test_instances_share_nothing_and_begin_when_they_are_made(clock: Clock) -> None:
     first = StatisticalAverage()
     clock.now += 2

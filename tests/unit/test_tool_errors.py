@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,28 +16,6 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 from measure import compression
 
 from bagua.net.bench.result_file import read_result
-
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--device", "cuda"], "--device cuda needs a GPU, and torch sees none"),
-        (["--device", "cpu", "--tune"], "--tune is about kernels on CUDA devices"),
-        (["--device", "cpu", "--dtypes", "f32,f64"], "unknown dtype 'f64'"),
-        (["--device", "cpu", "--elements", "0"], "--elements: '0' has a 0; give 1 or more"),
-        (["--device", "cpu", "--blocks", "none,x"], "--blocks: 'x' is not an integer; give one in 1..1073741824"),
-    ],
-)
-def test_comparison_of_kernels(
-    words: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as ended:
-        compression.main(words)
-    assert ended.value.code == 2
-    assert says in capsys.readouterr().err
 
 
 def test_comparison_of_kernels_has_a_row_for_each_operation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,12 +46,3 @@ def test_example_says_at_once_what_would_end_it_later(
         load_script("examples/ddp_train.py").parse_arguments()
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
-
-
-def test_page_of_settings_that_cannot_be_written() -> None:
-    pytest.importorskip("bagua.net._core", reason="needs the compiled library")
-    command = [sys.executable, "-m", "generate_settings", "--page", "/nonexistent/settings.md"]
-    environment = {**os.environ, "PYTHONPATH": str(TOOLS / "docs")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    assert done.returncode == 2
-    assert "--page '/nonexistent/settings.md' cannot be written (No such file or directory)" in done.stderr
