@@ -51,18 +51,57 @@ def test_a_faster_plugin_gives_the_line_for_the_job_script() -> None:
     assert rows(results(1.25, 1.5, 2.0))[2] == ("64 MiB", "0.990", "1.98", "2.00x (spread 2.00..2.00)")
 
 
-def test_a_slower_plugin_is_advised_against() -> None:
-    found = conclude(results(0.5, 0.8, 0.9))
-    assert found.headline.startswith("Bagua-Net is slower than NCCL's own network: 0.50x at 64 KiB")
-    assert (found.use_plugin, found.advice) == (False, "Leave ENABLE_BAGUA_NET unset.")
+@pytest.mark.parametrize(
+    ("made", "headline", "use_plugin", "advice"),
+    [
+        (
+            results(0.5, 0.8, 0.9),
+            "slower than NCCL's own network: 0.50x at 64 KiB",
+            False,
+            "Leave ENABLE_BAGUA_NET unset.",
+        ),
+        (results(0.5, 1.5, 2.0), "slower than NCCL's own network: 0.50x at 64 KiB.", None, "bagua-net compare -- CMD"),
+        (results(0.5, 1.5, 2.0), "faster", None, "bagua-net compare -- CMD"),  # the job's own question
+        (
+            results(1.0, 1.0, 1.0, networks=("IB", "BaguaNet")),
+            "",
+            False,
+            "Leave ENABLE_BAGUA_NET unset, and keep RDMA.",
+        ),
+        (
+            results(0.5, 0.5, 0.5, networks=("IB", "BaguaNet")),
+            "",
+            False,
+            "Leave ENABLE_BAGUA_NET unset, and keep RDMA.",
+        ),
+        (
+            results(2.0, 2.0, 2.0, networks=("Socket", "Socket")),
+            "The plugin was not used: with Bagua-Net, NCCL used Socket.",
+            None,
+            "bagua-net doctor",
+        ),
+        (results(2.0, 2.0, 2.0, rounds=1), "No verdict: 1 of at least 3 rounds ran.", None, "--rounds 3"),
+        (results(2.0, 2.0, 2.0, rounds=1, job=Job(2, 2, "gloo", ("a", "b"))), "gloo was used: nothing was", None, ""),
+        (
+            results(1.0, 1.0, 1.0, rounds=1, transport="SHM", job=Job(2, 1, "nccl")),
+            "No traffic on the network: no plugin can change this job.",
+            None,
+            "Start this command on two nodes",
+        ),
+    ],
+)
+def test_what_is_advised(made: Results, headline: str, use_plugin: bool | None, advice: str) -> None:
+    found = conclude(made)
+    assert headline in found.headline
+    assert found.use_plugin is use_plugin
+    assert advice in found.advice
+    uses_rdma = "IB" in made.turns[0].networks
+    assert any("NCCL's own network is RDMA here" in one for one in found.reasons) == uses_rdma
 
 
-def test_faster_at_one_size_and_slower_at_another_is_the_jobs_own_question() -> None:
-    found = conclude(results(0.5, 1.5, 2.0))
-    assert "faster" in found.headline
-    assert "slower than NCCL's own network: 0.50x at 64 KiB." in found.headline
-    assert found.use_plugin is None
-    assert "bagua-net compare -- CMD" in found.advice
+def test_ranks_on_one_host_end_after_a_round() -> None:
+    assert results(1.0, 1.0, 1.0, rounds=1, transport="SHM", job=Job(2, 1, "nccl")).is_pointless()
+    assert not results(1.0, 1.0, 1.0, rounds=1).is_pointless()
 
 
 def test_a_saturated_network_is_the_limit() -> None:
@@ -71,42 +110,6 @@ def test_a_saturated_network_is_the_limit() -> None:
     assert faster.reasons == ("The network is saturated: eth0 carried up to 24 Gb/s of its 25 Gb/s.",)
     assert same.reasons[0].startswith("The network is saturated: eth0 carried up to 24.0 of its 25 Gb/s.")
     assert same.use_plugin is False
-
-
-@pytest.mark.parametrize("gain", [1.0, 0.5])
-def test_rdma_is_kept(gain: float) -> None:
-    found = conclude(results(gain, gain, gain, networks=("IB", "BaguaNet")))
-    assert found.reasons[0].startswith("NCCL's own network is RDMA here")
-    assert (found.use_plugin, found.advice) == (False, "Leave ENABLE_BAGUA_NET unset, and keep RDMA.")
-
-
-def test_ranks_on_one_host_show_nothing_and_end_after_a_round() -> None:
-    one = results(1.0, 1.0, 1.0, rounds=1, transport="SHM", job=Job(2, 1, "nccl"))
-    assert one.is_pointless()
-    found = conclude(one)
-    assert found.headline == "No traffic on the network: no plugin can change this job."
-    assert "Start this command on two nodes" in found.advice
-    assert not results(1.0, 1.0, 1.0, rounds=1).is_pointless()
-
-
-def test_a_plugin_that_was_not_used_is_no_comparison() -> None:
-    found = conclude(results(2.0, 2.0, 2.0, networks=("Socket", "Socket")))
-    assert found.headline == "The plugin was not used: with Bagua-Net, NCCL used Socket."
-    assert "bagua-net doctor" in found.advice
-    assert rows(results(2.0, 2.0, 2.0, networks=("Socket", "Socket")))[0][3] == "-"
-
-
-def test_one_round_is_no_verdict() -> None:
-    found = conclude(results(2.0, 2.0, 2.0, rounds=1))
-    assert found.headline == "No verdict: 1 of at least 3 rounds ran."
-    assert found.use_plugin is None
-
-
-def test_gloo_says_what_it_needs() -> None:
-    found = conclude(results(2.0, 2.0, 2.0, rounds=1, job=Job(2, 2, "gloo", ("a", "b"))))
-    assert found.headline == "gloo was used: nothing was compared."
-    assert found.reasons[0] == "torch finds no GPU on a, b, or is a build without NCCL."
-    assert found.use_plugin is None
 
 
 def rank(host: str, gpus: int = 8, **values: object) -> dict[str, object]:

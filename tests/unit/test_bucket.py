@@ -148,37 +148,24 @@ def test_a_gradient_that_was_given_other_memory_is_copied_into_its_bucket(scale:
     assert first.grad.data_ptr() != bucket.views[0].data_ptr()
 
 
-@pytest.mark.parametrize("flatten", [True, False])
-def test_every_gradient_is_scaled_once(flatten: bool) -> None:
+@pytest.mark.parametrize(("flatten", "one_by_one"), [(False, ()), (True, ()), (True, (0, 2)), (True, (0, 1, 2))])
+@pytest.mark.parametrize("scale", [None, 0.25, 1 / 3])
+def test_every_gradient_is_scaled_once(scale: float | None, flatten: bool, one_by_one: tuple[int, ...]) -> None:
+    """Those that are gathered one by one, and the others when all are."""
     fresh, view, absent = _parameters((2, 3), (2,), (4,))
     view.grad = torch.zeros(2)
     bucket = Bucket([fresh, view, absent], "b", flatten, alignment=16)
-    bucket.append_op(FunctionOp(lambda _: None, prescale=0.25))
-    for number in (1.0, 3.0):
-        fresh.grad, absent.grad = torch.full((2, 3), number), None
-        view.grad.fill_(2 * number)
-        bucket.copy_in()
-        assert bucket.flattened_tensor().tolist() == [number / 4] * 6 + [number / 2] * 2 + [0.0] * 8
-    bucket.release()
-
-
-@pytest.mark.parametrize("scale", [None, 0.25, 1 / 3])
-def test_gradients_that_are_gathered_one_by_one_are_scaled_once(scale: float | None) -> None:
-    made, late, absent = _parameters((2, 3), (2,), (4,))
-    bucket = Bucket([made, late, absent], "b")
     bucket.append_op(FunctionOp(lambda _: None, prescale=scale))
     factor = 1.0 if scale is None else scale
     for number in (1.0, 3.0):
-        made.grad, late.grad, absent.grad = torch.full((2, 3), number), torch.full((2,), 2 * number), None
-        for index in (0, 2):
+        fresh.grad, absent.grad = torch.full((2, 3), number), None
+        view.grad.fill_(2 * number)
+        for index in one_by_one:
             bucket.copy_in_one(index)
-        assert made.grad is bucket.views[0]
-        assert torch.equal(made.grad, factor * torch.full((2, 3), number))
+        assert not one_by_one or fresh.grad is bucket.views[0]
         bucket.copy_in()
-        assert late.grad is bucket.views[1]
-        assert torch.equal(
-            bucket.flattened_tensor(), factor * torch.tensor([number] * 6 + [2 * number] * 2 + [0.0] * 4)
-        )
+        expected = factor * torch.tensor([number] * 6 + [2 * number] * 2 + [0.0] * 8)
+        assert torch.equal(bucket.flattened_tensor(), expected)
     bucket.release()
 
 
@@ -189,8 +176,7 @@ def test_what_was_gathered_one_by_one_can_be_added_to_when_it_is_unscaled() -> N
     gathered.grad, other.grad = torch.full((3,), 4.0), torch.full((2,), 8.0)
     bucket.copy_in_one(0)
     bucket.unscale()
-    assert gathered.grad.tolist() == [4.0] * 3
-    assert other.grad.tolist() == [8.0] * 2
+    assert (gathered.grad.tolist(), other.grad.tolist()) == ([4.0] * 3, [8.0] * 2)
     gathered.grad += 4.0
     for index in (0, 1):
         bucket.copy_in_one(index)
@@ -336,26 +322,21 @@ def test_a_later_operation_finds_the_elements_multiplied() -> None:
     assert bucket.flattened_tensor().tolist() == [1.0, 1.0]
 
 
-class _BareScale:
-    """The engine would not see the number."""
-
-    inline = False
-    prescale: float | None = 0.25
-
-    def run(self, bucket: Bucket) -> None:
-        raise AssertionError
-
-
-class _DerivedScale(_BareScale, PrescaledOp):
-    def run(self, bucket: Bucket) -> None:
-        return None
-
-
 class _WithoutScale:
     inline = False
 
     def run(self, bucket: Bucket) -> None:
         return None
+
+
+class _BareScale(_WithoutScale):
+    """The engine would not see the number."""
+
+    prescale: float | None = 0.25
+
+
+class _DerivedScale(_BareScale, PrescaledOp):
+    pass
 
 
 def test_an_operation_that_would_not_be_scaled_is_refused() -> None:

@@ -77,22 +77,18 @@ def test_every_sample_comes_once_but_for_the_documented_padding(
         assert all(not step[0] < cost < step[-1] or cost in step for step in full for cost in costs)
 
 
-def test_costs_are_evaluated_once() -> None:
-    calls: list[int] = []
-    sampler = IndexSampler(range(6), lambda item: calls.append(item) or item, 2, 0)
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        list(sampler)
-    assert calls == list(range(6))
-
-
 def test_epochs_have_other_orders_and_ranks_and_runs_the_same() -> None:
-    sampler, again = (IndexSampler(range(64), float, 4, 1) for _ in range(2))
+    """Costs are evaluated once."""
+    calls: list[int] = []
+    sampler = IndexSampler(range(64), lambda item: calls.append(item) or item, 4, 1)
     first = list(sampler)
-    assert list(sampler) == first == list(again)
+    assert list(sampler) == first == list(IndexSampler(range(64), float, 4, 1))
     sampler.set_epoch(1)
     assert list(sampler) != first
     assert sorted(sampler) == sorted(first), "random_level is 0: chunks stay"
+    assert calls == list(range(64))
+    with torch.device("meta"):
+        assert list(sampler) == list(sampler), "a default device does not move the order"
 
 
 @pytest.mark.parametrize(
@@ -131,13 +127,6 @@ def test_costs_of_any_size(costs: list[Any], level: float) -> None:
         assert sorted(chunks) == sorted([order[:2], order[2:]])
 
 
-def test_a_default_device_does_not_move_the_order() -> None:
-    sampler = IndexSampler(range(20), float, 2, 0, random_level=0.5)
-    expected = list(sampler)
-    with torch.device("meta"):
-        assert list(sampler) == expected
-
-
 # --- batches ---------------------------------------------------------------------------------------------------------
 
 
@@ -173,15 +162,6 @@ def test_all_ranks_have_equally_many_batches(costs: list[float], ranks: int, dro
     for ours, expected in zip(batches, whole, strict=True):
         assert len(ours) == number
         assert ours == (expected * number)[:number]
-
-
-def test_the_epoch_of_the_sampler_is_that_of_the_batches() -> None:
-    sampler = IndexSampler(range(40), float, 2, 0)
-    batches = BatchSampler(sampler, lambda indices: [indices[:9], indices[9:]])
-    first = list(batches)
-    sampler.set_epoch(5)
-    assert batches.epoch == 5
-    assert list(batches) == [list(sampler)[:9], list(sampler)[9:]] != first
 
 
 # --- resumption ------------------------------------------------------------------------------------------------------

@@ -69,15 +69,6 @@ def test_time_adds_up_and_a_constant_stays_constant(clock: Clock, steps: list[fl
         assert average.get(seconds) == pytest.approx(7), seconds
 
 
-def test_instances_share_nothing_and_begin_when_they_are_made(clock: Clock) -> None:
-    first = StatisticalAverage()
-    clock.now += 2
-    first.record(1.0)
-    second = StatisticalAverage()
-    assert second.last_update_time == clock.now
-    assert second.records == []
-
-
 @pytest.mark.parametrize(
     ("scores", "kept"),
     [
