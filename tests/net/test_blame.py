@@ -6,12 +6,11 @@ import json
 import os
 import re
 import signal
-import sys
 import time
 from dataclasses import replace
 
 import pytest
-from support.fresh_process import RunCommand
+from support.fresh_process import RunNet
 from support.load_driver import ANSWER_S, StartDriver, connect_ring, plugin_library, quit_all
 from support.processes import wait_until
 from support.stats_page import Comm, page_bytes, page_of_this_process
@@ -222,9 +221,7 @@ class TestVerdict:
         assert "\x1b" not in found.culprits[0].problem
 
 
-def test_a_real_ring_that_is_held_up(
-    start_driver: StartDriver, run_command: RunCommand, environment: dict[str, str]
-) -> None:
+def test_a_real_ring_that_is_held_up(start_driver: StartDriver, net: RunNet) -> None:
     options = ["ring", "--nranks", 3, "--transport", "plugin", "--library", plugin_library()]
     variables = {"WORLD_SIZE": "3", "BAGUA_NET_STALL_S": "1", "BAGUA_DRIVER_LOG": "warn"}
     ranks = [start_driver(*options, "--rank", rank, RANK=str(rank), **variables) for rank in range(3)]
@@ -232,8 +229,7 @@ def test_a_real_ring_that_is_held_up(
 
     def blamed() -> list[tuple[int, str]]:
         """Other tests may run processes at the same time."""
-        words = [sys.executable, "-m", "bagua.cli.net", "blame", "--after", "0.3", "--json"]
-        shown = run_command(words, environment)
+        shown = net("blame", "--after", 0.3, "--json")
         assert shown.returncode in (0, 1), shown.stderr
         return [(one["party"]["pid"], one["kind"]) for one in json.loads(shown.stdout)["culprits"]]
 
@@ -257,12 +253,11 @@ def test_a_real_ring_that_is_held_up(
     quit_all(ranks)
 
 
-def test_a_terminal_shows_verdict_remedy_and_table(run_command: RunCommand, environment: dict[str, str]) -> None:
+def test_a_terminal_shows_verdict_and_remedy(net: RunNet) -> None:
     posted = [int(time.monotonic() * 1000) - 3_000_000]
     comm = Comm("10.0.0.9:1 (host nowhere, process 4242)", direction=RECEIVE, posted_ms=posted)
     with page_of_this_process(page_bytes([comm], rank=5)):
-        words = [sys.executable, "-m", "bagua.cli.net", "blame", "--after", "2000"]
-        shown = run_command(words, environment)
+        shown = net("blame", "--after", 2000)
     assert shown.returncode == 1
     lines = shown.stdout.splitlines()
     assert lines[0] == "process 4242 (host nowhere) is on a host that was not looked at."

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 import pytest
-from support.fresh_process import RunCommand
+from support.fresh_process import RunNet
 from support.ras_service import OLD, ras_service, report
 from support.stats_page import Comm, page_bytes, page_of_this_process
 
@@ -71,15 +70,14 @@ def test_an_address_that_is_none(address: str) -> None:
         findings({1}, address)
 
 
-def test_the_command_shows_it(run_command: RunCommand, environment: dict[str, str]) -> None:
+def test_the_command_shows_it(net: RunNet) -> None:
     posted = [int(time.monotonic() * 1000) - 3_000_000]
     comm = Comm("10.0.0.9:1 (host nowhere, process 4242)", direction=RECEIVE, posted_ms=posted)
-    words = [sys.executable, "-m", "bagua.cli.net", "blame", "--after", "2000"]
     with page_of_this_process(page_bytes([comm], rank=5)):
         with ras_service(report({os.getpid(): 42, 4242: 41})) as address:
-            shown = run_command([*words, "--ras", address], environment)
+            shown = net("blame", "--after", 2000, "--ras", address)
         assert "\nNCCL's RAS service:\nrank 1 (10.0.0.1, pid 4242) has launched 41 AllReduce, others" in shown.stdout
-        failed = run_command([*words, "--ras", address], environment)
+        failed = net("blame", "--after", 2000, "--ras", address)
     assert failed.returncode == 1
     assert f"bagua-net blame: NCCL's RAS service: {address}: " in failed.stderr
     assert "NCCL" not in failed.stdout

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.fresh_process import RunCommand
+from support.fresh_process import RunCommand, RunNet
 from support.import_arrows import REPOSITORY
 from support.ports import free_port
 from support.processes import wait_until
@@ -134,18 +134,18 @@ def test_the_endpoint_serves_what_prometheus_reads(environment: dict[str, str]) 
     assert families["bagua_net_processes"].samples[0].value >= 1
 
 
-def test_top_reads_the_endpoint(environment: dict[str, str], run_command: RunCommand) -> None:
+def test_top_reads_the_endpoint(environment: dict[str, str], net: RunNet) -> None:
     with (
         page_of_this_process(page_bytes([sending("10.0.0.2:1 (process 5)", 123)], rank=3)),
         exporter(environment) as (url, _),
     ):
-        words = [sys.executable, "-m", "bagua.cli.net", "top", "--json", "--interval", "0.1", "--endpoints"]
-        shown = run_command([*words, f"{url.removeprefix('http://').removesuffix('/metrics')}"], environment)
+        words = ["top", "--json", "--interval", "0.1", "--endpoints"]
+        shown = net(*words, url.removeprefix("http://").removesuffix("/metrics"))
         assert shown.returncode == 0, shown.stderr
         read = json.loads(shown.stdout)
         assert [one["rank"] for one in read["processes"] if one["pid"] == os.getpid()] == [3]
         assert read["interval_s"] > 0
-        assert run_command([*words, f"{url}/x"], environment).returncode == 2
+        assert net(*words, f"{url}/x").returncode == 2
 
 
 @pytest.mark.parametrize(
@@ -163,21 +163,26 @@ def test_what_is_no_endpoint(endpoint: str, message: str) -> None:
         EndpointSource(endpoint, 1.0)
 
 
-def test_an_endpoint_of_something_else_is_named(environment: dict[str, str], run_command: RunCommand) -> None:
+def test_an_endpoint_of_something_else_is_named(net: RunNet) -> None:
     with gateway(200) as (host, _):
-        words = [sys.executable, "-m", "bagua.cli.net", "top", "--json", "--endpoints", host]
-        shown = run_command(words, environment)
+        shown = net("top", "--json", "--endpoints", host)
     assert shown.returncode == 1
     assert f"http://{host}/report: HTTP Error 501" in shown.stderr
 
 
-def test_a_port_in_use_is_an_error(environment: dict[str, str], run_command: RunCommand) -> None:
+def test_places_that_cannot_be_listened_on(net: RunNet) -> None:
+    name = 70 * "a"  # a label has at most 63
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as taken:
-        words = [sys.executable, "-m", "bagua.cli.net", "exporter", "--port", str(taken.server_port)]
-        done = run_command(words, environment)
-    assert done.returncode == 1
-    assert f"cannot listen on 127.0.0.1, port {taken.server_port}" in done.stderr
-    assert "--port" in done.stderr
+        for words, place in (
+            (["--port", taken.server_port], f"127.0.0.1, port {taken.server_port}"),
+            (["--address", name], "aaaa"),
+        ):
+            done = net("exporter", *words)
+            assert done.returncode == 1
+            assert f"cannot listen on {place}" in done.stderr
+            assert "Traceback" not in done.stderr
+    with pytest.raises(OSError, match="label"):
+        PushAddress.parsed(name).push(registry_of(HostCollector(own)))
 
 
 def test_without_the_package_the_error_names_the_extra(environment: dict[str, str], run_command: RunCommand) -> None:
@@ -235,16 +240,6 @@ def test_a_gateway_that_refuses_is_told_and_not_fatal(environment: dict[str, str
             assert answer.status == 200
 
 
-def test_names_that_no_host_can_have(environment: dict[str, str], run_command: RunCommand) -> None:
-    name = 70 * "a"  # a label has at most 63
-    with pytest.raises(OSError, match="label"):
-        PushAddress.parsed(name).push(registry_of(HostCollector(own)))
-    done = run_command([sys.executable, "-m", "bagua.cli.net", "exporter", "--address", name], environment)
-    assert done.returncode == 1
-    assert "cannot listen on aaaa" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_a_gateway_that_does_not_speak_http_is_told_and_not_fatal(environment: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         address = f"127.0.0.1:{door.getsockname()[1]}"
@@ -272,15 +267,12 @@ def test_addresses_to_push_to(text: str, expected: PushAddress) -> None:
     assert PushAddress.parsed(text) == expected
 
 
-def test_an_address_that_is_none_is_an_error_without_the_password(
-    environment: dict[str, str], run_command: RunCommand
-) -> None:
+def test_an_address_that_is_none_is_an_error_without_the_password(net: RunNet) -> None:
     for text in ("me:secret@", "ftp://gate", "gate:port", "me:secret/9@gate"):
         with pytest.raises(ValueError) as error:  # noqa: PT011  whichever it is
             PushAddress.parsed(text)
         assert "secret" not in str(error.value)
-    words = [sys.executable, "-m", "bagua.cli.net", "exporter", "--port", "0"]
-    done = run_command(words, {**environment, "BAGUA_NET_PROMETHEUS_ADDRESS": "me:secret@"})
+    done = net("exporter", "--port", 0, BAGUA_NET_PROMETHEUS_ADDRESS="me:secret@")
     assert done.returncode == 2
     assert "BAGUA_NET_PROMETHEUS_ADDRESS" in done.stderr
     assert "secret" not in done.stderr

@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from support.fresh_process import Completed, RunCommand
+from support.fresh_process import Completed, RunNet
 from support.load_driver import LoadDriver, StartDriver, connect_ring, plugin_library, quit_all
 from support.stats_page import Comm, Stream, page_bytes, page_of_this_process
 
@@ -55,12 +56,8 @@ def own() -> Snapshot:
 
 
 @pytest.fixture
-def stats(environment: dict[str, str], run_command: RunCommand) -> RunStats:
-    def run(*options: object) -> Completed:
-        words = [sys.executable, "-m", "bagua.cli.net", "stats", *map(str, options)]
-        return run_command(words, environment)
-
-    return run
+def stats(net: RunNet) -> RunStats:
+    return partial(net, "stats")
 
 
 class TestOfRealProcesses:

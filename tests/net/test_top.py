@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.fresh_process import RunCommand
+from support.fresh_process import RunNet
 from support.processes import wait_until
 from support.stats_page import Comm, Stream, page_bytes, page_of_this_process
 
@@ -76,58 +76,37 @@ class TestRows:
         assert lines[2].endswith("it ended")
 
 
-@pytest.mark.parametrize("hosts", ["", "-oProxyCommand=x", "node1,-v", "node1;reboot", "a b"])
-def test_hosts_that_ssh_would_misunderstand(hosts: str) -> None:
-    with pytest.raises(ValueError, match="not a host name"):
-        checked_hosts(hosts)
-
-
 def test_hosts() -> None:
     assert checked_hosts("node1, user@node2,node1") == ["node1", "user@node2"]
+    for hosts in ("", "-oProxyCommand=x", "node1,-v", "node1;reboot", "a b"):  # ssh would misunderstand them
+        with pytest.raises(ValueError, match="not a host name"):
+            checked_hosts(hosts)
 
 
-class TestSsh:
-    def source(self, tmp_path: Path, script: str) -> SshSource:
-        file = tmp_path / "ssh.py"
-        file.write_text("import sys, time\n" + script)
-        return SshSource("node2", 0.5, "/opt/bagua-net", ssh=[sys.executable, str(file)])
-
-    def test_shows_the_last_report(self, tmp_path: Path) -> None:
-        expected = reported(QUIET)
-        line = json.dumps(expected.as_json())
-        script = f"print({line!r}, flush=True); print(*sys.argv[1:], file=sys.stderr, flush=True); sys.stdin.read()"
-        script += "\ntime.sleep(600)"
-        source = self.source(tmp_path, script)
-        try:
-            wait_until(lambda: source.state().report is not None, "a report", ANSWER_S)
-            assert source.state().report == expected
-        finally:
-            source.close()
-
-    def test_is_told_the_command_and_why_it_ended(self, tmp_path: Path) -> None:
-        source = self.source(tmp_path, "print('bad:', *sys.argv[1:], file=sys.stderr); sys.exit(255)")
-        try:
-            wait_until(lambda: source.state().problem is not None, "a problem", ANSWER_S)
-            expected = "bad: -- node2 exec /opt/bagua-net stats --json --watch --interval 0.5 (exit code 255)"
-            assert source.state().problem == expected
-        finally:
-            source.close()
-
-    def test_its_words_cannot_command_the_terminal(self, tmp_path: Path) -> None:
-        source = self.source(tmp_path, r"print('\x1b]0;x\x07denied', file=sys.stderr); sys.exit(255)")
-        try:
-            wait_until(lambda: source.state().problem is not None, "a problem", ANSWER_S)
-            assert source.state().problem == "?]0;x?denied (exit code 255)"
-        finally:
-            source.close()
-
-    def test_what_is_no_report_is_named(self, tmp_path: Path) -> None:
-        source = self.source(tmp_path, "print('Welcome!', flush=True); time.sleep(600)")
-        try:
-            wait_until(lambda: source.state().problem is not None, "a problem", ANSWER_S)
-            assert "not a report" in (source.state().problem or "")
-        finally:
-            source.close()
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        (
+            "print('bad:', *sys.argv[1:], file=sys.stderr); sys.exit(255)",
+            "bad: -- node2 exec /opt/bagua-net stats --json --watch --interval 0.5 (exit code 255)",
+        ),
+        (r"print('\x1b]0;x\x07denied', file=sys.stderr); sys.exit(255)", "?]0;x?denied (exit code 255)"),
+        ("print('Welcome!', flush=True); time.sleep(600)", "not a report"),
+        ("print(REPORT, flush=True); sys.stdin.read()", ""),
+    ],
+)
+def test_what_ssh_brings(script: str, problem: str, tmp_path: Path) -> None:
+    """The last report, or why there is none, in words that cannot command the terminal."""
+    expected = reported(QUIET)
+    file = tmp_path / "ssh.py"
+    file.write_text(f"import sys, time\nREPORT = {json.dumps(expected.as_json())!r}\n{script}\ntime.sleep(600)")
+    source = SshSource("node2", 0.5, "/opt/bagua-net", ssh=[sys.executable, str(file)])
+    try:
+        wait_until(lambda: source.state().problem is not None or source.state().report is not None, "news", ANSWER_S)
+        assert problem in (source.state().problem or "")
+        assert (source.state().report == expected) == (problem == "")
+    finally:
+        source.close()
 
 
 class FixedSource:
@@ -239,19 +218,12 @@ def test_in_a_real_terminal(environment: dict[str, str], columns: int, end: byte
     assert code == 0
 
 
-def command(environment: dict[str, str], run: RunCommand, *options: str) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, "-m", "bagua.cli.net", "top", *options], environment)
-
-
-def test_without_a_terminal_it_says_what_to_use(environment: dict[str, str], run_command: RunCommand) -> None:
-    done = command(environment, run_command)
+def test_without_a_terminal_it_says_what_to_use(net: RunNet) -> None:
+    done = net("top")
     assert done.returncode == 2
     assert "bagua-net stats --watch" in done.stderr
-
-
-def test_json_has_one_report_a_host(environment: dict[str, str], run_command: RunCommand) -> None:
     with page_of_this_process(page_bytes([BUSY])):
-        done = command(environment, run_command, "--json", "--interval", "0.1")
+        done = net("top", "--json", "--interval", "0.1")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["interval_s"] is not None

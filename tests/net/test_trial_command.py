@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from support.fresh_process import RunCommand
+from support.fresh_process import RunNet
 from support.ports import free_port
 from support.processes import is_alive, wait_until
 
@@ -98,22 +98,18 @@ def test_launchers_of_scripts_and_of_commands(words: list[str], starts_python: b
         (["--", "env", "RANK=1", "WORLD_SIZE=2"], 1, "MASTER_ADDR, the host of rank 0, is not set"),
     ],
 )
-def test_what_goes_wrong_before_the_ranks_meet(
-    words: list[str], code: int, message: str, run_command: RunCommand, bagua_net: Path, environment: dict[str, str]
-) -> None:
-    done = run_command([bagua_net, "test", *words], environment)
+def test_what_goes_wrong_before_the_ranks_meet(words: list[str], code: int, message: str, net: RunNet) -> None:
+    done = net("test", *words)
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
 
-def test_an_error_of_one_rank_is_told_while_others_wait(
-    run_command: RunCommand, bagua_net: Path, environment: dict[str, str]
-) -> None:
+def test_an_error_of_one_rank_is_told_while_others_wait(net: RunNet) -> None:
     """They would wait for longer than the test."""
     told = [json.dumps({"kind": "started"}), json.dumps({"kind": "error", "text": "rank 0 cannot listen"})]
     script = "; ".join([*(f"echo 'bagua-net-test-record:{record}'" for record in told), "exec sleep 600"])
-    done = run_command([bagua_net, "test", "--", "sh", "-c", script], environment)
+    done = net("test", "--", "sh", "-c", script)
     assert (done.returncode, "rank 0 cannot listen" in done.stderr) == (1, True), done.stderr
 
 
@@ -121,13 +117,11 @@ def test_an_error_of_one_rank_is_told_while_others_wait(
     ("rank", "message"),
     [(0, "rank 1 of 2 did not come within 5 s"), (1, "rank 1 did not reach rank 0 at 127.0.0.1, port")],
 )
-def test_ranks_that_do_not_meet(
-    rank: int, message: str, run_command: RunCommand, bagua_net: Path, environment: dict[str, str]
-) -> None:
+def test_ranks_that_do_not_meet(rank: int, message: str, net: RunNet) -> None:
     """The wait is of the meeting alone: rank 0 has started long before."""
     place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     launcher = ["env", *(f"{name}={value}" for name, value in place.items())]
-    done = run_command([bagua_net, "test", "--wait", "5", "--", *launcher], environment)
+    done = net("test", "--wait", 5, "--", *launcher)
     assert (done.returncode, message in done.stderr) == (1, True), done.stderr
     assert "Start the same command on every node" in done.stderr
 

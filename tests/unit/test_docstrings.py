@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+import bagua.torch_api
+
 PACKAGE = "bagua.torch_api"
 
 
@@ -149,6 +151,17 @@ def test_what_is_raised_is_told() -> None:
         if (exceptions := untold_exceptions(module_name, name, value))
     ]
     assert not untold, "\n" + "\n".join(untold)
+
+
+@pytest.mark.parametrize("name", [name for name in dir(bagua.torch_api) if callable(getattr(bagua.torch_api, name))])
+def test_functions_name_themselves(name: str) -> None:
+    assert getattr(bagua.torch_api, name).__name__ == name
+
+
+def test_defaults_can_be_read() -> None:
+    signatures = [(name, str(inspect.signature(one))) for _, name, one in EVERYTHING if inspect.isfunction(one)]
+    assert len(signatures) > 100
+    assert [(name, text) for name, text in signatures if " at 0x" in text] == []
 
 
 def silent_function() -> None:
