@@ -164,6 +164,15 @@ def test_all_ranks_have_equally_many_batches(costs: list[float], ranks: int, dro
         assert ours == (expected * number)[:number]
 
 
+def test_the_epoch_of_the_sampler_is_that_of_the_batches() -> None:
+    sampler = IndexSampler(range(40), float, 2, 0)
+    batches = BatchSampler(sampler, lambda indices: [indices[:9], indices[9:]])
+    first = list(batches)
+    sampler.set_epoch(5)
+    assert batches.epoch == 5
+    assert list(batches) == [list(sampler)[:9], list(sampler)[9:]] != first
+
+
 # --- resumption ------------------------------------------------------------------------------------------------------
 
 
