@@ -43,17 +43,6 @@ def names(hyperparameters: dict[str, Any]) -> list[list[str]]:
     return [[tensor["name"] for tensor in bucket] for bucket in hyperparameters["buckets"]]
 
 
-def test_hyperparameters_take_every_key() -> None:
-    hyperparameters = BaguaHyperparameter()
-    assert (hyperparameters.buckets, hyperparameters.bucket_size, hyperparameters.is_hierarchical_reduce) == (
-        [],
-        0,
-        False,
-    )
-    assert hyperparameters.update({"bucket_size": 5, "unknown": 7}) is hyperparameters
-    assert (hyperparameters.bucket_size, vars(hyperparameters)["unknown"]) == (5, 7)
-
-
 def test_the_fastest_bucket_size_is_found_by_two_ranks(serve: Any) -> None:
     client = serve(world_size=2, autotune_level=1, sampling_confidence_time_s=0, warmup_time_s=0)
     assert client.health_check()

@@ -125,6 +125,25 @@ def test_a_value_larger_than_the_store_evicts_nothing(kind: str, tmp_path: Path)
     assert store.mget(["small", "large", "other"]) == [b"x", None, b"y"]
 
 
+def test_a_fork_is_not_kept_waiting_by_what_other_threads_held() -> None:
+    store = MemoryStore(8 * MIB)
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with store._guard:
+            held.set()
+            release.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(60)
+        in_child(store.set, "key", b"x")
+    finally:
+        release.set()
+        thread.join()
+
+
 def test_capacities_are_checked(tmp_path: Path) -> None:
     for wrong, told in (
         (100, "capacity_bytes=100: must be a whole number of bytes, at least 1048576"),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bagua.tuning.cost_model import CostModel, bucket_sizes, fit_link
+from bagua.tuning.cost_model import bucket_sizes
 from bagua.tuning.outcome import Outcome, Remembered
 from bagua.tuning.search import MIN_GAIN, ModelLayout, Search
 from bagua.tuning.setting import MIB, Bucket, Setting, Turn, settings_for
@@ -131,28 +131,3 @@ def test_that_the_default_was_best_is_checked(step_s: float, exposed_s: float, i
 
 def test_there_may_be_no_choice() -> None:
     assert Search([DEFAULT]).outcome == Outcome(DEFAULT, 1.0, "there is no other setting")
-
-
-class TestCostModel:
-    def test_a_link_is_found_again(self) -> None:
-        link = fit_link([Bucket(size * MIB, 0.002 + 0.01 * size, 0.0) for size in (1, 1, 2, 25)])
-        assert link is not None
-        assert (link.latency_s, link.s_per_byte * MIB) == (pytest.approx(0.002), pytest.approx(0.01))
-
-    @pytest.mark.parametrize("seconds", [(0.2, 0.1), (0.1, 0.4)])
-    def test_neither_part_is_below_0(self, seconds: tuple[float, float]) -> None:
-        link = fit_link([Bucket(MIB, seconds[0], 0.0), Bucket(2 * MIB, seconds[1], 0.0)])
-        assert link is not None
-        assert min(link.latency_s, link.s_per_byte) == 0
-        assert fit_link([]) is None
-
-    def test_steps_are_estimated_from_two_settings(self) -> None:
-        probes = [DEFAULT, Setting("plain", 2 * MIB, None)]
-        model = CostModel(
-            LAYOUT.tensor_bytes, 25 * MIB, False, {one: [turn_of_network(one, 0.004, 0.002)] for one in probes}
-        )
-        for setting in SETTINGS:
-            if setting.algorithm == "plain":
-                assert model.step_s(setting) == pytest.approx(turn_of_network(setting, 0.004, 0.002).step_s, rel=0.03)
-            else:
-                assert math.isnan(model.step_s(setting))
